@@ -34,8 +34,8 @@ from sagemaker_lightning.rows.table import Table
 
 # The maximum of this many columns is taken first: sorting all scores would take longer than
 # computing them.
-GROUP = 64
-KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+GROUP_COLUMNS = 64
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Compared:
         self.settings = settings
         self.table = table
         self.device = device
-        self.kind = KINDS[settings.precision]
+        self.kind = DTYPES[settings.precision]
         self.whole: torch.Tensor | None = None
         budget = settings.memory * 2**30
         table_bytes = len(table) * table.columns * self.kind.itemsize
@@ -197,13 +197,15 @@ def best_of(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     maxima, and the columns that fill no group, have to be searched.
     """
     rows, columns = scores.shape
-    groups = columns // GROUP
+    groups = columns // GROUP_COLUMNS
     if groups <= k:
         return scores.topk(min(k, columns), 1)
-    grouped = scores[:, : groups * GROUP].unflatten(1, (groups, GROUP))
+    grouped = scores[:, : groups * GROUP_COLUMNS].unflatten(1, (groups, GROUP_COLUMNS))
     groups_chosen = grouped.amax(2).topk(k, 1, sorted=False).indices[:, :, None]
-    index = (groups_chosen * GROUP + torch.arange(GROUP, device=scores.device)).flatten(1)
-    rest = torch.arange(groups * GROUP, columns, device=scores.device).expand(rows, -1)
+    index = (
+        groups_chosen * GROUP_COLUMNS + torch.arange(GROUP_COLUMNS, device=scores.device)
+    ).flatten(1)
+    rest = torch.arange(groups * GROUP_COLUMNS, columns, device=scores.device).expand(rows, -1)
     index = torch.cat([index, rest], 1)
     best, positions = scores.gather(1, index).topk(k, 1)
     return best, index.gather(1, positions)

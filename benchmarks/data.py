@@ -27,7 +27,7 @@ from sagemaker_lightning.process.allocator import return_freed_memory
 from app import cifar10_files
 from app.data import CIFAR10DataModule
 
-SIZE = 50_000 * 3 * 32 * 32  # bytes
+DATA_BYTES = 50_000 * 3 * 32 * 32  # bytes
 PAIRS = 5  # default of --n
 
 
@@ -75,10 +75,10 @@ def measure(read, folder: Path) -> tuple[float, float]:
 
 def _measured(read, folder: Path) -> tuple[float, float]:
     # A virtual machine has memory at hand that was just in use, else it asks its host.
-    np.ones(4 * SIZE, dtype=np.uint8)
+    np.ones(4 * DATA_BYTES, dtype=np.uint8)
     return_freed_memory()
     seconds, added = report.peak(partial(read, folder))
-    return seconds, added / SIZE
+    return seconds, added / DATA_BYTES
 
 
 def write(folder: Path) -> None:

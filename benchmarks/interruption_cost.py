@@ -20,7 +20,7 @@ from sagemaker_lightning.resume.agreement import Agreement
 from sagemaker_lightning.resume.callback import ExactResume
 
 STEPS = 40
-INTERVAL = 60 * inspect.signature(ExactResume).parameters["every_n_minutes"].default  # seconds
+INTERVAL_SECONDS = 60 * inspect.signature(ExactResume).parameters["every_n_minutes"].default
 
 
 class Stalls(Callback):
@@ -97,8 +97,8 @@ def main() -> None:
     # The training loses the writer's processor time, spread over all processors.
     cost = median(background.saves[:-1]) + median(waiting.work) / os.cpu_count()
     print(
-        f"  at the default interval, {INTERVAL:.0f} s, all in all: "
-        f"{cost / INTERVAL:.4f} of the training's time"
+        f"  at the default interval, {INTERVAL_SECONDS:.0f} s, all in all: "
+        f"{cost / INTERVAL_SECONDS:.4f} of the training's time"
     )
     notes = median(background.notes[2:])
     print(f"what is noted of a step takes {notes * 1e6:.0f} us, {notes / step:.6f} of it")

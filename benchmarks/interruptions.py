@@ -28,7 +28,7 @@ import psutil
 
 from benchmarks.interrupted_jobs import KINDS
 
-LIMIT = 120  # seconds from an interruption to the end of all; what takes longer hangs
+HANG_SECONDS = 120  # seconds from an interruption to the end of all; what takes longer hangs
 
 
 def soak(kind: str, rounds: int, seed: int) -> None:
@@ -111,11 +111,11 @@ def interrupt(job, draw: random.Random, counts: dict[str, int]) -> float:
     for process in chosen:
         with suppress(psutil.Error):
             process.send_signal(number)
-    if job.wait(LIMIT) is None:
+    if job.wait(HANG_SECONDS) is None:
         counts["hung"] += 1
         for process in job.processes():
             process.send_signal(signal.SIGKILL)
-        job.wait(LIMIT)
+        job.wait(HANG_SECONDS)
     took = time.monotonic() - began
     for process in processes:  # what a kill has left
         with suppress(psutil.Error, AttributeError):

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks import report
-from benchmarks.ranks import END, EXCHANGE, SILENT, WARMUP, Rank, Turn
+from benchmarks.ranks import END, EXCHANGE, SILENT, WARMUP_STEPS, Rank, Turn
 from benchmarks.training import RandomDataModule
 
 HOSTS = ("127.0.0.1", "localhost")  # two names of this machine, as SageMaker sorts them
@@ -56,7 +56,7 @@ class Training:
         self.folder = folder
         self.connections = connections
         self.nodes = len(connections)
-        self.all_steps = WARMUP + setting.steps
+        self.all_steps = WARMUP_STEPS + setting.steps
 
     def turn(self, order: str) -> Turn:
         """Let the ranks train for a turn, and return their common result."""
@@ -212,7 +212,7 @@ def check(setting: Setting) -> None:
         raise SystemExit(
             "error: found one core that may be used, needed are two: one for each node"
         )
-    needed = 2 * ROUNDS * (WARMUP + setting.steps)
+    needed = 2 * ROUNDS * (WARMUP_STEPS + setting.steps)
     there = RandomDataModule().num_samples // (len(HOSTS) * setting.batch_size)
     if needed >= there:
         raise SystemExit(

@@ -45,7 +45,7 @@ DATA = {
     "a DataLoader": [f"--data={__package__}.proof.Loaded"],
     "a stream": [f"--data={__package__}.proof.Streamed"],
 }
-WITHOUT = "BENCHMARK_WITHOUT"
+WITHOUT_VARIABLE = "BENCHMARK_WITHOUT"
 
 
 class Images(Dataset):
@@ -124,7 +124,7 @@ class FirstStep(startup.FirstStep):
 
     def __init__(self) -> None:
         self.left_out = ExitStack()
-        if os.environ.get(WITHOUT):
+        if os.environ.get(WITHOUT_VARIABLE):
             self.left_out.enter_context(without())
 
 
@@ -209,7 +209,8 @@ def starts(name: str, n: int) -> list[float]:
                 first, cwd=folder, env=report.variables(), check=True, stdout=subprocess.DEVNULL
             )
         pairs = [
-            (startup.seconds(line), startup.seconds(line, **{WITHOUT: "1"})) for _ in range(n + 1)
+            (startup.seconds(line), startup.seconds(line, **{WITHOUT_VARIABLE: "1"}))
+            for _ in range(n + 1)
         ]
     return [ours / other for ours, other in pairs[1:]]
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 # Untimed steps at the start of a turn: the caches are full of another training's data.
-WARMUP = 3
+WARMUP_STEPS = 3
 # What a rank is told; silent: train without the other node.
 EXCHANGE = "exchange"
 SILENT = "silent"
@@ -39,7 +39,7 @@ class Turn:
 
 
 class Rank(Callback):
-    """Trains in turns: WARMUP steps untimed, then `steps` timed; it sleeps in between.
+    """Trains in turns: WARMUP_STEPS untimed, then `steps` timed; it sleeps in between.
 
     Args:
         address: Path of the benchmark's socket.
@@ -75,7 +75,7 @@ class Rank(Callback):
     def tick(self, images: int) -> None:
         """Count a step that trained on `images`; at the end of a turn, wait for the next one."""
         self.step += 1
-        if self.step <= WARMUP:
+        if self.step <= WARMUP_STEPS:
             self.images = 0
             self.waited = 0.0
             self.overlapped = 0.0
@@ -89,7 +89,7 @@ class Rank(Callback):
             overlapped = found.get("backward_compute_comm_overlap_time", 0)
             self.overlapped += overlapped / 1e9
             self.waited += (found.get("backward_comm_time", 0) - overlapped) / 1e9
-        if self.step == WARMUP + self.steps:
+        if self.step == WARMUP_STEPS + self.steps:
             seconds = time.perf_counter() - self.started
             each = [total / self.steps for total in (seconds, self.waited, self.overlapped)]
             self.connection.send(Turn(self.images / seconds, *each))

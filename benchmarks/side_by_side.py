@@ -26,12 +26,12 @@ from benchmarks.training import BATCH_SIZE, RandomDataModule, accelerator
 # The count is from libgomp's manual, GOMP_SPINCOUNT.
 KINDS = {"ours": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}
 # Variables with these beginnings are not handed on: both kinds start without them.
-CHOSEN = ("OMP_", "GOMP_", "MKL_")
+LEFT_OUT_PREFIXES = ("OMP_", "GOMP_", "MKL_")
 # Seconds at the start of a turn that do not count: threads notice which others run, and take up to
 # 4 s to notice that the others have stopped.
-UNTIMED = 5.0
+UNTIMED_SECONDS = 5.0
 TURNS = 2  # of each number of jobs, for each kind of a pair
-MARK = "side by side:"
+OUTPUT_MARK = "side by side:"
 
 
 class Job(Callback):
@@ -55,14 +55,14 @@ class Job(Callback):
             self._wait(self.images / (now - self.started))
 
     def _wait(self, said: object) -> None:
-        print(MARK, said, flush=True)
+        print(OUTPUT_MARK, said, flush=True)
         order = sys.stdin.readline()
         if not order:
             os._exit(0)  # a model is of no use to anybody here
         self.seconds = float(order)
         self.images = 0
         self.started = None
-        self.begin = time.perf_counter() + UNTIMED
+        self.begin = time.perf_counter() + UNTIMED_SECONDS
 
 
 class Started:
@@ -81,7 +81,9 @@ class Started:
             "--trainer.enable_checkpointing=false",
         ]
         variables = {
-            name: value for name, value in report.variables().items() if not name.startswith(CHOSEN)
+            name: value
+            for name, value in report.variables().items()
+            if not name.startswith(LEFT_OUT_PREFIXES)
         }
         self.process = subprocess.Popen(
             [sys.executable, str(report.ROOT / "app/train.py"), *flags],
@@ -100,8 +102,8 @@ class Started:
     def hear(self) -> str:
         """Return the job's next message."""
         for line in self.process.stdout:
-            if line.startswith(MARK):
-                return line.removeprefix(MARK).strip()
+            if line.startswith(OUTPUT_MARK):
+                return line.removeprefix(OUTPUT_MARK).strip()
         raise SystemExit("error: a training failed, see above")
 
     def end(self) -> None:

@@ -23,10 +23,10 @@ from benchmarks import report
 from sagemaker_lightning.process import allocator
 from sagemaker_lightning.rows.table import Table
 
-from app.similarity import KINDS, Compared, Similarity
+from app.similarity import DTYPES, Compared, Similarity
 
 CPU = torch.device("cpu")
-BLOCK = 1024  # rows that are compared with all rows in a turn
+BLOCK_ROWS = 1024  # rows that are compared with all rows in a turn
 
 
 def unit(rows: int, columns: int) -> np.ndarray:
@@ -46,8 +46,8 @@ def contenders(
     np.save(folder / "rows.npy", table)
     settings = Similarity(top_k=k, memory=4, precision=precision)
     ours = Compared(settings, Table.read(folder, "rows"), device)
-    whole = torch.from_numpy(table).to(device, KINDS[precision])
-    block = min(BLOCK, len(table))
+    whole = torch.from_numpy(table).to(device, DTYPES[precision])
+    block = min(BLOCK_ROWS, len(table))
 
     def product() -> None:
         for first in range(0, len(table), ours.width):
@@ -107,7 +107,7 @@ def run(n: int, rows: int, columns: int, top_k: int) -> list[report.Comparison]:
     with tempfile.TemporaryDirectory() as folder:
         seconds = timed(contenders(unit(rows, columns), top_k, Path(folder)), n)
     for name, times in seconds.items():
-        print(f"{name}: {min(BLOCK, rows) / statistics.median(times):.0f} rows/s", flush=True)
+        print(f"{name}: {min(BLOCK_ROWS, rows) / statistics.median(times):.0f} rows/s", flush=True)
     what = f"rows/s against {rows} rows of {columns}, top {top_k}: ours / "
     ours = seconds.pop("ours")
     return [

@@ -23,7 +23,7 @@ from benchmarks import report
 PAIRS = 5  # default of --n
 TURNS = 6  # of each of a pair
 # Untimed steps at the start of a turn (at most `steps`): caches, threads, a worker's full queue.
-WARMUP = 5
+WARMUP_STEPS = 5
 
 
 class Clock(Callback):
@@ -40,7 +40,7 @@ class Clock(Callback):
         self.step = 0
         self.images = 0
         self.started = 0.0
-        self.warmup = min(WARMUP, steps)
+        self.warmup = min(WARMUP_STEPS, steps)
         self.total_steps = TURNS * (self.warmup + steps)
         self.rates: list[float] = []  # images/s of each turn
 

@@ -24,7 +24,7 @@ from benchmarks.training import RandomDataModule
 from benchmarks.turns import Clock
 from sagemaker_lightning.process import allocator
 
-WARMUP = 5  # steps that are not counted
+WARMUP_STEPS = 5  # steps that are not counted
 FORK = multiprocessing.get_context("fork")
 
 
@@ -36,7 +36,7 @@ class Processor(Clock):
 
     def __init__(self, steps: int) -> None:
         self.counted = steps
-        self.total_steps = WARMUP + steps
+        self.total_steps = WARMUP_STEPS + steps
         self.done = 0
         self.images = 0
         self.used: dict[str, float] = {}
@@ -44,9 +44,9 @@ class Processor(Clock):
     def tick(self, images: int) -> None:
         """Count a step that trained on `images`."""
         self.done += 1
-        if self.done == WARMUP:
+        if self.done == WARMUP_STEPS:
             self.before = _used()
-        elif self.done > WARMUP:
+        elif self.done > WARMUP_STEPS:
             self.images += images
         if self.done == self.total_steps:
             self.used = {kind: used - self.before[kind] for kind, used in _used().items()}

@@ -11,10 +11,10 @@ from pathlib import Path
 from launcher import hyperparameter_check
 from launcher.hyperparameter_check import ROOT
 
-COMMAND = ("-m", "sagemaker_lightning.drill", "--", "train")
+DRILL_COMMAND = ("-m", "sagemaker_lightning.drill", "--", "train")
 # Docker's default of 64 MiB is too small for data workers.
-MEMORY = "--shm-size=2g"
-GPUS = ("--gpus=all",) if Path("/dev/nvidiactl").exists() else ()
+SHARED_MEMORY_FLAG = "--shm-size=2g"
+GPU_FLAGS = ("--gpus=all",) if Path("/dev/nvidiactl").exists() else ()
 
 
 def run(request: dict, where: str, data: Mapping[str, str]) -> None:
@@ -87,12 +87,12 @@ def in_image(
         os.environ.get("DOCKER", "docker"),
         "run",
         "--rm",
-        MEMORY,
-        *GPUS,
+        SHARED_MEMORY_FLAG,
+        *GPU_FLAGS,
         *options,
         image,
         "python",
-        *COMMAND,
+        *DRILL_COMMAND,
     ]
 
 
@@ -125,6 +125,6 @@ def here(
         "SAGEMAKER_BASE_DIR": str(base),
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main",
     }
-    return [python, *COMMAND], inherited | {
+    return [python, *DRILL_COMMAND], inherited | {
         "SAGEMAKER_PROGRAM": "app/train_multi_node.py"
     } | variables_of_job | dict(variables)

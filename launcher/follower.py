@@ -9,7 +9,7 @@ from launcher import aws
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 ENDED = {"Completed", "Failed", "Stopped"}
 # How often to look after the end, at most: CloudWatch Logs gets the last lines some seconds late.
-LAST_LOOKS = 3
+MAX_LAST_LOOKS = 3
 
 
 def follow(name: str, region: str, seconds: float) -> int:
@@ -33,7 +33,7 @@ def follow(name: str, region: str, seconds: float) -> int:
             if job["TrainingJobStatus"] in ENDED:
                 break
             time.sleep(seconds)
-        for _ in range(LAST_LOOKS):
+        for _ in range(MAX_LAST_LOOKS):
             time.sleep(seconds)
             if not log.show():
                 break

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = "app/train.py"
 LAUNCHERS = {"app/train_multi_node.py", "app/train_torchrun.py"}
 # Seconds for a start of the program, which may have to wait until the image is pulled.
-SECONDS = 300
+START_SECONDS = 300
 
 
 def check(request: dict, where: str) -> list[str]:
@@ -102,7 +102,7 @@ def ask(
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=SECONDS,
+                timeout=START_SECONDS,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return [f"the hyperparameters: {error}"]

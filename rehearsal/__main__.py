@@ -117,7 +117,7 @@ def ask(endpoint: str, key: Key, what: str, content: bytes | None = None) -> dic
     """
     address = f"{clients.own(endpoint).rstrip('/')}/Rehearsal/{what}"
     signed = AWSRequest("POST" if content else "GET", address, data=content)
-    SigV4Auth(Credentials(key.id, key.secret), gate.OWN, clients.REGION).add_auth(signed)
+    SigV4Auth(Credentials(key.id, key.secret), gate.OWN_SERVICE, clients.REGION).add_auth(signed)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         request = urllib.request.Request(address, data=content, headers=dict(signed.headers))

@@ -1,4 +1,4 @@
-"""The autoencoder of the first page of Lightning's documentation, on noise in place of MNIST.
+"""The autoencoder of Lightning's first page of documentation, on noise instead of MNIST.
 
     python autoencoder.py
 

@@ -27,7 +27,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """Return a port on which nobody listens at `host`, an address of this machine."""
+    """Return a free port at `host`, an address of this machine."""
     with socket.socket() as server:
         server.bind((host, 0))
         return server.getsockname()[1]
@@ -35,8 +35,8 @@ def free_port(host: str = LOOPBACK) -> int:
 
 def wait_for(host: str, port: int, process: subprocess.Popen, log: Path) -> None:
     """Wait until `process` listens on `port`."""
-    end = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < end:
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
         with socket.socket() as client:
             if client.connect_ex((host, port)) == 0:
                 return
@@ -67,11 +67,13 @@ def moto(folder: Path, host: str = LOOPBACK) -> Iterator[str]:
 
 
 def variables(endpoint: str | None = None, **others: str) -> dict[str, str]:
-    """Return an environment for the AWS at `endpoint`, with nothing of this machine's user.
+    """Return an environment for the AWS at `endpoint`, without this machine's user's settings.
 
     Without an endpoint, the environment has no credentials either.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    other_variables = {
+        name: value for name, value in os.environ.items() if not name.startswith("AWS_")
+    }
     nobody = {
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -83,7 +85,13 @@ def variables(endpoint: str | None = None, **others: str) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_REGION": REGION,
     }
-    return kept | nobody | {"PYTHON": sys.executable} | (somebody if endpoint else {}) | others
+    return (
+        other_variables
+        | nobody
+        | {"PYTHON": sys.executable}
+        | (somebody if endpoint else {})
+        | others
+    )
 
 
 def client(
@@ -92,7 +100,7 @@ def client(
     region: str = REGION,
     key=("test", "test"),
     token: str | None = None,
-    **more,
+    **options,
 ):
     """Return a boto3 client of the AWS at `endpoint`."""
     keys = {
@@ -100,7 +108,7 @@ def client(
         "aws_secret_access_key": key[1],
         "aws_session_token": token,
     }
-    return boto3.client(service, endpoint_url=endpoint, region_name=region, **keys, **more)
+    return boto3.client(service, endpoint_url=endpoint, region_name=region, **keys, **options)
 
 
 def script(
@@ -154,12 +162,12 @@ class SageMakerStandIn:
         state = self.states[min(self.described, len(self.states) - 1)]
         self.described += 1
         created = self.calls[0][1]
-        kept = {
+        copied_fields = {
             key: created[key]
             for key in ("ResourceConfig", "EnableManagedSpotTraining")
             if key in created
         }
-        return {"TrainingJobName": request["TrainingJobName"]} | kept | state
+        return {"TrainingJobName": request["TrainingJobName"]} | copied_fields | state
 
     def StopTrainingJob(self, request: dict) -> dict:  # noqa: N802
         return {}
@@ -195,13 +203,13 @@ def served_here(answer: Callable[[str, dict], dict]) -> Iterator[str]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             try:
                 status = 200
-                found = answer(
+                content = answer(
                     self.headers["X-Amz-Target"].split(".")[1], json.loads(body or b"{}")
                 )
             except PermissionError as error:
                 status = 400
-                found = {"__type": "AccessDeniedException", "message": str(error)}
-            text = json.dumps(found).encode()
+                content = {"__type": "AccessDeniedException", "message": str(error)}
+            text = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/x-amz-json-1.1")
             self.send_header("Content-Length", str(len(text)))

@@ -46,9 +46,9 @@ def without_states(self, fetcher, epoch, done, states=None, proves=False) -> int
 def as_it_was(self) -> object:
     """Return the next batch, and put torch's generator back to its state before."""
     state = torch.get_rng_state()
-    found = next_batch(self)
+    batch = next_batch(self)
     torch.set_rng_state(state)
-    return found
+    return batch
 
 
 def not_skipped(self, done) -> None:
@@ -61,16 +61,16 @@ def another_order(self, epoch, turn) -> list:
     return order(self, epoch + 1, turn)
 
 
-def of_modes(self, told, wholly=True) -> None:
+def of_modes(self, state, wholly=True) -> None:
     """Restore everything except the modes of modules and which parameters are trained."""
     model = self.trainer.lightning_module
-    modes = [one.training for one in model.modules()]
-    trained = [one.requires_grad for one in model.parameters()]
-    restore(self, told, wholly)
-    for one, mode in zip(model.modules(), modes, strict=True):
-        one.training = mode
-    for one, gradient in zip(model.parameters(), trained, strict=True):
-        one.requires_grad_(gradient)
+    modes = [item.training for item in model.modules()]
+    trained = [item.requires_grad for item in model.parameters()]
+    restore(self, state, wholly)
+    for item, mode in zip(model.modules(), modes, strict=True):
+        item.training = mode
+    for item, gradient in zip(model.parameters(), trained, strict=True):
+        item.requires_grad_(gradient)
 
 
 restore = UserState.restore

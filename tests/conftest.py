@@ -1,4 +1,4 @@
-"""Fixtures of all tests: small CIFAR-10 folders, runs of `train`, a watch for leaks."""
+"""Fixtures and hooks of all tests: data, runs of `train`, the image, order, leaks."""
 
 import json
 import os
@@ -25,37 +25,37 @@ CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 
 @pytest.fixture(autouse=True)
-def nothing_leaks():
-    """Fail a test that leaks an environment variable, a signal handler or a process group."""
-    before = (
-        dict(os.environ),
-        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
-    )
+def check_for_leaks():
+    """Fail a test that leaks a variable, a signal handler or a process group."""
+    variables = _checked_variables()
+    handlers = _handlers()
     yield
-    variables = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("PYTEST_CURRENT_TEST", *OTHERS_OWN)
-    }
-    expected = {
-        key: value
-        for key, value in before[0].items()
-        if key not in ("PYTEST_CURRENT_TEST", *OTHERS_OWN)
-    }
-    assert variables == expected
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before[1]
+    assert _checked_variables() == variables
+    assert _handlers() == handlers
     assert not torch.distributed.is_initialized()
 
 
-# Lightning's seed_everything sets the first two; then come its Trainer's and torch's; scikit-learn
-# sets the last two.
-OTHERS_OWN = (
+# Lightning's seed_everything sets the first two, its Trainer the third, torch the fourth, and
+# scikit-learn the last two.
+VARIABLES_OF_LIBRARIES = (
     "PL_GLOBAL_SEED",
     "PL_SEED_WORKERS",
     "POSSIBLE_USER_WARNINGS",
     "TORCHINDUCTOR_CACHE_DIR",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
 )
-OTHERS_OWN += ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+
+
+def _checked_variables() -> dict[str, str]:
+    """Return the environment without the variables that pytest and libraries set."""
+    left_out = ("PYTEST_CURRENT_TEST", *VARIABLES_OF_LIBRARIES)
+    return {key: value for key, value in os.environ.items() if key not in left_out}
+
+
+def _handlers() -> list:
+    """Return the handlers of SIGINT and SIGTERM."""
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
 def batch(images: int, seed: int, labels=None) -> dict:
@@ -91,7 +91,8 @@ def cifar(tmp_path: Path) -> Path:
     return tmp_path / "cifar"
 
 
-TOOLKIT = ["python", "-m", "sagemaker_lightning.launch.train_command"]  # what entrypoint.sh becomes
+# The command that entrypoint.sh ends with.
+TOOLKIT_COMMAND = ["python", "-m", "sagemaker_lightning.launch.train_command"]
 
 
 class Job:
@@ -139,48 +140,48 @@ class Job:
         prepared, environment = self._prepare(variables)
         if not environment:
             return prepared
-        return warm.run(TOOLKIT, self.base.parent, environment, timeout)
+        return warm.run(TOOLKIT_COMMAND, self.base.parent, environment, timeout)
 
     def start(self, output: int | None = None, **variables: str) -> warm.Started:
         """Start `train`, warm, and return the process.
 
-        Its output goes to file descriptor `output`, or else to the pipe of the process that is
-        returned.
+        Its output goes to file descriptor `output`, or else to the pipe of the returned process.
         """
         prepared, environment = self._prepare(variables)
         assert environment, prepared.stdout
-        return warm.start(TOOLKIT, self.base.parent, environment, output)
+        return warm.start(TOOLKIT_COMMAND, self.base.parent, environment, output)
 
     def _prepare(
         self, variables: dict[str, str]
     ) -> tuple[subprocess.CompletedProcess, dict[str, str]]:
-        """Run entrypoint.sh up to the toolkit's command, and return it with the environment.
+        """Run entrypoint.sh up to the toolkit's command; return run and environment.
 
-        The environment is the one that it leaves to the toolkit; it is empty if it ended before.
+        The environment is the one that the toolkit gets; it is empty if entrypoint.sh ended before.
         """
-        left = self.base.parent / f".{self.base.name}-variables"
-        left.unlink(missing_ok=True)
-        given = self.variables | variables
-        shimmed = given | {
-            "PATH": f"{ROOT / 'tests/shims'}:{given['PATH']}",
-            "WARM_VARIABLES": str(left),
+        variables_file = self.base.parent / f".{self.base.name}-variables"
+        variables_file.unlink(missing_ok=True)
+        job_variables = self.variables | variables
+        shim_variables = job_variables | {
+            "PATH": f"{ROOT / 'tests/shims'}:{job_variables['PATH']}",
+            "WARM_VARIABLES": str(variables_file),
         }
         prepared = subprocess.run(
             [str(ROOT / "entrypoint.sh"), "train"],
-            env=shimmed,
+            env=shim_variables,
             cwd=self.base.parent,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=60,
         )
-        if not left.exists():
+        if not variables_file.exists():
             return prepared, {}
-        found = dict(one.split("=", 1) for one in left.read_text().split("\0") if one)
-        left.unlink()
-        return prepared, {key: value for key, value in found.items() if key != "WARM_VARIABLES"} | {
-            "PATH": given["PATH"]
-        }
+        entries = variables_file.read_text().split("\0")
+        variables_file.unlink()
+        environment = dict(entry.split("=", 1) for entry in entries if entry)
+        environment.pop("WARM_VARIABLES", None)
+        environment["PATH"] = job_variables["PATH"]
+        return prepared, environment
 
     @property
     def failure(self) -> str:
@@ -200,8 +201,8 @@ def image() -> str:
 
     The image stays, so that the next run of the tests builds from its cache.
     """
-    done = containers.build(containers.TAG, **containers.build_variables())
-    assert done.returncode == 0, done.stdout[-3000:]
+    build = containers.build(containers.TAG, **containers.build_variables())
+    assert build.returncode == 0, build.stdout[-3000:]
     return containers.TAG
 
 
@@ -219,9 +220,9 @@ def bucket(s3_server: str) -> s3.Bucket:
 
 
 def pytest_configure(config):
-    """Start the sweeper, which removes what a killed run leaves behind (tests/sweeper.py).
+    """Start the sweeper (tests/sweeper.py), which removes what a killed run leaves behind.
 
-    SIGTERM ends the run as SIGINT does.
+    From now on, SIGTERM ends the run as SIGINT does.
     """
     if hasattr(config, "workerinput"):
         return
@@ -229,10 +230,10 @@ def pytest_configure(config):
     # client would compile its packages anew: 2 s for an SDK.
     for name in ("FLAGS", "MAKEFLAGS", "PYTHONDONTWRITEBYTECODE"):
         os.environ.pop(name, None)
-    run = os.environ[sweeper.VARIABLE] = uuid.uuid4().hex
-    line = [sys.executable, str(Path(sweeper.__file__)), run, containers.TAG]
+    run = os.environ[sweeper.RUN_VARIABLE] = uuid.uuid4().hex
+    command = [sys.executable, str(Path(sweeper.__file__)), run, containers.TAG]
     config.sweeper = subprocess.Popen(
-        line, stdin=subprocess.PIPE, start_new_session=True, text=True
+        command, stdin=subprocess.PIPE, start_new_session=True, text=True
     )
     config.came_to_its_end = False
     # A shell ignores SIGINT in a run that it starts in the background.
@@ -241,7 +242,7 @@ def pytest_configure(config):
 
 
 def pytest_sessionstart(session):
-    """Tell the sweeper the run's folder."""
+    """Write the run's folder to the sweeper."""
     if pipe := getattr(session.config, "sweeper", None):
         pipe.stdin.write(f"{session.config._tmp_path_factory.getbasetemp()}\n")
         pipe.stdin.flush()
@@ -250,10 +251,10 @@ def pytest_sessionstart(session):
 def pytest_unconfigure(config):
     """Tell the sweeper to sweep, and wait until it has."""
     if hasattr(config, "sweeper"):
-        config.sweeper.stdin.write(f"{sweeper.DONE if config.came_to_its_end else ''}\n")
+        config.sweeper.stdin.write(f"{sweeper.DONE_LINE if config.came_to_its_end else ''}\n")
         config.sweeper.stdin.close()
         config.sweeper.wait(timeout=120)
-        del os.environ[sweeper.VARIABLE]
+        del os.environ[sweeper.RUN_VARIABLE]
 
 
 def pytest_addoption(parser):
@@ -261,7 +262,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--write-durations",
         action="store_true",
-        help="write tests/durations.json, the table of an order",
+        help="write tests/durations.json, the table that orders the files",
     )
     parser.addoption(
         "--shuffle",
@@ -272,13 +273,13 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Order the files; leave out what is not asked for; skip what cannot run here."""
-    place = lanes.longest_first([item.nodeid for item in items])
-    if (seed := config.option.shuffle) is not None:  # alike on all workers
+    """Order the files, deselect what nobody asked for, skip what cannot run here."""
+    positions = lanes.longest_first([item.nodeid for item in items])
+    if (seed := config.option.shuffle) is not None:  # all workers get the same order
         random.Random(seed).shuffle(items)
         files = dict.fromkeys(item.nodeid.partition("::")[0] for item in items)
-        place = {file: number for number, file in enumerate(files)}
-    items.sort(key=lambda item: place[item.nodeid.partition("::")[0]])
+        positions = {file: number for number, file in enumerate(files)}
+    items.sort(key=lambda item: positions[item.nodeid.partition("::")[0]])
     for item in items:
         if "image" in item.fixturenames:
             item.add_marker("docker")
@@ -288,7 +289,7 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason="no Docker engine answers"))
         if item.get_closest_marker("root") and os.geteuid():
             item.add_marker(pytest.mark.skip(reason="needs root"))
-    # A test that is named on the command line was asked for.
+    # The user asked for a test that the command line names.
     named = any("::" in arg for arg in config.args)
     for marker in () if named else ("thorough", "soak"):
         if marker not in config.option.markexpr:
@@ -319,9 +320,13 @@ def pytest_sessionfinish(session, exitstatus):
         pytest.ExitCode.TESTS_FAILED,
     )
     if session.config.option.write_durations and not hasattr(session.config, "workerinput"):
-        table = lanes.durations() | {file: round(value, 1) for file, value in seconds.items()}
-        there = {file: table[file] for file in sorted(table) if (ROOT / file).exists()}
-        lanes.TABLE.write_text(json.dumps(there, indent=1) + "\n")
+        file_seconds = lanes.durations() | {
+            file: round(value, 1) for file, value in seconds.items()
+        }
+        existing = {
+            file: file_seconds[file] for file in sorted(file_seconds) if (ROOT / file).exists()
+        }
+        lanes.TABLE.write_text(json.dumps(existing, indent=1) + "\n")
 
 
 def pytest_terminal_summary(terminalreporter):

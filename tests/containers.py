@@ -18,7 +18,7 @@ DOCKER = os.environ.get("DOCKER", "docker")
 TAG = os.environ.get("SAGEMAKER_LIGHTNING_TEST_IMAGE_TAG", "sagemaker-lightning-test")
 STAND_INS = (ROOT / "tests/image/base.sh", ROOT / "tests/image/miniconda_stand_in.sh")
 # Checkouts with other stand-ins do not take each other's base.
-BASE = (
+BASE_TAG = (
     "sagemaker-lightning-base:"
     + (hashlib.sha256(b"".join(path.read_bytes() for path in STAND_INS)).hexdigest()[:12])
 )
@@ -29,10 +29,17 @@ def docker(*arguments: str, timeout: float = 600, **options) -> subprocess.Compl
 
     Containers and networks that it makes have the label of the run of the tests.
     """
-    words = 1 if arguments[0] == "run" else 2 if arguments[:2] == ("network", "create") else 0
-    line = [DOCKER, *arguments[:words], *(sweeper.labels() if words else []), *arguments[words:]]
+    command_words = (
+        1 if arguments[0] == "run" else 2 if arguments[:2] == ("network", "create") else 0
+    )
+    command = [
+        DOCKER,
+        *arguments[:command_words],
+        *(sweeper.labels() if command_words else []),
+        *arguments[command_words:],
+    ]
     return subprocess.run(
-        line,
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -46,12 +53,12 @@ def no_engine() -> str | None:
     """Return None if a Docker engine answers, else the reason."""
     if not shutil.which(DOCKER):
         return f"there is no {DOCKER} command"
-    answer = docker("info")
-    return None if answer.returncode == 0 else answer.stdout.strip().splitlines()[-1]
+    info = docker("info")
+    return None if info.returncode == 0 else info.stdout.strip().splitlines()[-1]
 
 
 def build_variables() -> dict[str, str]:
-    """Return the variables for scripts/build_image.sh: the stand-ins where they can be made.
+    """Return the variables for scripts/build_image.sh: the stand-ins, if we can make them.
 
     With debootstrap, stand-ins for the base image and Miniconda come in through the Dockerfile's
     own build arguments: tests/image/base.sh. Without debootstrap there are no stand-ins, and the
@@ -60,14 +67,14 @@ def build_variables() -> dict[str, str]:
     if not shutil.which("debootstrap") or os.environ.get("BASE_IMAGE"):
         return {}
     script = str(ROOT / "tests/image/base.sh")
-    subprocess.run([script, BASE], check=True)
-    lines = subprocess.check_output(
-        ["bash", "-c", f'eval "$({script} --print-args {BASE})" && env -0'], text=True
+    subprocess.run([script, BASE_TAG], check=True)
+    printed = subprocess.check_output(
+        ["bash", "-c", f'eval "$({script} --print-args {BASE_TAG})" && env -0'], text=True
     )
-    after = dict(line.split("=", 1) for line in lines.split("\0") if line)
+    build_environment = dict(line.split("=", 1) for line in printed.split("\0") if line)
     return {
         key: value
-        for key, value in after.items()
+        for key, value in build_environment.items()
         if os.environ.get(key) != value and key not in ("_", "SHLVL")
     }
 

@@ -1,4 +1,4 @@
-"""Python environments for tests of clients, which must share no packages with the runtime.
+"""Python environments for tests of clients; they share no package with the runtime.
 
 `python tests/environments.py` makes all of them. CI does so while the first tests run.
 """

@@ -1,8 +1,8 @@
 """A job that records all it does, so that tests can interrupt and compare it.
 
-The model and the data are a user's own. Random are the order (a DataLoader that shuffles), the
-augmentation (in workers, too) and dropout. A resumed run must continue batch norm, an average of
-the weights, a schedule, early stopping and epoch-level metrics.
+The model and the data are a user's own. Three things are random: the order (a DataLoader that
+shuffles), the augmentation (in workers, too) and dropout. A resumed run must continue batch norm,
+an average of the weights, a schedule, early stopping and epoch-level metrics.
 """
 
 import hashlib
@@ -198,10 +198,10 @@ class Model(LightningModule):
         """Return the learning rate."""
         return self.trainer.optimizers[0].param_groups[0]["lr"]
 
-    def note(self, kind: str, epoch: int, at: int, *values: object) -> None:
+    def note(self, event: str, epoch: int, position: int, *values: object) -> None:
         """Write a line."""
         with Path(f"events-{self.global_rank}.jsonl").open("a") as file:
-            file.write(json.dumps([kind, epoch, at, *values]) + "\n")
+            file.write(json.dumps([event, epoch, position, *values]) + "\n")
 
 
 class Wider(Model):
@@ -243,16 +243,16 @@ def events(folder: Path, rank: int = 0) -> dict[str, list]:
 
     AssertionError: something was done twice, with different results.
     """
-    found: dict[str, list] = {}
+    recorded: dict[str, list] = {}
     for line in (folder / f"events-{rank}.jsonl").read_text().splitlines():
-        kind, epoch, at, *values = json.loads(line)
-        key = f"{kind} {epoch} {at}"
-        assert found.setdefault(key, values) == values, (key, found[key], values)
-    return found
+        event, epoch, position, *values = json.loads(line)
+        key = f"{event} {epoch} {position}"
+        assert recorded.setdefault(key, values) == values, (key, recorded[key], values)
+    return recorded
 
 
 def main() -> None:
-    """Train with the flags of the command line; LIMIT_FILES, if set, limits files' sizes."""
+    """Train with the command line's flags; LIMIT_FILES, if set, limits the size of files."""
     from app import train
 
     if limit := os.environ.get("LIMIT_FILES"):

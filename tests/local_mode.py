@@ -71,12 +71,12 @@ class Client:
         shutil.rmtree(self.home, ignore_errors=True)  # gigabytes, of several jobs
 
 
-def hyperparameters_in(said: str) -> dict[str, str]:
+def hyperparameters_in(output: str) -> dict[str, str]:
     """Return the contents of hyperparameters.json in the container.
 
     The job's summary shows each value as it stands in the file.
     """
-    return dict(re.findall(r"hyperparameter (\S+): ([^\r\n]*)", said))
+    return dict(re.findall(r"hyperparameter (\S+): ([^\r\n]*)", output))
 
 
 def unpacked(archive: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Changes one place of app/ or sagemaker_lightning/ at a time; prints what no test finds.
+"""Changes the code in one place at a time, and prints the changes that no test finds.
 
     make mutants
     python tests/mutants.py [--n 200] [--seed 1] [--jobs 2]
@@ -29,8 +29,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT = 600  # seconds; a mutant that makes the tests hang is found
-SWAPPED = {
+HANG_SECONDS = 600  # a mutant whose tests take longer counts as found
+SWAPPED_OPERATORS = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
     ast.Gt: ast.GtE,
@@ -53,14 +53,14 @@ SWAPPED = {
 
 
 def mutations(tree: ast.Module) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """Yield (kind of change, node, node in its place) for each place that can be changed."""
+    """Yield (kind of change, node, node that replaces it) for each possible change."""
     for node in ast.walk(tree):
         changed = copy.deepcopy(node)
-        if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
-            changed.ops[0] = SWAPPED[type(node.ops[0])]()
+        if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED_OPERATORS:
+            changed.ops[0] = SWAPPED_OPERATORS[type(node.ops[0])]()
             yield "comparison", node, changed
-        elif isinstance(node, (ast.BinOp, ast.BoolOp)) and type(node.op) in SWAPPED:
-            changed.op = SWAPPED[type(node.op)]()
+        elif isinstance(node, (ast.BinOp, ast.BoolOp)) and type(node.op) in SWAPPED_OPERATORS:
+            changed.op = SWAPPED_OPERATORS[type(node.op)]()
             yield "operator", node, changed
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             yield "not", node, node.operand
@@ -79,40 +79,46 @@ def mutations(tree: ast.Module) -> Iterator[tuple[str, ast.AST, ast.AST]]:
             yield "call", node, ast.Pass()
 
 
-def mutated(source: str, node: ast.AST, other: ast.AST) -> str:
-    """Return a source with the text of `node` replaced by that of `other`."""
+def mutated(source: str, node: ast.AST, replacement: ast.AST) -> str:
+    """Return a source with the text of `node` replaced by that of `replacement`."""
     lines = source.encode().splitlines(keepends=True)
-    before = b"".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
-    after = lines[node.end_lineno - 1][node.end_col_offset :] + b"".join(lines[node.end_lineno :])
-    text = ast.unparse(ast.fix_missing_locations(other))
+    text_before = b"".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
+    text_after = lines[node.end_lineno - 1][node.end_col_offset :] + b"".join(
+        lines[node.end_lineno :]
+    )
+    text = ast.unparse(ast.fix_missing_locations(replacement))
     return (
-        before + (f"({text})" if isinstance(other, ast.expr) else text).encode() + after
+        text_before
+        + (f"({text})" if isinstance(replacement, ast.expr) else text).encode()
+        + text_after
     ).decode()
 
 
 def tests_of(module: str) -> list[str]:
     """Return the test files that name a module, and all that train.
 
-    The module's own file and the quick ones come first.
+    The module's own file comes first, then the quick ones.
     """
     files = sorted((ROOT / "tests").glob("test_*.py"))
-    found = []
-    name = module.removesuffix(".py").replace("/", ".")
-    package, _, short = name.rpartition(".")
+    naming = []
+    dotted = module.removesuffix(".py").replace("/", ".")
+    package, _, module_name = dotted.rpartition(".")
     for path in files:
         text = path.read_text()
-        imports = rf"from {package} import (\([^)]*|[^\n(]*)\b{short}\b"
-        if path.stem == f"test_{short}" or re.search(rf"\b{name}\b|{imports}|{module}", text):
-            found.append(path)
-    trains = [
-        ROOT / f"tests/test_{end}.py"
-        for end in ("exact_resume", "cli", "train", "interruptions", "interrupted_ranks")
+        imports = rf"from {package} import (\([^)]*|[^\n(]*)\b{module_name}\b"
+        if path.stem == f"test_{module_name}" or re.search(
+            rf"\b{dotted}\b|{imports}|{module}", text
+        ):
+            naming.append(path)
+    training = [
+        ROOT / f"tests/test_{name}.py"
+        for name in ("exact_resume", "cli", "train", "interruptions", "interrupted_ranks")
     ]
-    found += [path for path in trains if path not in found]
-    kept = [path for path in found if "mark.docker" not in path.read_text().partition("def ")[0]]
-    slow = [path for path in kept if "mark.slow" in path.read_text().partition("def ")[0]]
-    kept.sort(key=lambda path: (path in slow, path.stem != f"test_{short}"))
-    return [str(path.relative_to(ROOT)) for path in kept]
+    naming += [path for path in training if path not in naming]
+    chosen = [path for path in naming if "mark.docker" not in path.read_text().partition("def ")[0]]
+    slow = [path for path in chosen if "mark.slow" in path.read_text().partition("def ")[0]]
+    chosen.sort(key=lambda path: (path.stem != f"test_{module_name}", path in slow))
+    return [str(path.relative_to(ROOT)) for path in chosen]
 
 
 def _run_tests(folder: str, files: list[str], log: str) -> None:
@@ -131,16 +137,16 @@ def _run_tests(folder: str, files: list[str], log: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "sagemaker_lightning"]:
         del sys.modules[name]
     os.environ["PYTHONPATH"] = folder
-    line = [
+    options = [
         "-q",
         "-x",
         "-p",
         "no:cacheprovider",
         "-m",
         "not docker and not soak",
-        f"--timeout={LIMIT}",
+        f"--timeout={HANG_SECONDS}",
     ]
-    os._exit(pytest.main([*line, *files]))
+    os._exit(pytest.main([*options, *files]))
 
 
 def passes(folder: Path, file: str, limit: float) -> bool:
@@ -162,13 +168,13 @@ def survives(folder: Path, module: str, source: str, limit: float, sound: dict[s
     `sound` records whether it passes without a change.
     """
     path = folder / module
-    kept = path.read_text()
+    original = path.read_text()
     for file in tests_of(module):
         path.write_text(source)
         try:
             passed = passes(folder, file, limit)
         finally:
-            path.write_text(kept)
+            path.write_text(original)
         if passed:
             continue
         if file not in sound:
@@ -219,12 +225,12 @@ def main() -> None:
         for path in sorted((ROOT / folder).rglob("*.py"))
     ]
     modules = args.only or [str(path.relative_to(ROOT)) for path in files]
-    everywhere = []
+    candidates = []
     for module in modules:
         source = (ROOT / module).read_text()
-        everywhere += [(module, source, *found) for found in mutations(ast.parse(source))]
-    chosen = random.Random(args.seed).sample(everywhere, min(args.n, len(everywhere)))
-    lived = 0
+        candidates += [(module, source, *mutation) for mutation in mutations(ast.parse(source))]
+    chosen = random.Random(args.seed).sample(candidates, min(args.n, len(candidates)))
+    survivors = 0
     sound = {}
     with contextlib.ExitStack() as stack:
         checkouts = queue.SimpleQueue()
@@ -235,7 +241,7 @@ def main() -> None:
             module, source, _, node, other = mutant
             folder = checkouts.get()
             began = time.monotonic()
-            alive = survives(folder, module, mutated(source, node, other), LIMIT, sound)
+            alive = survives(folder, module, mutated(source, node, other), HANG_SECONDS, sound)
             checkouts.put(folder)
             return alive, time.monotonic() - began
 
@@ -244,7 +250,7 @@ def main() -> None:
         for number, ((module, source, kind, node, other), (alive, seconds)) in enumerate(
             verdicts, 1
         ):
-            lived += alive
+            survivors += alive
             if alive:
                 line = source.splitlines()[node.lineno - 1].strip()
                 print(
@@ -253,12 +259,12 @@ def main() -> None:
                     flush=True,
                 )
             print(
-                f"{number}/{len(chosen)} {module} {kind} {seconds:.0f} s, {lived} survived",
+                f"{number}/{len(chosen)} {module} {kind} {seconds:.0f} s, {survivors} survived",
                 flush=True,
             )
     print(
-        f"{len(chosen)} mutants (seed {args.seed}): {lived} survived, "
-        f"{lived / max(1, len(chosen)):.1%}"
+        f"{len(chosen)} mutants (seed {args.seed}): {survivors} survived, "
+        f"{survivors / max(1, len(chosen)):.1%}"
     )
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-LIMIT = 240  # seconds; what takes longer hangs
+HANG_SECONDS = 240  # a job that takes longer hangs
 BASE = {
     "trainer.max_epochs": "1",
     "trainer.max_steps": "2",
@@ -37,7 +37,7 @@ BASE = {
     "model": "mine.Model",
 }
 
-MINE = '''
+USER_MODULE = '''
 import sys
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
@@ -133,7 +133,7 @@ def function():
 
 @dataclass
 class Case:
-    """A job: its hyperparameters, what is done to its folder, and how it must end."""
+    """A job: its hyperparameters, the damage to its folder, and how it must end."""
 
     name: str
     hyperparameters: dict[str, object] = field(default_factory=dict)
@@ -227,14 +227,14 @@ FLAGS = {
     "system.host": "me",
     "seed_everything": "7",
 }
-NEEDS = {
+NEEDED_SETTINGS = {
     "optimizer.": {"optimizer": "SGD"},
     "lr_scheduler.": {"optimizer": "SGD", "lr_scheduler": "StepLR"},
     "lr_scheduler": {"optimizer": "SGD", "lr_scheduler.step_size": "1"},
     "lr_scaling": {"optimizer": "SGD"},
     "trainer.gradient_clip_algorithm": {"trainer.gradient_clip_val": "1"},
 }
-VALUES = [
+WRONG_VALUES = [
     "",
     " ",
     "null",
@@ -305,8 +305,8 @@ VALUES = [
     {"a": [1]},
 ]
 # Values that would start many processes or take much memory: others use this machine, too.
-MANY = {"1e3", "99999999999999999999", "٥", "5 ", 3, "1e400", "inf"}
-NAMES = [
+COSTLY_VALUES = {"1e3", "99999999999999999999", "٥", "5 ", 3, "1e400", "inf"}
+WRONG_NAMES = [
     "",
     " ",
     "=",
@@ -367,7 +367,7 @@ CONFIGS = {
 # Numbers that no user gives on purpose.
 NUMBERS = ["-1", "0", "0.5", "1e30", "1e400", "nan", str(2**63 - 1), str(2**63), "9" * 400]
 # Settings that add flags to those that every job has; each flag gets the NUMBERS.
-CHOSEN = [
+CLASS_CHOICES = [
     {
         "data": "DigitsDataModule",
         "optimizer": "SGD",
@@ -392,15 +392,15 @@ CHOSEN = [
     {"trainer.callbacks": "StochasticWeightAveraging", "trainer.callbacks.swa_lrs": "0.1"},
 ]
 # Flags that take numbers and other values; the parser does not show that they take numbers.
-ALSO = {
+OTHER_NUMERIC_FLAGS = {
     "trainer.devices": {},
     "trainer.max_time": {},
     "checkpoint.train_time_interval": {},
-    "trainer.callbacks.patience": CHOSEN[5],
-    "trainer.callbacks.min_delta": CHOSEN[5],
-    "trainer.callbacks.swa_lrs": CHOSEN[6],
-    "trainer.callbacks.annealing_epochs": CHOSEN[6],
-    "trainer.callbacks.swa_epoch_start": CHOSEN[6],
+    "trainer.callbacks.patience": CLASS_CHOICES[5],
+    "trainer.callbacks.min_delta": CLASS_CHOICES[5],
+    "trainer.callbacks.swa_lrs": CLASS_CHOICES[6],
+    "trainer.callbacks.annealing_epochs": CLASS_CHOICES[6],
+    "trainer.callbacks.swa_epoch_start": CLASS_CHOICES[6],
     "optimizer.betas": {"optimizer": "Adam"},
     "model.width": {"model": "mine.Model"},
 }
@@ -408,24 +408,25 @@ ALSO = {
 
 def numbers() -> Iterator[Case]:
     """Yield a job for each flag that takes a number and each of the NUMBERS."""
-    seen = set()
-    for chosen in CHOSEN:
-        given = {
+    names_seen = set()
+    for chosen in CLASS_CHOICES:
+        hyperparameters = {
             name: value for name, value in BASE.items() if not name.startswith("model")
         } | chosen
-        for flag in _numeric(chosen, seen):
-            seen.add((flag, chosen.get(flag.partition(".")[0])))
+        for flag in _numeric(chosen, names_seen):
+            names_seen.add((flag, chosen.get(flag.partition(".")[0])))
             for value in NUMBERS:
                 yield Case(
-                    f"{flag} = {_short(value)} ({' '.join(chosen.values())})", given | {flag: value}
+                    f"{flag} = {_short(value)} ({' '.join(chosen.values())})",
+                    hyperparameters | {flag: value},
                 )
-    for flag, chosen in ALSO.items():
+    for flag, chosen in OTHER_NUMERIC_FLAGS.items():
         for value in [*NUMBERS, "[0.5, -1]", "00:00:00:00"]:
             yield Case(f"{flag} = {_short(value)}", BASE | chosen | {flag: value})
 
 
 def _numeric(chosen: dict[str, str], seen: set) -> Iterator[str]:
-    """Yield the flags that take a number, as the parser knows them, without those in `seen`."""
+    """Yield the flags that the parser reads as a number, without those in `seen`."""
     from sagemaker_lightning.cli.lightning_cli import CommandLine
     from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
@@ -437,13 +438,13 @@ def _numeric(chosen: dict[str, str], seen: set) -> Iterator[str]:
         def instantiate_classes(self) -> None:
             """Make nothing."""
 
-    words = [f"--{name}={value}" for name, value in chosen.items()]
-    made = Parsed(SageMakerEnvironment(), words, APPLICATION)
-    for flag in (flag.removeprefix("--") for flag in made.given):
+    flags = [f"--{name}={value}" for name, value in chosen.items()]
+    parsed = Parsed(SageMakerEnvironment(), flags, APPLICATION)
+    for flag in (flag.removeprefix("--") for flag in parsed.given):
         with suppress(ValueError, KeyError):
             if (flag, chosen.get(flag.partition(".")[0])) not in seen:
-                made.parse_arguments(made.parser, [*words, f"--{flag}=2"])
-                if type(made.given[f"--{flag}"]) in (int, float):
+                parsed.parse_arguments(parsed.parser, [*flags, f"--{flag}=2"])
+                if type(parsed.given[f"--{flag}"]) in (int, float):
                     yield flag
 
 
@@ -462,7 +463,7 @@ def cases(seed: int) -> Iterator[Case]:
 def _needed(flag: str) -> dict[str, str]:
     return {
         key: value
-        for start, more in NEEDS.items()
+        for start, more in NEEDED_SETTINGS.items()
         if flag.startswith(start)
         for key, value in more.items()
     }
@@ -470,8 +471,11 @@ def _needed(flag: str) -> dict[str, str]:
 
 def _value(draw: random.Random) -> Case:
     flag = draw.choice(list(FLAGS))
-    value = draw.choice(VALUES)
-    if flag in ("trainer.devices", "data.num_workers", "trainer.num_nodes") and value in MANY:
+    value = draw.choice(WRONG_VALUES)
+    if (
+        flag in ("trainer.devices", "data.num_workers", "trainer.num_nodes")
+        and value in COSTLY_VALUES
+    ):
         value = "abc"
     return Case(f"{flag} = {_short(value)}", BASE | _needed(flag) | {flag: value})
 
@@ -515,7 +519,7 @@ def _old(draw: random.Random) -> Case:
 
 
 def _name(draw: random.Random) -> Case:
-    name = draw.choice(NAMES)
+    name = draw.choice(WRONG_NAMES)
     return Case(f"name {_short(name)}", BASE | {name: draw.choice(["1", "x", "", "{}", "true"])})
 
 
@@ -549,20 +553,20 @@ def _twice(draw: random.Random) -> Case:
 
 
 def _config(draw: random.Random) -> Case:
-    kind = draw.choice([*CONFIGS, "missing", "a folder", "a recipe", "many"])
-    if kind in CONFIGS:
+    damage = draw.choice([*CONFIGS, "missing", "a folder", "a recipe", "many"])
+    if damage in CONFIGS:
         return Case(
-            f"config {kind}",
+            f"config {damage}",
             BASE | {"config": "my.yaml"},
-            lambda folder: _write(folder / "code/my.yaml", CONFIGS[kind]),
+            lambda folder: _write(folder / "code/my.yaml", CONFIGS[damage]),
         )
     value = {
         "missing": "my.yaml",
         "a folder": "/tmp",
         "a recipe": "cpuu",
         "many": "my.yaml,other.yaml",
-    }[kind]
-    return Case(f"config {kind}", BASE | {"config": value}, names=("--config",), fails=True)
+    }[damage]
+    return Case(f"config {damage}", BASE | {"config": value}, names=("--config",), fails=True)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -572,7 +576,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def _data(draw: random.Random) -> Case:
     """Damage the contents of a channel."""
-    kind = draw.choice(
+    damage = draw.choice(
         [
             "right",
             "no file",
@@ -594,70 +598,72 @@ def _data(draw: random.Random) -> Case:
         ]
     )
     case = Case(
-        f"data: {kind}",
+        f"data: {damage}",
         BASE | {"data": "CIFAR10DataModule", "data.val_split": "20"},
-        fails=kind != "right",
+        fails=damage != "right",
     )
-    case.prepare = partial(_damage, kind, draw.random())
+    case.prepare = partial(_damage, damage, draw.random())
     case.names = ("batch", "cifar", "data")
-    if kind == "a bit turned":  # of an image: nobody can know
+    if damage == "a bit turned":  # of an image: nobody can know
         case.fails = None
     return case
 
 
-def _damage(kind: str, chance: float, folder: Path) -> None:
+def _damage(damage: str, chance: float, folder: Path) -> None:
     from conftest import batch, write_cifar
 
     channel = folder / "input/data/training"
-    if kind in ("no such channel", "a file for a channel"):
-        _write(channel, b"") if kind.startswith("a") else None
+    if damage in ("no such channel", "a file for a channel"):
+        _write(channel, b"") if damage.startswith("a") else None
         return
     channel.mkdir(parents=True)
-    if kind in ("no file", "an empty channel"):
+    if damage in ("no file", "an empty channel"):
         return
     batches = write_cifar(channel, images=20)
     path = sorted(batches.iterdir())[int(chance * 6) + 1]  # the first has the names of the classes
     content = path.read_bytes()
     wrong = batch(20, 1)
-    if kind == "a file missing":
+    if damage == "a file missing":
         path.unlink()
-    elif kind == "a file cut":
+    elif damage == "a file cut":
         path.write_bytes(content[: int(len(content) * chance)])
-    elif kind == "a bit turned":
-        at = int(len(content) * chance)
-        path.write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
-    elif kind == "an empty file":
+    elif damage == "a bit turned":
+        position = int(len(content) * chance)
+        path.write_bytes(
+            content[:position] + bytes([content[position] ^ 16]) + content[position + 1 :]
+        )
+    elif damage == "an empty file":
         path.write_bytes(b"")
-    elif kind == "a pickle of code":
+    elif damage == "a pickle of code":
         path.write_bytes(b"cos\nsystem\n(S'touch hacked'\ntR.")
-    elif kind == "labels wrong":
+    elif damage == "labels wrong":
         path.write_bytes(pickle.dumps(wrong | {"labels": [11] * 20}))
-    elif kind == "a shape wrong":
+    elif damage == "a shape wrong":
         path.write_bytes(pickle.dumps(wrong | {"data": wrong["data"][:, :100]}))
-    elif kind == "no pickle":
+    elif damage == "no pickle":
         path.write_bytes(b"not a pickle")
-    elif kind == "a folder for a file":
+    elif damage == "a folder for a file":
         path.unlink()
         path.mkdir()
-    elif kind.startswith("an archive"):
+    elif damage.startswith("an archive"):
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-            if "without" not in kind:
+            if "without" not in damage:
                 archive.add(batches, batches.name)
         content = packed.getvalue()
-        for one in batches.iterdir():
-            one.unlink()
+        for file in batches.iterdir():
+            file.unlink()
         batches.rmdir()
         content = {
             "an archive cut": content[: len(content) // 2],
             "an archive that is none": b"x",
-        }.get(kind, content)
+        }.get(damage, content)
         (channel / "cifar-10-python.tar.gz").write_bytes(content)
 
 
 def _folder(draw: random.Random) -> Case:
     """Put a file, or a link to nowhere, in the place of a folder that is written to."""
-    place, flag = draw.choice(
+    name, flag = draw.choice(
         [
             ("model", None),
             ("output/data", None),
@@ -671,17 +677,17 @@ def _folder(draw: random.Random) -> Case:
     link = draw.random() < 0.3
 
     def prepare(folder: Path) -> None:
-        path = folder / place
+        path = folder / name
         if path.is_dir():
             shutil.rmtree(path)
         path.symlink_to("/proc/nonexistent/there") if link else _write(path, b"")
 
-    given = BASE | ({flag: "here"} if flag else {})
+    hyperparameters = BASE | ({flag: "here"} if flag else {})
     return Case(
-        f"{'a dead link' if link else 'a file'} at {place} {flag or ''}",
-        given,
+        f"{'a dead link' if link else 'a file'} at {name} {flag or ''}",
+        hyperparameters,
         prepare,
-        names=(place[-5:],),
+        names=(name[-5:],),
     )
 
 
@@ -738,7 +744,7 @@ def job(folder: Path, case: Case) -> None:
     """Make the folder of a job, in the form of SageMaker's /opt/ml."""
     for name in ("code", "model", "output/data", "input/config", "input/data", "checkpoints"):
         (folder / name).mkdir(parents=True)
-    _write(folder / "code/mine.py", MINE.encode())
+    _write(folder / "code/mine.py", USER_MODULE.encode())
     _write(folder / "code/raises.py", b"raise RuntimeError('my own bug')\n")
     _write(folder / "code/syntax.py", b"def f(:\n")
     _write(folder / "code/lacks.py", b"import nothing_of_this_name\n")
@@ -794,36 +800,36 @@ def faults(case: Case, folder: Path, status: int | None) -> list[str]:
     if status is None:
         return ["it hangs"]
     if status == 0:
-        found = ["it must fail"] if case.fails else []
+        faults_found = ["it must fail"] if case.fails else []
         try:
             json.loads((folder / "model/model.json").read_text(), parse_constant=lambda name: 1 / 0)
         except (OSError, ValueError, ZeroDivisionError) as error:
-            found.append(f"a success without a model: {error}")
-        return found + (["a failure file of a success"] if reason else [])
-    found = ["it must not fail"] if case.fails is False else []
+            faults_found.append(f"a success without a model: {error}")
+        return faults_found + (["a failure file of a success"] if reason else [])
+    faults_found = ["it must not fail"] if case.fails is False else []
     lines = [line for line in log.splitlines() if line.strip()]
-    first, *_ = reason.splitlines() or [""]
+    first_line, *_ = reason.splitlines() or [""]
     if case.name.endswith("at output "):  # where the file would be
-        first = next((line for line in lines if line.startswith("error: ")), "")
+        first_line = next((line for line in lines if line.startswith("error: ")), "")
     if status < 0:
-        found.append(f"killed by signal {-status}")
-    if not first.startswith(("error: ", "interrupted")):
-        found.append("no line in the failure file")
-    if len(reason) > 1024 or len(first) > 1000:
-        found.append(f"too long: {len(first)} of {len(reason)}")
-    if first not in log:
-        found.append("the line is not in the log")
+        faults_found.append(f"killed by signal {-status}")
+    if not first_line.startswith(("error: ", "interrupted")):
+        faults_found.append("no line in the failure file")
+    if len(reason) > 1024 or len(first_line) > 1000:
+        faults_found.append(f"too long: {len(first_line)} of {len(reason)}")
+    if first_line not in log:
+        faults_found.append("the line is not in the log")
     if "Traceback (most recent call last)" in log and not case.own_bug:
-        found.append("a traceback")
-    if not first.isprintable():
-        found.append("unprintable")
-    if case.names and not any(name.strip() in first for name in case.names):
-        found.append(f"none of {case.names[:3]} is named")
+        faults_found.append("a traceback")
+    if not first_line.isprintable():
+        faults_found.append("unprintable")
+    if case.names and not any(name.strip() in first_line for name in case.names):
+        faults_found.append(f"none of {case.names[:3]} is named")
     # The last one: Lightning quotes in its messages what they are about.
-    named = ("--", "/", "hyperparameter", "`")
-    if not case.names and not case.own_bug and not any(name in first for name in named):
-        found.append("no flag, file or channel is named")
-    return found
+    shown_names = ("--", "/", "hyperparameter", "`")
+    if not case.names and not case.own_bug and not any(name in first_line for name in shown_names):
+        faults_found.append("no flag, file or channel is named")
+    return faults_found
 
 
 def server():
@@ -838,7 +844,7 @@ def check(context, case: Case, folder: Path) -> list[str]:
     job(folder, case)
     process = context.Process(target=run, args=(folder, case.hyperparameters))
     process.start()
-    process.join(LIMIT)
+    process.join(HANG_SECONDS)
     if process.exitcode is None:
         process.kill()
     return faults(case, folder, process.exitcode)
@@ -855,29 +861,31 @@ def main() -> None:
         "--numbers", action="store_true", help="not by chance: each flag with each number"
     )
     parser.add_argument("--only", default="", help="jobs whose name has this in it")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     context = server()
     wrong = 0
-    done = 0
-    seen = set()
-    for case in numbers() if given.numbers else cases(given.seed):
-        if case.name in seen or given.only not in case.name:
+    jobs_run = 0
+    names_seen = set()
+    for case in numbers() if arguments.numbers else cases(arguments.seed):
+        if case.name in names_seen or arguments.only not in case.name:
             continue
-        seen.add(case.name)
-        done += 1
+        names_seen.add(case.name)
+        jobs_run += 1
         with tempfile.TemporaryDirectory() as folder:
-            found = check(context, case, Path(folder, "ml"))
-            if found:
+            faults_found = check(context, case, Path(folder, "ml"))
+            if faults_found:
                 wrong += 1
                 failure = Path(folder, "ml/output/failure")
                 log = Path(folder, "ml/log")
-                said = failure.read_text() if failure.is_file() else ""
-                said = said or (log.read_text(errors="replace")[-600:] if log.exists() else "")
-                print(f"{case.name}: {'; '.join(found)}\n    {ascii(said[:600])}", flush=True)
-        if done >= given.n and not given.numbers:
+                output = failure.read_text() if failure.is_file() else ""
+                output = output or (log.read_text(errors="replace")[-600:] if log.exists() else "")
+                print(
+                    f"{case.name}: {'; '.join(faults_found)}\n    {ascii(output[:600])}", flush=True
+                )
+        if jobs_run >= arguments.n and not arguments.numbers:
             break
     print(
-        f"{done} jobs{'' if given.numbers else f' of seed {given.seed}'}, "
+        f"{jobs_run} jobs{'' if arguments.numbers else f' of seed {arguments.seed}'}, "
         f"{wrong} not as they must be",
         flush=True,
     )

@@ -1,4 +1,4 @@
-"""Several nodes for the tests: containers of the image on a Docker network of their own.
+"""Several nodes for the tests: containers of the image on their own Docker network.
 
 Each node has its own /opt/ml.
 """
@@ -13,17 +13,17 @@ from pathlib import Path
 
 from containers import docker
 
-LIMIT = 150  # seconds: a job that has not ended by then hangs
+HANG_SECONDS = 150  # a job that has not ended by then hangs
 
 
 def local_rank(pid: str) -> int:
-    """Return the local rank that a process was started with; -1 if it was started with none."""
+    """Return the local rank of a process; -1 if it has none."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_text()
     except OSError:  # it has ended
         return -1
-    found = re.search(r"(?:^|\0)LOCAL_RANK=(\d+)\0", variables)
-    return int(found[1]) if found else -1
+    match = re.search(r"(?:^|\0)LOCAL_RANK=(\d+)\0", variables)
+    return int(match[1]) if match else -1
 
 
 class Nodes:
@@ -62,15 +62,15 @@ class Nodes:
         for host in hosts:
             config = folder / host / "input/config"
             config.mkdir(parents=True)
-            told = {
+            host_resources = {
                 "current_host": host,
                 "hosts": sorted(hosts),
                 "network_interface_name": "eth0",
             } | resources
-            (config / "resourceconfig.json").write_text(json.dumps(told))
-            given = hyperparameters.get(host, hyperparameters)
+            (config / "resourceconfig.json").write_text(json.dumps(host_resources))
+            host_hyperparameters = hyperparameters.get(host, hyperparameters)
             (config / "hyperparameters.json").write_text(
-                json.dumps({key: str(given[key]) for key in given})
+                json.dumps({key: str(host_hyperparameters[key]) for key in host_hyperparameters})
             )
             for name in ("output", "model", "code", "checkpoints"):
                 (folder / host / name).mkdir()
@@ -124,16 +124,16 @@ class Nodes:
 
     def wait_for(self, text: str, host: str, times: int = 1) -> None:
         """Return when a host has printed `text` so many times."""
-        end = time.monotonic() + LIMIT
-        while (said := self.said(host)).count(text) < times:
-            assert time.monotonic() < end and self.runs(host), said[-3000:]
+        deadline = time.monotonic() + HANG_SECONDS
+        while (output := self.said(host)).count(text) < times:
+            assert time.monotonic() < deadline and self.runs(host), output[-3000:]
             time.sleep(0.2)
 
     def end(self) -> dict[str, int]:
         """Wait until all hosts that were started have ended, and return their exit statuses."""
-        end = time.monotonic() + LIMIT
+        deadline = time.monotonic() + HANG_SECONDS
         while any(self.runs(host) for host in self.containers):
-            assert time.monotonic() < end, {
+            assert time.monotonic() < deadline, {
                 host: self.said(host)[-1500:] for host in self.containers if self.runs(host)
             }
             time.sleep(0.2)
@@ -157,15 +157,17 @@ class Nodes:
 
     def kill_last_rank(self, host: str) -> None:
         """Kill the rank of a host that has the highest local rank."""
-        listed = docker("top", self.containers[host], "-eo", "pid,ppid").stdout.splitlines()[1:]
-        parents = dict(line.split() for line in listed)
+        process_lines = docker("top", self.containers[host], "-eo", "pid,ppid").stdout.splitlines()[
+            1:
+        ]
+        parents = dict(line.split() for line in process_lines)
         local_ranks = {pid: local_rank(pid) for pid in parents}
-        last = max(local_ranks.values())
-        assert last > 0, local_ranks
+        last_rank = max(local_ranks.values())
+        assert last_rank > 0, local_ranks
         ranks = [
             pid
             for pid, number in local_ranks.items()
-            if number == last and local_ranks.get(parents[pid]) != last
+            if number == last_rank and local_ranks.get(parents[pid]) != last_rank
         ]
         subprocess.run(["kill", "-KILL", *ranks], check=True)
 
@@ -177,5 +179,5 @@ class Nodes:
         """Return whether a host's container runs."""
         return self._inspect(host, "{{.State.Running}}") == "true"
 
-    def _inspect(self, host: str, what: str) -> str:
-        return docker("inspect", "--format", what, self.containers[host]).stdout.strip()
+    def _inspect(self, host: str, template: str) -> str:
+        return docker("inspect", "--format", template, self.containers[host]).stdout.strip()

@@ -19,7 +19,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from app.in_memory import ResidentDataModule
 
-WAIT = 120  # seconds at most; a rank that takes longer hangs
+HANG_SECONDS = 120  # a rank that takes longer hangs
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Ended:
     """What the function returned."""
     error: str
     """The exception that it raised instead, with its class."""
-    said: str
+    output: str
     """What it wrote to stdout and stderr."""
 
 
@@ -49,11 +49,11 @@ def run(
     warm.ensure_server()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    started = []
+    processes = []
     for node, ranks in enumerate(nodes):
         (folder / f"node-{node}").mkdir(parents=True, exist_ok=True)
         for local_rank in range(ranks):
-            rank = len(started)
+            rank = len(processes)
             environment = dict(os.environ) | {
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
@@ -65,34 +65,35 @@ def run(
                 "LOCAL_WORLD_SIZE": str(ranks),
                 **variables(node),
             }
-            ours, theirs = warm.SERVER.Pipe()
-            call = (
+            receiver, sender = warm.FORK_SERVER.Pipe()
+            arguments = (
                 function,
                 args,
                 environment,
                 folder / f"node-{node}",
                 folder / f"rank-{rank}.log",
-                theirs,
+                sender,
             )
-            started.append((warm.SERVER.Process(target=_rank, args=call), ours))
-            started[-1][0].start()
-            theirs.close()
-    logs = [folder / f"rank-{rank}.log" for rank in range(len(started))]
+            processes.append((warm.FORK_SERVER.Process(target=_rank, args=arguments), receiver))
+            processes[-1][0].start()
+            sender.close()
+    logs = [folder / f"rank-{rank}.log" for rank in range(len(processes))]
     try:
         return [
-            _ended(process, ours, log) for (process, ours), log in zip(started, logs, strict=True)
+            _ended(process, receiver, log)
+            for (process, receiver), log in zip(processes, logs, strict=True)
         ]
     finally:
-        for process, ours in started:
+        for process, receiver in processes:
             process.kill()
             process.join()
-            ours.close()
+            receiver.close()
 
 
 def _ended(process, connection, log: Path) -> Ended:
-    assert connection.poll(WAIT), f"a rank hangs: {log.read_text()[-3000:]}"
+    assert connection.poll(HANG_SECONDS), f"a rank hangs: {log.read_text()[-3000:]}"
     value, error = pickle.loads(connection.recv_bytes())
-    process.join(WAIT)
+    process.join(HANG_SECONDS)
     return Ended(value, error, log.read_text())
 
 
@@ -106,19 +107,19 @@ def _rank(function, args, environment, folder: Path, log: Path, connection) -> N
     os.dup2(output, 2)
     torch.set_num_threads(1)
     try:
-        answer = function(*args), ""
+        result = function(*args), ""
     except BaseException as error:
         traceback.print_exc()
-        answer = None, f"{type(error).__name__}: {error}"
+        result = None, f"{type(error).__name__}: {error}"
     # Plain pickle: torch would share memory that ends with this process.
-    connection.send_bytes(pickle.dumps(answer))
+    connection.send_bytes(pickle.dumps(result))
 
 
 # What the ranks train -----------------------------------------------------------------------------
 
 
 class Numbered(ResidentDataModule):
-    """Random images whose label is their number; 4 of them are for validation."""
+    """Random images, each labelled with its number; 4 of them are for validation."""
 
     classes = tuple(map(str, range(100)))
     mean = (0.5,) * 3

@@ -32,15 +32,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROJECTS = ROOT / "tests/projects"
 ENVIRONMENTS = Path(os.environ.get("PROJECTS_HOME", ROOT / ".venvs/projects"))
-LIMIT = 400  # seconds; what takes longer hangs
-PATHS = [str(ROOT)]
+HANG_SECONDS = 400  # a run that takes longer hangs
+EXTRA_PATHS = [str(ROOT)]
 """Where a script finds modules besides those that are installed."""
-PINNED = ("torch", "torchvision", "pytorch-lightning", "torchmetrics")
+SAME_VERSIONS = ("torch", "torchvision", "pytorch-lightning", "torchmetrics")
 """The packages of .venv that no project may replace."""
 
-BEGIN, END = "<!-- begin: python -m tests.real_projects -->", "<!-- end -->"
+BEGIN = "<!-- begin: python -m tests.real_projects -->"
+END = "<!-- end -->"
 
-KEPT_ENDS = {signal.SIGTERM: (143, -signal.SIGTERM), signal.SIGKILL: (-signal.SIGKILL,)}
+EXIT_STATUSES = {signal.SIGTERM: (143, -signal.SIGTERM), signal.SIGKILL: (-signal.SIGKILL,)}
 """The exit statuses after a signal; the second one where no training is going on."""
 
 
@@ -58,7 +59,8 @@ def requirements(name: str) -> list[str]:
 def environment(name: str) -> Path:
     """Return the Python of a project's environment; it is made if it is not there."""
     folder = ENVIRONMENTS / name
-    python, ready = folder / "bin/python", folder / "ready"
+    python = folder / "bin/python"
+    ready = folder / "ready"
     if ready.exists() and ready.read_text() == "\n".join(requirements(name)):
         return python
     shutil.rmtree(folder, ignore_errors=True)
@@ -68,11 +70,11 @@ def environment(name: str) -> Path:
     # `import pytorch_lightning` one.
     lines = [sysconfig.get_path("purelib"), str(ROOT), "import sagemaker_lightning"]
     (site / "projects.pth").write_text("\n".join(lines) + "\n")
-    versions = [f"{package}=={metadata.version(package)}" for package in PINNED]
+    versions = [f"{package}=={metadata.version(package)}" for package in SAME_VERSIONS]
     versions.append(f"lightning=={metadata.version('pytorch-lightning')}")
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join(versions) + "\n")
-    words = [
+    pip_arguments = [
         "--quiet",
         "--no-cache-dir",
         "--prefer-binary",
@@ -80,7 +82,7 @@ def environment(name: str) -> Path:
         constraints,
         *requirements(name),
     ]
-    subprocess.run([python, "-m", "pip", "install", *words], check=True)
+    subprocess.run([python, "-m", "pip", "install", *pip_arguments], check=True)
     ready.write_text("\n".join(requirements(name)))
     return python
 
@@ -95,9 +97,9 @@ def modules(script: Path) -> list[str]:
 
 
 def flat(value: object, name: str = "") -> dict[str, object]:
-    """Return the tensors and numbers in a nest of containers, by their places.
+    """Return the tensors (as bytes) and numbers in nested containers, each by its position.
 
-    Tensors as their bytes.
+    A position is the keys and indices that lead to the value, such as `.model.0.weight`.
     """
     if isinstance(value, dict):
         items = value.items()
@@ -114,7 +116,9 @@ def flat(value: object, name: str = "") -> dict[str, object]:
     else:
         return {name: repr(value)}
     return {
-        place: leaf for key, each in items for place, leaf in flat(each, f"{name}.{key}").items()
+        position: leaf
+        for key, child in items
+        for position, leaf in flat(child, f"{name}.{key}").items()
     }
 
 
@@ -126,14 +130,18 @@ def result(folder: Path) -> dict[str, object] | None:
     return flat(torch.load(file, weights_only=False)) if file.exists() else None
 
 
-def differences(one: dict, other: dict) -> str:
-    """Return which places differ, in words; "" if none do."""
-    places = [place for place in one.keys() | other.keys() if one.get(place) != other.get(place)]
-    return f"{len(places)} of {len(one)} differ, such as {min(places)}" if places else ""
+def differences(first: dict, second: dict) -> str:
+    """Say how many values differ, and where one of them is; "" if none differs."""
+    positions = [
+        position
+        for position in first.keys() | second.keys()
+        if first.get(position) != second.get(position)
+    ]
+    return f"{len(positions)} of {len(first)} differ, such as {min(positions)}" if positions else ""
 
 
 class Job:
-    """A script in a folder of its own, started as often as it takes."""
+    """A script in a folder of its own, started until it has ended."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.folder = folder
@@ -144,171 +152,187 @@ class Job:
         }
         self.variables |= {
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(PATHS),
+            "PYTHONPATH": os.pathsep.join(EXTRA_PATHS),
             "MPLCONFIGDIR": str(folder.parent),
         }
         self.said = ""
 
     def run_cold(self) -> int:
         """Run it to its end as a person does; return its exit status."""
-        words = [sys.executable, "train.py"]
+        command = [sys.executable, "train.py"]
         with (self.folder / "log").open("a") as log:
             return subprocess.run(
-                words, cwd=self.folder, env=self.variables, stdout=log, stderr=log
+                command, cwd=self.folder, env=self.variables, stdout=log, stderr=log
             ).returncode
 
-    def run(self, after: float | None = None, number: int = 0) -> int | None:
-        """Run it, with signal `number` after so many seconds.
+    def run(self, seconds: float | None = None, number: int = 0) -> int | None:
+        """Run it; after `seconds`, if they are given, send it signal `number`.
 
         Return its exit status, None if it hangs.
         """
         import warm
 
         log = self.folder / "log"
-        before = log.stat().st_size if log.exists() else 0
+        size_before = log.stat().st_size if log.exists() else 0
         with log.open("a") as output:
             process = warm.start(
                 ["python", "train.py"], self.folder, self.variables, output.fileno()
             )
         try:
-            return process.wait(LIMIT if after is None else after)
+            return process.wait(HANG_SECONDS if seconds is None else seconds)
         except subprocess.TimeoutExpired:
-            if after is None:
+            if seconds is None:
                 return None
             process.send_signal(number)
             try:
-                return process.wait(LIMIT)
+                return process.wait(HANG_SECONDS)
             except subprocess.TimeoutExpired:
                 return None
         finally:
             process.kill()
-            self.said = log.read_bytes()[before:].decode(errors="replace")
+            self.said = log.read_bytes()[size_before:].decode(errors="replace")
 
 
 def one_round(
     name: str, folder: Path, seconds: float, draws: random.Random, expected: dict
 ) -> dict[str, object]:
-    """Run a script with interruptions, and say what came of it."""
+    """Run a script with interruptions, and return counts, the outcome and its reason."""
     from zoo.rounds import NOT_EXACT
 
     job = Job(name, folder)
-    told: dict[str, object] = {"stops": 0, "kills": 0, "resumed": 0}
-    status, said = None, []
+    counts: dict[str, object] = {"stops": 0, "kills": 0, "resumed": 0}
+    status = None
+    outputs = []
     for _ in range(draws.randint(2, 5)):
         number = draws.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGKILL])
         status = job.run(draws.uniform(0, 0.9) * seconds, number)
-        said.append(job.said)
+        outputs.append(job.said)
         if status == 0:
             break
-        told["stops" if number == signal.SIGTERM else "kills"] += 1
-        if status not in KEPT_ENDS[number]:
-            return told | {
+        counts["stops" if number == signal.SIGTERM else "kills"] += 1
+        if status not in EXIT_STATUSES[number]:
+            return counts | {
                 "outcome": "hung" if status is None else "crashed",
                 "why": f"exit status {status}",
             }
     if status != 0:
         status = job.run()
-        said.append(job.said)
-    told["resumed"] = sum("\nresuming from step " in f"\n{text}" for text in said)
-    plainly = NOT_EXACT.search("\n".join(said))
-    told["said"] = plainly.group() if plainly else ""
-    if status != 0 or (found := result(folder)) is None:
-        last = job.said.strip().splitlines()[-1:]
-        return told | {
+        outputs.append(job.said)
+    counts["resumed"] = sum("\nresuming from step " in f"\n{text}" for text in outputs)
+    plainly = NOT_EXACT.search("\n".join(outputs))
+    counts["said"] = plainly.group() if plainly else ""
+    if status != 0 or (actual := result(folder)) is None:
+        last_lines = job.said.strip().splitlines()[-1:]
+        return counts | {
             "outcome": "hung" if status is None else "crashed",
-            "why": f"exit status {status}: {last}",
+            "why": f"exit status {status}: {last_lines}",
         }
-    why = differences(expected, found)
-    outcome = "identical" if not why else "said" if plainly else "wrong"
-    return told | {"outcome": outcome, "why": why}
+    difference = differences(expected, actual)
+    outcome = "identical" if not difference else "said" if plainly else "wrong"
+    return counts | {"outcome": outcome, "why": difference}
 
 
 def examine(name: str, rounds: int, seed: int, home: Path) -> dict[str, object]:
-    """Run a script alone twice and then in rounds; this process is one of its environment."""
+    """Run a script twice without interruptions, then in interrupted rounds.
+
+    It runs in the environment of this process.
+    """
     sys.path.insert(0, str(ROOT / "tests"))
     import warm
 
-    warm.SERVER.set_forkserver_preload([*warm.PRELOADED, *modules(PROJECTS / f"{name}.py")])
+    warm.FORK_SERVER.set_forkserver_preload([*warm.PRELOADED, *modules(PROJECTS / f"{name}.py")])
     package = re.match(r"[\w-]+", requirements(name)[0])[0]
-    told = {"name": name, "version": metadata.version(package), "rounds": []}
+    report = {"name": name, "version": metadata.version(package), "rounds": []}
     folder = home / name
     shutil.rmtree(folder, ignore_errors=True)
-    first, second = Job(name, folder / "alone"), Job(name, folder / "again")
-    if status := first.run_cold():
-        return told | {"failed": f"left alone, it ends with {status}"}
+    reference = Job(name, folder / "alone")
+    repetition = Job(name, folder / "again")
+    if status := reference.run_cold():
+        return report | {"failed": f"left alone, it ends with {status}"}
     Job(name, folder / "warm").run(
         0.01, signal.SIGKILL
     )  # now the server is there, and the next start is quick
     started = time.monotonic()
-    if status := second.run():
-        return told | {"failed": f"left alone and warm, it ends with {status}"}
+    if status := repetition.run():
+        return report | {"failed": f"left alone and warm, it ends with {status}"}
     seconds = time.monotonic() - started
     expected = result(folder / "alone")
-    told["seconds"] = round(seconds, 1)
-    if why := differences(expected, result(folder / "again")):
-        return told | {"failed": f"two runs that nothing interrupts differ: {why}"}
+    report["seconds"] = round(seconds, 1)
+    if difference := differences(expected, result(folder / "again")):
+        return report | {"failed": f"two runs that nothing interrupts differ: {difference}"}
     for number in range(rounds):
         draws = random.Random(f"{name} {seed} {number}")
-        told["rounds"].append(one_round(name, folder / f"round-{number}", seconds, draws, expected))
-        print(name, number, told["rounds"][-1], flush=True)
-        if told["rounds"][-1]["outcome"] == "identical":
+        report["rounds"].append(
+            one_round(name, folder / f"round-{number}", seconds, draws, expected)
+        )
+        print(name, number, report["rounds"][-1], flush=True)
+        if report["rounds"][-1]["outcome"] == "identical":
             shutil.rmtree(folder / f"round-{number}")
-    return told
+    return report
 
 
 # All of them --------------------------------------------------------------------------------------
 
 
 def table(results: list[dict]) -> str:
-    """Return what came of the projects, as a table in Markdown."""
+    """Return the results of the projects as a table in Markdown."""
     lines = [
         "| package | what it trains | rounds | stops | kills | resumed | outcome |",
         "| --- | --- " * 3 + "| --- |",
     ]
     lines[1] = "| --- " * 7 + "|"
-    for told in sorted(results, key=lambda each: each["name"]):
+    for report in sorted(results, key=lambda entry: entry["name"]):
         about = re.search(
             r'^"""(.*?)"""$',
-            (PROJECTS / f"{told['name']}.py").read_text(),
+            (PROJECTS / f"{report['name']}.py").read_text(),
             re.MULTILINE | re.DOTALL,
         )[1]
-        rounds = told["rounds"]
-        outcomes = [each["outcome"] for each in rounds]
-        words = ", ".join(f"{outcomes.count(word)} {word}" for word in dict.fromkeys(outcomes))
-        sums = [str(sum(each[name] for each in rounds)) for name in ("stops", "kills", "resumed")]
-        cells = [f"{told['name']} {told['version']}", about.rstrip("."), str(len(rounds)), *sums]
-        lines.append(f"| {' | '.join(cells)} | {told.get('failed') or words} |")
+        rounds = report["rounds"]
+        outcomes = [entry["outcome"] for entry in rounds]
+        outcome_words = ", ".join(
+            f"{outcomes.count(word)} {word}" for word in dict.fromkeys(outcomes)
+        )
+        sums = [str(sum(entry[name] for entry in rounds)) for name in ("stops", "kills", "resumed")]
+        cells = [
+            f"{report['name']} {report['version']}",
+            about.rstrip("."),
+            str(len(rounds)),
+            *sums,
+        ]
+        lines.append(f"| {' | '.join(cells)} | {report.get('failed') or outcome_words} |")
     return "\n".join(lines)
 
 
-def with_table(page: str, made: str) -> str:
+def with_table(page: str, table_text: str) -> str:
     """Return a page with its table replaced; ValueError if it has no place for one."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.split(END)[1]}"
+    page_start, page_rest = page.split(BEGIN)
+    return f"{page_start}{BEGIN}\n\n{table_text}\n\n{END}{page_rest.split(END)[1]}"
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     names = sorted(path.stem for path in PROJECTS.glob("*.py"))
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="python -m tests.real_projects", description=__doc__.split("\n\n")[0]
     )
-    made.add_argument(
+    arguments.add_argument(
         "names", nargs="*", metavar="NAME", help=f"one of {', '.join(names)}; all if none is given"
     )
-    made.add_argument("--rounds", type=int, default=3, help="rounds of each project")
-    made.add_argument(
+    arguments.add_argument("--rounds", type=int, default=3, help="rounds of each project")
+    arguments.add_argument(
         "--seed", type=int, default=0, help="decides when and how the jobs are interrupted"
     )
-    made.add_argument(
+    arguments.add_argument(
         "--home", type=Path, help="folder of the jobs, which are kept; else a temporary one"
     )
-    made.add_argument("--results", type=Path, help="file that gets a line of JSON for each project")
-    made.add_argument(
+    arguments.add_argument(
+        "--results", type=Path, help="file that gets a line of JSON for each project"
+    )
+    arguments.add_argument(
         "--write", type=Path, help="page whose table is replaced by that of all lines of --results"
     )
-    made.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    return made
+    arguments.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    return arguments
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -317,38 +341,39 @@ def main(arguments: list[str] | None = None) -> int:
     Return 1 if any is not identical.
     """
     names = sorted(path.stem for path in PROJECTS.glob("*.py"))
-    asked = parser().parse_args(arguments)
-    if unknown := sorted(set(asked.names) - set(names)):
+    args = parser().parse_args(arguments)
+    if unknown := sorted(set(args.names) - set(names)):
         parser().error(f"NAME: found {', '.join(unknown)}, allowed are {', '.join(names)}")
-    home = (asked.home or Path(tempfile.mkdtemp(prefix="projects-"))).resolve()
-    if asked.here:
-        told = examine(asked.names[0], asked.rounds, asked.seed, home)
-        (home / f"{asked.names[0]}.json").write_text(json.dumps(told))
+    home = (args.home or Path(tempfile.mkdtemp(prefix="projects-"))).resolve()
+    if args.here:
+        report = examine(args.names[0], args.rounds, args.seed, home)
+        (home / f"{args.names[0]}.json").write_text(json.dumps(report))
         return 0
     results = []
-    for name in asked.names or ([] if asked.write else names):
-        words = [
+    for name in args.names or ([] if args.write else names):
+        command = [
             "-m",
             "tests.real_projects",
             "--here",
             name,
-            f"--rounds={asked.rounds}",
-            f"--seed={asked.seed}",
+            f"--rounds={args.rounds}",
+            f"--seed={args.seed}",
         ]
-        subprocess.run([environment(name), *words, f"--home={home}"], cwd=ROOT, check=True)
+        subprocess.run([environment(name), *command, f"--home={home}"], cwd=ROOT, check=True)
         results.append(json.loads((home / f"{name}.json").read_text()))
-        if asked.results:
-            with asked.results.open("a") as file:
+        if args.results:
+            with args.results.open("a") as file:
                 file.write(json.dumps(results[-1]) + "\n")
-    if asked.write:
-        lines = [json.loads(line) for line in asked.results.read_text().splitlines()]
-        asked.write.write_text(with_table(asked.write.read_text(), table(lines)))
+    if args.write:
+        lines = [json.loads(row) for row in args.results.read_text().splitlines()]
+        args.write.write_text(with_table(args.write.read_text(), table(lines)))
     if results:
         print(table(results))
     return int(
         any(
-            told.get("failed") or any(r["outcome"] != "identical" for r in told["rounds"])
-            for told in results
+            report.get("failed")
+            or any(entry["outcome"] != "identical" for entry in report["rounds"])
+            for report in results
         )
     )
 

@@ -32,7 +32,7 @@ def job(*attempts: Attempt, status="Completed", **more) -> Record:
 
 
 def interrupted(hosts: int = 1) -> Record:
-    """Return a job that was interrupted at step 40, resumed from step 30, and completed."""
+    """Return a completed job, interrupted at step 40 and resumed from step 30."""
     first = attempt(1, 0, 60, points((20, 10), (30, 20), (50, 40)), resumed=None, hosts=hosts)
     second = attempt(2, 100, 160, points((120, 40), (150, 70)), resumed=30, hosts=hosts)
     cut = Interruption(55.0, ["algo-1"], warned=False, why="by hand", gap=40.0, step=40)

@@ -66,8 +66,8 @@ class Engine:
 if __name__ == "__main__":
     session.choose = lambda settings, owner: Engine()
     # Shorter than a person would want, so that no test has to wait.
-    sockets.STRANGERS = 2.0
-    sockets.AT_ONCE = 16
-    sockets.QUEUE = 0.2
+    sockets.STRANGER_SECONDS = 2.0
+    sockets.MAX_CONNECTIONS = 16
+    sockets.QUEUE_SECONDS = 0.2
     sys.argv[1:1] = ["serve"]
     __main__.main()

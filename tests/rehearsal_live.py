@@ -18,9 +18,9 @@ from rehearsal.report import live_view
 
 def wait_until(true: Callable[[], bool]) -> None:
     """Return when a condition holds."""
-    end = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     while not true():
-        assert time.monotonic() < end
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
@@ -72,7 +72,7 @@ def check_view_of_a_job() -> None:
 
 
 def check_view_fits() -> None:
-    """Ten running and 200 ended jobs: no line is too long, and there are not too many lines."""
+    """Check that 210 jobs fit: no line is too long, and there are not too many lines."""
     for size in (
         {"width": 120, "height": 30},
         {"width": 60, "height": 24},
@@ -103,7 +103,7 @@ def view_fits(size: dict) -> None:
 
 
 def check_a_failure_shows_no_secret() -> None:
-    """Neither the table nor a line of its own shows the secret."""
+    """Check that neither the table nor a separate line shows the secret."""
     record = replace(job(status="Failed", failure="the key abcdefgh is wrong"), created=time.time())
     record.request["HyperParameters"] = {"api_key": "abcdefgh"}
     assert "the key ****** is wrong" in shown([(record, {})], width=200)
@@ -122,16 +122,16 @@ def check_log_cannot_steer_the_terminal() -> None:
 def check_live_terminal_is_refreshed() -> None:
     """The view asks for the jobs again and again, and once more at its end."""
     console = terminal()
-    asked = []
+    times_asked = []
 
     def jobs():
-        asked.append(time.monotonic())
+        times_asked.append(time.monotonic())
         return [(running("first", time.time()), {})]
 
     with live_view.View(jobs, console=console):
-        wait_until(lambda: len(asked) >= 3)
-        before = len(asked)
-    assert len(asked) > before
+        wait_until(lambda: len(times_asked) >= 3)
+        asked_in_view = len(times_asked)
+    assert len(times_asked) > asked_in_view
     assert "first" in console.export_text()
 
 

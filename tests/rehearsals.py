@@ -1,4 +1,4 @@
-"""A rehearsal for the tests: the real server in a process of its own, and clients of it."""
+"""A rehearsal for the tests: the real server in its own process, and its clients."""
 
 import contextlib
 import fcntl
@@ -24,22 +24,26 @@ ENDED = ("Completed", "Failed", "Stopped")
 LIMIT = 300  # seconds: a job that has not ended by then hangs
 
 
-STARTS = Path(tempfile.gettempdir(), "tests-rehearsal-starts")
+STARTS_LOCK = Path(tempfile.gettempdir(), "tests-rehearsal-starts")
 
 
 @contextlib.contextmanager
 def starting(alone: bool = False) -> Iterator[None]:
-    """Hold one's turn to start a rehearsal; `alone`: no other test starts one meanwhile.
+    """Wait for the turn to start a rehearsal, and hold it while the block lasts.
 
-    A rehearsal that starts ends the orphans of all that were killed.
+    With `alone`, no other test starts a rehearsal meanwhile.
+
+    A rehearsal that starts also ends what killed rehearsals have left behind.
     """
-    with STARTS.open("w") as file:
+    with STARTS_LOCK.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
 
 
 class Rehearsal:
-    """The server of a rehearsal, while it is entered; afterwards nothing of its jobs may be left.
+    """The server of a rehearsal, while it is entered.
+
+    When it is left, nothing of its jobs may be there any more.
 
     Args:
         folder: Gets its reports, and what it keeps while jobs run.
@@ -63,7 +67,7 @@ class Rehearsal:
     def start(self) -> None:
         """Start the server, and wait for its address."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        line = [python_of("rehearsal"), *self.program, "--port=0", *self.flags]
+        command = [python_of("rehearsal"), *self.program, "--port=0", *self.flags]
         with self.log.open("w") as log:
             environment = os.environ | {
                 "XDG_CACHE_HOME": str(self.cache),
@@ -71,15 +75,15 @@ class Rehearsal:
                 "PYTHONUNBUFFERED": "1",
             }
             self.process = subprocess.Popen(
-                line, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
+                command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
             )
-        end = time.monotonic() + 60
+        deadline = time.monotonic() + 60
         while not (
-            found := re.search(r"^endpoint: (\S+)(?s:.*)^reports: ", self.said, re.MULTILINE)
+            match := re.search(r"^endpoint: (\S+)(?s:.*)^reports: ", self.said, re.MULTILINE)
         ):
-            assert self.process.poll() is None and time.monotonic() < end, self.said
+            assert self.process.poll() is None and time.monotonic() < deadline, self.said
             time.sleep(0.1)
-        self.endpoint = found[1]
+        self.endpoint = match[1]
         self.variables = dict(re.findall(r"(AWS_\w+)=(\S+)", self.said))  # the printed line's
         self.key = self.variables["AWS_ACCESS_KEY_ID"], self.variables["AWS_SECRET_ACCESS_KEY"]
         self.s3, self.sagemaker, self.logs = (
@@ -99,21 +103,21 @@ class Rehearsal:
 
     def left(self) -> list[str]:
         """Return what is left of this rehearsal: containers, networks, folders."""
-        found = [str(path) for path in self.cache.rglob("*") if path.is_file()]
+        leftovers = [str(path) for path in self.cache.rglob("*") if path.is_file()]
         if no_engine() is None:
-            chosen = f"{LABEL}={self.cache}"  # the label goes on with the name of a folder in it
-            for line in (["ps", "--all"], ["network", "ls"]):
-                listed = docker(
-                    *line,
+            own_label = f"{LABEL}={self.cache}"  # the label goes on with the name of a folder in it
+            for command in (["ps", "--all"], ["network", "ls"]):
+                labels = docker(
+                    *command,
                     "--filter",
                     LABEL,
                     "--format",
                     '{{.Label "sagemaker-lightning.rehearsal"}}',
                 ).stdout
-                found += [
-                    label for label in listed.split() if f"{LABEL}={label}".startswith(chosen)
+                leftovers += [
+                    label for label in labels.split() if f"{LABEL}={label}".startswith(own_label)
                 ]
-        return found
+        return leftovers
 
     def create(self, image: str, script: str | None = None, **fields) -> str:
         """Create a job that runs a shell script in the image, or `train`, and return its name."""
@@ -148,9 +152,9 @@ class Rehearsal:
 
     def wait_for(self, name: str, *statuses: str) -> dict:
         """Return the job's description when it has one of these secondary statuses."""
-        end = time.monotonic() + LIMIT
+        deadline = time.monotonic() + LIMIT
         while (job := self.describe(name))["SecondaryStatus"] not in statuses:
-            assert job["TrainingJobStatus"] not in ENDED and time.monotonic() < end, (
+            assert job["TrainingJobStatus"] not in ENDED and time.monotonic() < deadline, (
                 job,
                 self.said[-3000:],
             )
@@ -159,23 +163,23 @@ class Rehearsal:
 
     def ended(self, name: str, seconds: float = LIMIT) -> dict:
         """Return the job's description when it has ended; wait at most `seconds`."""
-        end = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while (job := self.describe(name))["TrainingJobStatus"] not in ENDED:
-            assert time.monotonic() < end, (job, self.said[-3000:])
+            assert time.monotonic() < deadline, (job, self.said[-3000:])
             time.sleep(0.1)
         return job
 
     def lines(self, name: str) -> dict[str, list[str]]:
         """Return each host's log, from CloudWatch Logs."""
         group = "/aws/sagemaker/TrainingJobs"
-        found = {}
+        host_lines = {}
         try:
-            listed = self.logs.describe_log_streams(
+            streams = self.logs.describe_log_streams(
                 logGroupName=group, logStreamNamePrefix=f"{name}/"
             )
         except self.logs.exceptions.ResourceNotFoundException:  # no job has logged yet
             return {}
-        for stream in listed["logStreams"]:
+        for stream in streams["logStreams"]:
             key = {
                 "logGroupName": group,
                 "logStreamName": stream["logStreamName"],
@@ -183,22 +187,23 @@ class Rehearsal:
             }
             events = self.logs.get_log_events(**key)["events"]
             host = stream["logStreamName"].split("/")[1].rpartition("-")[0]
-            found[host] = [event["message"] for event in events]
-        return found
+            host_lines[host] = [event["message"] for event in events]
+        return host_lines
 
     def wait_for_line(self, name: str, text: str, host: str = "algo-1") -> None:
         """Return when a host has printed `text`."""
-        end = time.monotonic() + LIMIT
+        deadline = time.monotonic() + LIMIT
         while not any(text in line for line in self.lines(name).get(host, [])):
             assert (
-                time.monotonic() < end and self.describe(name)["TrainingJobStatus"] not in ENDED
+                time.monotonic() < deadline
+                and self.describe(name)["TrainingJobStatus"] not in ENDED
             ), self.lines(name)
             time.sleep(0.2)
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys in the bucket."""
-        found = self.s3.list_objects_v2(Bucket="rehearsal", Prefix=prefix)
-        return [entry["Key"] for entry in found.get("Contents", [])]
+        objects = self.s3.list_objects_v2(Bucket="rehearsal", Prefix=prefix)
+        return [entry["Key"] for entry in objects.get("Contents", [])]
 
     def archive(self, name: str, kind: str = "model") -> dict[str, bytes]:
         """Return the contents of the job's model.tar.gz or output.tar.gz."""
@@ -210,7 +215,7 @@ class Rehearsal:
             }
 
 
-def run(rehearsal: Rehearsal, *line, **more) -> subprocess.CompletedProcess:
+def run(rehearsal: Rehearsal, *words, **options) -> subprocess.CompletedProcess:
     """Run a client by `rehearsal exec`, and return it with all its output in `stdout`."""
     command = [
         python_of("rehearsal"),
@@ -219,9 +224,9 @@ def run(rehearsal: Rehearsal, *line, **more) -> subprocess.CompletedProcess:
         "exec",
         f"--endpoint={rehearsal.endpoint}",
         "--",
-        *line,
+        *words,
     ]
-    environment = more.pop("env", os.environ) | {"XDG_CACHE_HOME": str(rehearsal.cache)}
+    environment = options.pop("env", os.environ) | {"XDG_CACHE_HOME": str(rehearsal.cache)}
     return subprocess.run(
         command,
         cwd=ROOT,
@@ -230,19 +235,19 @@ def run(rehearsal: Rehearsal, *line, **more) -> subprocess.CompletedProcess:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         timeout=LIMIT,
-        **more,
+        **options,
     )
 
 
-def run_command(rehearsal: Rehearsal, *line: str) -> subprocess.CompletedProcess:
+def run_command(rehearsal: Rehearsal, *words: str) -> subprocess.CompletedProcess:
     """Run a command of the rehearsal's own."""
     command = [
         python_of("rehearsal"),
         "-m",
         "rehearsal",
-        line[0],
+        words[0],
         f"--endpoint={rehearsal.endpoint}",
-        *line[1:],
+        *words[1:],
     ]
     environment = os.environ | {"XDG_CACHE_HOME": str(rehearsal.cache)}
     return subprocess.run(

@@ -37,8 +37,8 @@ class Bucket:
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys that start with `prefix`."""
-        found = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix)
-        return [entry["Key"] for entry in found.get("Contents", [])]
+        listing = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix)
+        return [entry["Key"] for entry in listing.get("Contents", [])]
 
     def download(self, key: str, path: Path) -> Path:
         """Write what is at a key to `path` and return it."""

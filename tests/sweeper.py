@@ -19,8 +19,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-VARIABLE = "SAGEMAKER_LIGHTNING_TEST_RUN"
-DONE = "done"
+RUN_VARIABLE = "SAGEMAKER_LIGHTNING_TEST_RUN"
+DONE_LINE = "done"
 ROOT = Path(__file__).resolve().parent.parent
 END_ORPHANS = """
 import docker
@@ -36,9 +36,9 @@ owner.close(client)
 
 
 def labels() -> list[str]:
-    """Return the docker client's flags that label what it makes for this run, if there is one."""
-    run = os.environ.get(VARIABLE)
-    return [f"--label={VARIABLE}={run}"] if run else []
+    """Return the docker client's flags that label what this run makes; [] outside a run."""
+    run = os.environ.get(RUN_VARIABLE)
+    return [f"--label={RUN_VARIABLE}={run}"] if run else []
 
 
 def processes(run: str) -> list[int]:
@@ -46,63 +46,63 @@ def processes(run: str) -> list[int]:
 
     The run's processes have its number in their environment.
     """
-    found = set()
-    below = {}
+    members = set()
+    children = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             number = int(folder.name)
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            below.setdefault(parent, []).append(number)
-            if f"{VARIABLE}={run}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.add(number)
-    found.discard(os.getpid())
-    ordered = list(found)
-    for number in ordered:  # which grows
-        ordered += [child for child in below.get(number, []) if child not in found]
-        found.update(below.get(number, []))
+            children.setdefault(parent, []).append(number)
+            if f"{RUN_VARIABLE}={run}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                members.add(number)
+    members.discard(os.getpid())
+    ordered = list(members)
+    for number in ordered:  # the list grows meanwhile
+        ordered += [child for child in children.get(number, []) if child not in members]
+        members.update(children.get(number, []))
     return ordered
 
 
 def end_processes(run: str) -> None:
     """Kill all processes that are left of a run."""
-    for _ in range(20):  # what is killed may just have started something
-        if not (left := processes(run)):
+    for _ in range(20):  # a process may have started another one just before it was killed
+        if not (remaining := processes(run)):
             break
-        for number in left:
+        for number in remaining:
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
 
 
 def remove_containers(run: str, image: str, folder: str) -> None:
-    """Remove the containers of a run, and the networks of these containers and of the run.
+    """Remove the containers and networks of a run.
 
     Containers of `image` that mount something below `folder` count, too.
     """
     docker = os.environ.get("DOCKER", "docker")
 
-    def ask(*line: str) -> list[str]:
+    def ask(*words: str) -> list[str]:
         with suppress(OSError):
             return subprocess.run(
-                [docker, *line], capture_output=True, text=True, timeout=120
+                [docker, *words], capture_output=True, text=True, timeout=120
             ).stdout.split()
         return []
 
-    label = f"--filter=label={VARIABLE}={run}"
+    label = f"--filter=label={RUN_VARIABLE}={run}"
     sources = "--format={{range .Mounts}}{{.Source}} {{end}}"
     of_image = ask("ps", "--all", "--quiet", f"--filter=ancestor={image}")
     containers = {
-        one
-        for one in of_image
-        if any(path.startswith(folder) for path in ask("inspect", sources, one))
+        container
+        for container in of_image
+        if any(path.startswith(folder) for path in ask("inspect", sources, container))
     }
     containers |= {*ask("ps", "--all", "--quiet", label)}
     networks = {
         name
-        for one in containers
+        for container in containers
         for name in ask(
             "inspect",
             "--format={{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}",
-            one,
+            container,
         )
     }
     if containers:
@@ -143,7 +143,7 @@ if __name__ == "__main__":
         signal.signal(number, signal.SIG_IGN)
     folder = sys.stdin.readline().strip()
     # Do not read to the end: a forked data worker may hold the pipe, too.
-    ended = sys.stdin.readline().strip() == DONE
+    ended = sys.stdin.readline().strip() == DONE_LINE
     end_processes(sys.argv[1])
     if folder and not ended:
         remove_containers(*sys.argv[1:], folder)

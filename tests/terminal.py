@@ -10,7 +10,7 @@ import termios
 import time
 from contextlib import suppress
 
-LIMIT = 120  # seconds; what takes longer hangs
+HANG_SECONDS = 120  # what takes longer hangs
 
 
 class Terminal:
@@ -38,8 +38,8 @@ class Terminal:
         os.write(self.end, text.encode())
 
     def expect(self, text: str) -> None:
-        """Wait until the terminal shows a text, after what was expected before."""
-        deadline = time.monotonic() + LIMIT
+        """Wait until the terminal shows a text that follows the last expected one."""
+        deadline = time.monotonic() + HANG_SECONDS
         while text not in self.said:
             assert self._read() and time.monotonic() < deadline, self.said
         self.said = self.said.partition(text)[2]

@@ -1,4 +1,4 @@
-"""A signal to one rank is heard by all ranks at the next step, however long steps take."""
+"""All ranks learn of a signal to one rank at the next step, however long steps take."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import distributed
 from sagemaker_lightning.resume.agreement import Agreement
 
 
-def heard(before: int) -> list[int]:
+def calls_until_heard(counts: int) -> list[int]:
     """Return after how many calls each of two signals was heard.
 
     The second one is heard as a due checkpoint.
@@ -22,11 +22,11 @@ def heard(before: int) -> list[int]:
     distributed.init_process_group("gloo")
     rank = int(os.environ["RANK"])
     agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=rank == 0))
-    for _ in range(before):
+    for _ in range(counts):
         agreement.agree(0, False)
     # A numpy generator's state has this form.
-    told = agreement.gather({"key": torch.tensor([rank, 2**32 - 1]).to(torch.uint32)})
-    assert [one["key"].tolist() for one in told] == [[0, 2**32 - 1], [1, 2**32 - 1]]
+    gathered = agreement.gather({"key": torch.tensor([rank, 2**32 - 1]).to(torch.uint32)})
+    assert [answer["key"].tolist() for answer in gathered] == [[0, 2**32 - 1], [1, 2**32 - 1]]
     calls = []
     for signal, due in ((0, rank == 0), (15 if rank == 1 else 0, False)):
         calls.append(0)
@@ -40,15 +40,17 @@ def heard(before: int) -> list[int]:
 
 
 def test_it_is_heard_at_the_next_call(tmp_path: Path):
-    ended = ranks.run(heard, 300, folder=tmp_path)
-    assert [one.value for one in ended] == [[2, 2], [2, 2]], [one.error for one in ended]
+    ended = ranks.run(calls_until_heard, 300, folder=tmp_path)
+    assert [ended_rank.value for ended_rank in ended] == [[2, 2], [2, 2]], [
+        ended_rank.error for ended_rank in ended
+    ]
 
 
-WAITING = """
+RANK_THAT_WAITS = """
 import os, signal, sys, time
 from pathlib import Path
 from sagemaker_lightning.contract import shutdown
-shutdown.WAIT = 0.2
+shutdown.BATCH_WAIT_SECONDS = 0.2
 with shutdown.Stop(Path("nowhere"), lambda line: print(line, flush=True)) as heard:
     heard.begin()
     heard.batch_seconds = float(sys.argv[1])
@@ -59,10 +61,10 @@ with shutdown.Stop(Path("nowhere"), lambda line: print(line, flush=True)) as hea
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("took", "ended"), [("0.01", 143), ("30", 0)])
-def test_a_batch_that_takes_long_is_no_rank_that_hangs(tmp_path: Path, took, ended):
+@pytest.mark.parametrize(("seconds", "ended"), [("0.01", 143), ("30", 0)])
+def test_a_batch_that_takes_long_is_no_rank_that_hangs(tmp_path: Path, seconds, ended):
     run = warm.run(
-        ["python", "-c", WAITING, took], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)}
+        ["python", "-c", RANK_THAT_WAITS, seconds], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)}
     )
     assert run.returncode == ended, run.stdout
     line = (

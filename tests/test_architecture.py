@@ -38,7 +38,7 @@ def test_no_module_shadows_a_package():
 
     `python sagemaker_lightning/launch/torchrun.py` does the same with its folder.
     """
-    others = set(sys.stdlib_module_names) | {
+    package_names = set(sys.stdlib_module_names) | {
         "sagemaker",
         "torch",
         "lightning",
@@ -47,4 +47,4 @@ def test_no_module_shadows_a_package():
         "tensorboard",
         "boto3",
     }
-    assert not others & {path.stem for path in modules("app", "sagemaker_lightning/launch")}
+    assert not package_names & {path.stem for path in modules("app", "sagemaker_lightning/launch")}

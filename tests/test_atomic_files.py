@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sagemaker_lightning.contract.atomic_files import (
-    IGNORED,
+    IGNORED_SUFFIX,
     atomic_write,
     atomic_writes,
     check_writable,
@@ -47,10 +47,10 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(
     with atomic_write(path) as file:
         file.write(b"12345")
     folder = path.parent.stat()
-    made = path.stat()
+    status = path.stat()
     assert [event[:2] for event in events] == [
-        ("fsync", made.st_ino),
-        ("rename", made.st_ino),
+        ("fsync", status.st_ino),
+        ("rename", status.st_ino),
         ("fsync", folder.st_ino),
     ]
     assert events[0][2] == 5  # all of it
@@ -59,12 +59,12 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(
 
 def test_everybody_may_read_it(tmp_path: Path):
     """The files are uploaded by another user than the container's."""
-    before = os.umask(0o077)
+    umask = os.umask(0o077)
     try:
         with atomic_write(tmp_path / "x") as file:
             file.write(b"x")
     finally:
-        os.umask(before)
+        os.umask(umask)
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644
 
 
@@ -74,17 +74,19 @@ def test_what_is_not_finished_leaves_what_was_there(tmp_path: Path, error):
     path.write_bytes(b"before")
     with pytest.raises(error), atomic_write(path) as file:
         file.write(b"half")
-        aside = [found for found in tmp_path.iterdir() if found != path]
-        assert [found.suffix for found in aside] == [IGNORED] and path.read_bytes() == b"before"
+        aside = [entry for entry in tmp_path.iterdir() if entry != path]
+        assert [entry.suffix for entry in aside] == [
+            IGNORED_SUFFIX
+        ] and path.read_bytes() == b"before"
         raise error
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"before"
 
 
 def test_several_files_get_their_names_when_all_are_on_the_disk(tmp_path: Path, monkeypatch):
     """If the disk is full at the last file, all old files stay."""
-    first = tmp_path / "first"
-    last = tmp_path / "last"
-    first.write_bytes(b"before")
+    first_path = tmp_path / "first"
+    last_path = tmp_path / "last"
+    first_path.write_bytes(b"before")
     sync = os.fsync
     synced = []
 
@@ -96,26 +98,27 @@ def test_several_files_get_their_names_when_all_are_on_the_disk(tmp_path: Path, 
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full_at_the_second)
-        with pytest.raises(OSError), atomic_writes([first, last]) as files:
+        with pytest.raises(OSError), atomic_writes([first_path, last_path]) as files:
             for file in files:
                 file.write(b"after")
-    assert list(tmp_path.iterdir()) == [first] and first.read_bytes() == b"before"
-    with atomic_writes([first, last]) as files:
+    assert list(tmp_path.iterdir()) == [first_path] and first_path.read_bytes() == b"before"
+    with atomic_writes([first_path, last_path]) as files:
         for file in files:
             file.write(b"after")
-    assert first.read_bytes() == last.read_bytes() == b"after"
+    assert first_path.read_bytes() == last_path.read_bytes() == b"after"
 
 
 def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path):
-    left = tmp_path / f"model.pt.abc{IGNORED}"
-    others = [
-        tmp_path / name for name in ("model.pt", f"config.yaml.abc{IGNORED}", f"mine{IGNORED}")
+    leftover = tmp_path / f"model.pt.abc{IGNORED_SUFFIX}"
+    other_files = [
+        tmp_path / name
+        for name in ("model.pt", f"config.yaml.abc{IGNORED_SUFFIX}", f"mine{IGNORED_SUFFIX}")
     ]
-    for path in (left, *others):
+    for path in (leftover, *other_files):
         path.touch()
     remove_leftovers(tmp_path, "model.*")
     remove_leftovers(tmp_path / "none", "*")
-    assert sorted(tmp_path.iterdir()) == sorted(others)
+    assert sorted(tmp_path.iterdir()) == sorted(other_files)
 
 
 def test_a_folder_that_can_be_written_to_is_made_and_left_empty(tmp_path: Path):

@@ -46,10 +46,10 @@ FLAGS["proof"] = ["--steps=1", "--starts=1"]
 FLAGS["side_by_side"] = ["--jobs=1", "--seconds=0.2"]
 
 
-def cold(line: list[str]) -> subprocess.CompletedProcess:
+def cold(command: list[str]) -> subprocess.CompletedProcess:
     """Run a benchmark of starts, which must not be warm."""
     return subprocess.run(
-        line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
     )
 
 
@@ -62,54 +62,56 @@ def cold(line: list[str]) -> subprocess.CompletedProcess:
     ],
 )
 def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
-    line = [sys.executable, "-m", f"benchmarks.{name}", "--n=1", *FLAGS.get(name, [])]
-    done = warm.run(line, ROOT) if name != "startup" else cold(line)
-    assert done.returncode == 0, done.stdout
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--n=1", *FLAGS.get(name, [])]
+    completed = warm.run(command, ROOT) if name != "startup" else cold(command)
+    assert completed.returncode == 0, completed.stdout
     rows = re.findall(
-        r"^\| (.+?) \| (\S+) \[(\S+)\.\.(\S+)\] \| 1 \| .+ / .+ \|$", done.stdout, re.MULTILINE
+        r"^\| (.+?) \| (\S+) \[(\S+)\.\.(\S+)\] \| 1 \| .+ / .+ \|$", completed.stdout, re.MULTILINE
     )
-    assert [row[0] for row in rows] == ROWS[name], done.stdout
+    assert [row[0] for row in rows] == ROWS[name], completed.stdout
     for row in rows:
         middle, low, high = map(float, row[1:])
         assert 0 < low <= middle <= high and math.isfinite(high)
-    assert re.search(r"^hardware: .+ \d+ cores.*; GPU: .+", done.stdout, re.MULTILINE)
+    assert re.search(r"^hardware: .+ \d+ cores.*; GPU: .+", completed.stdout, re.MULTILINE)
     assert re.search(
         r"^versions: python .+ torch .+ torchvision .+ pytorch-lightning ",
-        done.stdout,
+        completed.stdout,
         re.MULTILINE,
     )
-    assert re.search(r"^commit: \w+", done.stdout, re.MULTILINE)
+    assert re.search(r"^commit: \w+", completed.stdout, re.MULTILINE)
 
 
 def test_jobs_side_by_side_are_compared_with_one_alone(monkeypatch):
     rates = {("ours", 1): 100.0, ("spinning", 1): 100.0, ("ours", 2): 90.0, ("spinning", 2): 30.0}
     monkeypatch.setattr(side_by_side, "_pair", lambda jobs, seconds: rates)
-    found = [(row.name, row.ratios) for row in side_by_side.run(2, [1, 2], 0.1)]
-    assert found == [("1 job", [1, 1]), ("2 jobs", [3, 3]), ("2 jobs to one", [0.9, 0.9])]
+    ratios = [(row.name, row.ratios) for row in side_by_side.run(2, [1, 2], 0.1)]
+    assert ratios == [("1 job", [1, 1]), ("2 jobs", [3, 3]), ("2 jobs to one", [0.9, 0.9])]
 
 
 def trains(clock) -> None:
     """Tick the clock, as a training does."""
-    for _ in range(yardstick.WARMUP + 1):
+    for _ in range(yardstick.WARMUP_STEPS + 1):
         clock.tick(images=4)
 
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_processor_time_is_counted(real, monkeypatch, capsys):
     if real:
-        done = warm.run([sys.executable, "-m", "benchmarks.yardstick", "--n=1", "--steps=1"], ROOT)
-        assert done.returncode == 0, done.stdout
-        said = done.stdout
+        completed = warm.run(
+            [sys.executable, "-m", "benchmarks.yardstick", "--n=1", "--steps=1"], ROOT
+        )
+        assert completed.returncode == 0, completed.stdout
+        output = completed.stdout
     else:
         monkeypatch.setattr(yardstick, "sides", lambda: {"nothing": trains})
         yardstick.run(n=1, steps=1)
-        said = capsys.readouterr().out
+        output = capsys.readouterr().out
     rows = re.findall(
         r"^\| (.+?) \| (\S+) \| (\S+) \| (\S+) \| (\S+) \[.+\] \| (\d+) \| 1 \|$",
-        said,
+        output,
         re.MULTILINE,
     )
-    assert len(rows) == (4 if real else 1), said
+    assert len(rows) == (4 if real else 1), output
     for name, user, kernel, worker, total, _ in rows:
         assert float(user) + float(kernel) + float(worker) == pytest.approx(float(total), abs=0.02)
         assert not real or (
@@ -121,28 +123,30 @@ def test_processor_time_is_counted(real, monkeypatch, capsys):
 @pytest.mark.root
 def test_a_spot_job_ends_with_the_bits_of_one_left_alone(tmp_path):
     flags = ["--interruptions=1", "--epochs=2", "--engine=processes"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [python_of("rehearsal"), "-m", "benchmarks.spot", *flags],
         cwd=ROOT,
         env=os.environ | {"TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     assert re.search(
-        r"^seed 1, of any warned: [01] interruptions, weights the same$", done.stdout, re.MULTILINE
+        r"^seed 1, of any warned: [01] interruptions, weights the same$",
+        completed.stdout,
+        re.MULTILINE,
     )
 
 
 @pytest.mark.soak
 def test_the_image_and_a_change_of_it_are_measured(image):
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "benchmarks.image", image], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     sizes = {
         name: float(size)
-        for name, size in re.findall(r"^\| (.+) \| (\d\S*) \|$", done.stdout, re.MULTILINE)
+        for name, size in re.findall(r"^\| (.+) \| (\d\S*) \|$", completed.stdout, re.MULTILINE)
     }
     assert (
         sizes["the whole image"]
@@ -153,14 +157,14 @@ def test_the_image_and_a_change_of_it_are_measured(image):
     )
     assert re.search(
         r"^a changed line in app/: \S+ s to rebuild, [1-9]\d* kB in new layers$",
-        done.stdout,
+        completed.stdout,
         re.MULTILINE,
     )
 
 
 def test_a_recipe_is_measured(cifar):
     flags = ["--trainer.max_steps=3", "--trainer.accelerator=cpu", "--data.val_split=20"]
-    line = [
+    command = [
         sys.executable,
         "-m",
         "benchmarks.accuracy",
@@ -170,10 +174,10 @@ def test_a_recipe_is_measured(cifar):
         "--",
         *flags,
     ]
-    done = warm.run(line, ROOT)
-    assert done.returncode == 0, done.stdout
-    found = re.findall(
-        r"^\| cpu \| (.+?) \| (\S+) \[\S+\.\.\S+\] \| \S+ \| 2 \|$", done.stdout, re.MULTILINE
+    completed = warm.run(command, ROOT)
+    assert completed.returncode == 0, completed.stdout
+    results = re.findall(
+        r"^\| cpu \| (.+?) \| (\S+) \[\S+\.\.\S+\] \| \S+ \| 2 \|$", completed.stdout, re.MULTILINE
     )
     names = [
         "seconds of training",
@@ -181,14 +185,14 @@ def test_a_recipe_is_measured(cifar):
         "seconds of the process",
         "test accuracy",
     ]
-    assert [name for name, _ in found] == names
-    seconds, steady, whole, accuracy = (float(value) for _, value in found)
-    assert 0 < steady < seconds < whole and 0 <= accuracy <= 1
+    assert [name for name, _ in results] == names
+    seconds, steady, whole_seconds, accuracy = (float(value) for _, value in results)
+    assert 0 < steady < seconds < whole_seconds and 0 <= accuracy <= 1
 
 
 @pytest.mark.soak
 def test_accuracy_after_the_same_time_is_compared_with_the_original(cifar):
-    line = [
+    command = [
         sys.executable,
         "-m",
         "benchmarks.original",
@@ -196,16 +200,18 @@ def test_accuracy_after_the_same_time_is_compared_with_the_original(cifar):
         "--n=1",
         f"--data_dir={cifar}",
     ]
-    done = warm.run(line, ROOT)
-    assert done.returncode == 0, done.stdout
-    (row,) = re.findall(r"^\| 1 \| (\d+) \| (\S+) \| (\d+), (\S+) \|$", done.stdout, re.MULTILINE)
-    _, ours, images, theirs = map(float, row)
-    assert 0 <= ours <= 1 and 0 <= theirs <= 1 and images >= 32
+    completed = warm.run(command, ROOT)
+    assert completed.returncode == 0, completed.stdout
+    (row,) = re.findall(
+        r"^\| 1 \| (\d+) \| (\S+) \| (\d+), (\S+) \|$", completed.stdout, re.MULTILINE
+    )
+    _, own_accuracy, images, original_accuracy = map(float, row)
+    assert 0 <= own_accuracy <= 1 and 0 <= original_accuracy <= 1 and images >= 32
 
 
 @pytest.mark.soak  # as the zoo's rounds are, of which `make test` has some
 def test_an_interrupted_job_is_compared():
-    line = [
+    command = [
         sys.executable,
         "-m",
         "benchmarks.interruptions",
@@ -214,15 +220,15 @@ def test_an_interrupted_job_is_compared():
         "--rounds=1",
         "--seed=1",
     ]
-    done = warm.run(line, ROOT)
-    assert done.returncode == 0, done.stdout
+    completed = warm.run(command, ROOT)
+    assert completed.returncode == 0, completed.stdout
     assert re.search(
-        r"^process seed=1 round=0 right .*'wrong': 0, 'hung': 0", done.stdout, re.MULTILINE
-    ), done.stdout
+        r"^process seed=1 round=0 right .*'wrong': 0, 'hung': 0", completed.stdout, re.MULTILINE
+    ), completed.stdout
 
 
 def test_a_wrong_flag_is_named():
-    line = [sys.executable, "-m", "benchmarks", "--n", "0"]
-    done = warm.run(line, ROOT)
-    assert done.returncode == 2
-    assert "--n" in done.stdout
+    command = [sys.executable, "-m", "benchmarks", "--n", "0"]
+    completed = warm.run(command, ROOT)
+    assert completed.returncode == 2
+    assert "--n" in completed.stdout

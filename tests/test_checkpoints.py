@@ -30,22 +30,26 @@ from sagemaker_lightning.resume.checkpoint_file import examine, read, write
 def state(step: int) -> dict:
     return {
         "weights": torch.full((100,), float(step)),
-        checkpoint_file.KEY: {"loggers": [{"version": 3}]},
+        checkpoint_file.ENTRIES_KEY: {"loggers": [{"version": 3}]},
     }
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> CheckpointDir:
     """A folder with the checkpoints of steps 10, 20 and 30."""
-    made = CheckpointDir(tmp_path / "checkpoints", keep=3)
+    directory = CheckpointDir(tmp_path / "checkpoints", keep=3)
     for step in (10, 20, 30):
-        made.save(state(step), step, number=step * 7)
-    return made
+        directory.save(state(step), step, number=step * 7)
+    return directory
 
 
 def chosen(folder: CheckpointDir, hosts: int = 1) -> Path | None:
     return choose_checkpoint(
-        CheckpointDir(folder.path, 3), "algo-1", lambda told: [told] * hosts, True, lambda path: ""
+        CheckpointDir(folder.path, 3),
+        "algo-1",
+        lambda choice: [choice] * hosts,
+        True,
+        lambda path: "",
     )
 
 
@@ -190,46 +194,48 @@ def test_a_thousand_damaged_folders(folder: CheckpointDir, tmp_path: Path, capsy
     draw = random.Random(4)
     outcomes = {"whole": 0, "error": 0, "start": 0}
     for _ in range(1000):
-        place = CheckpointDir(tmp_path / "copy/checkpoints", 3)
+        directory = CheckpointDir(tmp_path / "copy/checkpoints", 3)
         shutil.rmtree(tmp_path / "copy", ignore_errors=True)
-        shutil.copytree(folder.path, place.path)
+        shutil.copytree(folder.path, directory.path)
         if draw.random() < 0.7:
-            (place.path / "last.ckpt").unlink()
+            (directory.path / "last.ckpt").unlink()
         for _ in range(draw.randint(1, 6)):
             files = sorted(
                 path
-                for path in place.path.glob("step-*.ckpt")
+                for path in directory.path.glob("step-*.ckpt")
                 if path.is_file() and not path.is_symlink()
             )
             if files:
                 draw.choice(MUTATIONS)(draw.choice(files), draw)
-        whole = {path for _, path in place.checkpoints() if not isinstance(examine(path), str)}
-        damaged = [path for _, path in place.checkpoints() if path not in whole]
+        intact = {path for _, path in directory.checkpoints() if not isinstance(examine(path), str)}
+        damaged = [path for _, path in directory.checkpoints() if path not in intact]
         capsys.readouterr()
         try:
-            path = chosen(place)
+            path = chosen(directory)
         except UserError as error:
             outcomes["error"] += 1
-            assert not whole and "--resume.dirpath" in str(error) and "start anew" in str(error)
+            assert not intact and "--resume.dirpath" in str(error) and "start anew" in str(error)
             assert len(str(error)) < 1000 and "\n" not in str(error)
             continue
         if path is None:
             outcomes["start"] += 1
-            assert not whole and not damaged and not place.misnamed()
+            assert not intact and not damaged and not directory.misnamed()
             continue
         outcomes["whole"] += 1
-        newest = max(examine(path)[0] for path in whole)
+        newest = max(examine(path)[0] for path in intact)
         assert torch.equal(read(path)["weights"], torch.full((100,), float(newest)))
-        said = capsys.readouterr().out
-        for _, newer in place.checkpoints()[
-            : [other for _, other in place.checkpoints()].index(path)
+        output = capsys.readouterr().out
+        for _, newer in directory.checkpoints()[
+            : [path_kept for _, path_kept in directory.checkpoints()].index(path)
         ]:
-            assert f"warning: checkpoint {newer}" in said
-        assert not list(place.path.glob("*.sagemaker-ignore"))
+            assert f"warning: checkpoint {newer}" in output
+        assert not list(directory.path.glob("*.sagemaker-ignore"))
     assert outcomes["whole"] > 500 and outcomes["error"] > 20
 
 
-@pytest.mark.parametrize("version", [checkpoint_file.FORMAT - 1, checkpoint_file.FORMAT + 1, 12])
+@pytest.mark.parametrize(
+    "version", [checkpoint_file.FORMAT_VERSION - 1, checkpoint_file.FORMAT_VERSION + 1, 12]
+)
 def test_a_checkpoint_of_another_format_is_refused(folder: CheckpointDir, version: int):
     """In one line, before anything of it is read.
 
@@ -279,7 +285,7 @@ def test_a_checkpoint_names_no_class_of_ours(tmp_path: Path):
     assert run.returncode == 0, run.stdout
     checkpoint = read(tmp_path / "checkpoints/last.ckpt")
     # These are the flags, which choose classes.
-    run_settings = checkpoint[checkpoint_file.KEY].pop("run")
+    run_settings = checkpoint[checkpoint_file.ENTRIES_KEY].pop("run")
     assert run_settings
     assert set(checkpoint["callbacks"]) >= {
         "sagemaker_lightning.rank_consistency",
@@ -314,7 +320,7 @@ def test_a_checkpoint_that_is_code_is_refused(folder: CheckpointDir, tmp_path: P
 
 def everywhere(folders: list[CheckpointDir]) -> list:
     """Return what `choose_checkpoint` returns or raises on each host, of two ranks each."""
-    told: dict[int, list] = {}
+    gathered: dict[int, list] = {}
     barrier = threading.Barrier(2 * len(folders))
     answers = [None] * (2 * len(folders))
 
@@ -324,14 +330,14 @@ def everywhere(folders: list[CheckpointDir]) -> list:
         def gather(own):
             nonlocal rounds
             rounds += 1
-            told.setdefault(rounds, [None] * len(answers))[number] = own
+            gathered.setdefault(rounds, [None] * len(answers))[number] = own
             barrier.wait(20)
-            return told[rounds]
+            return gathered[rounds]
 
-        place = folders[number // 2]
+        directory = folders[number // 2]
         try:
             answers[number] = choose_checkpoint(
-                place, f"algo-{number // 2 + 1}", gather, number % 2 == 0, lambda path: ""
+                directory, f"algo-{number // 2 + 1}", gather, number % 2 == 0, lambda path: ""
             )
         except UserError as error:
             answers[number] = str(error)
@@ -345,11 +351,11 @@ def everywhere(folders: list[CheckpointDir]) -> list:
 
 
 def copies(folder: CheckpointDir, tmp_path: Path, hosts: int) -> list[CheckpointDir]:
-    made = [CheckpointDir(tmp_path / f"host-{host}", 3) for host in range(hosts)]
-    for place in made:
-        shutil.copytree(folder.path, place.path)
-        (place.path / "last.ckpt").unlink()
-    return made
+    directories = [CheckpointDir(tmp_path / f"host-{host}", 3) for host in range(hosts)]
+    for directory in directories:
+        shutil.copytree(folder.path, directory.path)
+        (directory.path / "last.ckpt").unlink()
+    return directories
 
 
 def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: CheckpointDir, tmp_path: Path):
@@ -360,25 +366,26 @@ def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: CheckpointDir, 
     empty(hosts[2].path_of(20), random.Random())
     assert everywhere(hosts) == [host.path_of(10) for host in hosts for _ in range(2)]
     write(hosts[0].path_of(10), state(10), 10, number=8)  # of another run of the same steps
-    for place, said in enumerate(everywhere(hosts)):
-        assert said.startswith(
-            f"--resume.dirpath={hosts[place // 2].path}: found checkpoints, but none that every "
+    for index, error in enumerate(everywhere(hosts)):
+        assert error.startswith(
+            f"--resume.dirpath={hosts[index // 2].path}: found checkpoints, but none that every "
             "host has intact"
         )
         assert (
-            "algo-1 has step 30; algo-2 has step 20; algo-3 has step 30" in said
-            and "start anew" in said
+            "algo-1 has step 30; algo-2 has step 20; algo-3 has step 30" in error
+            and "start anew" in error
         )
     for host in hosts:
         shutil.rmtree(host.path)
     assert everywhere(hosts) == [None] * 6
     hosts[1].save(state(10), 10, 1)
     assert all(
-        "algo-1 has none; algo-2 has step 10; algo-3 has none" in said for said in everywhere(hosts)
+        "algo-1 has none; algo-2 has step 10; algo-3 has none" in error
+        for error in everywhere(hosts)
     )
 
 
-KILLED = """
+KILLED_WRITER = """
 import sys
 from pathlib import Path
 import torch
@@ -397,17 +404,17 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
     draw = random.Random(2)
     step = 1
     for _ in range(4):
-        command = [sys.executable, "-c", KILLED, str(tmp_path / "checkpoints"), str(step)]
+        command = [sys.executable, "-c", KILLED_WRITER, str(tmp_path / "checkpoints"), str(step)]
         process = warm.start(command, tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
         assert process.stdout.readline() == "writing\n"
         time.sleep(draw.uniform(0.0, 0.3))
         process.kill()
         process.communicate()
-        place = CheckpointDir(tmp_path / "checkpoints", 3)
-        assert all(not isinstance(examine(path), str) for _, path in place.checkpoints())
-        if path := chosen(place):
+        directory = CheckpointDir(tmp_path / "checkpoints", 3)
+        assert all(not isinstance(examine(path), str) for _, path in directory.checkpoints())
+        if path := chosen(directory):
             step = read(path)["step"] + 1
-    assert step > 1 and len(place.checkpoints()) <= 5
+    assert step > 1 and len(directory.checkpoints()) <= 5
 
 
 def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(
@@ -423,9 +430,9 @@ def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(
         writer.wait()
         writer.warn_of_problem("training goes on, but")
         assert "training goes on, but no checkpoint could be written" in (
-            said := capsys.readouterr().out
+            output := capsys.readouterr().out
         )
-        assert "the newest intact one is step-000000030.ckpt" in said
+        assert "the newest intact one is step-000000030.ckpt" in output
         nothing = BackgroundWriter(CheckpointDir(folder.path.with_name("new"), 3))
         nothing.write(state(40), 40, 1)
         nothing.wait()
@@ -448,12 +455,12 @@ def test_whatever_a_writer_dies_of_is_said(folder: CheckpointDir, capsys):
     writer.write(state(40) | {"lock": threading.Lock()}, 40, 1)
     writer.wait()
     writer.warn_of_problem("training goes on, but")
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert (
-        "no checkpoint could be written" in said.out
-        and "(TypeError: cannot pickle '_thread.lock'" in said.out
+        "no checkpoint could be written" in output.out
+        and "(TypeError: cannot pickle '_thread.lock'" in output.out
     )
-    assert "Traceback" in said.err
+    assert "Traceback" in output.err
     nothing = BackgroundWriter(CheckpointDir(folder.path.with_name("new"), 3))
     nothing.write({"lock": threading.Lock()}, 40, 1)
     nothing.wait()
@@ -487,8 +494,8 @@ def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
     assert best.choose_intact() == names[2]
     Path(names[2]).unlink()
     assert best.choose_intact() == ""
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == (
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line == (
         f"warning: {names[2]}, the best model, is missing; the last one is written in its place"
     )
 
@@ -497,9 +504,9 @@ def test_the_stamps_of_torch_say_nothing_of_a_flipped_bit(folder: CheckpointDir)
     """The reason for our checksum: torch loads most files with a flipped bit silently."""
     content = folder.path_of(30).read_bytes()
     silent = 0
-    for place in range(0, len(content) - 100, 41):
+    for position in range(0, len(content) - 100, 41):
         changed = bytearray(content)
-        changed[place] ^= 1
+        changed[position] ^= 1
         folder.path_of(30).write_bytes(changed)
         assert isinstance(examine(folder.path_of(30)), str)
         try:

@@ -50,13 +50,13 @@ def test_unpacked_loose_and_packed_give_the_same(folder):
     loose = read(folder / cifar10_files.FOLDER)
     pack(folder)
     packed = read(folder)
-    for other in (loose, packed):
-        assert (other[0] == images).all() and (other[1] == labels).all()
+    for folder_of_files in (loose, packed):
+        assert (folder_of_files[0] == images).all() and (folder_of_files[1] == labels).all()
 
 
-@pytest.mark.parametrize("other", ["data_batch_1", "data_batch_4"])
-def test_batches_of_other_lengths_come_in_their_order_too(folder, other):
-    path = folder / cifar10_files.FOLDER / other
+@pytest.mark.parametrize("changed_file", ["data_batch_1", "data_batch_4"])
+def test_batches_of_other_lengths_come_in_their_order_too(folder, changed_file):
+    path = folder / cifar10_files.FOLDER / changed_file
     path.write_bytes(pickle.dumps(batch(10, 9)))
     sent = [
         pickle.loads((folder / cifar10_files.FOLDER / name).read_bytes(), encoding="bytes")
@@ -64,8 +64,10 @@ def test_batches_of_other_lengths_come_in_their_order_too(folder, other):
     ]
     images, labels = read(folder)
     pack(folder)  # where data_batch_4 comes first, or anywhere
-    for found in (images, read(folder)[0]):
-        assert (found.reshape(-1, 3072) == np.concatenate([part["data"] for part in sent])).all()
+    for read_images in (images, read(folder)[0]):
+        assert (
+            read_images.reshape(-1, 3072) == np.concatenate([part["data"] for part in sent])
+        ).all()
     assert len(labels) == len(images) == 170
 
 
@@ -98,10 +100,10 @@ class Evil:
         return os.system, (f"touch {self.marker}",)
 
 
-@pytest.mark.parametrize("where", ["alone", "inside"])
-def test_a_pickle_cannot_run_code(folder, tmp_path, where):
+@pytest.mark.parametrize("code_position", ["alone", "inside"])
+def test_a_pickle_cannot_run_code(folder, tmp_path, code_position):
     evil = Evil(tmp_path / "ran")
-    content = evil if where == "alone" else batch(20, 1) | {"filenames": [evil]}
+    content = evil if code_position == "alone" else batch(20, 1) | {"filenames": [evil]}
     (folder / cifar10_files.FOLDER / "data_batch_3").write_bytes(pickle.dumps(content))
     with pytest.raises(UserError, match=r"channel training: data_batch_3 .*system"):
         read(folder)
@@ -152,15 +154,15 @@ def test_a_truncated_file_is_named(folder):
 
 
 def test_two_hundred_damaged_batches_end_in_one_line_or_in_images(folder):
-    """Flipped bytes: never a crash, never another exception than the one that names the file."""
+    """Flipped bytes cause no crash, and no exception but the one that names the file."""
     path = folder / cifar10_files.FOLDER / "test_batch"
-    whole = path.read_bytes()
+    content = path.read_bytes()
     draw = random.Random(0)
     for _ in range(200):
-        damaged = bytearray(whole)
+        damaged = bytearray(content)
         for _ in range(draw.randint(1, 8)):
-            place = draw.randrange(200) if draw.random() < 0.7 else draw.randrange(len(damaged))
-            damaged[place] = draw.randrange(256)
+            position = draw.randrange(200) if draw.random() < 0.7 else draw.randrange(len(damaged))
+            damaged[position] = draw.randrange(256)
         path.write_bytes(damaged)
         try:
             assert read(folder, train=False)[0].dtype == np.uint8
@@ -221,12 +223,12 @@ def test_a_part_of_the_files_is_enough_where_that_is_said(folder, tmp_path):
     assert (
         images.reshape(80, -1) == np.concatenate([batch(40, number)["data"] for number in (1, 3)])
     ).all()
-    for train, part, says in (
+    for train, is_partial, says in (
         (True, False, "data_batch_1 is missing"),
         (False, True, "holds no CIFAR-10"),
     ):
         with pytest.raises(cifar10_files.Missing, match=says):
-            cifar10_files.read(folder, train, "channel training", part=part)
+            cifar10_files.read(folder, train, "channel training", part=is_partial)
     with pytest.raises(cifar10_files.Missing, match="no such folder"):
         cifar10_files.read(tmp_path / "absent", True, "channel training", part=True)
 

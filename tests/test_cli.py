@@ -57,10 +57,12 @@ def test_a_program_without_defaults_says_what_it_needs(flags, says):
 
 
 def test_without_flags():
-    made = cli()
-    assert type(made.model) is ResNet18 and type(made.datamodule) is DigitsDataModule
-    assert made.model.hparams.num_classes == 10
-    assert made.trainer.max_epochs == TRAINER_YAML["trainer"]["max_epochs"]
+    command_line = cli()
+    assert (
+        type(command_line.model) is ResNet18 and type(command_line.datamodule) is DigitsDataModule
+    )
+    assert command_line.model.hparams.num_classes == 10
+    assert command_line.trainer.max_epochs == TRAINER_YAML["trainer"]["max_epochs"]
 
 
 @pytest.mark.parametrize("shape", ["{}={}", "{} {}"])
@@ -80,14 +82,16 @@ def test_every_flag_of_the_original(shape, cifar):
         "--logger.name": "tutorial",
         "--logger.flush_secs": "7",
     }
-    made = cli(*" ".join(shape.format(*flag) for flag in flags.items()).split())
-    assert type(made.datamodule) is CIFAR10DataModule and made.datamodule.data_dir == str(cifar)
-    assert made.datamodule.batch_size == 64 and made.datamodule.num_workers == 4
-    optimizer = made.model.configure_optimizers()
+    command_line = cli(*" ".join(shape.format(*flag) for flag in flags.items()).split())
+    assert type(
+        command_line.datamodule
+    ) is CIFAR10DataModule and command_line.datamodule.data_dir == str(cifar)
+    assert command_line.datamodule.batch_size == 64 and command_line.datamodule.num_workers == 4
+    optimizer = command_line.model.configure_optimizers()
     assert type(optimizer) is torch.optim.Adam and optimizer.defaults["lr"] == 0.002
-    assert made.trainer.max_epochs == 5 and made.trainer.num_devices == 1
-    assert type(made.trainer.strategy).__name__ == "DDPStrategy"
-    logger = made.trainer.logger
+    assert command_line.trainer.max_epochs == 5 and command_line.trainer.num_devices == 1
+    assert type(command_line.trainer.strategy).__name__ == "DDPStrategy"
+    logger = command_line.trainer.logger
     assert (
         isinstance(logger, TensorBoardLogger)
         and logger.save_dir == "somewhere"
@@ -98,7 +102,7 @@ def test_every_flag_of_the_original(shape, cifar):
 
 def test_the_defaults_of_the_data_module_are_the_originals():
     """Except num_workers and pin_memory, which have no effect: None means that nobody set them."""
-    made = CIFAR10DataModule()
+    datamodule = CIFAR10DataModule()
     expected = {
         "data_dir": None,
         "val_split": 10000,
@@ -107,8 +111,12 @@ def test_the_defaults_of_the_data_module_are_the_originals():
         "batch_size": 32,
     }
     expected |= {"seed": 42, "shuffle": True, "pin_memory": None, "drop_last": False}
-    assert {name: getattr(made, name) for name in expected} == expected
-    assert (made.num_classes, made.num_samples, made.dims) == (10, 40_000, (3, 32, 32))
+    assert {name: getattr(datamodule, name) for name in expected} == expected
+    assert (datamodule.num_classes, datamodule.num_samples, datamodule.dims) == (
+        10,
+        40_000,
+        (3, 32, 32),
+    )
 
 
 def test_the_order_of_precedence(tmp_path, monkeypatch):
@@ -123,15 +131,20 @@ def test_the_order_of_precedence(tmp_path, monkeypatch):
         "hosts": ("a", "b"),
         "current_host": "a",
     }
-    made = cli("--trainer.strategy=ddp", "--trainer.accelerator=cpu", **directories)
+    command_line = cli("--trainer.strategy=ddp", "--trainer.accelerator=cpu", **directories)
     # The class's own default is None.
-    assert type(made.datamodule) is CIFAR10DataModule and made.datamodule.data_dir == "/channel"
-    assert made.trainer.num_nodes == 2  # class: 1
-    assert made.trainer.logger.save_dir == "/checkpoints/tensorboard/a"
-    assert str(made.trainer.checkpoint_callback.dirpath) == "/checkpoints"  # class: None
-    assert made.trainer.checkpoint_callback.monitor == "val_loss"  # trainer.yaml; class: None
+    assert (
+        type(command_line.datamodule) is CIFAR10DataModule
+        and command_line.datamodule.data_dir == "/channel"
+    )
+    assert command_line.trainer.num_nodes == 2  # class: 1
+    assert command_line.trainer.logger.save_dir == "/checkpoints/tensorboard/a"
+    assert str(command_line.trainer.checkpoint_callback.dirpath) == "/checkpoints"  # class: None
+    assert (
+        command_line.trainer.checkpoint_callback.monitor == "val_loss"
+    )  # trainer.yaml; class: None
     # The class's own default is 120.
-    assert made.trainer.logger._kwargs["flush_secs"] == TRAINER_YAML["logger"]["flush_secs"]
+    assert command_line.trainer.logger._kwargs["flush_secs"] == TRAINER_YAML["logger"]["flush_secs"]
 
     config = TRAINER_YAML | {
         "checkpoint": {"dirpath": "/from/yaml"},
@@ -141,9 +154,9 @@ def test_the_order_of_precedence(tmp_path, monkeypatch):
     monkeypatch.setattr(
         train, "APPLICATION", replace(train.APPLICATION, settings=tmp_path / "trainer.yaml")
     )
-    made = cli(**directories | {"hosts": ("a",)})
-    assert str(made.trainer.checkpoint_callback.dirpath) == "/from/yaml"
-    assert made.trainer.logger.save_dir == "/yaml"
+    command_line = cli(**directories | {"hosts": ("a",)})
+    assert str(command_line.trainer.checkpoint_callback.dirpath) == "/from/yaml"
+    assert command_line.trainer.logger.save_dir == "/yaml"
 
     flags = [
         "--checkpoint.dirpath=/flag",
@@ -151,31 +164,36 @@ def test_the_order_of_precedence(tmp_path, monkeypatch):
         "--logger.flush_secs=8",
         "--trainer.max_epochs=3",
     ]
-    made = cli(*flags, "--data.data_dir=/flag3", **directories | {"hosts": ("a",)})
-    assert str(made.trainer.checkpoint_callback.dirpath) == "/flag"
+    command_line = cli(*flags, "--data.data_dir=/flag3", **directories | {"hosts": ("a",)})
+    assert str(command_line.trainer.checkpoint_callback.dirpath) == "/flag"
     assert (
-        made.trainer.logger.save_dir == "/flag2" and made.trainer.logger._kwargs["flush_secs"] == 8
+        command_line.trainer.logger.save_dir == "/flag2"
+        and command_line.trainer.logger._kwargs["flush_secs"] == 8
     )
-    assert made.trainer.max_epochs == 3 and made.datamodule.data_dir == "/flag3"
+    assert command_line.trainer.max_epochs == 3 and command_line.datamodule.data_dir == "/flag3"
 
 
 def test_the_channel_reaches_a_class_that_a_flag_names():
-    made = cli(
+    command_line = cli(
         "--data=CIFAR10DataModule", "--data.batch_size=8", channels={"training": Path("/channel")}
     )
-    assert made.datamodule.data_dir == "/channel" and made.datamodule.batch_size == 8
+    assert (
+        command_line.datamodule.data_dir == "/channel" and command_line.datamodule.batch_size == 8
+    )
 
 
 def test_other_peoples_classes(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    made = cli("--model=foreign.Model", "--model.width=5", "--data=foreign.Data", "--data.size=16")
-    assert made.model.layers[0].out_features == 5 and made.datamodule.size == 16
+    command_line = cli(
+        "--model=foreign.Model", "--model.width=5", "--data=foreign.Data", "--data.size=16"
+    )
+    assert command_line.model.layers[0].out_features == 5 and command_line.datamodule.size == 16
     # The model's own optimizer, as no flag names another.
-    assert type(made.model.configure_optimizers()) is torch.optim.SGD
+    assert type(command_line.model.configure_optimizers()) is torch.optim.SGD
     assert cli("--data=foreign.Data", "--model.num_classes=2").model.hparams.num_classes == 2
 
 
-WHOLE = [
+FRACTION_FLAGS = [
     "limit_train_batches",
     "limit_val_batches",
     "limit_test_batches",
@@ -183,25 +201,33 @@ WHOLE = [
     "val_check_interval",
     "overfit_batches",
 ]
-SENT = [(1, 1), ("1", 1), ('"1"', 1), (2, 2), (1.0, 1.0), ("1.0", 1.0), ("0.5", 0.5)]
+SENT_AND_READ = [(1, 1), ("1", 1), ('"1"', 1), (2, 2), (1.0, 1.0), ("1.0", 1.0), ("0.5", 0.5)]
 
 
-@pytest.mark.parametrize(("sent", "number"), SENT, ids=repr)
+@pytest.mark.parametrize(("sent", "number"), SENT_AND_READ, ids=repr)
 def test_one_batch_is_not_all_batches(sent, number, tmp_path):
     """As a flag, as a hyperparameter of every client, and in a file.
 
     What is written of the value says the same.
     """
-    made = cli(*hyperparameters.flags({f"trainer.{name}": sent for name in WHOLE[:-1]}))
-    assert {repr(getattr(made.trainer, name)) for name in WHOLE[:-1]} == {repr(number)}
-    made = cli(*hyperparameters.flags({f"trainer.{name}": sent for name in WHOLE}))
-    (tmp_path / "written.yaml").write_text(made.parser.dump(made.config, skip_none=False))
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump({"trainer": dict.fromkeys(WHOLE, number)}))
+    command_line = cli(
+        *hyperparameters.flags({f"trainer.{name}": sent for name in FRACTION_FLAGS[:-1]})
+    )
+    assert {repr(getattr(command_line.trainer, name)) for name in FRACTION_FLAGS[:-1]} == {
+        repr(number)
+    }
+    command_line = cli(*hyperparameters.flags({f"trainer.{name}": sent for name in FRACTION_FLAGS}))
+    (tmp_path / "written.yaml").write_text(
+        command_line.parser.dump(command_line.config, skip_none=False)
+    )
+    (tmp_path / "own.yaml").write_text(
+        yaml.safe_dump({"trainer": dict.fromkeys(FRACTION_FLAGS, number)})
+    )
     for config in (
-        made.config,
+        command_line.config,
         *(cli(f"--config={name}.yaml").config for name in ("written", "own")),
     ):
-        assert {repr(config.trainer[name]) for name in WHOLE} == {repr(number)}
+        assert {repr(config.trainer[name]) for name in FRACTION_FLAGS} == {repr(number)}
 
 
 def test_whole_numbers_of_other_peoples_classes(monkeypatch):
@@ -225,18 +251,22 @@ def test_whole_numbers_of_other_peoples_classes(monkeypatch):
 )
 def test_a_folder_of_data_is_read_and_not_ignored(flags, content, cifar, tmp_path):
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(content).replace("DIR", str(cifar)))
-    made = cli(*(flag.replace("DIR", str(cifar)) for flag in flags))
-    assert type(made.datamodule) is CIFAR10DataModule and made.datamodule.data_dir == str(cifar)
+    command_line = cli(*(flag.replace("DIR", str(cifar)) for flag in flags))
+    assert type(
+        command_line.datamodule
+    ) is CIFAR10DataModule and command_line.datamodule.data_dir == str(cifar)
 
 
 @pytest.mark.parametrize("channels", [{}, {"training": Path("/channel")}])
 def test_a_model_with_loaders_of_its_own_trains_on_them(channels, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    made = cli("--model=diverging.Diverging", "--model.how=", channels=channels)
-    assert made.datamodule is None
-    (tmp_path / "config.yaml").write_text(made.parser.dump(made.config, skip_none=False))
+    command_line = cli("--model=diverging.Diverging", "--model.how=", channels=channels)
+    assert command_line.datamodule is None
+    (tmp_path / "config.yaml").write_text(
+        command_line.parser.dump(command_line.config, skip_none=False)
+    )
     again = cli("--config=config.yaml", channels=channels)
-    assert type(again.model) is type(made.model) and again.datamodule is None
+    assert type(again.model) is type(command_line.model) and again.datamodule is None
     again.trainer.fit_loop.max_epochs = 1
     # A loader of this kind is as exact as a data module's, while the training lasts.
     shared_out = []
@@ -277,8 +307,8 @@ def test_all_settings_have_a_sentence(capsys):
         "sharded",
         "lr_scaling",
     ):
-        line = text.partition(name)[2].partition("\n--")[0]
-        assert len(line.split()) > 5, name
+        help_text = text.partition(name)[2].partition("\n--")[0]
+        assert len(help_text.split()) > 5, name
 
 
 def test_the_number_of_nodes_is_the_jobs(capsys):
@@ -512,7 +542,7 @@ def test_a_mistake_is_one_line_that_names_the_flag(flags, says):
 
 
 # What a class may be, by the flag that chooses it.
-CHOICES = {
+WRONG_CLASSES = {
     "--data": ["CIFAR10DataModule", "DigitsDataModule"],
     "--model": ["ResNet18"],
     "--optimizer": ["Adam", "AdamW", "RMSprop", "SGD"],
@@ -522,32 +552,32 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize(("flag", "names"), CHOICES.items(), ids=CHOICES)
+@pytest.mark.parametrize(("flag", "names"), WRONG_CLASSES.items(), ids=WRONG_CLASSES)
 def test_a_wrong_class_lists_those_that_are_allowed(flag, names):
     with pytest.raises(UserError) as error:
         cli(f"{flag}=Nonesuch")
-    said = str(error.value)
+    message = str(error.value)
     assert (
-        said.startswith(f"{flag}: found 'Nonesuch', allowed are ")
-        and "the import path of a subclass of" in said
+        message.startswith(f"{flag}: found 'Nonesuch', allowed are ")
+        and "the import path of a subclass of" in message
     )
-    listed = re.split(r", | or ", said.partition("allowed are ")[2])
-    assert set(names) <= set(listed)
+    classes = re.split(r", | or ", message.partition("allowed are ")[2])
+    assert set(names) <= set(classes)
     internal = {"ResidentDataModule", "ExactResume", "RankConsistency", "BestModel", "Logger"}
-    assert not internal & set(listed) and not [name for name in listed if name.startswith("_")]
+    assert not internal & set(classes) and not [name for name in classes if name.startswith("_")]
 
 
 def test_a_module_that_cannot_be_imported_says_where_it_fails(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine_raises.py").write_text("\nraise RuntimeError('my bug')\n")
     (tmp_path / "mine_lacks.py").write_text("import numpy\n")
-    for name, why in {
+    for name, reason in {
         "mine_raises.Model": "RuntimeError: my bug, mine_raises.py line 2",
         "mine_lacks.Model": "module 'mine_lacks' has no attribute 'Model'",
         "mine_nowhere.Model": f"No module named 'mine_nowhere', looked for in {tmp_path}",
     }.items():
         with pytest.raises(
-            UserError, match=rf"^--model: found '{name}' \({why}\), allowed are .*ResNet18"
+            UserError, match=rf"^--model: found '{name}' \({reason}\), allowed are .*ResNet18"
         ):
             cli(f"--model={name}")
 
@@ -569,12 +599,12 @@ def test_all_wrong_flags_are_named_at_once(tmp_path):
             "--trainer.max_steps=b",
             "stray",
         )
-    said = re.sub(
+    message = re.sub(
         "allowed are .*? or the import path",
         "allowed are CLASSES or the import path",
         str(error.value),
     )
-    assert said == (  # the classes are all that this process has imported, other tests' included
+    assert message == (  # the classes are all that this process has imported, other tests' included
         "--max_epochs: is no flag here; did you mean --trainer.max_epochs?; "
         "also --data: found 'Nope', allowed are CLASSES or the import path of a subclass "
         "of LightningDataModule; also stray: is no flag here; flags are --config, "
@@ -587,14 +617,15 @@ def test_all_wrong_flags_are_named_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "found"), [("1e400", "inf"), (".nan", "nan"), ("1.5", "1.5"), ("-0.1", "-0.1")]
+    ("value", "samples"), [("1e400", "inf"), (".nan", "nan"), ("1.5", "1.5"), ("-0.1", "-0.1")]
 )
-def test_a_fraction_for_validation_that_is_none(value, found):
-    made = cli(f"--data.val_split={value}").datamodule
+def test_a_fraction_for_validation_that_is_none(value, samples):
+    datamodule = cli(f"--data.val_split={value}").datamodule
     with pytest.raises(
-        UserError, match=f"^--data.val_split: found {found}, allowed are 1 to 99 of the 100 images"
+        UserError,
+        match=f"^--data.val_split: found {samples}, allowed are 1 to 99 of the 100 images",
     ):
-        made._splits(100)
+        datamodule._splits(100)
 
 
 def test_those_in_a_file_of_flags_too(tmp_path):
@@ -612,7 +643,7 @@ def test_those_in_a_file_of_flags_too(tmp_path):
     )
 
 
-BROKEN = {
+BROKEN_FILES = {
     "[": "cannot be read",
     "a: &a [*a]": "cannot be read .Circular",
     "a text": "has no flags",
@@ -621,11 +652,12 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("text", "why"), BROKEN.items(), ids=BROKEN)
-def test_a_broken_file_of_flags_is_named(tmp_path, text, why):
+@pytest.mark.parametrize(("text", "reason"), BROKEN_FILES.items(), ids=BROKEN_FILES)
+def test_a_broken_file_of_flags_is_named(tmp_path, text, reason):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(
-        UserError, match=rf"^--config: 'mine.yaml' {why}.* allowed is YAML.*; also --trainer.zzz: "
+        UserError,
+        match=rf"^--config: 'mine.yaml' {reason}.* allowed is YAML.*; also --trainer.zzz: ",
     ):
         cli("--config=mine.yaml", "--trainer.zzz=3")
 
@@ -648,10 +680,10 @@ def test_any_number_of_mistakes_has_room_in_the_failure_file():
     wrong += [f"--trainer.max_epochs={'9' * 2000}x", f"--{'long' * 400}=1"]
     with pytest.raises(UserError) as error:
         cli(*wrong)
-    said = str(error.value)
-    assert len(said) < 960 and "\n" not in said
-    assert said.startswith("--data: found 'Nonesuch'") and re.search(
-        r"also wrong: --\S.* and \d+ more$", said
+    message = str(error.value)
+    assert len(message) < 960 and "\n" not in message
+    assert message.startswith("--data: found 'Nonesuch'") and re.search(
+        r"also wrong: --\S.* and \d+ more$", message
     )
 
 

@@ -11,15 +11,15 @@ from hyperparameters_sent import SHORT
 
 pytestmark = pytest.mark.docker
 
-SMALL = {"data.val_split": "40"}  # of the few images of the test's CIFAR-10
+SMALL_SPLIT = {"data.val_split": "40"}  # of the few images of the test's CIFAR-10
 
 
 def test_three_folders_mounted_whole(image: str, tmp_path: Path):
     """All of /opt/ml/input is the host's, so that what the image has there is hidden."""
     write_cifar(tmp_path / "input/data/training")
-    given = {name: str(value) for name, value in SHORT.items()} | SMALL
+    hyperparameters = {name: str(value) for name, value in SHORT.items()} | SMALL_SPLIT
     (tmp_path / "input/config").mkdir()
-    (tmp_path / "input/config/hyperparameters.json").write_text(json.dumps(given))
+    (tmp_path / "input/config/hyperparameters.json").write_text(json.dumps(hyperparameters))
     mounts = []
     for name in ("input", "model", "output"):
         (tmp_path / name).mkdir(exist_ok=True)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.docker
 SOURCE = str(ROOT / "tests/clients/source")
 
 # The values of the original's run_sagemaker.py, with a CPU in place of its GPU.
-ORIGINAL = {
+ORIGINAL_HYPERPARAMETERS = {
     "data": "CIFAR10DataModule",
     "data.batch_size": 32,
     "optimizer": "Adam",
@@ -30,7 +30,7 @@ ORIGINAL = {
     "trainer.max_epochs": 5,
     "logger.name": "tutorial",
 }
-SMALL = {"data.val_split": 40}  # of the few images of the test's CIFAR-10
+SMALL_SPLIT = {"data.val_split": 40}  # of the few images of the test's CIFAR-10
 
 
 @pytest.fixture
@@ -53,11 +53,11 @@ def test_the_originals_hyperparameters(client: Client, image: str, cifar: Path, 
 
     environment= chooses the launcher.
     """
-    given = ORIGINAL | SMALL | {"trainer.max_epochs": 1}
+    hyperparameters = ORIGINAL_HYPERPARAMETERS | SMALL_SPLIT | {"trainer.max_epochs": 1}
     job = {
         "image_uri": image,
         "instance_count": 1,
-        "hyperparameters": given,
+        "hyperparameters": hyperparameters,
         "output_path": f"file://{tmp_path}/out",
     }
     job |= {
@@ -80,7 +80,7 @@ def test_two_instances_from_and_to_s3(
     job = {
         "image_uri": image,
         "instance_count": 2,
-        "hyperparameters": ORIGINAL | SMALL | {"trainer.max_epochs": 1},
+        "hyperparameters": ORIGINAL_HYPERPARAMETERS | SMALL_SPLIT | {"trainer.max_epochs": 1},
     }
     job |= {"inputs": {"training": bucket.upload(cifar, "cifar")}, "output_path": bucket.uri("out")}
     run = client.run("sdk2_estimator.py", job, **bucket.variables)
@@ -174,35 +174,42 @@ def test_a_model_that_is_written_slowly(client: Client, image: str, tmp_path: Pa
     assert torch.load(unpacked(tmp_path / "out/model.tar.gz") / "model.pt", weights_only=True)
 
 
-ON = {"enabled": True}
+ENABLED = {"enabled": True}
 
 
 def test_what_the_client_sends_for_a_distribution(client: Client):
-    """Of instances that there is no local mode of. The toolkit's process knows each name."""
+    """The toolkit's process knows each name.
+
+    Local mode cannot stand in for these instances.
+    """
     distributions = {
-        "sagemaker_torch_distributed_enabled": {"torch_distributed": ON},
-        "sagemaker_distributed_dataparallel_enabled": {"smdistributed": {"dataparallel": ON}},
-        "sagemaker_mpi_enabled": {"mpi": ON},
-        "sagemaker_parameter_server_enabled": {"parameter_server": ON},
+        "sagemaker_torch_distributed_enabled": {"torch_distributed": ENABLED},
+        "sagemaker_distributed_dataparallel_enabled": {"smdistributed": {"dataparallel": ENABLED}},
+        "sagemaker_mpi_enabled": {"mpi": ENABLED},
+        "sagemaker_parameter_server_enabled": {"parameter_server": ENABLED},
     }
-    run = client.run("sdk2_distribution.py", [*distributions.values(), {"pytorchddp": ON}])
+    run = client.run("sdk2_distribution.py", [*distributions.values(), {"pytorchddp": ENABLED}])
     sent = json.loads(re.search(r"SENT (.*)", run.stdout)[1])
     enabled = [
-        [name for name, value in one.items() if name.endswith("_enabled") and value == "true"]
-        for one in sent
+        [
+            name
+            for name, value in hyperparameters.items()
+            if name.endswith("_enabled") and value == "true"
+        ]
+        for hyperparameters in sent
     ]
     assert enabled == [[name] for name in distributions] + [
         ["sagemaker_distributed_dataparallel_enabled"]
     ]
-    assert set(distributions) <= {*user_program.DISTRIBUTIONS, *user_program.REFUSED}
+    assert set(distributions) <= {*user_program.DISTRIBUTIONS, *user_program.REFUSED_DISTRIBUTIONS}
 
 
 @pytest.mark.parametrize(
     ("distribution", "warns"),
     [
-        pytest.param({"torch_distributed": ON}, False, marks=pytest.mark.soak),
+        pytest.param({"torch_distributed": ENABLED}, False, marks=pytest.mark.soak),
         # By SDK 3: tests/test_clients_sdk3.py; the toolkit's part: tests/test_toolkit.py.
-        pytest.param({"pytorchddp": ON}, True, marks=pytest.mark.thorough),
+        pytest.param({"pytorchddp": ENABLED}, True, marks=pytest.mark.thorough),
     ],
     ids=["torch_distributed", "pytorchddp"],
 )
@@ -244,7 +251,7 @@ def test_a_source_that_the_client_sends_to_s3(client: Client, image: str, bucket
     run = client.run("sdk2_pytorch.py", job, **bucket.variables)
     assert run.returncode == 0, run.stdout
     assert hyperparameters.flags(hyperparameters_in(run.stdout)) == UNKNOWN_FLAGS
-    given = [
+    arguments = [
         "--x.boolean",
         "True",
         "--x.dict",
@@ -256,8 +263,8 @@ def test_a_source_that_the_client_sends_to_s3(client: Client, image: str, bucket
         "--x.negative",
         "-3",
     ]
-    given += ["--x.none", "", "--x.number", "1.10", "--x.text", "a b=c 'q'"]
-    assert f"GIVEN {given}" in run.stdout
+    arguments += ["--x.none", "", "--x.number", "1.10", "--x.text", "a b=c 'q'"]
+    assert f"GIVEN {arguments}" in run.stdout
 
 
 def test_a_script_that_fails(client: Client, image: str, tmp_path: Path):

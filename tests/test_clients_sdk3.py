@@ -51,9 +51,9 @@ def test_hyperparameters_of_every_kind(trained):
 @pytest.mark.soak  # by SDK 2
 def test_unknown_hyperparameters(trained):
     """They arrive with their values, the job fails, and the client says so."""
-    said, artifacts = trained(1, hyperparameters=UNKNOWN)
-    assert "RuntimeError" in said
-    assert hyperparameters.flags(hyperparameters_in(said)) == UNKNOWN_FLAGS
+    output, artifacts = trained(1, hyperparameters=UNKNOWN)
+    assert "RuntimeError" in output
+    assert hyperparameters.flags(hyperparameters_in(output)) == UNKNOWN_FLAGS
     failure = (unpacked(artifacts / "output.tar.gz") / "failure").read_text()
     assert failure.startswith(
         f"error: {', '.join(f'--{name}' for name in UNKNOWN)}: are no flags here"
@@ -64,11 +64,11 @@ def test_unknown_hyperparameters(trained):
 @pytest.mark.thorough  # by SDK 2
 def test_two_instances(trained, cifar: Path):
     """The SDK names an interface that no container has, ethwe: our code must not rely on it."""
-    given = SHORT | {"data.val_split": 40, "trainer.enable_checkpointing": True}
-    said, artifacts = trained(
-        hyperparameters=given, instance_count=2, inputs={"training": str(cifar)}
+    hyperparameters = SHORT | {"data.val_split": 40, "trainer.enable_checkpointing": True}
+    output, artifacts = trained(
+        hyperparameters=hyperparameters, instance_count=2, inputs={"training": str(cifar)}
     )
-    assert "MEMBER: 2/2" in said
+    assert "MEMBER: 2/2" in output
     assert state_in(artifacts)
 
 
@@ -79,37 +79,40 @@ def test_a_command_of_ones_own(trained):
         "command": f"python -m app.train {' '.join(SHORT_FLAGS)} --model=slow.Model",
         "source_dir": SOURCE,
     }
-    said, artifacts = trained(source_code=command)
-    assert "sagemaker-training-toolkit" not in said and "Running Basic Script driver" not in said
+    output, artifacts = trained(source_code=command)
+    assert (
+        "sagemaker-training-toolkit" not in output and "Running Basic Script driver" not in output
+    )
     assert state_in(artifacts)
     assert "slow.Model" in (artifacts / "model/model.json").read_text()
 
 
 def test_an_entry_script_with_hyperparameters(trained):
-    given = {"x_text": "a b", "x_negative": -3, "x_list": ["a", 1], "x_none": None}
-    said, _ = trained(
-        source_code={"entry_script": "echo.py", "source_dir": SOURCE}, hyperparameters=given
+    hyperparameters = {"x_text": "a b", "x_negative": -3, "x_list": ["a", 1], "x_none": None}
+    output, _ = trained(
+        source_code={"entry_script": "echo.py", "source_dir": SOURCE},
+        hyperparameters=hyperparameters,
     )
     assert (
         "GIVEN ['--x_text', 'a b', '--x_negative', '-3', "
         """'--x_list', '["a", 1]', '--x_none', 'null']"""
-    ) in said
+    ) in output
 
 
 @pytest.mark.thorough  # without a client: tests/test_toolkit.py
 def test_torchrun_of_a_plain_pytorch_script(trained):
     source = {"entry_script": "ddp.py", "source_dir": SOURCE}
-    said, artifacts = trained(
+    output, artifacts = trained(
         source_code=source, torchrun={"process_count_per_node": 1}, instance_count=2
     )
-    assert "rank 0 of 2: gradient 0.5" in said and "rank 1 of 2: gradient 0.5" in said
+    assert "rank 0 of 2: gradient 0.5" in output and "rank 1 of 2: gradient 0.5" in output
     assert list(state_in(artifacts)) == ["weight"]
 
 
 @pytest.mark.thorough  # a plain script, above
 def test_torchrun_of_our_own(trained):
-    """One host of two processes: what Torchrun sets of torch.distributed's variables stays."""
+    """One host has two processes, and keeps the variables that torchrun sets."""
     source = {"entry_script": "train_two.py", "source_dir": SOURCE}
-    said, artifacts = trained(source_code=source, torchrun={"process_count_per_node": 2})
-    assert "MEMBER: 2/2" in said
+    output, artifacts = trained(source_code=source, torchrun={"process_count_per_node": 2})
+    assert "MEMBER: 2/2" in output
     assert state_in(artifacts)

@@ -19,16 +19,16 @@ COMMAND = re.compile(
     r"(?:make|python3?|\.venvs?/\S+|docker|torchrun|tensorboard|pip|scripts/\S+(?= ))(?= |$)"
 )
 
-RUN = "test_readme.py::test_a_block_of_a_page"
-SDK = "test_readme.py::test_a_job_by_an_sdk"
+RUNS_BLOCK = "test_readme.py::test_a_block_of_a_page"
+RUNS_SDK_JOB = "test_readme.py::test_a_job_by_an_sdk"
 LAUNCH = TESTS["docs/drill.md"][2]
 DRILL = TESTS["docs/drill.md"][0]
 GPU = TESTS["docs/gpu.md"]
 BETWEEN_THE_LINES = {
     "make": "test_commands.py::test_make_prints_its_targets",
-    "make train": RUN,
-    "make build": RUN,
-    "make rehearsal": RUN,
+    "make train": RUNS_BLOCK,
+    "make build": RUNS_BLOCK,
+    "make rehearsal": RUNS_BLOCK,
     "make test-fast": "test_commands.py::test_what_make_runs_for_developers",
     "make test-thorough": "test_commands.py::test_what_continuous_integration_runs",
     "make soak": "test_commands.py::test_what_make_runs_for_developers",
@@ -86,14 +86,14 @@ BETWEEN_THE_LINES = {
     "python -m benchmarks.scaling sagemaker --instances 1 2 4 8 -- FLAGS": (
         "test_scaling.py::test_the_jobs_of_a_table"
     ),
-    "python app/train.py": RUN,
-    ".venv/bin/python app/train.py": RUN,
+    "python app/train.py": RUNS_BLOCK,
+    ".venv/bin/python app/train.py": RUNS_BLOCK,
     "python app/train_torchrun.py --trainer.devices=2": "test_drill.py::test_two_ranks_by_torchrun",
     "torchrun --nproc-per-node=2 app/train.py": "test_drill.py::test_two_ranks_by_torchrun",
-    "docker run": RUN,
-    "docker run IMAGE train": RUN,
-    "docker run IMAGE python app/train.py": RUN,
-    "scripts/merge_parts.py MODEL... --output=FOLDER": RUN,
+    "docker run": RUNS_BLOCK,
+    "docker run IMAGE train": RUNS_BLOCK,
+    "docker run IMAGE python app/train.py": RUNS_BLOCK,
+    "scripts/merge_parts.py MODEL... --output=FOLDER": RUNS_BLOCK,
     "python -m sagemaker_lightning.drill -- python my_train.py": DRILL,
     ".venvs/rehearsal/bin/python -m rehearsal exec -- python my_estimator.py": (
         "test_rehearsal.py::test_a_client_of_exec_has_nothing_of_the_persons_aws"
@@ -131,14 +131,14 @@ BETWEEN_THE_LINES = {
     ),
     "python -m benchmarks.yardstick": "test_benchmarks.py::test_processor_time_is_counted",
 }
-SAID = {
+PLACEHOLDER_VALUES = {
     "SECONDS": "0.1",
     "FILE": "results.json",
     "FOLDER": "cifar10",
     "KIND": "process",
     "FLAGS": "--image=x",
 }
-PLACES = re.compile("|".join(SAID))
+PLACEHOLDERS = re.compile("|".join(PLACEHOLDER_VALUES))
 
 
 def said() -> set[str]:
@@ -172,8 +172,8 @@ def test_every_block_of_commands_is_run():
 def test_the_tests_of_the_table_are_there():
     for test in {
         *BETWEEN_THE_LINES.values(),
-        RUN,
-        SDK,
+        RUNS_BLOCK,
+        RUNS_SDK_JOB,
         *(test for tests in TESTS.values() for test in tests),
     }:
         file, _, name = test.partition("::")
@@ -185,18 +185,19 @@ def lines(command: str) -> list[list[str]]:
 
     For make, they are the ones that make prints.
     """
-    words = shlex.split(command)
-    if "make" not in words:
-        return [words]
-    done = subprocess.run(
-        ["make", "--dry-run", *words[words.index("make") + 1 :]],
+    shell_words = shlex.split(command)
+    if "make" not in shell_words:
+        return [shell_words]
+    completed = subprocess.run(
+        ["make", "--dry-run", *shell_words[shell_words.index("make") + 1 :]],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     return [
-        shlex.split(line, comments=True) for line in done.stdout.replace("\\\n", " ").splitlines()
+        shlex.split(line, comments=True)
+        for line in completed.stdout.replace("\\\n", " ").splitlines()
     ]
 
 
@@ -219,23 +220,26 @@ def test_the_words_of_a_command_are_known(command):
             "benchmarks"
         ):
             continue
-        rest = [
-            PLACES.sub(lambda found: SAID[found[0]], word)
+        arguments = [
+            PLACEHOLDERS.sub(lambda match: PLACEHOLDER_VALUES[match[0]], word)
             for word in words[words.index("-m") + 2 :]
         ]
-        own = rest.index("--") if "--" in rest else len(rest)
-        done = warm.run(["python", "-m", module, *rest[:own], "--no-such-flag", *rest[own:]], ROOT)
-        assert done.returncode == 2 and "unrecognized arguments: --no-such-flag\n" in done.stdout, (
-            done.stdout
+        own = arguments.index("--") if "--" in arguments else len(arguments)
+        completed = warm.run(
+            ["python", "-m", module, *arguments[:own], "--no-such-flag", *arguments[own:]], ROOT
         )
+        assert (
+            completed.returncode == 2
+            and "unrecognized arguments: --no-such-flag\n" in completed.stdout
+        ), completed.stdout
 
 
 def test_make_prints_its_targets():
     """The pages' targets are among them."""
     # This test may itself run inside a make.
-    listed = subprocess.check_output(["make", "--no-print-directory"], cwd=ROOT, text=True)
+    printed = subprocess.check_output(["make", "--no-print-directory"], cwd=ROOT, text=True)
     (targets,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert [line.split()[0] for line in listed.splitlines()] == targets.split()
+    assert [line.split()[0] for line in printed.splitlines()] == targets.split()
     named = {
         target
         for text in (*said(), *FENCED)
@@ -271,8 +275,8 @@ def test_what_continuous_integration_runs():
     ],
 )
 def test_what_make_runs_for_developers(target, flags, says):
-    line = ["make", *target.split(), f"FLAGS={flags}"]
-    done = subprocess.run(
-        line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    command = ["make", *target.split(), f"FLAGS={flags}"]
+    completed = subprocess.run(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    assert re.search(says, done.stdout), done.stdout[-3000:]
+    assert re.search(says, completed.stdout), completed.stdout[-3000:]

@@ -28,8 +28,8 @@ from sagemaker_lightning.process import lightning_import
 
 APP = ROOT / "app"
 RUNTIME = ROOT / "sagemaker_lightning"
-COMPAT = sorted(path for path in (RUNTIME / "compat").glob("*.py") if path.stem != "names")
-OTHERS = sorted(
+COMPAT_FILES = sorted(path for path in (RUNTIME / "compat").glob("*.py") if path.stem != "names")
+OTHER_FILES = sorted(
     path for path in (*APP.rglob("*.py"), *RUNTIME.rglob("*.py")) if path.parent.name != "compat"
 )
 PACKAGES = {
@@ -42,8 +42,8 @@ PACKAGES = {
 }
 PACKAGES |= {"jsonargparse", "sagemaker_training", "fsspec", "lightning"}
 # `_fields` of a named tuple belongs to Python, and is public.
-PRIVATE = re.compile(r"(?!_fields$)_[A-Za-z]\w*")
-TOOLKIT = {"user_program", "requirements", "train_command", "toolkit_hook", "__main__"}
+PRIVATE_NAME = re.compile(r"(?!_fields$)_[A-Za-z]\w*")
+TOOLKIT_MODULES = {"user_program", "requirements", "train_command", "toolkit_hook", "__main__"}
 """Modules that import the toolkit, which reads its folders' paths at import.
 
 None of their classes has a foreign base class.
@@ -61,18 +61,22 @@ def test_the_documents_say_what_would_replace_each_seam():
 def test_no_private_name_has_moved():
     """One line for each name that has changed, and the code of ours that needs it."""
     moved = []
-    for ours, modules in names.NEEDS.items():
+    for compat_module, modules in names.NEEDS.items():
         for module, needed in modules.items():
             for name, forms in needed.items():
-                found = form(module, name, forms)
-                if not any(fits(found, one) for one in forms.split(" | ")):
-                    who = (
-                        ", ".join(users(RUNTIME / f"compat/{ours}.py", name.rpartition(".")[2]))
+                actual = form(module, name, forms)
+                if not any(form_fits(actual, expected) for expected in forms.split(" | ")):
+                    user_names = (
+                        ", ".join(
+                            users_of(
+                                RUNTIME / f"compat/{compat_module}.py", name.rpartition(".")[2]
+                            )
+                        )
                         or "its users"
                     )
                     moved.append(
-                        f"{module}.{name}: found {found}, expected {forms}; "
-                        f"sagemaker_lightning/compat/{ours}.py, {who}"
+                        f"{module}.{name}: found {actual}, expected {forms}; "
+                        f"sagemaker_lightning/compat/{compat_module}.py, {user_names}"
                     )
     versions_of = f"Lightning {pytorch_lightning.__version__}, torch {torch.__version__}"
     assert not moved, "\n".join([f"{versions_of}: {len(moved)} names have moved:", *moved])
@@ -81,125 +85,133 @@ def test_no_private_name_has_moved():
 def form(module: str, name: str, forms: str) -> str:
     """Return the form of a name, in the words of sagemaker_lightning/compat/names.py."""
     try:
-        owner = found = importlib.import_module(module)
+        owner = value = importlib.import_module(module)
     except ImportError:
         return "absent"
-    *path, last = name.split(".")
-    for part in path:
-        owner = inspect.getattr_static(owner, part, None)
+    *path, attribute = name.split(".")
+    for name_part in path:
+        owner = inspect.getattr_static(owner, name_part, None)
     if forms == "local":
-        return "local" if last in inspect.unwrap(owner).__code__.co_varnames else "absent"
+        return "local" if attribute in inspect.unwrap(owner).__code__.co_varnames else "absent"
     # torch's settings have __getattr__.
     get = getattr if isinstance(owner, types.ModuleType) else inspect.getattr_static
-    found = get(owner, last, None)
-    found = found.__func__ if isinstance(found, staticmethod) else found
+    value = get(owner, attribute, None)
+    value = value.__func__ if isinstance(value, staticmethod) else value
     if forms == "attribute" and isinstance(owner, type):
-        return "attribute" if last in stored(owner) else "absent"
-    if found is None:
+        return "attribute" if attribute in stored_attributes(owner) else "absent"
+    if value is None:
         return "absent"
-    if isinstance(found, type):
+    if isinstance(value, type):
         return "class"
-    if isinstance(found, property):
+    if isinstance(value, property):
         return "property"
-    if inspect.isfunction(found):
-        return f"({', '.join(inspect.signature(found).parameters)})"
+    if inspect.isfunction(value):
+        return f"({', '.join(inspect.signature(value).parameters)})"
     return "value"
 
 
-def fits(found: str, expected: str) -> bool:
+def form_fits(form: str, expected: str) -> bool:
     """Return whether the form of a name is an expected one."""
-    return found == expected or (
-        expected.endswith("...)") and found.startswith(expected.removesuffix(", ...)"))
+    return form == expected or (
+        expected.endswith("...)") and form.startswith(expected.removesuffix(", ...)"))
     )
 
 
-def codes(kind: type) -> Iterator[types.CodeType]:
+def code_objects(cls: type) -> Iterator[types.CodeType]:
     """Yield the code objects of a class and of its bases."""
-    for value in (value for one in kind.__mro__ for value in vars(one).values()):
+    for value in (value for base in cls.__mro__ for value in vars(base).values()):
         function = inspect.unwrap(value) if callable(value) else getattr(value, "fget", None)
         if isinstance(function, types.FunctionType):
             yield function.__code__
 
 
 @functools.cache
-def stored(kind: type) -> set[str]:
+def stored_attributes(cls: type) -> set[str]:
     """Return the names of the attributes that a class gives its objects.
 
     Its code sets them, its annotations declare them, or a string names them.
     """
-    found = {name for one in kind.__mro__ for name in inspect.get_annotations(one)}
-    for code in codes(kind):
-        found |= {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_ATTR"}
-        found |= {
-            text for text in code.co_consts if isinstance(text, str) and PRIVATE.fullmatch(text)
+    attributes = {name for entry in cls.__mro__ for name in inspect.get_annotations(entry)}
+    for code in code_objects(cls):
+        attributes |= {
+            entry.argval for entry in dis.get_instructions(code) if entry.opname == "STORE_ATTR"
         }
-    return found
+        attributes |= {
+            text
+            for text in code.co_consts
+            if isinstance(text, str) and PRIVATE_NAME.fullmatch(text)
+        }
+    return attributes
 
 
 @functools.cache
-def private(kind: type) -> set[str]:
+def private_names(cls: type) -> set[str]:
     """Return the private names that a class has or uses."""
-    found = {name for one in kind.__mro__ for name in vars(one)} | stored(kind)
+    names_found = {name for base in cls.__mro__ for name in vars(base)} | stored_attributes(cls)
     return {
         name
-        for name in found.union(*(code.co_names for code in codes(kind)))
-        if PRIVATE.fullmatch(name)
+        for name in names_found.union(*(code.co_names for code in code_objects(cls)))
+        if PRIVATE_NAME.fullmatch(name)
     }
 
 
-def users(path: Path, name: str) -> list[str]:
+def users_of(path: Path, name: str) -> list[str]:
     """Return the functions and classes of a module that use a name."""
     tree = ast.parse(path.read_text())
     return [
         node.name
         for node in tree.body
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and name in mentioned(node)
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and name in mentioned_names(node)
     ]
 
 
-def mentioned(tree: ast.AST) -> Iterator[str]:
+def mentioned_names(tree: ast.AST) -> Iterator[str]:
     """Yield each private name that code imports, reads, overrides, or has in a string."""
     for node in ast.walk(tree):
-        found: list[object] = []
+        candidates: list[object] = []
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            texts = [getattr(node, "module", None) or "", *(one.name for one in node.names)]
-            found = [part for text in texts for part in text.split(".")]
+            texts = [getattr(node, "module", None) or "", *(entry.name for entry in node.names)]
+            candidates = [name_part for text in texts for name_part in text.split(".")]
         elif isinstance(node, ast.ClassDef):
-            found = [one.name for one in node.body if isinstance(one, ast.FunctionDef)]
+            candidates = [entry.name for entry in node.body if isinstance(entry, ast.FunctionDef)]
         elif isinstance(node, ast.Attribute):
-            found = [node.attr]
+            candidates = [node.attr]
         elif isinstance(node, ast.keyword):
-            found = [node.arg]
+            candidates = [node.arg]
         elif isinstance(node, ast.Constant):
-            found = [node.value]
-        yield from (name for name in found if isinstance(name, str) and PRIVATE.fullmatch(name))
+            candidates = [node.value]
+        yield from (
+            name for name in candidates if isinstance(name, str) and PRIVATE_NAME.fullmatch(name)
+        )
 
 
-def own(tree: ast.AST) -> set[str]:
+def own_definitions(tree: ast.AST) -> set[str]:
     """Return the functions and classes that a module defines."""
     return {
-        one.name
-        for one in getattr(tree, "body", ())
-        if isinstance(one, (ast.FunctionDef, ast.ClassDef))
+        node.name
+        for node in getattr(tree, "body", ())
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
     }
 
 
-@pytest.mark.parametrize("path", COMPAT, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", COMPAT_FILES, ids=lambda path: path.stem)
 def test_the_table_has_all_that_a_module_uses(path: Path):
     """And nothing that it does not use."""
     tree = ast.parse(path.read_text())
     needed = names.NEEDS.get(path.stem, {})
-    used = set(mentioned(tree)) - own(tree)
+    used = set(mentioned_names(tree)) - own_definitions(tree)
     texts = [
         text
-        for module, each in needed.items()
-        for name, forms in each.items()
+        for module, needed_names in needed.items()
+        for name, forms in needed_names.items()
         for text in (module, name, forms)
     ]
     known = {word for text in texts for word in re.findall(r"\w+", text)}
     assert sorted(used - known) == [], "sagemaker_lightning/compat/names.py lacks them"
-    listed = {name.rpartition(".")[2] for each in needed.values() for name in each}
-    assert sorted({name for name in listed if PRIVATE.fullmatch(name)} - used) == [], (
+    listed_names = {
+        name.rpartition(".")[2] for needed_names in needed.values() for name in needed_names
+    }
+    assert sorted({name for name in listed_names if PRIVATE_NAME.fullmatch(name)} - used) == [], (
         "nobody needs them any more"
     )
 
@@ -207,25 +219,27 @@ def test_the_table_has_all_that_a_module_uses(path: Path):
 def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
     """If a new version adds the same public name, ours would override it unnoticed."""
     taken = []
-    for path in COMPAT:
+    for path in COMPAT_FILES:
         module = importlib.import_module(f"sagemaker_lightning.compat.{path.stem}")
-        for kind in (
-            one
-            for one in vars(module).values()
-            if getattr(one, "__module__", "") == module.__name__
+        for cls in (
+            entry
+            for entry in vars(module).values()
+            if getattr(entry, "__module__", "") == module.__name__
         ):
             bases = [
-                one
-                for one in getattr(kind, "__mro__", ())
-                if not one.__module__.startswith("sagemaker_lightning.compat.")
+                entry
+                for entry in getattr(cls, "__mro__", ())
+                if not entry.__module__.startswith("sagemaker_lightning.compat.")
             ]
-            theirs = {name for base in bases for name in (*vars(base), *stored(base))}
-            ours = (
-                {name for name in getattr(kind, "__dict__", ()) if name[0] != "_"}
+            foreign_names = {
+                name for base in bases for name in (*vars(base), *stored_attributes(base))
+            }
+            own_names = (
+                {name for name in getattr(cls, "__dict__", ()) if name[0] != "_"}
                 if bases
                 else set()
             )
-            taken += [f"{kind.__name__}.{name}" for name in ours & theirs]
+            taken += [f"{cls.__name__}.{name}" for name in own_names & foreign_names]
     # These are overridden on purpose: get_code is importlib's documented way to change what is run.
     expected = ["RunLogger.experiment", "WriterLogger.experiment", "_WithoutSignal.get_code"]
     assert sorted(taken) == expected
@@ -237,32 +251,35 @@ def test_nobody_goes_around_the_seam():
     The private names are overridden, or used through `self`.
     """
     around = []
-    for path in (one for one in OTHERS if one.stem not in TOOLKIT):
+    for path in (
+        other_file for other_file in OTHER_FILES if other_file.stem not in TOOLKIT_MODULES
+    ):
         module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         tree = ast.parse(path.read_text())
-        for node in (one for one in ast.walk(tree) if isinstance(one, ast.Call)):
+        for node in (entry for entry in ast.walk(tree) if isinstance(entry, ast.Call)):
             texts = {
-                one.value
-                for one in node.args[1:2]
-                if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                entry.value
+                for entry in node.args[1:2]
+                if isinstance(entry, ast.Constant) and isinstance(entry.value, str)
             }
             if getattr(node.func, "id", "") in ("getattr", "setattr", "hasattr", "delattr"):
                 around += [
                     f"{path.name}:{node.lineno}: {name}"
                     for name in texts
-                    if PRIVATE.fullmatch(name)
+                    if PRIVATE_NAME.fullmatch(name)
                 ]
-        for node in (one for one in ast.walk(tree) if isinstance(one, ast.ClassDef)):
-            kind = getattr(module, node.name, None)
-            bases = kind.__mro__[1:] if isinstance(kind, type) else ()
-            theirs = {
+        for node in (entry for entry in ast.walk(tree) if isinstance(entry, ast.ClassDef)):
+            cls = getattr(module, node.name, None)
+            bases = cls.__mro__[1:] if isinstance(cls, type) else ()
+            foreign_names = {
                 name
                 for base in bases
                 if base.__module__.partition(".")[0] in PACKAGES
-                for name in private(base)
+                for name in private_names(base)
             }
             around += [
-                f"{path.name}: {node.name}.{name}" for name in sorted(theirs & set(mentioned(node)))
+                f"{path.name}: {node.name}.{name}"
+                for name in sorted(foreign_names & set(mentioned_names(node)))
             ]
     assert not around
 
@@ -272,18 +289,18 @@ def test_a_version_that_is_not_supported_is_one_line(monkeypatch):
     has = {}
     monkeypatch.setattr(versions, "version", lambda name: has.get(name, ""))
     name = namespaces.distribution()
-    for found in ("", "2.5.2", "2.5.10", "2.6", "2.6.0.post0", "2.6.7rc1"):
-        has[name] = found
+    for installed in ("", "2.5.2", "2.5.10", "2.6", "2.6.0.post0", "2.6.7rc1"):
+        has[name] = installed
         lightning_import.check_version()
-    for found in ("1.9.5", "2.5.1.post0", "2.7.0", "2.10.1", "3.0.0"):
-        has[name] = found
+    for installed in ("1.9.5", "2.5.1.post0", "2.7.0", "2.10.1", "3.0.0"):
+        has[name] = installed
         with pytest.raises(
-            UserError, match=f"^requirements.txt: found {name} {found}, expected 2.5.2 or later"
+            UserError, match=f"^requirements.txt: found {name} {installed}, expected 2.5.2 or later"
         ):
             lightning_import.check_version()
     has[name] = "2.6.6"
-    for found in ("2.11.0", "2.15.0+cu130", "3.0"):
-        has["torch"] = found
+    for installed in ("2.11.0", "2.15.0+cu130", "3.0"):
+        has["torch"] = installed
         lightning_import.check_version()
     has["torch"] = "2.9.1"
     with pytest.raises(UserError, match="^torch: found 2.9.1, expected 2.11 or later"):
@@ -302,23 +319,25 @@ def test_a_job_that_has_installed_another_version_ends_with_that_line(tmp_path: 
         "PYTHONPATH": f"{installed.parent}:{ROOT}",
         "SM_OUTPUT_DIR": str(tmp_path),
     }
-    line = [sys.executable, str(APP / program)]
-    done = subprocess.run(
-        line, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    command = [sys.executable, str(APP / program)]
+    completed = subprocess.run(
+        command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     # A busy machine prints these lines, too.
-    (said,) = (one for one in done.stderr.splitlines() if not one.startswith("starting: "))
+    (error_line,) = (
+        line for line in completed.stderr.splitlines() if not line.startswith("starting: ")
+    )
     expected = (
         f"error: requirements.txt: found {name} 2.4.0, expected 2.5.2 or later and below 2.7; give "
     )
-    assert done.returncode == 1 and said.startswith(expected)
-    assert (tmp_path / "failure").read_text() == said
+    assert completed.returncode == 1 and error_line.startswith(expected)
+    assert (tmp_path / "failure").read_text() == error_line
 
 
 def test_an_average_counts_again_even_after_an_error():
     callback = StochasticWeightAveraging(swa_lrs=0.1)
-    before = callback._latest_update_epoch
+    epoch_before = callback._latest_update_epoch
     with pytest.raises(ZeroDivisionError), lightning_callbacks.weights_averaged_in(callback, 7):
         assert callback._latest_update_epoch == 7
         raise ZeroDivisionError
-    assert callback._latest_update_epoch == before != 7
+    assert callback._latest_update_epoch == epoch_before != 7

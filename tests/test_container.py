@@ -631,7 +631,7 @@ def test_a_debugger_that_a_job_brings(container, tmp_path: Path):
 SESSION = """
 import os
 from pathlib import Path
-from sagemaker_lightning.process.supervisor import MARK
+from sagemaker_lightning.process.supervisor import MARK_VARIABLE
 if os.fork() == 0:
     os.setsid()
     if os.fork():
@@ -642,7 +642,7 @@ if os.fork() == 0:
     os.execvp("sleep", ["sleep", "600"])
 while not Path("/tmp/orphan").exists() or not Path("/tmp/orphan").read_text():
     pass
-marked = [f"{MARK}=1".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\\0")
+marked = [f"{MARK_VARIABLE}=1".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\\0")
           for pid in (1, Path("/tmp/orphan").read_text())]
 print("MARKED", marked)
 Path("/tmp/go").touch()

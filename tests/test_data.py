@@ -49,19 +49,21 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
 
 
 def test_an_iteration_that_starts_in_mid_epoch_sees_the_rest_of_it():
-    whole = list(loader(augment=True, flip=True, position=lambda: (1, 0)))
-    rest = list(loader(augment=True, flip=True, position=lambda: (1, 4)))
-    assert len(whole) == 11 and len(rest) == 7
-    for (images, labels), (others, same) in zip(whole[4:], rest, strict=True):
-        assert torch.equal(images, others) and torch.equal(labels, same)
+    all_batches = list(loader(augment=True, flip=True, position=lambda: (1, 0)))
+    remaining = list(loader(augment=True, flip=True, position=lambda: (1, 4)))
+    assert len(all_batches) == 11 and len(remaining) == 7
+    for (images, labels), (other_images, other_labels) in zip(
+        all_batches[4:], remaining, strict=True
+    ):
+        assert torch.equal(images, other_images) and torch.equal(labels, other_labels)
 
 
 def test_an_iteration_of_somebody_elses_sees_all_of_the_epoch():
-    """Once it is told where an epoch begins, wherever training is by then."""
-    made = loader(position=lambda: (1, 9))
-    assert len(list(made)) == 2
-    made.begin(1, 4)
-    assert [len(list(made)) for _ in range(3)] == [7, 11, 11]
+    """A loader that was told where an epoch begins starts there, wherever training is."""
+    resident_loader = loader(position=lambda: (1, 9))
+    assert len(list(resident_loader)) == 2
+    resident_loader.begin(1, 4)
+    assert [len(list(resident_loader)) for _ in range(3)] == [7, 11, 11]
 
 
 @pytest.mark.parametrize("size", [40, 41, 42, 43, 59, 60, 61, 97])
@@ -79,8 +81,8 @@ def test_ranks_share_each_global_batch(size, world_size, drop_last):
         sizes(0, k) for k in range(len(together))
     ]
     one_process = labels_of(loader(size, batch_size=5 * world_size, drop_last=drop_last))
-    seen = sum(together, [])
-    assert seen == sum(one_process, []) if drop_last else sorted(seen) == list(range(size))
+    indices = sum(together, [])
+    assert indices == sum(one_process, []) if drop_last else sorted(indices) == list(range(size))
     if drop_last:
         assert all(len(batch) == 5 * world_size for batch in together)
 
@@ -95,19 +97,22 @@ def test_nodes_with_other_data_make_the_same_steps(drop_last):
         for size, local in shards
         for rank in range(local)
     ]
-    batches = [labels_of(each) for each in loaders]
+    batches = [labels_of(rank_loader) for rank_loader in loaders]
     # 23 samples are 5 batches of 4 and a rest of 3, 61 are 5 of 12 and a rest of 1, 37 are 4 of 8
     # and a rest of 5.
-    assert {len(each) for each in loaders} == {4 if drop_last else 5}
+    assert {len(rank_loader) for rank_loader in loaders} == {4 if drop_last else 5}
     assert [list(map(len, parts)) for parts in zip(*batches, strict=True)] == [
         loaders[0].sizes(0, batch) for batch in range(len(loaders[0]))
     ]
-    for first, (size, local) in ((0, shards[0]), (1, shards[1]), (4, shards[2])):
-        seen = [
-            number for rank in batches[first : first + local] for batch in rank for number in batch
+    for first_rank, (size, local) in ((0, shards[0]), (1, shards[1]), (4, shards[2])):
+        indices = [
+            number
+            for rank in batches[first_rank : first_rank + local]
+            for batch in rank
+            for number in batch
         ]
-        assert len(seen) == len(set(seen)) and set(seen) <= set(range(size))
-        assert drop_last or size != 37 or len(seen) == 37  # the smallest leaves nothing out
+        assert len(indices) == len(set(indices)) and set(indices) <= set(range(size))
+        assert drop_last or size != 37 or len(indices) == 37  # the smallest leaves nothing out
 
 
 class Prepared(ranks.Numbered):
@@ -126,13 +131,13 @@ def train_prepared() -> list[list[int]]:
 @pytest.mark.slow
 def test_on_two_nodes_of_two_ranks_data_is_prepared_once_a_node_and_read_once(tmp_path):
     ended = ranks.run(train_prepared, nodes=[2, 2], folder=tmp_path)
-    assert not any(rank.error for rank in ended), ended[0].said
+    assert not any(rank.error for rank in ended), ended[0].output
     assert [len(list((tmp_path / f"node-{node}").glob("prepared-*"))) for node in range(2)] == [
         1,
         1,
     ]
-    seen = [number for rank in ended for batch in rank.value for number in batch]
-    assert len(seen) == len(set(seen)) == 40
+    indices = [number for rank in ended for batch in rank.value for number in batch]
+    assert len(indices) == len(set(indices)) == 40
 
 
 def test_fewer_samples_than_a_batch_of_every_rank_is_an_error_that_names_the_flag():
@@ -143,29 +148,40 @@ def test_fewer_samples_than_a_batch_of_every_rank_is_an_error_that_names_the_fla
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2), (4, 1), (1, 4)])
-def test_an_epoch_goes_on_with_another_number_of_ranks(before, after, drop_last):
-    """The same order, no sample twice, none left out but what drop_last leaves out anyway."""
+@pytest.mark.parametrize(
+    ("ranks_before", "ranks_after"), [(1, 2), (2, 1), (2, 3), (3, 2), (4, 1), (1, 4)]
+)
+def test_an_epoch_goes_on_with_another_number_of_ranks(ranks_before, ranks_after, drop_last):
+    """The order stays, no sample comes twice, and only drop_last leaves samples out."""
     options = {"position": lambda: (1, 0), "drop_last": drop_last}
     order = sum(labels_of(loader(position=lambda: (1, 0))), [])
-    first = [loader(rank=rank, world_size=before, **options) for rank in range(before)]
-    for done in range(len(first[0]) + 1):
-        seen = [sum(parts, []) for parts in zip(*map(labels_of, first), strict=True)][:done]
-        reached = first[0].course.reached(1, done)
-        assert sum(seen, []) == order[:reached]
-        rest = [loader(rank=rank, world_size=after, **options) for rank in range(after)]
-        for one in rest:
-            one.course.continue_from(1, reached)
-            start = one.course.of_epoch(1)[1]
-            one.position = lambda start=start: (1, start)
-        others = [sum(parts, []) for parts in zip(*map(labels_of, rest), strict=True)]
-        assert start + len(others) == len(rest[0])
-        assert sum(others, []) == order[reached : reached + sum(map(len, others))]
-        assert [rest[0].sizes(1, start + k) for k in range(len(others))] == [
-            [len(labels_of(one)[k]) for one in rest] for k in range(len(others))
+    first_loaders = [
+        loader(rank=rank, world_size=ranks_before, **options) for rank in range(ranks_before)
+    ]
+    for batches_done in range(len(first_loaders[0]) + 1):
+        indices_done = [
+            sum(parts, []) for parts in zip(*map(labels_of, first_loaders), strict=True)
+        ][:batches_done]
+        reached = first_loaders[0].course.reached(1, batches_done)
+        assert sum(indices_done, []) == order[:reached]
+        later_loaders = [
+            loader(rank=rank, world_size=ranks_after, **options) for rank in range(ranks_after)
         ]
-        missing = len(order) - reached - sum(map(len, others))
-        assert missing < (10 * after if drop_last else 1) or missing < after
+        for later_loader in later_loaders:
+            later_loader.course.continue_from(1, reached)
+            start = later_loader.course.of_epoch(1)[1]
+            later_loader.position = lambda start=start: (1, start)
+        later_batches = [
+            sum(parts, []) for parts in zip(*map(labels_of, later_loaders), strict=True)
+        ]
+        assert start + len(later_batches) == len(later_loaders[0])
+        assert sum(later_batches, []) == order[reached : reached + sum(map(len, later_batches))]
+        assert [later_loaders[0].sizes(1, start + k) for k in range(len(later_batches))] == [
+            [len(labels_of(later_loader)[k]) for later_loader in later_loaders]
+            for k in range(len(later_batches))
+        ]
+        missing = len(order) - reached - sum(map(len, later_batches))
+        assert missing < (10 * ranks_after if drop_last else 1) or missing < ranks_after
 
 
 def test_augmentation_is_torchvisions_for_the_same_choices():
@@ -173,13 +189,13 @@ def test_augmentation_is_torchvisions_for_the_same_choices():
     choices = Augmentation.of_epoch(seed=1, epoch=2, size=64, flip=True)
     mean = (0.4914, 0.4822, 0.4465)
     std = (0.2471, 0.2435, 0.2616)
-    ours = Normalize(mean, std)(choices.crop(images))
+    actual = Normalize(mean, std)(choices.crop(images))
     for k in range(64):
         image = functional.pad(functional.to_pil_image(images[k]), PADDING)
         image = functional.crop(image, int(choices.top[k]), int(choices.left[k]), 32, 32)
         image = functional.hflip(image) if choices.flip[k] else image
-        theirs = functional.normalize(functional.to_tensor(image), mean, std)
-        assert torch.equal(ours[k], theirs)
+        expected = functional.normalize(functional.to_tensor(image), mean, std)
+        assert torch.equal(actual[k], expected)
     assert (
         choices.top.unique().tolist()
         == choices.left.unique().tolist()
@@ -198,21 +214,23 @@ def test_cutout_is_the_papers_for_the_same_centres():
     images = torch.rand(64, 3, 32, 32) + 1
     choices = Augmentation.of_epoch(seed=1, epoch=0, size=64, flip=False)
     for side in (1, 5, 8, 16):
-        ours = choices.cut(images.clone(), side)
-        whole = images.clone()
-        for image, (row, column) in zip(whole, (choices.centre * 32).long().tolist(), strict=True):
+        actual = choices.cut(images.clone(), side)
+        expected = images.clone()
+        for image, (row, column) in zip(
+            expected, (choices.centre * 32).long().tolist(), strict=True
+        ):
             top = row - side // 2
-            left = column - side // 2
-            image[:, max(top, 0) : top + side, max(left, 0) : left + side] = 0
-        assert torch.equal(ours, whole)
+            left_edge = column - side // 2
+            image[:, max(top, 0) : top + side, max(left_edge, 0) : left_edge + side] = 0
+        assert torch.equal(actual, expected)
     plain = list(loader(augment=True))
     cut = list(loader(augment=True, cutout=3))
     assert all(
-        (after[after != 0] == before[after != 0]).all()
-        for (before, _), (after, _) in zip(plain, cut, strict=True)
+        (cut_images[cut_images != 0] == plain_images[cut_images != 0]).all()
+        for (plain_images, _), (cut_images, _) in zip(plain, cut, strict=True)
     )
-    assert sum(int((after == 0).sum()) for after, _ in cut) > sum(
-        int((before == 0).sum()) for before, _ in plain
+    assert sum(int((cut_images == 0).sum()) for cut_images, _ in cut) > sum(
+        int((plain_images == 0).sum()) for plain_images, _ in plain
     )
 
 
@@ -225,7 +243,10 @@ def test_num_workers_and_pin_memory_change_nothing_and_say_so(cifar, capsys):
     plain = first_batch()
     assert capsys.readouterr().out == ""
     for options in ({"num_workers": 0}, {"num_workers": 7}, {"pin_memory": False}):
-        assert all(torch.equal(a, b) for a, b in zip(plain, first_batch(**options), strict=True))
+        assert all(
+            torch.equal(plain_tensor, tensor)
+            for plain_tensor, tensor in zip(plain, first_batch(**options), strict=True)
+        )
         ((name, value),) = options.items()
         assert capsys.readouterr().out.startswith(
             f"warning: --data.{name}={str(value).lower()} is ignored: "
@@ -269,14 +290,14 @@ def fit(cifar, tmp_path, model, epochs, ckpt_path=None, **options):
 @pytest.mark.parametrize("limit", [None, 4, 0.5])
 def test_lightning_sees_each_epochs_own_order_also_after_a_checkpoint(cifar, tmp_path, limit):
     options = {} if limit is None else {"limit_train_batches": limit}
-    whole = Recorder()
-    first = Recorder()
+    uninterrupted = Recorder()
+    interrupted = Recorder()
     second = Recorder()
-    fit(cifar, tmp_path, whole, 3, **options)
-    assert whole.seen[0][1] != whole.seen[len(whole.seen) // 3][1]
-    fit(cifar, tmp_path, first, 1, **options).save_checkpoint(tmp_path / "one.ckpt")
+    fit(cifar, tmp_path, uninterrupted, 3, **options)
+    assert uninterrupted.seen[0][1] != uninterrupted.seen[len(uninterrupted.seen) // 3][1]
+    fit(cifar, tmp_path, interrupted, 1, **options).save_checkpoint(tmp_path / "one.ckpt")
     fit(cifar, tmp_path, second, 3, ckpt_path=tmp_path / "one.ckpt", **options)
-    assert first.seen + second.seen == whole.seen
+    assert interrupted.seen + second.seen == uninterrupted.seen
 
 
 @pytest.mark.slow
@@ -285,19 +306,19 @@ def test_digits_are_scikit_learns_and_every_split_is_apart():
 
     module = DigitsDataModule()
     module.setup()
-    assert {name: len(part) for name, part in module.sets.items()} == {
+    assert {name: len(split) for name, split in module.sets.items()} == {
         "train": 1294,
         "val": 143,
         "test": 360,
     }
     assert module.num_samples == 1294 and module.num_classes == 10 and module.dims == (3, 32, 32)
     reference = load_digits()
-    whole = np.concatenate([module.load(train)[0] for train in (True, False)])
+    all_images = np.concatenate([module.load(train)[0] for train in (True, False)])
     order = np.random.RandomState(0).permutation(1797)
-    assert (whole[:, 0, ::4, ::4] == (reference.images[order] * 255 // 16)).all()
+    assert (all_images[:, 0, ::4, ::4] == (reference.images[order] * 255 // 16)).all()
     labels = np.concatenate([module.load(train)[1] for train in (True, False)])
     assert (labels == reference.target[order]).all()
-    pixels = torch.cat([part.images for part in module.sets.values()])
+    pixels = torch.cat([split.images for split in module.sets.values()])
     assert len({image.numpy().tobytes() for image in pixels}) == 1797  # no image is in two splits
     images = torch.from_numpy(module.load(True)[0]) / 255
     assert images.mean().item() == pytest.approx(module.mean[0], abs=1e-3)
@@ -351,13 +372,15 @@ def test_the_split_is_that_of_lightning_bolts(cifar, tmp_path, val_split, seed):
     arguments = [str(cifar), str(val_split), str(seed), str(tmp_path / "split.npz")]
     run = warm.run(["python", "-c", BOLTS_SPLIT, *arguments], tmp_path)
     assert run.returncode == 0, run.stdout
-    theirs = np.load(tmp_path / "split.npz")
-    ours = CIFAR10DataModule(str(cifar), val_split=val_split, seed=seed)
-    ours.setup("fit")
+    expected = np.load(tmp_path / "split.npz")
+    datamodule = CIFAR10DataModule(str(cifar), val_split=val_split, seed=seed)
+    datamodule.setup("fit")
     for split in ("train", "val"):
-        images = theirs["images"][theirs[split]].transpose(0, 3, 1, 2)
-        assert torch.equal(ours.sets[split].images, torch.from_numpy(images))
-        assert ours.sets[split].labels.tolist() == theirs["labels"][theirs[split]].tolist()
+        images = expected["images"][expected[split]].transpose(0, 3, 1, 2)
+        assert torch.equal(datamodule.sets[split].images, torch.from_numpy(images))
+        assert (
+            datamodule.sets[split].labels.tolist() == expected["labels"][expected[split]].tolist()
+        )
 
 
 @pytest.mark.slow
@@ -373,8 +396,15 @@ def test_the_class_of_lightning_bolts_trains(tmp_path):
         f"--data.data_dir={tmp_path}",
         "--data.val_split=40",
     ]
-    line = ["python", "-c", program, *flags, "--trainer.max_steps=2", "--trainer.accelerator=cpu"]
-    run = warm.run(line, tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
+    command = [
+        "python",
+        "-c",
+        program,
+        *flags,
+        "--trainer.max_steps=2",
+        "--trainer.accelerator=cpu",
+    ]
+    run = warm.run(command, tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
     assert run.returncode == 0, run.stdout
     assert "test_acc=" in run.stdout
     assert (tmp_path / "output/model/model.pt").is_file()

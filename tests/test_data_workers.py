@@ -44,8 +44,8 @@ if __name__ == "__main__":
     print([batch.tolist() for batch in loader if not print("a batch", flush=True)], flush=True)
 """
 CASES = [
-    pytest.param(method, when, marks=() if few else pytest.mark.soak)
-    for method, when, few in [
+    pytest.param(method, text, marks=() if always_run else pytest.mark.soak)
+    for method, text, always_run in [
         ("fork", "begins", False),
         ("fork", "a batch", False),
         ("spawn", "begins", True),
@@ -54,7 +54,7 @@ CASES = [
         ("forkserver", "a batch", True),
     ]
 ]
-LIMIT = 120  # seconds
+HANG_SECONDS = 120
 
 
 class Loading:
@@ -80,36 +80,36 @@ class Loading:
         """Return the processes that it has started."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def until(self, when: str) -> None:
-        """Wait until the output has `when`, and there is a worker."""
-        end = time.monotonic() + LIMIT
-        while when not in self.said or not any(
-            "resource_tracker" not in one.cmdline()[-1] for one in self.below()
+    def until(self, text: str) -> None:
+        """Wait until the output has `text`, and there is a worker."""
+        deadline = time.monotonic() + HANG_SECONDS
+        while text not in self.said or not any(
+            "resource_tracker" not in process.cmdline()[-1] for process in self.below()
         ):
-            assert self.process.poll() is None and time.monotonic() < end, self.said
+            assert self.process.poll() is None and time.monotonic() < deadline, self.said
             time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("method", "when"), CASES)
-def test_a_signal_to_the_group_costs_no_batch(tmp_path: Path, method, when):
+@pytest.mark.parametrize(("method", "text"), CASES)
+def test_a_signal_to_the_group_costs_no_batch(tmp_path: Path, method, text):
     loading = Loading(tmp_path, method)
-    loading.until(when)
+    loading.until(text)
     for process in [*loading.below(), loading.process]:
         process.send_signal(signal.SIGTERM)
-    assert loading.process.wait(LIMIT) == 0, loading.said
+    assert loading.process.wait(HANG_SECONDS) == 0, loading.said
     assert (
         "heard" in loading.said
         and "[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]" in loading.said
     )
 
 
-@pytest.mark.parametrize(("method", "when"), CASES)
-def test_no_worker_outlives_its_loader(tmp_path: Path, method, when):
+@pytest.mark.parametrize(("method", "text"), CASES)
+def test_no_worker_outlives_its_loader(tmp_path: Path, method, text):
     loading = Loading(tmp_path, method)
-    loading.until(when)
+    loading.until(text)
     below = loading.below()
     loading.process.kill()
-    _, left = psutil.wait_procs(below, LIMIT)
-    for process in left:
+    _, alive = psutil.wait_procs(below, HANG_SECONDS)
+    for process in alive:
         process.kill()
-    assert below and not left
+    assert below and not alive

@@ -29,16 +29,20 @@ def test_whoever_waits_for_another_waits_longer():
     after_the_program = deadlines.REST_IS_KILLED + deadlines.STDERR_IS_READ
     assert deadlines.HOOK_KILLS + after_the_program < deadlines.SAGEMAKER_KILLS
     # A batch of unknown length gets no more time than a checkpoint that is being written.
-    assert shutdown.WAIT < shutdown.WAIT_FOR_WRITING == deadlines.CHECKPOINT_IS_WRITTEN
+    assert (
+        shutdown.BATCH_WAIT_SECONDS
+        < shutdown.WRITING_WAIT_SECONDS
+        == deadlines.CHECKPOINT_IS_WRITTEN
+    )
 
 
-@pytest.mark.parametrize("whole", [6.0, deadlines.LOST_HOST_ENDS_JOB, 600.0])
-def test_the_parts_of_what_a_lost_host_takes(whole: float):
-    silence = deadlines.silence(whole)
+@pytest.mark.parametrize("seconds_in_all", [6.0, deadlines.LOST_HOST_ENDS_JOB, 600.0])
+def test_the_parts_of_what_a_lost_host_takes(seconds_in_all: float):
+    silence = deadlines.silence(seconds_in_all)
     # Several messages of a host may be late before it counts as lost.
     assert 5 * deadlines.status_interval(silence) <= silence
     # Every host notices the loss, tells all, and ends within the time that the user has set.
-    assert silence + deadlines.ends_after_loss(whole) < whole
+    assert silence + deadlines.ends_after_loss(seconds_in_all) < seconds_in_all
     # A node that waits for a reason waits until the node that knows the reason has noticed it; that
     # node waits for less.
     assert deadlines.better_reason(silence) < deadlines.any_reason(silence)
@@ -46,12 +50,15 @@ def test_the_parts_of_what_a_lost_host_takes(whole: float):
 
 
 def test_by_default_a_lost_rank_ends_all_in_time_too():
-    """The doubt of a death, the launcher's own end, and what is then killed."""
-    whole = deadlines.LOST_HOST_ENDS_JOB
-    doubt = deadlines.better_reason(deadlines.silence(whole))
-    assert doubt + deadlines.ENDS_BY_ITSELF + deadlines.ends_after_loss(whole) < whole
+    """The time is that of the doubt about a death, the launcher's end, and the kill."""
+    seconds_in_all = deadlines.LOST_HOST_ENDS_JOB
+    doubt = deadlines.better_reason(deadlines.silence(seconds_in_all))
+    assert (
+        doubt + deadlines.ENDS_BY_ITSELF + deadlines.ends_after_loss(seconds_in_all)
+        < seconds_in_all
+    )
     # A job whose hosts never met says so before anybody would take a host for lost.
-    assert whole > deadlines.HOST_APPEARS
+    assert seconds_in_all > deadlines.HOST_APPEARS
     assert (
         max(pause for pause, _ in zip(pauses(), range(30), strict=False)) == deadlines.LONGEST_PAUSE
     )

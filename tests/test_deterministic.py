@@ -35,12 +35,12 @@ from sagemaker_lightning.state import object_graph
 
 def batches(loader: DataLoader, epoch: int = 0, start: int = 0, **ranks) -> list[list]:
     """Return the batches of an exact copy of `loader`, as lists."""
-    made, why = exact(loader, 7, "train", **ranks)
-    assert made is loader and why == "" and len(made) >= 1
-    made.exactly.begin(epoch, 0, start)
+    loader_made, reason = exact(loader, 7, "train", **ranks)
+    assert loader_made is loader and reason == "" and len(loader_made) >= 1
+    loader_made.exactly.begin(epoch, 0, start)
     return [
-        [part.tolist() if isinstance(part, torch.Tensor) else part for part in batch]
-        for batch in made
+        [value.tolist() if isinstance(value, torch.Tensor) else value for value in batch]
+        for batch in loader_made
     ]
 
 
@@ -49,14 +49,16 @@ def noisy(**options) -> DataLoader:
 
 
 def test_chance_is_a_function_of_seed_epoch_and_position():
-    whole = batches(noisy())
-    assert len(whole) == 11 and sorted(sum((batch[2] for batch in whole), [])) == list(range(43))
+    all_batches = batches(noisy())
+    assert len(all_batches) == 11 and sorted(sum((batch[2] for batch in all_batches), [])) == list(
+        range(43)
+    )
     torch.rand(3)
-    assert batches(noisy()) == whole
-    assert batches(noisy(), start=4) == whole[4:]
-    assert batches(noisy(num_workers=2), start=3) == whole[3:]
-    assert batches(noisy(num_workers=1, persistent_workers=True, prefetch_factor=4)) == whole
-    assert batches(noisy(), epoch=1) != whole
+    assert batches(noisy()) == all_batches
+    assert batches(noisy(), start=4) == all_batches[4:]
+    assert batches(noisy(num_workers=2), start=3) == all_batches[3:]
+    assert batches(noisy(num_workers=1, persistent_workers=True, prefetch_factor=4)) == all_batches
+    assert batches(noisy(), epoch=1) != all_batches
     fixed = [torch.tensor(batches(noisy(shuffle=False), epoch=epoch)[0][0]) for epoch in (0, 1)]
     assert not torch.isclose(
         *fixed
@@ -79,13 +81,13 @@ def test_the_generators_of_the_process_are_left_alone():
 
 
 def test_ranks_take_each_sample_once():
-    one = [
+    one_process = [
         sorted(batch[2]) for batch in batches(DataLoader(Noisy(43), batch_size=12, shuffle=True))
     ]
     ranks = [batches(noisy(), rank=rank, world_size=3) for rank in range(3)]
     assert [
         sorted(sum((batch[2] for batch in parts), [])) for parts in zip(*ranks, strict=True)
-    ] == one
+    ] == one_process
     loader = divided(exact(noisy(), 7, "train", rank=1, world_size=3)[0])
     assert [loader.sizes(0, batch) for batch in range(len(loader))] == [[4, 4, 4]] * 3 + [[3, 2, 2]]
 
@@ -100,11 +102,12 @@ def test_any_sampler_that_draws_is_exact():
         lambda: RandomSampler(data, generator=torch.Generator()),
     ]
     for make in samplers:
-        whole = batches(DataLoader(data, batch_size=4, sampler=make()), epoch=2)
+        all_batches = batches(DataLoader(data, batch_size=4, sampler=make()), epoch=2)
         assert (
-            batches(DataLoader(data, batch_size=4, sampler=make()), epoch=2, start=2) == whole[2:]
+            batches(DataLoader(data, batch_size=4, sampler=make()), epoch=2, start=2)
+            == all_batches[2:]
         )
-        assert batches(DataLoader(data, batch_size=4, sampler=make()), epoch=3) != whole
+        assert batches(DataLoader(data, batch_size=4, sampler=make()), epoch=3) != all_batches
 
 
 def test_batches_of_ones_own_go_to_the_ranks_in_turn():
@@ -117,10 +120,10 @@ def test_batches_of_ones_own_go_to_the_ranks_in_turn():
 
     data = TensorDataset(torch.arange(30))
     make = lambda: DataLoader(data, batch_sampler=Pairs(range(0), 1, False))  # noqa: E731
-    whole = batches(make())
-    assert len(whole) == 9 and batches(make(), start=5) == whole[5:]
+    all_batches = batches(make())
+    assert len(all_batches) == 9 and batches(make(), start=5) == all_batches[5:]
     ranks = [batches(make(), rank=rank, world_size=2) for rank in range(2)]
-    assert ranks == [whole[0:8:2], whole[1:8:2]]
+    assert ranks == [all_batches[0:8:2], all_batches[1:8:2]]
 
 
 def test_a_distributed_sampler_shares_out_by_itself():
@@ -145,8 +148,11 @@ def test_what_has_no_positions_is_said():
 
     loader = DataLoader(Stream())
     assert exact(loader, 7) == (loader, "an IterableDataset has no positions")
-    mine = Mine(TensorDataset(torch.arange(3)))
-    assert exact(mine, 7) == (mine, "Mine goes through its samples in a way of its own")
+    own_dataset = Mine(TensorDataset(torch.arange(3)))
+    assert exact(own_dataset, 7) == (
+        own_dataset,
+        "Mine goes through its samples in a way of its own",
+    )
     assert exact([1, 2], 7) == ([1, 2], "list goes through its samples in a way of its own")
     with pytest.raises(UserError, match="a Mine cannot be shared out among 2 ranks"):
         exact(Mine(TensorDataset(torch.arange(3))), 7, rank=0, world_size=2)
@@ -176,12 +182,12 @@ def test_a_loader_without_batches_is_exact():
     )
 
     def drawn(start: int, workers: int) -> list:
-        made, why = exact(make(workers), 7)
-        made.exactly.begin(1, 0, start)
-        assert not why
-        return [one.tolist() for one in made]
+        loader_made, reason = exact(make(workers), 7)
+        loader_made.exactly.begin(1, 0, start)
+        assert not reason
+        return [sample.tolist() for sample in loader_made]
 
-    assert [len(one) for one in drawn(0, 0)] == [2, 2, 2, 2, 1]
+    assert [len(batch) for batch in drawn(0, 0)] == [2, 2, 2, 2, 1]
     assert drawn(2, 0) == drawn(0, 0)[2:] == drawn(2, 1)
 
 
@@ -193,8 +199,8 @@ def test_a_loader_may_have_indices_of_its_own():
             self.indices = indices
             super().__init__(Subset(range(40), indices), **options)
 
-    loader, why = exact(Part(list(range(5, 15)), batch_size=5, shuffle=True), 1)
-    assert not why and sorted(torch.cat(list(loader)).tolist()) == loader.indices
+    loader, reason = exact(Part(list(range(5, 15)), batch_size=5, shuffle=True), 1)
+    assert not reason and sorted(torch.cat(list(loader)).tolist()) == loader.indices
 
 
 def test_a_loader_that_was_trained_on_makes_predictions(tmp_path: Path):
@@ -219,39 +225,55 @@ def test_a_loader_stays_what_it_is():
     sampler = loader.sampler
     batch_sampler = loader.batch_sampler
     data = loader.dataset
-    made, _ = exact(loader, 7)
-    assert made is loader and isinstance(made, DataLoader) and type(made).__name__ == "DataLoader"
-    assert (made.sampler, made.batch_sampler, made.dataset) == (sampler, batch_sampler, data)
-    assert made.batch_size == 4 and made.worker_init_fn is None and not made.drop_last
-    made.dataset.inputs = torch.zeros(43, 6)  # seen by workers, too
-    assert max(batch[0].abs().max() for batch in made) < 2
+    loader_made, _ = exact(loader, 7)
+    assert (
+        loader_made is loader
+        and isinstance(loader_made, DataLoader)
+        and type(loader_made).__name__ == "DataLoader"
+    )
+    assert (loader_made.sampler, loader_made.batch_sampler, loader_made.dataset) == (
+        sampler,
+        batch_sampler,
+        data,
+    )
+    assert (
+        loader_made.batch_size == 4
+        and loader_made.worker_init_fn is None
+        and not loader_made.drop_last
+    )
+    loader_made.dataset.inputs = torch.zeros(43, 6)  # seen by workers, too
+    assert max(batch[0].abs().max() for batch in loader_made) < 2
 
 
 @pytest.mark.parametrize("mode", ["max_size_cycle", "min_size", "max_size"])
-@pytest.mark.parametrize("done", [0, 2, 3, 4, 6])
-def test_several_loaders_begin_where_they_were(mode, done):
-    """Also where one of them has begun again, and where one has no positions."""
+@pytest.mark.parametrize("batches_before", [0, 2, 3, 4, 6])
+def test_several_loaders_begin_where_they_were(mode, batches_before):
+    """This holds if one of them has begun again, and if one has no positions."""
 
     class Stream(IterableDataset):
         def __iter__(self):
             yield from torch.rand(20)
 
-    def epoch(done: int) -> list:
+    def epoch(batches_done: int) -> list:
         seeding = Seeding(7)
         trainer = SimpleNamespace(global_rank=0, world_size=1)
         loaders = [noisy(), DataLoader(Noisy(43), batch_size=15), DataLoader(Stream(), 5)]
-        both = CombinedLoader(
-            [seeding._exact(trainer, one, RunningStage.TRAINING) for one in loaders], mode
+        combined = CombinedLoader(
+            [
+                seeding._exact(trainer, loader_part, RunningStage.TRAINING)
+                for loader_part in loaders
+            ],
+            mode,
         )
-        seeding.together(trainer, both, "train")
-        both.begin(both, 1, done)
-        found = []
-        while batch := next(both, None):
-            found.append(str(batch))
-        return found
+        seeding.together(trainer, combined, "train")
+        combined.begin(combined, 1, batches_done)
+        drawn_batches = []
+        while batch := next(combined, None):
+            drawn_batches.append(str(batch))
+        return drawn_batches
 
     assert len(epoch(0)) == {"max_size_cycle": 11, "min_size": 3, "max_size": 11}[mode]
-    assert epoch(done) == epoch(0)[done:]
+    assert epoch(batches_before) == epoch(0)[batches_before:]
 
 
 class CollatesItself(DataLoader):

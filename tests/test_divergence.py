@@ -67,9 +67,9 @@ def checkpoints(folder: Path) -> list[str]:
     ids=" ".join,
 )
 def test_a_loss_that_is_infinite_fails_the_job_at_its_step(fit, tmp_path: Path, flags):
-    said, status = fit(*flags)
-    assert status == 1 and "Traceback" not in said
-    (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    output, status = fit(*flags)
+    assert status == 1 and "Traceback" not in output
+    (error,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: the loss is inf at step 5; the last finite loss was 0.7")
     assert (
         "at step 4; try a lower learning rate, --trainer.gradient_clip_val=1, "
@@ -84,12 +84,12 @@ def test_weights_that_are_not_finite_are_never_saved(fit, tmp_path: Path):
 
     A run could not go on from them.
     """
-    said, status = fit("--model.how=gradient", "--resume.every_n_steps=1")
+    output, status = fit("--model.how=gradient", "--resume.every_n_steps=1")
     assert status == 1
     assert (
         "error: weights are NaN or infinite after step 5; "
         "the last finite loss was 0.7028, at step 5"
-    ) in said
+    ) in output
     assert checkpoints(tmp_path) == [
         "last.ckpt",
         *(f"step-00000000{step}.ckpt" for step in (2, 3, 4)),
@@ -104,31 +104,31 @@ def test_with_another_learning_rate_the_run_goes_on_from_before(fit, tmp_path: P
         "--lr_scheduler=StepLR",
     ]
     flags += ["--lr_scheduler.step_size=1", "--lr_scheduler.gamma=0.5"]
-    said, status = fit(*flags, "--optimizer.lr=0.1")
-    assert status == 1 and "at step 5 the learning rate is 0.1" in said
-    said, status = fit(*flags, "--optimizer.lr=0.02")
-    assert status == 1 and "--optimizer.lr was 0.1, is 0.02" in said
-    assert "--resume.other_settings=true allows another learning rate" in said
-    said, status = fit(
+    output, status = fit(*flags, "--optimizer.lr=0.1")
+    assert status == 1 and "at step 5 the learning rate is 0.1" in output
+    output, status = fit(*flags, "--optimizer.lr=0.02")
+    assert status == 1 and "--optimizer.lr was 0.1, is 0.02" in output
+    assert "--resume.other_settings=true allows another learning rate" in output
+    output, status = fit(
         *flags, "--optimizer.lr=0.02", "--lr_scheduler.gamma=0.1", "--resume.other_settings=true"
     )
     # Otherwise the flag would be accepted and ignored.
-    assert status == 1 and "--lr_scheduler.gamma was 0.5, is 0.1" in said
-    said, status = fit(*flags, "--optimizer.lr=0.02", "--resume.other_settings=true")
-    assert status == 0 and "resuming from step 4" in said
-    assert "at step 5 the learning rate is 0.02" in said
+    assert status == 1 and "--lr_scheduler.gamma was 0.5, is 0.1" in output
+    output, status = fit(*flags, "--optimizer.lr=0.02", "--resume.other_settings=true")
+    assert status == 0 and "resuming from step 4" in output
+    assert "at step 5 the learning rate is 0.02" in output
     state = torch.load(tmp_path / "output/data/checkpoints/last.ckpt", weights_only=True)
     assert state["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.02 * 0.5**2)
 
 
 def test_what_is_no_divergence(fit):
-    """A batch that training_step skips is none; nor is any loss, if the user wants that.
+    """A skipped batch is no divergence; with the user's flag, no loss is one.
 
     What is written then is JSON all the same.
     """
     assert fit("--model.how=none")[1] == 0
-    said, status = fit("--divergence.fail=false", "--resume.dirpath=other")
-    assert status == 0 and "val_loss=nan" in said
+    output, status = fit("--divergence.fail=false", "--resume.dirpath=other")
+    assert status == 0 and "val_loss=nan" in output
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")
@@ -154,8 +154,8 @@ def test_all_ranks_fail_alike_where_one_diverges(tmp_path: Path, flag):
     ended = ranks.run(
         diverge_on_a_rank, ["--model.rank=1", "--model.step=3", flag], folder=tmp_path
     )
-    assert [one.error for one in ended] == ["SystemExit: 1"] * 2
-    errors = [re.findall("^error: (.*) \\[host", one.said, re.MULTILINE) for one in ended]
+    assert [rank.error for rank in ended] == ["SystemExit: 1"] * 2
+    errors = [re.findall("^error: (.*) \\[host", rank.output, re.MULTILINE) for rank in ended]
     assert errors[0] == errors[1] and len(errors[0]) == 1
     assert errors[0][0].startswith("the loss is inf at step 3; ")
 
@@ -200,8 +200,8 @@ class Validating(Model):
         self.found = found
 
     def validation_step(self, batch, batch_idx):
-        found = math.nan if self.trainer.sanity_checking else self.found[self.current_epoch]
-        self.log("val_loss", torch.tensor(float(found)))
+        value = math.nan if self.trainer.sanity_checking else self.found[self.current_epoch]
+        self.log("val_loss", torch.tensor(float(value)))
         self.log("val_acc", 0.5)
 
 
@@ -248,14 +248,14 @@ def test_a_validation_that_finds_no_number(fit, monkeypatch, found, flag, warned
 
     monkeypatch.setattr(run, "export", noted)
     values = ", ".join(str(value).replace("nan", ".nan").replace("inf", ".inf") for value in found)
-    said, status = fit(
+    output, status = fit(
         *VALIDATING,
         f"--trainer.max_epochs={len(found)}",
         f"--model.found=[{values}]",
         *([flag] if flag else []),
     )
-    assert status == 0, said
-    lines = [line for line in said.splitlines() if line.startswith("warning: ")]
+    assert status == 0, output
+    lines = [line for line in output.splitlines() if line.startswith("warning: ")]
     assert len(lines) == bool(warned) and all(
         line.startswith(f"warning: val_loss={warned}; ") for line in lines
     )

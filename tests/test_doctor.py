@@ -17,11 +17,11 @@ from sagemaker_lightning.doctor import checks, gpu_driver
 from sagemaker_lightning.doctor.checks import Level, Machine
 
 # The text of the driver's own file, of the closed and of the open kernel module.
-CLOSED = (
+CLOSED_KERNEL_MODULE = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Sun May 12 19:39:15 UTC 2024\n"
     "GCC version: gcc 7.3.1\n"
 )
-OPEN = (
+OPEN_KERNEL_MODULE = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  "
     "Release Build  (archlinux-builder)\n"
 )
@@ -34,7 +34,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         (root / name).write_text(text)
 
 
-def gpu_host(root: Path, driver: str, *models: str, text: str = CLOSED) -> Path:
+def gpu_host(root: Path, driver: str, *models: str, text: str = CLOSED_KERNEL_MODULE) -> Path:
     """Write the files that show a container its host's GPUs."""
     write(root, {"proc/driver/nvidia/version": text.format(driver)})
     for number, model in enumerate(models):
@@ -65,7 +65,7 @@ def compatibility(environment: Path, version: str = "595.45.04") -> Path:
     return environment / "cuda-compat"
 
 
-@pytest.mark.parametrize("text", [CLOSED, OPEN])
+@pytest.mark.parametrize("text", [CLOSED_KERNEL_MODULE, OPEN_KERNEL_MODULE])
 def test_a_host_is_read(tmp_path, text):
     host = gpu_driver.Host.read(
         gpu_host(tmp_path, "535.183.01", "Tesla T4", "NVIDIA A10G", text=text)
@@ -170,20 +170,20 @@ def enter(
         f'#!/bin/bash\n[[ $1 != -I ]] || shift\nexec {sys.executable} "$@"\n'
     )
     (tmp_path / "bin/python").chmod(0o755)
-    given = {
+    variables_given = {
         "CONDA_PREFIX": str(tmp_path / "environment"),
         "SAGEMAKER_LIGHTNING_ROOT": str(tmp_path / "host"),
     }
-    given |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(site)}
+    variables_given |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(site)}
     return subprocess.run(
         [ROOT / "entrypoint.sh", *command],
-        env=os.environ | given | variables,
+        env=os.environ | variables_given | variables,
         capture_output=True,
         text=True,
     )
 
 
-SHOW = ("bash", "-c", "echo path=${LD_LIBRARY_PATH-unset}")
+SHOW_LIBRARY_PATH = ("bash", "-c", "echo path=${LD_LIBRARY_PATH-unset}")
 
 
 def test_the_entry_point_puts_the_libraries_on_the_path_for_an_older_driver(
@@ -191,12 +191,12 @@ def test_the_entry_point_puts_the_libraries_on_the_path_for_an_older_driver(
 ):
     folder = compatibility(tmp_path / "environment")
     gpu_host(tmp_path / "host", "535.183.01", "NVIDIA A10G")
-    done = enter(tmp_path, torch_for_cuda, *SHOW)
-    assert done.stdout == f"path={folder}\n"
-    line = "GPU driver 535.183.01 is older than CUDA 13.2 needs (R580)"
-    assert done.stderr == f"{line}; NVIDIA's compatibility libraries 595.45.04 are used\n"
-    done = enter(tmp_path, torch_for_cuda, *SHOW, LD_LIBRARY_PATH="/mine")
-    assert done.stdout == f"path={folder}:/mine\n"
+    completed = enter(tmp_path, torch_for_cuda, *SHOW_LIBRARY_PATH)
+    assert completed.stdout == f"path={folder}\n"
+    warning = "GPU driver 535.183.01 is older than CUDA 13.2 needs (R580)"
+    assert completed.stderr == f"{warning}; NVIDIA's compatibility libraries 595.45.04 are used\n"
+    completed = enter(tmp_path, torch_for_cuda, *SHOW_LIBRARY_PATH, LD_LIBRARY_PATH="/mine")
+    assert completed.stdout == f"path={folder}:/mine\n"
 
 
 @pytest.mark.parametrize(
@@ -210,11 +210,11 @@ def test_the_entry_point_puts_the_libraries_on_the_path_for_an_older_driver(
 def test_the_entry_point_leaves_the_path_alone(tmp_path, torch_for_cuda, driver, model, says):
     compatibility(tmp_path / "environment")
     gpu_host(tmp_path / "host", driver, model)
-    done = enter(tmp_path, torch_for_cuda, *SHOW)
+    completed = enter(tmp_path, torch_for_cuda, *SHOW_LIBRARY_PATH)
     assert (
-        done.stdout == "path=unset\n"
-        and done.stderr.count("\n") == bool(says)
-        and says in done.stderr
+        completed.stdout == "path=unset\n"
+        and completed.stderr.count("\n") == bool(says)
+        and says in completed.stderr
     )
 
 
@@ -339,9 +339,11 @@ def test_little_shared_memory_and_a_full_disk(tmp_path, monkeypatch):
 
 
 def test_a_clock_that_is_behind(tmp_path):
-    made = Path(checks.__file__).stat().st_mtime
-    assert found(Machine(tmp_path, {}, None, made + 60), checks.clock)[0][1] == Level.FINE
-    ((_, level, text),) = found(Machine(tmp_path, {}, None, made - 10 * 86400), checks.clock)
+    installed_at = Path(checks.__file__).stat().st_mtime
+    assert found(Machine(tmp_path, {}, None, installed_at + 60), checks.clock)[0][1] == Level.FINE
+    ((_, level, text),) = found(
+        Machine(tmp_path, {}, None, installed_at - 10 * 86400), checks.clock
+    )
     assert (
         level == Level.WRONG
         and "10 days before this image was made; correct the host's clock" in text
@@ -365,44 +367,44 @@ def test_a_check_that_fails_is_a_finding(tmp_path, monkeypatch):
         yield
 
     monkeypatch.setattr(checks, "CHECKS", (broken, checks.clock))
-    first, second = checks.findings(machine(tmp_path))
+    first_finding, second_finding = checks.findings(machine(tmp_path))
     assert (
-        first.level == Level.NOTE
-        and "Input/output error" in first.text
-        and second.subject == "clock"
+        first_finding.level == Level.NOTE
+        and "Input/output error" in first_finding.text
+        and second_finding.subject == "clock"
     )
 
 
 def run_doctor(root: Path, site: Path, **variables: str) -> subprocess.CompletedProcess:
-    line = [sys.executable, "-m", "sagemaker_lightning.doctor"]
-    given = (
+    command = [sys.executable, "-m", "sagemaker_lightning.doctor"]
+    environment = (
         os.environ
         | {"SAGEMAKER_LIGHTNING_ROOT": str(root), "PYTHONPATH": f"{site}:{ROOT}"}
         | variables
     )
-    return subprocess.run(line, env=given, cwd=root, capture_output=True, text=True)
+    return subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
 
 
 def test_the_program_on_a_machine_without_a_gpu(tmp_path, torch_for_cuda):
     write(tmp_path, {"proc/meminfo": "MemTotal: 1 kB\n"})
-    done = run_doctor(tmp_path, torch_for_cuda)
-    assert done.returncode == 0 and done.stderr == "", done
-    assert done.stdout.splitlines()[0] == "ok    GPU: none; torch is built for CUDA 13.2"
-    assert done.stdout.splitlines()[-1] == "nothing is wrong"
+    completed = run_doctor(tmp_path, torch_for_cuda)
+    assert completed.returncode == 0 and completed.stderr == "", completed
+    assert completed.stdout.splitlines()[0] == "ok    GPU: none; torch is built for CUDA 13.2"
+    assert completed.stdout.splitlines()[-1] == "nothing is wrong"
 
 
 def test_the_program_asks_torch_and_survives_it(tmp_path, torch_for_cuda):
     """The stand-in torch ends with an error when it is imported."""
     gpu_host(tmp_path, "580.65.06", "NVIDIA A10G")
-    done = run_doctor(tmp_path, torch_for_cuda)
-    assert done.returncode == 1
-    assert "WRONG torch: cannot compute on the GPU (RuntimeError: imported)" in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 wrong"
+    completed = run_doctor(tmp_path, torch_for_cuda)
+    assert completed.returncode == 1
+    assert "WRONG torch: cannot compute on the GPU (RuntimeError: imported)" in completed.stdout
+    assert completed.stdout.splitlines()[-1] == "1 wrong"
 
 
 def test_the_program_on_a_contradictory_job(tmp_path, torch_for_cuda):
-    done = run_doctor(tmp_path, torch_for_cuda, SM_HOSTS="algo-1")
-    assert done.returncode == 1 and done.stdout.startswith("WRONG job: SM_HOSTS")
+    completed = run_doctor(tmp_path, torch_for_cuda, SM_HOSTS="algo-1")
+    assert completed.returncode == 1 and completed.stdout.startswith("WRONG job: SM_HOSTS")
 
 
 def test_torch_is_not_asked_without_a_driver(tmp_path):

@@ -1,4 +1,4 @@
-"""The drill says what is exact, and where other results differ first.
+"""The drill says which runs are identical, and where others differ first.
 
 It leaves nothing behind.
 """
@@ -48,26 +48,26 @@ class Desk:
         self.temporary = folder / "tmp"
         self.folder.mkdir()
         self.temporary.mkdir()
-        found = f"{ROOT}:{ROOT / 'tests'}"
-        self.environment = os.environ | {"PYTHONPATH": found, "TMPDIR": str(self.temporary)}
+        python_path = f"{ROOT}:{ROOT / 'tests'}"
+        self.environment = os.environ | {"PYTHONPATH": python_path, "TMPDIR": str(self.temporary)}
 
-    def drill(self, *words: str, **variables: str):
+    def drill(self, *arguments: str, **variables: str):
         """Drill, and return `warm.run`'s result.
 
         Nothing may be left in the folder for temporary files.
         """
-        done = warm.run(
-            [sys.executable, "-m", "sagemaker_lightning.drill", *words],
+        completed = warm.run(
+            [sys.executable, "-m", "sagemaker_lightning.drill", *arguments],
             self.folder,
             self.environment | variables,
         )
-        assert not list(self.temporary.glob("drill-*")), done.stdout
-        return done
+        assert not list(self.temporary.glob("drill-*")), completed.stdout
+        return completed
 
-    def train(self, model: str, data: str, *words: str, flags: Sequence[str] = ()):
+    def train(self, model: str, data: str, *drill_flags: str, flags: Sequence[str] = ()):
         """Drill app/train.py with a model and data of tests/inexact.py."""
-        given = [f"--model=inexact.{model}", f"--data=inexact.{data}", *FLAGS, *flags]
-        return self.drill(*words, "--", "python", str(ROOT / "app/train.py"), *given)
+        program_flags = [f"--model=inexact.{model}", f"--data=inexact.{data}", *FLAGS, *flags]
+        return self.drill(*drill_flags, "--", "python", str(ROOT / "app/train.py"), *program_flags)
 
 
 @pytest.fixture
@@ -131,17 +131,22 @@ INEXACT = {
 }
 
 
-@pytest.mark.parametrize(("model", "data", "only", "first", "cause"), INEXACT.values(), ids=INEXACT)
-def test_what_is_not_exact_is_named(desk: Desk, model, data, only, first, cause):
-    done = desk.train(model, data, f"--only={only}")
-    assert done.returncode == 1, done.stdout
-    assert first in done.stdout and cause in done.stdout.partition("likely cause: ")[2], done.stdout
-    assert done.stdout.endswith(f"NOT identical: {only}\n")
+@pytest.mark.parametrize(
+    ("model", "data", "only", "first_difference", "cause"), INEXACT.values(), ids=INEXACT
+)
+def test_what_is_not_exact_is_named(desk: Desk, model, data, only, first_difference, cause):
+    completed = desk.train(model, data, f"--only={only}")
+    assert completed.returncode == 1, completed.stdout
+    assert (
+        first_difference in completed.stdout
+        and cause in completed.stdout.partition("likely cause: ")[2]
+    ), completed.stdout
+    assert completed.stdout.endswith(f"NOT identical: {only}\n")
 
 
 def test_a_drill_logs_to_no_server(tmp_path: Path):
-    asked = {"folder": tmp_path, "reached": tmp_path, "epochs": 1, "steps": 1}
-    drilled = Drilled(asked | {"moment": None, "workers": None}, None)
+    settings = {"folder": tmp_path, "reached": tmp_path, "epochs": 1, "steps": 1}
+    drilled = Drilled(settings | {"moment": None, "workers": None}, None)
     logger = MLFlowLogger.__new__(MLFlowLogger)  # its package is not installed here
     trainer = types.SimpleNamespace(loggers=[logger])
     with pytest.raises(UserError, match="MLFlowLogger: a drill would log to its server, too"):
@@ -170,23 +175,28 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("model", "flags", "why"), WRONG.values(), ids=WRONG)
-def test_why_it_cannot_be_drilled_is_one_line(desk: Desk, model, flags, why):
-    done = desk.train(model, "Data", flags=flags)
-    *_, last = done.stdout.splitlines()
-    assert done.returncode == 1 and last.startswith("error: the command") and why in last, (
-        done.stdout
-    )
+@pytest.mark.parametrize(("model", "flags", "reason"), WRONG.values(), ids=WRONG)
+def test_why_it_cannot_be_drilled_is_one_line(desk: Desk, model, flags, reason):
+    completed = desk.train(model, "Data", flags=flags)
+    *_, last_line = completed.stdout.splitlines()
+    assert (
+        completed.returncode == 1
+        and last_line.startswith("error: the command")
+        and reason in last_line
+    ), completed.stdout
 
 
 def test_a_program_that_does_not_train_with_us(desk: Desk):
     (desk.folder / "hello.py").write_text("print('hello')\n")
-    done = desk.drill("--", "python", "hello.py")
-    assert done.returncode == 1 and "trained nothing by sagemaker_lightning.cli.run" in done.stdout
-    done = desk.drill("--", "./nowhere")
+    completed = desk.drill("--", "python", "hello.py")
     assert (
-        done.returncode == 1
-        and "error: ./nowhere: cannot be started (No such file or directory)" in done.stdout
+        completed.returncode == 1
+        and "trained nothing by sagemaker_lightning.cli.run" in completed.stdout
+    )
+    completed = desk.drill("--", "./nowhere")
+    assert (
+        completed.returncode == 1
+        and "error: ./nowhere: cannot be started (No such file or directory)" in completed.stdout
     )
 
 
@@ -207,9 +217,9 @@ SIGNALS = {
 
 @pytest.mark.parametrize(("model", "only", "verdict"), SIGNALS.values(), ids=SIGNALS)
 def test_what_does_not_come_back_is_said(desk: Desk, model, only, verdict):
-    done = desk.train(model, "Data", f"--only={only}", "--timeout=15")
-    assert done.returncode == 1 and verdict in done.stdout, done.stdout
-    assert done.stdout.endswith(f"NOT identical: {only}\n")
+    completed = desk.train(model, "Data", f"--only={only}", "--timeout=15")
+    assert completed.returncode == 1 and verdict in completed.stdout, completed.stdout
+    assert completed.stdout.endswith(f"NOT identical: {only}\n")
 
 
 def test_the_page_drills_a_program_of_a_users_own(desk: Desk):
@@ -217,19 +227,19 @@ def test_the_page_drills_a_program_of_a_users_own(desk: Desk):
     (desk.folder / "my_train.py").write_text(PROGRAM)
     command = shlex.split(COMMANDS[0])
     assert command.pop(0) == ".venv/bin/python"
-    done = warm.run([sys.executable, *command], desk.folder, desk.environment)
-    said = re.sub(r"epochs, \d+ s", "epochs, 6 s", done.stdout)
-    assert done.returncode == 0 and said == OUTPUT, done.stdout
+    completed = warm.run([sys.executable, *command], desk.folder, desk.environment)
+    output = re.sub(r"epochs, \d+ s", "epochs, 6 s", completed.stdout)
+    assert completed.returncode == 0 and output == OUTPUT, completed.stdout
 
 
 def test_our_own_example_is_identical(desk: Desk):
     flags = ["--data.batch_size=4", "--data.val_split=20", *FLAGS]
     program = str(ROOT / "app/train.py")
-    done = desk.drill(
+    completed = desk.drill(
         "--only=kill-in-epoch", "--only=stop-in-validation", "--", "python", program, *flags
     )
-    assert done.returncode == 0, done.stdout
-    assert "not drilled: another number of data workers: " in done.stdout
+    assert completed.returncode == 0, completed.stdout
+    assert "not drilled: another number of data workers: " in completed.stdout
 
 
 def test_nothing_of_the_users_is_touched(desk: Desk, tmp_path: Path):
@@ -253,16 +263,17 @@ def test_nothing_of_the_users_is_touched(desk: Desk, tmp_path: Path):
         "--trainer.callbacks=ModelCheckpoint",
         "--trainer.callbacks.dirpath=logs",
     ]
-    before = files(tmp_path)
+    files_before = files(tmp_path)
     variables = {"SM_MODEL_DIR": str(job["model"]), "SM_CHECKPOINT_DIR": str(job["checkpoints"])}
     program = str(ROOT / "app/train.py")
-    done = desk.drill(
+    completed = desk.drill(
         "--only=stop-in-epoch", "--only=workers", "--", "python", program, *flags, **variables
     )
     assert (
-        done.returncode == 0 and "go on with 2 data workers in place of 0: identical" in done.stdout
-    ), done.stdout
-    assert files(tmp_path) == before
+        completed.returncode == 0
+        and "go on with 2 data workers in place of 0: identical" in completed.stdout
+    ), completed.stdout
+    assert files(tmp_path) == files_before
 
 
 def files(folder: Path) -> dict[Path, int]:
@@ -285,12 +296,12 @@ def test_the_page_drills_before_it_launches(tmp_path: Path):
     variables = aws_services.variables(
         None, AWS_REGION="us-east-1", DOCKER=str(tmp_path / "docker")
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-ec", command], cwd=tmp_path, env=variables, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["HyperParameters"] == {"trainer.max_epochs": "20"}
-    assert "python -m sagemaker_lightning.drill -- train" in done.stderr
+    assert completed.returncode == 0, completed.stderr
+    assert json.loads(completed.stdout)["HyperParameters"] == {"trainer.max_epochs": "20"}
+    assert "python -m sagemaker_lightning.drill -- train" in completed.stderr
 
 
 SLEEPER = """
@@ -312,47 +323,47 @@ def runs(pid: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ended_by_hand_it_leaves_nothing(desk: Desk, tmp_path: Path, number):
     (desk.folder / "sleeper.py").write_text(SLEEPER)
-    told = tmp_path / "told"
-    line = [
+    pids_file = tmp_path / "told"
+    command = [
         sys.executable,
         "-m",
         "sagemaker_lightning.drill",
         "--",
         "python",
         "sleeper.py",
-        str(told),
+        str(pids_file),
     ]
-    process = warm.start(line, desk.folder, desk.environment)
-    while not told.is_file() or not told.read_text().endswith("\n"):
+    process = warm.start(command, desk.folder, desk.environment)
+    while not pids_file.is_file() or not pids_file.read_text().endswith("\n"):
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert not any(runs(int(pid)) for pid in told.read_text().split())
+    assert not any(runs(int(pid)) for pid in pids_file.read_text().split())
     assert not list(desk.temporary.iterdir())
 
 
 def test_a_process_that_hangs_left_alone_is_ended(desk: Desk):
     (desk.folder / "sleeper.py").write_text(SLEEPER)
-    done = desk.drill("--timeout=3", "--", "python", "sleeper.py", "told")
+    completed = desk.drill("--timeout=3", "--", "python", "sleeper.py", "told")
     assert (
-        done.returncode == 1
-        and "error: the command, left alone, had not ended after 3 s" in done.stdout
+        completed.returncode == 1
+        and "error: the command, left alone, had not ended after 3 s" in completed.stdout
     )
 
 
 def test_a_mistake_in_the_flags_is_one_line(desk: Desk):
-    done = desk.drill("--steps=0", "--", "python", "x.py")
-    assert done.returncode == 2 and done.stdout.startswith(
+    completed = desk.drill("--steps=0", "--", "python", "x.py")
+    assert completed.returncode == 2 and completed.stdout.startswith(
         "error: argument --steps: found '0', allowed is"
     )
-    done = desk.drill("python", "x.py")
-    assert done.returncode == 2 and done.stdout.count("\n") == 1
+    completed = desk.drill("python", "x.py")
+    assert completed.returncode == 2 and completed.stdout.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    "line",
+    "launcher",
     [
         ["python", str(ROOT / "app/train_torchrun.py"), "--trainer.devices=2"],
         pytest.param(
@@ -366,8 +377,10 @@ def test_a_mistake_in_the_flags_is_one_line(desk: Desk):
     ],
     ids=["ours", "torch's"],
 )
-def test_two_ranks_by_torchrun(desk: Desk, line):
+def test_two_ranks_by_torchrun(desk: Desk, launcher):
     flags = ["--model=inexact.Model", "--data=inexact.Data", *FLAGS]
-    done = desk.drill("--only=kill-in-epoch", "--only=stop-in-validation", "--", *line, *flags)
-    assert done.returncode == 0, done.stdout
-    assert "identical: 2 interruptions; " in done.stdout
+    completed = desk.drill(
+        "--only=kill-in-epoch", "--only=stop-in-validation", "--", *launcher, *flags
+    )
+    assert completed.returncode == 0, completed.stdout
+    assert "identical: 2 interruptions; " in completed.stdout

@@ -22,7 +22,7 @@ def run_of(folder: Path, **changes) -> Path:
 
     `changes` may change a step's loss, a weight, a metric, a curve's value or a row.
     """
-    given = {
+    values = {
         "loss": 0.5,
         "weight": 1.0,
         "metric": 0.25,
@@ -35,30 +35,35 @@ def run_of(folder: Path, **changes) -> Path:
     logs = folder / "ml/checkpoints/tensorboard"
     model.mkdir(parents=True)
     (folder / "work").mkdir()
-    state = {"w": torch.tensor([0.0, given["weight"]])}
-    ours = {"number": given["moment"], "saved_at": given["moment"] / 2, "made": 0, "step": 2}
+    state = {"w": torch.tensor([0.0, values["weight"]])}
+    own_state = {
+        "number": values["moment"],
+        "saved_at": values["moment"] / 2,
+        "made": 0,
+        "step": 2,
+    }
     checkpoint = {
         "state_dict": state,
-        "callbacks": {"Timer": {"time_elapsed": given["moment"]}},
-        checkpoint_file.KEY: ours,
+        "callbacks": {"Timer": {"time_elapsed": values["moment"]}},
+        checkpoint_file.ENTRIES_KEY: own_state,
     }
     checkpoint_file.write(
-        folder / "ml/checkpoints/step-000000002.ckpt", checkpoint, 2, given["moment"]
+        folder / "ml/checkpoints/step-000000002.ckpt", checkpoint, 2, values["moment"]
     )
     torch.save(state, model / "model.pt")
-    (model / "model.json").write_text(json.dumps({"metrics": {"val_loss": given["metric"]}}))
-    (folder / "work/rows.csv").write_text(f"step,value\n1,{given['row']}\n")
+    (model / "model.json").write_text(json.dumps({"metrics": {"val_loss": values["metric"]}}))
+    (folder / "work/rows.csv").write_text(f"step,value\n1,{values['row']}\n")
     with SummaryWriter(str(logs / "version_0")) as writer:
-        writer.add_scalar("loss", given["curve"], 1)
+        writer.add_scalar("loss", values["curve"], 1)
     with SummaryWriter(str(logs / "version_0/system/localhost")) as writer:
-        writer.add_scalar("system/cpu", given["moment"], 1)
+        writer.add_scalar("system/cpu", values["moment"], 1)
     step = {"batch": "aa", "learning rate": [(0.1).hex()]}
     steps = [
         {"at": ["batch", 0, k], "step": k + 1, **step, "loss": (0.5).hex()}
-        for k in range(given["steps"])
+        for k in range(values["steps"])
     ]
-    steps[-1]["loss"] = given["loss"].hex()
-    lines = [json.dumps(one) for one in ({"at": ["start", 0], "step": 0, "workers": 0}, *steps)]
+    steps[-1]["loss"] = values["loss"].hex()
+    lines = [json.dumps(entry) for entry in ({"at": ["start", 0], "step": 0, "workers": 0}, *steps)]
     # The run was killed while it wrote.
     (folder / "steps-0.jsonl").write_text("\n".join(lines) + '\n{"at": ["bat')
     return folder
@@ -85,10 +90,12 @@ CHANGES = {
 
 @pytest.mark.parametrize("changed", CHANGES)
 def test_each_difference_is_found_first(tmp_path: Path, changed: str):
-    value, kind, words = CHANGES[changed]
+    value, difference_kind, expected_words = CHANGES[changed]
     alone = run_of(tmp_path / "alone")
-    other = run_of(tmp_path / "other", **{changed: value})
-    assert comparison.differences(alone, other)[0] == comparison.Difference(kind, words)
+    other_run = run_of(tmp_path / "other", **{changed: value})
+    assert comparison.differences(alone, other_run)[0] == comparison.Difference(
+        difference_kind, expected_words
+    )
 
 
 def test_moments_and_the_machines_load_are_no_difference(tmp_path: Path):
@@ -99,32 +106,34 @@ def test_moments_and_the_machines_load_are_no_difference(tmp_path: Path):
 
 def test_a_file_too_few_or_too_many_is_named(tmp_path: Path):
     alone = run_of(tmp_path / "alone")
-    other = run_of(tmp_path / "other")
+    other_run = run_of(tmp_path / "other")
     (alone / "ml/model/first").write_text("1")
-    (other / "ml/model/second").write_text("2")
+    (other_run / "ml/model/second").write_text("2")
     (alone / "ml/model/third").write_text("3")
-    (other / "ml/model/third").write_text("4")
-    found = [difference.words for difference in comparison.differences(alone, other)]
-    assert found == [
+    (other_run / "ml/model/third").write_text("4")
+    differences_found = [
+        difference.words for difference in comparison.differences(alone, other_run)
+    ]
+    assert differences_found == [
         "first in the model folder: the interrupted run has none",
         "second in the model folder: the run left alone has none",
         "third in the model folder: its bytes",
     ]
 
 
-def done(epochs: int, batches: int, validations: int, workers: int | None) -> list[dict]:
+def run_positions(epochs: int, batches: int, validations: int, workers: int | None) -> list[dict]:
     """Return the lines that a run writes."""
-    found = [{"at": ["start", 0], "step": 0, "workers": workers}]
+    positions = [{"at": ["start", 0], "step": 0, "workers": workers}]
     for epoch in range(epochs):
-        found += [{"at": ["batch", epoch, batch]} for batch in range(batches)]
-        found += [{"at": ["validation", epoch, batches, batch]} for batch in range(validations)]
-        found += [{"at": ["epoch", epoch]}]
-    return found
+        positions += [{"at": ["batch", epoch, batch]} for batch in range(batches)]
+        positions += [{"at": ["validation", epoch, batches, batch]} for batch in range(validations)]
+        positions += [{"at": ["epoch", epoch]}]
+    return positions
 
 
 def test_the_moments_lie_in_the_middle_of_the_run():
-    found, lacking = command.planned(done(3, 4, 3, workers=0))
-    assert {one.name: one.moment for one in found} == {
+    interruptions, lacking = command.planned(run_positions(3, 4, 3, workers=0))
+    assert {interruption.name: interruption.moment for interruption in interruptions} == {
         "kill-in-epoch": ("batch", 1, 2),
         "stop-in-epoch": ("batch", 1, 1),
         "kill-at-epoch-end": ("epoch", 0),
@@ -133,21 +142,29 @@ def test_the_moments_lie_in_the_middle_of_the_run():
         "stop-in-validation": ("validation", 1, 4, 0),
         "workers": ("batch", 1, 1),
     }
-    assert not lacking and [one.name for one in found] == command.NAMES
-    assert [one.workers for one in found if one.workers is not None] == [2]
+    assert (
+        not lacking
+        and [interruption.name for interruption in interruptions] == command.INTERRUPTION_NAMES
+    )
+    assert [
+        interruption.workers for interruption in interruptions if interruption.workers is not None
+    ] == [2]
 
 
 def test_what_a_run_has_no_moment_for_is_said():
-    found, lacking = command.planned(done(1, 4, 0, workers=None))
-    assert [one.name for one in found] == ["kill-in-epoch", "stop-in-epoch"] and len(lacking) == 3
+    interruptions, lacking = command.planned(run_positions(1, 4, 0, workers=None))
+    assert [interruption.name for interruption in interruptions] == [
+        "kill-in-epoch",
+        "stop-in-epoch",
+    ] and len(lacking) == 3
 
 
 def test_what_a_run_says_of_itself():
-    said = (
+    output = (
         "resuming from step 4: x\nresumed at step 4: the next step is that of before\nerror: no\n"
         "error: a [host b]\n"
     )
-    ended = command.Ended(1, True, f"{said}last\n")
+    ended = command.Ended(1, True, f"{output}last\n")
     assert (
         ended.verdict == "resumed at step 4: the next step is that of before"
         and ended.error == "error: a [host b]"
@@ -155,7 +172,7 @@ def test_what_a_run_says_of_itself():
     ended = command.Ended(
         1,
         True,
-        f"warning: {said[24:]}Traceback (most recent call last):\n  File x\nKeyError: 'x'\n",
+        f"warning: {output[24:]}Traceback (most recent call last):\n  File x\nKeyError: 'x'\n",
     )
     assert ended.verdict.startswith("warning: resumed at step 4: the next")
     assert (
@@ -168,20 +185,20 @@ def test_what_a_run_says_of_itself():
 
 
 def test_the_working_folder_is_mirrored_and_not_written_to(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(command, "COPIED", (10, 12))
-    monkeypatch.setattr(command, "ENTRIES", 12)
-    home, data, many, without = (
+    monkeypatch.setattr(command, "MAX_COPIED_BYTES", (10, 12))
+    monkeypatch.setattr(command, "MAX_ENTRIES", 12)
+    home, data, large_folder, drill_folder = (
         tmp_path / "home" / name for name in ("", "data", "many", "drill-1")
     )
-    for folder in (data, many, without, home / ".git"):
+    for folder in (data, large_folder, drill_folder, home / ".git"):
         folder.mkdir(parents=True)
     (data / "small").write_text("small")
     (data / "large").write_text("larger than ten bytes")
     (data / "tenth").write_text("10 letters")
     (home / "data/link").symlink_to("small")
     for number in range(12):
-        (many / str(number)).touch()
-    command.mirror(home, tmp_path / "copy", without)
+        (large_folder / str(number)).touch()
+    command.mirror(home, tmp_path / "copy", drill_folder)
     copy = tmp_path / "copy"
     assert (copy / "data/small").read_text() == "small" and not (copy / "data/small").is_symlink()
     assert (copy / "data/large").is_symlink() and (
@@ -220,8 +237,8 @@ def test_variables_that_change_are_named():
         "count": made_of(itertools.count()),
         "still": made_of(iter([1, 2])),
     }
-    objects |= {"endless": made_of(one for one in [1, 2]), "long": made_of(iter(range(10**9)))}
-    before = module_variables.variable_digests(objects, objects)
+    objects |= {"endless": made_of(item for item in [1, 2]), "long": made_of(iter(range(10**9)))}
+    digests_before = module_variables.variable_digests(objects, objects)
     counted([1, 2])
     for name in ("count", "endless", "long"):
         objects[name]()
@@ -231,7 +248,7 @@ def test_variables_that_change_are_named():
     ]
     assert (
         module_variables.changed_variables(
-            before, module_variables.variable_digests(objects, objects)
+            digests_before, module_variables.variable_digests(objects, objects)
         )
         == named
     )
@@ -244,27 +261,31 @@ def test_what_a_function_has_closed_over_is_named_where_no_checkpoint_has_it():
         nonlocal total
         total += 1
 
-    before = [
+    digests_before = [
         module_variables.variable_digests({"add": add}, saved) for saved in ({}, {"add": add})
     ]
     add()
-    after = [module_variables.variable_digests({"add": add}, saved) for saved in ({}, {"add": add})]
-    assert module_variables.changed_variables(before[0], after[0]) == [
+    digests_after = [
+        module_variables.variable_digests({"add": add}, saved) for saved in ({}, {"add": add})
+    ]
+    assert module_variables.changed_variables(digests_before[0], digests_after[0]) == [
         f"test_drill_comparison.{add.__qualname__}.total"
     ]
-    assert module_variables.changed_variables(before[1], after[1]) == []
+    assert module_variables.changed_variables(digests_before[1], digests_after[1]) == []
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (1, 2)])
-def test_a_loader_gets_another_number_of_workers(before, after):
-    settings = {"persistent_workers": True, "timeout": 5, "prefetch_factor": 3} if before else {}
-    loader = DataLoader(TensorDataset(torch.arange(8)), 2, num_workers=before, **settings)
-    drilled_run._set_workers(loader, after)
+@pytest.mark.parametrize(("workers_before", "workers_after"), [(0, 2), (2, 0), (1, 2)])
+def test_a_loader_gets_another_number_of_workers(workers_before, workers_after):
+    settings = (
+        {"persistent_workers": True, "timeout": 5, "prefetch_factor": 3} if workers_before else {}
+    )
+    loader = DataLoader(TensorDataset(torch.arange(8)), 2, num_workers=workers_before, **settings)
+    drilled_run._set_workers(loader, workers_after)
     fresh = DataLoader(
         TensorDataset(torch.arange(8)),
         2,
-        num_workers=after,
-        **(settings if after and before else {}),
+        num_workers=workers_after,
+        **(settings if workers_after and workers_before else {}),
     )
     names = ("num_workers", "prefetch_factor", "persistent_workers", "timeout")
     assert [getattr(loader, name) for name in names] == [getattr(fresh, name) for name in names]

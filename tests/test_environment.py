@@ -9,7 +9,7 @@ import pytest
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, drilled, failure_file
 from sagemaker_lightning.contract.errors import UserError
 
-FULL = {
+ALL_VARIABLES = {
     "SM_HOSTS": '["algo-1", "algo-10", "algo-2"]',
     "SM_CURRENT_HOST": "algo-10",
     "SM_NUM_GPUS": "7",
@@ -49,7 +49,7 @@ def test_empty():
 
 def test_full(tmp_path):
     (tmp_path / "hyperparameters.json").write_text('{"i": "j"}')
-    environment = SageMakerEnvironment.read(FULL | {"SM_INPUT_CONFIG_DIR": str(tmp_path)})
+    environment = SageMakerEnvironment.read(ALL_VARIABLES | {"SM_INPUT_CONFIG_DIR": str(tmp_path)})
     assert environment == SageMakerEnvironment(
         hosts=("algo-1", "algo-10", "algo-2"),
         groups={"g": ("algo-1", "algo-10", "algo-2")},
@@ -76,18 +76,18 @@ def test_full(tmp_path):
         for field in dataclasses.fields(defaults)
     )
     assert environment.training_dir == Path("/b")
-    assert failure_file(FULL) == Path("/h/failure")
+    assert failure_file(ALL_VARIABLES) == Path("/h/failure")
 
 
 def test_training_channel():
-    one = {
+    one_channel = {
         "SM_CHANNELS": '["anything", "code"]',
         "SM_CHANNEL_ANYTHING": "/x",
         "SM_CHANNEL_CODE": "/y",
     }
-    assert SageMakerEnvironment.read(one).training_dir == Path("/x")
-    two = {"SM_CHANNELS": '["a", "b"]', "SM_CHANNEL_A": "/x", "SM_CHANNEL_B": "/y"}
-    assert SageMakerEnvironment.read(two).training_dir is None
+    assert SageMakerEnvironment.read(one_channel).training_dir == Path("/x")
+    two_channels = {"SM_CHANNELS": '["a", "b"]', "SM_CHANNEL_A": "/x", "SM_CHANNEL_B": "/y"}
+    assert SageMakerEnvironment.read(two_channels).training_dir is None
     assert SageMakerEnvironment.read({"SM_CHANNEL_TRAINING": "/z"}).training_dir == Path("/z")
 
 
@@ -96,24 +96,26 @@ def test_a_sharded_channel():
 
     It counts only if another host may have the rest.
     """
-    two = {
+    two_hosts = {
         "SM_HOSTS": '["a", "b"]',
         "SM_CURRENT_HOST": "a",
         "SM_CHANNELS": '["mine"]',
         "SM_CHANNEL_MINE": "/x",
     }
     sharded = {"SM_INPUT_DATA_CONFIG": '{"mine": {"S3DistributionType": "ShardedByS3Key"}}'}
-    assert SageMakerEnvironment.read(FULL).training_is_sharded
-    assert SageMakerEnvironment.read(two | sharded).training_is_sharded
-    assert not SageMakerEnvironment.read(two | sharded | {"SM_HOSTS": '["a"]'}).training_is_sharded
+    assert SageMakerEnvironment.read(ALL_VARIABLES).training_is_sharded
+    assert SageMakerEnvironment.read(two_hosts | sharded).training_is_sharded
+    assert not SageMakerEnvironment.read(
+        two_hosts | sharded | {"SM_HOSTS": '["a"]'}
+    ).training_is_sharded
     for config in ({}, {"SM_INPUT_DATA_CONFIG": "{}"}, {"SM_INPUT_DATA_CONFIG": '{"mine": {}}'}):
-        assert not SageMakerEnvironment.read(two | config).training_is_sharded
+        assert not SageMakerEnvironment.read(two_hosts | config).training_is_sharded
     replicated = {
         "SM_INPUT_DATA_CONFIG": (
             '{"training": {}, "my-data": {"S3DistributionType": "ShardedByS3Key"}}'
         )
     }
-    assert not SageMakerEnvironment.read(FULL | replicated).training_is_sharded
+    assert not SageMakerEnvironment.read(ALL_VARIABLES | replicated).training_is_sharded
 
 
 def test_checkpoint_dir(tmp_path):
@@ -132,7 +134,7 @@ def test_checkpoint_dir(tmp_path):
 
 def test_a_drill_has_folders_of_its_own(tmp_path):
     """A drill inside a job does not use the job's folders."""
-    moved = drilled(FULL, tmp_path, {"steps": 4})
+    moved = drilled(ALL_VARIABLES, tmp_path, {"steps": 4})
     environment = SageMakerEnvironment.read(moved)
     folders = (
         environment.model_dir,
@@ -146,7 +148,7 @@ def test_a_drill_has_folders_of_its_own(tmp_path):
         and environment.watch is None
         and environment.drill == {"steps": 4}
     )
-    assert environment.channels == SageMakerEnvironment.read(FULL).channels
+    assert environment.channels == SageMakerEnvironment.read(ALL_VARIABLES).channels
 
 
 def test_the_least_number_of_seconds():
@@ -168,7 +170,7 @@ def test_the_least_number_of_seconds():
 )
 def test_a_contradiction_is_an_error_that_names_the_variable(change, names):
     with pytest.raises(UserError, match=names):
-        SageMakerEnvironment.read(FULL | change)
+        SageMakerEnvironment.read(ALL_VARIABLES | change)
 
 
 def test_a_checkpointconfig_without_a_path(tmp_path):

@@ -28,18 +28,20 @@ def begin(make, limit: int = 0) -> tuple[CombinedLoader, _PrefetchDataFetcher]:
     torch.manual_seed(5)
     seeding = Seeding(7)
     trainer = SimpleNamespace(global_rank=0, world_size=1)
-    both = (
-        made
-        if isinstance(made := make(), CombinedLoader)
-        else CombinedLoader(made, "max_size_cycle")
+    combined = (
+        loader_made
+        if isinstance(loader_made := make(), CombinedLoader)
+        else CombinedLoader(loader_made, "max_size_cycle")
     )
-    both.flattened = [seeding._exact(trainer, one, RunningStage.TRAINING) for one in both.flattened]
-    both.limits = limit or None
-    seeding.together(trainer, both, "train")
+    combined.flattened = [
+        seeding._exact(trainer, part, RunningStage.TRAINING) for part in combined.flattened
+    ]
+    combined.limits = limit or None
+    seeding.together(trainer, combined, "train")
     fetcher = _PrefetchDataFetcher()
-    fetcher.setup(both)
+    fetcher.setup(combined)
     iter(fetcher)
-    return both, fetcher
+    return combined, fetcher
 
 
 def train(make, stops=(), limit: int = 0, proves: bool = True) -> list[tuple[int, int, str]]:
@@ -48,14 +50,14 @@ def train(make, stops=(), limit: int = 0, proves: bool = True) -> list[tuple[int
     The processes that load them are stopped before some of the batches.
     """
     stops = list(stops)
-    seen = []
-    both, fetcher = begin(make, limit)
+    batches_seen = []
+    combined, fetcher = begin(make, limit)
     epoch = 0
-    done = 0
+    batches_done = 0
     states = None
     while epoch < EPOCHS:
-        done = both.begin(fetcher, epoch, done, states, proves)
-        fetcher.fetched += done
+        batches_done = combined.begin(fetcher, epoch, batches_done, states, proves)
+        fetcher.fetched += batches_done
         states = None
         within = False
         while not fetcher.done and not within:
@@ -63,64 +65,66 @@ def train(make, stops=(), limit: int = 0, proves: bool = True) -> list[tuple[int
                 batch = next(fetcher)[0]
             except StopIteration:
                 break
-            seen.append((epoch, done, str(batch)))
-            done += 1
-            within = stops[:1] == [(epoch, done)] and not fetcher.done
+            batches_seen.append((epoch, batches_done, str(batch)))
+            batches_done += 1
+            within = stops[:1] == [(epoch, batches_done)] and not fetcher.done
         if not within:
             epoch = epoch + 1
-            done = 0
-        if stops[:1] == [(epoch, done)]:
+            batches_done = 0
+        if stops[:1] == [(epoch, batches_done)]:
             stops.pop(0)
-            states = both.states(fetcher, within)
-            both.reset()
-            both, fetcher = begin(make, limit)
+            states = combined.states(fetcher, within)
+            combined.reset()
+            combined, fetcher = begin(make, limit)
             if not within:
-                both.give_back(states)
-    both.reset()
+                combined.give_back(states)
+    combined.reset()
     assert not stops
-    return seen
+    return batches_seen
 
 
 def made(dataset: str, mode: str = "", **options):
     return lambda: streams.Data(dataset, mode, **options).train_dataloader()
 
 
-STATE = {"stateful": True}
-TWO = {"workers": 2}
-KINDS = {
+STATEFUL = {"stateful": True}
+TWO_WORKERS = {"workers": 2}
+LOADERS = {
     "a buffer": made("buffered"),
-    "a buffer in workers": made("buffered", **TWO, persistent=True),
+    "a buffer in workers": made("buffered", **TWO_WORKERS, persistent=True),
     "a stream that counts": made("counted"),
-    "without seeds, in workers": made("unseeded", **TWO),
+    "without seeds, in workers": made("unseeded", **TWO_WORKERS),
     "a dataset with a state": made("hidden"),
-    "a state": made("resumable", **STATE),
-    "a state in workers": made("resumable", **STATE, **TWO),
-    "a state in workers that stay": made("resumable", **STATE, **TWO, persistent=True),
-    "few snapshots": made("resumable", **STATE, **TWO, every=4),
-    "a state of an iterator": made("walked", **STATE, **TWO),
-    "a stateful loader without a state": made("counted", **STATE),
+    "a state": made("resumable", **STATEFUL),
+    "a state in workers": made("resumable", **STATEFUL, **TWO_WORKERS),
+    "a state in workers that stay": made("resumable", **STATEFUL, **TWO_WORKERS, persistent=True),
+    "few snapshots": made("resumable", **STATEFUL, **TWO_WORKERS, every=4),
+    "a state of an iterator": made("walked", **STATEFUL, **TWO_WORKERS),
+    "a stateful loader without a state": made("counted", **STATEFUL),
     "a stateful loader without a state, in workers": made(
-        "buffered", **STATE, **TWO, persistent=True
+        "buffered", **STATEFUL, **TWO_WORKERS, persistent=True
     ),
-    "a state of a dataset": made("remembered", **STATE, **TWO, persistent=True),
-    "shards in workers": made("sharded", **TWO),
+    "a state of a dataset": made("remembered", **STATEFUL, **TWO_WORKERS, persistent=True),
+    "shards in workers": made("sharded", **TWO_WORKERS),
     "a loader of its own": made("steady"),
     "a loader of its own with a state": made("keeping"),
     "a generator": made("generator"),
     "lazy": made("lazy"),
-    "lazy in workers": made("lazy", **TWO, persistent=True),
-    "late in workers": made("late", **TWO),
-    "local in workers": made("local", **TWO),
+    "lazy in workers": made("lazy", **TWO_WORKERS, persistent=True),
+    "late in workers": made("late", **TWO_WORKERS),
+    "local in workers": made("local", **TWO_WORKERS),
     "lazily joined": made("points", collate=True),
     "the shortest": made("points+buffered", "min_size"),
-    "the longest": made("counted+points+steady", "max_size", **TWO),
+    "the longest": made("counted+points+steady", "max_size", **TWO_WORKERS),
     "the longest, and others again": made("points+counted+buffered", "max_size_cycle"),
-    "a dict of states": made("resumable+remembered", "dict", **STATE),
-    "the shortest of states": made("resumable+walked", "min_size", **STATE, **TWO),
-    "the longest of states": made("remembered+resumable+keeping", "max_size", **STATE),
-    "a cycle of states": made("counted+resumable+points", "max_size_cycle", **STATE, **TWO),
+    "a dict of states": made("resumable+remembered", "dict", **STATEFUL),
+    "the shortest of states": made("resumable+walked", "min_size", **STATEFUL, **TWO_WORKERS),
+    "the longest of states": made("remembered+resumable+keeping", "max_size", **STATEFUL),
+    "a cycle of states": made(
+        "counted+resumable+points", "max_size_cycle", **STATEFUL, **TWO_WORKERS
+    ),
 }
-FEW = [
+ALWAYS_RUN = [
     "a buffer",
     "a state in workers that stay",
     "a stateful loader without a state",
@@ -132,40 +136,41 @@ FEW = [
 
 @pytest.mark.parametrize("limit", [0, 3])
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in FEW else pytest.mark.soak) for kind in KINDS]
+    "name",
+    [pytest.param(name, marks=() if name in ALWAYS_RUN else pytest.mark.soak) for name in LOADERS],
 )
-def test_any_batch(kind, limit):
-    alone = train(KINDS[kind], limit=limit)
+def test_any_batch(name, limit):
+    alone = train(LOADERS[name], limit=limit)
     later = (2, 0) if alone[-1][0] == 2 else (1, 0)
     for stops in (
         [(0, 2)],
         [(1, 0)],
         [(0, 2), (1, 1), later] if later[0] == 2 else [(0, 2), later],
     ):
-        assert train(KINDS[kind], stops, limit) == alone
+        assert train(LOADERS[name], stops, limit) == alone
 
 
-@pytest.mark.parametrize("options", [{}, STATE, {**STATE, "persistent": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, STATEFUL, {**STATEFUL, "persistent": True}], ids=str)
 def test_no_worker_outlives_its_loaders(options):
     """No worker outlives its loaders.
 
     Left to the garbage collector, each loader of torchdata would be waited for for 5 s, because
     nothing tells its workers to end.
     """
-    before = set(active_children())
-    both, fetcher = begin(made("resumable", **TWO, **options))
-    both.begin(fetcher, 0, 0)
+    children_before = set(active_children())
+    combined, fetcher = begin(made("resumable", **TWO_WORKERS, **options))
+    combined.begin(fetcher, 0, 0)
     next(fetcher)
-    assert len(set(active_children()) - before) == 2
-    both.reset()
-    assert set(active_children()) <= before
+    assert len(set(active_children()) - children_before) == 2
+    combined.reset()
+    assert set(active_children()) <= children_before
 
 
-@pytest.mark.parametrize("options, begin_anew", [({}, 1), (STATE, 0)])
+@pytest.mark.parametrize("options, begin_anew", [({}, 1), (STATEFUL, 0)])
 def test_workers_that_stay_are_said_to_begin_anew(capsys, options, begin_anew):
-    begin(made("resumable", **TWO, **options, persistent=True))
-    said = "persistent_workers: the workers of streams.Resumable start anew with each epoch"
-    assert capsys.readouterr().out.count(said) == begin_anew
+    begin(made("resumable", **TWO_WORKERS, **options, persistent=True))
+    warning = "persistent_workers: the workers of streams.Resumable start anew with each epoch"
+    assert capsys.readouterr().out.count(warning) == begin_anew
 
 
 def test_no_worker_outlives_loaders_that_are_made_anew():
@@ -180,16 +185,18 @@ def test_no_worker_outlives_loaders_that_are_made_anew():
         trainer = SimpleNamespace(global_rank=0)
         restart = SimpleNamespace(seeding=Seeding(7))
 
-    before = set(active_children())
+    children_before = set(active_children())
     loop = Loop()
-    both, fetcher = begin(made("resumable+resumable", **TWO, **STATE, persistent=True))
-    vars(loop)["_combined_loader"] = both
-    both.begin(fetcher, 0, 0)
-    stays = both.flattened[0]
+    combined, fetcher = begin(
+        made("resumable+resumable", **TWO_WORKERS, **STATEFUL, persistent=True)
+    )
+    vars(loop)["_combined_loader"] = combined
+    combined.begin(fetcher, 0, 0)
+    stays = combined.flattened[0]
     loop._combined_loader = CombinedLoader([stays])
-    assert set(active_children()) - before == set(stays._iterator._workers)
+    assert set(active_children()) - children_before == set(stays._iterator._workers)
     loop._combined_loader.reset()
-    assert set(active_children()) <= before
+    assert set(active_children()) <= children_before
 
 
 @pytest.mark.slow
@@ -200,7 +207,7 @@ def test_a_worker_that_has_ended_before_the_others_does_not_begin_anew(persisten
     At its end its dataset says that it is at its beginning; the epoch continues with the other
     worker.
     """
-    make = made("uneven", **STATE, **TWO, persistent=persistent)
+    make = made("uneven", **STATEFUL, **TWO_WORKERS, persistent=persistent)
     alone = train(make)
     assert train(make, [(0, 7), (1, 9)]) == alone
     assert [epoch for epoch, _, _ in alone] == [0] * 11 + [1] * 11 + [2] * 11
@@ -229,24 +236,24 @@ def test_litdata(tmp_path, monkeypatch, workers):
     "workers", [pytest.param(0, marks=pytest.mark.soak), pytest.param(1, marks=pytest.mark.soak), 2]
 )
 @pytest.mark.parametrize(
-    "kind",
+    "mode",
     [
         "all",
         *(
-            pytest.param(kind, marks=pytest.mark.soak)
-            for kind in ("weights", "batches", "parallel")
+            pytest.param(mode, marks=pytest.mark.soak)
+            for mode in ("weights", "batches", "parallel")
         ),
     ],
 )
-def test_litdata_of_several_datasets(tmp_path, monkeypatch, workers, kind):
+def test_litdata_of_several_datasets(tmp_path, monkeypatch, workers, mode):
     """Here its state is right between epochs only, so an epoch is drawn again."""
     monkeypatch.chdir(tmp_path)
     streams.Mixed().prepare_data()
-    make = lambda: streams.Mixed(workers, kind).train_dataloader()  # noqa: E731
+    make = lambda: streams.Mixed(workers, mode).train_dataloader()  # noqa: E731
     alone = train(make)
-    last = max(batch for epoch, batch, _ in alone if epoch == 1)
+    last_batch = max(batch for epoch, batch, _ in alone if epoch == 1)
     assert len({batch for _, _, batch in alone}) == len(alone)
-    assert train(make, [(0, 4), (1, 0), (1, last), (2, 0)]) == alone
+    assert train(make, [(0, 4), (1, 0), (1, last_batch), (2, 0)]) == alone
 
 
 def test_what_is_not_the_same_when_drawn_again_is_told():
@@ -257,9 +264,9 @@ def test_what_is_not_the_same_when_drawn_again_is_told():
             yield from (float(next(self.ticks)) for _ in range(12))
 
     def why(make) -> str:
-        both, fetcher = begin(make)
-        both.begin(fetcher, 0, 0, proves=True)
-        return both.why
+        combined, fetcher = begin(make)
+        combined.begin(fetcher, 0, 0, proves=True)
+        return combined.why
 
     assert why(lambda: streams.Unsteady()) == "streams.Unsteady draws other batches each time"
     assert why(lambda: DataLoader(Timed(), 4)).endswith("Timed draws other batches each time")
@@ -267,8 +274,13 @@ def test_what_is_not_the_same_when_drawn_again_is_told():
         why(lambda: [streams.Steady(), streams.Unsteady()])
         == "streams.Unsteady draws other batches each time"
     )
-    for same in (streams.Steady, made("buffered"), made("points"), made("resumable", **STATE)):
-        assert why(same) == ""
+    for repeatable in (
+        streams.Steady,
+        made("buffered"),
+        made("points"),
+        made("resumable", **STATEFUL),
+    ):
+        assert why(repeatable) == ""
 
 
 def test_a_batch_ahead_that_no_checkpoint_can_hold_is_told():
@@ -280,25 +292,25 @@ def test_a_batch_ahead_that_no_checkpoint_can_hold_is_told():
             streams.Resumable(), 4, collate_fn=lambda samples: Thing()
         )
 
-    both, fetcher = begin(make)
-    both.begin(fetcher, 0, 0)
-    assert both.why.endswith("Thing, which no checkpoint can hold") and both.why.startswith(
+    combined, fetcher = begin(make)
+    combined.begin(fetcher, 0, 0)
+    assert combined.why.endswith("Thing, which no checkpoint can hold") and combined.why.startswith(
         "a batch holds a test_epoch_loaders."
     )
 
 
 def test_states_are_taken_only_when_they_are_asked_for():
     class Counting(streams.Keeping):
-        asked = 0
+        states_taken = 0
 
         def state_dict(self):
-            Counting.asked += 1
+            Counting.states_taken += 1
             return super().state_dict()
 
     train(Counting)
-    assert Counting.asked == 1  # asked once: can a checkpoint hold it?
+    assert Counting.states_taken == 1  # asked once: can a checkpoint hold it?
     train(Counting, [(0, 2)])
-    assert Counting.asked == 3
+    assert Counting.states_taken == 3
 
 
 def test_a_state_that_no_checkpoint_can_hold_is_not_needed():
@@ -343,17 +355,17 @@ def test_a_dataset_in_a_worker_is_that_of_the_beginning_of_its_epoch():
     """
 
     def levels(stop: int) -> list[float]:
-        both, fetcher = begin(lambda: DataLoader(streams.Points(), 8, num_workers=1))
-        both.begin(fetcher, 0, 0)
-        assert both.flattened[0].worker_init_fn is None
-        both.flattened[0].dataset.level = 5.0
-        seen = [next(fetcher)[0] for _ in range(stop)]
-        states = both.states(fetcher, True)
-        both.reset()
-        both, fetcher = begin(lambda: DataLoader(streams.Points(), 8, num_workers=1))
-        both.begin(fetcher, 0, stop, states)
-        assert both.flattened[0].dataset.level == 5.0
-        seen += [next(fetcher)[0] for _ in range(5 - stop)]
-        return str(seen)
+        combined, fetcher = begin(lambda: DataLoader(streams.Points(), 8, num_workers=1))
+        combined.begin(fetcher, 0, 0)
+        assert combined.flattened[0].worker_init_fn is None
+        combined.flattened[0].dataset.level = 5.0
+        levels_seen = [next(fetcher)[0] for _ in range(stop)]
+        states = combined.states(fetcher, True)
+        combined.reset()
+        combined, fetcher = begin(lambda: DataLoader(streams.Points(), 8, num_workers=1))
+        combined.begin(fetcher, 0, stop, states)
+        assert combined.flattened[0].dataset.level == 5.0
+        levels_seen += [next(fetcher)[0] for _ in range(5 - stop)]
+        return str(levels_seen)
 
     assert levels(1) == levels(4)

@@ -46,12 +46,12 @@ def cli(*flags: str) -> CommandLine:
 
 def evaluated(flags: list[str]) -> dict[str, float]:
     """Evaluate a model that was not trained, and return the metrics."""
-    made = cli(*flags)
-    found = made.trainer.validate(made.model, made.datamodule)[0]
-    found |= made.trainer.test(made.model, made.datamodule)[0]
-    predicted = made.trainer.predict(made.model, made.datamodule)
+    command_line = cli(*flags)
+    metrics = command_line.trainer.validate(command_line.model, command_line.datamodule)[0]
+    metrics |= command_line.trainer.test(command_line.model, command_line.datamodule)[0]
+    predicted = command_line.trainer.predict(command_line.model, command_line.datamodule)
     assert predicted[0].shape == (8, 2)
-    return found
+    return metrics
 
 
 @pytest.fixture
@@ -63,24 +63,26 @@ def at_a_desk(tmp_path: Path, monkeypatch):
 
 @pytest.mark.parametrize("flags", [[], ["--resume.exact=false"]], ids=" ".join)
 def test_of_a_model_of_which_nothing_was_trained(at_a_desk, capfd, flags):
-    found = evaluated(flags)
-    assert found["val_loss"] == pytest.approx(found["test_loss"])  # they are the same samples
+    metrics = evaluated(flags)
+    assert metrics["val_loss"] == pytest.approx(metrics["test_loss"])  # they are the same samples
     assert "Error" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize("flags", [[], ["--resume.exact=false"]], ids=" ".join)
 def test_after_a_training(at_a_desk, flags):
-    made = cli("--trainer.max_epochs=1", *flags)
-    made.trainer.fit(made.model, made.datamodule)
-    trained = float(made.trainer.callback_metrics["val_loss"])
-    assert made.trainer.validate(made.model, made.datamodule)[0]["val_loss"] == pytest.approx(
-        trained
-    )
-    assert made.trainer.test(made.model, made.datamodule)[0]["test_loss"] == pytest.approx(trained)
+    command_line = cli("--trainer.max_epochs=1", *flags)
+    command_line.trainer.fit(command_line.model, command_line.datamodule)
+    trained = float(command_line.trainer.callback_metrics["val_loss"])
+    assert command_line.trainer.validate(command_line.model, command_line.datamodule)[0][
+        "val_loss"
+    ] == pytest.approx(trained)
+    assert command_line.trainer.test(command_line.model, command_line.datamodule)[0][
+        "test_loss"
+    ] == pytest.approx(trained)
 
 
 @pytest.mark.slow
 def test_on_two_ranks(tmp_path: Path):
     ended = ranks.run(evaluated, ["--trainer.strategy=ddp", "--trainer.devices=2"], folder=tmp_path)
-    assert not [one.error for one in ended if one.error], ended[0].said
+    assert not [ended_rank.error for ended_rank in ended if ended_rank.error], ended[0].output
     assert ended[0].value == ended[1].value

@@ -51,21 +51,21 @@ from sagemaker_lightning.contract import reporting, shutdown
 from sagemaker_lightning.resume import callback, checkpoint_dir, folder_lock
 
 PROGRAM = ROOT / "tests/own_trainer.py"
-LIMIT = 90  # seconds; what takes longer hangs
+HANG_SECONDS = 90  # what takes longer hangs
 
 
 def run(folder: Path, case: str, **variables: str) -> tuple[int, str]:
     """Run a case in a folder; return its exit status and its output."""
     folder.mkdir(exist_ok=True)
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"} | variables
-    done = warm.run(["python", PROGRAM, case], folder, environment, LIMIT)
-    return done.returncode, done.stdout
+    completed = warm.run(["python", PROGRAM, case], folder, environment, HANG_SECONDS)
+    return completed.returncode, completed.stdout
 
 
-def results(said: str) -> list[str]:
+def results(output: str) -> list[str]:
     """Return the lines with the results."""
-    lines = [line for line in said.splitlines() if re.match("(WEIGHTS|BEST|LR|SIZE) ", line)]
-    assert lines, said[-3000:]
+    lines = [line for line in output.splitlines() if re.match("(WEIGHTS|BEST|LR|SIZE) ", line)]
+    assert lines, output[-3000:]
     return lines
 
 
@@ -74,18 +74,18 @@ def check(folder: Path, case: str, *interruptions: dict[str, str]) -> list[str]:
 
     It returns the output of each run of the interrupted one.
     """
-    status, alone = run(folder / "alone", case)
-    assert status == 0, alone[-3000:]
-    said = []
+    status, expected = run(folder / "alone", case)
+    assert status == 0, expected[-3000:]
+    outputs = []
     for variables in interruptions:
-        status, text = run(folder / "run", case, **variables)
-        assert status == (143 if "STOP_AT" in variables else -9), text[-3000:]
-        said.append(text)
-    status, text = run(folder / "run", case)
-    assert status == 0, text[-3000:]
-    assert results(text) == results(alone)
-    assert "warning: resumed" not in text
-    return [*said, text]
+        status, output = run(folder / "run", case, **variables)
+        assert status == (143 if "STOP_AT" in variables else -9), output[-3000:]
+        outputs.append(output)
+    status, output = run(folder / "run", case)
+    assert status == 0, output[-3000:]
+    assert results(output) == results(expected)
+    assert "warning: resumed" not in output
+    return [*outputs, output]
 
 
 @pytest.mark.slow
@@ -117,21 +117,23 @@ CASES = {
 }
 
 
-OF_THE_SOAK = ("averaged", "streamed", "searched")
+SOAK_CASES = ("averaged", "streamed", "searched")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=pytest.mark.soak if case in OF_THE_SOAK else ()) for case in CASES],
+    [pytest.param(case, marks=pytest.mark.soak if case in SOAK_CASES else ()) for case in CASES],
 )
 def test_a_program_of_ones_own(tmp_path: Path, case: str):
     check(tmp_path, case, *CASES[case])
     if case == "loaders":
-        alone, ours = ((tmp_path / name / "curves/lightning_logs") for name in ("alone", "run"))
+        expected, resumed = (
+            (tmp_path / name / "curves/lightning_logs") for name in ("alone", "run")
+        )
         for file in ("version_0/metrics.csv", "version_0/hparams.yaml"):
-            assert (alone / file).read_text() == (ours / file).read_text()
-        assert [path.name for path in ours.iterdir()] == ["version_0"]
+            assert (expected / file).read_text() == (resumed / file).read_text()
+        assert [path.name for path in resumed.iterdir()] == ["version_0"]
 
 
 @pytest.mark.slow
@@ -144,21 +146,21 @@ def test_a_rank_does_not_outlive_the_process_that_started_it(tmp_path: Path):
     ranks = psutil.Process(process.pid).children(recursive=True)
     assert any("LOCAL_RANK" in warm.environ(rank.pid) for rank in ranks)
     process.kill()
-    assert psutil.wait_procs(ranks, timeout=LIMIT)[1] == []
+    assert psutil.wait_procs(ranks, timeout=HANG_SECONDS)[1] == []
 
 
 # In somebody else's process -----------------------------------------------------------------------
 
 
-def handlers() -> list:
+def installed_handlers() -> list:
     """Return the process's signal handlers and its threads."""
     fd = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(fd)
-    there = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    return [*there, fd, {thread.name for thread in threading.enumerate()}]
+    signal_handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    return [*signal_handlers, fd, {thread.name for thread in threading.enumerate()}]
 
 
-def short(folder: Path, *callbacks, **options) -> pl.Trainer:
+def short_trainer(folder: Path, *callbacks, **options) -> pl.Trainer:
     settings = {
         "max_epochs": 1,
         "accelerator": "cpu",
@@ -170,7 +172,7 @@ def short(folder: Path, *callbacks, **options) -> pl.Trainer:
     return pl.Trainer(**settings | {"callbacks": [*callbacks, resume]} | options)
 
 
-class Presses(pl.Callback):
+class PressCtrlC(pl.Callback):
     """Presses Ctrl-C at a batch, so many times."""
 
     def __init__(self, times: int, batch: int = 3) -> None:
@@ -186,29 +188,29 @@ class Presses(pl.Callback):
 
 
 def test_a_training_leaves_the_process_as_it_was(tmp_path: Path):
-    """Also after a failure, and where somebody waits for signals by a descriptor of his own."""
+    """This holds after a failure, and if a wakeup descriptor for signals is set."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    before_pipe = handlers()
+    handlers_without_pipe = installed_handlers()
     signal.set_wakeup_fd(writing)
     try:
-        before = handlers()
-        short(tmp_path / "a").fit(Classifier())
-        assert handlers() == before
+        handlers = installed_handlers()
+        short_trainer(tmp_path / "a").fit(Classifier())
+        assert installed_handlers() == handlers
         with pytest.raises(RuntimeError):
             os.environ["FAIL_AT"] = "0:2"
-            short(tmp_path / "b").fit(Classifier())
-        assert handlers() == before
+            short_trainer(tmp_path / "b").fit(Classifier())
+        assert installed_handlers() == handlers
         del os.environ["FAIL_AT"]
         with pytest.raises(SystemExit):
-            short(tmp_path / "c", Presses(1)).fit(Classifier())
-        assert handlers() == before and os.read(reading, 1) == bytes([signal.SIGINT])
+            short_trainer(tmp_path / "c", PressCtrlC(1)).fit(Classifier())
+        assert installed_handlers() == handlers and os.read(reading, 1) == bytes([signal.SIGINT])
     finally:
         os.environ.pop("FAIL_AT", None)
         signal.set_wakeup_fd(-1)
         os.close(reading)
         os.close(writing)
-    assert handlers() == before_pipe
+    assert installed_handlers() == handlers_without_pipe
 
 
 def process_state() -> dict[str, object]:
@@ -253,17 +255,27 @@ def process_state() -> dict[str, object]:
         CSVLogger,
         TensorBoardLogger,
     )
-    noisy = {"_", "_abc_impl", "__warningregistry__", "last_exc", "last_value", "last_traceback"}
-    noisy |= {"last_type", "_onceregistry", "_filters_version", "exc_info"}
+    changing_names = {
+        "_",
+        "_abc_impl",
+        "__warningregistry__",
+        "last_exc",
+        "last_value",
+        "last_traceback",
+    }
+    changing_names |= {"last_type", "_onceregistry", "_filters_version", "exc_info"}
     state = {
         f"{owner.__name__}.{name}": getattr(value, "__func__", value)
         for owner in (*modules, *classes)
         for name, value in vars(owner).items()
-        if name not in noisy and not isinstance(value, (dict, types.ModuleType, torch.Tensor))
+        if name not in changing_names
+        and not isinstance(value, (dict, types.ModuleType, torch.Tensor))
     }
     state |= {f"environ {name}": value for name, value in os.environ.items()}
     for config in (torch._dynamo.config, torch._inductor.config):
-        state |= {f"{config.__name__}.{name}": v for name, v in config.get_config_copy().items()}
+        state |= {
+            f"{config.__name__}.{name}": value for name, value in config.get_config_copy().items()
+        }
     backends = torch.backends
     return state | {
         "threads": torch.get_num_threads(),
@@ -289,28 +301,30 @@ def without_lightnings(loader: DataLoader) -> dict[str, object]:
 
 
 def test_a_training_leaves_no_flag_function_or_class_changed(tmp_path: Path):
-    """Nor a loader of the user's, which a notebook may iterate over afterwards."""
+    """The user's loaders stay the same, too: a notebook may use them afterwards."""
 
     def check(folder: Path, *callbacks) -> None:
         loaders = [DataLoader(Noisy(), 4, shuffle=True), DataLoader(Noisy(), 4)]
-        known = [(type(each), without_lightnings(each)) for each in loaders]
-        before = process_state()
-        trainer = short(folder, *callbacks)
+        attributes = [(type(loader), without_lightnings(loader)) for loader in loaders]
+        state_before = process_state()
+        trainer = short_trainer(folder, *callbacks)
         with contextlib.suppress(SystemExit, RuntimeError):
             trainer.fit(model := Classifier(), *loaders)
         trainer.validate(model, loaders[1], verbose=False)
         trainer.test(model, loaders[1], verbose=False)
-        after = process_state()
-        assert [name for name in before if repr(before[name]) != repr(after.get(name))] == []
-        assert after.keys() == before.keys()
-        assert [(type(each), without_lightnings(each)) for each in loaders] == known
+        state_after = process_state()
+        assert [
+            name for name in state_before if repr(state_before[name]) != repr(state_after.get(name))
+        ] == []
+        assert state_after.keys() == state_before.keys()
+        assert [(type(loader), without_lightnings(loader)) for loader in loaders] == attributes
         assert [batch[0].tolist() for batch in loaders[0]] != [
             batch[0].tolist() for batch in loaders[0]
         ]
 
     pl.Trainer(fast_dev_run=True, logger=False).fit(Classifier())  # what Lightning itself sets
     check(tmp_path / "ends")
-    check(tmp_path / "stops", Presses(1))
+    check(tmp_path / "stops", PressCtrlC(1))
     check(tmp_path / "fails", Fails())
 
 
@@ -323,13 +337,13 @@ class Fails(pl.Callback):
 
 
 def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path, capfd):
-    """As in a notebook, whose kernel lives on; with the same trainer or a new one."""
+    """The kernel of a notebook lives on; fit is called on the same trainer or a new one."""
     expected = Classifier()
     state = copy.deepcopy(expected.state_dict())
-    short(tmp_path / "alone").fit(expected)
-    presses = Presses(1)
-    trainer = short(tmp_path / "run", presses)
-    for again in (trainer, short(tmp_path / "run")):
+    short_trainer(tmp_path / "alone").fit(expected)
+    presses = PressCtrlC(1)
+    trainer = short_trainer(tmp_path / "run", presses)
+    for again in (trainer, short_trainer(tmp_path / "run")):
         model = Classifier()
         model.load_state_dict(state)
         if again is trainer:
@@ -338,13 +352,14 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path,
             assert stopped.value.code == 130 and presses.ran == 3
         else:
             again.fit(model)
-    said = "".join(capfd.readouterr())
+    output = "".join(capfd.readouterr())
     assert (
-        "interrupted, resume from step 4: SIGINT; " in said
-        and "stopping at the end of this batch" in said
+        "interrupted, resume from step 4: SIGINT; " in output
+        and "stopping at the end of this batch" in output
     )
     assert all(
-        torch.equal(one, expected.state_dict()[name]) for name, one in model.state_dict().items()
+        torch.equal(weight, expected.state_dict()[name])
+        for name, weight in model.state_dict().items()
     )
 
 
@@ -357,8 +372,8 @@ def test_a_logger_that_was_used_before_fit_goes_on_in_its_file(tmp_path: Path):
 
     def train(folder: Path, stops: bool) -> None:
         logger = CSVLogger(folder / "logs")
-        trainer = short(
-            folder / "run", *([Presses(1)] if stops else []), logger=logger, log_every_n_steps=1
+        trainer = short_trainer(
+            folder / "run", *([PressCtrlC(1)] if stops else []), logger=logger, log_every_n_steps=1
         )
         pl.seed_everything(3)
         model = Classifier()
@@ -380,7 +395,7 @@ def test_what_is_logged_between_two_trainings_is_kept(tmp_path: Path, monkeypatc
     def train(folder: Path, until: int) -> None:
         monkeypatch.setattr(callback, "_finished", {})  # as in a new process
         used = [CSVLogger(folder / "logs"), TensorBoardLogger(folder / "events", version=0)]
-        trainer = short(folder / "run", logger=used, log_every_n_steps=1)
+        trainer = short_trainer(folder / "run", logger=used, log_every_n_steps=1)
         pl.seed_everything(3)
         model = Classifier()
         trainer.fit(model)
@@ -409,7 +424,8 @@ def test_what_is_logged_between_two_trainings_is_kept(tmp_path: Path, monkeypatc
 class History(Logger):
     """Keeps what is logged in memory."""
 
-    name, version = "history", 0
+    name = "history"
+    version = 0
 
     def __init__(self, as_arrays: bool = False) -> None:
         super().__init__()
@@ -432,7 +448,7 @@ def test_a_logger_in_memory_has_the_earlier_values(tmp_path: Path, capfd):
 
     def train(folder: Path, presses: int, as_arrays: bool = False) -> dict:
         logger = History(as_arrays)
-        trainer = short(folder, Presses(presses), logger=logger, log_every_n_steps=1)
+        trainer = short_trainer(folder, PressCtrlC(presses), logger=logger, log_every_n_steps=1)
         pl.seed_everything(3)
         with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
             trainer.fit(Classifier())
@@ -452,7 +468,7 @@ def test_what_is_logged_by_hand_before_fit_is_kept(tmp_path: Path, capfd):
     for _ in range(2):
         logger = CSVLogger(tmp_path / "logs")
         logger.experiment.log_metrics({"mine": 1.0}, step=0)
-        short(tmp_path / "run", logger=logger, log_every_n_steps=1).fit(model)
+        short_trainer(tmp_path / "run", logger=logger, log_every_n_steps=1).fit(model)
     assert "mine" in rows_of(tmp_path / "logs").splitlines()[0]
     assert (
         "CSVLogger: this run logs to version 1, the interrupted run logged to version 0"
@@ -463,12 +479,12 @@ def test_what_is_logged_by_hand_before_fit_is_kept(tmp_path: Path, capfd):
 def test_a_program_that_trains_on_comes_by_its_first_training_again(tmp_path: Path, capfd):
     """Its checkpoint is of an epoch beyond the limit of the first training."""
     model = Classifier()
-    trainer = short(tmp_path, max_epochs=4)
+    trainer = short_trainer(tmp_path, max_epochs=4)
     trainer.fit(model)
-    first = short(tmp_path, max_epochs=2)
-    first.fit(model)
+    first_trainer = short_trainer(tmp_path, max_epochs=2)
+    first_trainer.fit(model)
     assert "is beyond max_epochs=2, and the model has that step's weights" in capfd.readouterr().out
-    assert first.max_epochs == 2 and first.global_step == trainer.global_step
+    assert first_trainer.max_epochs == 2 and first_trainer.global_step == trainer.global_step
 
 
 class Untested(Classifier):
@@ -481,16 +497,16 @@ def test_a_training_that_is_done_ends_with_the_hooks_of_its_start(tmp_path: Path
     """A callback's on_train_end uses what its on_train_start has made, such as the progress bar."""
     model = Untested()
     for _ in range(2):
-        short(tmp_path, TQDMProgressBar(), enable_progress_bar=True).fit(model)
+        short_trainer(tmp_path, TQDMProgressBar(), enable_progress_bar=True).fit(model)
 
 
 def test_ctrl_c_twice_stops_at_once(tmp_path: Path):
-    presses = Presses(2)
-    before = handlers()
+    presses = PressCtrlC(2)
+    handlers = installed_handlers()
     with pytest.raises(SystemExit) as stopped:  # Lightning's answer to a KeyboardInterrupt
-        short(tmp_path, presses).fit(Classifier())
+        short_trainer(tmp_path, presses).fit(Classifier())
     assert stopped.value.code == 1 and not (tmp_path / "step-000000004.ckpt").exists()
-    assert handlers() == before  # a notebook can be interrupted again
+    assert installed_handlers() == handlers  # a notebook can be interrupted again
 
 
 class Scaler:
@@ -523,28 +539,34 @@ def test_objects_that_the_model_has_may_be_in_its_checkpoints(tmp_path: Path):
     """A resumed run has its own object there; the user's files have what Lightning writes."""
     expected = WithScaler()
     state = copy.deepcopy(expected.state_dict())
-    short(tmp_path / "alone").fit(expected)
+    short_trainer(tmp_path / "alone").fit(expected)
     for presses in (1, 0):
         model = WithScaler()
         model.load_state_dict(state)
         files = ModelCheckpoint(tmp_path / "own", "last", save_on_train_epoch_end=True)
-        trainer = short(tmp_path / "run", Presses(presses), files, enable_checkpointing=True)
+        trainer = short_trainer(
+            tmp_path / "run", PressCtrlC(presses), files, enable_checkpointing=True
+        )
         with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
             trainer.fit(model)
     assert all(
-        torch.equal(one, expected.state_dict()[name]) for name, one in model.state_dict().items()
+        torch.equal(weight, expected.state_dict()[name])
+        for name, weight in model.state_dict().items()
     )
     assert model.scaler.seen == expected.scaler.seen
-    kept = torch.load(tmp_path / "own/last.ckpt", weights_only=False)["parameters"]
-    assert isinstance(kept["scaler"], Scaler) and kept["scaler"].seen == model.scaler.seen
+    saved_parameters = torch.load(tmp_path / "own/last.ckpt", weights_only=False)["parameters"]
+    assert (
+        isinstance(saved_parameters["scaler"], Scaler)
+        and saved_parameters["scaler"].seen == model.scaler.seen
+    )
 
 
 def test_in_another_thread_no_handler_is_installed(tmp_path: Path, capfd):
-    before = handlers()
-    thread = threading.Thread(target=lambda: short(tmp_path).fit(Classifier()))
+    handlers = installed_handlers()
+    thread = threading.Thread(target=lambda: short_trainer(tmp_path).fit(Classifier()))
     thread.start()
     thread.join()
-    assert handlers() == before and (tmp_path / "step-000000011.ckpt").exists()
+    assert installed_handlers() == handlers and (tmp_path / "step-000000011.ckpt").exists()
     assert "".join(capfd.readouterr()).count("warning: fit is not called in the main thread") == 1
 
 
@@ -554,8 +576,8 @@ def test_in_another_thread_no_handler_is_installed(tmp_path: Path, capfd):
 def test_who_loses_sigterm_is_known(handler: str, says: bool):
     """Of any process; tests/test_foreign_image.py has what comes of it in a container."""
     code = f"import signal; signal.signal(signal.SIGTERM, {handler}); print(1, flush=True); input()"
-    line = [sys.executable, "-I", "-S", "-c", code]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-I", "-S", "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline()
         name = Path(f"/proc/{process.pid}/comm").read_text().strip()
         assert shutdown.loses_sigterm(process.pid) == (name if says else "")
@@ -588,20 +610,20 @@ def test_a_second_one_is_refused(tmp_path: Path):
         UserError,
         match=r"^Trainer\(callbacks=...\): found two ExactResume, for .*; allowed is one$",
     ):
-        short(tmp_path / "a", ExactResume(tmp_path / "b")).fit(Classifier())
+        short_trainer(tmp_path / "a", ExactResume(tmp_path / "b")).fit(Classifier())
 
 
 @pytest.mark.parametrize("part", [GradientWeighting(), LearningRateScaling()])
 def test_what_it_does_itself_is_refused_beside_it(tmp_path: Path, part):
     with pytest.raises(UserError, match=f"found {type(part).__name__}, which RankConsistency and"):
-        short(tmp_path, part).fit(Classifier())
+        short_trainer(tmp_path, part).fit(Classifier())
 
 
 def test_what_it_has_itself_is_refused_beside_it(tmp_path: Path):
     with pytest.raises(
         UserError, match="found RankConsistency beside ExactResume, which has one of its own"
     ):
-        short(tmp_path, RankConsistency()).fit(Classifier())
+        short_trainer(tmp_path, RankConsistency()).fit(Classifier())
 
 
 @pytest.mark.parametrize(
@@ -633,7 +655,7 @@ def test_a_wrong_argument_is_one_line(tmp_path: Path, arguments, says):
 def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="checkpoints cannot be written there"):
-        short(tmp_path / "file/checkpoints").fit(Classifier())
+        short_trainer(tmp_path / "file/checkpoints").fit(Classifier())
 
 
 def test_checkpoints_of_another_program_are_one_line(tmp_path: Path):
@@ -641,16 +663,16 @@ def test_checkpoints_of_another_program_are_one_line(tmp_path: Path):
     with pytest.raises(
         UserError, match=rf"^ExactResume\(dirpath={tmp_path}\): found checkpoints, but none"
     ):
-        short(tmp_path).fit(Classifier())
+        short_trainer(tmp_path).fit(Classifier())
 
 
 def test_another_model_with_the_same_folder_is_one_line(tmp_path: Path):
     """It would get the weights of the first one."""
-    short(tmp_path).fit(Classifier())
+    short_trainer(tmp_path).fit(Classifier())
     with pytest.raises(
         UserError, match="this program has already trained another model to its end"
     ):
-        short(tmp_path).fit(Classifier())
+        short_trainer(tmp_path).fit(Classifier())
 
 
 HOLDS = """
@@ -668,25 +690,26 @@ time.sleep(60)
 def test_a_second_process_with_the_same_folder_is_one_line(tmp_path: Path, monkeypatch):
     """Until the first one is killed, even if a data worker of it lives on."""
     monkeypatch.setattr(callback, "LOCK_SECONDS", 0.0)
-    other = warm.start(["python", "-c", HOLDS, tmp_path], tmp_path)
-    worker = int(other.stdout.readline())
-    says = rf"\(dirpath={tmp_path}\): process {other.pid} trains with these checkpoints now; end it"
+    other_process = warm.start(["python", "-c", HOLDS, tmp_path], tmp_path)
+    worker = int(other_process.stdout.readline())
+    pid = other_process.pid
+    says = rf"\(dirpath={tmp_path}\): process {pid} trains with these checkpoints now; end it"
     with pytest.raises(UserError, match=says):
-        short(tmp_path).fit(Classifier())
-    other.kill()
-    other.wait(LIMIT)
+        short_trainer(tmp_path).fit(Classifier())
+    other_process.kill()
+    other_process.wait(HANG_SECONDS)
     assert psutil.pid_exists(worker)
     with pytest.raises(SystemExit):
-        short(tmp_path, Presses(1)).fit(Classifier())
+        short_trainer(tmp_path, PressCtrlC(1)).fit(Classifier())
     assert folder_lock._held == {}
     os.kill(worker, signal.SIGKILL)
 
 
 def test_a_run_with_other_settings_is_one_line(tmp_path: Path):
     with pytest.raises(SystemExit):
-        short(tmp_path, Presses(1)).fit(Classifier())
+        short_trainer(tmp_path, PressCtrlC(1)).fit(Classifier())
     with pytest.raises(UserError, match="--trainer.accumulate_grad_batches was 1, is 2"):
-        short(tmp_path, accumulate_grad_batches=2).fit(Classifier())
+        short_trainer(tmp_path, accumulate_grad_batches=2).fit(Classifier())
 
 
 @pytest.mark.parametrize(
@@ -698,7 +721,7 @@ def test_a_run_with_other_settings_is_one_line(tmp_path: Path):
     ],
 )
 def test_other_data_are_said_at_an_epochs_end_too(tmp_path: Path, capfd, samples, seed, says):
-    """Where no step is known yet that could differ."""
+    """No step is recorded there yet that could differ."""
 
     def loader(samples: int, seed: int) -> DataLoader:
         generator = torch.Generator().manual_seed(seed)
@@ -706,26 +729,26 @@ def test_other_data_are_said_at_an_epochs_end_too(tmp_path: Path, capfd, samples
         return DataLoader(TensorDataset(*columns), 4, shuffle=True)
 
     with pytest.raises(SystemExit):
-        short(tmp_path, Presses(1, batch=5), max_epochs=2).fit(Untested(), loader(24, 1))
+        short_trainer(tmp_path, PressCtrlC(1, batch=5), max_epochs=2).fit(Untested(), loader(24, 1))
     capfd.readouterr()
-    short(tmp_path, Presses(0), max_epochs=2).fit(Untested(), loader(samples, seed))
-    said = capfd.readouterr().out
-    assert (f"on rank 0, {says}; likely because of data that were read or drawn anew" in said) is (
-        bool(says)
-    )
-    assert ("warning: resumed" in said) is bool(says)
+    short_trainer(tmp_path, PressCtrlC(0), max_epochs=2).fit(Untested(), loader(samples, seed))
+    output = capfd.readouterr().out
+    assert (
+        f"on rank 0, {says}; likely because of data that were read or drawn anew" in output
+    ) is (bool(says))
+    assert ("warning: resumed" in output) is bool(says)
 
 
 def test_another_learning_rate_is_one_line(tmp_path: Path):
     """It would have no effect: the checkpoint has its own."""
     with pytest.raises(SystemExit):
-        short(tmp_path, Presses(1)).fit(Classifier())
+        short_trainer(tmp_path, PressCtrlC(1)).fit(Classifier())
     with pytest.raises(
         UserError, match=r"is of another run: lr of AdamW was 0.05, is 0.1; continue"
     ):
-        short(tmp_path).fit(Classifier(lr=0.1))
+        short_trainer(tmp_path).fit(Classifier(lr=0.1))
     resume = ExactResume(tmp_path, seed=1, other_settings=True)
-    trainer = short(tmp_path, callbacks=[resume])
+    trainer = short_trainer(tmp_path, callbacks=[resume])
     trainer.fit(model := Classifier(lr=0.1))
     assert model.optimizers().optimizer.param_groups[0]["initial_lr"] == 0.1
 
@@ -743,9 +766,9 @@ class Warmup(pl.Callback):
 
 def test_who_sets_another_learning_rate_is_named(tmp_path: Path, capfd):
     with pytest.raises(SystemExit):
-        short(tmp_path, Presses(1), Warmup(0.05)).fit(Classifier())
+        short_trainer(tmp_path, PressCtrlC(1), Warmup(0.05)).fit(Classifier())
     capfd.readouterr()
-    short(tmp_path, Presses(0), Warmup(0.1)).fit(Classifier())
+    short_trainer(tmp_path, PressCtrlC(0), Warmup(0.1)).fit(Classifier())
     assert (
         "the learning rate differs; likely because of StepLR, whose arguments or state are others, "
         "or what test_exact_resume.Warmup.on_train_batch_start sets, which is another value"
@@ -756,10 +779,12 @@ def test_a_search_comes_again_in_another_training(tmp_path: Path):
     """A resumed run does not search again; the same callback may be used once more."""
     finder = LearningRateFinder(num_training_steps=3)
     with pytest.raises(SystemExit):
-        short(tmp_path / "a", LearningRateFinder(num_training_steps=3), Presses(1)).fit(Untested())
-    short(tmp_path / "a", finder, Presses(0)).fit(model := Untested())
+        short_trainer(tmp_path / "a", LearningRateFinder(num_training_steps=3), PressCtrlC(1)).fit(
+            Untested()
+        )
+    short_trainer(tmp_path / "a", finder, PressCtrlC(0)).fit(model := Untested())
     assert finder.optimal_lr is None
-    short(tmp_path / "b", finder).fit(model)
+    short_trainer(tmp_path / "b", finder).fit(model)
     assert finder.optimal_lr is not None
 
 
@@ -772,16 +797,16 @@ def test_a_ckpt_path_that_is_no_checkpoint_is_one_line(tmp_path: Path, content):
         torch.save(content, path)
     says = rf"^fit\(ckpt_path={path}\): found no checkpoint that could be read \(.*\); expected one"
     with pytest.raises(UserError, match=says) as caught:
-        short(tmp_path / "run").fit(Classifier(), ckpt_path=path)
+        short_trainer(tmp_path / "run").fit(Classifier(), ckpt_path=path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_ckpt_path_with_weights_alone_is_one_line(tmp_path: Path):
     saves = ModelCheckpoint(tmp_path, "weights", save_weights_only=True)
-    short(tmp_path / "a", saves, enable_checkpointing=True).fit(Untested())
+    short_trainer(tmp_path / "a", saves, enable_checkpointing=True).fit(Untested())
     path = tmp_path / "weights.ckpt"
     with pytest.raises(UserError, match="found no optimizer_states and no lr_schedulers in it"):
-        short(tmp_path / "b").fit(Untested(), ckpt_path=path)
+        short_trainer(tmp_path / "b").fit(Untested(), ckpt_path=path)
 
 
 class OwnShare(torch.utils.data.Sampler):
@@ -802,21 +827,21 @@ class Stream(IterableDataset):
         yield from map(Noisy().__getitem__, range(20))
 
 
-def fit_two_ranks(kind: str) -> str:
-    """Train with a loader that does not leave it to Lightning to share the samples out."""
+def fit_two_ranks(loader_name: str) -> str:
+    """Train with a loader whose samples Lightning does not distribute over the ranks."""
     loaders = {
         "own": lambda: DataLoader(Noisy(), batch_sampler=OwnShare()),
         "stream": lambda: DataLoader(Stream(), 4),
     }
-    options = {"use_distributed_sampler": False} if kind == "own, as it is" else {}
-    trainer = short(Path("run"), devices=2, strategy="ddp", **options)
-    trainer.fit(Untested(), loaders[kind.partition(",")[0]]())
+    options = {"use_distributed_sampler": False} if loader_name == "own, as it is" else {}
+    trainer = short_trainer(Path("run"), devices=2, strategy="ddp", **options)
+    trainer.fit(Untested(), loaders[loader_name.partition(",")[0]]())
     return ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("loader_name", "says"),
     [
         (
             "own",
@@ -827,14 +852,14 @@ def fit_two_ranks(kind: str) -> str:
         ("stream", "warning: all 2 ranks train on the same batch: they share"),
     ],
 )
-def test_who_shares_the_samples_out_is_said(tmp_path: Path, kind, says):
+def test_who_shares_the_samples_out_is_said(tmp_path: Path, loader_name, says):
     """Each sample once, or a line on it."""
-    ended = ranks.run(fit_two_ranks, kind, folder=tmp_path)
-    if kind == "own":
-        assert all(says in rank.error for rank in ended), ended[0].said
+    ended = ranks.run(fit_two_ranks, loader_name, folder=tmp_path)
+    if loader_name == "own":
+        assert all(says in rank.error for rank in ended), ended[0].output
     else:
-        assert not ended[0].error and not ended[1].error, ended[0].said
-        assert ended[0].said.count("warning: ") == bool(says) and says in ended[0].said
+        assert not ended[0].error and not ended[1].error, ended[0].output
+        assert ended[0].output.count("warning: ") == bool(says) and says in ended[0].output
 
 
 def test_a_disk_that_is_full_from_the_start_is_one_line(tmp_path: Path, monkeypatch):
@@ -844,7 +869,7 @@ def test_a_disk_that_is_full_from_the_start_is_one_line(tmp_path: Path, monkeypa
     monkeypatch.setattr(checkpoint_dir, "write", write)
     says = rf"\(dirpath={tmp_path}\): no checkpoint could be written there \(No space left on"
     with pytest.raises(UserError, match=says):
-        short(tmp_path).fit(Classifier())
+        short_trainer(tmp_path).fit(Classifier())
 
 
 def test_a_folder_that_is_removed_while_training_is_made_again(tmp_path: Path):
@@ -857,11 +882,11 @@ def test_a_folder_that_is_removed_while_training_is_made_again(tmp_path: Path):
                 shutil.rmtree(tmp_path / "run")
 
     model = Classifier()
-    short(tmp_path / "run", Removes(), max_epochs=2).fit(model)
+    short_trainer(tmp_path / "run", Removes(), max_epochs=2).fit(model)
     resumed = Classifier()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(callback, "_finished", {})
-        short(tmp_path / "run", Removes(), max_epochs=2).fit(resumed)
+        short_trainer(tmp_path / "run", Removes(), max_epochs=2).fit(resumed)
     assert torch.equal(model.network[0].weight, resumed.network[0].weight)
 
 
@@ -872,12 +897,12 @@ class OtherOptimizer(Classifier):
 
 def test_another_optimizer_is_one_line(tmp_path: Path):
     with pytest.raises(SystemExit):
-        short(tmp_path, Presses(1)).fit(Classifier())
+        short_trainer(tmp_path, PressCtrlC(1)).fit(Classifier())
     with pytest.raises(
         UserError,
         match=r"the optimizer was AdamW, is SGD; .*; ExactResume\(other_settings=True\) allows",
     ):
-        short(tmp_path).fit(OtherOptimizer())
+        short_trainer(tmp_path).fit(OtherOptimizer())
 
 
 @pytest.mark.slow
@@ -886,17 +911,17 @@ def test_a_strategy_that_copies_the_process_is_one_line(tmp_path: Path, monkeypa
     monkeypatch.setenv("MASTER_PORT", "1")
     monkeypatch.delenv("MASTER_PORT")  # Lightning sets it; it is unset again at the end
     with pytest.raises(SystemExit) as ended, report_failures():
-        short(tmp_path, devices=2, strategy="ddp_fork").fit(Classifier())
-    said = capfd.readouterr().err.splitlines()
-    assert ended.value.code == 1 and "Traceback (most recent call last):" not in said
-    assert said[-1].startswith(
+        short_trainer(tmp_path, devices=2, strategy="ddp_fork").fit(Classifier())
+    output = capfd.readouterr().err.splitlines()
+    assert ended.value.code == 1 and "Traceback (most recent call last):" not in output
+    assert output[-1].startswith(
         "error: Trainer(strategy=...): found DDPStrategy, which copies this process"
     )
 
 
 def test_processes_that_are_copies_of_this_one_are_refused(tmp_path: Path):
     resume = ExactResume(tmp_path)
-    trainer = short(tmp_path / "a", devices=2, strategy="ddp_spawn")
+    trainer = short_trainer(tmp_path / "a", devices=2, strategy="ddp_spawn")
     error = resume._unsupported(trainer.strategy)
     assert (
         "DDPStrategy, which copies this process, whose runs cannot be resumed; "
@@ -912,19 +937,20 @@ def test_a_version_of_lightning_that_is_not_supported_is_one_line(monkeypatch):
 
 
 def test_fast_dev_run_saves_nothing(tmp_path: Path):
-    short(tmp_path / "a", fast_dev_run=True).fit(Classifier())
+    short_trainer(tmp_path / "a", fast_dev_run=True).fit(Classifier())
     assert not (tmp_path / "a").exists()
 
 
 def test_a_copy_is_one_of_its_own(tmp_path: Path):
-    """As where callbacks are made once and copied for each trainer."""
+    """Some users make callbacks once, and copy them for each trainer."""
     resume = ExactResume(tmp_path, seed=3, keep=5)
-    trainer = short(tmp_path / "a")
+    trainer = short_trainer(tmp_path / "a")
     trainer.fit(Classifier())
-    for each in (resume, *(used for used in trainer.callbacks if isinstance(used, ExactResume))):
-        copied = copy.deepcopy(each)
-        assert copied.seeding is not each.seeding and copied.folder.path == each.folder.path
-        assert copied.arguments == each.arguments
+    used = [entry for entry in trainer.callbacks if isinstance(entry, ExactResume)]
+    for original in (resume, *used):
+        copied = copy.deepcopy(original)
+        assert copied.seeding is not original.seeding and copied.folder.path == original.folder.path
+        assert copied.arguments == original.arguments
 
 
 # Where a run begins -------------------------------------------------------------------------------
@@ -932,7 +958,7 @@ def test_a_copy_is_one_of_its_own(tmp_path: Path):
 
 @pytest.mark.parametrize("steps", [11, 15])
 def test_ckpt_path_is_where_a_run_begins(tmp_path: Path, capfd, steps):
-    """Lightning's checkpoint, at an epoch's end or within one; a resumed run has its own."""
+    """A run begins with Lightning's checkpoint; a resumed run begins with its own."""
     saves = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=steps, save_top_k=-1)
     pl.Trainer(max_epochs=2, accelerator="cpu", logger=False, devices=1, callbacks=[saves]).fit(
         Classifier()
@@ -943,17 +969,19 @@ def test_ckpt_path_is_where_a_run_begins(tmp_path: Path, capfd, steps):
         model = Classifier()
         if name == "run":
             with pytest.raises(SystemExit):
-                short(tmp_path / name, Stops(steps + 3), max_epochs=3).fit(
+                short_trainer(tmp_path / name, Stops(steps + 3), max_epochs=3).fit(
                     Classifier(), ckpt_path=path
                 )
             capfd.readouterr()
-        trainer = short(tmp_path / name, max_epochs=3)
+        trainer = short_trainer(tmp_path / name, max_epochs=3)
         trainer.fit(model, ckpt_path=path)
         assert trainer.global_step == 33
-        said = "".join(capfd.readouterr())
-        assert (f"ckpt_path={path} is not loaded: this run began before" in said) is (name == "run")
+        output = "".join(capfd.readouterr())
+        assert (f"ckpt_path={path} is not loaded: this run began before" in output) is (
+            name == "run"
+        )
         weights.append(model.state_dict())
-    assert all(torch.equal(one, weights[1][key]) for key, one in weights[0].items())
+    assert all(torch.equal(weight, weights[1][key]) for key, weight in weights[0].items())
 
 
 class Stops(pl.Callback):
@@ -980,10 +1008,10 @@ def test_a_loader_is_deterministic_without_a_trainer():
     assert drawn(7, 1) == drawn(7, 1, workers=1) != drawn(7, 2) and drawn(7, 1) != drawn(8, 1)
     assert drawn(7, 1, 2) == drawn(7, 1)[2:]
     loader = make_deterministic(DataLoader(TensorDataset(torch.arange(20)), 4, shuffle=True), 7)
-    first = [batch[0].tolist() for batch in loader]
+    first_batches = [batch[0].tolist() for batch in loader]
     assert [
         batch[0].tolist() for batch in make_deterministic(loader, 8)
-    ] != first  # another seed counts
+    ] != first_batches  # another seed counts
     with pytest.raises(
         UserError, match="^make_deterministic: an IterableDataset has no positions; allowed is"
     ):
@@ -1011,10 +1039,10 @@ def test_a_notebook_and_a_test_get_the_exception_itself(monkeypatch):
 def test_a_job_gets_a_line_and_the_failure_file(tmp_path: Path, monkeypatch, capfd, error, trace):
     monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path))
     monkeypatch.setenv("SM_CURRENT_HOST", "algo-2")
-    with pytest.raises(SystemExit) as left, report_failures():
+    with pytest.raises(SystemExit) as raised, report_failures():
         raise error
-    said = capfd.readouterr().err
-    assert left.value.code == 1 and ("Traceback" in said) is trace
+    output = capfd.readouterr().err
+    assert raised.value.code == 1 and ("Traceback" in output) is trace
     assert (
         (tmp_path / "failure")
         .read_text()
@@ -1035,15 +1063,19 @@ EARLY = {
 @pytest.mark.parametrize("mistake", EARLY)
 def test_a_mistake_before_report_failures_is_entered_is_a_line_too(tmp_path: Path, mistake):
     """The five lines read the environment, and import, before that."""
-    first, variables, says = EARLY[mistake]
+    first_line, variables, says = EARLY[mistake]
     lines = BLOCKS[0].splitlines()
-    (tmp_path / "train.py").write_text("\n".join([first, *lines[1:4], "raise ValueError('x')"]))
+    (tmp_path / "train.py").write_text(
+        "\n".join([first_line, *lines[1:4], "raise ValueError('x')"])
+    )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "SM_OUTPUT_DIR": str(tmp_path)} | variables
     environment.pop("PYTEST_CURRENT_TEST")
-    done = warm.run(["python", "train.py"], tmp_path, environment, LIMIT)
-    said = done.stdout.splitlines()
-    assert done.returncode == 1 and said[0].startswith(says) and len(said) == 1, done.stdout
-    assert (tmp_path / "failure").read_text() == said[0]
+    completed = warm.run(["python", "train.py"], tmp_path, environment, HANG_SECONDS)
+    output_lines = completed.stdout.splitlines()
+    assert (
+        completed.returncode == 1 and output_lines[0].startswith(says) and len(output_lines) == 1
+    ), completed.stdout
+    assert (tmp_path / "failure").read_text() == output_lines[0]
 
 
 # The documentation --------------------------------------------------------------------------------
@@ -1080,11 +1112,13 @@ def test_what_the_page_shows_runs(tmp_path: Path, number: int):
         if "SageMakerCLI" in BLOCKS[number]
         else []
     )
-    done = warm.run(["python", "train.py", *flags], tmp_path, environment, LIMIT)
-    assert done.returncode == 0, done.stdout[-3000:]
-    made = {
+    completed = warm.run(["python", "train.py", *flags], tmp_path, environment, HANG_SECONDS)
+    assert completed.returncode == 0, completed.stdout[-3000:]
+    made_files = {
         0: "output/data/checkpoints/step-000000030.ckpt",
         1: "lightning_logs",
         4: "output/model/model.pt",
     }
-    assert number not in made or (tmp_path / made[number]).exists(), done.stdout[-3000:]
+    assert number not in made_files or (tmp_path / made_files[number]).exists(), completed.stdout[
+        -3000:
+    ]

@@ -17,14 +17,14 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import ended_rank, explain, last_error, reported, write
 from sagemaker_lightning.launch import toolkit_hook
 
-OF_TORCH = (
+TORCH_ERRORS = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
     "GPU 0 has a total capacity of 15.7 GiB"
 )
 
 
 @pytest.mark.parametrize(
-    ("kind", "message", "says"),
+    ("class_name", "message", "says"),
     [
         (
             "OutOfMemoryError",
@@ -98,8 +98,8 @@ OF_TORCH = (
         ("ValueError", "two\n  lines", "ValueError: two lines"),
     ],
 )
-def test_what_to_do_about_an_exception(kind, message, says):
-    line = explain(kind, message)
+def test_what_to_do_about_an_exception(class_name, message, says):
+    line = explain(class_name, message)
     assert says in line and "\n" not in line
     assert " ".join(message.split())[:60] in line
 
@@ -128,7 +128,7 @@ Root Cause (first observed failure):
   exitcode  : 1 (pid: 1)
 """
 GLOO = "RuntimeError: [gloo/pair.cc] Connection closed by peer"
-DIRECTLY = "\nThe above exception was the direct cause of the following exception:\n\n"
+DIRECT_CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 MEANWHILE = "\nDuring handling of the above exception, another exception occurred:\n\n"
 ABORTED = """[rank1]:[E1122 10:00:00.123 ProcessGroupNCCL.cpp:2057] [PG ID 0 Rank 1] watchdog thread terminated
 terminate called after throwing an instance of 'c10::DistBackendError'
@@ -146,7 +146,7 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
     [
         (f"loading\n{TRACE}KeyError: 'x'\n", "KeyError: 'x'", True),
         (f"{TRACE}pkg.errors.MyError\nbye\n", "MyError", True),
-        (f"{TRACE}{OF_TORCH}\n", "out of GPU memory", True),
+        (f"{TRACE}{TORCH_ERRORS}\n", "out of GPU memory", True),
         (
             f"{TRACE}KeyError: 'x'\n\n"
             f"During handling of the above exception, another exception:\n\n{TRACE}OSError: y\n",
@@ -167,7 +167,11 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
             True,
         ),
         (f"{TRACE}{GLOO}\n", "lost a peer", True),
-        (f"{TRACE}{GLOO}\n{DIRECTLY}{TRACE}mine.SyncError: no gradients\n", "lost a peer", True),
+        (
+            f"{TRACE}{GLOO}\n{DIRECT_CAUSE}{TRACE}mine.SyncError: no gradients\n",
+            "lost a peer",
+            True,
+        ),
         (
             f"{TRACE}{GLOO}\n{MEANWHILE}{TRACE}OSError: x\n{MEANWHILE}{TRACE}KeyError: 'y'\n",
             "lost a peer",
@@ -227,9 +231,9 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
     ],
 )
 def test_the_error_that_a_log_ends_with(stderr, says, trace):
-    line, found = last_error(stderr)
+    line, actual_trace = last_error(stderr)
     assert says in line and bool(says) == bool(line)
-    assert bool(found) == trace
+    assert bool(actual_trace) == trace
 
 
 @pytest.mark.parametrize(
@@ -305,10 +309,10 @@ def a_mistake() -> None:
     ],
 )
 def test_what_comes_of_a_lost_peer_is_no_other_reason(act, says):
-    told = []
-    with pytest.raises(SystemExit), reported(None, tell=told.append):
+    reasons = []
+    with pytest.raises(SystemExit), reported(None, tell=reasons.append):
         act()
-    (line,) = told
+    (line,) = reasons
     assert line.startswith(says) and ("Connection closed by peer" in line) == ("lost" in says)
 
 
@@ -326,9 +330,9 @@ def test_of_several_tracebacks_the_last_is_the_cause(number):
 def test_the_first_reason_stays(tmp_path):
     file = tmp_path / "failure"
     write(file, "error: the cause")
-    with pytest.raises(SystemExit) as left, reported(file, "host algo-2, rank 3"):
+    with pytest.raises(SystemExit) as raised, reported(file, "host algo-2, rank 3"):
         raise RuntimeError("what came of it")
-    assert left.value.code == 1 and file.read_text() == "error: the cause"
+    assert raised.value.code == 1 and file.read_text() == "error: the cause"
 
 
 def test_host_and_rank_are_named(tmp_path, capsys):
@@ -351,9 +355,11 @@ def test_place_without_a_rank():
 def test_a_failure_file_that_cannot_be_written():
     code = "from pathlib import Path\nfrom sagemaker_lightning.contract.failures import reported\n"
     code += "with reported(Path('/nowhere/failure')):\n 1 / 0"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.endswith(
+    completed = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert completed.returncode == 1
+    assert completed.stderr.endswith(
         "error: /nowhere/failure could not be written: No such file or directory\n"
     )
 
@@ -369,10 +375,10 @@ def test_a_mistake_that_quotes_a_long_value_has_room_in_the_failure_file(tmp_pat
     )
 
 
-def code(file: Path, line: str) -> Callable[[], object]:
+def code(file: Path, source_line: str) -> Callable[[], object]:
     """Return a function with one line of code, as if from the module in `file`."""
     names = {"__name__": "app.somebodys", "UserError": UserError}
-    exec(compile(f"def run():\n    {line}\n", str(file), "exec"), names)
+    exec(compile(f"def run():\n    {source_line}\n", str(file), "exec"), names)
     return names["run"]
 
 
@@ -389,17 +395,17 @@ ACCIDENTS = {
 @pytest.mark.parametrize("folder", [ROOT / "app", Path("/opt/ml/code")], ids=["app", "code"])
 @pytest.mark.parametrize(("line", "says"), ACCIDENTS.items(), ids=ACCIDENTS)
 def test_an_accident_has_its_traceback_wherever_its_code_is(tmp_path, capsys, folder, line, says):
-    with pytest.raises(SystemExit) as left, reported(tmp_path / "failure", "host algo-1"):
+    with pytest.raises(SystemExit) as raised, reported(tmp_path / "failure", "host algo-1"):
         code(folder / "model.py", line)()
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     failure = (tmp_path / "failure").read_text()
-    assert left.value.code == 1
+    assert raised.value.code == 1
     assert (
-        said.startswith("Traceback (most recent call last)")
-        and f'{folder}/model.py", line 2, in run' in said
+        output.startswith("Traceback (most recent call last)")
+        and f'{folder}/model.py", line 2, in run' in output
     )
-    first = failure.splitlines()[0]
-    assert first.startswith(f"error: {says}") and said.splitlines()[-1] == first
+    first_line = failure.splitlines()[0]
+    assert first_line.startswith(f"error: {says}") and output.splitlines()[-1] == first_line
     assert f'{folder}/model.py", line 2, in run' in failure
 
 
@@ -407,17 +413,17 @@ class Missing(FileNotFoundError, UserError):
     """A user's own kind of error."""
 
 
-@pytest.mark.parametrize("kind", [UserError, Missing])
+@pytest.mark.parametrize("error_class", [UserError, Missing])
 @pytest.mark.parametrize("folder", [ROOT / "app", Path("/opt/ml/code")], ids=["app", "code"])
-def test_a_mistake_is_one_line_wherever_its_code_is(tmp_path, capsys, folder, kind):
+def test_a_mistake_is_one_line_wherever_its_code_is(tmp_path, capsys, folder, error_class):
     raising = code(
         folder / "mine.py", "raise kind('--flag: found 1,\\n allowed is 2') from KeyError('x')"
     )
-    raising.__globals__["kind"] = kind
-    with pytest.raises(SystemExit) as left, reported(tmp_path / "failure", "host algo-1"):
+    raising.__globals__["kind"] = error_class
+    with pytest.raises(SystemExit) as raised, reported(tmp_path / "failure", "host algo-1"):
         raising()
     line = "error: --flag: found 1, allowed is 2 [host algo-1]"
-    assert left.value.code == 1
+    assert raised.value.code == 1
     assert capsys.readouterr().err == f"{line}\n" and (tmp_path / "failure").read_text() == line
 
 
@@ -450,10 +456,10 @@ def test_an_accident_in_the_toolkits_process_has_its_traceback(
 
     monkeypatch.setattr(toolkit_hook, "_run", run)
     monkeypatch.setattr(toolkit_hook.environment, "output_dir", str(tmp_path))
-    with pytest.raises(toolkit_hook.errors.ClientError) as told:
+    with pytest.raises(toolkit_hook.errors.ClientError) as raised:
         toolkit_hook.main()
     lines = (tmp_path / "failure").read_text().splitlines()
-    assert lines[0] == str(told.value) and str(error) in lines[0]
+    assert lines[0] == str(raised.value) and str(error) in lines[0]
     assert lines[0].startswith("error: ValueError: " if traced else "error: sagemaker_program: ")
     assert (
         ("in run" in capsys.readouterr().err)

@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.docker, pytest.mark.thorough]
 
 SOURCE = str(ROOT / "tests/clients/stranger")
 STEPS = 40
-PAUSE = 0.5  # seconds of a step: the rest of the training takes longer than GRACE
-GRACE = 10
-KILLED_AT = 12
+STEP_SECONDS = 0.5  # seconds of a step: the rest of the training takes longer than GRACE_SECONDS
+GRACE_SECONDS = 10
+KILLED_AT_STEP = 12
 DOCKERFILE = """
 FROM {image}
 RUN rm -rf /opt/sagemaker-lightning \
@@ -64,9 +64,9 @@ def trained(foreign) -> str:
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
     """A rehearsal that interrupts spot jobs, with a SIGTERM before."""
-    rule = f"--interrupt=at step {KILLED_AT} warned"
+    rule = f"--interrupt=at step {KILLED_AT_STEP} warned"
     with Rehearsal(
-        tmp_path_factory.mktemp("rehearsal"), rule, f"--grace={GRACE}", "--sync-every=0.2"
+        tmp_path_factory.mktemp("rehearsal"), rule, f"--grace={GRACE_SECONDS}", "--sync-every=0.2"
     ) as server:
         yield server
 
@@ -85,8 +85,10 @@ def stopped_then_killed(
     """
 
     def named(prefix: str) -> str:
-        listed = rehearsal.sagemaker.list_training_jobs(NameContains=prefix)["TrainingJobSummaries"]
-        return listed[0]["TrainingJobName"] if listed else ""
+        summaries = rehearsal.sagemaker.list_training_jobs(NameContains=prefix)[
+            "TrainingJobSummaries"
+        ]
+        return summaries[0]["TrainingJobName"] if summaries else ""
 
     with ThreadPoolExecutor(1) as pool:
         client = pool.submit(person.run, script, jobs)
@@ -94,8 +96,8 @@ def stopped_then_killed(
             assert not client.done(), client.result().stdout
         rehearsal.wait_for_line(hearing, "step=2 ")
         rehearsal.sagemaker.stop_training_job(TrainingJobName=hearing)
-        said = client.result().stdout
-    assert rehearsal.describe(hearing)["TrainingJobStatus"] == "Stopped", said
+        output = client.result().stdout
+    assert rehearsal.describe(hearing)["TrainingJobStatus"] == "Stopped", output
     heard = log(rehearsal, hearing)
     assert "SIGTERM does not reach" not in heard
     stopped = int(re.search(r"interrupted, resume from step (\d+): ", heard)[1])
@@ -108,9 +110,11 @@ def stopped_then_killed(
         "does not pass it on."
     )
     assert unheard.count(warning) == 2 and "interrupted, resume" not in unheard
-    first, second = (int(step) for step in re.findall(r"resuming from step (\d+)", unheard))
-    assert first == stopped
-    assert KILLED_AT < second < STEPS  # it trained and saved after the signal, too
+    first_step, second_step = (
+        int(step) for step in re.findall(r"resuming from step (\d+)", unheard)
+    )
+    assert first_step == stopped
+    assert KILLED_AT_STEP < second_step < STEPS  # it trained and saved after the signal, too
     assert trained in unheard
     described = rehearsal.describe(deaf)
     assert described["TrainingJobStatus"] == "Failed"
@@ -136,7 +140,7 @@ def test_by_sdk_2(rehearsal, foreign, trained, tmp_path):
         "output_path": "s3://rehearsal/output",
         "code_location": "s3://rehearsal/code",
         "checkpoint_s3_uri": "s3://rehearsal/checkpoints/sdk2",
-        "hyperparameters": {"pause": PAUSE},
+        "hyperparameters": {"pause": STEP_SECONDS},
     }
     hook = {"SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main"}
     spot = {"use_spot_instances": True, "max_run": 600, "max_wait": 900}
@@ -145,7 +149,7 @@ def test_by_sdk_2(rehearsal, foreign, trained, tmp_path):
         | {"job_name": "sdk2-hearing", "environment": hook, "container_entry_point": ["train"]},
         common
         | spot
-        | {"job_name": "sdk2-deaf", "hyperparameters": {"pause": PAUSE, "export": "onnx"}},
+        | {"job_name": "sdk2-deaf", "hyperparameters": {"pause": STEP_SECONDS, "export": "onnx"}},
     ]
     stopped_then_killed(
         rehearsal, Person("sdk2", tmp_path, rehearsal), "sdk2_session.py", jobs, trained
@@ -161,7 +165,7 @@ def test_by_sdk_3(rehearsal, foreign, trained, tmp_path):
         "checkpoints": "s3://rehearsal/checkpoints/sdk3",
     }
     compute = {"instance_type": "ml.m5.xlarge", "instance_count": 1}
-    command = {"command": f"exec python train.py --pause {PAUSE}", "source_dir": SOURCE}
+    command = {"command": f"exec python train.py --pause {STEP_SECONDS}", "source_dir": SOURCE}
     jobs = [
         common
         | {"base_job_name": "sdk3-hearing", "compute": compute, "source_code": command}
@@ -172,7 +176,7 @@ def test_by_sdk_3(rehearsal, foreign, trained, tmp_path):
             "compute": compute | {"enable_managed_spot_training": True},
         }
         | {"source_code": {"entry_script": "train.py", "source_dir": SOURCE}}
-        | {"hyperparameters": {"pause": PAUSE, "export": "onnx"}}
+        | {"hyperparameters": {"pause": STEP_SECONDS, "export": "onnx"}}
         | {"stopping": {"max_runtime_in_seconds": 600, "max_wait_time_in_seconds": 900}},
     ]
     stopped_then_killed(

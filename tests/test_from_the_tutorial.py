@@ -106,10 +106,10 @@ def test_the_new_flags_parse():
     }
     for flag in named:
         name, _, value = flag.partition("=")
-        usual, *more = VALUES.get(name, [value])
-        words = [f"{name}={usual if value in ('', 'N', 'NAME') else value}", *more]
-        words.sort(key=lambda word: word.partition("=")[0])  # a class before its settings
-        Parsed(SageMakerEnvironment(), words, APPLICATION)
+        usual, *other_flags = VALUES.get(name, [value])
+        flags = [f"{name}={usual if value in ('', 'N', 'NAME') else value}", *other_flags]
+        flags.sort(key=lambda word: word.partition("=")[0])  # a class before its settings
+        Parsed(SageMakerEnvironment(), flags, APPLICATION)
     assert len(named) > 20
 
 

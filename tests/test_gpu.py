@@ -24,13 +24,18 @@ from benchmarks.gpu.parts import PARTS, ratio
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.runner import Task
 
-ABOUT = {
+MACHINE_AND_COMMIT = {
     "gpu": "H",
     "gpu_memory": 140,
     "driver": "580",
     "hosts": [{"cpu": "C", "cores": 2, "memory": 8}],
 }
-ABOUT |= {"versions": {"torch": "2"}, "commit": "abc", "miniature": False, "date": "2026-01-01"}
+MACHINE_AND_COMMIT |= {
+    "versions": {"torch": "2"},
+    "commit": "abc",
+    "miniature": False,
+    "date": "2026-01-01",
+}
 FIELDS = {
     "resume": {"weights", "seconds", "jobs"},
     "step": {"ours", "other"},
@@ -47,20 +52,20 @@ FIELDS = {
 @pytest.fixture
 def results(tmp_path) -> Results:
     """Results without any measurement."""
-    return Results(tmp_path / "gpu-2026-01-01.json", dict(ABOUT), {})
+    return Results(tmp_path / "gpu-2026-01-01.json", dict(MACHINE_AND_COMMIT), {})
 
 
 def rehearse(*flags: str) -> subprocess.CompletedProcess:
     """Run the benchmark in miniature; 48 s of a core for all parts."""
-    line = [sys.executable, "-m", "benchmarks.gpu", "--miniature", *flags]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    command = [sys.executable, "-m", "benchmarks.gpu", "--miniature", *flags]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
 
 
 @pytest.mark.soak
 def test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing(cifar, tmp_path):
     flags = [f"--out={tmp_path}", f"--data_dir={cifar}", "--commit=abc"]
-    done = rehearse(*flags)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = rehearse(*flags)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     (file,) = tmp_path.glob("gpu-*.json")
     content = json.loads(file.read_text())
     assert {"gpu", "driver", "hosts", "versions", "commit", "date", "miniature"} <= content[
@@ -69,11 +74,11 @@ def test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing(cifar
     assert list(content["parts"]) == list(FIELDS) == list(PARTS)
     for name, part in content["parts"].items():
         assert (part["status"], part["line"]) == ("complete", ""), name
-        found = set().union(*(record.keys() for record in part["records"]))
-        assert found == FIELDS[name] | {"setting", "round"}, name
+        fields = set().union(*(record.keys() for record in part["records"]))
+        assert fields == FIELDS[name] | {"setting", "round"}, name
     (job,) = content["parts"]["resume"]["records"][1]["jobs"]
     assert job["right"] and job["wrong"] == job["hung"] == 0
-    kept = content["parts"]["step"]["records"]
+    step_records = content["parts"]["step"]["records"]
     del content["parts"]["similarity"]["records"][:]
     content["parts"]["similarity"]["status"] = "unfinished"
     file.write_text(json.dumps(content))
@@ -81,18 +86,21 @@ def test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing(cifar
     assert again.returncode == 0, again.stdout + again.stderr
     assert "step: complete already" in again.stdout and "similarity: complete\n" in again.stdout
     content = json.loads(file.read_text())
-    assert content["parts"]["step"]["records"] == kept and content["parts"]["similarity"]["records"]
+    assert (
+        content["parts"]["step"]["records"] == step_records
+        and content["parts"]["similarity"]["records"]
+    )
     assert report.text(Results.read(file)) in again.stdout  # the table comes from the file alone
 
 
 @pytest.mark.slow
 def test_a_part_of_a_rehearsal(tmp_path):
-    done = rehearse(f"--out={tmp_path}", "--commit=abc", "--parts=similarity")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = rehearse(f"--out={tmp_path}", "--commit=abc", "--parts=similarity")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     (file,) = tmp_path.glob("gpu-*.json")
     (part,) = json.loads(file.read_text())["parts"].values()
     assert part["status"] == "complete" and part["records"][0].keys() >= FIELDS["similarity"]
-    assert report.text(Results.read(file)) in done.stdout
+    assert report.text(Results.read(file)) in completed.stdout
 
 
 # What a part may do -------------------------------------------------------------------------------
@@ -150,8 +158,8 @@ def test_a_measurement_that_fails_costs_a_line_and_the_others_go_on(results, tmp
 def test_a_part_that_overruns_keeps_what_it_measured_and_leaves_nothing_behind(results, tmp_path):
     tasks = [Task("a", 1, value), Task("b", 1, partial(hanging, tmp_path)), Task("c", 1, value)]
     list(runner.run("part", tasks[:1], results, 60, tmp_path / "log"))
-    *_, last = runner.run("part", tasks, results, 5, tmp_path / "log")
-    assert last == "part: unfinished: 2 of 3 measurements are missing: its 5 s were over"
+    *_, last_line = runner.run("part", tasks, results, 5, tmp_path / "log")
+    assert last_line == "part: unfinished: 2 of 3 measurements are missing: its 5 s were over"
     part = Results.read(results.path).parts["part"]
     assert [record["setting"] for record in part["records"]] == ["a"]
     child = Path("/proc", (tmp_path / "child").read_text(), "stat")
@@ -159,21 +167,24 @@ def test_a_part_that_overruns_keeps_what_it_measured_and_leaves_nothing_behind(r
 
 
 def test_results_go_on_only_where_they_are_of_the_same(tmp_path):
-    first = Results.opened(tmp_path, ABOUT, "2026-01-01")
-    first.write()
-    assert Results.opened(tmp_path, ABOUT | {"date": "2026-01-02"}, "2026-01-02").path == first.path
-    elsewhere = ABOUT | {"hosts": [{"cpu": "D", "cores": 4, "memory": 9}]}
+    first_results = Results.opened(tmp_path, MACHINE_AND_COMMIT, "2026-01-01")
+    first_results.write()
+    assert (
+        Results.opened(tmp_path, MACHINE_AND_COMMIT | {"date": "2026-01-02"}, "2026-01-02").path
+        == first_results.path
+    )
+    elsewhere = MACHINE_AND_COMMIT | {"hosts": [{"cpu": "D", "cores": 4, "memory": 9}]}
     assert len(Results.opened(tmp_path, elsewhere, "2026-01-01").about["hosts"]) == 2
-    other = Results.opened(tmp_path, ABOUT | {"commit": "def"}, "2026-01-01")
-    assert other.path.name == "gpu-2026-01-01-2.json"
+    other_results = Results.opened(tmp_path, MACHINE_AND_COMMIT | {"commit": "def"}, "2026-01-01")
+    assert other_results.path.name == "gpu-2026-01-01-2.json"
     (tmp_path / "gpu-2026-01-03.json").write_text("{")
     with pytest.raises(ValueError, match=r"gpu-2026-01-03.json: cannot be read as results"):
-        Results.opened(tmp_path, ABOUT, "2026-01-01")
+        Results.opened(tmp_path, MACHINE_AND_COMMIT, "2026-01-01")
 
 
 # The machine --------------------------------------------------------------------------------------
 
-GOOD = {
+GOOD_MACHINE = {
     "gpu": "H",
     "gpu_memory": 140,
     "gpu_free": 139,
@@ -188,7 +199,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize(
-    ("found", "line"),
+    ("machine_state", "message"),
     [
         ({}, ""),
         (
@@ -204,9 +215,9 @@ GOOD = {
         ({"disk": 1.5}, "disk for temporary files: 1.5 GiB are free, needed are 8"),
     ],
 )
-def test_a_machine_that_will_not_do_is_told_in_a_line(found, line):
-    obstacle = Machine(**GOOD | found).obstacle()
-    assert re.match(line, obstacle) and "\n" not in obstacle and bool(obstacle) == bool(line)
+def test_a_machine_that_will_not_do_is_told_in_a_line(machine_state, message):
+    obstacle = Machine(**GOOD_MACHINE | machine_state).obstacle()
+    assert re.match(message, obstacle) and "\n" not in obstacle and bool(obstacle) == bool(message)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +233,8 @@ def test_a_call_that_measures_nothing_says_why(flags, line, capsys, monkeypatch,
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
     assert main(flags if "report" in flags else [*flags, f"--out={tmp_path}"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and line in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith("error: ") and line in output and output.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -328,13 +339,14 @@ def test_what_a_machine_lacks_is_carried_up_to_a_size(monkeypatch, tmp_path):
 def test_what_travels_is_installed_without_a_network(cifar, tmp_path):
     """docs/gpu.md: made here, for this Python, and installed as the page says."""
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    line = [sys.executable, "-m", "benchmarks.carry", f"--data={cifar}", f"--python={here}"]
-    done = subprocess.run(
-        [*line, f"--folder={tmp_path / '.carry'}"], cwd=ROOT, capture_output=True, text=True
+    arguments = [sys.executable, "-m", "benchmarks.carry", f"--data={cifar}", f"--python={here}"]
+    completed = subprocess.run(
+        [*arguments, f"--folder={tmp_path / '.carry'}"], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     assert (
-        "MiB travel, the checkout included" in done.stdout and (tmp_path / ".carry/data").is_dir()
+        "MiB travel, the checkout included" in completed.stdout
+        and (tmp_path / ".carry/data").is_dir()
     )
     (command,) = re.findall(r"^python3 (-m pip .*)$", report.PAGE.read_text(), re.MULTILINE)
     command = command.replace("/tmp/site", "site")

@@ -37,17 +37,17 @@ def fit(every_n_seconds: float, save_dir: str | None) -> None:
     )
 
 
-def lines(said: str) -> list[str]:
-    found = [line for line in said.splitlines() if line.startswith("host=")]
-    assert all(LINE.fullmatch(line) for line in found), found
-    return [LINE.fullmatch(line)[1] for line in found]
+def lines(output: str) -> list[str]:
+    metric_lines = [line for line in output.splitlines() if line.startswith("host=")]
+    assert all(LINE.fullmatch(line) for line in metric_lines), metric_lines
+    return [LINE.fullmatch(line)[1] for line in metric_lines]
 
 
 @pytest.mark.slow
 def test_one_rank_of_every_host_writes(tmp_path: Path):
     ended = ranks.run(fit, 0, "../logs", nodes=[2, 2], folder=tmp_path)
-    assert not any(rank.error for rank in ended), ended[0].said
-    assert [lines(rank.said) for rank in ended] == [["a"] * 4, [], ["b"] * 4, []]
+    assert not any(rank.error for rank in ended), ended[0].output
+    assert [lines(rank.output) for rank in ended] == [["a"] * 4, [], ["b"] * 4, []]
     for host in "ab":
         (folder,) = tmp_path.glob(f"logs/lightning_logs/version_0/system/{host}")
         events = EventAccumulator(str(folder)).Reload()
@@ -79,8 +79,8 @@ class Busy(Callback):
     """Keeps one core busy for a while in each step."""
 
     def on_train_batch_start(self, *_) -> None:
-        end = time.process_time() + 0.2
-        while time.process_time() < end:
+        deadline = time.process_time() + 0.2
+        while time.process_time() < deadline:
             pass
 
 
@@ -94,13 +94,15 @@ def test_the_share_of_a_busy_processor_is_above_0(tmp_path: Path, capsys):
 
 def test_flags_and_what_the_environment_says(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    two = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
-    made = CommandLine(
-        SageMakerEnvironment(**two),
+    two_hosts = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
+    command_line = CommandLine(
+        SageMakerEnvironment(**two_hosts),
         ["--system.every_n_seconds=7", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"],
         APPLICATION,
     )
-    (callback,) = [each for each in made.trainer.callbacks if isinstance(each, HostMetrics)]
+    (callback,) = [
+        entry for entry in command_line.trainer.callbacks if isinstance(entry, HostMetrics)
+    ]
     assert (callback.every_n_seconds, callback.host) == (7.0, "algo-2")
 
 
@@ -114,7 +116,7 @@ def test_on_s3(bucket, tmp_path: Path):
         folder=tmp_path,
         variables=lambda node: bucket.variables,
     )
-    assert not any(rank.error for rank in ended), ended[0].said
+    assert not any(rank.error for rank in ended), ended[0].output
     for host in "ab":
         assert len(bucket.keys(f"logs/lightning_logs/version_0/system/{host}/events.")) == 1
 
@@ -128,18 +130,20 @@ def test_a_gpu(tmp_path: Path, capsys):
 
 
 def test_an_interface_may_come_and_go(tmp_path: Path, monkeypatch, capsys):
-    """A container's interface does, on a machine where containers start and end."""
+    """Interfaces of containers come and go on a machine that runs containers."""
     card = namedtuple("card", "bytes_recv bytes_sent")
-    seen = [
+    counters = [
         {"eth0": card(0, 0), "veth1": card(2**40, 2**40)},
         {"eth0": card(1, 1), "veth2": card(2**40, 2**40)},
     ]
     monkeypatch.setattr(
-        psutil, "net_io_counters", lambda pernic: seen[min(len(asked), 1)] | {"lo": asked.append(1)}
+        psutil,
+        "net_io_counters",
+        lambda pernic: counters[min(len(calls), 1)] | {"lo": calls.append(1)},
     )
-    asked = []
+    calls = []
     ranks.trainer([HostMetrics(0)], max_steps=1).fit(
         ranks.Regression(), ranks.Numbered(44, batch_size=5)
     )
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("host="))
-    assert "network_in=0.0MiB/s network_out=0.0MiB/s" in line and len(asked) > 1
+    assert "network_in=0.0MiB/s network_out=0.0MiB/s" in line and len(calls) > 1

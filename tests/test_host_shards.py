@@ -60,8 +60,10 @@ class Save(Callback):
 def fit(sizes: list[int], options: dict, epochs: int = 2, ckpt_path: str | None = None):
     """Train on parts of these sizes; return the numbers that the model saw, batch by batch."""
     model = ranks.Regression()
-    made = ranks.trainer([RankConsistency(SageMakerEnvironment(), {}), Save()], max_epochs=epochs)
-    made.fit(model, Part(sizes, **options), ckpt_path=ckpt_path)
+    trainer = ranks.trainer(
+        [RankConsistency(SageMakerEnvironment(), {}), Save()], max_epochs=epochs
+    )
+    trainer.fit(model, Part(sizes, **options), ckpt_path=ckpt_path)
     return {"seen": model.seen, "val": model.validated}
 
 
@@ -81,17 +83,18 @@ def test_all_ranks_make_the_same_steps(tmp_path: Path, nodes, sizes, options, st
     assert not any(rank.error for rank in ended), [rank.error for rank in ended]
     assert {len(rank.value["seen"]) for rank in ended} == {2 * steps}
     assert (
-        f"an epoch of {steps} steps" in ended[0].said and f"leaves out {left_out}" in ended[0].said
+        f"an epoch of {steps} steps" in ended[0].output
+        and f"leaves out {left_out}" in ended[0].output
     )
-    assert not any("shards" in rank.said for rank in ended[1:])
+    assert not any("shards" in rank.output for rank in ended[1:])
     epochs = [
         [
             number
             for rank in ended
-            for part in rank.value["seen"][first : first + steps]
-            for number in part
+            for indices in rank.value["seen"][first_step : first_step + steps]
+            for number in indices
         ]
-        for first in (0, steps)
+        for first_step in (0, steps)
     ]
     for numbers in epochs:
         assert len(numbers) == len(set(numbers))  # no image twice
@@ -100,7 +103,9 @@ def test_all_ranks_make_the_same_steps(tmp_path: Path, nodes, sizes, options, st
     owners = [node for node, count in enumerate(nodes) for _ in range(count)]
     for node, rank in zip(owners, ended, strict=True):
         assert {
-            number // 100 for part in rank.value["seen"] + rank.value["val"] for number in part
+            number // 100
+            for indices in rank.value["seen"] + rank.value["val"]
+            for number in indices
         } == {node}
     if int(left_out.split()[0]) > 2:
         assert set(epochs[0]) != set(epochs[1])  # other images are left out
@@ -126,8 +131,8 @@ def fit_and_keep(sizes: list[int]):
 def test_the_gradient_is_that_of_one_process_on_the_samples_of_all_nodes(tmp_path: Path):
     """19 and 30 images, on two ranks each: the second batch has 5 + 4 and 5 + 5."""
     ended = ranks.run(fit_and_keep, [21, 32], nodes=[2, 2], folder=tmp_path)
-    assert not ended[0].error, ended[0].said
-    assert [[len(part[1]) for part in rank.value[0]] for rank in ended] == [
+    assert not ended[0].error, ended[0].output
+    assert [[len(batch_part[1]) for batch_part in rank.value[0]] for rank in ended] == [
         [5, 5],
         [5, 4],
         [5, 5],
@@ -138,20 +143,22 @@ def test_the_gradient_is_that_of_one_process_on_the_samples_of_all_nodes(tmp_pat
     for batch in range(2):
         optimizer.zero_grad()
         parts = [rank.value[0][batch] for rank in ended]
-        model.loss([torch.cat(part) for part in zip(*parts, strict=True)]).backward()
-        one = torch.cat([parameter.grad.flatten().clone() for parameter in model.parameters()])
+        model.loss([torch.cat(batch_part) for batch_part in zip(*parts, strict=True)]).backward()
+        expected = torch.cat([parameter.grad.flatten().clone() for parameter in model.parameters()])
         optimizer.step()
         for rank in ended:
-            torch.testing.assert_close(rank.value[1][batch], one, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(rank.value[1][batch], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_in_mid_epoch_where_it_stopped(tmp_path: Path):
     options = {"batch_size": 5}
-    whole = ranks.run(fit, [24, 44], options, 3, nodes=[1, 1], folder=tmp_path)
-    rest = ranks.run(fit, [24, 44], options, 3, "../seven.ckpt", nodes=[1, 1], folder=tmp_path)
-    for uninterrupted, resumed in zip(whole, rest, strict=True):
-        assert len(uninterrupted.value["seen"]) == 15 and not resumed.error, resumed.said
+    uninterrupted_ranks = ranks.run(fit, [24, 44], options, 3, nodes=[1, 1], folder=tmp_path)
+    resumed_ranks = ranks.run(
+        fit, [24, 44], options, 3, "../seven.ckpt", nodes=[1, 1], folder=tmp_path
+    )
+    for uninterrupted, resumed in zip(uninterrupted_ranks, resumed_ranks, strict=True):
+        assert len(uninterrupted.value["seen"]) == 15 and not resumed.error, resumed.output
         assert resumed.value["seen"] == uninterrupted.value["seen"][7:]
 
 
@@ -203,7 +210,11 @@ def test_a_shard_that_is_too_small_is_an_error_on_every_rank(tmp_path: Path, siz
 def test_augmentation_and_order_differ_between_nodes():
     have = [Shard("a", 2, 40, 4), Shard("b", 1, 40, 4)]
     options = [host_shards.ranks(have, "train", rank, 42) for rank in range(3)]
-    assert [(each["rank"], each["world_size"]) for each in options] == [(0, 2), (1, 2), (0, 1)]
+    assert [(rank_options["rank"], rank_options["world_size"]) for rank_options in options] == [
+        (0, 2),
+        (1, 2),
+        (0, 1),
+    ]
     assert options[0]["seed"] == options[1]["seed"] != options[2]["seed"]
     assert (
         options[0]["shards"] == [(40, 2), (40, 1)] and host_shards.ranks([], "train", 2, 42) == {}
@@ -218,12 +229,12 @@ def write_shards(folder: Path, *names: list[str], images: int = 40) -> list[Path
 
     A channel has the files that are named for it, of a CIFAR-10 with `images` a file.
     """
-    whole = conftest.write_cifar(folder / "whole", images)
+    all_files = conftest.write_cifar(folder / "whole", images)
     for node, files in enumerate(names):
-        part = folder / f"channel-{node}" / "cifar-10-batches-py"
-        part.mkdir(parents=True)
+        shard = folder / f"channel-{node}" / "cifar-10-batches-py"
+        shard.mkdir(parents=True)
         for name in files:
-            (part / name).write_bytes((whole / name).read_bytes())
+            (shard / name).write_bytes((all_files / name).read_bytes())
     return [folder / f"channel-{node}" for node in range(len(names))]
 
 
@@ -267,13 +278,13 @@ def test_a_job_with_a_sharded_channel(tmp_path: Path, nodes):
     folders = write_shards(tmp_path, *FOUR)
     flags = ["--data=CIFAR10DataModule", "--data.val_split=41", f"--trainer.devices={nodes[0]}"]
     ended = ranks.run(program, *flags, nodes=nodes, folder=tmp_path, variables=toolkit(folders))
-    assert not any(rank.error for rank in ended), ended[-1].said
+    assert not any(rank.error for rank in ended), ended[-1].output
     steps = 4 if nodes == [1, 1] else 2  # 80 - 21 images in batches of 16 for each rank
     assert (
         f"host algo-1 59 + 21, host algo-2 100 + 20; an epoch of {steps} steps, the fewest "
-        "that one has" in ended[0].said
+        "that one has" in ended[0].output
     )
-    assert "leaves out" in ended[0].said and "dataset fingerprint" not in ended[0].said
+    assert "leaves out" in ended[0].output and "dataset fingerprint" not in ended[0].output
     written = json.loads((tmp_path / "node-0/output/model/model.json").read_text())
     assert (
         "test_acc" in written["metrics"]
@@ -311,9 +322,11 @@ def test_what_a_node_lacks_is_one_line_on_every_rank(tmp_path: Path, first, seco
         (folders[1] / "cifar-10-batches-py/data_batch_2").write_bytes(b"nothing")
     ended = ranks.run(program, *ONE_STEP, nodes=[1, 1], folder=tmp_path, variables=toolkit(folders))
     for node, rank in enumerate(ended):
-        assert rank.error == "SystemExit: 1" and re.search(f"error: .*{says}", rank.said), rank.said
+        assert rank.error == "SystemExit: 1" and re.search(f"error: .*{says}", rank.output), (
+            rank.output
+        )
         assert re.search(says, (tmp_path / f"node-{node}/failure").read_text())
-        assert "Traceback" not in rank.said.partition("error: ")[0]
+        assert "Traceback" not in rank.output.partition("error: ")[0]
 
 
 @pytest.mark.slow
@@ -322,32 +335,42 @@ def test_a_damaged_test_file_on_one_of_two_hosts_that_have_it(tmp_path: Path):
     (folders[1] / "cifar-10-batches-py/test_batch").write_bytes(b"nothing")
     ended = ranks.run(program, *ONE_STEP, nodes=[1, 1], folder=tmp_path, variables=toolkit(folders))
     assert all(
-        re.search(r"error: .*test_batch is not a CIFAR-10 batch.*\(on host algo-2\)", rank.said)
+        re.search(r"error: .*test_batch is not a CIFAR-10 batch.*\(on host algo-2\)", rank.output)
         for rank in ended
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [(), ("--data=CIFAR10DataModule",)])
-def test_the_channel_says_whether_data_is_sharded(given, tmp_path, monkeypatch):
+@pytest.mark.parametrize("data_flags", [(), ("--data=CIFAR10DataModule",)])
+def test_the_channel_says_whether_data_is_sharded(data_flags, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    two = {"hosts": ("a", "b"), "current_host": "a", "channels": {"training": Path("/channel")}}
-    sharded = SageMakerEnvironment(**two, sharded_channels=frozenset({"training"}))
+    two_hosts = {
+        "hosts": ("a", "b"),
+        "current_host": "a",
+        "channels": {"training": Path("/channel")},
+    }
+    sharded = SageMakerEnvironment(**two_hosts, sharded_channels=frozenset({"training"}))
     flags = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp"]
-    made = CommandLine(sharded, [*given, *flags], APPLICATION).datamodule
-    assert type(made) is CIFAR10DataModule and made.sharded is True and made.data_dir == "/channel"
+    datamodule = CommandLine(sharded, [*data_flags, *flags], APPLICATION).datamodule
+    assert (
+        type(datamodule) is CIFAR10DataModule
+        and datamodule.sharded is True
+        and datamodule.data_dir == "/channel"
+    )
     assert (
         CommandLine(
-            sharded, [*given, "--data.sharded=false", *flags], APPLICATION
+            sharded, [*data_flags, "--data.sharded=false", *flags], APPLICATION
         ).datamodule.sharded
         is False
     )
     assert (
-        CommandLine(SageMakerEnvironment(**two), [*given, *flags], APPLICATION).datamodule.sharded
+        CommandLine(
+            SageMakerEnvironment(**two_hosts), [*data_flags, *flags], APPLICATION
+        ).datamodule.sharded
         is False
     )
-    if not given:  # for classes without such a parameter
+    if not data_flags:  # for classes without such a parameter
         assert CommandLine(
             sharded,
             ["--data=foreign.Data", "--data.size=16", "--model=foreign.Model", *flags],

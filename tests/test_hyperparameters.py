@@ -65,11 +65,11 @@ VALUES = [
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_every_encoding_of_a_value_gives_the_same_text(value, encode):
     expected = value if isinstance(value, str) else json.dumps(value)
-    found = text(encode(value))
+    decoded = text(encode(value))
     if not isinstance(value, str):
-        assert json.loads(found) == value and type(json.loads(found)) is type(value)
+        assert json.loads(decoded) == value and type(json.loads(decoded)) is type(value)
     else:
-        assert found == expected
+        assert decoded == expected
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_text_that_looks_like_something_else_stays_as_it_is(value):
 
 
 def test_sagemakers_own_are_left_out_and_names_keep_their_dots():
-    given = {
+    hyperparameters_given = {
         "sagemaker_program": '"x.py"',
         "_tuning_objective_metric": "val_loss",
         "b.c": "1",
         "a": "x=y",
     }
-    assert flags(given) == ["--a=x=y", "--b.c=1"]
+    assert flags(hyperparameters_given) == ["--a=x=y", "--b.c=1"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from nodes import Nodes
 pytestmark = pytest.mark.slow
 
 SOURCE = (ROOT / "tests/interruptible.py").read_text()
-GIVEN = {
+HYPERPARAMETERS = {
     "model": "interruptible.Model",
     "data": "interruptible.Data",
     "data.size": "92",
@@ -30,7 +30,7 @@ GIVEN = {
     "model.sleep": "0.1",
     "progress.every_n_seconds": "100",
 }
-LIMIT = 120  # seconds; what takes longer hangs
+HANG_SECONDS = 120  # what takes longer hangs
 
 
 class Ranks(Job):
@@ -39,7 +39,7 @@ class Ranks(Job):
     def begin(self, **changed: str) -> warm.Started:
         """Start the job."""
         self.write("code/interruptible.py", SOURCE)
-        self.write("input/config/hyperparameters.json", json.dumps(GIVEN | changed))
+        self.write("input/config/hyperparameters.json", json.dumps(HYPERPARAMETERS | changed))
         (self.base / "checkpoints").mkdir(exist_ok=True)
         with (self.base / "log").open("a") as log:
             return self.start(log.fileno(), **self.own)
@@ -48,19 +48,19 @@ class Ranks(Job):
 
     def wait_for_steps(self, number: int, process: warm.Started) -> list[psutil.Process]:
         """Return the ranks when the first one has recorded so many steps in all."""
-        end = time.monotonic() + LIMIT
+        deadline = time.monotonic() + HANG_SECONDS
         while self.steps() < number:
-            assert time.monotonic() < end and process.poll() is None, (
+            assert time.monotonic() < deadline and process.poll() is None, (
                 self.base / "log"
             ).read_text()[-3000:]
             time.sleep(0.02)
-        found = [
+        children = [
             (warm.environ(child.pid), child)
             for child in psutil.Process(process.pid).children(recursive=True)
         ]
         ranks = [
             (variables["LOCAL_RANK"], child)
-            for variables, child in found
+            for variables, child in children
             if "LOCAL_RANK" in variables
         ]
         return [child for _, child in sorted(ranks, key=lambda rank: rank[0])]
@@ -78,21 +78,21 @@ class Ranks(Job):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Ranks:
+def uninterrupted(tmp_path_factory) -> Ranks:
     """The job without an interruption."""
     job = Ranks(tmp_path_factory.mktemp("whole") / "ml")
-    assert job.begin().wait(LIMIT) == 0, (job.base / "log").read_text()[-3000:]
+    assert job.begin().wait(HANG_SECONDS) == 0, (job.base / "log").read_text()[-3000:]
     return job
 
 
 @pytest.mark.parametrize("program", ["app/train_multi_node.py", "app/train_torchrun.py"])
-def test_two_ranks(whole: Ranks, tmp_path: Path, program):
+def test_two_ranks(uninterrupted: Ranks, tmp_path: Path, program):
     job = Ranks(tmp_path / "ml")
     job.own = job.own | {"SAGEMAKER_PROGRAM": program}
     process = job.begin()
     job.wait_for_steps(5, process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(LIMIT) == 143
+    assert process.wait(HANG_SECONDS) == 143
     steps = job.steps()
     assert job.failure.startswith(
         f"interrupted, resume from step {steps}: SIGTERM; {job.base}/checkpoints/step-"
@@ -102,29 +102,33 @@ def test_two_ranks(whole: Ranks, tmp_path: Path, program):
     ranks = job.wait_for_steps(steps + 4, process)
     # Only one rank gets the signal.
     (ranks[-1] if "torchrun" in program else ranks[0]).send_signal(signal.SIGTERM)
-    assert process.wait(LIMIT) == 143
+    assert process.wait(HANG_SECONDS) == 143
     assert re.match(rf"interrupted, resume from step {job.steps()}: SIGTERM; ", job.failure)
     process = job.begin()
     job.wait_for_steps(job.steps() + 3, process)[-1].kill()
-    assert process.wait(LIMIT) == 1 and job.failure.startswith("error: ")
+    assert process.wait(HANG_SECONDS) == 1 and job.failure.startswith("error: ")
     process = job.begin()
-    assert process.wait(LIMIT) == 0 and (job.base / "output/success").exists()
-    assert job.result == whole.result
+    assert process.wait(HANG_SECONDS) == 0 and (job.base / "output/success").exists()
+    assert job.result == uninterrupted.result
 
 
 def test_gradients_that_are_added_up(tmp_path: Path):
-    """Each rank has its own sum, to which its next step adds; a stop does not wait for that."""
+    """Each rank adds to its own sum; a stop does not wait until the sum is used."""
     jobs = [Ranks(tmp_path / name / "ml") for name in ("whole", "run")]
     added = {"trainer.accumulate_grad_batches": "11"}  # of 12 batches an epoch
-    assert jobs[0].begin(**added).wait(LIMIT) == 0, (jobs[0].base / "log").read_text()[-3000:]
+    assert jobs[0].begin(**added).wait(HANG_SECONDS) == 0, (jobs[0].base / "log").read_text()[
+        -3000:
+    ]
     process = jobs[1].begin(**added)
     jobs[1].wait_for_steps(5, process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(LIMIT) == 143 and jobs[1].failure.startswith(
+    assert process.wait(HANG_SECONDS) == 143 and jobs[1].failure.startswith(
         "interrupted, resume from step 0: SIGTERM; "
     )
     assert jobs[1].steps() < 10
-    assert jobs[1].begin(**added).wait(LIMIT) == 0, (jobs[1].base / "log").read_text()[-3000:]
+    assert jobs[1].begin(**added).wait(HANG_SECONDS) == 0, (jobs[1].base / "log").read_text()[
+        -3000:
+    ]
     assert jobs[0].result == jobs[1].result
 
 
@@ -134,27 +138,27 @@ def test_two_ranks_began_and_one_goes_on(tmp_path: Path):
     process = job.begin()
     job.wait_for_steps(17, process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(LIMIT) == 143
-    first = [interruptible.events(job.base / "code", rank) for rank in range(2)]
+    assert process.wait(HANG_SECONDS) == 143
+    events_of_two = [interruptible.events(job.base / "code", rank) for rank in range(2)]
     for rank in range(2):
         (job.base / f"code/events-{rank}.jsonl").unlink()
-    assert job.begin(**{"trainer.devices": "1"}).wait(LIMIT) == 0, (job.base / "log").read_text()[
-        -3000:
-    ]
-    rest = interruptible.events(job.base / "code")
+    assert job.begin(**{"trainer.devices": "1"}).wait(HANG_SECONDS) == 0, (
+        job.base / "log"
+    ).read_text()[-3000:]
+    events_of_one = interruptible.events(job.base / "code")
     assert (
         "2 ranks saved it, now there are 1: no sample is left out or taken twice"
         in (job.base / "log").read_text()
     )
     for epoch in range(3):
-        seen = [
+        indices = [
             index
-            for noted in (*first, rest)
-            for key, values in noted.items()
+            for events in (*events_of_two, events_of_one)
+            for key, values in events.items()
             if key.startswith(f"step {epoch} ")
             for index in values[-1]
         ]
-        assert sorted(seen) == list(range(92))
+        assert sorted(indices) == list(range(92))
 
 
 def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
@@ -165,7 +169,7 @@ def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
     ranks[-1].suspend()
     process.send_signal(signal.SIGTERM)
     try:
-        assert process.wait(LIMIT) == 143
+        assert process.wait(HANG_SECONDS) == 143
     finally:
         for rank in ranks:
             if rank.is_running():
@@ -175,29 +179,29 @@ def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
 
 @pytest.mark.soak  # two ranks above, two hosts in tests/test_rehearsal_processes.py
 @pytest.mark.docker
-def test_two_nodes(image: str, whole: Ranks, tmp_path: Path):
-    """One is told to stop, and both stop at the same step; then one is lost, and the other ends.
+def test_two_nodes(image: str, uninterrupted: Ranks, tmp_path: Path):
+    """Both nodes stop at the step at which one is told to; one that is lost ends both.
 
     Both go on, and end with the same weights.
     """
-    given = GIVEN | {"trainer.devices": "1"}
+    hyperparameters = HYPERPARAMETERS | {"trainer.devices": "1"}
     job = Nodes(
         image,
         tmp_path,
         ["algo-1", "algo-2"],
-        given,
+        hyperparameters,
         code={"interruptible.py": SOURCE},
         checkpoints=True,
     )
 
     def wait_for_steps(number: int) -> None:
         file = tmp_path / "algo-1/code/events-0.jsonl"
-        end = time.monotonic() + LIMIT
+        deadline = time.monotonic() + HANG_SECONDS
         while (
             not file.exists()
             or len(set(re.findall(r'"step", (\d+, \d+)', file.read_text()))) < number
         ):
-            assert time.monotonic() < end, job.said("algo-1")[-3000:]
+            assert time.monotonic() < deadline, job.said("algo-1")[-3000:]
             time.sleep(0.05)
 
     with job:
@@ -206,13 +210,13 @@ def test_two_nodes(image: str, whole: Ranks, tmp_path: Path):
         job.stop("algo-2")
         assert job.end() == {"algo-1": 143, "algo-2": 143}
         lines = [job.failure(host) for host in ("algo-1", "algo-2")]
-        found = [
+        steps = [
             re.match(r"interrupted, resume from step (\d+): SIGTERM; ", line)[1] for line in lines
         ]
-        assert found[0] == found[1] and int(found[0]) >= 7
+        assert steps[0] == steps[1] and int(steps[0]) >= 7
         job.remove()
         job.start()
-        wait_for_steps(int(found[0]) + 6)
+        wait_for_steps(int(steps[0]) + 6)
         job.kill("algo-2")
         assert job.end()["algo-1"] == 1
         job.remove()
@@ -220,6 +224,6 @@ def test_two_nodes(image: str, whole: Ranks, tmp_path: Path):
         assert "resuming from step 12: /opt/ml/checkpoints/step-000000012.ckpt" in job.said(
             "algo-1"
         )
-    assert interruptible.weights(tmp_path / "algo-1/model/model.pt") == whole.result[0]
+    assert interruptible.weights(tmp_path / "algo-1/model/model.pt") == uninterrupted.result[0]
     events = [interruptible.events(tmp_path / f"algo-{rank + 1}/code", rank) for rank in range(2)]
-    assert events == whole.result[1]
+    assert events == uninterrupted.result[1]

@@ -29,7 +29,7 @@ FLAGS = [
     "--model.val_sleep=0.04",
 ]
 PROGRAM = ROOT / "tests/interruptible.py"
-LIMIT = 90  # seconds; what takes longer hangs
+HANG_SECONDS = 90  # what takes longer hangs
 
 
 class Run:
@@ -41,34 +41,34 @@ class Run:
         self.variables = {}
         folder.mkdir(exist_ok=True)
 
-    def start(self, *more: str, **variables: str):
+    def start(self, *flags: str, **variables: str):
         """Start the job, and return the process."""
         self.before = len(self.said)
         environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")} | self.variables | variables
         log = os.open(self.folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         try:
             return warm.start(
-                ["python", PROGRAM, *self.flags, *more], self.folder, environment, log
+                ["python", PROGRAM, *self.flags, *flags], self.folder, environment, log
             )
         finally:
             os.close(log)
 
-    def finish(self, *more: str, **variables: str) -> str:
+    def finish(self, *flags: str, **variables: str) -> str:
         """Run the job to its end, which must be a success, and return its output."""
-        process = self.start(*more, **variables)
-        process.wait(LIMIT)
+        process = self.start(*flags, **variables)
+        process.wait(HANG_SECONDS)
         assert process.returncode == 0, self.said[self.before :][-3000:]
         return self.said[self.before :]
 
-    def interrupt(self, number: int, when: Callable[[], bool]) -> int:
+    def interrupt(self, number: int, is_time: Callable[[], bool]) -> int:
         """Start the job, send a signal when it is time, and return the exit status."""
         process = self.start()
-        end = time.monotonic() + LIMIT
-        while process.poll() is None and not when():
-            assert time.monotonic() < end
+        deadline = time.monotonic() + HANG_SECONDS
+        while process.poll() is None and not is_time():
+            assert time.monotonic() < deadline
             time.sleep(0.005)
         process.send_signal(number)
-        process.wait(LIMIT)
+        process.wait(HANG_SECONDS)
         return process.returncode
 
     @property
@@ -92,12 +92,12 @@ class Run:
 
 
 EMA = ["--trainer.callbacks=interruptible.Average"]
-EARLY = [
+EARLY_STOPPING = [
     "--trainer.callbacks=EarlyStopping",
     "--trainer.callbacks.monitor=val_loss",
     "--trainer.callbacks.patience=1",
 ]
-KINDS = {
+CONFIGURATIONS = {
     "a step at a time": [],
     "two workers": ["--data.num_workers=2"],
     "a worker that stays": [
@@ -119,12 +119,12 @@ KINDS = {
         "--optimizer.lr=0.1",
         "--lr_scheduler=app.schedule.Triangle",
     ],
-    "early stopping": [*EARLY, "--trainer.max_epochs=12", "--resume.every_n_steps=3"],
+    "early stopping": [*EARLY_STOPPING, "--trainer.max_epochs=12", "--resume.every_n_steps=3"],
 }
 
 
 # Each of the others is one of the zoo's configurations, too (docs/zoo.md).
-OFTEN = (
+ALWAYS_RUN = (
     "a step at a time",
     "two workers",
     "accumulated gradients",
@@ -135,8 +135,13 @@ OFTEN = (
 @pytest.mark.parametrize(
     ("seed", "flags"),
     [
-        pytest.param(seed, KINDS[name], marks=() if name in OFTEN else pytest.mark.soak, id=name)
-        for seed, name in enumerate(KINDS)
+        pytest.param(
+            seed,
+            CONFIGURATIONS[name],
+            marks=() if name in ALWAYS_RUN else pytest.mark.soak,
+            id=name,
+        )
+        for seed, name in enumerate(CONFIGURATIONS)
     ],
 )
 def test_any_moment_and_any_signal(tmp_path: Path, seed: int, flags):
@@ -144,19 +149,19 @@ def test_any_moment_and_any_signal(tmp_path: Path, seed: int, flags):
 
     The job ends with the results of an uninterrupted run.
     """
-    whole = Run(tmp_path / "whole", flags)
+    uninterrupted = Run(tmp_path / "whole", flags)
     run = Run(tmp_path / "run", flags)
     draw = random.Random(seed)
-    began = time.monotonic()
-    whole.finish()
-    seconds = time.monotonic() - began
+    started = time.monotonic()
+    uninterrupted.finish()
+    seconds = time.monotonic() - started
     for _ in range(3):
         moment = time.monotonic() + draw.uniform(0.3, 0.9) * seconds
         number = draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-        ended = run.interrupt(number, lambda moment=moment: time.monotonic() >= moment)
-        assert ended in (0, -number, 128 + number)
+        status = run.interrupt(number, lambda moment=moment: time.monotonic() >= moment)
+        assert status in (0, -number, 128 + number)
     run.finish()
-    assert run.result == whole.result
+    assert run.result == uninterrupted.result
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -178,21 +183,21 @@ def test_a_signal_loses_no_step(tmp_path: Path, number):
     assert run.steps == 33
 
 
-@pytest.mark.parametrize("told", ["torchrun", "a rank"])
-def test_torchrun_by_hand_ends_as_its_ranks_do(tmp_path: Path, told):
+@pytest.mark.parametrize("target", ["torchrun", "a rank"])
+def test_torchrun_by_hand_ends_as_its_ranks_do(tmp_path: Path, target):
     flags = [*FLAGS, "--trainer.devices=2", "--model.sleep=0.1", "--resume.every_n_minutes=0"]
     run = Run(tmp_path / "run", [])
     with (run.folder / "log").open("w") as log:
         environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
-        line = ["python", ROOT / "app/train_torchrun.py", *flags]
-        process = warm.start(line, run.folder, environment, log.fileno())
+        command = ["python", ROOT / "app/train_torchrun.py", *flags]
+        process = warm.start(command, run.folder, environment, log.fileno())
     while run.steps < 3:
         assert process.poll() is None, run.said[-3000:]
         time.sleep(0.01)
-    below = psutil.Process(process.pid).children(recursive=True)
-    ranks = [child.pid for child in below if "LOCAL_RANK" in warm.environ(child.pid)]
-    os.kill(process.pid if told == "torchrun" else ranks[-1], signal.SIGTERM)
-    assert process.wait(LIMIT) == 143, run.said[-3000:]
+    children = psutil.Process(process.pid).children(recursive=True)
+    ranks = [child.pid for child in children if "LOCAL_RANK" in warm.environ(child.pid)]
+    os.kill(process.pid if target == "torchrun" else ranks[-1], signal.SIGTERM)
+    assert process.wait(HANG_SECONDS) == 143, run.said[-3000:]
     assert (
         f"interrupted, resume from step {run.steps}: SIGTERM; " in run.said
         and "Traceback" not in run.said
@@ -211,16 +216,16 @@ def test_a_second_signal_does_no_harm(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("place", "flag"),
+    ("hook", "flag"),
     [
         ("prepare_data", "--data.slow=prepare_data"),
         ("setup", "--data.slow=setup"),
         ("sanity check", "--model.val_sleep=30"),
     ],
 )
-def test_before_the_first_step_it_leaves_at_once(tmp_path: Path, place, flag):
+def test_before_the_first_step_it_leaves_at_once(tmp_path: Path, hook, flag):
     run = Run(tmp_path / "run", [flag])
-    assert run.interrupt(signal.SIGTERM, lambda: f"IN {place}" in run.said) == 143
+    assert run.interrupt(signal.SIGTERM, lambda: f"IN {hook}" in run.said) == 143
     assert (
         "interrupted, resume from step 0: SIGTERM; it came while nothing was being trained"
         in run.said
@@ -230,21 +235,23 @@ def test_before_the_first_step_it_leaves_at_once(tmp_path: Path, place, flag):
 
 def test_within_a_validation_the_whole_of_it_is_run_again(tmp_path: Path):
     flags = [*EMA, "--model.val_sleep=0.4"]
-    whole = Run(tmp_path / "whole", flags)
+    uninterrupted = Run(tmp_path / "whole", flags)
     run = Run(tmp_path / "run", flags)
-    whole.finish()
-    began = []
+    uninterrupted.finish()
+    validation_started = []
 
     def in_validation() -> bool:
-        if run.steps >= 11 and not began:
-            began.append(time.monotonic())
-        return bool(began) and time.monotonic() > began[0] + 0.9  # of its 2 seconds
+        if run.steps >= 11 and not validation_started:
+            validation_started.append(time.monotonic())
+        return (
+            bool(validation_started) and time.monotonic() > validation_started[0] + 0.9
+        )  # of its 2 seconds
 
     assert run.interrupt(signal.SIGTERM, in_validation) == 143
     assert "interrupted, resume from step 11: SIGTERM" in run.said
     assert '"val", 0' not in (tmp_path / "run/events-0.jsonl").read_text()
     run.finish()
-    assert run.result == whole.result
+    assert run.result == uninterrupted.result
 
 
 def test_the_number_of_workers_changes_nothing(tmp_path: Path):
@@ -259,24 +266,28 @@ def points(folder: Path) -> list[tuple]:
 
     The machine's own metrics are left out: they are taken once a minute, whatever the run does.
     """
-    found = []
+    values_found = []
     for file in sorted(folder.rglob("events.*")):
         for event in EventFileLoader(str(file)).Load():
             values = [value for value in event.summary.value if not value.tag.startswith("system/")]
-            found += [(value.tag, event.step, value.tensor.float_val[:]) for value in values]
-    return found
+            values_found += [(value.tag, event.step, value.tensor.float_val[:]) for value in values]
+    return values_found
 
 
 def test_one_continuous_curve(tmp_path: Path):
-    whole, run = (Run(tmp_path / name, ["--logger.flush_secs=1"]) for name in ("whole", "run"))
-    whole.finish()
+    uninterrupted, run = (
+        Run(tmp_path / name, ["--logger.flush_secs=1"]) for name in ("whole", "run")
+    )
+    uninterrupted.finish()
     # What was logged since the epoch's end is logged again.
     run.interrupt(signal.SIGKILL, lambda: run.steps >= 16)
     run.interrupt(signal.SIGTERM, lambda: run.steps >= 24)
     run.finish()
     board = "output/data/tensorboard/localhost/lightning_logs"
-    expected, found = (sorted(map(str, points(one.folder / board))) for one in (whole, run))
-    assert found == expected
+    expected, actual = (
+        sorted(map(str, points(job.folder / board))) for job in (uninterrupted, run)
+    )
+    assert actual == expected
     assert [path.name for path in (tmp_path / "run" / board).iterdir()] == ["version_0"]
 
 
@@ -291,31 +302,31 @@ def test_one_continuous_curve_on_s3(bucket, tmp_path: Path):
     runs[1].interrupt(signal.SIGKILL, lambda: runs[1].steps >= 16)
     runs[1].interrupt(signal.SIGTERM, lambda: runs[1].steps >= 24)
     runs[1].finish()
-    found = []
+    curves = []
     for name in ("whole", "run"):
         for key in filter(lambda key: "tfevents" in key, bucket.keys(name)):
             bucket.download(key, tmp_path / "downloaded" / key)
-        found.append(sorted(map(str, points(tmp_path / "downloaded" / name / "lightning_logs"))))
+        curves.append(sorted(map(str, points(tmp_path / "downloaded" / name / "lightning_logs"))))
         assert len(list((tmp_path / "downloaded" / name / "lightning_logs").iterdir())) == 1
-    assert found[0] and found[0] == found[1]
+    assert curves[0] and curves[0] == curves[1]
 
 
 def test_a_folder_that_has_moved_still_has_the_best_model(tmp_path: Path):
     # The first checkpoint is the best one, as the loss goes down.
     flags = ["--checkpoint.monitor=val_loss", "--checkpoint.mode=max"]
     places = [
-        [f"--{what}.dirpath={tmp_path / name}" for what in ("checkpoint", "resume")]
+        [f"--{section}.dirpath={tmp_path / name}" for section in ("checkpoint", "resume")]
         for name in ("a", "b")
     ]
-    whole = Run(tmp_path / "whole", flags)
+    uninterrupted = Run(tmp_path / "whole", flags)
     run = Run(tmp_path / "run", [*flags, *places[0]])
-    whole.finish()
+    uninterrupted.finish()
     assert list((tmp_path / "whole").rglob("best-epoch=0-*.ckpt"))
-    run.interrupt(signal.SIGTERM, lambda: run.steps >= whole.steps / 2)
+    run.interrupt(signal.SIGTERM, lambda: run.steps >= uninterrupted.steps / 2)
     (tmp_path / "a").rename(tmp_path / "b")
-    said = run.finish(*places[1])
-    assert "resuming from step" in said and "warning" not in said
-    assert run.result == whole.result
+    output = run.finish(*places[1])
+    assert "resuming from step" in output and "warning" not in output
+    assert run.result == uninterrupted.result
 
 
 def flip(file: Path) -> None:
@@ -341,20 +352,20 @@ def test_a_best_model_that_was_not_copied_yet_or_is_damaged(tmp_path: Path, mode
         "--resume.every_n_steps=4",
         "--resume.keep=50",
     ]
-    whole = Run(tmp_path / "whole", flags)
+    uninterrupted = Run(tmp_path / "whole", flags)
     run = Run(tmp_path / "run", flags)
-    whole.finish()
-    run.interrupt(signal.SIGKILL, lambda: run.steps >= whole.steps * 0.9)
+    uninterrupted.finish()
+    run.interrupt(signal.SIGKILL, lambda: run.steps >= uninterrupted.steps * 0.9)
     copies = {path.name: path for path in (tmp_path / "run").rglob("best-*.ckpt")}
     newest = max(copies)  # best-epoch=N-...
     lose(copies[newest])
     assert newest.startswith("best-epoch=0" if mode == "max" else "best-epoch=1")
-    said = run.finish()
+    output = run.finish()
     assert (
-        f"refers to {newest}, the best model, which {problem}; it is skipped" in said
-        and "resuming from" in said
+        f"refers to {newest}, the best model, which {problem}; it is skipped" in output
+        and "resuming from" in output
     )
-    assert run.result == whole.result
+    assert run.result == uninterrupted.result
     assert len(list((tmp_path / "run").rglob("best-*.ckpt"))) == 1
 
 
@@ -369,32 +380,32 @@ def test_a_damaged_best_model_that_cannot_be_made_again_is_no_model(tmp_path: Pa
     (best,) = (tmp_path / "run").rglob("best-*.ckpt")
     assert described["best_model"] == best.name and best.name.startswith("best-epoch=0")
     flip(best)
-    said = run.finish()
+    output = run.finish()
     assert (
         f"warning: {best}, the best model, is damaged: its checksum does not match; "
         "the last one is written"
-    ) in said
+    ) in output
     assert json.loads((tmp_path / "run/output/model/model.json").read_text())["best_model"] is None
-    last = torch.load(tmp_path / "run/output/data/checkpoints/last.ckpt", weights_only=True)[
-        "state_dict"
-    ]
+    last_weights = torch.load(
+        tmp_path / "run/output/data/checkpoints/last.ckpt", weights_only=True
+    )["state_dict"]
     model = torch.load(tmp_path / "run/output/model/model.pt", weights_only=True)
-    assert all(torch.equal(model[name], last[f"network.{name}"]) for name in model)
+    assert all(torch.equal(model[name], last_weights[f"network.{name}"]) for name in model)
 
 
 def test_a_job_that_is_done_only_writes_its_model_again(tmp_path: Path):
     run = Run(tmp_path / "run", [*EMA, "--checkpoint.monitor=null", "--checkpoint.filename=null"])
     run.finish()
-    before = run.result
+    result = run.result
     steps = run.steps
     described = (tmp_path / "run/output/model/model.json").read_text()
     for path in (tmp_path / "run/output/model").iterdir():
         path.unlink()
     assert "nothing is left to train: step 33 was the last one; to train anew, move" in run.finish()
-    assert run.result == before and run.steps == steps
+    assert run.result == result and run.steps == steps
     assert (tmp_path / "run/output/model/model.json").read_text() == described
-    more = run.finish("--trainer.max_epochs=4")  # and more epochs are welcome
-    assert "resuming from step 33" in more and run.steps == steps + 11
+    later_output = run.finish("--trainer.max_epochs=4")  # and more epochs are welcome
+    assert "resuming from step 33" in later_output and run.steps == steps + 11
     five = Run(tmp_path / "four", [*run.flags[len(FLAGS) :], "--trainer.max_epochs=4"])
     five.finish()
     assert five.result == run.result
@@ -403,7 +414,7 @@ def test_a_job_that_is_done_only_writes_its_model_again(tmp_path: Path):
 def test_of_another_run_is_an_error_that_names_what_differs(tmp_path: Path):
     run = Run(tmp_path / "run", ["--trainer.max_epochs=1"])
     run.finish()
-    before = {path: path.read_bytes() for path in (tmp_path / "run/output").rglob("*.ckpt")}
+    checkpoints = {path: path.read_bytes() for path in (tmp_path / "run/output").rglob("*.ckpt")}
     for flag, says in {
         "--model.schedule=none": "--model.schedule was onecycle, is none",
         "--data.size=44": "--data.size was 43, is 44",
@@ -413,37 +424,39 @@ def test_of_another_run_is_an_error_that_names_what_differs(tmp_path: Path):
         "--model=interruptible.Wider": "the model's network.0.weight was [16, 6], is [20, 6]",
     }.items():
         process = run.start(flag)
-        process.wait(LIMIT)
-        said = run.said[run.before :]
-        assert process.returncode == 1 and "Traceback" not in said
+        process.wait(HANG_SECONDS)
+        output = run.said[run.before :]
+        assert process.returncode == 1 and "Traceback" not in output
         assert (
             "error: --resume.dirpath=output/data/checkpoints: "
             "step-000000011.ckpt is of another run: "
-        ) in said
-        assert says in said
-    assert before == {path: path.read_bytes() for path in (tmp_path / "run/output").rglob("*.ckpt")}
+        ) in output
+        assert says in output
+    assert checkpoints == {
+        path: path.read_bytes() for path in (tmp_path / "run/output").rglob("*.ckpt")
+    }
     run.finish(
         "--logger.name=other", "--trainer.max_epochs=2", "--data.num_workers=2", "--resume.keep=1"
     )
 
 
 def test_damaged_checkpoints_are_skipped_or_an_error(tmp_path: Path):
-    whole = Run(tmp_path / "whole", [])
+    uninterrupted = Run(tmp_path / "whole", [])
     run = Run(tmp_path / "run", ["--resume.every_n_steps=5"])
-    whole.finish()
+    uninterrupted.finish()
     run.interrupt(signal.SIGTERM, lambda: run.steps >= 18)
     files = sorted((tmp_path / "run/output/data/checkpoints").glob("step-*.ckpt"))
     assert len(files) == 3
     (files[-1].parent / "last.ckpt").unlink()
     flip(files[-1])
-    said = run.finish()
-    assert f"{files[-1].name} is damaged: its checksum does not match; it is skipped" in said
-    assert f"resuming from step {int(files[-2].name[5:14])}" in said
-    assert run.result == whole.result
+    output = run.finish()
+    assert f"{files[-1].name} is damaged: its checksum does not match; it is skipped" in output
+    assert f"resuming from step {int(files[-2].name[5:14])}" in output
+    assert run.result == uninterrupted.result
     for path in (tmp_path / "run/output/data/checkpoints").glob("*.ckpt"):
         path.write_bytes(b"nothing")
     process = run.start()
-    process.wait(LIMIT)
+    process.wait(HANG_SECONDS)
     assert process.returncode == 1
     assert (
         "error: --resume.dirpath=output/data/checkpoints: found checkpoints, but none that every "
@@ -475,7 +488,7 @@ def test_a_checkpoint_is_lightnings_too(tmp_path: Path):
 def test_what_could_not_be_read_again_is_said_before_any_step(tmp_path: Path):
     run = Run(tmp_path / "run", ["--model=interruptible.Unreadable"])
     process = run.start()
-    process.wait(LIMIT)
+    process.wait(HANG_SECONDS)
     assert process.returncode == 1 and run.steps == 0
     assert (
         "error: a checkpoint of this run could not be read again: "
@@ -485,17 +498,17 @@ def test_what_could_not_be_read_again_is_said_before_any_step(tmp_path: Path):
 
 def test_a_full_disk_costs_no_training(tmp_path: Path):
     """A limit on files' sizes stands for the full disk; the best model's file fails, too."""
-    whole = Run(tmp_path / "whole", ["--checkpoint.monitor=val_loss"])
-    whole.finish()
+    uninterrupted = Run(tmp_path / "whole", ["--checkpoint.monitor=val_loss"])
+    uninterrupted.finish()
     run = Run(tmp_path / "run", ["--checkpoint.monitor=val_loss"])
     assert run.interrupt(signal.SIGTERM, lambda: run.steps >= 14) == 143
-    said = run.finish(LIMIT_FILES="16000")
-    assert "warning: training goes on, but no checkpoint could be written" in said
-    assert "warning: the training is done, and no checkpoint could be written" in said
-    assert run.result[1] == whole.result[1]
+    output = run.finish(LIMIT_FILES="16000")
+    assert "warning: training goes on, but no checkpoint could be written" in output
+    assert "warning: the training is done, and no checkpoint could be written" in output
+    assert run.result[1] == uninterrupted.result[1]
     assert (
         "best-epoch=1-step=22.ckpt could not be written (File too large); the best model is still "
-        in said
+        in output
     )
     best = torch.load(
         tmp_path / "run/output/data/checkpoints/best-epoch=0-step=11.ckpt", weights_only=True

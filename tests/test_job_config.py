@@ -184,7 +184,7 @@ def test_what_the_toolkit_cannot_use_is_one_line_and_no_framework_error(job: Job
 
 
 def test_a_framework_error_gets_a_first_line(tmp_path, monkeypatch, capsys):
-    """Whatever else the toolkit raises outside of sagemaker_lightning/launch/toolkit_hook.py."""
+    """This is for all that the toolkit raises outside of launch/toolkit_hook.py."""
 
     def train():
         (tmp_path / "output/failure").write_text(
@@ -224,5 +224,5 @@ def test_a_user_without_a_name_or_a_home(job: Job):
     ]
     command += ["bash", "-c", 'touch "$HOME/x" && rm -r "$HOME" && echo "$USER $TMPDIR"']
     variables = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "TMPDIR": "/nowhere"}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd="/")
-    assert done.returncode == 0 and done.stdout == "54321 /tmp\n", done.stderr
+    completed = subprocess.run(command, env=variables, capture_output=True, text=True, cwd="/")
+    assert completed.returncode == 0 and completed.stdout == "54321 /tmp\n", completed.stderr

@@ -1,4 +1,4 @@
-"""What a run says at its end: the mistake alone, not its effects, and where the logs are."""
+"""A run ends with one line on the mistake, none on its effects, and where the logs are."""
 
 import logging
 from pathlib import Path
@@ -23,12 +23,12 @@ def test_a_mistake_of_two_ranks_is_not_followed_by_how_they_were_ended(job: Job,
         run.returncode == 1
         and "data_batch_1 is not a CIFAR-10 batch" in job.failure.splitlines()[0]
     )
-    after = run.stdout.partition("error: ")[2]
-    assert "killed by SIGTERM" not in after and "SignalException" not in after, after
+    text_after = run.stdout.partition("error: ")[2]
+    assert "killed by SIGTERM" not in text_after and "SignalException" not in text_after, text_after
 
 
 @pytest.mark.parametrize(
-    ("save_dir", "said"),
+    ("save_dir", "text"),
     [
         ("/b/tensorboard/algo-1", "/b/tensorboard"),
         ("s3://b/logs", "s3://b/logs"),
@@ -36,11 +36,11 @@ def test_a_mistake_of_two_ranks_is_not_followed_by_how_they_were_ended(job: Job,
         (None, "/b/tensorboard"),
     ],
 )
-def test_where_the_logs_are(save_dir, said):
+def test_where_the_logs_are(save_dir, text):
     cli = SimpleNamespace(
         trainer=SimpleNamespace(logger=SimpleNamespace(save_dir=save_dir) if save_dir else None)
     )
-    assert export.logs(cli, SimpleNamespace(log_dir=Path("/b/tensorboard/algo-1"))) == said
+    assert export.logs(cli, SimpleNamespace(log_dir=Path("/b/tensorboard/algo-1"))) == text
 
 
 def test_that_fitting_stopped_is_said_once(monkeypatch):

@@ -29,10 +29,10 @@ pytestmark = pytest.mark.slow
 
 IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/sagemaker-lightning:1.0"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/SageMaker"
-NEEDED = (f"--image={IMAGE}", f"--role={ROLE}", "--output=s3://my-bucket/jobs")
-UNCHECKED = "--check-hyperparameters=no"
+NEEDED_FLAGS = (f"--image={IMAGE}", f"--role={ROLE}", "--output=s3://my-bucket/jobs")
+UNCHECKED_FLAG = "--check-hyperparameters=no"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
-DATA = "--channel=training=s3://my-bucket/cifar10/"
+DATA_FLAG = "--channel=training=s3://my-bucket/cifar10/"
 
 
 @pytest.fixture(scope="module")
@@ -67,27 +67,27 @@ def launch(tmp_path):
     """
 
     def run(
-        *arguments: str, endpoint: str | None = None, **others: str
+        *arguments: str, endpoint: str | None = None, **variables: str
     ) -> subprocess.CompletedProcess:
-        others = {"AWS_REGION": REGION} | others
+        variables = {"AWS_REGION": REGION} | variables
         return script(
             "launch.py",
             *arguments,
-            environment=aws_services.variables(endpoint, **others),
+            environment=aws_services.variables(endpoint, **variables),
             folder=tmp_path,
         )
 
     return run
 
 
-def request_of(done: subprocess.CompletedProcess) -> dict:
+def request_of(completed: subprocess.CompletedProcess) -> dict:
     """Return the request that a dry run printed."""
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert completed.returncode == 0, completed.stderr
+    return json.loads(completed.stdout)
 
 
 def test_the_smallest_request(launch):
-    request = request_of(launch(*NEEDED, UNCHECKED, "--dry-run"))
+    request = request_of(launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run"))
     assert re.fullmatch(
         r"sagemaker-lightning-\d{4}-\d\d-\d\d-\d\d-\d\d-\d\d-\d{3}", request.pop("TrainingJobName")
     )
@@ -106,10 +106,10 @@ def test_the_smallest_request(launch):
 
 
 def test_a_request_with_everything(launch):
-    done = launch(
+    completed = launch(
         *(
-            *NEEDED,
-            UNCHECKED,
+            *NEEDED_FLAGS,
+            UNCHECKED_FLAG,
             "--dry-run",
             "--job-name=job-1",
             "--instance-type=ml.g5.2xlarge",
@@ -140,7 +140,7 @@ def test_a_request_with_everything(launch):
             "--metric=f1=f1=(.*)",
         ),
     )
-    request = request_of(done)
+    request = request_of(completed)
     assert request["TrainingJobName"] == "job-1"
     assert request["ResourceConfig"] == {
         "InstanceType": "ml.g5.2xlarge",
@@ -190,10 +190,10 @@ def test_a_request_with_everything(launch):
 
 
 def test_instance_groups_with_channels_of_their_own(launch):
-    done = launch(
+    completed = launch(
         *(
-            *NEEDED,
-            UNCHECKED,
+            *NEEDED_FLAGS,
+            UNCHECKED_FLAG,
             "--dry-run",
             "--instance-group=data=ml.c5.xlarge:2",
             "--instance-group=gpu=ml.g5.xlarge:1",
@@ -203,7 +203,7 @@ def test_instance_groups_with_channels_of_their_own(launch):
             "--channel=training=s3://my-bucket/x,group=data,group=gpu",
         ),
     )
-    request = request_of(done)
+    request = request_of(completed)
     assert request["ResourceConfig"] == {
         "VolumeSizeInGB": 30,
         "InstanceGroups": [
@@ -217,15 +217,15 @@ def test_instance_groups_with_channels_of_their_own(launch):
 
 def test_keep_alive_and_a_spot_jobs_default_wait(launch):
     assert (
-        request_of(launch(*NEEDED, UNCHECKED, "--dry-run", "--keep-alive=600"))["ResourceConfig"][
-            "KeepAlivePeriodInSeconds"
-        ]
+        request_of(launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", "--keep-alive=600"))[
+            "ResourceConfig"
+        ]["KeepAlivePeriodInSeconds"]
         == 600
     )
     spot = request_of(
         launch(
-            *NEEDED,
-            UNCHECKED,
+            *NEEDED_FLAGS,
+            UNCHECKED_FLAG,
             "--dry-run",
             "--spot",
             "--checkpoints=s3://my-bucket/c",
@@ -236,20 +236,20 @@ def test_keep_alive_and_a_spot_jobs_default_wait(launch):
 
 
 def test_an_image_in_a_registry_of_the_vpc(launch):
-    done = launch(
+    completed = launch(
         *(
             "--image=registry.example:5000/app",
-            *NEEDED[1:],
+            *NEEDED_FLAGS[1:],
             "--subnet=subnet-1",
             "--security-group=sg-1",
         ),
-        *(UNCHECKED, "--dry-run"),
+        *(UNCHECKED_FLAG, "--dry-run"),
     )
-    algorithm = request_of(done)["AlgorithmSpecification"]
+    algorithm = request_of(completed)["AlgorithmSpecification"]
     assert algorithm["TrainingImageConfig"] == {"TrainingRepositoryAccessMode": "Vpc"}
 
 
-NAMES = {
+JOB_NAMES = {
     IMAGE: "sagemaker-lightning",
     f"host.example:5000/team/my_app.v2@sha256:{'0' * 64}": "my-app-v2",
     f"host.example/{'long-name-' * 9}": "long-name-long-name-long-name-long-name",
@@ -257,16 +257,16 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(("image", "name"), NAMES.items())
+@pytest.mark.parametrize(("image", "name"), JOB_NAMES.items())
 def test_a_job_is_named_after_its_image(image, name):
     from launcher import job_request
 
-    found = job_request.job_name(image)
-    assert re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", found)  # the API's pattern
-    assert re.fullmatch(rf"{name}-\d{{4}}(-\d\d){{5}}-\d{{3}}", found)
+    job_name = job_request.job_name(image)
+    assert re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", job_name)  # the API's pattern
+    assert re.fullmatch(rf"{name}-\d{{4}}(-\d\d){{5}}-\d{{3}}", job_name)
 
 
-VALUES = {
+HYPERPARAMETERS = {
     "a.equals": "x=1=2",
     "a.space": "two words",
     "a.quotes": 'it\'s "so"',
@@ -284,13 +284,16 @@ VALUES = {
 
 
 def test_hyperparameters_go_out_as_they_were_typed(launch):
-    done = launch(
-        *NEEDED, UNCHECKED, "--dry-run", *(f"{key}={value}" for key, value in VALUES.items())
+    completed = launch(
+        *NEEDED_FLAGS,
+        UNCHECKED_FLAG,
+        "--dry-run",
+        *(f"{key}={value}" for key, value in HYPERPARAMETERS.items()),
     )
-    assert request_of(done)["HyperParameters"] == VALUES
+    assert request_of(completed)["HyperParameters"] == HYPERPARAMETERS
 
 
-WRONG = {
+MISTAKES = {
     "no key": (["epochs"], "hyperparameter: found 'epochs', allowed is KEY=VALUE"),
     "a key twice": (["a=1", "a=2"], "hyperparameter: found a twice"),
     "101 hyperparameters": (
@@ -350,7 +353,7 @@ WRONG = {
     ),
     "a channel's name": (["--channel=my data=s3://my-bucket/x"], "--channel: found 'my data'"),
     "a mode": (
-        [f"{DATA},mode=Pipe"],
+        [f"{DATA_FLAG},mode=Pipe"],
         "--channel training: found mode=Pipe, allowed is one of File, FastFile",
     ),
     "FastFile of half a name": (
@@ -358,19 +361,23 @@ WRONG = {
         "end it with /",
     ),
     "a distribution": (
-        [f"{DATA},distribution=Sharded"],
+        [f"{DATA_FLAG},distribution=Sharded"],
         "found distribution=Sharded, allowed is one of FullyReplicated",
     ),
     "a group without groups": (
-        [f"{DATA},group=a"],
+        [f"{DATA_FLAG},group=a"],
         "found group=a, allowed is none, as there is no --instance-group",
     ),
     "another group": (
-        [f"{DATA},group=b", "--instance-group=a=ml.g5.xlarge:1"],
+        [f"{DATA_FLAG},group=b", "--instance-group=a=ml.g5.xlarge:1"],
         "found group=b, allowed is one of a",
     ),
     "a group for some": (
-        ["--instance-group=a=ml.g5.xlarge:1", f"{DATA},group=a", "--channel=b=s3://my-bucket/b"],
+        [
+            "--instance-group=a=ml.g5.xlarge:1",
+            f"{DATA_FLAG},group=a",
+            "--channel=b=s3://my-bucket/b",
+        ],
         "allowed is a group for all channels or for none",
     ),
     "a group's type": (["--instance-group=a=ml.x:1"], "--instance-group: found 'ml.x'"),
@@ -395,52 +402,55 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "line"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("arguments", "line"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_one_line_and_costs_nothing(launch, arguments, line):
-    done = launch(*NEEDED, UNCHECKED, "--dry-run", *arguments)
-    assert done.returncode in (1, 2)
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: "), done.stderr
-    assert line in done.stderr
+    completed = launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", *arguments)
+    assert completed.returncode in (1, 2)
+    assert completed.stdout == ""
+    assert completed.stderr.count("\n") == 1 and completed.stderr.startswith("error: "), (
+        completed.stderr
+    )
+    assert line in completed.stderr
 
 
 def test_what_is_needed(launch):
-    done = launch("--dry-run")
-    assert done.returncode == 2
-    assert done.stderr == (
+    completed = launch("--dry-run")
+    assert completed.returncode == 2
+    assert completed.stderr == (
         "error: the following arguments are required: --image, --role, --output; --help lists "
         "all flags\n"
     )
 
 
 def test_the_region_is_the_environments_or_else_the_images(launch):
-    elsewhere = launch(*NEEDED, UNCHECKED, "--dry-run", AWS_REGION="eu-west-1")
+    elsewhere = launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", AWS_REGION="eu-west-1")
     assert "but the job is to run in eu-west-1" in elsewhere.stderr
-    assert request_of(launch(*NEEDED, UNCHECKED, "--dry-run", AWS_REGION=""))
+    assert request_of(launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", AWS_REGION=""))
     vpc = (
         "--image=registry.example/app",
-        *NEEDED[1:],
+        *NEEDED_FLAGS[1:],
         "--subnet=subnet-1",
         "--security-group=sg-1",
     )
-    done = launch(*vpc, UNCHECKED, "--dry-run", AWS_REGION="")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert done.stderr.startswith("error: --region: found none")
+    completed = launch(*vpc, UNCHECKED_FLAG, "--dry-run", AWS_REGION="")
+    assert (completed.returncode, completed.stderr.count("\n")) == (1, 1)
+    assert completed.stderr.startswith("error: --region: found none")
 
 
 def test_without_credentials_a_dry_run_says_what_it_did_not_check_and_a_job_is_not_started(launch):
     assert (
         "not checked: the data, the buckets and the image: no AWS"
-        in launch(*NEEDED, UNCHECKED, "--dry-run").stderr
+        in launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run").stderr
     )
-    done = launch(*NEEDED, UNCHECKED)
-    assert (done.returncode, done.stdout) == (1, "")
+    completed = launch(*NEEDED_FLAGS, UNCHECKED_FLAG)
+    assert (completed.returncode, completed.stdout) == (1, "")
     assert (
-        done.stderr.startswith("error: no AWS credentials found") and done.stderr.count("\n") == 1
+        completed.stderr.startswith("error: no AWS credentials found")
+        and completed.stderr.count("\n") == 1
     )
 
 
-MISSING = {
+MISSING_IN_AWS = {
     "nothing stored": (
         ["--channel=training=s3://my-bucket/nothing/"],
         "--channel training: found nothing stored at s3://",
@@ -468,20 +478,20 @@ MISSING = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "line"), MISSING.values(), ids=MISSING)
+@pytest.mark.parametrize(("arguments", "line"), MISSING_IN_AWS.values(), ids=MISSING_IN_AWS)
 def test_what_is_missing_in_aws_is_one_line(aws, launch, arguments, line):
-    done = launch(*NEEDED, UNCHECKED, "--dry-run", *arguments, endpoint=aws)
-    assert (done.returncode, done.stdout) == (1, "")
-    lines = done.stderr.splitlines()
-    assert [line.startswith("error: ") for line in lines] == [True], done.stderr
-    assert line in done.stderr
+    completed = launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", *arguments, endpoint=aws)
+    assert (completed.returncode, completed.stdout) == (1, "")
+    lines = completed.stderr.splitlines()
+    assert [line.startswith("error: ") for line in lines] == [True], completed.stderr
+    assert line in completed.stderr
 
 
 def test_an_unreachable_aws_does_not_stop_a_dry_run(launch):
     closed = f"http://127.0.0.1:{aws_services.free_port()}"
-    done = launch(*NEEDED, DATA, UNCHECKED, "--dry-run", endpoint=closed)
-    assert request_of(done)
-    assert "not checked: the data, the buckets and the image: Could not connect" in done.stderr
+    completed = launch(*NEEDED_FLAGS, DATA_FLAG, UNCHECKED_FLAG, "--dry-run", endpoint=closed)
+    assert request_of(completed)
+    assert "not checked: the data, the buckets and the image: Could not connect" in completed.stderr
 
 
 def test_what_may_not_be_looked_at_is_said_and_does_not_stop_the_job(launch):
@@ -494,26 +504,27 @@ def test_what_may_not_be_looked_at_is_said_and_does_not_stop_the_job(launch):
         served_here(stand_in.answer) as sagemaker,
         served_forbidden_buckets() as s3,
     ):
-        done = launch(
-            *(*NEEDED, UNCHECKED, "--no-follow"),
+        completed = launch(
+            *(*NEEDED_FLAGS, UNCHECKED_FLAG, "--no-follow"),
             endpoint=sagemaker,
             AWS_ENDPOINT_URL_ECR=ecr,
             AWS_ENDPOINT_URL_S3=s3,
         )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     assert (
-        "not checked: --image: DescribeImages: AccessDeniedException: not authorized" in done.stderr
+        "not checked: --image: DescribeImages: AccessDeniedException: not authorized"
+        in completed.stderr
     )
-    assert "not checked: --output: HeadBucket: 403" in done.stderr
+    assert "not checked: --output: HeadBucket: 403" in completed.stderr
     assert stand_in.names() == ["CreateTrainingJob"]
 
 
 def test_a_job_in_moto(aws, launch):
-    done = launch(
+    completed = launch(
         *(
-            *NEEDED,
-            DATA,
-            UNCHECKED,
+            *NEEDED_FLAGS,
+            DATA_FLAG,
+            UNCHECKED_FLAG,
             "--job-name=moto-1",
             "--tag=team=vision",
             "--poll=1",
@@ -521,11 +532,11 @@ def test_a_job_in_moto(aws, launch):
         ),
         endpoint=aws,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"started moto-1 in {REGION}\n")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.startswith(f"started moto-1 in {REGION}\n")
     assert (
-        "moto-1: Completed" in done.stdout
-        and "model: s3://my-bucket/jobs/moto-1/output/model.tar.gz" in done.stdout
+        "moto-1: Completed" in completed.stdout
+        and "model: s3://my-bucket/jobs/moto-1/output/model.tar.gz" in completed.stdout
     )
     sagemaker = client("sagemaker", aws)
     job = sagemaker.describe_training_job(TrainingJobName="moto-1")
@@ -540,9 +551,11 @@ def test_a_refusal_of_sagemakers_is_one_line(aws, launch):
         raise PermissionError("not authorized to perform\nsagemaker:CreateTrainingJob")
 
     with served_here(refuse) as sagemaker:
-        done = launch(*NEEDED, UNCHECKED, endpoint=aws, AWS_ENDPOINT_URL_SAGEMAKER=sagemaker)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1] == (
+        completed = launch(
+            *NEEDED_FLAGS, UNCHECKED_FLAG, endpoint=aws, AWS_ENDPOINT_URL_SAGEMAKER=sagemaker
+        )
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert completed.stderr.splitlines()[-1] == (
         "error: CreateTrainingJob: AccessDeniedException: not authorized to perform "
         "sagemaker:CreateTrainingJob"
     )
@@ -557,7 +570,7 @@ CHANGES = [
         "StatusMessage": "Training image download completed",
     },
 ]
-RUNNING = [
+RUNNING_STATES = [
     {
         "TrainingJobStatus": "InProgress",
         "SecondaryStatus": "Starting",
@@ -569,7 +582,7 @@ RUNNING = [
         "SecondaryStatusTransitions": CHANGES,
     },
 ]
-DONE = {
+COMPLETED_STATE = {
     "TrainingJobStatus": "Completed",
     "SecondaryStatus": "Completed",
     "SecondaryStatusTransitions": CHANGES,
@@ -577,14 +590,17 @@ DONE = {
     "BillableTimeInSeconds": 122,
     "ModelArtifacts": {"S3ModelArtifacts": "s3://my-bucket/jobs/job-1/output/model.tar.gz"},
 }
-FAILED = DONE | {
+FAILED_STATE = COMPLETED_STATE | {
     "TrainingJobStatus": "Failed",
     "SecondaryStatus": "Failed",
     "FailureReason": "AlgorithmError: error: --data.batch_size: found 0",
 }
-STOPPED = DONE | {"TrainingJobStatus": "Stopped", "SecondaryStatus": "MaxRuntimeExceeded"}
-LINES = {"algo-1": ["one", "two", "three", "last"], "algo-2": ["uno"]}
-SPOT = (
+STOPPED_STATE = COMPLETED_STATE | {
+    "TrainingJobStatus": "Stopped",
+    "SecondaryStatus": "MaxRuntimeExceeded",
+}
+LOG_LINES = {"algo-1": ["one", "two", "three", "last"], "algo-2": ["uno"]}
+SPOT_FLAGS = (
     "--spot",
     "--checkpoints=s3://my-bucket/c",
     "--instance-count=2",
@@ -593,23 +609,23 @@ SPOT = (
 )
 
 
-def follow(aws: str, launch, *arguments: str, states: list[dict], lines=LINES):
+def follow(aws: str, launch, *arguments: str, states: list[dict], lines=LOG_LINES):
     """Launch a job in the stand-in; return what was printed, and the stand-in."""
     stand_in = SageMakerStandIn(states, lines)
     with served_here(stand_in.answer) as address:
-        done = launch(
-            *(*NEEDED, UNCHECKED, *arguments),
+        completed = launch(
+            *(*NEEDED_FLAGS, UNCHECKED_FLAG, *arguments),
             endpoint=aws,
             AWS_ENDPOINT_URL_SAGEMAKER=address,
             AWS_ENDPOINT_URL_CLOUDWATCH_LOGS=address,
         )
-    return done, stand_in
+    return completed, stand_in
 
 
 def test_following_a_job_to_its_end(aws, launch):
-    done, _ = follow(aws, launch, *SPOT, states=[*RUNNING, DONE])
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    completed, _ = follow(aws, launch, *SPOT_FLAGS, states=[*RUNNING_STATES, COMPLETED_STATE])
+    assert completed.returncode == 0, completed.stderr
+    lines = completed.stdout.splitlines()
     logged = [line for line in lines if line.startswith("algo-")]
     assert sorted(logged) == ["algo-1: one", "algo-1: three", "algo-1: two", "algo-2: uno"]
     changes = [line for line in lines if line.startswith("[")]
@@ -622,31 +638,34 @@ def test_following_a_job_to_its_end(aws, launch):
         "saved by spot",
         "model: s3://my-bucket/jobs/job-1/output/model.tar.gz",
     ]
-    assert done.stderr.splitlines() == [
+    assert completed.stderr.splitlines() == [
         "not checked: the hyperparameters, as --check-hyperparameters=no says"
     ]
 
 
 def test_a_failed_job_says_why(aws, launch):
-    done, _ = follow(aws, launch, "--job-name=job-1", "--poll=1", states=[RUNNING[0], FAILED])
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == "job-1: Failed, 400 s of training, 122 s billable"
+    completed, _ = follow(
+        aws, launch, "--job-name=job-1", "--poll=1", states=[RUNNING_STATES[0], FAILED_STATE]
+    )
+    assert completed.returncode == 1
+    assert completed.stdout.splitlines()[-1] == "job-1: Failed, 400 s of training, 122 s billable"
     assert (
-        done.stderr.splitlines()[-1] == "error: AlgorithmError: error: --data.batch_size: found 0"
+        completed.stderr.splitlines()[-1]
+        == "error: AlgorithmError: error: --data.batch_size: found 0"
     )
 
 
 def test_a_stopped_job_did_not_complete(aws, launch):
-    done, _ = follow(aws, launch, "--job-name=job-1", "--poll=1", states=[STOPPED])
-    assert done.returncode == 1
-    assert "job-1: Stopped (MaxRuntimeExceeded), 400 s of training" in done.stdout
-    assert done.stderr.splitlines()[-1] == "error: the job ended as Stopped"
+    completed, _ = follow(aws, launch, "--job-name=job-1", "--poll=1", states=[STOPPED_STATE])
+    assert completed.returncode == 1
+    assert "job-1: Stopped (MaxRuntimeExceeded), 400 s of training" in completed.stdout
+    assert completed.stderr.splitlines()[-1] == "error: the job ended as Stopped"
 
 
 def test_ctrl_c_stops_following_and_leaves_the_job_alone(aws, tmp_path):
-    stand_in = SageMakerStandIn(RUNNING, LINES)
+    stand_in = SageMakerStandIn(RUNNING_STATES, LOG_LINES)
     with served_here(stand_in.answer) as address:
-        others = {
+        endpoints = {
             "AWS_ENDPOINT_URL_SAGEMAKER": address,
             "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": address,
         }
@@ -654,32 +673,32 @@ def test_ctrl_c_stops_following_and_leaves_the_job_alone(aws, tmp_path):
             [
                 sys.executable,
                 str(ROOT / "scripts/launch.py"),
-                *NEEDED,
-                UNCHECKED,
+                *NEEDED_FLAGS,
+                UNCHECKED_FLAG,
                 "--job-name=job-1",
                 "--poll=1",
             ],
-            env=aws_services.variables(aws, **others),
+            env=aws_services.variables(aws, **endpoints),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        end = time.monotonic() + 60
-        while stand_in.described < 2 and time.monotonic() < end:
+        deadline = time.monotonic() + 60
+        while stand_in.described < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, output = process.communicate(timeout=30)
         assert process.returncode == 130
         assert "StopTrainingJob" not in stand_in.names()
-        command = re.search(r"the job goes on. To stop it: (.*)\n", said)[1]
-        environment = aws_services.variables(aws, **others)
+        command = re.search(r"the job goes on. To stop it: (.*)\n", output)[1]
+        environment = aws_services.variables(aws, **endpoints)
         subprocess.run(command, shell=True, env=environment, check=True, capture_output=True)
         assert stand_in.calls[-1] == ("StopTrainingJob", {"TrainingJobName": "job-1"})
 
 
 def test_no_follow_leaves_after_the_start(aws, launch):
-    done, stand_in = follow(aws, launch, "--no-follow", states=RUNNING)
-    assert done.returncode == 0
+    completed, stand_in = follow(aws, launch, "--no-follow", states=RUNNING_STATES)
+    assert completed.returncode == 0
     assert stand_in.names() == ["CreateTrainingJob"]
 
 
@@ -688,26 +707,34 @@ def test_a_log_that_may_not_be_read_does_not_end_the_following(aws, launch):
         def DescribeLogStreams(self, request: dict) -> dict:  # noqa: N802
             raise PermissionError("no logs:DescribeLogStreams")
 
-    stand_in = Silent([*RUNNING, DONE], LINES)
+    stand_in = Silent([*RUNNING_STATES, COMPLETED_STATE], LOG_LINES)
     with served_here(stand_in.answer) as address:
-        others = {
+        endpoints = {
             "AWS_ENDPOINT_URL_SAGEMAKER": address,
             "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": address,
         }
-        done = launch(*NEEDED, UNCHECKED, "--job-name=job-1", "--poll=1", endpoint=aws, **others)
-    assert done.returncode == 0
+        completed = launch(
+            *NEEDED_FLAGS, UNCHECKED_FLAG, "--job-name=job-1", "--poll=1", endpoint=aws, **endpoints
+        )
+    assert completed.returncode == 0
     assert (
-        done.stderr.count("the log cannot be shown: DescribeLogStreams: AccessDeniedException") == 1
+        completed.stderr.count("the log cannot be shown: DescribeLogStreams: AccessDeniedException")
+        == 1
     )
 
 
 def test_hyperparameters_are_checked_by_the_applications_parser(launch):
     right = launch(
-        *NEEDED, "--dry-run", DATA, "trainer.max_epochs=2", "optimizer=Adam", "optimizer.lr=1e-3"
+        *NEEDED_FLAGS,
+        "--dry-run",
+        DATA_FLAG,
+        "trainer.max_epochs=2",
+        "optimizer=Adam",
+        "optimizer.lr=1e-3",
     )
     assert request_of(right)["HyperParameters"]["optimizer.lr"] == "1e-3"
     assert "hyperparameters" not in right.stderr
-    wrong = launch(*NEEDED, "--dry-run", "trainer.max_epoch=2")
+    wrong = launch(*NEEDED_FLAGS, "--dry-run", "trainer.max_epoch=2")
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (1, "", 1)
     assert wrong.stderr.startswith(
         "error: the application refuses a hyperparameter: --trainer.max_epoch"
@@ -719,21 +746,25 @@ def test_the_data_module_that_is_asked_is_that_of_the_channels(launch):
 
     CIFAR10DataModule, the default where there is a channel, has a flag that DigitsDataModule lacks.
     """
-    with_channel = launch(*NEEDED, "--dry-run", DATA, "data.download=false")
+    with_channel = launch(*NEEDED_FLAGS, "--dry-run", DATA_FLAG, "data.download=false")
     assert with_channel.returncode == 0, with_channel.stderr
-    without = launch(*NEEDED, "--dry-run", "data.download=false")
+    without = launch(*NEEDED_FLAGS, "--dry-run", "data.download=false")
     assert without.returncode == 1 and "--data.download" in without.stderr
 
 
 def test_hyperparameters_that_cannot_be_checked_are_said_to_be_so(launch, tmp_path):
-    own = launch(*NEEDED, "--dry-run", "--env=SAGEMAKER_PROGRAM=mine.py", "anything=1")
+    own = launch(*NEEDED_FLAGS, "--dry-run", "--env=SAGEMAKER_PROGRAM=mine.py", "anything=1")
     assert own.returncode == 0
     assert (
         "not checked: the hyperparameters: they are for a program of the job's own, mine.py"
         in own.stderr
     )
     absent = launch(
-        *NEEDED, "--dry-run", "--check-hyperparameters=image", "anything=1", DOCKER="no-docker-here"
+        *NEEDED_FLAGS,
+        "--dry-run",
+        "--check-hyperparameters=image",
+        "anything=1",
+        DOCKER="no-docker-here",
     )
     assert absent.returncode == 0
     assert (
@@ -750,11 +781,11 @@ def test_without_the_applications_packages_one_line_says_so(aws, tmp_path):
 
     for folder in ("app", "sagemaker_lightning", "launcher", "scripts"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    done = subprocess.run(
+    completed = subprocess.run(
         [
             str(python_of("rehearsal")),
             str(tmp_path / "scripts/launch.py"),
-            *NEEDED,
+            *NEEDED_FLAGS,
             "--dry-run",
             "anything=1",
         ],
@@ -762,9 +793,10 @@ def test_without_the_applications_packages_one_line_says_so(aws, tmp_path):
         capture_output=True,
         text=True,
     )
-    assert request_of(done)["HyperParameters"] == {"anything": "1"}
+    assert request_of(completed)["HyperParameters"] == {"anything": "1"}
     assert re.fullmatch(
-        r"not checked: the hyperparameters: \S+ lacks the application's packages; .*\n", done.stderr
+        r"not checked: the hyperparameters: \S+ lacks the application's packages; .*\n",
+        completed.stderr,
     )
 
 
@@ -773,25 +805,30 @@ def test_an_image_that_cannot_be_had_is_said_to_be_so(launch):
     port = aws_services.free_port()
     image = f"--image=127.0.0.1:{port}/app:1"
     network = ("--subnet=subnet-1", "--security-group=sg-1")
-    done = launch(
-        image, *NEEDED[1:], *network, "--dry-run", "--check-hyperparameters=image", DOCKER=DOCKER
+    completed = launch(
+        image,
+        *NEEDED_FLAGS[1:],
+        *network,
+        "--dry-run",
+        "--check-hyperparameters=image",
+        DOCKER=DOCKER,
     )
-    assert done.returncode == 0
-    line = done.stderr.splitlines()[0]
+    assert completed.returncode == 0
+    line = completed.stderr.splitlines()[0]
     assert (
         line.startswith("not checked: the hyperparameters: docker: ")
         and f"127.0.0.1:{port}" in line
-    ), done.stderr
+    ), completed.stderr
 
 
 @pytest.mark.docker
 def test_hyperparameters_are_checked_by_the_images_parser(launch, image):
     assert docker("tag", image, IMAGE).returncode == 0
     try:
-        arguments = (*NEEDED, "--dry-run", "--check-hyperparameters=image")
-        right = launch(*arguments, DATA, "data.batch_size=64", DOCKER=DOCKER)
+        arguments = (*NEEDED_FLAGS, "--dry-run", "--check-hyperparameters=image")
+        right = launch(*arguments, DATA_FLAG, "data.batch_size=64", DOCKER=DOCKER)
         assert request_of(right) and "hyperparameters" not in right.stderr
-        wrong = launch(*arguments, DATA, "data.batch_size=many", DOCKER=DOCKER)
+        wrong = launch(*arguments, DATA_FLAG, "data.batch_size=many", DOCKER=DOCKER)
         assert wrong.returncode == 1
         assert wrong.stderr.startswith(
             "error: the application refuses a hyperparameter: --data.batch_size"
@@ -800,7 +837,7 @@ def test_hyperparameters_are_checked_by_the_images_parser(launch, image):
         docker("rmi", IMAGE)
 
 
-DOCKERS = """#!/bin/sh
+DOCKER_STAND_IN = """#!/bin/sh
 echo "$@" >>"$RECORD"
 for word in "$@"; do
     case "$word" in *:/opt/ml/input/config:ro) cat "${word%%:*}/hyperparameters.json" >>"$RECORD" ;; esac
@@ -813,18 +850,18 @@ case "$*" in *sagemaker_lightning.drill*) exit "$DRILLED";; esac
 def test_a_job_is_drilled_before_it_is_started(launch, tmp_path, drilled):
     """The drill runs in the image, with what is sent to the job and stand-ins for its data."""
     stub = tmp_path / "docker"
-    stub.write_text(DOCKERS)
+    stub.write_text(DOCKER_STAND_IN)
     stub.chmod(0o755)
     (tmp_path / "some").mkdir()
     variables = {"DOCKER": str(stub), "RECORD": str(tmp_path / "record"), "DRILLED": str(drilled)}
     flags = [
         "--check-hyperparameters=image",
         "--env=A=b",
-        DATA,
+        DATA_FLAG,
         "--drill",
         "--drill-data=training=some",
     ]
-    done = launch(*NEEDED, *flags, "--dry-run", "trainer.max_epochs=3", **variables)
+    completed = launch(*NEEDED_FLAGS, *flags, "--dry-run", "trainer.max_epochs=3", **variables)
     line, sent = (tmp_path / "record").read_text().splitlines()[1:]
     assert line.endswith(
         f"--volume {tmp_path}/some:/opt/ml/input/data/training:ro --env A=b {IMAGE} "
@@ -833,33 +870,41 @@ def test_a_job_is_drilled_before_it_is_started(launch, tmp_path, drilled):
     assert line.startswith("run --rm ") and json.loads(sent) == {"trainer.max_epochs": "3"}
     if drilled:
         assert (
-            done.returncode == 1
-            and "the job is not exact, or cannot be drilled" in done.stderr
-            and not done.stdout
+            completed.returncode == 1
+            and "the job is not exact, or cannot be drilled" in completed.stderr
+            and not completed.stdout
         )
     else:
-        assert request_of(done)["HyperParameters"] == {"trainer.max_epochs": "3"}
+        assert request_of(completed)["HyperParameters"] == {"trainer.max_epochs": "3"}
 
 
 def test_a_drill_needs_the_data_here(launch):
-    done = launch(*NEEDED, UNCHECKED, "--dry-run", DATA, "--drill", "--drill-data=other=.")
-    assert (
-        done.returncode == 1
-        and "--drill-data: found none for the channel training, which is at s3://" in done.stderr
+    completed = launch(
+        *NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", DATA_FLAG, "--drill", "--drill-data=other=."
     )
-    done = launch(*NEEDED, UNCHECKED, "--dry-run", "--drill-data=training=.")
-    assert done.returncode == 1 and "--drill-data: found without --drill" in done.stderr
+    assert (
+        completed.returncode == 1
+        and "--drill-data: found none for the channel training, which is at s3://"
+        in completed.stderr
+    )
+    completed = launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", "--drill-data=training=.")
+    assert completed.returncode == 1 and "--drill-data: found without --drill" in completed.stderr
 
 
 def test_a_job_that_fails_is_drilled_in_this_checkout(launch):
     """The toolkit starts the drill, as it would start the job."""
-    done = launch(
-        *NEEDED, UNCHECKED, "--dry-run", "--drill", "trainer.max_steps=0", "trainer.accelerator=cpu"
+    completed = launch(
+        *NEEDED_FLAGS,
+        UNCHECKED_FLAG,
+        "--dry-run",
+        "--drill",
+        "trainer.max_steps=0",
+        "trainer.accelerator=cpu",
     )
-    assert done.returncode == 1 and not done.stdout
-    assert "the command, left alone, fails with exit status 1: error: --trainer" in done.stderr, (
-        done.stderr
-    )
+    assert completed.returncode == 1 and not completed.stdout
+    assert (
+        "the command, left alone, fails with exit status 1: error: --trainer" in completed.stderr
+    ), completed.stderr
 
 
 def test_each_metric_is_found_in_the_log_of_a_real_training(launch, tmp_path):
@@ -867,22 +912,22 @@ def test_each_metric_is_found_in_the_log_of_a_real_training(launch, tmp_path):
     flags += ["--trainer.accelerator=cpu", "--progress.every_n_seconds=0"]
     training = warm.run(["python", ROOT / "app/train.py", *flags], tmp_path)
     assert training.returncode == 0, training.stdout
-    request = request_of(launch(*NEEDED, UNCHECKED, "--dry-run"))
-    found = {
+    request = request_of(launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run"))
+    values = {
         metric["Name"]: [float(value) for value in re.findall(metric["Regex"], training.stdout)]
         for metric in request["AlgorithmSpecification"]["MetricDefinitions"]
     }
-    assert all(found.values()), found
-    assert [len(found[name]) for name in ("val_loss", "val_acc", "test_loss", "test_acc")] == [
+    assert all(values.values()), values
+    assert [len(values[name]) for name in ("val_loss", "val_acc", "test_loss", "test_acc")] == [
         1,
         1,
         1,
         1,
     ]
-    assert found["epoch"] == [1.0] * len(found["epoch"]) and found["step"][:2] == [1.0, 2.0]
+    assert values["epoch"] == [1.0] * len(values["epoch"]) and values["step"][:2] == [1.0, 2.0]
     assert (
-        0 <= min(found["train_acc"]) <= max(found["train_acc"]) <= 1
-        and min(found["images_per_second"]) > 0
+        0 <= min(values["train_acc"]) <= max(values["train_acc"]) <= 1
+        and min(values["images_per_second"]) > 0
     )
 
 
@@ -898,8 +943,9 @@ def test_the_requests_shape_is_botocores_to_judge():
 
 
 def test_help_is_the_manual(launch):
-    done = launch("--help")
-    assert done.returncode == 0
+    completed = launch("--help")
+    assert completed.returncode == 0
     assert (
-        "Launches one SageMaker training job" in done.stdout and "--max-wait SECONDS" in done.stdout
+        "Launches one SageMaker training job" in completed.stdout
+        and "--max-wait SECONDS" in completed.stdout
     )

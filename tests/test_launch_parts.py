@@ -42,14 +42,14 @@ def test_a_shorter_wait_is_not():
 
 
 # what each look finds (the last look of a running job included), and how many looks there are
-LOOKS = {
+LOG_ANSWERS = {
     "nothing more": ([True, False], 2),
     "a late line": ([False, True, False, True], 3),
     "lines without an end": ([True] * 9, 4),
 }
 
 
-@pytest.mark.parametrize(("found", "looks"), LOOKS.values(), ids=LOOKS)
+@pytest.mark.parametrize(("found", "looks"), LOG_ANSWERS.values(), ids=LOG_ANSWERS)
 def test_the_last_lines_are_waited_for(monkeypatch, capsys, found, looks):
     """CloudWatch Logs gets the last lines some seconds after the job's end."""
     did = []

@@ -19,7 +19,7 @@ from sagemaker_lightning.cli.lightning_cli import Logger
 
 pytestmark = pytest.mark.slow
 
-WAIT = 120  # seconds at most for what should come within a few
+HANG_SECONDS = 120  # at most, for what should come within a few
 
 
 @contextmanager
@@ -36,15 +36,18 @@ def running(*command: str, **variables: str) -> Iterator[subprocess.Popen]:
         process.wait()
 
 
-def wait_for(found: Callable[[], object], *processes: subprocess.Popen) -> object:
-    """Call `found` until it returns something, and return that; the processes have to run."""
-    end = time.monotonic() + WAIT
-    while time.monotonic() < end:
+def wait_for(get_value: Callable[[], object], *processes: subprocess.Popen) -> object:
+    """Call `get_value` until it returns something, and return that.
+
+    AssertionError: a process has ended, or it takes too long.
+    """
+    deadline = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < deadline:
         assert all(process.poll() is None for process in processes)
-        if value := found():
+        if value := get_value():
             return value
         time.sleep(0.5)
-    raise AssertionError(f"nothing came in {WAIT} seconds")
+    raise AssertionError(f"nothing came in {HANG_SECONDS} seconds")
 
 
 def test_tensorboard_on_s3_while_the_job_runs(bucket, tmp_path: Path, monkeypatch):
@@ -75,18 +78,18 @@ def test_tensorboard_on_s3_while_the_job_runs(bucket, tmp_path: Path, monkeypatc
             "?tag=train_loss&run=lightning_logs%2Fversion_0"
         )
         try:
-            with urllib.request.urlopen(address) as answer:
-                shown = len(json.load(answer))
+            with urllib.request.urlopen(address) as response:
+                points_shown = len(json.load(response))
         except OSError:  # TensorBoard has not started, or has not seen this run yet
             return 0
-        return shown if shown > more_than else 0
+        return points_shown if points_shown > more_than else 0
 
     with (
         running(str(ROOT / "app/train.py"), *flags, **bucket.variables) as job,
         running("-m", *board, **bucket.variables) as tensorboard,
     ):
-        first = wait_for(lambda: points(1), job, tensorboard)
-        wait_for(lambda: points(first), job, tensorboard)
+        first_points = wait_for(lambda: points(1), job, tensorboard)
+        wait_for(lambda: points(first_points), job, tensorboard)
 
 
 def test_logging_does_not_put_the_whole_file_at_each_step(bucket, monkeypatch):
@@ -106,9 +109,9 @@ def test_logging_does_not_put_the_whole_file_at_each_step(bucket, monkeypatch):
     for step in range(50):  # as Lightning does
         logger.log_metrics({"train_loss": 1.0}, step)
         logger.save()
-    before = len(puts)
+    puts_before = len(puts)
     logger.finalize("success")
-    assert before <= 4 and len(puts) > before
+    assert puts_before <= 4 and len(puts) > puts_before
 
 
 WRITES_AND_WAITS = f"""
@@ -117,7 +120,7 @@ folder = os.environ["SM_OUTPUT_INTERMEDIATE_DIR"] + "/plots"
 os.makedirs(folder)
 with open(folder + "/curve.txt", "w") as file:
     file.write("half way")
-end = time.monotonic() + {WAIT}
+end = time.monotonic() + {HANG_SECONDS}
 bucket = os.environ["BUCKET"]
 while not boto3.client("s3").list_objects_v2(Bucket=bucket, Prefix="out/").get("Contents"):
     assert time.monotonic() < end
@@ -132,8 +135,8 @@ def test_intermediate_output(job: Job, bucket):
     The program sees its own file of output/intermediate in S3 before it ends.
     """
     job.write("code/train.py", WRITES_AND_WAITS)
-    given = {"sagemaker_program": "train.py", "sagemaker_s3_output": bucket.uri("out")}
-    job.write("input/config/hyperparameters.json", json.dumps(given))
+    hyperparameters = {"sagemaker_program": "train.py", "sagemaker_s3_output": bucket.uri("out")}
+    job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
     run = job.run(TRAINING_JOB_NAME="my-job", BUCKET=bucket.name, **bucket.variables)
     assert run.returncode == 0, run.stdout
     key = "out/my-job/output/intermediate/plots/curve.txt"

@@ -40,20 +40,20 @@ def locked(name: str) -> dict[str, set[str]]:
     return versions
 
 
-def pins(file: str, before: str = "^") -> dict[str, str]:
+def pins(file: str, prefix: str = "^") -> dict[str, str]:
     """Return the packages that a list asks for, each with its version."""
     return {
         re.sub(r"[-_.]+", "-", name).lower(): version
-        for name, version in re.findall(before + PIN, (ROOT / file).read_text(), re.MULTILINE)
+        for name, version in re.findall(prefix + PIN, (ROOT / file).read_text(), re.MULTILINE)
     }
 
 
-CONDA = pins("environment.yml", "^ +- ")
-TESTS = CONDA | pins("tests/requirements.txt")
+CONDA_PINS = pins("environment.yml", "^ +- ")
+TEST_PINS = CONDA_PINS | pins("tests/requirements.txt")
 LISTS = {
-    "image": CONDA,
-    "tests": TESTS,
-    "toolkit": {"sagemaker-training": CONDA["sagemaker-training"]},
+    "image": CONDA_PINS,
+    "tests": TEST_PINS,
+    "toolkit": {"sagemaker-training": CONDA_PINS["sagemaker-training"]},
     "build": {"setuptools": max(locked("image")["setuptools"])},
     "bolts": pins("environment.yml", r"^# .*: (?=lightning-bolts)"),
     "mlflow": pins("environment.yml", r"(?:: |and )(?=mlflow-skinny|sagemaker-mlflow)"),
@@ -73,14 +73,14 @@ def wanted(name: str) -> set[str]:
     """
     return {
         package
-        for package, _, _, rest in STANZA.findall(LOCKS[name])
-        if "# via" not in rest or re.search(r"#(?: +via)? +-r ", rest)
+        for package, _, _, hash_lines in STANZA.findall(LOCKS[name])
+        if "# via" not in hash_lines or re.search(r"#(?: +via)? +-r ", hash_lines)
     }
 
 
 def test_every_list_has_a_lock():
     assert LOCKS.keys() == LISTS.keys()
-    assert len(CONDA) == 11 and len(TESTS) == 18
+    assert len(CONDA_PINS) == 11 and len(TEST_PINS) == 18
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -95,13 +95,13 @@ def test_lock_and_list_agree(name):
 
 @pytest.mark.parametrize("name", LISTS)
 def test_every_package_has_hashes_and_no_place(name):
-    """Each line is a package, its hashes, or who asks for it; no line names an index."""
+    """Each line has a package, its hashes, or what needs it; no line names an index."""
     text = LOCKS[name]
     named = re.findall(r"^[^\s#].*$", text, re.MULTILINE)
     stanzas = STANZA.findall(text)
     assert len(named) == len(stanzas) and len(stanzas) >= len(LISTS[name])
-    for package, _, _, rest in stanzas:
-        hashes = [line for line in rest.splitlines() if not line.lstrip().startswith("#")]
+    for package, _, _, hash_lines in stanzas:
+        hashes = [line for line in hash_lines.splitlines() if not line.lstrip().startswith("#")]
         assert hashes and all(
             re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line) for line in hashes
         ), package
@@ -171,8 +171,8 @@ def install(tmp_path: Path, lock: str, index: Path) -> subprocess.CompletedProce
         "--target",
         tmp_path / "site",
     ]
-    line = [script, sys.executable, "install", *local, tmp_path / "lock.txt"]
-    return subprocess.run(line, capture_output=True, text=True)
+    command = [script, sys.executable, "install", *local, tmp_path / "lock.txt"]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_a_wheel_that_is_not_the_locked_one_is_not_installed(tmp_path):
@@ -208,13 +208,13 @@ def test_a_package_that_no_lock_has_is_not_installed(tmp_path):
 def test_a_package_that_the_index_lacks_is_one_line(tmp_path):
     (tmp_path / "index").mkdir()
     refused = install(tmp_path, f"six==1.17.0 --hash=sha256:{'0' * 64}\n", tmp_path / "index")
-    last = refused.stderr.splitlines()[-1]
+    last_line = refused.stderr.splitlines()[-1]
     assert (
         refused.returncode == 1
-        and last.startswith("error: ")
-        and "lock.txt: the index lacks a" in last
+        and last_line.startswith("error: ")
+        and "lock.txt: the index lacks a" in last_line
     )
-    assert "set PIP_INDEX_URL to an index that has it" in last
+    assert "set PIP_INDEX_URL to an index that has it" in last_line
 
 
 @pytest.mark.slow
@@ -229,17 +229,19 @@ def test_another_uv_than_the_locked_one_is_not_installed(tmp_path):
     for name in ("uv", "build"):
         (tmp_path / f"locks/{name}.txt").write_text(LOCKS[name])
     index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "index")}
-    line = [tmp_path / "scripts/install_locked.sh", sys.executable, "install", "locks/uv.txt"]
-    done = subprocess.run(line, env=os.environ | index, capture_output=True, text=True)
-    last = done.stderr.splitlines()[-1]
-    assert done.returncode == 1 and last.startswith("error: locks/uv.txt: uv, which installs"), done
-    assert done.stderr.count("error: ") == 1 and not list(tmp_path.glob(".venvs/uv*"))
+    command = [tmp_path / "scripts/install_locked.sh", sys.executable, "install", "locks/uv.txt"]
+    completed = subprocess.run(command, env=os.environ | index, capture_output=True, text=True)
+    last_line = completed.stderr.splitlines()[-1]
+    assert completed.returncode == 1 and last_line.startswith(
+        "error: locks/uv.txt: uv, which installs"
+    ), completed
+    assert completed.stderr.count("error: ") == 1 and not list(tmp_path.glob(".venvs/uv*"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
 def test_the_lock_serves_other_pythons(tmp_path, version):
-    """Every package has a wheel for it on Linux that the lock knows; nothing is installed.
+    """The lock has a wheel of each package for that Python on Linux. Nothing is installed.
 
     The toolkit and inotify-simple, which it needs, have no wheel for any.
     """
@@ -247,53 +249,59 @@ def test_the_lock_serves_other_pythons(tmp_path, version):
         r"^(?:sagemaker-training|inotify-simple)==.*\n(?:    .*\n)+", "", LOCKS["image"], flags=re.M
     )
     (tmp_path / "lock.txt").write_text(lock)
-    line = ["scripts/uv.sh", "pip", "install", "--dry-run", "--require-hashes", "--no-deps"]
-    line += ["--only-binary=:all:", f"--python-version={version}", f"--target={tmp_path / 'site'}"]
-    line += ["--python-platform=x86_64-manylinux_2_28", f"--requirement={tmp_path / 'lock.txt'}"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    command = ["scripts/uv.sh", "pip", "install", "--dry-run", "--require-hashes", "--no-deps"]
+    command += [
+        "--only-binary=:all:",
+        f"--python-version={version}",
+        f"--target={tmp_path / 'site'}",
+    ]
+    command += ["--python-platform=x86_64-manylinux_2_28", f"--requirement={tmp_path / 'lock.txt'}"]
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
 
 
-FETCHED = {
+FETCHED_FILES = {
     "another file": ("0" * 64, "file", "NAME_SHA256: found {found}, expected 000"),
     "no checksum": ("", "file", "NAME_SHA256: found '', expected the SHA-256 of file://"),
     "no such file": ("0" * 64, "nowhere", "NAME_URL: file:///"),
 }
 
 
-@pytest.mark.parametrize(("digest", "name", "line"), FETCHED.values(), ids=FETCHED)
+@pytest.mark.parametrize(("digest", "name", "line"), FETCHED_FILES.values(), ids=FETCHED_FILES)
 def test_what_a_build_fetches_is_checked(tmp_path, digest, name, line):
     """scripts/fetch.sh keeps no file that is not the one that was meant."""
     (tmp_path / "file").write_text("x")
-    found = hashlib.sha256(b"x").hexdigest()
-    given = {"NAME_URL": f"file://{tmp_path / name}", "NAME_SHA256": digest}
+    actual_digest = hashlib.sha256(b"x").hexdigest()
+    variables = {"NAME_URL": f"file://{tmp_path / name}", "NAME_SHA256": digest}
     script = [ROOT / "scripts/fetch.sh", "NAME", tmp_path / "fetched"]
-    done = subprocess.run(script, env=os.environ | given, capture_output=True, text=True)
-    last = done.stderr.splitlines()[-1]
-    assert done.returncode == 1 and last.startswith(f"error: {line.format(found=found)}"), done
+    completed = subprocess.run(script, env=os.environ | variables, capture_output=True, text=True)
+    last_line = completed.stderr.splitlines()[-1]
+    assert completed.returncode == 1 and last_line.startswith(
+        f"error: {line.format(found=actual_digest)}"
+    ), completed
     assert not (tmp_path / "fetched").exists()
-    given = {"NAME_URL": f"file://{tmp_path / 'file'}", "NAME_SHA256": found}
-    subprocess.run(script, env=os.environ | given, check=True)
+    variables = {"NAME_URL": f"file://{tmp_path / 'file'}", "NAME_SHA256": actual_digest}
+    subprocess.run(script, env=os.environ | variables, check=True)
     assert (tmp_path / "fetched").read_text() == "x"
 
 
-MISTAKEN = {
+MISTAKES = {
     "a password": ({"PIP_INDEX_URL": "https://me:x@host/simple"}, "PIP_INDEX_URL: found a user or"),
     "no lock": ({"TORCH": "cu999"}, "TORCH: found 'cu999', but there is no locks/image-cu999.txt"),
 }
 
 
-@pytest.mark.parametrize(("variables", "line"), MISTAKEN.values(), ids=MISTAKEN)
+@pytest.mark.parametrize(("variables", "line"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_in_a_build_argument_is_one_line(variables, line):
     """The engine is not asked to build anything."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [ROOT / "scripts/build_image.sh"],
         env=os.environ | {"DOCKER": "true"} | variables,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1 and done.stderr.startswith(f"error: {line}"), done
-    assert done.stderr.count("\n") == 1
+    assert completed.returncode == 1 and completed.stderr.startswith(f"error: {line}"), completed
+    assert completed.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -302,7 +310,7 @@ def test_a_jobs_own_requirements_bring_no_malicious_release(tmp_path, wish):
     """The image sets PIP_CONSTRAINT."""
     for version in ("2.6.2", "2.6.3"):
         write_wheel(tmp_path / "index", "lightning", version)
-    line = [
+    command = [
         sys.executable,
         "-m",
         "pip",
@@ -314,13 +322,15 @@ def test_a_jobs_own_requirements_bring_no_malicious_release(tmp_path, wish):
         tmp_path / "site",
         wish,
     ]
-    given = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    given |= {"PIP_CONFIG_FILE": os.devnull}
-    done = subprocess.run(
-        line, env=given | {"PIP_CONSTRAINT": str(ROOT / "locks/never.txt")}, capture_output=True
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    environment |= {"PIP_CONFIG_FILE": os.devnull}
+    completed = subprocess.run(
+        command,
+        env=environment | {"PIP_CONSTRAINT": str(ROOT / "locks/never.txt")},
+        capture_output=True,
     )
-    assert done.returncode == 1 and not (tmp_path / "site").exists(), done
-    assert subprocess.run(line, env=given, capture_output=True).returncode == 0
+    assert completed.returncode == 1 and not (tmp_path / "site").exists(), completed
+    assert subprocess.run(command, env=environment, capture_output=True).returncode == 0
 
 
 # What reads the locks: the audit and the SBOM -----------------------------------------------------
@@ -332,14 +342,14 @@ def database():
 
     Return its address, the names that were looked up, and the set of those with a vulnerability.
     """
-    asked = []
+    packages_asked = []
     vulnerable = set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             name = query["package"]["name"]
-            asked.append(name)
+            packages_asked.append(name)
             ranges = [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}]}]
             affected = [{"package": {"name": name, "ecosystem": "PyPI"}, "ranges": ranges}]
             about = {
@@ -360,15 +370,15 @@ def database():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1/query", asked, vulnerable
+    yield f"http://127.0.0.1:{server.server_port}/v1/query", packages_asked, vulnerable
     server.shutdown()
     thread.join()
     server.server_close()
 
 
-def make(*words: str) -> subprocess.CompletedProcess:
+def make(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        ["make", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ["make", *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
@@ -378,39 +388,41 @@ def test_an_audit(database):
 
     The audit fails if a package is vulnerable, and if the database does not answer.
     """
-    address, asked, vulnerable = database
+    address, packages_asked, vulnerable = database
     flags = "FLAGS=--vulnerability-service=osv --osv-url="
-    done = make("audit", flags + address)
-    assert done.returncode == 0, done.stdout[-3000:]
+    completed = make("audit", flags + address)
+    assert completed.returncode == 0, completed.stdout[-3000:]
     # Windows only
-    assert set(asked) == (locked("image").keys() | locked("bolts").keys()) - {"colorama"}
+    assert set(packages_asked) == (locked("image").keys() | locked("bolts").keys()) - {"colorama"}
     vulnerable.add("six")
-    done = make("audit", flags + address)
-    assert done.returncode != 0 and "PYSEC-0000-1" in done.stdout, done.stdout[-3000:]
-    done = make(
+    completed = make("audit", flags + address)
+    assert completed.returncode != 0 and "PYSEC-0000-1" in completed.stdout, completed.stdout[
+        -3000:
+    ]
+    completed = make(
         "audit", flags + address.replace("/v1", "/nowhere").replace("127.0.0.1", "127.0.0.2")
     )
-    assert done.returncode != 0 and "or the database could not be asked" in done.stdout, (
-        done.stdout[-3000:]
+    assert completed.returncode != 0 and "or the database could not be asked" in completed.stdout, (
+        completed.stdout[-3000:]
     )
 
 
 @pytest.mark.slow
 def test_the_sbom_of_an_environment(tmp_path):
-    """`make sbom` lists what is locked, nearly all with a licence; here, of this environment."""
-    said = make("--dry-run", "sbom")
+    """`make sbom` lists the packages, nearly all with a licence; here, of this environment."""
+    output = make("--dry-run", "sbom")
     assert (
-        said.returncode == 0
-        and "scripts/make_sbom.sh output/sbom .venvs/image/bin/python" in said.stdout
+        output.returncode == 0
+        and "scripts/make_sbom.sh output/sbom .venvs/image/bin/python" in output.stdout
     )
     assert make(".venvs/tools/locked.txt").returncode == 0
-    line = [ROOT / "scripts/make_sbom.sh", tmp_path, sys.executable]
-    subprocess.run(line, check=True, env=os.environ | {"TOOLS": str(ROOT / ".venvs/tools")})
+    command = [ROOT / "scripts/make_sbom.sh", tmp_path, sys.executable]
+    subprocess.run(command, check=True, env=os.environ | {"TOOLS": str(ROOT / ".venvs/tools")})
     components = json.loads((tmp_path / "packages.cdx.json").read_text())["components"]
-    assert {one["name"].lower() for one in components} == {
+    assert {component["name"].lower() for component in components} == {
         package.name.lower() for package in distributions()
     }
-    assert sum("licenses" in one for one in components) > 0.9 * len(components)
+    assert sum("licenses" in component for component in components) > 0.9 * len(components)
     licences = (tmp_path / "licenses.txt").read_text()
     assert "Redistribution and use in source and binary forms" in licences
     assert str(ROOT) not in (tmp_path / "packages.cdx.json").read_text() + licences
@@ -419,14 +431,14 @@ def test_the_sbom_of_an_environment(tmp_path):
 @pytest.mark.soak
 @pytest.mark.slow
 def test_make_lock_changes_nothing_where_lock_and_list_agree(tmp_path):
-    """Where a list asks for another version of a package, that package alone changes."""
+    """If a list asks for another version of a package, only that package changes."""
     copy_checkout(tmp_path)
-    line = [tmp_path / "scripts/make_lock.sh"]
+    command = [tmp_path / "scripts/make_lock.sh"]
     variables = os.environ | {
         "UV_FOLDER": str(ROOT / ".venvs/uv"),
         "UV_CACHE_DIR": str(ROOT / ".venvs/cache"),
     }
-    subprocess.run(line, check=True, env=variables)
+    subprocess.run(command, check=True, env=variables)
     written = {
         path.stem: path.read_text()
         for path in (tmp_path / "locks").glob("*.txt")
@@ -435,9 +447,9 @@ def test_make_lock_changes_nothing_where_lock_and_list_agree(tmp_path):
     assert written == LOCKS
     environment = tmp_path / "environment.yml"
     environment.write_text(
-        environment.read_text().replace(f"psutil=={CONDA['psutil']}", "psutil==7.2.1")
+        environment.read_text().replace(f"psutil=={CONDA_PINS['psutil']}", "psutil==7.2.1")
     )
-    subprocess.run(line, check=True, env=variables)
+    subprocess.run(command, check=True, env=variables)
     lock = (tmp_path / "locks/image.txt").read_text()
     old, new = (re.findall(r"^[a-z].*==.*$", text, re.MULTILINE) for text in (LOCKS["image"], lock))
     assert set(new) - set(old) == {"psutil==7.2.1 \\"}

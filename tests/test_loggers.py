@@ -36,14 +36,14 @@ FLAGS = [
 
 def curves(folder: Path) -> dict:
     """Return what the loggers' files hold, by folder."""
-    found = {
+    contents = {
         str(file.relative_to(folder)): file.read_bytes()
         for file in sorted(folder.glob("logs/**/metrics.csv"))
     }
     boards = {
-        file.parent for where in ("logs", "boards") for file in folder.glob(f"{where}/**/events.*")
+        file.parent for name in ("logs", "boards") for file in folder.glob(f"{name}/**/events.*")
     }
-    return found | {
+    return contents | {
         str(board.relative_to(folder)): sorted(map(str, points(board))) for board in boards
     }
 
@@ -91,14 +91,14 @@ def rows(folder: Path, waits: bool) -> ContinuedWriter:
 
 def test_a_file_goes_on_where_the_checkpoint_was(tmp_path: Path):
     """So it does if the file has got more columns since, or its last row is incomplete."""
-    first = rows(tmp_path, waits=False)
+    first_rows = rows(tmp_path, waits=False)
     for step in range(3):
-        first.log_metrics({"loss": step / 3, "text": 'a "b", c'}, step)
-    first.save()
-    state = first.state()
+        first_rows.log_metrics({"loss": step / 3, "text": 'a "b", c'}, step)
+    first_rows.save()
+    state = first_rows.state()
     content = (tmp_path / "metrics.csv").read_bytes()
-    first.log_metrics({"loss": 1.0, "more": 2.0}, 3)
-    first.save()
+    first_rows.log_metrics({"loss": 1.0, "more": 2.0}, 3)
+    first_rows.save()
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write("7,0.1")
     second = rows(tmp_path, waits=True)
@@ -108,14 +108,14 @@ def test_a_file_goes_on_where_the_checkpoint_was(tmp_path: Path):
     assert (tmp_path / "metrics.csv").read_bytes() == content
     second.log_metrics({"loss": 1.0, "more": 2.0}, 3)
     second.save()
-    found = csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines())
-    assert [row["more"] for row in found] == ["", "", "", "2.0"]
+    read_rows = csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines())
+    assert [row["more"] for row in read_rows] == ["", "", "", "2.0"]
 
 
 def test_a_file_that_nobody_goes_on_with_is_removed_as_lightning_does(tmp_path: Path):
-    first = rows(tmp_path, waits=False)
-    first.log_metrics({"loss": 1.0}, 0)
-    first.save()
+    first_rows = rows(tmp_path, waits=False)
+    first_rows.log_metrics({"loss": 1.0}, 0)
+    first_rows.save()
     second = rows(tmp_path, waits=True)
     second.log_metrics({"loss": 2.0}, 0)
     second.save()
@@ -126,12 +126,12 @@ def test_a_file_that_nobody_goes_on_with_is_removed_as_lightning_does(tmp_path: 
 
 
 def test_a_file_that_is_written_anew_is_whole_or_as_it_was(tmp_path: Path, monkeypatch):
-    first = rows(tmp_path, waits=False)
-    first.log_metrics({"loss": 1.0}, 0)
-    first.save()
-    before = (tmp_path / "metrics.csv").read_bytes()
+    first_rows = rows(tmp_path, waits=False)
+    first_rows.log_metrics({"loss": 1.0}, 0)
+    first_rows.save()
+    content_before = (tmp_path / "metrics.csv").read_bytes()
     monkeypatch.setattr("os.replace", lambda *_: 1 / 0)  # as if it were killed before that
-    first.log_metrics({"more": 1.0}, 1)
+    first_rows.log_metrics({"more": 1.0}, 1)
     with pytest.raises(ZeroDivisionError):
-        first.save()
-    assert (tmp_path / "metrics.csv").read_bytes() == before
+        first_rows.save()
+    assert (tmp_path / "metrics.csv").read_bytes() == content_before

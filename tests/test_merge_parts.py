@@ -20,8 +20,8 @@ from containers import ROOT
 
 from sagemaker_lightning.rows import archives, blocks, merge, parts
 
-ROWS = 30
-HOSTS = 3
+ROW_COUNT = 30
+HOST_COUNT = 3
 
 
 def write_parts(folder: Path, sharded: bool = False) -> dict[str, np.ndarray]:
@@ -29,18 +29,21 @@ def write_parts(folder: Path, sharded: bool = False) -> dict[str, np.ndarray]:
 
     Return what merging them has to give.
     """
-    numbers = np.arange(ROWS)
+    numbers = np.arange(ROW_COUNT)
     arrays = {
-        "neighbours": (numbers[:, None] + [1, 2]) % ROWS,
+        "neighbours": (numbers[:, None] + [1, 2]) % ROW_COUNT,
         "scores": numbers.astype(np.float32) / 7,
     }
-    arrays["counts"] = np.ones(ROWS, np.int64)
-    hosts = [f"algo-{host + 1}" for host in range(HOSTS)]
-    each = ROWS // HOSTS
+    arrays["counts"] = np.ones(ROW_COUNT, np.int64)
+    hosts = [f"algo-{host + 1}" for host in range(HOST_COUNT)]
+    rows_per_host = ROW_COUNT // HOST_COUNT
     if sharded:
-        arrays["neighbours"] = numbers[:, None] // each * each + (numbers[:, None] + [1, 2]) % each
+        arrays["neighbours"] = (
+            numbers[:, None] // rows_per_host * rows_per_host
+            + (numbers[:, None] + [1, 2]) % rows_per_host
+        )
     for host, name in enumerate(hosts):
-        rows = range(each * host, each * (host + 1))
+        rows = range(rows_per_host * host, rows_per_host * (host + 1))
         block = {key: array[rows.start : rows.stop] for key, array in arrays.items()}
         about = {
             "source": "s" if not sharded else name,
@@ -48,14 +51,14 @@ def write_parts(folder: Path, sharded: bool = False) -> dict[str, np.ndarray]:
             "host": name,
         }
         about |= {
-            "total": None if sharded else ROWS,
+            "total": None if sharded else ROW_COUNT,
             "hosts": hosts,
             "files": {"a.npy": 20, "b.npy": 10},
         }
         if sharded:
             block["neighbours"] = block["neighbours"] - rows.start
-            rows = range(each)
-            about["files"] = {f"{name}.npy": each}
+            rows = range(rows_per_host)
+            about["files"] = {f"{name}.npy": rows_per_host}
         parts.write(folder / name, rows, [(rows, block)], about)
     return arrays
 
@@ -70,10 +73,10 @@ def archived(folder: Path, archive: Path) -> Path:
 
 def refused(models: list, output: Path) -> str:
     """Run a merge that has to fail, and return its line."""
-    before = sorted(output.rglob("*")) if output.exists() else None
+    paths_before = sorted(output.rglob("*")) if output.exists() else None
     with pytest.raises(ValueError) as error:  # noqa: PT011  the caller looks at it
         merge.merge([str(model) for model in models], output)
-    assert (sorted(output.rglob("*")) if output.exists() else None) == before
+    assert (sorted(output.rglob("*")) if output.exists() else None) == paths_before
     return str(error.value)
 
 
@@ -92,19 +95,21 @@ def arrays_of(folder: Path) -> dict:
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_good_parts(tmp_path, sharded):
-    wanted = write_parts(tmp_path / "parts", sharded)
+    expected = write_parts(tmp_path / "parts", sharded)
     models = (
         [str(archived(tmp_path / "parts", tmp_path / "model.tar.gz"))],
         [str(tmp_path / "parts")],
     )
     for number, model in enumerate(models):
         merge.merge(model, tmp_path / f"merged-{number}")
-        found = {path.stem: np.load(path) for path in (tmp_path / f"merged-{number}").glob("*.npy")}
+        merged_arrays = {
+            path.stem: np.load(path) for path in (tmp_path / f"merged-{number}").glob("*.npy")
+        }
         assert (
-            all(np.array_equal(found[name], wanted[name]) for name in wanted)
-            and found.keys() == wanted.keys()
+            all(np.array_equal(merged_arrays[name], expected[name]) for name in expected)
+            and merged_arrays.keys() == expected.keys()
         )
-        assert len(list((tmp_path / f"merged-{number}").iterdir())) == len(wanted) + 1
+        assert len(list((tmp_path / f"merged-{number}").iterdir())) == len(expected) + 1
 
 
 NAMES = [
@@ -131,10 +136,10 @@ def test_an_array_whose_name_is_no_files_name(tmp_path, name):
     name = name.format(outside=tmp_path / "outside")
     arrays = arrays_of(tmp_path / "parts")
     edited(tmp_path / "parts", arrays=arrays | {name: arrays.pop("scores")})
-    before = sorted(tmp_path.rglob("*"))
+    paths_before = sorted(tmp_path.rglob("*"))
     assert "found an array" in refused([tmp_path / "parts"], tmp_path / "merged")
     assert (
-        sorted(tmp_path.rglob("*")) == before
+        sorted(tmp_path.rglob("*")) == paths_before
         and (tmp_path / "outside.npy").read_text() == "precious"
     )
 
@@ -166,7 +171,7 @@ def test_of_a_merge_that_fails_at_its_very_end_nothing_is_left(tmp_path, monkeyp
 
 
 def refused_scores(folder: Path, **description: object) -> str:
-    """Return why parts are refused whose manifest describes the scores otherwise."""
+    """Return why parts are refused if their manifest describes the scores differently."""
     write_parts(folder / "parts")
     arrays = arrays_of(folder / "parts")
     arrays["scores"] |= description
@@ -216,7 +221,7 @@ def test_a_shape_that_is_none(tmp_path, shape):
 
 
 def test_what_would_be_merged_wrongly_is_refused(tmp_path):
-    """Each of these once gave a result without some rows, or with wrong numbers, and no error."""
+    """Each of these once lost rows or gave wrong numbers, without an error."""
     write_parts(tmp_path / "parts")
     arrays = arrays_of(tmp_path / "parts")
     arrays.pop("scores")
@@ -275,10 +280,10 @@ def bomb(header: bytes) -> bytes:
     return gzip.compress(header + b"0\n" * 2**26, compresslevel=1)
 
 
-def header_of(kind: bytes, size: int) -> bytes:
+def header_of(member_type: bytes, size: int) -> bytes:
     """Return the header of a member of an archive."""
     member = tarfile.TarInfo("x")
-    member.type = kind
+    member.type = member_type
     member.size = size
     return member.tobuf(tarfile.GNU_FORMAT)
 
@@ -338,7 +343,7 @@ def test_a_folder_with_a_link_or_a_pipe_in_a_files_place(tmp_path):
 
 
 def test_too_many_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "FILES", 3)
+    monkeypatch.setattr(archives, "MAX_FILES", 3)
     write_parts(tmp_path / "parts")
     assert "more than 3 files" in refused([tmp_path / "parts"], tmp_path / "merged")
 
@@ -363,11 +368,13 @@ def test_the_command_says_it_in_one_line_and_hands_no_escape_to_the_terminal(tmp
         tmp_path / "parts",
         f"--output={tmp_path / 'merged'}",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (
-        done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        completed.returncode == 1
+        and completed.stderr.startswith("error: ")
+        and completed.stderr.count("\n") == 1
     )
-    assert "\x1b" not in done.stderr and len(done.stderr) <= 1010
+    assert "\x1b" not in completed.stderr and len(completed.stderr) <= 1010
 
 
 VALUES = [
@@ -396,24 +403,24 @@ VALUES = [
 def mutated(value, draw: random.Random):
     """Return a copy of a JSON value with one change."""
     value = json.loads(json.dumps(value))
-    where = value
-    while type(where) in (dict, list) and where:
-        keys = list(where) if type(where) is dict else list(range(len(where)))
+    container = value
+    while type(container) in (dict, list) and container:
+        keys = list(container) if type(container) is dict else list(range(len(container)))
         key = draw.choice(keys)
-        if draw.random() < 0.4 or not (type(where[key]) in (dict, list) and where[key]):
+        if draw.random() < 0.4 or not (type(container[key]) in (dict, list) and container[key]):
             act = draw.randrange(4)
             if act == 0:
-                del where[key]
-            elif act == 1 and type(where) is dict:
-                where[draw.choice(["x", "..", "/x", "counts", "a/b", "", "x" * 300])] = where.pop(
-                    key
+                del container[key]
+            elif act == 1 and type(container) is dict:
+                container[draw.choice(["x", "..", "/x", "counts", "a/b", "", "x" * 300])] = (
+                    container.pop(key)
                 )
-            elif act == 2 and type(where) is list:
-                where.append(where[key])
+            elif act == 2 and type(container) is list:
+                container.append(container[key])
             else:
-                where[key] = draw.choice(VALUES)
+                container[key] = draw.choice(VALUES)
             return value
-        where = where[key]
+        container = container[key]
     return draw.choice(VALUES)
 
 
@@ -431,9 +438,9 @@ def mutate(folder: Path, draw: random.Random) -> None:
         shutil.copy(path, folder / draw.choice([path.name, "manifest-z.json", "z.npy"]))
     else:
         content = bytearray(path.read_bytes())
-        place = draw.randrange(len(content))
+        position = draw.randrange(len(content))
         size = draw.choice([0, 1, 7, 500])
-        content[place : place + size] = draw.randbytes(draw.choice([0, 1, 9]))
+        content[position : position + size] = draw.randbytes(draw.choice([0, 1, 9]))
         path.write_bytes(content)
 
 
@@ -442,42 +449,42 @@ def fuzz(folder: Path, seeds: range) -> dict[str, int]:
 
     Anything else is an error.
     """
-    found = {"merged": 0, "refused": 0}
+    outcomes = {"merged": 0, "refused": 0}
     for seed in seeds:
         draw = random.Random(seed)
-        place = folder / str(seed)
+        case_folder = folder / str(seed)
         output = folder / f"{seed}-merged"
         sharded = draw.random() < 0.4
-        wanted = write_parts(place, sharded)
+        expected = write_parts(case_folder, sharded)
         for _ in range(draw.choice([1, 1, 2])):
-            mutate(place, draw)
-        model = place
+            mutate(case_folder, draw)
+        model = case_folder
         if draw.random() < 0.5:
-            model = archived(place, folder / "model.tar.gz")
+            model = archived(case_folder, folder / "model.tar.gz")
             if draw.random() < 0.5:
                 content = bytearray(gzip.decompress(model.read_bytes()))
                 content[draw.randrange(len(content))] ^= draw.randrange(256)
                 model.write_bytes(draw.choice([gzip.compress, bytes])(content))
-        before = sorted(path for path in folder.rglob("*"))
+        paths_before = sorted(path for path in folder.rglob("*"))
         try:
             about = merge.merge([str(model)], output)
         except ValueError as error:
             assert str(error) and "\n" not in str(error).replace("\\n", ""), seed
-            assert sorted(path for path in folder.rglob("*")) == before, seed
-            found["refused"] += 1
+            assert sorted(path for path in folder.rglob("*")) == paths_before, seed
+            outcomes["refused"] += 1
         else:
             result = {path.stem: np.load(path, allow_pickle=False) for path in output.glob("*.npy")}
             assert {*about["arrays"]} == {*result}, seed
             # The mutation may have given an array another name in all parts.
-            for name in wanted.keys() & result.keys():
-                assert np.array_equal(result[name], wanted[name]), (seed, name)
-            found["merged"] += 1
+            for name in expected.keys() & result.keys():
+                assert np.array_equal(result[name], expected[name]), (seed, name)
+            outcomes["merged"] += 1
             shutil.rmtree(output)
-        shutil.rmtree(place)
-    return found
+        shutil.rmtree(case_folder)
+    return outcomes
 
 
 @pytest.mark.slow
 def test_mutated_parts_are_merged_rightly_or_refused(tmp_path):
-    found = fuzz(tmp_path, range(40))
-    assert found["merged"] > 3 and found["refused"] > 15
+    outcomes = fuzz(tmp_path, range(40))
+    assert outcomes["merged"] > 3 and outcomes["refused"] > 15

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 from aws_services import free_port
-from rank_process import may, process
+from rank_process import let_run, process
 
 from sagemaker_lightning.callbacks.heartbeat import Heartbeat
 from sagemaker_lightning.contract import deadlines
@@ -30,15 +30,15 @@ from sagemaker_lightning.nodes import mesh
 from sagemaker_lightning.nodes.mesh import Mesh, StopReason
 from sagemaker_lightning.nodes.watchdog import Watchdog
 
-ENOUGH = 120.0  # seconds; what is waited for comes within a few
-SILENCE = 3.0  # seconds: three workers and an image build can stall a host for two
-ALL = ("algo-1", "algo-2", "algo-3")
+HANG_SECONDS = 120.0  # what is waited for comes within a few
+SILENCE_SECONDS = 3.0  # three workers and an image build can stall a host for two
+ALL_HOSTS = ("algo-1", "algo-2", "algo-3")
 
 
-def comes(condition: Callable[[], object], limit: float = ENOUGH) -> bool:
+def becomes_true(condition: Callable[[], object], limit: float = HANG_SECONDS) -> bool:
     """Wait for a condition, and return whether it became true."""
-    end = time.monotonic() + limit
-    while not condition() and time.monotonic() < end:
+    deadline = time.monotonic() + limit
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return bool(condition())
 
@@ -61,7 +61,7 @@ class Hosts:
         return f"{self.network}.{int(name.removeprefix('algo-')) + 1}"
 
     def start(
-        self, *names: str, hosts=ALL, settings_of_host: Mapping = {}, first=None, **settings
+        self, *names: str, hosts=ALL_HOSTS, settings_of_host: Mapping = {}, first=None, **settings
     ) -> None:
         """Start the watches of hosts, whose names resolve from now on.
 
@@ -73,7 +73,7 @@ class Hosts:
             settings = {
                 "port": self.port,
                 "connect_timeout": 60.0,
-                "silence_timeout": SILENCE,
+                "silence_timeout": SILENCE_SECONDS,
             } | settings
             watch = self.up[name] = Watchdog(
                 name, hosts, settings_of_host, on_reason=self.ended[name].append, **settings
@@ -96,17 +96,17 @@ class Hosts:
     def meet(self) -> None:
         """Wait until all hosts that are up have heard of one another."""
         everyone = [peer for watch in self.up.values() for peer in watch.mesh.others.values()]
-        assert comes(lambda: all(peer.last_heard for peer in everyone))
+        assert becomes_true(lambda: all(peer.last_heard for peer in everyone))
 
     def tell_status(self, name: str, status: str) -> None:
         """Set a host's status, and wait until the other hosts have heard of it."""
         self.up[name].mesh.set_status(status)
         copies = [watch.mesh.others[name] for other, watch in self.up.items() if other != name]
-        assert comes(lambda: all(peer.status == status for peer in copies))
+        assert becomes_true(lambda: all(peer.status == status for peer in copies))
 
     def reasons(self, *names: str) -> list[str | None]:
         """Return the reasons of hosts to end, and wait long enough for them."""
-        comes(lambda: all(self.up[name].reason for name in names))
+        becomes_true(lambda: all(self.up[name].reason for name in names))
         return [self.up[name].reason and self.up[name].reason.why for name in names]
 
     def freeze(self, name: str) -> threading.Event:
@@ -114,8 +114,8 @@ class Hosts:
         event = threading.Event()
         frozen = threading.Event()
         self.stack.callback(event.set)
-        self.up[name].loop.call_soon_threadsafe(lambda: (frozen.set(), event.wait(ENOUGH)))
-        assert frozen.wait(ENOUGH)
+        self.up[name].loop.call_soon_threadsafe(lambda: (frozen.set(), event.wait(HANG_SECONDS)))
+        assert frozen.wait(HANG_SECONDS)
         return event
 
 
@@ -125,22 +125,22 @@ def hosts(monkeypatch) -> Iterator[Hosts]:
     listen = asyncio.start_server
 
     def listen_on_its_own(called, **options):
-        return listen(called, host=found.address(called.__self__.host), **options)
+        return listen(called, host=running_hosts.address(called.__self__.host), **options)
 
     with ExitStack() as stack:
-        found = Hosts(stack, "127.77.0")
+        running_hosts = Hosts(stack, "127.77.0")
         monkeypatch.setattr(mesh.asyncio, "start_server", listen_on_its_own)
-        _give_names(monkeypatch, found)
-        yield found
+        _give_names(monkeypatch, running_hosts)
+        yield running_hosts
 
 
-def _give_names(monkeypatch, found: Hosts) -> None:
+def _give_names(monkeypatch, hosts: Hosts) -> None:
     resolve = socket.getaddrinfo
 
     def resolve_ours(name, *args, **options):
-        if str(name).startswith("algo-") and name not in found.names:
+        if str(name).startswith("algo-") and name not in hosts.names:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return resolve(found.names.get(name, name), *args, **options)
+        return resolve(hosts.names.get(name, name), *args, **options)
 
     monkeypatch.setattr(mesh.socket, "getaddrinfo", resolve_ours)
 
@@ -153,27 +153,27 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
     in the list, so that none calls the last one.
     """
     hosts.start("algo-2")
-    first = hosts.work.submit(hosts.up["algo-2"].wait_until_all_are_ready)
+    first_ready = hosts.work.submit(hosts.up["algo-2"].wait_until_all_are_ready)
     hosts.start("algo-3")
-    others = [first, hosts.work.submit(hosts.up["algo-3"].wait_until_all_are_ready)]
-    assert comes(lambda: hosts.up["algo-2"].mesh.others["algo-3"].ready)
+    ready = [first_ready, hosts.work.submit(hosts.up["algo-3"].wait_until_all_are_ready)]
+    assert becomes_true(lambda: hosts.up["algo-2"].mesh.others["algo-3"].ready)
     # And a host that waits is not taken for lost.
-    assert not comes(lambda: any(one.done() for one in others), SILENCE * 1.3)
+    assert not becomes_true(lambda: any(future.done() for future in ready), SILENCE_SECONDS * 1.3)
     assert "does not resolve" not in hosts.up["algo-2"].mesh.others["algo-1"].problem
     hosts.start("algo-1")
     assert hosts.up["algo-1"].wait_until_all_are_ready() is None
-    assert [one.result(ENOUGH) for one in others] == [None, None]
+    assert [future.result(HANG_SECONDS) for future in ready] == [None, None]
 
     ended = hosts.work.submit(hosts.up["algo-1"].wait_until_all_are_done)
     second = hosts.work.submit(hosts.up["algo-2"].wait_until_all_are_done)
-    assert comes(lambda: hosts.up["algo-3"].mesh.others["algo-1"].done)
-    assert not comes(lambda: ended.done() or second.done(), 0.3)
+    assert becomes_true(lambda: hosts.up["algo-3"].mesh.others["algo-1"].done)
+    assert not becomes_true(lambda: ended.done() or second.done(), 0.3)
     assert hosts.up["algo-3"].mesh.others["algo-1"].status == "its program had ended well"
     assert hosts.up["algo-3"].wait_until_all_are_done() is None
-    gone = hosts.leave("algo-3")
-    assert (ended.result(ENOUGH), second.result(ENOUGH)) == (None, None)
-    for one in (gone, hosts.leave("algo-1")):
-        one.result(ENOUGH)
+    leaving = hosts.leave("algo-3")
+    assert (ended.result(HANG_SECONDS), second.result(HANG_SECONDS)) == (None, None)
+    for future in (leaving, hosts.leave("algo-1")):
+        future.result(HANG_SECONDS)
     assert all(watch.reason is None for watch in hosts.up.values()) and not any(
         hosts.ended.values()
     )
@@ -181,31 +181,33 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_host_that_never_appears(hosts, known):
-    """Whoever looked says what it found out; hosts call those before them in the list."""
+    """The host that looked says why; each host calls those before it in the list."""
     if known:
         hosts.names["algo-2"] = hosts.address("algo-2")  # where nothing listens
-    hosts.start("algo-1", "algo-3", hosts=(*ALL, "algo-4"), connect_timeout=0.6)
-    first, third = hosts.reasons("algo-1", "algo-3")
-    assert first.startswith("host algo-2 did not appear within 1 s: ")
-    assert third.startswith("host algo-2 did not appear within 1 s: ")
-    found = {
-        why.partition("within 1 s: ")[2].partition("; nor did algo-4; see whether it started")[0]
-        for why in (first, third)
+    hosts.start("algo-1", "algo-3", hosts=(*ALL_HOSTS, "algo-4"), connect_timeout=0.6)
+    first_reason, third_reason = hosts.reasons("algo-1", "algo-3")
+    assert first_reason.startswith("host algo-2 did not appear within 1 s: ")
+    assert third_reason.startswith("host algo-2 did not appear within 1 s: ")
+    details = {
+        reason.partition("within 1 s: ")[2].partition("; nor did algo-4; see whether it started")[0]
+        for reason in (first_reason, third_reason)
     }
     refused = f"but it does not answer on port {hosts.port} ("
     if known:  # the first host to find out has told the other one
-        assert all(f"its name is that of {hosts.address('algo-2')}, but " in how for how in found)
-        assert any(refused in how or "it never called" in how for how in found)
+        assert all(
+            f"its name is that of {hosts.address('algo-2')}, but " in detail for detail in details
+        )
+        assert any(refused in detail or "it never called" in detail for detail in details)
     else:
-        assert found == {"its name does not resolve (Name or service not known)"}
-    assert "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT" in first
+        assert details == {"its name does not resolve (Name or service not known)"}
+    assert "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT" in first_reason
     assert hosts.up["algo-1"].reason.is_local is hosts.up["algo-1"].reason.is_request is False
-    assert comes(lambda: len(hosts.ended["algo-1"]) == 1)  # at once: nobody waits for it
+    assert becomes_true(lambda: len(hosts.ended["algo-1"]) == 1)  # at once: nobody waits for it
 
 
 def test_who_does_not_answer_is_said_by_the_one_who_called(hosts):
     hosts.names["algo-1"] = hosts.address("algo-1")
-    hosts.start("algo-2", hosts=ALL[:2], connect_timeout=0.6)
+    hosts.start("algo-2", hosts=ALL_HOSTS[:2], connect_timeout=0.6)
     assert f"but it does not answer on port {hosts.port} (" in hosts.reasons("algo-2")[0]
     hosts.start("algo-1", hosts=("algo-1", "algo-9"), connect_timeout=0.1)
     hosts.names["algo-9"] = hosts.address("algo-9")
@@ -214,25 +216,27 @@ def test_who_does_not_answer_is_said_by_the_one_who_called(hosts):
 
 @pytest.mark.slow
 def test_a_host_that_goes_quiet(hosts):
-    hosts.start(*ALL)
+    hosts.start(*ALL_HOSTS)
     hosts.meet()
     hosts.tell_status("algo-3", "epoch 2, step 7")
     going_on = hosts.freeze("algo-3")
-    time.sleep(SILENCE / 3)  # a short silence is no failure
+    time.sleep(SILENCE_SECONDS / 3)  # a short silence is no failure
     going_on.set()
-    assert not comes(lambda: any(watch.reason for watch in hosts.up.values()), SILENCE)
+    assert not becomes_true(
+        lambda: any(watch.reason for watch in hosts.up.values()), SILENCE_SECONDS
+    )
     hosts.freeze("algo-3")
-    for why in hosts.reasons("algo-1", "algo-2"):
-        assert why.startswith("lost algo-3: nothing was heard of it any more; last heard ")
-        assert why.endswith(" s ago: epoch 2, step 7")
-    assert comes(lambda: hosts.ended["algo-1"] and hosts.ended["algo-2"])
+    for reason in hosts.reasons("algo-1", "algo-2"):
+        assert reason.startswith("lost algo-3: nothing was heard of it any more; last heard ")
+        assert reason.endswith(" s ago: epoch 2, step 7")
+    assert becomes_true(lambda: hosts.ended["algo-1"] and hosts.ended["algo-2"])
 
 
 @pytest.mark.slow
 def test_whose_program_waits_for_a_reason_hears_of_the_host_that_is_quiet(hosts, monkeypatch):
     """The wait for a reason is longer than the silence after which there is one."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 1.0)
-    hosts.start(*ALL[:2], hosts=ALL[:2])
+    hosts.start(*ALL_HOSTS[:2], hosts=ALL_HOSTS[:2])
     hosts.meet()
     assert hosts.up["algo-1"].wait_for_reason() is None  # and the wait ends without one
     hosts.freeze("algo-2")
@@ -244,15 +248,15 @@ def test_whose_program_waits_for_a_reason_hears_of_the_host_that_is_quiet(hosts,
 
 
 def test_a_connection_that_breaks_off(hosts):
-    """As when a machine is switched off while its network lives: no silence has to pass."""
-    hosts.start(*ALL, silence_timeout=60.0)
+    """A machine is switched off while its network lives; the hosts notice it at once."""
+    hosts.start(*ALL_HOSTS, silence_timeout=60.0)
     hosts.meet()
     lost = hosts.up["algo-2"]
     lost.loop.call_soon_threadsafe(
         lambda: [peer.writer.transport.abort() for peer in lost.mesh.others.values()]
     )
-    for why in hosts.reasons("algo-1", "algo-3"):
-        assert why.startswith(
+    for reason in hosts.reasons("algo-1", "algo-3"):
+        assert reason.startswith(
             "lost algo-2: its connection broke off; last heard 0 s ago: it was preparing its "
             "program"
         )
@@ -278,15 +282,17 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.parametrize(("one", "other", "says"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_hosts_with_different_settings(hosts, one, other, says):
-    hosts.start("algo-1", settings_of_host=one, hosts=ALL[:2])
-    hosts.start("algo-2", settings_of_host=other, hosts=ALL[:2])
-    why = f"hosts have different settings: {says}; start all hosts with the same"
-    assert hosts.reasons("algo-1", "algo-2") == [why, why]  # in this order on all hosts
+@pytest.mark.parametrize(
+    ("settings", "other_settings", "says"), CONTRADICTIONS.values(), ids=CONTRADICTIONS
+)
+def test_hosts_with_different_settings(hosts, settings, other_settings, says):
+    hosts.start("algo-1", settings_of_host=settings, hosts=ALL_HOSTS[:2])
+    hosts.start("algo-2", settings_of_host=other_settings, hosts=ALL_HOSTS[:2])
+    reason = f"hosts have different settings: {says}; start all hosts with the same"
+    assert hosts.reasons("algo-1", "algo-2") == [reason, reason]  # in this order on all hosts
     assert (
         not hosts.up["algo-1"].reason.is_local
-        and hosts.up["algo-2"].wait_until_all_are_ready().why == why
+        and hosts.up["algo-2"].wait_until_all_are_ready().why == reason
     )
 
 
@@ -302,15 +308,15 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
     monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("SAGEMAKER_PROGRAM", "app/train_torchrun.py")
     here = SageMakerEnvironment(
-        hosts=ALL[:2],
+        hosts=ALL_HOSTS[:2],
         current_host="algo-2",
         revision="1.2",
         peer_timeout=12.0,
         rendezvous_timeout=40.0,
     )
     graces: list[float] = []
-    given = {"data.batch_size": "4", "api_token": "a"}
-    watch = toolkit_hook._watchdog(here, given, SimpleNamespace(terminate=graces.append))
+    hyperparameters = {"data.batch_size": "4", "api_token": "a"}
+    watch = toolkit_hook._watchdog(here, hyperparameters, SimpleNamespace(terminate=graces.append))
     watch.loop.close()
     assert watch.mesh.settings == {
         "the list of hosts": "algo-1, algo-2",
@@ -333,7 +339,9 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
         watch.on_reason(StopReason("why", is_local=False, is_request=stopped))
     assert graces == [2.0, deadlines.HOOK_KILLS]
     alone = toolkit_hook._watchdog(
-        replace(here, current_host="algo-9"), given, SimpleNamespace(terminate=graces.append)
+        replace(here, current_host="algo-9"),
+        hyperparameters,
+        SimpleNamespace(terminate=graces.append),
     )
     alone.loop.close()
     assert alone.mesh.others == {}  # it takes no part in the training
@@ -342,15 +350,15 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_reason_of_a_host_that_fails(hosts, stopped):
     """It says why and leaves; hosts that appear later hear the reason from the others."""
-    hosts.start(*ALL[:2])
-    assert comes(lambda: hosts.up["algo-1"].mesh.others["algo-2"].last_heard)
+    hosts.start(*ALL_HOSTS[:2])
+    assert becomes_true(lambda: hosts.up["algo-1"].mesh.others["algo-2"].last_heard)
     hosts.up["algo-2"].fail("host algo-2: boom", is_request=stopped)
-    hosts.leave("algo-2").result(ENOUGH)
+    hosts.leave("algo-2").result(HANG_SECONDS)
     assert hosts.reasons("algo-1") == ["host algo-2: boom"]
     assert hosts.up["algo-1"].reason == StopReason(
         "host algo-2: boom", is_local=False, is_request=stopped
     )
-    assert comes(lambda: hosts.ended["algo-1"]) and not hosts.ended["algo-2"]
+    assert becomes_true(lambda: hosts.ended["algo-1"]) and not hosts.ended["algo-2"]
     hosts.start("algo-3")
     assert hosts.reasons("algo-3") == ["host algo-2: boom"]
     assert hosts.up["algo-3"].reason.is_request is stopped
@@ -363,22 +371,22 @@ def test_a_host_that_leaves_waits_until_its_reason_is_read(hosts, monkeypatch):
     have hung up.
     """
     monkeypatch.setattr("sagemaker_lightning.nodes.mesh.ENDS_BY_ITSELF", 60.0)
-    hosts.start(*ALL, silence_timeout=60.0)
+    hosts.start(*ALL_HOSTS, silence_timeout=60.0)
     hosts.meet()
     going_on = hosts.freeze("algo-1")
     hosts.up["algo-3"].fail("boom", is_request=False)
-    left = hosts.leave("algo-3")
-    assert not comes(left.done, 0.4)
+    leaving = hosts.leave("algo-3")
+    assert not becomes_true(leaving.done, 0.4)
     going_on.set()
-    left.result(ENOUGH)
+    leaving.result(HANG_SECONDS)
     assert hosts.reasons("algo-1", "algo-2") == ["boom", "boom"]
 
     monkeypatch.setattr("sagemaker_lightning.nodes.mesh.ENDS_BY_ITSELF", 0.3)
     hosts.freeze("algo-1")
-    hosts.leave("algo-2").result(ENOUGH)
+    hosts.leave("algo-2").result(HANG_SECONDS)
 
 
-LOST = "error: lost a peer, or never reached it: ..."
+LOST_PEER_ERROR = "error: lost a peer, or never reached it: ..."
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 ABORT = "os.abort()"
 
@@ -388,7 +396,7 @@ class Ranks:
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
-        hosts.start(*ALL[:2], hosts=ALL[:2], silence_timeout=60.0)
+        hosts.start(*ALL_HOSTS[:2], hosts=ALL_HOSTS[:2], silence_timeout=60.0)
         hosts.meet()
         self.lines = {}
         for host in hosts.up:
@@ -398,8 +406,8 @@ class Ranks:
 
     def lose(self, host: str, number: int) -> None:
         """Have a rank say that it lost a peer."""
-        self.lines[host, number].failed(LOST)
-        assert comes(lambda: self.hosts.up[f"algo-{host}"].lost_peer)
+        self.lines[host, number].failed(LOST_PEER_ERROR)
+        assert becomes_true(lambda: self.hosts.up[f"algo-{host}"].lost_peer)
 
     def die(self, host: str, number: int) -> None:
         """Break the connection of a rank, as its death does."""
@@ -407,7 +415,7 @@ class Ranks:
 
     def suspected(self, number: int) -> None:
         """Wait until both hosts have heard of this many suspicions."""
-        assert comes(
+        assert becomes_true(
             lambda: all(len(watch.suspicions) == number for watch in self.hosts.up.values())
         )
 
@@ -416,7 +424,7 @@ class Ranks:
         for watch in self.hosts.up.values():
             watch.program_ended()
         waits = [self.hosts.work.submit(self._wait, watch) for watch in self.hosts.up.values()]
-        return [wait.result(ENOUGH) for wait in waits]
+        return [wait.result(HANG_SECONDS) for wait in waits]
 
     def _wait(self, watch: Watchdog) -> str:
         reason = watch.wait_for_reason()
@@ -446,9 +454,9 @@ def test_a_rank_that_its_launcher_took_with_it_is_not_the_reason(ranks, ended):
     ranks.die("2", 1)
     ranks.lose("2", 0)
     ranks.die("2", 0)
-    found = ranks.reasons() if ended else ranks.hosts.reasons(*ALL[:2])
+    actual = ranks.reasons() if ended else ranks.hosts.reasons(*ALL_HOSTS[:2])
     assert (
-        found
+        actual
         == ["host algo-2, local rank 1 ended without giving a reason: it was killed, or it crashed"]
         * 2
     )
@@ -459,19 +467,22 @@ def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_i
 ):
     """NCCL ends a process whose peer is gone, and the peer's host is too busy to say so."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 60.0)
-    first, second = (ranks.hosts.up[name].path for name in ALL[:2])
-    with process(second, "the cause", KILL) as dead, process(first, "the victim", ABORT) as victim:
+    first_path, second_path = (ranks.hosts.up[name].path for name in ALL_HOSTS[:2])
+    with (
+        process(second_path, "the cause", KILL) as dead,
+        process(first_path, "the victim", ABORT) as victim,
+    ):
         going_on = ranks.hosts.freeze("algo-2")
-        may(dead)
-        may(victim)
-        assert comes(lambda: ranks.hosts.up["algo-1"].suspicions)
+        let_run(dead)
+        let_run(victim)
+        assert becomes_true(lambda: ranks.hosts.up["algo-1"].suspicions)
         assert (
             ranks.hosts.up["algo-1"].own_suspicion.why
             == "the victim ended without giving a reason: it was killed by SIGABRT"
         )
         going_on.set()
-        for why in ranks.reasons():
-            assert why.startswith(
+        for reason in ranks.reasons():
+            assert reason.startswith(
                 "the cause ended without giving a reason: it was killed by SIGKILL: most likely"
             )
 
@@ -482,25 +493,25 @@ def test_what_happens_after_a_rank_was_killed_comes_of_it(ranks):
     Here a rank raises because it lost a peer, and a host's connection breaks off.
     """
     with process(ranks.hosts.up["algo-2"].path, "the dead one", KILL) as dead:
-        may(dead)
+        let_run(dead)
         ranks.suspected(1)
         ranks.lines["1", 0].failed("error: OSError: no space left")
         lost = ranks.hosts.up["algo-2"]
         lost.loop.call_soon_threadsafe(
             lambda: [peer.writer.transport.abort() for peer in lost.mesh.others.values()]
         )
-        for why in ranks.hosts.reasons(*ALL[:2]):
-            assert why.startswith(
+        for reason in ranks.hosts.reasons(*ALL_HOSTS[:2]):
+            assert reason.startswith(
                 "the dead one ended without giving a reason: it was killed by SIGKILL"
             )
 
 
 def test_who_is_told_to_stop_is_so_whatever_is_suspected(ranks):
     with process(ranks.hosts.up["algo-2"].path, "the dead one", KILL) as dead:
-        may(dead)
+        let_run(dead)
         ranks.suspected(1)
         ranks.hosts.up["algo-1"].fail("interrupted, resume from step 7", is_request=True)
-        assert ranks.hosts.reasons(*ALL[:2]) == ["interrupted, resume from step 7"] * 2
+        assert ranks.hosts.reasons(*ALL_HOSTS[:2]) == ["interrupted, resume from step 7"] * 2
 
 
 def test_of_two_that_may_be_the_reason_the_first_is(ranks):
@@ -508,29 +519,31 @@ def test_of_two_that_may_be_the_reason_the_first_is(ranks):
     ranks.suspected(1)
     ranks.die("1", 0)
     ranks.suspected(2)
-    why = "host algo-2, local rank 0 ended without giving a reason: it was killed, or it crashed"
-    assert ranks.hosts.reasons(*ALL[:2]) == [why, why]
+    reason = "host algo-2, local rank 0 ended without giving a reason: it was killed, or it crashed"
+    assert ranks.hosts.reasons(*ALL_HOSTS[:2]) == [reason, reason]
 
 
 def test_an_exception_is_a_better_reason_than_a_rank_that_aborts(ranks):
     """It may come later: a rank that raises lets go of its peers before it says why."""
     with process(ranks.hosts.up["algo-1"].path, "the victim", ABORT) as victim:
-        may(victim)
+        let_run(victim)
         ranks.suspected(1)
         ranks.lines["2", 0].failed("error: ValueError: boom")
-        assert ranks.hosts.reasons(*ALL[:2]) == ["a rank failed: ValueError: boom"] * 2
+        assert ranks.hosts.reasons(*ALL_HOSTS[:2]) == ["a rank failed: ValueError: boom"] * 2
 
 
 def hostile(hosts: Hosts, name: str, *lines: bytes) -> bytes:
     """Return what a host answers to an unknown client until it hangs up."""
-    with socket.create_connection((hosts.address(name), hosts.port), timeout=ENOUGH) as line:
+    with socket.create_connection(
+        (hosts.address(name), hosts.port), timeout=HANG_SECONDS
+    ) as connection:
         with suppress(OSError):
-            line.sendall(b"".join(lines))
-        found = b""
+            connection.sendall(b"".join(lines))
+        received = b""
         with suppress(ConnectionResetError):
-            while piece := line.recv(2**16):
-                found += piece
-    return found
+            while chunk := connection.recv(2**16):
+                received += chunk
+    return received
 
 
 def greeting(**changed) -> bytes:
@@ -557,23 +570,23 @@ STRANGE = {
 
 @pytest.mark.parametrize("sent", STRANGE.values(), ids=STRANGE)
 def test_a_stranger_is_hung_up_on(hosts, sent, caplog):
-    hosts.start("algo-1", hosts=ALL[:2], silence_timeout=0.3)
-    said = hostile(hosts, "algo-1", sent)
-    assert said in (b"", b'{"host": "algo-1", "settings": {}}\n') and caplog.records == []
-    hosts.start("algo-2", hosts=ALL[:2], silence_timeout=60.0)
+    hosts.start("algo-1", hosts=ALL_HOSTS[:2], silence_timeout=0.3)
+    output = hostile(hosts, "algo-1", sent)
+    assert output in (b"", b'{"host": "algo-1", "settings": {}}\n') and caplog.records == []
+    hosts.start("algo-2", hosts=ALL_HOSTS[:2], silence_timeout=60.0)
     hosts.meet()
-    assert not comes(lambda: hosts.up["algo-1"].reason, 0.2)
+    assert not becomes_true(lambda: hosts.up["algo-1"].reason, 0.2)
 
 
 def test_a_second_host_of_a_name_is_hung_up_on(hosts):
-    hosts.start(*ALL[:2], hosts=ALL[:2], silence_timeout=60.0)
+    hosts.start(*ALL_HOSTS[:2], hosts=ALL_HOSTS[:2], silence_timeout=60.0)
     hosts.meet()
     assert hostile(hosts, "algo-1", greeting()) == b'{"host": "algo-1", "settings": {}}\n'
-    assert not comes(lambda: hosts.up["algo-1"].reason, 0.3)
+    assert not becomes_true(lambda: hosts.up["algo-1"].reason, 0.3)
 
 
 def test_settings_of_a_stranger_may_be_anything(hosts):
-    hosts.start("algo-1", hosts=ALL[:2], settings_of_host={"a": "x"}, silence_timeout=0.3)
+    hosts.start("algo-1", hosts=ALL_HOSTS[:2], settings_of_host={"a": "x"}, silence_timeout=0.3)
     hostile(hosts, "algo-1", greeting(settings={"a": {}}))
     assert (
         "hosts have different settings: a is x on algo-1, {} on algo-2"
@@ -583,16 +596,16 @@ def test_settings_of_a_stranger_may_be_anything(hosts):
 
 @pytest.mark.parametrize(("caller", "reached"), [("algo-2", "algo-3"), ("algo-3", "algo-1")])
 def test_a_name_that_leads_to_another_host_at_first(hosts, caller, reached):
-    """As the name of a host that is not up yet, whose address another host had before."""
+    """The name's address belonged to another host before; its own host is not up yet."""
     called = "algo-1" if caller == "algo-2" else "algo-2"
     hosts.start(reached)
     hosts.names[called] = hosts.address(reached)
     hosts.start(caller)
-    assert not comes(lambda: hosts.up[reached].reason or hosts.up[caller].reason, 0.3)
+    assert not becomes_true(lambda: hosts.up[reached].reason or hosts.up[caller].reason, 0.3)
     hosts.names[called] = hosts.address(called)
     hosts.start(called)
     hosts.meet()
-    assert not comes(lambda: any(watch.reason for watch in hosts.up.values()), 0.3)
+    assert not becomes_true(lambda: any(watch.reason for watch in hosts.up.values()), 0.3)
 
 
 def test_a_port_that_is_taken(hosts):
@@ -633,11 +646,11 @@ def test_who_is_named_as_lost(monkeypatch, heard, says):
     monkeypatch.setattr(mesh, "time", SimpleNamespace(monotonic=lambda: 100.0))
     reasons = []
     settings = {"port": 1, "connect_timeout": 1.0, "silence_timeout": 5.0, "on_suspicion": None}
-    found = Mesh("algo-1", ("algo-1", *heard), {}, on_reason=reasons.append, **settings)
+    watching_mesh = Mesh("algo-1", ("algo-1", *heard), {}, on_reason=reasons.append, **settings)
     for (name, seconds), status in zip(heard.items(), ("two", "three", "four"), strict=False):
-        found.others[name].last_heard = seconds and 100.0 - seconds
-        found.others[name].status = status
-    found._lost("algo-2", "how")
+        watching_mesh.others[name].last_heard = seconds and 100.0 - seconds
+        watching_mesh.others[name].status = status
+    watching_mesh._lost("algo-2", "how")
     assert reasons == [StopReason(says, is_local=False)]
 
 
@@ -651,19 +664,19 @@ def _own_network() -> None:
     )
 
 
-def _ip(thread: int, *line: str) -> None:
+def _ip(thread: int, *words: str) -> None:
     """Run `ip` in a thread's network namespace."""
     space = f"--net=/proc/{os.getpid()}/task/{thread}/ns/net"
-    subprocess.run(["nsenter", space, "ip", *line], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["nsenter", space, "ip", *words], check=True, stdout=subprocess.DEVNULL)
 
 
 @pytest.fixture
 def switch(monkeypatch) -> Iterator["Switch"]:
     """A switch without any hosts."""
     with ExitStack() as stack:
-        found = Switch(stack, "10.177.0")
-        _give_names(monkeypatch, found)
-        yield found
+        built_switch = Switch(stack, "10.177.0")
+        _give_names(monkeypatch, built_switch)
+        yield built_switch
 
 
 class Switch(Hosts):
@@ -671,17 +684,17 @@ class Switch(Hosts):
 
     def __init__(self, stack: ExitStack, network: str) -> None:
         super().__init__(stack, network)
-        made = Future()
+        namespace_ready = Future()
         over = threading.Event()
         stack.callback(over.set)
 
         def hold() -> None:
             _own_network()
-            made.set_result(threading.get_native_id())
+            namespace_ready.set_result(threading.get_native_id())
             over.wait()
 
         threading.Thread(target=hold, daemon=True).start()
-        self.bridge = made.result(ENOUGH)
+        self.bridge = namespace_ready.result(HANG_SECONDS)
         _ip(self.bridge, "link", "add", "switch", "type", "bridge")
         _ip(self.bridge, "link", "set", "switch", "up")
 
@@ -715,13 +728,13 @@ class Switch(Hosts):
 @pytest.mark.slow
 @pytest.mark.root
 def test_a_network_that_is_cut(switch):
-    switch.plug(*ALL)
+    switch.plug(*ALL_HOSTS)
     switch.meet()
     switch.tell_status("algo-3", "epoch 2, step 7")
     switch.cut("algo-3")
-    first, second, third = switch.reasons(*ALL)
-    for why in (first, second):
-        assert why.startswith("lost algo-3: nothing was heard of it any more; last heard ")
-        assert why.endswith(" s ago: epoch 2, step 7")
-    assert "the network of this one (algo-3) is most likely cut" in third
+    first_reason, second_reason, third_reason = switch.reasons(*ALL_HOSTS)
+    for reason in (first_reason, second_reason):
+        assert reason.startswith("lost algo-3: nothing was heard of it any more; last heard ")
+        assert reason.endswith(" s ago: epoch 2, step 7")
+    assert "the network of this one (algo-3) is most likely cut" in third_reason
     assert all(len(ended) == 1 for ended in switch.ended.values())

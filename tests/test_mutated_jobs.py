@@ -34,7 +34,7 @@ def test_a_mutated_job_ends_as_it_must(server, tmp_path: Path, case: mutated_job
 
 
 # What the long rounds found; all of it is fixed now.
-FOUND = [
+FAULTS_TO_FIND = [
     mutated_jobs.Case(
         "a long value", {"trainer.strategy": "x" * 2500}, names=("--trainer",), fails=True
     ),
@@ -52,16 +52,18 @@ FOUND = [
 ]
 
 
-@pytest.mark.parametrize("case", FOUND, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", FAULTS_TO_FIND, ids=lambda case: case.name)
 def test_what_was_found(server, tmp_path: Path, case: mutated_jobs.Case):
     case.hyperparameters = mutated_jobs.BASE | case.hyperparameters
     assert mutated_jobs.check(server, case, tmp_path / "ml") == []
 
 
 def test_a_seed_gives_the_same_jobs_again():
-    first, second = (list(itertools.islice(mutated_jobs.cases(5), 60)) for _ in range(2))
-    assert [(case.name, case.hyperparameters) for case in first] == [
-        (case.name, case.hyperparameters) for case in second
+    first_cases, second_cases = (
+        list(itertools.islice(mutated_jobs.cases(5), 60)) for _ in range(2)
+    )
+    assert [(case.name, case.hyperparameters) for case in first_cases] == [
+        (case.name, case.hyperparameters) for case in second_cases
     ]
 
 
@@ -72,10 +74,10 @@ def test_what_is_wrong_is_seen(server, tmp_path: Path):
     """
     right = mutated_jobs.Case("right", dict(mutated_jobs.BASE), fails=True)
     assert mutated_jobs.check(server, right, tmp_path / "right") == ["it must fail"]
-    other = mutated_jobs.Case(
+    other_case = mutated_jobs.Case(
         "other", mutated_jobs.BASE | {"zzz": "1"}, names=("--yyy",), fails=False
     )
-    assert mutated_jobs.check(server, other, tmp_path / "other") == [
+    assert mutated_jobs.check(server, other_case, tmp_path / "other") == [
         "it must not fail",
         "none of ('--yyy',) is named",
     ]

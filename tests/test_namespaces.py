@@ -35,11 +35,14 @@ def test_a_module_is_the_same_under_both_names(packages: tuple[str, str]):
     names = [module.name for module in pkgutil.iter_modules(path) if module.name[0] != "_"]
     assert {"loggers", "strategies", "utilities"} <= set(names)
     for name in ["", *names, "utilities.seed", "utilities.rank_zero", "plugins.environments"]:
-        first, second = (
+        first_module, second_module = (
             importlib.import_module(f"{package}.{name}".strip(".")) for package in packages
         )
-        assert first is second
-        assert first.__spec__.name == first.__name__ and not first.__spec__._initializing
+        assert first_module is second_module
+        assert (
+            first_module.__spec__.name == first_module.__name__
+            and not first_module.__spec__._initializing
+        )
 
 
 def test_the_names_of_the_root():
@@ -99,17 +102,23 @@ def test_a_module_may_be_reloaded_and_asked_for():
 
 
 def test_the_logger_that_lightnings_documentation_names():
-    for first, second in zip(*namespaces.PACKAGES.values(), strict=True):
+    for first_name, second_name in zip(*namespaces.PACKAGES.values(), strict=True):
         for name in ("", ".utilities.rank_zero"):  # the second is the one that Lightning writes to
-            assert importlib.import_module(first + name) is importlib.import_module(second + name)
-            assert logging.getLogger(first + name) is logging.getLogger(second + name)
+            assert importlib.import_module(first_name + name) is importlib.import_module(
+                second_name + name
+            )
+            assert logging.getLogger(first_name + name) is logging.getLogger(second_name + name)
 
 
 def test_either_distribution_is_asked_for_its_version():
     for name in ("lightning", "pytorch-lightning", "pytorch_lightning"):
         assert importlib.metadata.version(name) == pytorch_lightning.__version__
-    listed = [one.metadata["Name"] for one in importlib.metadata.distributions()]
-    assert [name for name in listed if name in namespaces.PACKAGES] == [namespaces.distribution()]
+    distribution_names = [
+        distribution.metadata["Name"] for distribution in importlib.metadata.distributions()
+    ]
+    assert [name for name in distribution_names if name in namespaces.PACKAGES] == [
+        namespaces.distribution()
+    ]
 
 
 # Programs as Lightning's documentation writes them ------------------------------------------------
@@ -126,9 +135,9 @@ def test_a_program_of_lightnings_documentation_runs_as_a_job(job: Job):
     """The job runs in a new Python, where only the environment itself imports the runtime."""
     job.write("code/train.py", (ROOT / "tests/autoencoder.py").read_text())
     job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.py"}')
-    done = job.run(cold=True)
-    assert done.returncode == 0, done.stdout
-    assert f"TRAINED 20 {pytorch_lightning.__version__}" in done.stdout
+    run = job.run(cold=True)
+    assert run.returncode == 0, run.stdout
+    assert f"TRAINED 20 {pytorch_lightning.__version__}" in run.stdout
     assert (job.base / "model/autoencoder.ckpt").is_file()
 
 
@@ -185,12 +194,12 @@ def run(folder: Path, *line: str, status: int = 0) -> str:
     """
     start = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(ROOT)!r}]\n"
     command = [sys.executable, "-I", "-S", "-c", start + "\n".join(line)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
-    assert done.returncode == status, done.stderr
-    return done.stdout + done.stderr
+    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert completed.returncode == status, completed.stderr
+    return completed.stdout + completed.stderr
 
 
-USE = """
+PRINTS_DISTRIBUTION = """
 import lightning as L
 import lightning.pytorch as new, pytorch_lightning as old
 import lightning.fabric, lightning_fabric
@@ -210,13 +219,13 @@ print("is", old.__name__, lightning_fabric.__name__)
 def test_one_distribution_is_imported_whichever_is_there(tmp_path: Path, installed: list[str]):
     for distribution in installed:
         install(tmp_path, distribution)
-    said = run(tmp_path, "import sagemaker_lightning", USE)
+    output = run(tmp_path, "import sagemaker_lightning", PRINTS_DISTRIBUTION)
     expected = ("pytorch_lightning", "lightning_fabric")
     if installed == ["lightning"]:
         expected = ("lightning.pytorch", "lightning.fabric")
-    assert said.splitlines()[-1] == f"is {' '.join(expected)}"
+    assert output.splitlines()[-1] == f"is {' '.join(expected)}"
     assert sorted(
-        line for line in said.splitlines() if line.startswith("run ") and line != "run lightning"
+        line for line in output.splitlines() if line.startswith("run ") and line != "run lightning"
     ) == sorted(f"run {name}" for name in expected)
     if "lightning" in installed:
         run(tmp_path, "import sagemaker_lightning, lightning.data\nassert lightning.data.kept == 1")
@@ -228,9 +237,9 @@ def test_one_distribution_is_imported_whichever_is_there(tmp_path: Path, install
 def test_the_one_that_is_imported_before_the_runtime_is_taken(tmp_path: Path, first: str):
     for distribution in MODULES:
         install(tmp_path, distribution)
-    said = run(tmp_path, f"import {first}, sagemaker_lightning", USE)
-    assert said.splitlines()[-1].startswith(f"is {first.partition('.')[0]}")
-    assert said.count("run ") - said.count("run lightning\n") == 2
+    output = run(tmp_path, f"import {first}, sagemaker_lightning", PRINTS_DISTRIBUTION)
+    assert output.splitlines()[-1].startswith(f"is {first.partition('.')[0]}")
+    assert output.count("run ") - output.count("run lightning\n") == 2
 
 
 def test_both_before_the_runtime_are_one_line(tmp_path: Path):
@@ -241,36 +250,38 @@ def test_both_before_the_runtime_are_one_line(tmp_path: Path):
         "import lightning, pytorch_lightning\n"
         "from sagemaker_lightning import SageMakerEnvironment, UserError\n"
     )
-    said = run(tmp_path, code, "from sagemaker_lightning import ExactResume", status=1)
-    assert said.splitlines()[-1].startswith(
+    output = run(tmp_path, code, "from sagemaker_lightning import ExactResume", status=1)
+    assert output.splitlines()[-1].startswith(
         "error: import lightning, import pytorch_lightning: found both before import "
         "sagemaker_lightning, which makes them one; put import sagemaker_lightning above them"
     )
 
 
 def test_neither_is_one_line(tmp_path: Path):
-    said = run(tmp_path, "from sagemaker_lightning import ExactResume", status=1)
-    assert "error: Lightning: not installed in " in said.splitlines()[-1]
+    output = run(tmp_path, "from sagemaker_lightning import ExactResume", status=1)
+    assert "error: Lightning: not installed in " in output.splitlines()[-1]
     assert "No module named 'lightning'" in run(
         tmp_path, "import sagemaker_lightning, lightning", status=1
     )
-    said = run(tmp_path, "import sagemaker_lightning, pytorch_lightning", status=1)
-    assert "No module named 'pytorch_lightning'" in said
+    output = run(tmp_path, "import sagemaker_lightning, pytorch_lightning", status=1)
+    assert "No module named 'pytorch_lightning'" in output
 
 
 @pytest.mark.parametrize(
-    "others", [[], ["pytorch-lightning"]], ids=["alone", "beside pytorch-lightning"]
+    "distributions", [[], ["pytorch-lightning"]], ids=["alone", "beside pytorch-lightning"]
 )
 @pytest.mark.parametrize(
     "code", ["import lightning.pytorch", "from sagemaker_lightning import ExactResume"]
 )
-def test_a_malicious_release_is_not_run(tmp_path: Path, others: list[str], code: str):
-    for other in others:
-        install(tmp_path, other)
+def test_a_malicious_release_is_not_run(tmp_path: Path, distributions: list[str], code: str):
+    for distribution in distributions:
+        install(tmp_path, distribution)
     install(tmp_path, "lightning", "2.6.3")
-    said = run(tmp_path, "import sagemaker_lightning", code, status=1)
-    assert "run " not in said
-    assert "rror: lightning: found 2.6.3, a malicious release that steals" in said.splitlines()[-1]
+    output = run(tmp_path, "import sagemaker_lightning", code, status=1)
+    assert "run " not in output
+    assert (
+        "rror: lightning: found 2.6.3, a malicious release that steals" in output.splitlines()[-1]
+    )
 
 
 def test_a_package_of_the_users_own_stays_theirs(tmp_path: Path):
@@ -298,7 +309,7 @@ def test_a_folder_of_the_users_own_is_no_package(tmp_path: Path):
     run(
         tmp_path,
         "import sagemaker_lightning",
-        USE,
+        PRINTS_DISTRIBUTION,
         "import lightning.rain\nassert lightning.rain.wet == 2",
     )
 
@@ -315,7 +326,7 @@ def test_a_module_is_run_by_either_name(tmp_path: Path, installed: str):
         assert run(tmp_path, code).splitlines()[-1] == f"__main__ {own}.callbacks"
 
 
-THREADS = """
+IMPORTS_IN_THREADS = """
 import random, sys, threading, time, sagemaker_lightning
 NAMES = {names!r}
 failed, seen, start = [], {{}}, threading.Barrier(len(NAMES))
@@ -356,4 +367,4 @@ AT_ONCE = {
 @pytest.mark.parametrize("installed", AT_ONCE)
 def test_threads_import_both_at_once(tmp_path: Path, installed: str):
     install(tmp_path, installed, seconds=0.05)
-    run(tmp_path, THREADS.format(names=4 * AT_ONCE[installed], seconds=0.1))
+    run(tmp_path, IMPORTS_IN_THREADS.format(names=4 * AT_ONCE[installed], seconds=0.1))

@@ -34,10 +34,12 @@ class Elsewhere(torch.Tensor):
         self.held = held
 
     @classmethod
-    def __torch_dispatch__(cls, function, types, given=(), named=None):
-        given = tree_map(lambda one: one.held if isinstance(one, Elsewhere) else one, given)
-        found = function(*given, **(named or {}))
-        return found if "_to_copy" in str(function) else Elsewhere(found)
+    def __torch_dispatch__(cls, function, types, arguments=(), named=None):
+        arguments = tree_map(
+            lambda value: value.held if isinstance(value, Elsewhere) else value, arguments
+        )
+        result = function(*arguments, **(named or {}))
+        return result if "_to_copy" in str(function) else Elsewhere(result)
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def meta(monkeypatch):
     )
 
 
-def again(value):
+def round_trip(value):
     """Return the value as a file gives it back, and the size of the file."""
     file = io.BytesIO()
     torch.save(encode(value), file)
@@ -56,26 +58,33 @@ def again(value):
     return decode(torch.load(file, weights_only=True)), len(file.getvalue())
 
 
-def rows(kind, size: int) -> list:
-    return [kind((np.full(4, k, np.float32), 0.5 * k, k % 3 == 0)) for k in range(size)]
+def rows(row_type, size: int) -> list:
+    return [row_type((np.full(4, k, np.float32), 0.5 * k, k % 3 == 0)) for k in range(size)]
 
 
-@pytest.mark.parametrize("kind", [tuple, Step._make], ids=["tuples", "named tuples"])
-def test_a_long_list_of_steps_becomes_few_arrays(kind):
-    given = deque(rows(kind, 5000), maxlen=6000)
-    found, size = again(given)
-    assert type(found) is deque and found.maxlen == 6000 and len(found) == 5000 and size < 200_000
-    for one, other in zip(given, found, strict=True):
-        assert type(one) is type(other) and [type(part) for part in one] == [
-            type(part) for part in other
+@pytest.mark.parametrize("row_type", [tuple, Step._make], ids=["tuples", "named tuples"])
+def test_a_long_list_of_steps_becomes_few_arrays(row_type):
+    steps = deque(rows(row_type, 5000), maxlen=6000)
+    restored, size = round_trip(steps)
+    assert (
+        type(restored) is deque
+        and restored.maxlen == 6000
+        and len(restored) == 5000
+        and size < 200_000
+    )
+    for step, restored_step in zip(steps, restored, strict=True):
+        assert type(step) is type(restored_step) and [type(field) for field in step] == [
+            type(field) for field in restored_step
         ]
         assert (
-            one[0].dtype == other[0].dtype and (one[0] == other[0]).all() and one[1:] == other[1:]
+            step[0].dtype == restored_step[0].dtype
+            and (step[0] == restored_step[0]).all()
+            and step[1:] == restored_step[1:]
         )
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         [torch.full((2, 3), k) for k in range(PACKED_FROM + 1)],
         [np.float32(k) for k in range(PACKED_FROM + 1)],
@@ -89,31 +98,34 @@ def test_a_long_list_of_steps_becomes_few_arrays(kind):
         [],
     ],
 )
-def test_long_lists_come_back_as_they_were(given):
-    found, _ = again(given)
+def test_long_lists_come_back_as_they_were(value):
+    restored, _ = round_trip(value)
     assert (
-        type(found) is type(given)
-        and str(found) == str(given)
-        and list(map(type, found)) == list(map(type, given))
+        type(restored) is type(value)
+        and str(restored) == str(value)
+        and list(map(type, restored)) == list(map(type, value))
     )
 
 
 @pytest.mark.parametrize(
     "make, change",
     [
-        (lambda: list(range(COMPARED_IN_FULL + 1)), lambda one: one.reverse()),
-        (lambda: list(range(COMPARED_IN_FULL + 1)), lambda one: one.append(0)),
-        (lambda: list(map(str, range(COMPARED_IN_FULL + 1))), lambda one: one.__setitem__(77, "x")),
+        (lambda: list(range(COMPARED_IN_FULL + 1)), lambda value: value.reverse()),
+        (lambda: list(range(COMPARED_IN_FULL + 1)), lambda value: value.append(0)),
+        (
+            lambda: list(map(str, range(COMPARED_IN_FULL + 1))),
+            lambda value: value.__setitem__(77, "x"),
+        ),
         (
             lambda: {k: str(k) for k in range(COMPARED_IN_FULL + 1)},
-            lambda one: one.update({5: "y"}),
+            lambda value: value.update({5: "y"}),
         ),
-        (lambda: np.zeros(COMPARED_IN_FULL + 1), lambda one: one.__setitem__(slice(3, 7), 1)),
+        (lambda: np.zeros(COMPARED_IN_FULL + 1), lambda value: value.__setitem__(slice(3, 7), 1)),
         (
             lambda: torch.zeros(COMPARED_IN_FULL + 1),
-            lambda one: one[[4, 5]].add_(1) is None or one[4].add_(1),
+            lambda value: value[[4, 5]].add_(1) is None or value[4].add_(1),
         ),
-        (lambda: np.arange(COMPARED_IN_FULL + 1), lambda one: one.__setitem__([3, 4], [4, 3])),
+        (lambda: np.arange(COMPARED_IN_FULL + 1), lambda value: value.__setitem__([3, 4], [4, 3])),
     ],
     ids=[
         "order",
@@ -132,11 +144,11 @@ def test_a_long_value_is_kept_when_it_changes(make, change):
     state.mark()
     assert state.encode_changes() == {}
     change(owner.value)
-    kept = state.encode_changes()
-    assert list(kept) == [("mine", "value")]
+    changes = state.encode_changes()
+    assert list(changes) == [("mine", "value")]
     expected = str(owner.value)
     owner.value = make()
-    state.restore(kept)
+    state.restore(changes)
     assert str(owner.value) == expected
 
 
@@ -175,12 +187,14 @@ def devices(value) -> list[str]:
 
 
 def test_tensors_come_back_on_the_device_they_were_on(meta):
-    assert devices(again(on_two_devices())[0]) == ["meta", "cpu", "meta", "meta", "meta"]
+    assert devices(round_trip(on_two_devices())[0]) == ["meta", "cpu", "meta", "meta", "meta"]
 
 
 def test_on_a_machine_without_that_device_they_are_on_the_cpu():
-    found, _ = again(on_two_devices())
-    assert devices(found) == ["cpu"] * 5 and torch.equal(found["many"][7], torch.full((2,), 7))
+    restored, _ = round_trip(on_two_devices())
+    assert devices(restored) == ["cpu"] * 5 and torch.equal(
+        restored["many"][7], torch.full((2,), 7)
+    )
 
 
 def test_a_tensor_that_is_the_same_elsewhere_is_the_same():
@@ -205,10 +219,12 @@ def test_what_a_hook_has_gathered_elsewhere_is_there_again(meta):
     state.mark()
     owner.seen.append(Elsewhere(torch.ones(2)))
     owner.last = owner.weight = Elsewhere(torch.ones(2))
-    kept = state.encode_changes()
+    changes = state.encode_changes()
     owner = made()
-    state.restore(kept)
-    assert [one.device.type for one in (*owner.seen, owner.last, owner.weight)] == ["meta"] * 3
+    state.restore(changes)
+    assert [tensor.device.type for tensor in (*owner.seen, owner.last, owner.weight)] == [
+        "meta"
+    ] * 3
 
 
 def test_a_metric_stays_on_its_device():

@@ -30,11 +30,13 @@ print(faults() - before)
 
 
 def test_memory_that_was_freed_is_not_cleared_again():
-    given_back, kept = (
-        int(subprocess.check_output([sys.executable, "-c", FAULTS, *more], cwd=ROOT, text=True))
-        for more in ([], ["keep"])
+    faults_when_given_back, faults_when_kept = (
+        int(
+            subprocess.check_output([sys.executable, "-c", FAULTS, *arguments], cwd=ROOT, text=True)
+        )
+        for arguments in ([], ["keep"])
     )
-    assert given_back > 40 * 5000 and kept < given_back / 3
+    assert faults_when_given_back > 40 * 5000 and faults_when_kept < faults_when_given_back / 3
 
 
 GIVEN_BACK = """
@@ -55,11 +57,11 @@ print(kept - before, resident() - before)
 
 
 def test_memory_that_was_needed_once_is_given_back():
-    kept, left = map(
+    bytes_kept, bytes_left = map(
         int,
         subprocess.check_output([sys.executable, "-c", GIVEN_BACK], cwd=ROOT, text=True).split(),
     )
-    assert kept > 150e6 and 40e6 < left < 60e6
+    assert bytes_kept > 150e6 and 40e6 < bytes_left < 60e6
 
 
 IMPORTED = """
@@ -104,23 +106,25 @@ PROGRAMS = {"left out": IMPORTED, "other threads": MEANWHILE, "switched off": LE
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_lightning_comes_without_what_it_imports_in_vain(program):
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert float(done.stdout) == 1 and not done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert float(completed.stdout) == 1 and not completed.stderr
 
 
 @pytest.mark.parametrize("name", ["train.py", "train_multi_node.py"])
 def test_a_program_imports_that_way(name, tmp_path):
     """A stray import of Lightning before that would cost a third of the start."""
-    line = [sys.executable, "-X", "importtime", str(ROOT / "app" / name), "--help"]
-    done = subprocess.run(
-        line,
+    command = [sys.executable, "-X", "importtime", str(ROOT / "app" / name), "--help"]
+    completed = subprocess.run(
+        command,
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
-    imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.MULTILINE))
-    assert done.returncode == 0 and "pytorch_lightning" in imported
+    imported = set(re.findall(r"^import time:.*\| +(\S+)$", completed.stderr, re.MULTILINE))
+    assert completed.returncode == 0 and "pytorch_lightning" in imported
     assert not imported & {
         "scipy.signal",
         "scipy.stats",

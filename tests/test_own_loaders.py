@@ -10,43 +10,43 @@ from test_strangers import Run, check
 
 pytestmark = pytest.mark.slow
 
-DATA = "--data=streams.Data"
+DATA_FLAG = "--data=streams.Data"
 
 
 def data(dataset: str = "points", *options: str) -> list[str]:
-    return [DATA, f"--data.dataset={dataset}", *(f"--data.{option}" for option in options)]
+    return [DATA_FLAG, f"--data.dataset={dataset}", *(f"--data.{option}" for option in options)]
 
 
-TWO = "workers=2"
-STAYS = "persistent=true"
-STATE = "stateful=true"
-RANKS = ["--trainer.devices=2", "--trainer.strategy=ddp"]
-AGENT = ["--model=streams.Agent", "--data=streams.OfModel"]
+TWO_WORKERS = "workers=2"
+PERSISTENT = "persistent=true"
+STATEFUL = "stateful=true"
+TWO_RANKS = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+AGENT_FLAGS = ["--model=streams.Agent", "--data=streams.OfModel"]
 CASES = {
     "buffered": data("buffered"),
-    "buffered, workers": data("buffered", TWO),
+    "buffered, workers": data("buffered", TWO_WORKERS),
     "unseeded": data("unseeded"),
-    "unseeded, workers": data("unseeded", TWO),
+    "unseeded, workers": data("unseeded", TWO_WORKERS),
     "counted": data("counted"),
     "sized, rate": [*data("sized"), "--model=streams.Estimated"],
-    "sized, rate, workers": [*data("sized", TWO), "--model=streams.Estimated"],
-    "stateful stream": data("resumable", STATE),
-    "stateful stream, workers": data("resumable", STATE, TWO),
-    "stateful stream, workers that stay": data("resumable", STATE, TWO, STAYS),
-    "stateful stream, few snapshots": data("resumable", STATE, TWO, "every=4"),
-    "stateful iterator": data("walked", STATE),
-    "stateful iterator, workers": data("walked", STATE, TWO),
-    "stateful loader, buffered": data("buffered", STATE),
-    "stateful loader, buffered, workers": data("buffered", STATE, TWO),
-    "stateful dataset": data("remembered", STATE),
-    "stateful dataset, workers": data("remembered", STATE, TWO),
-    "stateful dataset, workers that stay": data("remembered", STATE, TWO, STAYS),
+    "sized, rate, workers": [*data("sized", TWO_WORKERS), "--model=streams.Estimated"],
+    "stateful stream": data("resumable", STATEFUL),
+    "stateful stream, workers": data("resumable", STATEFUL, TWO_WORKERS),
+    "stateful stream, workers that stay": data("resumable", STATEFUL, TWO_WORKERS, PERSISTENT),
+    "stateful stream, few snapshots": data("resumable", STATEFUL, TWO_WORKERS, "every=4"),
+    "stateful iterator": data("walked", STATEFUL),
+    "stateful iterator, workers": data("walked", STATEFUL, TWO_WORKERS),
+    "stateful loader, buffered": data("buffered", STATEFUL),
+    "stateful loader, buffered, workers": data("buffered", STATEFUL, TWO_WORKERS),
+    "stateful dataset": data("remembered", STATEFUL),
+    "stateful dataset, workers": data("remembered", STATEFUL, TWO_WORKERS),
+    "stateful dataset, workers that stay": data("remembered", STATEFUL, TWO_WORKERS, PERSISTENT),
     "stateful stream, short epochs": [
-        *data("resumable", STATE, TWO),
+        *data("resumable", STATEFUL, TWO_WORKERS),
         "--trainer.limit_train_batches=7",
     ],
     "stateful dataset, short epochs": [
-        *data("remembered", STATE),
+        *data("remembered", STATEFUL),
         "--trainer.limit_train_batches=7",
     ],
     "litdata": ["--data=streams.Streamed"],
@@ -68,10 +68,10 @@ CASES = {
         "--data.kind=parallel",
         "--data.workers=2",
     ],
-    "litdata, two datasets, ranks": ["--data=streams.Mixed", "--data.workers=2", *RANKS],
+    "litdata, two datasets, ranks": ["--data=streams.Mixed", "--data.workers=2", *TWO_RANKS],
     "shards": data("sharded"),
-    "shards, workers": data("sharded", TWO),
-    "shards, ranks": [*data("sharded", TWO), *RANKS],
+    "shards, workers": data("sharded", TWO_WORKERS),
+    "shards, ranks": [*data("sharded", TWO_WORKERS), *TWO_RANKS],
     "a loader of its own": data("steady"),
     "a loader that keeps its state": data("keeping"),
     "list": [*data("points+counted"), "--model=streams.Both"],
@@ -80,69 +80,72 @@ CASES = {
         "--model=streams.Both",
         "--trainer.max_epochs=8",
     ],
-    "max_size": [*data("counted+points+steady", "mode=max_size", TWO), "--model=streams.Both"],
+    "max_size": [
+        *data("counted+points+steady", "mode=max_size", TWO_WORKERS),
+        "--model=streams.Both",
+    ],
     "max_size_cycle": [
         *data("points+counted+buffered", "mode=max_size_cycle"),
         "--model=streams.Both",
     ],
-    "dict of states": data("resumable+remembered", "mode=dict", STATE, TWO),
+    "dict of states": data("resumable+remembered", "mode=dict", STATEFUL, TWO_WORKERS),
     "dict of a state and none": data("keeping+points", "mode=dict"),
     "min_size of states": [
-        *data("resumable+walked", "mode=min_size", STATE, TWO),
+        *data("resumable+walked", "mode=min_size", STATEFUL, TWO_WORKERS),
         "--model=streams.Both",
         "--trainer.max_epochs=8",
     ],
     "max_size of states": [
-        *data("remembered+resumable+keeping", "mode=max_size", STATE),
+        *data("remembered+resumable+keeping", "mode=max_size", STATEFUL),
         "--model=streams.Both",
     ],
     "max_size_cycle of states": [
-        *data("points+keeping+resumable", "mode=max_size_cycle", STATE),
+        *data("points+keeping+resumable", "mode=max_size_cycle", STATEFUL),
         "--model=streams.Both",
     ],
-    "cycle of states": [*data("points+resumable", STATE, TWO), "--model=streams.Both"],
+    "cycle of states": [*data("points+resumable", STATEFUL, TWO_WORKERS), "--model=streams.Both"],
     "lazy": data("lazy"),
-    "lazy, workers": data("lazy", TWO),
-    "lazy, workers that stay": data("lazy", TWO, STAYS),
+    "lazy, workers": data("lazy", TWO_WORKERS),
+    "lazy, workers that stay": data("lazy", TWO_WORKERS, PERSISTENT),
     "lazy without seed": data("lazy without seed"),
-    "lazy without seed, workers": data("lazy without seed", TWO),
-    "lazy random, workers": data("lazy random", TWO),
-    "late": data("late", TWO, STAYS),
+    "lazy without seed, workers": data("lazy without seed", TWO_WORKERS),
+    "lazy random, workers": data("lazy random", TWO_WORKERS),
+    "late": data("late", TWO_WORKERS, PERSISTENT),
     "local": data("local"),
-    "local, workers": data("local", TWO),
-    "lazy collate": data("points", "collate=true", TWO),
-    "worker_init_fn": data("points", "init=true", TWO),
+    "local, workers": data("local", TWO_WORKERS),
+    "lazy collate": data("points", "collate=true", TWO_WORKERS),
+    "worker_init_fn": data("points", "init=true", TWO_WORKERS),
     "flagged": data("flagged"),
-    "curriculum by steps": [*data("points", TWO), "--trainer.callbacks=streams.Steps"],
+    "curriculum by steps": [*data("points", TWO_WORKERS), "--trainer.callbacks=streams.Steps"],
     "curriculum by steps, workers that stay": [
-        *data("points", TWO, STAYS),
+        *data("points", TWO_WORKERS, PERSISTENT),
         "--trainer.callbacks=streams.Steps",
     ],
-    "curriculum of a stream": [*data("buffered", TWO), "--trainer.callbacks=streams.Steps"],
+    "curriculum of a stream": [*data("buffered", TWO_WORKERS), "--trainer.callbacks=streams.Steps"],
     "dataloader_iter": ["--model=streams.Drawing", *data()],
     "dataloader_iter, two a step": [
         "--model=streams.Drawing",
         "--model.each=2",
-        *data("points", TWO),
+        *data("points", TWO_WORKERS),
     ],
     "dataloader_iter, ahead": ["--model=streams.Ahead", *data()],
-    "replay": AGENT,
-    "replay, live": [*AGENT, "--model.live=true"],
-    "replay of 100,000": [*AGENT, "--model.size=100000"],
+    "replay": AGENT_FLAGS,
+    "replay, live": [*AGENT_FLAGS, "--model.live=true"],
+    "replay of 100,000": [*AGENT_FLAGS, "--model.size=100000"],
     "reloaded": [*data("counted"), "--trainer.reload_dataloaders_every_n_epochs=1"],
     "reloaded, workers that stay": [
-        *data("resumable", STATE, TWO, STAYS),
+        *data("resumable", STATEFUL, TWO_WORKERS, PERSISTENT),
         "--trainer.reload_dataloaders_every_n_epochs=1",
     ],
     "a dataset that hides where it is": data("hidden"),
-    "a dataset that hides where it is, workers": data("hidden", TWO),
-    "buffered, ranks": [*data("buffered", TWO), *RANKS],
-    "stateful stream, ranks": [*data("resumable", STATE, TWO), *RANKS],
-    "litdata, ranks": ["--data=streams.Streamed", "--data.workers=2", *RANKS],
+    "a dataset that hides where it is, workers": data("hidden", TWO_WORKERS),
+    "buffered, ranks": [*data("buffered", TWO_WORKERS), *TWO_RANKS],
+    "stateful stream, ranks": [*data("resumable", STATEFUL, TWO_WORKERS), *TWO_RANKS],
+    "litdata, ranks": ["--data=streams.Streamed", "--data.workers=2", *TWO_RANKS],
     "a long list": [*data("ordered"), "--trainer.callbacks=streams.Shuffling"],
     "generator, short epochs": [*data("generator"), "--trainer.limit_train_batches=4"],
 }
-FEW = [
+ALWAYS_RUN = [
     "buffered, workers",
     "stateful stream, workers",
     "litdata, workers",
@@ -154,7 +157,7 @@ FEW = [
 ]
 
 
-LAST = {
+LAST_STEP = {
     "unseeded, workers": 19,
     "max_size": 19,
     "dataloader_iter, two a step": 4,
@@ -166,30 +169,31 @@ LAST = {
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in FEW else pytest.mark.soak) for case in CASES]
+    "case",
+    [pytest.param(case, marks=() if case in ALWAYS_RUN else pytest.mark.soak) for case in CASES],
 )
 def test_exact(tmp_path, case):
-    last = LAST.get(case, 6 if "short epochs" in case else 9)
+    last_step = LAST_STEP.get(case, 6 if "short epochs" in case else 9)
     check(
         tmp_path,
         *CASES[case],
-        at=("2:2", "5:1") if "min_size" in case else ("0:3", f"1:{last}", "2:1"),
+        at=("2:2", "5:1") if "min_size" in case else ("0:3", f"1:{last_step}", "2:1"),
     )
 
 
 def test_what_cannot_be_drawn_again_is_resumed_at_epochs_ends(tmp_path):
     run = Run(tmp_path, *data("unsteady"), "--resume.every_n_steps=1")
     assert run.start(STOP_AT="1:3") == 143
-    said = "streams.Unsteady draws other batches each time"
+    warning = "streams.Unsteady draws other batches each time"
     assert (
         run.said.count(
-            f"{said}: checkpoints are saved only at the end of an epoch, and a stopped run goes "
+            f"{warning}: checkpoints are saved only at the end of an epoch, and a stopped run goes "
             "back to the last one\n"
         )
         == 1
     )
     assert (
-        f"step-000000010.ckpt is complete; {said}, so the run goes back to the end of an epoch"
+        f"step-000000010.ckpt is complete; {warning}, so the run goes back to the end of an epoch"
         in run.said
     )
     assert [path.name for path in tmp_path.rglob("step-*.ckpt")] == ["step-000000010.ckpt"]
@@ -203,34 +207,34 @@ def steps(run: Run) -> int:
 
 
 @pytest.mark.parametrize(
-    "ranks", [[], pytest.param(RANKS, marks=pytest.mark.soak)], ids=["one rank", "two ranks"]
+    "ranks", [[], pytest.param(TWO_RANKS, marks=pytest.mark.soak)], ids=["one rank", "two ranks"]
 )
 def test_what_a_stream_has_given_is_left_out(tmp_path, ranks):
     """Batches that a stream has already given are drawn again and skipped.
 
     A line says how long it took. The epoch keeps its length, although nothing tells the length.
     """
-    flags = [*data("sharded", TWO), *ranks]
+    flags = [*data("sharded", TWO_WORKERS), *ranks]
     alone = Run(tmp_path / "alone", *flags)
     run = Run(tmp_path / "run", *flags)
     alone.finish()
     assert run.start(STOP_AT="1:3") == 143
     run.finish()
     assert steps(run) == steps(alone) == (18 if ranks else 30)
-    said = (
+    warning = (
         r"^the training data cannot start at a batch \(streams\.Sharded\): the 4 batches before "
         r"this one were drawn again, in "
     )
-    assert len(re.findall(rf"{said}\d+\.\d s$", run.said, re.M)) == 1, run.said
+    assert len(re.findall(rf"{warning}\d+\.\d s$", run.said, re.M)) == 1, run.said
 
 
-OTHERS = [
+OTHER_STREAMS = [
     "dated",
     *(pytest.param(name, marks=pytest.mark.soak) for name in ("measured", "forgetful")),
 ]
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", OTHER_STREAMS)
 def test_a_stream_that_is_another_one_is_told(tmp_path, name):
     """A stream that differs is reported.
 
@@ -238,18 +242,18 @@ def test_a_stream_that_is_another_one_is_told(tmp_path, name):
     """
     run = Run(tmp_path, *data(name))
     assert run.start(STOP_AT="1:3") == 143
-    said = (
+    warning = (
         "resumed at step 14: step 16 is not that of the interrupted run: on rank 0, the batch "
         "differs; likely"
     )
     assert run.start("--resume.strict=true") == 1
-    assert f"\nerror: --resume.strict: {said} " in run.said
+    assert f"\nerror: --resume.strict: {warning} " in run.said
     run.finish()
-    assert f"\nwarning: {said} " in run.said
+    assert f"\nwarning: {warning} " in run.said
 
 
 def test_what_workers_change_is_said(tmp_path):
-    run = Run(tmp_path, *data("growing", TWO), "--trainer.max_epochs=2")
+    run = Run(tmp_path, *data("growing", TWO_WORKERS), "--trainer.max_epochs=2")
     run.finish()
     assert (
         run.said.count("Growing.seen changes in the data workers, where no checkpoint saves it")
@@ -257,7 +261,7 @@ def test_what_workers_change_is_said(tmp_path):
     )
     run = Run(
         tmp_path / "without",
-        *data("points", TWO),
+        *data("points", TWO_WORKERS),
         "--data.dataset=buffered",
         "--trainer.max_epochs=2",
     )
@@ -266,7 +270,7 @@ def test_what_workers_change_is_said(tmp_path):
 
 
 def test_what_no_checkpoint_can_hold_is_said(tmp_path):
-    run = Run(tmp_path, *AGENT, "--model.objects=true", "--trainer.max_epochs=2")
+    run = Run(tmp_path, *AGENT_FLAGS, "--model.objects=true", "--trainer.max_epochs=2")
     run.finish()
     assert (
         run.said.count("streams.Memory.steps holds a streams.Step, which no checkpoint can hold")
@@ -275,7 +279,7 @@ def test_what_no_checkpoint_can_hold_is_said(tmp_path):
 
 
 def test_another_number_of_workers_cannot_go_on_with_their_state(tmp_path):
-    run = Run(tmp_path, *data("resumable", STATE, TWO))
+    run = Run(tmp_path, *data("resumable", STATEFUL, TWO_WORKERS))
     assert run.start(STOP_AT="1:3") == 143
     run.flags.append("--data.workers=1")
     assert run.start() == 1

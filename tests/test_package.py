@@ -34,14 +34,14 @@ def test_each_public_name_is_there():
 
 def test_it_is_imported_without_any_package():
     """Python runs isolated and without site-packages: only the standard library is there."""
-    line = [
+    command = [
         sys.executable,
         "-I",
         "-S",
         "-c",
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{ALONE}",
     ]
-    assert subprocess.check_output(line, text=True).strip() == sagemaker_lightning.__version__
+    assert subprocess.check_output(command, text=True).strip() == sagemaker_lightning.__version__
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +93,10 @@ def test_all_but_the_command_line_needs_torch_and_lightning_alone(
     ]
     subprocess.run([*installed, wheel], check=True)
     shutil.copy(ROOT / "tests/autoencoder.py", target)
-    line = [environments.python_of("bare"), "-c", FOREIGN.format(imports=imports, name=name)]
+    command = [environments.python_of("bare"), "-c", FOREIGN.format(imports=imports, name=name)]
     variables = os.environ | {"PYTHONPATH": str(target)}
-    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stderr, done.stderr
+    completed = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert completed.returncode == 0 and not completed.stderr, completed.stderr
 
 
 @pytest.mark.slow
@@ -112,22 +112,22 @@ def test_a_wheel_installs_into_an_empty_environment(tmp_path: Path, wheel: Path)
         subprocess.check_output([python, "-I", "-c", ALONE], text=True).strip()
         == sagemaker_lightning.__version__
     )
-    listed = subprocess.check_output(
+    shown = subprocess.check_output(
         [python, "-m", "pip", "show", "--files", "sagemaker-lightning"], text=True
     )
-    assert "\nRequires: psutil\n" in listed
+    assert "\nRequires: psutil\n" in shown
     packages = {
         line.strip().partition("/")[0]
-        for line in listed.partition("Files:")[2].splitlines()
+        for line in shown.partition("Files:")[2].splitlines()
         if ".py" in line
     }
     assert packages == {"sagemaker_lightning", "launcher", "rehearsal"}
-    assert "rehearsal/report/report.css" in listed
+    assert "rehearsal/report/report.css" in shown
     missing = {"drill": "psutil", "launch": "boto3", "merge": "numpy", "rehearsal": "botocore"}
     for command, package in missing.items():
         line = [python.with_name(f"sagemaker-lightning-{command}")]
-        said = subprocess.run(
+        completed = subprocess.run(
             line, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True
         )
-        assert said.returncode == 1 and said.stderr.count("\n") == 1, said.stderr
-        assert said.stderr.startswith("error: ") and f"has no {package}; " in said.stderr
+        assert completed.returncode == 1 and completed.stderr.count("\n") == 1, completed.stderr
+        assert completed.stderr.startswith("error: ") and f"has no {package}; " in completed.stderr

@@ -11,7 +11,7 @@ from containers import ROOT
 from pages import FENCE, PAGES
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-WIDEST = 120  # columns of a line that can be wrapped
+MAX_COLUMNS = 120  # columns of a line that can be wrapped
 
 
 def anchors(page: str) -> set[str]:
@@ -22,7 +22,7 @@ def anchors(page: str) -> set[str]:
 
 def links(page: str) -> list[tuple[str, str]]:
     """Return the targets of a page's links within the repository: (path, anchor)."""
-    found = [
+    targets = [
         link.partition("#")
         for link in LINK.findall(FENCE.sub("", PAGES[page]))
         if "://" not in link
@@ -30,7 +30,7 @@ def links(page: str) -> list[tuple[str, str]]:
     folder = ROOT / PurePosixPath(page).parent
     return [
         (str((folder / path).resolve().relative_to(ROOT)) if path else page, anchor)
-        for path, _, anchor in found
+        for path, _, anchor in targets
     ]
 
 
@@ -47,6 +47,8 @@ def test_each_page_is_one_click_from_the_readme():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_lines_are_wrapped(page):
-    """No line is wider than WIDEST; rows of tables and blocks of code cannot be wrapped."""
+    """No line is wider than MAX_COLUMNS; rows of tables and blocks of code cannot be wrapped."""
     lines = FENCE.sub("", PAGES[page]).splitlines()
-    assert not [line for line in lines if len(line) > WIDEST and not line.startswith(("|", "!["))]
+    assert not [
+        line for line in lines if len(line) > MAX_COLUMNS and not line.startswith(("|", "!["))
+    ]

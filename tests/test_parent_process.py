@@ -38,41 +38,41 @@ def launched(variables: dict[str, str]) -> tuple[int, int, int, subprocess.Popen
     PID is the rank's, the process the launcher's.
     """
     go = os.pipe()
-    said = os.pipe()
-    end = os.pipe()
+    printed = os.pipe()
+    end_pipe = os.pipe()
     started = subprocess.Popen(
-        [sys.executable, "-S", "-c", LAUNCHER, str(end[0])],
+        [sys.executable, "-S", "-c", LAUNCHER, str(end_pipe[0])],
         stdin=go[0],
-        stdout=said[1],
-        pass_fds=(end[0],),
+        stdout=printed[1],
+        pass_fds=(end_pipe[0],),
         env=variables | {"PYTHONPATH": str(ROOT)},
     )
-    for descriptor in (go[0], said[1], end[0]):
+    for descriptor in (go[0], printed[1], end_pipe[0]):
         os.close(descriptor)
-    rank = int(os.read(said[0], 100))
-    started.ends = end[1]
-    return go[1], said[0], rank, started
+    rank = int(os.read(printed[0], 100))
+    started.ends = end_pipe[1]
+    return go[1], printed[0], rank, started
 
 
 def test_a_rank_that_begins_when_its_launcher_is_gone():
-    go, said, rank, launcher = launched({})
+    go, printed, rank, launcher = launched({})
     launcher.kill()
     launcher.wait()
     os.write(go, b"x")
-    assert os.read(said, 100) == b""  # it has ended, and said nothing
-    for descriptor in (go, said, launcher.ends):
+    assert os.read(printed, 100) == b""  # it has ended, and said nothing
+    for descriptor in (go, printed, launcher.ends):
         os.close(descriptor)
 
 
 def test_a_rank_whose_launcher_goes_afterwards():
     # PID 1 is another program's, and that program is alive.
-    go, said, rank, launcher = launched({"SAGEMAKER_LIGHTNING_LAUNCHER": "1"})
+    go, printed, rank, launcher = launched({"SAGEMAKER_LIGHTNING_LAUNCHER": "1"})
     os.write(go, b"x")
-    assert os.read(said, 100) == b"lives"
+    assert os.read(printed, 100) == b"lives"
     variables = Path(f"/proc/{rank}/environ").read_text().split("\0")
     assert f"SAGEMAKER_LIGHTNING_LAUNCHER={launcher.pid}" in variables
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    assert os.read(said, 100) == b""
-    for descriptor in (go, said, launcher.ends):
+    assert os.read(printed, 100) == b""
+    for descriptor in (go, printed, launcher.ends):
         os.close(descriptor)

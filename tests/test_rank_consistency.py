@@ -25,9 +25,9 @@ from app.train import APPLICATION
 
 pytestmark = pytest.mark.slow
 
-BATCH = 12  # the global batch
+GLOBAL_BATCH = 12  # images
 # Float32 sums in another order; without the weights the difference is 1e-2 and more.
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def fit(size: int, accumulate: int = 1, weighed: bool = True, **options):
@@ -35,7 +35,7 @@ def fit(size: int, accumulate: int = 1, weighed: bool = True, **options):
     world = int(ranks.os.environ.get("WORLD_SIZE", 1))
     model = ranks.Regression()
     callbacks = [RankConsistency(SageMakerEnvironment(), {})] if weighed else []
-    data = ranks.Numbered(size + 4, batch_size=BATCH // world, **options)
+    data = ranks.Numbered(size + 4, batch_size=GLOBAL_BATCH // world, **options)
     ranks.trainer(callbacks, accumulate_grad_batches=accumulate).fit(model, data)
     return model.seen, model.losses, model.gradients, model.weights
 
@@ -45,7 +45,7 @@ def as_one_process(size: int, world: int, accumulate: int = 1):
 
     A global batch is the batches of all ranks, whatever their sizes are.
     """
-    data = ranks.Numbered(size + 4, batch_size=BATCH // world)
+    data = ranks.Numbered(size + 4, batch_size=GLOBAL_BATCH // world)
     data.setup("fit")
     model = ranks.Regression()
     optimizer = model.configure_optimizers()
@@ -54,12 +54,14 @@ def as_one_process(size: int, world: int, accumulate: int = 1):
     for epoch in range(2):
         loaders = [loader_of(data, rank, world, epoch) for rank in range(world)]
         for batch, parts in enumerate(zip(*loaders, strict=True)):
-            loss = model.loss([torch.cat(part) for part in zip(*parts, strict=True)])
+            loss = model.loss([torch.cat(column) for column in zip(*parts, strict=True)])
             losses.append(loss.item())
             (loss / accumulate).backward()
             if (batch + 1) % accumulate == 0 or batch + 1 == len(loaders[0]):
                 gradients.append(
-                    torch.cat([each.grad.flatten().clone() for each in model.parameters()])
+                    torch.cat(
+                        [parameter.grad.flatten().clone() for parameter in model.parameters()]
+                    )
                 )
                 optimizer.step()
                 optimizer.zero_grad()
@@ -77,11 +79,11 @@ def loader_of(data: ranks.Numbered, rank: int, world: int, epoch: int) -> Reside
         "rank": rank,
         "world_size": world,
     }
-    made = ResidentLoader(
+    resident_loader = ResidentLoader(
         loader.data, batch_size=data.batch_size, normalize=loader.normalize, **options
     )
-    made.position = lambda: (epoch, 0)
-    return made
+    resident_loader.position = lambda: (epoch, 0)
+    return resident_loader
 
 
 @pytest.mark.parametrize(
@@ -100,22 +102,26 @@ def test_gradients_losses_and_weights_are_those_of_one_process(
     tmp_path: Path, world, size, accumulate
 ):
     ended = ranks.run(fit, size, accumulate, nodes=[world], folder=tmp_path)
-    assert not any(rank.error for rank in ended), ended[0].said
+    assert not any(rank.error for rank in ended), ended[0].output
     losses, gradients, weights = as_one_process(size, world, accumulate)
     for rank in ended:
         _, _, their_gradients, their_weights = rank.value
         assert len(their_gradients) == len(gradients)
-        for one, many in zip(gradients, their_gradients, strict=True):
-            torch.testing.assert_close(many, one, **CLOSE)
-        torch.testing.assert_close(their_weights, weights, **CLOSE)
+        for gradient, their_gradient in zip(gradients, their_gradients, strict=True):
+            torch.testing.assert_close(their_gradient, gradient, **TOLERANCE)
+        torch.testing.assert_close(their_weights, weights, **TOLERANCE)
     for batch, loss in enumerate(losses):
         sizes = torch.tensor([len(rank.value[0][batch]) for rank in ended])
-        theirs = torch.tensor([rank.value[1][batch] for rank in ended])
-        torch.testing.assert_close(((sizes * theirs).sum() / sizes.sum()).item(), loss, **CLOSE)
+        rank_losses = torch.tensor([rank.value[1][batch] for rank in ended])
+        torch.testing.assert_close(
+            ((sizes * rank_losses).sum() / sizes.sum()).item(), loss, **TOLERANCE
+        )
     # All ranks together see each sample once an epoch.
     for epoch in range(2):
-        half = slice(epoch * len(losses) // 2, (epoch + 1) * len(losses) // 2)
-        numbers = [number for rank in ended for batch in rank.value[0][half] for number in batch]
+        epoch_slice = slice(epoch * len(losses) // 2, (epoch + 1) * len(losses) // 2)
+        numbers = [
+            number for rank in ended for batch in rank.value[0][epoch_slice] for number in batch
+        ]
         assert len(numbers) == len(set(numbers)) == size
 
 
@@ -123,8 +129,8 @@ def test_lightning_in_one_process_is_plain_pytorch():
     """The same global batches by another path: world size 1."""
     _, losses, gradients, weights = fit(41)
     expected = as_one_process(41, 1)
-    torch.testing.assert_close(weights, expected[2], **CLOSE)
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), **CLOSE)
+    torch.testing.assert_close(weights, expected[2], **TOLERANCE)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), **TOLERANCE)
 
 
 def test_it_is_the_weights_that_do_it(tmp_path: Path):
@@ -138,7 +144,7 @@ def fit_with_weighting_alone(size: int):
     """Train two epochs on this rank; return the weights."""
     world = int(ranks.os.environ.get("WORLD_SIZE", 1))
     model = ranks.Regression()
-    data = ranks.Numbered(size + 4, batch_size=BATCH // world)
+    data = ranks.Numbered(size + 4, batch_size=GLOBAL_BATCH // world)
     ranks.trainer([GradientWeighting()]).fit(model, data)
     return model.weights
 
@@ -146,9 +152,9 @@ def fit_with_weighting_alone(size: int):
 def test_the_weighting_alone(tmp_path: Path):
     """It knows nothing of the loader; the ranks tell each other how many samples they have."""
     ended = ranks.run(fit_with_weighting_alone, 41, folder=tmp_path)
-    assert not ended[0].error, ended[0].said
+    assert not ended[0].error, ended[0].output
     for rank in ended:
-        torch.testing.assert_close(rank.value, as_one_process(41, 2)[2], **CLOSE)
+        torch.testing.assert_close(rank.value, as_one_process(41, 2)[2], **TOLERANCE)
 
 
 def plain_ddp(size: int):
@@ -156,7 +162,7 @@ def plain_ddp(size: int):
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     world = torch.distributed.get_world_size()
-    data = ranks.Numbered(size + 4, batch_size=BATCH // world)
+    data = ranks.Numbered(size + 4, batch_size=GLOBAL_BATCH // world)
     data.setup("fit")
     model = ranks.Regression()
     network = model.network
@@ -173,12 +179,12 @@ def plain_ddp(size: int):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_even_batches_are_plain_ddp(tmp_path: Path, world):
-    ours = ranks.run(fit, 36, nodes=[world], folder=tmp_path / "ours")
-    theirs = ranks.run(plain_ddp, 36, nodes=[world], folder=tmp_path / "theirs")
-    assert not theirs[0].error, theirs[0].said
-    for rank in (*ours, *theirs):
+    with_consistency = ranks.run(fit, 36, nodes=[world], folder=tmp_path / "ours")
+    plain = ranks.run(plain_ddp, 36, nodes=[world], folder=tmp_path / "theirs")
+    assert not plain[0].error, plain[0].output
+    for rank in (*with_consistency, *plain):
         weights = rank.value if torch.is_tensor(rank.value) else rank.value[3]
-        torch.testing.assert_close(weights, theirs[0].value, **CLOSE)
+        torch.testing.assert_close(weights, plain[0].value, **TOLERANCE)
 
 
 # What the ranks were told -------------------------------------------------------------------------
@@ -192,9 +198,9 @@ def host(node: int, **variables: str) -> dict[str, str]:
 def fit_by_flags(flags: dict[int, list[str]], *for_all: str) -> int:
     """Train as the program does, with flags that differ by node; return the steps."""
     here = flags.get(int(ranks.os.environ["GROUP_RANK"]), [])
-    made = CommandLine(SageMakerEnvironment.read(), [*for_all, *here], APPLICATION)
-    made.trainer.fit(made.model, made.datamodule)
-    return made.trainer.global_step
+    command_line = CommandLine(SageMakerEnvironment.read(), [*for_all, *here], APPLICATION)
+    command_line.trainer.fit(command_line.model, command_line.datamodule)
+    return command_line.trainer.global_step
 
 
 SHORT = [
@@ -221,12 +227,12 @@ def test_ranks_that_were_told_the_same_train(tmp_path: Path):
             SM_CHECKPOINT_DIR=str(tmp_path / f"two-{node}"),
         ),
     )
-    assert [rank.value for rank in ended] == [2, 2], ended[1].said
-    line = (
+    assert [rank.value for rank in ended] == [2, 2], ended[1].output
+    expected_line = (
         "world_size=2 hosts=2 lr_scaling=sqrt lr=0.001 -> 0.00141421 effective_batch_size=128 "
         "(64 x 2 ranks x 1"
     )
-    assert [line in rank.said for rank in ended] == [True, False]
+    assert [expected_line in rank.output for rank in ended] == [True, False]
 
 
 CONTRADICTIONS = {
@@ -275,7 +281,7 @@ def test_a_contradiction_is_one_line_on_every_rank(tmp_path: Path, variables, fl
     assert len({rank.error for rank in ended}) == 1
     assert ended[0].error.startswith(f"UserError: {says}") and "\n" not in ended[0].error, ended[
         0
-    ].said
+    ].output
 
 
 def test_hosts_with_other_files(tmp_path: Path):
@@ -298,7 +304,7 @@ def test_hosts_with_other_files(tmp_path: Path):
         r"UserError: dataset fingerprint: algo-1 \(rank 0\) has (\w{16}), algo-2 \(rank 1\) "
         r"has (?!\1)\w{16}; give all"
     )
-    assert all(re.match(says, rank.error) for rank in ended), ended[0].said
+    assert all(re.match(says, rank.error) for rank in ended), ended[0].output
 
 
 class Fingerprinted(ranks.Numbered):
@@ -322,7 +328,7 @@ def test_a_users_own_fingerprint(tmp_path: Path):
     says = (
         "UserError: dataset fingerprint: localhost (rank 0) has set 0, localhost (rank 1) has set 1"
     )
-    assert all(rank.error.startswith(says) for rank in ended), ended[0].said
+    assert all(rank.error.startswith(says) for rank in ended), ended[0].output
 
 
 class Uneven(ranks.Numbered):
@@ -347,7 +353,7 @@ def test_epochs_of_different_lengths_are_an_error_and_no_hang(tmp_path: Path):
         "UserError: batches of an epoch: localhost (rank 0) has 2, localhost (rank 1) has 4; "
         "give all hosts as many"
     )
-    assert all(rank.error.startswith(says) for rank in ended), ended[0].said
+    assert all(rank.error.startswith(says) for rank in ended), ended[0].output
 
 
 # The learning rate --------------------------------------------------------------------------------
@@ -355,32 +361,38 @@ def test_epochs_of_different_lengths_are_an_error_and_no_hang(tmp_path: Path):
 torch_schedulers = torch.optim.lr_scheduler
 SCHEDULERS = {
     "none": None,
-    "StepLR": lambda it: torch_schedulers.StepLR(it, 2),
-    "LambdaLR": lambda it: torch_schedulers.LambdaLR(it, lambda step: 1 / (1 + step)),
-    "PolynomialLR": lambda it: torch_schedulers.PolynomialLR(it, 6),
-    "CosineAnnealingLR": lambda it: torch_schedulers.CosineAnnealingLR(it, 6, eta_min=0.01),
-    "CosineAnnealingWarmRestarts": lambda it: torch_schedulers.CosineAnnealingWarmRestarts(
-        it, 3, eta_min=0.01
+    "StepLR": lambda optimizer: torch_schedulers.StepLR(optimizer, 2),
+    "LambdaLR": lambda optimizer: torch_schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "PolynomialLR": lambda optimizer: torch_schedulers.PolynomialLR(optimizer, 6),
+    "CosineAnnealingLR": lambda optimizer: torch_schedulers.CosineAnnealingLR(
+        optimizer, 6, eta_min=0.01
     ),
-    "OneCycleLR": lambda it: torch_schedulers.OneCycleLR(it, max_lr=0.3, total_steps=8),
-    "CyclicLR": lambda it: torch_schedulers.CyclicLR(it, base_lr=0.02, max_lr=0.2, step_size_up=2),
-    "ReduceLROnPlateau": lambda it: torch_schedulers.ReduceLROnPlateau(
-        it, "max", patience=0, min_lr=0.02
+    "CosineAnnealingWarmRestarts": lambda optimizer: torch_schedulers.CosineAnnealingWarmRestarts(
+        optimizer, 3, eta_min=0.01
     ),
-    "SequentialLR": lambda it: torch_schedulers.SequentialLR(
-        it,
+    "OneCycleLR": lambda optimizer: torch_schedulers.OneCycleLR(
+        optimizer, max_lr=0.3, total_steps=8
+    ),
+    "CyclicLR": lambda optimizer: torch_schedulers.CyclicLR(
+        optimizer, base_lr=0.02, max_lr=0.2, step_size_up=2
+    ),
+    "ReduceLROnPlateau": lambda optimizer: torch_schedulers.ReduceLROnPlateau(
+        optimizer, "max", patience=0, min_lr=0.02
+    ),
+    "SequentialLR": lambda optimizer: torch_schedulers.SequentialLR(
+        optimizer,
         [
-            torch_schedulers.LinearLR(it, 0.1, total_iters=3),
-            torch_schedulers.CosineAnnealingLR(it, 5, eta_min=0.01),
+            torch_schedulers.LinearLR(optimizer, 0.1, total_iters=3),
+            torch_schedulers.CosineAnnealingLR(optimizer, 5, eta_min=0.01),
         ],
         milestones=[3],
     ),
-    "ChainedScheduler": lambda it: torch_schedulers.ChainedScheduler(
+    "ChainedScheduler": lambda optimizer: torch_schedulers.ChainedScheduler(
         [
-            torch_schedulers.LinearLR(it, 0.1, total_iters=3),
-            torch_schedulers.ExponentialLR(it, 0.9),
+            torch_schedulers.LinearLR(optimizer, 0.1, total_iters=3),
+            torch_schedulers.ExponentialLR(optimizer, 0.9),
         ],
-        optimizer=it,
+        optimizer=optimizer,
     ),
 }
 
@@ -394,8 +406,8 @@ class Scheduled(ranks.Regression):
         self.rates = []
 
     def configure_optimizers(self):
-        first, *others = self.parameters()
-        groups = [{"params": [first], "lr": 0.1}, {"params": others}]
+        first_parameter, *other_parameters = self.parameters()
+        groups = [{"params": [first_parameter], "lr": 0.1}, {"params": other_parameters}]
         optimizer = torch.optim.SGD(groups, self.lr, momentum=0.9)
         if not SCHEDULERS[self.name]:
             return optimizer
@@ -420,20 +432,20 @@ def curves(scaling: str, stops_at: int | None = None, goes_on: bool = False) -> 
 
     They are those up to a checkpoint, or those from a checkpoint on, if asked for.
     """
-    found = {}
+    rates = {}
     for name in SCHEDULERS:
         model = Scheduled(name)
         path = f"../{name}.ckpt"
-        made = ranks.trainer(
+        trainer = ranks.trainer(
             [RankConsistency(SageMakerEnvironment(), {}, scaling)],
             max_steps=stops_at or 8,
             max_epochs=-1,
         )
-        made.fit(model, ranks.Numbered(44, batch_size=5), ckpt_path=path if goes_on else None)
+        trainer.fit(model, ranks.Numbered(44, batch_size=5), ckpt_path=path if goes_on else None)
         if stops_at:
-            made.save_checkpoint(path)
-        found[name] = model.rates
-    return found
+            trainer.save_checkpoint(path)
+        rates[name] = model.rates
+    return rates
 
 
 def test_learning_rates_of_every_scheduler_are_scaled_and_once_only(tmp_path: Path, monkeypatch):
@@ -441,12 +453,12 @@ def test_learning_rates_of_every_scheduler_are_scaled_and_once_only(tmp_path: Pa
     monkeypatch.chdir(tmp_path / "here")
     plain = curves("none")
     linear = ranks.run(curves, "linear", folder=tmp_path)[0]
-    assert not linear.error, linear.said
+    assert not linear.error, linear.output
     root = ranks.run(curves, "sqrt", nodes=[3], folder=tmp_path)[0].value
     # Two ranks stop after three steps. Then three runs go on: two ranks, one rank alone, and two
     # ranks that do not scale.
     until = ranks.run(curves, "linear", 3, folder=tmp_path)[0].value
-    after = ranks.run(curves, "linear", None, True, folder=tmp_path)[0].value
+    later_curves = ranks.run(curves, "linear", None, True, folder=tmp_path)[0].value
     unscaled = ranks.run(curves, "none", None, True, folder=tmp_path)[0].value
     alone = curves("linear", goes_on=True)
     for name, rates in plain.items():
@@ -457,11 +469,15 @@ def test_learning_rates_of_every_scheduler_are_scaled_and_once_only(tmp_path: Pa
             "until": 2 * rates[:3],
             "after": 2 * rates[3:],
         }
-        found = {"linear": linear.value, "root": root, "until": until, "after": after}
-        for case, curve in found.items():
-            theirs = torch.tensor(curve[name], dtype=torch.float64)
+        all_curves = {"linear": linear.value, "root": root, "until": until, "after": later_curves}
+        for case, curve in all_curves.items():
+            scaled_rates = torch.tensor(curve[name], dtype=torch.float64)
             torch.testing.assert_close(
-                theirs, expected[case], rtol=1e-9, atol=0, msg=f"{name} {case} {theirs} {rates}"
+                scaled_rates,
+                expected[case],
+                rtol=1e-9,
+                atol=0,
+                msg=f"{name} {case} {scaled_rates} {rates}",
             )
         for curve in (alone, unscaled):
             torch.testing.assert_close(
@@ -490,7 +506,9 @@ def test_the_scaling_alone(tmp_path: Path):
     ]
     expected = [[0.1 * 2 * 0.1 ** (step // 2)] for step in range(8)]
     assert len(rates) == 8
-    torch.testing.assert_close(torch.tensor([[one[0]] for one in rates]), torch.tensor(expected))
+    torch.testing.assert_close(
+        torch.tensor([[epoch_rates[0]] for epoch_rates in rates]), torch.tensor(expected)
+    )
     with pytest.raises(
         UserError, match=r"\(rule=...\): found 'cubic', allowed is one of none, lin"
     ):
@@ -513,35 +531,41 @@ def test_with_an_optimizer_by_flags(tmp_path: Path):
         "--trainer.devices=2",
         folder=tmp_path,
     )
-    assert "lr_scaling=linear lr=0.01 -> 0.02 effective_batch_size=128" in ended[0].said, ended[
+    assert "lr_scaling=linear lr=0.01 -> 0.02 effective_batch_size=128" in ended[0].output, ended[
         0
-    ].said
+    ].output
 
 
 def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    made = CommandLine(SageMakerEnvironment(), [*SHORT, "--lr_scaling=linear"], APPLICATION)
-    made.trainer.fit(made.model, made.datamodule)
-    assert made.trainer.optimizers[0].param_groups[0]["lr"] == 1e-3
+    command_line = CommandLine(SageMakerEnvironment(), [*SHORT, "--lr_scaling=linear"], APPLICATION)
+    command_line.trainer.fit(command_line.model, command_line.datamodule)
+    assert command_line.trainer.optimizers[0].param_groups[0]["lr"] == 1e-3
     assert "lr_scaling" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [({}, True), ({"gradient_as_bucket_view": False}, False)]
+    ("strategy_options", "expected"), [({}, True), ({"gradient_as_bucket_view": False}, False)]
 )
-def test_gradients_are_exchanged_where_they_are_unless_told_otherwise(given, expected):
-    trainer = Trainer(accelerator="cpu", devices=2, strategy=DDPStrategy(**given), logger=False)
+def test_gradients_are_exchanged_where_they_are_unless_told_otherwise(strategy_options, expected):
+    trainer = Trainer(
+        accelerator="cpu", devices=2, strategy=DDPStrategy(**strategy_options), logger=False
+    )
     RankConsistency(SageMakerEnvironment(), {}).setup(trainer, None, "fit")
     assert trainer.strategy._ddp_kwargs["gradient_as_bucket_view"] == expected
 
 
-@pytest.mark.parametrize(("ranks", "static", "told"), [(2, True, 0), (3, True, 1), (3, False, 0)])
-def test_buckets_of_another_order_after_the_first_step_are_told(capsys, ranks, static, told):
+@pytest.mark.parametrize(
+    ("ranks", "static", "warnings_expected"), [(2, True, 0), (3, True, 1), (3, False, 0)]
+)
+def test_buckets_of_another_order_after_the_first_step_are_told(
+    capsys, ranks, static, warnings_expected
+):
     trainer = Trainer(
         accelerator="cpu", devices=ranks, strategy=DDPStrategy(static_graph=static), logger=False
     )
     RankConsistency(SageMakerEnvironment(), {}).setup(trainer, None, "fit")
     assert (
         capsys.readouterr().out.count("static_graph adds the gradients of 3 ranks in another order")
-        == told
+        == warnings_expected
     )

@@ -48,7 +48,7 @@ def train(folder: str, fails: int = -1) -> Own:
 
 
 def interrupted() -> tuple:
-    """Return whether the weights are those of a run left alone, and what was loaded."""
+    """Return whether the weights are those of an uninterrupted run, and what was loaded."""
     alone = train("alone")
     with suppress(RuntimeError):
         train("run", fails=8)
@@ -59,7 +59,7 @@ def interrupted() -> tuple:
 @pytest.mark.slow
 def test_each_rank_has_its_own(tmp_path: Path):
     ended = ranks.run(interrupted, folder=tmp_path)
-    assert [one.value for one in ended] == [
+    assert [ended_rank.value for ended_rank in ended] == [
         (True, True, {"rank": 0, "count": 8}),
         (True, True, {"rank": 1, "count": 16}),
-    ], [one.error for one in ended]
+    ], [ended_rank.error for ended_rank in ended]

@@ -1,4 +1,4 @@
-"""The examination of public packages (docs/real-projects.md), with scripts that need none.
+"""The examination of public packages (docs/real-projects.md), on scripts without any.
 
 It sees what differs.
 """
@@ -33,7 +33,7 @@ torch.save(kept, "weights.pt")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kept", "outcome"),
+    ("saved_expression", "outcome"),
     [
         ("model.state_dict()", "identical"),
         (
@@ -42,22 +42,25 @@ torch.save(kept, "weights.pt")
         ),
     ],
 )
-def test_a_script_is_interrupted_and_compared(tmp_path, monkeypatch, kept, outcome):
+def test_a_script_is_interrupted_and_compared(tmp_path, monkeypatch, saved_expression, outcome):
     monkeypatch.setattr(real_projects, "PROJECTS", tmp_path)
-    monkeypatch.setattr(real_projects, "PATHS", [str(ROOT), str(ROOT / "tests")])
-    (tmp_path / "small.py").write_text(SCRIPT.replace("{KEPT}", kept))
-    told = real_projects.examine("small", 1, 4, tmp_path / "jobs")
-    table = real_projects.table([told])
-    assert outcome in table and "| small " in table, told
-    assert "crashed" not in table, told
+    monkeypatch.setattr(real_projects, "EXTRA_PATHS", [str(ROOT), str(ROOT / "tests")])
+    (tmp_path / "small.py").write_text(SCRIPT.replace("{KEPT}", saved_expression))
+    report = real_projects.examine("small", 1, 4, tmp_path / "jobs")
+    table = real_projects.table([report])
+    assert outcome in table and "| small " in table, report
+    assert "crashed" not in table, report
 
 
 def test_one_bit_is_a_difference():
-    before = {"a": [torch.tensor([1.0, 0.0]), 3], "b": {"c": 1.0}}
-    after = {"a": [torch.tensor([1.0, -0.0]), 3], "b": {"c": 1.0}}
-    one, other = real_projects.flat(before), real_projects.flat(after)
-    assert not real_projects.differences(one, real_projects.flat(before))
-    assert real_projects.differences(one, other) == "1 of 3 differ, such as .a.0"
+    original = {"a": [torch.tensor([1.0, 0.0]), 3], "b": {"c": 1.0}}
+    changed = {"a": [torch.tensor([1.0, -0.0]), 3], "b": {"c": 1.0}}
+    original_leaves = real_projects.flat(original)
+    changed_leaves = real_projects.flat(changed)
+    assert not real_projects.differences(original_leaves, real_projects.flat(original))
+    assert (
+        real_projects.differences(original_leaves, changed_leaves) == "1 of 3 differ, such as .a.0"
+    )
 
 
 def test_each_script_names_its_package_and_what_it_trains():
@@ -70,18 +73,18 @@ def test_each_script_names_its_package_and_what_it_trains():
 
 
 def test_the_command_of_the_page():
-    """It installs packages, so that a test does not run it: it is one that the program takes."""
+    """The program accepts the command, which installs packages; no test runs it."""
     (command,) = re.findall(
         r"^```sh\n(.*?)^```$",
         (ROOT / "docs/real-projects.md").read_text(),
         re.MULTILINE | re.DOTALL,
     )
-    said = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-c", f"{command.strip()} --dry-run"], cwd=ROOT, text=True, stdout=subprocess.PIPE
     )
-    (line,) = [line for line in said.stdout.splitlines() if "tests.real_projects" in line]
-    words = line.split("tests.real_projects")[1].split()
-    assert real_projects.parser().parse_args(words).names == ["lightly"]
+    (line,) = [line for line in completed.stdout.splitlines() if "tests.real_projects" in line]
+    arguments = line.split("tests.real_projects")[1].split()
+    assert real_projects.parser().parse_args(arguments).names == ["lightly"]
 
 
 def test_the_table_is_replaced_and_nothing_else():

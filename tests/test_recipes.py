@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 RECIPES = sorted(path.stem for path in (ROOT / "app/recipes").glob("*.yaml"))
 # A CPU has no use for bfloat16, and the tests' image has no compiler.
-MINIATURE = [
+MINIATURE_FLAGS = [
     "--trainer.precision=32-true",
     "--trainer.accelerator=cpu",
     "--trainer.max_steps=2",
@@ -42,7 +42,7 @@ def made(folder, *flags: str) -> CommandLine:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_in_miniature(recipe, cifar, tmp_path):
-    flags = [f"--config={recipe}", f"--data.data_dir={cifar}", *MINIATURE]
+    flags = [f"--config={recipe}", f"--data.data_dir={cifar}", *MINIATURE_FLAGS]
     flags += (
         ["--data=CIFAR10DataModule"] if recipe in ("cpu", "original") else ["--model.compile=false"]
     )
@@ -50,8 +50,8 @@ def test_a_recipe_in_miniature(recipe, cifar, tmp_path):
     cli = made(tmp_path, *flags)
     cli.trainer.fit(cli.model, cli.datamodule)
     assert cli.trainer.global_step == 2
-    (found,) = cli.trainer.test(cli.model, cli.datamodule, verbose=False)
-    assert 0 <= found["test_acc"] <= 1
+    (metrics,) = cli.trainer.test(cli.model, cli.datamodule, verbose=False)
+    assert 0 <= metrics["test_acc"] <= 1
 
 
 def test_there_are_these_recipes():
@@ -59,20 +59,20 @@ def test_there_are_these_recipes():
 
 
 def test_a_recipe_is_given_by_its_name_or_by_its_file(cifar, tmp_path):
-    more = [f"--data.data_dir={cifar}", "--data=CIFAR10DataModule"]
+    data_flags = [f"--data.data_dir={cifar}", "--data=CIFAR10DataModule"]
     for config in (
         ["--config=original"],
         ["--config", "original"],
         [f"--config={ROOT}/app/recipes/original.yaml"],
     ):
-        cli = made(tmp_path, *config, *more)
+        cli = made(tmp_path, *config, *data_flags)
         assert (cli.datamodule.batch_size, cli.datamodule.val_split, cli.trainer.max_epochs) == (
             32,
             0.2,
             5,
         )
         assert cli.config.optimizer.class_path == "torch.optim.Adam"
-    cli = made(tmp_path, "--config=original", "--data.batch_size=7", *more)
+    cli = made(tmp_path, "--config=original", "--data.batch_size=7", *data_flags)
     assert cli.datamodule.batch_size == 7  # a flag has priority over a recipe
 
 
@@ -128,11 +128,13 @@ def test_the_layout_changes_no_result():
     plain = ResNet18(num_classes=10)
     images = torch.rand(16, 3, 32, 32)
     labels = torch.arange(16) % 10
-    other = ResNet18(num_classes=10, channels_last=True)
-    other.load_state_dict(plain.state_dict())
-    assert other.network.layer1[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    channels_last = ResNet18(num_classes=10, channels_last=True)
+    channels_last.load_state_dict(plain.state_dict())
+    assert channels_last.network.layer1[0].conv1.weight.is_contiguous(
+        memory_format=torch.channels_last
+    )
     losses = []
-    for model in (plain, other):
+    for model in (plain, channels_last):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for _ in range(3):
             loss = nn.functional.cross_entropy(model(images), labels)
@@ -164,7 +166,7 @@ def test_label_smoothing(tmp_path):
         losses.append(model.training_step((images, labels), 0))
     torch.manual_seed(0)
     logits = ResNet18(num_classes=10)(images).log_softmax(1)
-    wanted = [-(0.7 * logits[range(8), labels].mean() + 0.3 * logits.mean())]
-    assert torch.allclose(losses[1], wanted[0], atol=1e-5) and not torch.allclose(
+    expected = [-(0.7 * logits[range(8), labels].mean() + 0.3 * logits.mean())]
+    assert torch.allclose(losses[1], expected[0], atol=1e-5) and not torch.allclose(
         losses[0], losses[1]
     )

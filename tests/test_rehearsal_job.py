@@ -25,7 +25,7 @@ from rehearsal.api.service import Service
 from rehearsal.engines import processes
 from rehearsal.engines.processes import Process, Processes
 from rehearsal.jobs import logs, schedule
-from rehearsal.jobs.job import NOTES, Job, Place
+from rehearsal.jobs.job import MAX_NOTES, Job, Place
 from rehearsal.jobs.masking import Mask
 from rehearsal.jobs.metrics import Metrics
 from rehearsal.jobs.record import ENDED, Record
@@ -276,12 +276,12 @@ def test_a_line_that_is_no_progress(rehearsed, line):
 
 def test_notes_without_end(rehearsed):
     job = rehearsed.job()
-    for number in range(2 * NOTES):
+    for number in range(2 * MAX_NOTES):
         job.note(f"note {number}")
     rehearsed.container().end(0)
     notes = ended(job).notes
-    assert len(notes) == NOTES + 1 and notes[-2:] == [
-        f"note {NOTES - 1}",
+    assert len(notes) == MAX_NOTES + 1 and notes[-2:] == [
+        f"note {MAX_NOTES - 1}",
         "more notes are left out",
     ]
 
@@ -445,7 +445,7 @@ def test_a_line_without_end_is_several():
     """It is split: neither kept as a whole, nor copied for each chunk."""
     size = 0
     for line in logs.lines(bytes(2**16) for _ in range(1000)):
-        assert len(line) <= logs.EVENT
+        assert len(line) <= logs.MAX_EVENT_BYTES
         size += len(line)
     assert size == 1000 * 2**16
 

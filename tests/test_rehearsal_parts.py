@@ -1244,7 +1244,7 @@ def test_a_metric_that_cannot_be(regex):
 
 def events(client, stream: str) -> list[str]:
     """Return the messages of a stream."""
-    key = {"logGroupName": logs.GROUP, "logStreamName": stream, "startFromHead": True}
+    key = {"logGroupName": logs.LOG_GROUP, "logStreamName": stream, "startFromHead": True}
     found = []
     page = client.get_log_events(**key)
     while page["events"]:
@@ -1262,19 +1262,21 @@ def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
     assert (point.step, point.values) == (3, {"step": 3.0, "loss": 0.5})
     assert found.line("algo-1", "") is None and found.line("algo-2", "ü" * 200_000) is None
     found.send()
-    for number in range(logs.BATCH + 1):
+    for number in range(logs.MAX_BATCH_EVENTS + 1):
         found.line("algo-1", f"line {number}")
     found.send()
     found.send()
-    streams = client.describe_log_streams(logGroupName=logs.GROUP, logStreamNamePrefix="job/")[
+    streams = client.describe_log_streams(logGroupName=logs.LOG_GROUP, logStreamNamePrefix="job/")[
         "logStreams"
     ]
     first, second = (stream["logStreamName"] for stream in streams)
     assert first == f"job/algo-1-{found.made}"
-    lines = [f"line {number}" for number in range(logs.BATCH + 1)]
+    lines = [f"line {number}" for number in range(logs.MAX_BATCH_EVENTS + 1)]
     assert events(client, first) == ["step=3 loss=0.5", *lines]
     (long,) = events(client, second)
-    assert set(long) == {"ü"} and len(long.encode()) == logs.EVENT - logs.EVENT % 2
+    assert (
+        set(long) == {"ü"} and len(long.encode()) == logs.MAX_EVENT_BYTES - logs.MAX_EVENT_BYTES % 2
+    )
     assert (tmp_path / "algo-1.log").read_text().splitlines() == ["step=3 loss=0.5", "", *lines]
-    assert found.shown() == {"algo-1": lines[-logs.SHOWN :], "algo-2": ["ü" * 200_000]}
+    assert found.shown() == {"algo-1": lines[-logs.SHOWN_LINES :], "algo-2": ["ü" * 200_000]}
     logs.Logs(client, "job-2", tmp_path / "2").open("algo-1")  # the log group exists already

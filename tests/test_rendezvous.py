@@ -14,12 +14,12 @@ from sagemaker_lightning.contract import rendezvous
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 
-TWO = SageMakerEnvironment(hosts=("algo-1", "algo-2"), current_host="algo-2")
-THERE = socket.if_nameindex()[0][1]
+TWO_HOSTS = SageMakerEnvironment(hosts=("algo-1", "algo-2"), current_host="algo-2")
+INTERFACE = socket.if_nameindex()[0][1]
 
 
 def test_one_host_needs_nothing():
-    assert rendezvous.variables(SageMakerEnvironment(network_interface=THERE)) == {}
+    assert rendezvous.variables(SageMakerEnvironment(network_interface=INTERFACE)) == {}
 
 
 def test_the_first_host_as_sagemaker_sorts_them_is_the_main_one():
@@ -48,13 +48,15 @@ def test_the_port_that_the_user_set(port):
         rendezvous.main_port({"MASTER_PORT": port})
 
 
-@pytest.mark.parametrize(("named", "expected"), [(THERE, THERE), ("ethwe", None), (None, None)])
+@pytest.mark.parametrize(
+    ("named", "expected"), [(INTERFACE, INTERFACE), ("ethwe", None), (None, None)]
+)
 def test_only_an_interface_that_this_machine_has_is_named(tmp_path, named, expected):
     environment = SageMakerEnvironment(
-        hosts=TWO.hosts, current_host="algo-2", network_interface=named
+        hosts=TWO_HOSTS.hosts, current_host="algo-2", network_interface=named
     )
-    found = rendezvous.network(environment, devices=tmp_path)
-    assert found == (
+    variables_set = rendezvous.network(environment, devices=tmp_path)
+    assert variables_set == (
         dict.fromkeys(["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"], expected) if expected else {}
     )
 
@@ -67,17 +69,17 @@ def test_efa_is_where_its_device_and_its_provider_are(tmp_path, monkeypatch, cap
     tool.write_text(f'#!/bin/sh\n[ "$*" = "-p efa" ] && exit {0 if provider else 61}\nexit 1\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    assert rendezvous.network(TWO, devices=tmp_path / "infiniband") == {}
+    assert rendezvous.network(TWO_HOSTS, devices=tmp_path / "infiniband") == {}
     (tmp_path / "infiniband").mkdir()
     (tmp_path / "infiniband/uverbs0").touch()
-    assert rendezvous.network(TWO, devices=tmp_path / "infiniband") == (
+    assert rendezvous.network(TWO_HOSTS, devices=tmp_path / "infiniband") == (
         {"FI_PROVIDER": "efa"} if provider else {}
     )
     assert ("warning: this host has EFA devices" in capsys.readouterr().out) == (not provider)
 
 
 def test_an_interface_that_this_machine_has_not_is_forgotten(capsys):
-    """SDK 3's local mode names ethwe where there is eth0."""
+    """SDK 3's local mode names ethwe, but the container has eth0."""
     variables = {"NCCL_SOCKET_IFNAME": "ethwe", "GLOO_SOCKET_IFNAME": "ethwe", "NCCL_DEBUG": "INFO"}
     rendezvous.forget_absent_interface(SageMakerEnvironment(network_interface="ethwe"), variables)
     assert variables == {"NCCL_DEBUG": "INFO"}
@@ -85,7 +87,7 @@ def test_an_interface_that_this_machine_has_not_is_forgotten(capsys):
 
 
 def test_an_interface_that_is_there_or_that_the_user_named_stays():
-    for interface, variable in ((THERE, THERE), ("ethwe", "ib0"), (None, "ethwe")):
+    for interface, variable in ((INTERFACE, INTERFACE), ("ethwe", "ib0"), (None, "ethwe")):
         variables = {"NCCL_SOCKET_IFNAME": variable}
         rendezvous.forget_absent_interface(
             SageMakerEnvironment(network_interface=interface), variables
@@ -108,18 +110,20 @@ def test_the_wait_for_names_ends_with_its_limit(monkeypatch):
     The clock is the test's: the pauses before the last one add up to 0.475 s, and the next one
     would be 0.3375 s.
     """
-    now = [0.0]
+    clock = [0.0]
     slept = []
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
-        now[0] = round(now[0] + seconds, 6)
+        clock[0] = round(clock[0] + seconds, 6)
 
     def resolve(host, port) -> None:
         if host != "there":
             raise socket.gaierror(socket.EAI_NONAME, "no such name")
 
-    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(
+        rendezvous, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+    )
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     says = r"host algo-2: its name did not resolve within 1 s \(no such name\)"
     with pytest.raises(UserError, match=says):
@@ -133,23 +137,23 @@ def test_a_name_that_resolves_later_is_waited_for(monkeypatch):
     The real resolver is asked for another name the first three times; in tests/test_nodes.py a real
     name resolves late.
     """
-    asked = []
+    names_asked = []
     real = socket.getaddrinfo
     monkeypatch.setattr(
         socket,
         "getaddrinfo",
-        lambda host, port: asked.append(host) or real(_late(host, asked), port),
+        lambda host, port: names_asked.append(host) or real(_late(host, names_asked), port),
     )
     rendezvous.wait_for_names(("algo-2",), limit=30)
-    assert len(asked) == 4
+    assert len(names_asked) == 4
 
 
-def _late(host: str, asked: list[str]) -> str:
-    return "localhost" if len(asked) > 3 else f"{host}.invalid"
+def _late(host: str, names_asked: list[str]) -> str:
+    return "localhost" if len(names_asked) > 3 else f"{host}.invalid"
 
 
 def test_pauses_grow_up_to_a_limit():
     pauses = rendezvous.pauses()
-    found = [next(pauses) for _ in range(20)]
-    assert found == sorted(found) and found[0] == 0.1 and found[-1] == 5
+    seconds = [next(pauses) for _ in range(20)]
+    assert seconds == sorted(seconds) and seconds[0] == 0.1 and seconds[-1] == 5
     assert next(itertools.islice(pauses, 5000, None)) == 5  # hours later

@@ -23,22 +23,22 @@ def cases(count: int = 2000):
 def once(parts, total: int) -> bool:
     """Return whether parts, in this order, have each row from 0 to `total` once."""
     bounds = [(part.start, part.stop) for part in parts]
-    return [0, *(last for _, last in bounds)] == [*(first for first, _ in bounds), total]
+    return [0, *(stop for _, stop in bounds)] == [*(start for start, _ in bounds), total]
 
 
 def test_the_hosts_have_every_row_once():
     for total, hosts in cases():
-        parts = [partition.rows(total, hosts, host) for host in range(hosts)]
-        assert once(parts, total)
+        host_rows = [partition.rows(total, hosts, host) for host in range(hosts)]
+        assert once(host_rows, total)
         # Of 10**15 rows, computed with floats.
-        assert max(map(len, parts)) - min(map(len, parts)) <= (1 if total < 10**9 else 2)
+        assert max(map(len, host_rows)) - min(map(len, host_rows)) <= (1 if total < 10**9 else 2)
 
 
 def test_the_rows_are_the_articles():
     for total, hosts in cases():
         for host in random.Random(total).sample(range(hosts), min(hosts, 3)):
-            part = partition.rows(total, hosts, host)
-            assert (part.start, part.stop) == (
+            host_rows = partition.rows(total, hosts, host)
+            assert (host_rows.start, host_rows.stop) == (
                 round(host * total / hosts),
                 round((host + 1) * total / hosts),
             )
@@ -50,10 +50,10 @@ def test_so_have_weighted_hosts():
     for total, hosts in cases(60):
         weights = [draw.choice([0, 0.5, 1, 1, 4, 8.25]) for _ in range(hosts)]
         weights[draw.randrange(hosts)] = 3
-        parts = partition.weighted(total, weights)
-        assert once(parts, total)
-        for part, weight in zip(parts, weights, strict=True):
-            assert abs(len(part) - total * weight / sum(weights)) <= 1 + total * 1e-12
+        host_rows = partition.weighted(total, weights)
+        assert once(host_rows, total)
+        for share, weight in zip(host_rows, weights, strict=True):
+            assert abs(len(share) - total * weight / sum(weights)) <= 1 + total * 1e-12
         # For more rows, the divisions of floats and of integers may round differently.
         if total < 10**9:
             assert partition.weighted(total, [2.5] * hosts) == [
@@ -63,19 +63,23 @@ def test_so_have_weighted_hosts():
 
 def test_so_have_the_devices_of_a_host():
     for total, hosts in cases(60):
-        part = partition.rows(total, hosts, hosts // 2)
-        pieces = partition.devices(part, 8)
+        host_rows = partition.rows(total, hosts, hosts // 2)
+        device_rows = partition.devices(host_rows, 8)
         assert once(
-            [range(one.start - part.start, one.stop - part.start) for one in pieces], len(part)
+            [
+                range(share.start - host_rows.start, share.stop - host_rows.start)
+                for share in device_rows
+            ],
+            len(host_rows),
         )
 
 
 def test_groups_share_by_weight_in_any_order():
     hosts = {"big": ["algo-1", "algo-10"], "small": ["algo-2", "algo-3", "algo-4"]}
     weights = {"big": 4, "small": 1}
-    parts = partition.groups(1100, hosts, weights)
-    assert once([parts[host] for host in sorted(parts)], 1100)
-    assert {host: len(part) for host, part in parts.items()} == {
+    host_rows = partition.groups(1100, hosts, weights)
+    assert once([host_rows[host] for host in sorted(host_rows)], 1100)
+    assert {host: len(share) for host, share in host_rows.items()} == {
         "algo-1": 400,
         "algo-10": 400,
         "algo-2": 100,
@@ -83,27 +87,30 @@ def test_groups_share_by_weight_in_any_order():
         "algo-4": 100,
     }
     turned = {name: hosts[name][::-1] for name in reversed(hosts)}
-    assert partition.groups(1100, turned, dict(reversed(weights.items()))) == parts
+    assert partition.groups(1100, turned, dict(reversed(weights.items()))) == host_rows
 
 
 def test_files_are_numbered_on():
     counts = {"b.npy": 5, "a.npy": 3, "c.npy": 0}
-    found = partition.files(counts)
-    assert found == {"a.npy": range(3), "b.npy": range(3, 8), "c.npy": range(8, 8)}
+    starts = partition.files(counts)
+    assert starts == {"a.npy": range(3), "b.npy": range(3, 8), "c.npy": range(8, 8)}
 
 
 def test_what_is_missing():
     draw = random.Random(3)
     for _ in range(3000):
-        part = range(first := draw.randrange(30), first + draw.randrange(30))
-        done = [
-            range(at := draw.randrange(70), at + draw.randrange(12))
+        host_rows = range(start := draw.randrange(30), start + draw.randrange(30))
+        finished = [
+            range(position := draw.randrange(70), position + draw.randrange(12))
             for _ in range(draw.randrange(8))
         ]
-        wanted = sorted(set(part) - set().union(*map(set, done)))
-        found = partition.missing(part, done)
-        assert list(itertools.chain(*found)) == wanted and all(found)
-        assert all(one.stop < other.start for one, other in itertools.pairwise(found))
+        missing_rows = sorted(set(host_rows) - set().union(*map(set, finished)))
+        missing_ranges = partition.missing(host_rows, finished)
+        assert list(itertools.chain(*missing_ranges)) == missing_rows and all(missing_ranges)
+        assert all(
+            range_before.stop < range_after.start
+            for range_before, range_after in itertools.pairwise(missing_ranges)
+        )
 
 
 @pytest.mark.parametrize("wrong", [(-1, 1, 0), (5, 2, 2), (5, 2, -1), (5, 0, 0)])

@@ -29,10 +29,10 @@ def test_npy(tmp_path, dtype, order):
 
 
 @pytest.mark.parametrize(
-    "kind", [pyarrow.list_(pyarrow.float32()), pyarrow.list_(pyarrow.float64(), 3)]
+    "list_type", [pyarrow.list_(pyarrow.float32()), pyarrow.list_(pyarrow.float64(), 3)]
 )
-def test_parquet_with_a_column_of_lists(tmp_path, kind):
-    table = Table.read(parquet(tmp_path, embedding=pyarrow.array(ROWS.tolist(), kind)), "x")
+def test_parquet_with_a_column_of_lists(tmp_path, list_type):
+    table = Table.read(parquet(tmp_path, embedding=pyarrow.array(ROWS.tolist(), list_type)), "x")
     assert np.array_equal(table[range(4)], ROWS)
 
 
@@ -53,34 +53,34 @@ def test_several_files_are_one_table(tmp_path):
 
 def test_the_fingerprint_is_that_of_names_and_numbers(tmp_path):
     np.save(tmp_path / "a.npy", ROWS)
-    first = Table.read(tmp_path, "x").fingerprint
-    assert Table.read(tmp_path, "y").fingerprint == first
-    other = ROWS.copy()
-    other[3, 2] += 1e-3
-    np.save(tmp_path / "a.npy", other)
-    assert Table.read(tmp_path, "x").fingerprint != first
+    fingerprint = Table.read(tmp_path, "x").fingerprint
+    assert Table.read(tmp_path, "y").fingerprint == fingerprint
+    changed = ROWS.copy()
+    changed[3, 2] += 1e-3
+    np.save(tmp_path / "a.npy", changed)
+    assert Table.read(tmp_path, "x").fingerprint != fingerprint
     np.save(tmp_path / "a.npy", ROWS)
     (tmp_path / "a.npy").rename(tmp_path / "b.npy")
-    assert Table.read(tmp_path, "x").fingerprint != first
+    assert Table.read(tmp_path, "x").fingerprint != fingerprint
 
 
 def test_the_fingerprint_is_that_of_all_rows_however_many_are_read_at_a_time(tmp_path, monkeypatch):
     """Here 2 of 4 at a time; the pieces of a real file have 64 MiB."""
     np.save(tmp_path / "a.npy", ROWS)
     at_once = Table.read(tmp_path, "x").fingerprint
-    monkeypatch.setattr(embeddings, "PIECE", 2 * ROWS[0].nbytes)
+    monkeypatch.setattr(embeddings, "PIECE_BYTES", 2 * ROWS[0].nbytes)
     assert Table.read(tmp_path, "x").fingerprint == at_once
-    found = set()
+    fingerprints = set()
     for row in range(len(ROWS)):
-        other = ROWS.copy()
-        other[row, 2] += 1e-3
-        np.save(tmp_path / "a.npy", other)
-        found.add(Table.read(tmp_path, "x").fingerprint)
-    assert len(found - {at_once}) == len(ROWS)
+        changed = ROWS.copy()
+        changed[row, 2] += 1e-3
+        np.save(tmp_path / "a.npy", changed)
+        fingerprints.add(Table.read(tmp_path, "x").fingerprint)
+    assert len(fingerprints - {at_once}) == len(ROWS)
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"e": [[1.0, 2.0], [1.0]]}, "its lists have 1 to 2 numbers"),
         ({"e": [[1.0, 2.0], None]}, "it has rows that are null"),
@@ -91,10 +91,10 @@ def test_the_fingerprint_is_that_of_all_rows_however_many_are_read_at_a_time(tmp
         ({"e": [1, 2]}, "is int64 [2, 1]"),
     ],
 )
-def test_a_parquet_file_that_is_wrong(tmp_path, columns, said):
+def test_a_parquet_file_that_is_wrong(tmp_path, columns, message):
     with pytest.raises(UserError, match="x: rows.parquet") as error:
         Table.read(parquet(tmp_path, **columns), "x")
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_parquet_file_that_is_damaged(tmp_path):
@@ -104,9 +104,9 @@ def test_a_parquet_file_that_is_damaged(tmp_path):
 
 
 def test_a_number_beyond_float32(tmp_path):
-    rows = ROWS.astype(np.float64)
-    rows[2, 1] = 1e300
-    np.save(tmp_path / "rows.npy", rows)
+    wide_rows = ROWS.astype(np.float64)
+    wide_rows[2, 1] = 1e300
+    np.save(tmp_path / "rows.npy", wide_rows)
     with pytest.raises(
         UserError, match="x: rows.npy, row 2 has a number that is not finite in float32"
     ):

@@ -74,22 +74,22 @@ def rates(tmp_path, *flags: str) -> list[float]:
     environment = SageMakerEnvironment(
         model_dir=tmp_path / "m", output_data_dir=tmp_path, checkpoint_dir=tmp_path / "c"
     )
-    given = [
+    all_flags = [
         "--trainer.max_epochs=2",
         "--trainer.accelerator=cpu",
         "--optimizer=SGD",
         "--optimizer.lr=2.0",
         *flags,
     ]
-    cli = CommandLine(environment, [*SMALL, *given], APPLICATION)
-    cli.trainer.callbacks.append(seen := Rates())
+    cli = CommandLine(environment, [*SMALL, *all_flags], APPLICATION)
+    cli.trainer.callbacks.append(recorded_rates := Rates())
     cli.trainer.fit(cli.model, cli.datamodule)
-    return seen.seen
+    return recorded_rates.seen
 
 
 def test_it_is_stepped_after_each_batch(tmp_path):
-    found = rates(tmp_path, "--lr_scheduler=app.schedule.Triangle")
-    assert found == pytest.approx([0, 1, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25])
+    rates_seen = rates(tmp_path, "--lr_scheduler=app.schedule.Triangle")
+    assert rates_seen == pytest.approx([0, 1, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25])
 
 
 def test_a_cycle_that_is_shorter_than_the_run_is_refused_at_its_start(tmp_path):
@@ -102,7 +102,7 @@ def test_a_cycle_that_is_shorter_than_the_run_is_refused_at_its_start(tmp_path):
 
 
 def test_so_is_torchs_one_cycle(tmp_path):
-    found = rates(
+    rates_seen = rates(
         tmp_path,
         "--lr_scheduler=OneCycleLR",
         "--lr_scheduler.max_lr=2",
@@ -110,17 +110,17 @@ def test_so_is_torchs_one_cycle(tmp_path):
     )
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
     scheduler = OneCycleLR(optimizer, 2, total_steps=10)
-    wanted = []
+    expected = []
     for _ in range(10):
-        wanted.append(optimizer.param_groups[0]["lr"])
+        expected.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    assert found == pytest.approx(wanted)
+    assert rates_seen == pytest.approx(expected)
 
 
 def test_others_are_stepped_after_each_epoch(tmp_path):
-    found = rates(tmp_path, "--lr_scheduler=ExponentialLR", "--lr_scheduler.gamma=0.5")
-    assert found == [2.0] * 5 + [1.0] * 5
+    rates_seen = rates(tmp_path, "--lr_scheduler=ExponentialLR", "--lr_scheduler.gamma=0.5")
+    assert rates_seen == [2.0] * 5 + [1.0] * 5
 
 
 def test_a_run_without_an_end_has_no_triangle(tmp_path):

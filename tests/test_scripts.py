@@ -33,12 +33,12 @@ def aws(tmp_path_factory) -> str:
         yield endpoint
 
 
-def failed(done: subprocess.CompletedProcess) -> str:
+def failed(completed: subprocess.CompletedProcess) -> str:
     """Return the one line of a script that failed."""
-    assert done.returncode != 0
-    assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
-    assert done.stderr.startswith("error: ")
-    return done.stderr
+    assert completed.returncode != 0
+    assert (completed.stdout, completed.stderr.count("\n")) == ("", 1), completed.stderr
+    assert completed.stderr.startswith("error: ")
+    return completed.stderr
 
 
 def image_uri(
@@ -68,8 +68,10 @@ def regions() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("region", "suffix"), regions())
 def test_the_address_in_each_partition(region, suffix):
-    done = image_uri("team/app", "1.0", ACCOUNT=ACCOUNT, AWS_REGION=region)
-    assert done.stdout == f"{ACCOUNT}.dkr.ecr.{region}.{suffix}/team/app:1.0\n", done.stderr
+    completed = image_uri("team/app", "1.0", ACCOUNT=ACCOUNT, AWS_REGION=region)
+    assert completed.stdout == f"{ACCOUNT}.dkr.ecr.{region}.{suffix}/team/app:1.0\n", (
+        completed.stderr
+    )
 
 
 def test_the_partitions_that_everybody_asks_for_are_among_them():
@@ -80,13 +82,14 @@ def test_account_region_repository_and_tag_have_defaults(aws):
     version = subprocess.check_output(
         ["git", "describe", "--tags", "--always", "--dirty"], cwd=ROOT, text=True
     ).strip()
-    done = image_uri(endpoint=aws, AWS_REGION="", AWS_DEFAULT_REGION="eu-west-1")
+    completed = image_uri(endpoint=aws, AWS_REGION="", AWS_DEFAULT_REGION="eu-west-1")
     assert (
-        done.stdout == f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/sagemaker-lightning:{version}\n"
-    ), done.stderr
+        completed.stdout
+        == f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/sagemaker-lightning:{version}\n"
+    ), completed.stderr
 
 
-WRONG = {
+MISTAKES = {
     "an account": (["a"], {"ACCOUNT": "123"}, "ACCOUNT: found '123', allowed are 12 digits"),
     "a region": (["a1"], {"AWS_REGION": "mars"}, "AWS_REGION: found 'mars'"),
     "a repository": (["My-App"], {}, "REPOSITORY: found 'My-App', allowed are lower-case letters"),
@@ -96,10 +99,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "variables", "line"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("arguments", "variables", "line"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_in_an_address_is_one_line(arguments, variables, line):
-    done = image_uri(*arguments, **{"ACCOUNT": ACCOUNT, "AWS_REGION": REGION} | variables)
-    assert line in failed(done)
+    completed = image_uri(*arguments, **{"ACCOUNT": ACCOUNT, "AWS_REGION": REGION} | variables)
+    assert line in failed(completed)
 
 
 def test_without_a_region_or_credentials_one_line_says_so():
@@ -124,8 +127,8 @@ def small_image(tmp_path) -> str:
         for name in (f"version={VERSION}", f"revision={REVISION}")
     ]
     tag = "sagemaker-lightning-push-test:local"
-    done = docker("import", *labels, str(tmp_path / "image.tar"), tag)
-    assert done.returncode == 0, done.stdout
+    completed = docker("import", *labels, str(tmp_path / "image.tar"), tag)
+    assert completed.returncode == 0, completed.stdout
     yield tag
     identity = docker("image", "inspect", "--format={{.Id}}", tag).stdout.strip()
     docker("rmi", "--force", identity)
@@ -151,8 +154,8 @@ def registry(tmp_path) -> str:
 
 
 def tags(registry: str, name: str) -> set[str]:
-    with urllib.request.urlopen(f"http://{registry}/v2/{name}/tags/list") as answer:
-        return set(json.load(answer)["tags"])
+    with urllib.request.urlopen(f"http://{registry}/v2/{name}/tags/list") as response:
+        return set(json.load(response)["tags"])
 
 
 def push(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
@@ -169,31 +172,33 @@ def push(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.docker
 def test_a_push_to_a_registry(small_image, registry):
-    done = push(f"IMAGE={small_image}", f"REPOSITORY={registry}/team/app", DOCKER=DOCKER)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(rf"{registry}/team/app@sha256:[0-9a-f]{{64}}\n", done.stdout)
+    completed = push(f"IMAGE={small_image}", f"REPOSITORY={registry}/team/app", DOCKER=DOCKER)
+    assert completed.returncode == 0, completed.stderr
+    assert re.fullmatch(rf"{registry}/team/app@sha256:[0-9a-f]{{64}}\n", completed.stdout)
     assert tags(registry, "team/app") == {VERSION, REVISION[:12], "latest"}
     local = docker("image", "inspect", "--format={{.Id}}", small_image).stdout
     docker("rmi", "--force", local.strip())
     # What was pushed can be pulled by the name that was printed.
-    pulled = docker("pull", done.stdout.strip())
+    pulled = docker("pull", completed.stdout.strip())
     assert pulled.returncode == 0, pulled.stdout
-    assert docker("image", "inspect", "--format={{.Id}}", done.stdout.strip()).stdout == local
-    docker("tag", done.stdout.strip(), small_image)
+    assert docker("image", "inspect", "--format={{.Id}}", completed.stdout.strip()).stdout == local
+    docker("tag", completed.stdout.strip(), small_image)
 
 
 @pytest.mark.docker
 def test_a_push_with_a_tag_of_the_users_own(small_image, registry):
-    done = push(f"IMAGE={small_image}", f"REPOSITORY={registry}/app:mine", DOCKER=DOCKER)
-    assert done.returncode == 0, done.stderr
+    completed = push(f"IMAGE={small_image}", f"REPOSITORY={registry}/app:mine", DOCKER=DOCKER)
+    assert completed.returncode == 0, completed.stderr
     assert tags(registry, "app") == {VERSION, REVISION[:12], "mine"}
 
 
 @pytest.mark.docker
 def test_a_registry_that_does_not_answer_fails_the_push(small_image):
-    done = push(f"IMAGE={small_image}", f"REPOSITORY=127.0.0.1:{free_port()}/app", DOCKER=DOCKER)
-    assert done.returncode != 0 and "refused" in done.stderr
-    assert done.stdout == ""
+    completed = push(
+        f"IMAGE={small_image}", f"REPOSITORY=127.0.0.1:{free_port()}/app", DOCKER=DOCKER
+    )
+    assert completed.returncode != 0 and "refused" in completed.stderr
+    assert completed.stdout == ""
 
 
 DOCKER_STAND_IN = f"""#!/bin/sh
@@ -227,8 +232,8 @@ def recorded(tmp_path, aws):
         environment = aws_services.variables(
             aws, DOCKER=str(stand_in), RECORD=str(record), **variables
         )
-        done = script("push_image.sh", repository, environment=environment)
-        return done, record.read_text().splitlines()
+        completed = script("push_image.sh", repository, environment=environment)
+        return completed, record.read_text().splitlines()
 
     return run
 
@@ -241,17 +246,18 @@ def test_a_push_to_amazon_ecr(recorded, aws, repository):
     for known in ecr.describe_repositories()["repositories"]:
         ecr.delete_repository(repositoryName=known["repositoryName"], force=True)
     address = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/app"
-    for attempt, said in enumerate((f"created the ECR repository team/app in {REGION}\n", "")):
-        done, asked = recorded(repository)
-        assert (done.returncode, done.stderr) == (0, said), attempt
-        assert done.stdout == f"{address}@sha256:2\n"
-        assert [item["repositoryName"] for item in ecr.describe_repositories()["repositories"]] == [
-            "team/app"
-        ]
-        login = asked.index(f"login --username AWS --password-stdin {address.split('/')[0]}")
-        assert asked[login + 1] == f"{ACCOUNT}-auth-token"  # moto's password
+    for attempt, created in enumerate((f"created the ECR repository team/app in {REGION}\n", "")):
+        completed, docker_lines = recorded(repository)
+        assert (completed.returncode, completed.stderr) == (0, created), attempt
+        assert completed.stdout == f"{address}@sha256:2\n"
+        assert [
+            ecr_repository["repositoryName"]
+            for ecr_repository in ecr.describe_repositories()["repositories"]
+        ] == ["team/app"]
+        login = docker_lines.index(f"login --username AWS --password-stdin {address.split('/')[0]}")
+        assert docker_lines[login + 1] == f"{ACCOUNT}-auth-token"  # moto's password
         image = "sagemaker-lightning"
-        assert [line for line in asked if line.startswith(("tag", "push"))] == [
+        assert [line for line in docker_lines if line.startswith(("tag", "push"))] == [
             f"tag {image} {address}:{VERSION}",
             f"push --quiet {address}:{VERSION}",
             f"tag {image} {address}:{REVISION[:12]}",
@@ -260,9 +266,14 @@ def test_a_push_to_amazon_ecr(recorded, aws, repository):
 
 
 def test_an_image_without_version_or_revision_is_not_pushed_to_ecr(recorded):
-    done, asked = recorded("team/app", VERSION_LABEL="unknown", REVISION_LABEL="unknown")
-    assert done.returncode == 1 and "has no version and no revision to tag it with" in done.stderr
-    assert not [line for line in asked if line.startswith("push")]
+    completed, docker_lines = recorded(
+        "team/app", VERSION_LABEL="unknown", REVISION_LABEL="unknown"
+    )
+    assert (
+        completed.returncode == 1
+        and "has no version and no revision to tag it with" in completed.stderr
+    )
+    assert not [line for line in docker_lines if line.startswith("push")]
 
 
 def test_a_mistake_in_a_push_is_one_line(recorded):
@@ -278,15 +289,15 @@ def test_a_mistake_in_a_push_is_one_line(recorded):
 @pytest.mark.docker
 def test_an_image_that_is_not_there_is_one_line():
     environment = aws_services.variables(DOCKER=DOCKER, IMAGE="no-such-image")
-    said = failed(script("push_image.sh", "127.0.0.1:1/app", environment=environment))
-    assert "IMAGE: there is no image 'no-such-image' here; make build makes it" in said
+    error_line = failed(script("push_image.sh", "127.0.0.1:1/app", environment=environment))
+    assert "IMAGE: there is no image 'no-such-image' here; make build makes it" in error_line
 
 
 def test_make_push_needs_a_repository():
-    done = push()
+    completed = push()
     assert (
-        done.returncode != 0
-        and "make push REPOSITORY=NAME (Amazon ECR) or REPOSITORY=HOST/NAME" in done.stdout
+        completed.returncode != 0
+        and "make push REPOSITORY=NAME (Amazon ECR) or REPOSITORY=HOST/NAME" in completed.stdout
     )
 
 
@@ -295,7 +306,7 @@ def test_make_push_needs_a_repository():
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """A copy of scripts/ in which CIFAR-10 is a small file; the real one is out of reach."""
+    """A copy of scripts/ in which CIFAR-10 is a small file; tests cannot reach the real one."""
     for folder in ("scripts", "launcher"):
         shutil.copytree(ROOT / folder, tmp_path / "checkout" / folder)
     (tmp_path / "published").write_bytes(b"cifar")
@@ -333,9 +344,9 @@ def test_the_data_is_fetched_once_and_copied(checkout, aws, tmp_path):
         ("s3://my-bucket/a b/", "a b/"),
         ("s3://my-bucket", ""),
     ):
-        done = upload(checkout, aws, uri)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == f"--channel=training=s3://my-bucket/{key}\n"
+        completed = upload(checkout, aws, uri)
+        assert completed.returncode == 0, completed.stderr
+        assert completed.stdout == f"--channel=training=s3://my-bucket/{key}\n"
         assert stored(aws, f"{key}cifar-10-python.tar.gz") == b"cifar"
         (tmp_path / "published").unlink(missing_ok=True)  # the second time, the file is there
     assert [path.name for path in (checkout / "output").iterdir()] == ["cifar-10-python.tar.gz"]
@@ -357,10 +368,10 @@ def test_a_file_of_the_users_own(checkout, aws, tmp_path):
 
 def test_a_mistake_in_an_upload_is_one_line(checkout, aws, tmp_path):
     (tmp_path / "other.gz").write_bytes(b"dogs")
-    said = failed(upload(checkout, aws, "s3://my-bucket/x", str(tmp_path / "other.gz")))
+    error_line = failed(upload(checkout, aws, "s3://my-bucket/x", str(tmp_path / "other.gz")))
     assert (
         f"found MD5 {hashlib.md5(b'dogs').hexdigest()}, allowed is "
-        f"{hashlib.md5(b'cifar').hexdigest()}" in said
+        f"{hashlib.md5(b'cifar').hexdigest()}" in error_line
     )
     assert "there is no such file" in failed(
         upload(checkout, aws, "s3://my-bucket/x", str(tmp_path / "absent"))
@@ -380,9 +391,9 @@ def test_a_mistake_in_an_upload_is_one_line(checkout, aws, tmp_path):
 
 def test_data_that_cannot_be_fetched_is_said_to_be_so(checkout, aws, tmp_path):
     (tmp_path / "published").unlink()
-    done = upload(checkout, aws, "s3://my-bucket/x")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith(
+    completed = upload(checkout, aws, "s3://my-bucket/x")
+    assert completed.returncode == 1
+    assert completed.stderr.splitlines()[-1].endswith(
         "give the file: upload_data.sh s3://my-bucket/x FILE"
     )
 
@@ -391,38 +402,38 @@ def test_data_that_cannot_be_fetched_is_said_to_be_so(checkout, aws, tmp_path):
 
 
 def test_without_boto3_one_line_says_what_to_do():
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-S", str(ROOT / "scripts/aws.py"), "account"],
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (completed.returncode, completed.stdout) == (1, "")
     assert re.fullmatch(
-        r"error: \S+ has no boto3; run `make env` and use .venv/bin/python, .*\n", done.stderr
+        r"error: \S+ has no boto3; run `make env` and use .venv/bin/python, .*\n", completed.stderr
     )
 
 
 def test_a_profile_that_is_not_there_is_one_line():
-    done = script(
+    completed = script(
         "aws.py",
         "account",
         environment=aws_services.variables(AWS_PROFILE="nobody", AWS_REGION=REGION),
     )
-    assert "profile (nobody) could not be found" in failed(done)
+    assert "profile (nobody) could not be found" in failed(completed)
 
 
 @pytest.mark.parametrize("name", SHELL)
 def test_a_script_runs_from_anywhere_and_through_a_link(name, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(ROOT / "scripts" / name)
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(link), "s3://B", "x", "y", "z"],
         cwd=tmp_path,
         env=os.environ | {},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1 and "found 4 arguments" in failed(done)
+    assert completed.returncode == 1 and "found 4 arguments" in failed(completed)
 
 
 def test_the_launcher_imports_only_boto3_and_the_standard_library():
@@ -436,16 +447,18 @@ def test_the_launcher_imports_only_boto3_and_the_standard_library():
     allowed = sys.stdlib_module_names | {"boto3", "botocore", "launcher"}
     names = ("hyperparameters", "atomic_files", "deadlines", "s3_address")
     contract = {f"sagemaker_lightning.contract.{name}" for name in names}
-    rows = {
+    row_modules = {
         f"sagemaker_lightning.rows.{name}" for name in ("archives", "manifests", "merge", "parts")
     }
     paths = {path: contract for path in (ROOT / "launcher").glob("*.py")}
     paths |= {
-        ROOT / f"{name.replace('.', '/')}.py": contract | rows | {"numpy"}
-        for name in rows - {"parts"}
+        ROOT / f"{name.replace('.', '/')}.py": contract | row_modules | {"numpy"}
+        for name in row_modules - {"parts"}
     }
     installed = "bolts_old_import.py"  # install_bolts.sh copies it into an environment
-    paths |= {path: rows for path in (ROOT / "scripts").glob("*.py") if path.name != installed}
+    paths |= {
+        path: row_modules for path in (ROOT / "scripts").glob("*.py") if path.name != installed
+    }
     for path, besides in paths.items():
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -6,7 +6,7 @@ It is decided from what each host has.
 import pytest
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume.checkpoint_file import FORMAT
+from sagemaker_lightning.resume.checkpoint_file import FORMAT_VERSION
 from sagemaker_lightning.resume.selection import CheckpointId, HostCheckpoints, newest_common
 
 TEN, TWENTY, THIRTY = (CheckpointId(step, number=7 * step) for step in (10, 20, 30))
@@ -71,7 +71,7 @@ def test_none_that_all_have_is_no_start_anew(hosts: list, line: str):
     )
 
 
-@pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1])
+@pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1])
 def test_another_format_is_refused_on_all_hosts(version: int):
     """Another format on one host is refused on all hosts.
 
@@ -83,6 +83,6 @@ def test_another_format_is_refused_on_all_hosts(version: int):
         newest_common(hosts, "--resume.dirpath=/folder")
     assert str(raised.value) == (
         f"--resume.dirpath=/folder: last.ckpt (on b) has checkpoint format {version}, this "
-        f"version of the program has format {FORMAT}; go on with the version that wrote it, or "
-        "move the checkpoints away to start anew"
+        f"version of the program has format {FORMAT_VERSION}; go on with the version that wrote "
+        "it, or move the checkpoints away to start anew"
     )

@@ -37,9 +37,9 @@ def scores(table: np.ndarray) -> np.ndarray:
     """Return all scores by brute force in float64; a row's score with itself is -inf."""
     unit = table.astype(np.float64)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
-    found = unit @ unit.T
-    np.fill_diagonal(found, -np.inf)
-    return found
+    products = unit @ unit.T
+    np.fill_diagonal(products, -np.inf)
+    return products
 
 
 class Job:
@@ -56,43 +56,48 @@ class Job:
     ) -> warm.Started:
         """Start a host's process."""
         names = [f"algo-{number + 1}" for number in range(hosts)]
-        told = {
+        environment = {
             "SM_HOSTS": json.dumps(names),
             "SM_CURRENT_HOST": names[host],
             "SM_CHANNELS": '["my-input-data"]',
         }
-        told |= {
+        environment |= {
             "SM_CHANNEL_MY-INPUT-DATA": str(self.folder / "channel"),
             "SM_MODEL_DIR": str(self.model(host)),
         }
-        told |= {"SM_OUTPUT_DATA_DIR": str(self.folder / "data"), "SM_OUTPUT_DIR": str(self.folder)}
-        told |= {
+        environment |= {
+            "SM_OUTPUT_DATA_DIR": str(self.folder / "data"),
+            "SM_OUTPUT_DIR": str(self.folder),
+        }
+        environment |= {
             "SM_CHECKPOINT_DIR": str(self.folder / "checkpoints"),
             "PYTHONPATH": f"{ROOT}:{ROOT}/tests",
         }
         (self.folder / "failure").unlink(missing_ok=True)
-        return warm.start(["python", program, *flags], self.folder, os.environ | told | variables)
+        return warm.start(
+            ["python", program, *flags], self.folder, os.environ | environment | variables
+        )
 
     def model(self, host: int) -> Path:
         """Return a host's model directory."""
         return self.folder / f"model-{host}"
 
-    def run(self, hosts: int, *flags: str, **more) -> str:
+    def run(self, hosts: int, *flags: str, **job_flags) -> str:
         """Run all hosts to their end, and return their output."""
-        said = ""
+        output = ""
         for host in range(hosts):
-            process = self.start(hosts, host, *flags, **more)
-            said += process.communicate(timeout=300)[0]
-            assert process.returncode == 0, said
-        return said
+            process = self.start(hosts, host, *flags, **job_flags)
+            output += process.communicate(timeout=300)[0]
+            assert process.returncode == 0, output
+        return output
 
-    def failed(self, *flags: str, **more) -> str:
+    def failed(self, *flags: str, **job_flags) -> str:
         """Run a host that has to fail, and return its one line."""
-        process = self.start(1, 0, *flags, **more)
-        said = process.communicate(timeout=300)[0]
-        assert process.returncode == 1 and "Traceback" not in said, said
-        assert (self.folder / "failure").read_text() == said.splitlines()[-1]
-        return said.splitlines()[-1]
+        process = self.start(1, 0, *flags, **job_flags)
+        output = process.communicate(timeout=300)[0]
+        assert process.returncode == 1 and "Traceback" not in output, output
+        assert (self.folder / "failure").read_text() == output.splitlines()[-1]
+        return output.splitlines()[-1]
 
     def archive(self, hosts: int) -> Path:
         """Return all parts as SageMaker uploads them: one model.tar.gz."""
@@ -116,19 +121,21 @@ def merged(job: Job, hosts: int) -> dict[str, np.ndarray]:
     """Return the merged arrays of a job."""
     output = job.folder / "merged"
     shutil.rmtree(output, ignore_errors=True)
-    done = merge(job.archive(hosts), output=output)
-    assert done.returncode == 0, done.stderr
+    completed = merge(job.archive(hosts), output=output)
+    assert completed.returncode == 0, completed.stderr
     return {path.stem: np.load(path) for path in output.glob("*.npy")}
 
 
-def nearest(found: dict[str, np.ndarray], wanted: np.ndarray, k: int, error: float = 1e-6) -> bool:
+def nearest(
+    neighbours: dict[str, np.ndarray], scores_of_all: np.ndarray, k: int, error: float = 1e-6
+) -> bool:
     """Return whether these are the k best of each row."""
-    best = np.sort(wanted, axis=1)[:, ::-1][:, :k]
-    at = np.take_along_axis(wanted, found["neighbours"], axis=1)
-    distinct = all(len(set(row)) == k for row in found["neighbours"].tolist())
+    best = np.sort(scores_of_all, axis=1)[:, ::-1][:, :k]
+    at = np.take_along_axis(scores_of_all, neighbours["neighbours"], axis=1)
+    distinct = all(len(set(row)) == k for row in neighbours["neighbours"].tolist())
     return (
         distinct
-        and np.allclose(found["scores"], best, atol=error)
+        and np.allclose(neighbours["scores"], best, atol=error)
         and np.allclose(at, best, atol=error)
     )
 
@@ -137,11 +144,11 @@ def nearest(found: dict[str, np.ndarray], wanted: np.ndarray, k: int, error: flo
 def test_the_nearest_rows(tmp_path, hosts):
     table = rows()
     job = Job(tmp_path, table)
-    said = job.run(hosts, "--top_k=5", "--block_rows=64")
-    assert "rows/s=" in said and "left=0s" in said
-    found = merged(job, hosts)
-    assert found["neighbours"].dtype == np.int64 and found["scores"].dtype == np.float32
-    assert nearest(found, scores(table), 5)
+    output = job.run(hosts, "--top_k=5", "--block_rows=64")
+    assert "rows/s=" in output and "left=0s" in output
+    neighbours = merged(job, hosts)
+    assert neighbours["neighbours"].dtype == np.int64 and neighbours["scores"].dtype == np.float32
+    assert nearest(neighbours, scores(table), 5)
 
 
 def test_many_columns_are_looked_through_in_groups(tmp_path):
@@ -158,25 +165,26 @@ def test_many_columns_are_looked_through_in_groups(tmp_path):
     neighbours = np.load(next(job.model(0).glob("neighbours-*.npy")))
     unit = table.astype(np.float64)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
-    wanted = unit[:100] @ unit.T
-    wanted[range(100), range(100)] = -np.inf
-    assert nearest({"scores": np.load(path), "neighbours": neighbours}, wanted, 3)
+    expected = unit[:100] @ unit.T
+    expected[range(100), range(100)] = -np.inf
+    assert nearest({"scores": np.load(path), "neighbours": neighbours}, expected, 3)
 
 
 def test_all_pairs_above_a_threshold(tmp_path):
     table = rows()
     job = Job(tmp_path, table)
     job.run(3, "--threshold=0.4", "--block_rows=50")
-    found = merged(job, 3)
-    wanted = scores(table)
+    pairs = merged(job, 3)
+    expected = scores(table)
     assert (
-        np.array_equal(found["counts"], (wanted >= 0.4).sum(axis=1)) and found["counts"].sum() > 100
+        np.array_equal(pairs["counts"], (expected >= 0.4).sum(axis=1))
+        and pairs["counts"].sum() > 100
     )
-    row = np.repeat(np.arange(len(table)), found["counts"])
-    assert np.allclose(wanted[row, found["neighbours"]], found["scores"], atol=1e-6)
+    row = np.repeat(np.arange(len(table)), pairs["counts"])
+    assert np.allclose(expected[row, pairs["neighbours"]], pairs["scores"], atol=1e-6)
     assert all(
-        np.all(np.diff(each) > 0)
-        for each in np.split(found["neighbours"], np.cumsum(found["counts"])[:-1])
+        np.all(np.diff(row_neighbours) > 0)
+        for row_neighbours in np.split(pairs["neighbours"], np.cumsum(pairs["counts"])[:-1])
     )
 
 
@@ -184,9 +192,9 @@ def test_all_scores(tmp_path):
     table = rows(150)
     job = Job(tmp_path, table)
     job.run(2, "--dense=true", "--block_rows=40")
-    wanted = scores(table)
-    np.fill_diagonal(wanted, 1)
-    assert np.allclose(merged(job, 2)["scores"], wanted, atol=1e-6)
+    expected = scores(table)
+    np.fill_diagonal(expected, 1)
+    assert np.allclose(merged(job, 2)["scores"], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("precision", "error"), [("bfloat16", 0.02), ("float16", 0.003)])
@@ -194,9 +202,9 @@ def test_a_lower_precision(tmp_path, precision, error):
     table = rows(200)
     job = Job(tmp_path, table)
     job.run(1, "--dense=true", f"--precision={precision}")
-    wanted = scores(table)
-    np.fill_diagonal(wanted, 1)
-    difference = np.abs(merged(job, 1)["scores"] - wanted).max()
+    expected = scores(table)
+    np.fill_diagonal(expected, 1)
+    difference = np.abs(merged(job, 1)["scores"] - expected).max()
     assert 1e-5 < difference < error
 
 
@@ -208,25 +216,25 @@ def test_killed_at_random_and_resumed_with_another_number_of_hosts(tmp_path, see
     flags = ["--top_k=4", "--block_rows=40"]
     for hosts in (3, 1, 7, 2):
         process = job.start(hosts, draw.randrange(hosts), *flags)
-        end = time.monotonic() + 120
-        before = len(list(tmp_path.rglob("*.npz")))
+        deadline = time.monotonic() + 120
+        blocks_before = len(list(tmp_path.rglob("*.npz")))
         while (
-            len(list(tmp_path.rglob("*.npz"))) < before + draw.randint(1, 6)
+            len(list(tmp_path.rglob("*.npz"))) < blocks_before + draw.randint(1, 6)
             and process.poll() is None
         ):
-            assert time.monotonic() < end
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         number = draw.choice([signal.SIGKILL, signal.SIGTERM])
         process.send_signal(number)
-        said = process.communicate(timeout=60)[0]
-        assert process.returncode in (0, -signal.SIGKILL, 143), said
+        output = process.communicate(timeout=60)[0]
+        assert process.returncode in (0, -signal.SIGKILL, 143), output
         if process.returncode == 143:
-            assert "interrupted, resume from step" in said and "rows are left" in said
+            assert "interrupted, resume from step" in output and "rows are left" in output
     damaged = draw.choice(sorted(tmp_path.rglob("*.npz")))
     damaged.write_bytes(damaged.read_bytes()[:-100] + bytes(100))
     hosts = draw.choice([1, 2, 3])
-    said = job.run(hosts, *flags)
-    assert "are done already" in said and "is damaged" in said
+    output = job.run(hosts, *flags)
+    assert "are done already" in output and "is damaged" in output
     assert nearest(merged(job, hosts), scores(table), 4)
 
 
@@ -256,8 +264,8 @@ def sharded(folder: Path, tables: list[dict[str, np.ndarray]], *flags: str) -> l
             np.save(jobs[-1].folder / "channel" / name, table)
         config = json.dumps({"my-input-data": {"S3DistributionType": "ShardedByS3Key"}})
         process = jobs[-1].start(len(tables), host, *flags, SM_INPUT_DATA_CONFIG=config)
-        said = process.communicate(timeout=300)[0]
-        assert process.returncode == 0 and "of its own files" in said, said
+        output = process.communicate(timeout=300)[0]
+        assert process.returncode == 0 and "of its own files" in output, output
     return jobs
 
 
@@ -268,17 +276,17 @@ def test_hosts_with_files_of_their_own_compare_these(tmp_path):
     with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as tar:  # one, as SageMaker makes it
         for model in models:
             tar.add(model, arcname=".")
-    done = merge(tmp_path / "model.tar.gz", output=tmp_path / "merged")
-    assert done.returncode == 0, done.stderr
+    completed = merge(tmp_path / "model.tar.gz", output=tmp_path / "merged")
+    assert completed.returncode == 0, completed.stderr
     about = json.loads((tmp_path / "merged/manifest.json").read_text())
     assert about["files"] == {"a.npy": [0, 50], "c.npy": [50, 80], "b.npy": [80, 160]}
-    found = {path.stem: np.load(path) for path in (tmp_path / "merged").glob("*.npy")}
-    wanted = np.full((160, 160), -np.inf)
-    wanted[:80, :80] = scores(np.concatenate(list(tables[0].values())))
-    wanted[80:, 80:] = scores(tables[1]["b.npy"])
-    assert nearest(found, wanted, 3)
-    done = merge(models[0], output=tmp_path / "half")
-    assert done.returncode == 1 and "the part of algo-2 is missing" in done.stderr
+    arrays = {path.stem: np.load(path) for path in (tmp_path / "merged").glob("*.npy")}
+    expected = np.full((160, 160), -np.inf)
+    expected[:80, :80] = scores(np.concatenate(list(tables[0].values())))
+    expected[80:, 80:] = scores(tables[1]["b.npy"])
+    assert nearest(arrays, expected, 3)
+    completed = merge(models[0], output=tmp_path / "half")
+    assert completed.returncode == 1 and "the part of algo-2 is missing" in completed.stderr
 
 
 MISTAKES = {
@@ -336,11 +344,11 @@ MISTAKES = {
 
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_mistake_is_one_line(tmp_path, case):
-    files, flags, line = MISTAKES[case]
+    files, flags, message = MISTAKES[case]
     job = Job(tmp_path)
     for name, table in files.items():
         np.save(tmp_path / "channel" / name, table, allow_pickle=True)
-    assert line in job.failed(*flags)
+    assert message in job.failed(*flags)
 
 
 @pytest.fixture(scope="module")
@@ -352,26 +360,28 @@ def parts(tmp_path_factory) -> Job:
 
 
 def test_a_gap_an_overlap_and_a_foreign_part_are_named(parts, tmp_path):
-    one, two, three = map(parts.model, range(3))
+    first_part, second_part, third_part = map(parts.model, range(3))
     (tmp_path / "empty").mkdir()
-    other = Job(tmp_path / "other", rows(90, seed=5))
-    other.run(1, "--top_k=2")
+    other_job = Job(tmp_path / "other", rows(90, seed=5))
+    other_job.run(1, "--top_k=2")
     settings = Job(tmp_path / "settings", rows(90))
     settings.run(1, "--top_k=3")
-    for models, said in (
-        ((one, three), "rows 30 to 59 are in no part"),
-        ((two, three), "rows 0 to 29 are in no part"),
-        ((one, two), "rows 60 to 89 are in no part"),
-        ((one, two, two, three), "rows 30 to 59 are in both"),
-        ((one, two, other.model(0)), "of another source"),
-        ((one, two, settings.model(0)), "of another settings"),
-        ((one, tmp_path / "nothing"), "found no such file"),
-        ((one, tmp_path / "empty"), "has no part"),
+    for models, message in (
+        ((first_part, third_part), "rows 30 to 59 are in no part"),
+        ((second_part, third_part), "rows 0 to 29 are in no part"),
+        ((first_part, second_part), "rows 60 to 89 are in no part"),
+        ((first_part, second_part, second_part, third_part), "rows 30 to 59 are in both"),
+        ((first_part, second_part, other_job.model(0)), "of another source"),
+        ((first_part, second_part, settings.model(0)), "of another settings"),
+        ((first_part, tmp_path / "nothing"), "found no such file"),
+        ((first_part, tmp_path / "empty"), "has no part"),
     ):
-        done = merge(*models, output=tmp_path / "merged")
-        assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, (
-            done.stderr
-        )
+        completed = merge(*models, output=tmp_path / "merged")
+        assert (
+            completed.returncode == 1
+            and message in completed.stderr
+            and "Traceback" not in completed.stderr
+        ), completed.stderr
         assert not (tmp_path / "merged").exists()
 
 
@@ -390,32 +400,36 @@ def test_a_damaged_manifest_is_named(parts, tmp_path):
     bad += [good | {"files": None}, {key: value for key, value in good.items() if key != "hosts"}]
     for manifest in bad:
         path.write_text(json.dumps(manifest))
-        done = merge(tmp_path / "model", output=tmp_path / "merged")
-        assert done.returncode == 1 and f"{path.name} is damaged" in done.stderr, (
+        completed = merge(tmp_path / "model", output=tmp_path / "merged")
+        assert completed.returncode == 1 and f"{path.name} is damaged" in completed.stderr, (
             manifest,
-            done.stderr,
+            completed.stderr,
         )
-        assert "Traceback" not in done.stderr and not (tmp_path / "merged").exists()
+        assert "Traceback" not in completed.stderr and not (tmp_path / "merged").exists()
 
 
-@pytest.mark.parametrize("place", [10, 200, 300, -1])
-def test_a_damaged_part_is_named(parts, tmp_path, place):
+@pytest.mark.parametrize("position", [10, 200, 300, -1])
+def test_a_damaged_part_is_named(parts, tmp_path, position):
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
         for host in range(3):
             for path in sorted(parts.model(host).iterdir()):
                 content = bytearray(path.read_bytes())
                 if host == 1 and path.name.startswith("scores"):
-                    content[place] ^= 255
+                    content[position] ^= 255
                 member = tarfile.TarInfo(path.name)
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
     (tmp_path / "model.tar.gz").write_bytes(archive.getvalue())
-    done = merge(tmp_path / "model.tar.gz", output=tmp_path / "merged")
-    assert done.returncode == 1 and "scores-" in done.stderr and "copy it again" in done.stderr
+    completed = merge(tmp_path / "model.tar.gz", output=tmp_path / "merged")
+    assert (
+        completed.returncode == 1
+        and "scores-" in completed.stderr
+        and "copy it again" in completed.stderr
+    )
     (tmp_path / "model.tar.gz").write_bytes(archive.getvalue()[:-200])
-    done = merge(tmp_path / "model.tar.gz", output=tmp_path / "merged")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
+    completed = merge(tmp_path / "model.tar.gz", output=tmp_path / "merged")
+    assert completed.returncode == 1 and "Traceback" not in completed.stderr
     assert not (tmp_path / "merged").exists()
 
 

@@ -14,35 +14,39 @@ from sagemaker_lightning.callbacks.progress import StartProgress
 from sagemaker_lightning.process import start_notice
 
 ROOT = Path(__file__).resolve().parents[1]
-BEFORE = """
+PREAMBLE = """
 import sys, time
 from sagemaker_lightning.process import start_notice
 start_notice._busy = lambda: {busy}
-start_notice.FIRST_LINE_AFTER, start_notice.LINE_EVERY = {first}, {next}
+start_notice.FIRST_LINE_SECONDS, start_notice.LINE_INTERVAL_SECONDS = {first}, {next}
 """
 
 
-def said(
+def stderr_of(
     code: str, busy: bool = False, first: float = 100.0, later: float = 100.0, **variables: str
 ) -> str:
     """Run code in a process, and return what it prints to stderr.
 
     stdout is for what a user asked for, as --print_config.
     """
-    line = [sys.executable, "-c", BEFORE.format(busy=busy, first=first, next=later) + code]
+    command = [sys.executable, "-c", PREAMBLE.format(busy=busy, first=first, next=later) + code]
     variables = {
         name: value for name, value in os.environ.items() if name != "LOCAL_RANK"
     } | variables
-    done = subprocess.run(
-        line, env=variables | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+    completed = subprocess.run(
+        command,
+        env=variables | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    assert completed.returncode == 0, completed.stderr
+    return completed.stderr
 
 
 def test_a_quick_start_says_nothing():
     assert (
-        said("start_notice.begin('one'); start_notice.set_activity('two'); start_notice.end()")
+        stderr_of("start_notice.begin('one'); start_notice.set_activity('two'); start_notice.end()")
         == ""
     )
 
@@ -53,7 +57,7 @@ def test_a_slow_one_says_what_it_does_and_what_follows():
         "while not start_notice._has_printed: time.sleep(0.01)\n"
         "start_notice.set_activity('two')"
     )
-    assert said(code, first=0.1) == "starting: one (0 s so far)\nstarting: two (0 s so far)\n"
+    assert stderr_of(code, first=0.1) == "starting: one (0 s so far)\nstarting: two (0 s so far)\n"
 
 
 @pytest.mark.slow
@@ -62,7 +66,7 @@ def test_it_is_said_again():
         "start_notice.begin('one'); time.sleep(1); start_notice.end(); time.sleep(0.3); "
         "print('END', file=sys.stderr)"
     )
-    lines = said(code, first=0.05, later=0.05).splitlines()
+    lines = stderr_of(code, first=0.05, later=0.05).splitlines()
     assert len(lines) > 3 and set(lines) <= {
         f"starting: one ({second} s so far)" for second in (0, 1, 2)
     } | {"END"}
@@ -74,24 +78,24 @@ def test_nothing_is_said_once_it_is_done():
         "start_notice.begin('one'); start_notice.end(); start_notice.set_activity('two'); "
         "time.sleep(0.2)"
     )
-    assert said(code, busy=True, first=0.05, later=0.05) == "starting: one (0 s so far)\n"
+    assert stderr_of(code, busy=True, first=0.05, later=0.05) == "starting: one (0 s so far)\n"
 
 
 def test_on_a_busy_machine_it_is_said_at_once():
     assert (
-        said("start_notice.begin('one'); start_notice.end()", busy=True)
+        stderr_of("start_notice.begin('one'); start_notice.end()", busy=True)
         == "starting: one (0 s so far)\n"
     )
 
 
 def test_one_rank_of_a_node_speaks():
     code = "start_notice.begin('one'); start_notice.set_activity('two')"
-    assert said(code, busy=True, LOCAL_RANK="1") == ""
-    assert said(code, busy=True, LOCAL_RANK="0").count("\n") == 2
+    assert stderr_of(code, busy=True, LOCAL_RANK="1") == ""
+    assert stderr_of(code, busy=True, LOCAL_RANK="0").count("\n") == 2
 
 
 def test_whoever_has_not_begun_says_nothing():
-    assert said("start_notice.set_activity('one')", busy=True) == ""
+    assert stderr_of("start_notice.set_activity('one')", busy=True) == ""
 
 
 @pytest.mark.parametrize(
@@ -104,12 +108,12 @@ def test_a_process_that_had_to_wait_is_on_a_busy_machine(tmp_path, text, busy):
 
 
 def test_the_first_step_is_the_end(monkeypatch):
-    told = []
-    monkeypatch.setattr(start_notice, "set_activity", told.append)
-    monkeypatch.setattr(start_notice, "end", lambda: told.append(None))
+    activities = []
+    monkeypatch.setattr(start_notice, "set_activity", activities.append)
+    monkeypatch.setattr(start_notice, "end", lambda: activities.append(None))
     callback = StartProgress()
     callback.setup(None, None, "fit")
     callback.on_train_start(None, None)
-    assert len(told) == 2 and None not in told
+    assert len(activities) == 2 and None not in activities
     callback.on_train_batch_end(None, None, None, None, 0)
-    assert told[-1] is None
+    assert activities[-1] is None

@@ -16,7 +16,7 @@ from containers import ROOT
 pytestmark = pytest.mark.slow
 
 PROGRAM = ROOT / "tests/interruptible.py"
-LIMIT = 90  # seconds; what takes longer hangs
+HANG_SECONDS = 90  # what takes longer hangs
 FLAGS = [
     "--model=strangers.Model",
     "--data=strangers.Data",
@@ -39,34 +39,38 @@ class Run:
         self.flags = [*FLAGS, *flags]
         folder.mkdir(parents=True, exist_ok=True)
 
-    def start(self, *more: str, **variables: str) -> int:
+    def start(self, *flags: str, **variables: str) -> int:
         """Start it, and return its exit status."""
         log = self.folder / "log"
-        before = len(log.read_text()) if log.exists() else 0
+        length_before = len(log.read_text()) if log.exists() else 0
         environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")} | variables
         with log.open("a") as output:
             process = warm.start(
-                ["python", self.program, *self.flags, *more],
+                ["python", self.program, *self.flags, *flags],
                 self.folder,
                 environment,
                 output.fileno(),
             )
         try:
-            return process.wait(LIMIT)
+            return process.wait(HANG_SECONDS)
         finally:
             process.kill()
-            self.said = log.read_text()[before:]
+            self.said = log.read_text()[length_before:]
 
-    def finish(self, *more: str, **variables: str) -> dict[str, torch.Tensor]:
+    def finish(self, *flags: str, **variables: str) -> dict[str, torch.Tensor]:
         """Run it to its end, and return its weights."""
-        assert self.start(*more, **variables) == 0, self.said[-3000:]
+        assert self.start(*flags, **variables) == 0, self.said[-3000:]
         return torch.load(self.folder / "output/model/model.pt", weights_only=True)
 
 
-def same(one: dict, other: dict) -> list[str]:
+def same(first_weights: dict, second_weights: dict) -> list[str]:
     """Return the names of the weights that differ."""
     return [
-        name for name in one if not torch.equal(*(each[name].to_dense() for each in (one, other)))
+        name
+        for name in first_weights
+        if not torch.equal(
+            *(weights[name].to_dense() for weights in (first_weights, second_weights))
+        )
     ]
 
 
@@ -78,20 +82,20 @@ def check(folder: Path, *flags: str, at: tuple[str, ...] = ("1:6",)) -> str:
     alone = Run(folder / "alone", *flags)
     run = Run(folder / "run", *flags)
     expected = alone.finish()
-    for place in at:
-        assert run.start(STOP_AT=place) == 143, run.said[-3000:]
+    for position in at:
+        assert run.start(STOP_AT=position) == 143, run.said[-3000:]
     assert not same(expected, run.finish())
     assert "\nresumed at step " in run.said and "warning: resumed" not in run.said, run.said
     return run.said
 
 
-WORKERS = "--data.workers=1"
-STAY = "--data.persistent=true"
-CODE = {
+WORKERS_FLAG = "--data.workers=1"
+PERSISTENT_FLAG = "--data.persistent=true"
+STRANGERS = {
     "the control": [],
-    "with workers": [WORKERS],
-    "the number of steps is asked for": ["--model=strangers.Estimated", WORKERS],
-    "drawn on the way to the device": ["--model=strangers.Augmented", WORKERS],
+    "with workers": [WORKERS_FLAG],
+    "the number of steps is asked for": ["--model=strangers.Estimated", WORKERS_FLAG],
+    "drawn on the way to the device": ["--model=strangers.Augmented", WORKERS_FLAG],
     "a pass over the data as an epoch begins": [
         "--model=strangers.Anchored",
         "--data.dataset=numpy",
@@ -99,7 +103,7 @@ CODE = {
     "the same of a stream in workers": [
         "--model=strangers.Anchored",
         "--data.dataset=stream",
-        WORKERS,
+        WORKERS_FLAG,
     ],
     "two optimizers, by hand": ["--model=strangers.Adversarial"],
     "accumulated gradients": ["--trainer.accumulate_grad_batches=3"],
@@ -115,25 +119,29 @@ CODE = {
     "a state of a part": ["--model=strangers.Partial"],
     "hyperparameters of any kind": ["--model=strangers.Hyper"],
     "a numpy generator": ["--data.dataset=numpy"],
-    "a numpy generator in a worker that stays": ["--data.dataset=numpy", WORKERS, STAY],
-    "a RandomState": ["--data.dataset=state", WORKERS],
+    "a numpy generator in a worker that stays": [
+        "--data.dataset=numpy",
+        WORKERS_FLAG,
+        PERSISTENT_FLAG,
+    ],
+    "a RandomState": ["--data.dataset=state", WORKERS_FLAG],
     "a random.Random": ["--data.dataset=random"],
     "a torch.Generator": ["--data.dataset=torch"],
-    "a generator of the module": ["--data.dataset=module", WORKERS],
+    "a generator of the module": ["--data.dataset=module", WORKERS_FLAG],
     "a counter in a dataset": ["--data.dataset=growing"],
-    "a generator in collate_fn": ["--data.collate=true", WORKERS],
-    "a sampler with a generator": ["--data.sampler=shuffled", WORKERS, STAY],
+    "a generator in collate_fn": ["--data.collate=true", WORKERS_FLAG],
+    "a sampler with a generator": ["--data.sampler=shuffled", WORKERS_FLAG, PERSISTENT_FLAG],
     "a sampler that counts": ["--data.sampler=counting"],
     "a sampler without an end": ["--data.sampler=endless", "--trainer.limit_train_batches=10"],
     "an iterable dataset": ["--data.dataset=stream"],
     "an iterable dataset in workers": [
         "--data.dataset=stream",
-        WORKERS,
-        STAY,
+        WORKERS_FLAG,
+        PERSISTENT_FLAG,
         "--model=strangers.Augmented",
     ],
     "a loader of another class": ["--data.kind=own"],
-    "a loader that saves its state, of a dataset": ["--data.kind=stateful", WORKERS],
+    "a loader that saves its state, of a dataset": ["--data.kind=stateful", WORKERS_FLAG],
     "a loader that saves its state, of a stream": [
         "--data.kind=stateful",
         "--data.dataset=saved",
@@ -143,7 +151,7 @@ CODE = {
     "loaders up to the longest": ["--data.several=max_size"],
     "loaders up to the shortest": ["--data.several=min_size", "--trainer.max_epochs=8"],
     "loaders of streams": ["--data.several=max_size_cycle", "--data.dataset=stream"],
-    "a curriculum": ["--trainer.callbacks=strangers.Curriculum", WORKERS],
+    "a curriculum": ["--trainer.callbacks=strangers.Curriculum", WORKERS_FLAG],
     "finetuning": ["--trainer.callbacks=strangers.Thaw"],
     "accumulation by schedule": [
         "--trainer.callbacks=GradientAccumulationScheduler",
@@ -172,7 +180,7 @@ CODE = {
 
 # The soak runs these. Other tests have their mechanism alone: tests/test_object_state.py,
 # test_own_loaders.py and test_epoch_loaders.py.
-SOAK = [
+IN_SOAK_ONLY = [
     "a RandomState",
     "a random.Random",
     "a counter in a dataset",
@@ -190,16 +198,26 @@ SOAK = [
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.soak if kind in SOAK else ()) for kind in CODE]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.soak if name in IN_SOAK_ONLY else ())
+        for name in STRANGERS
+    ],
 )
-def test_within_an_epoch(tmp_path: Path, kind):
-    flags = CODE[kind]
-    given = "".join(flags)
-    places = ("3:2", "5:1") if "min_size" in given else ("1:2",) if "overfit" in given else ("1:6",)
+def test_within_an_epoch(tmp_path: Path, name):
+    flags = STRANGERS[name]
+    all_flags = "".join(flags)
+    places = (
+        ("3:2", "5:1")
+        if "min_size" in all_flags
+        else ("1:2",)
+        if "overfit" in all_flags
+        else ("1:6",)
+    )
     check(tmp_path, *flags, at=places)
 
 
-ENDS = [
+EPOCH_ENDS = [
     "the number of steps is asked for",
     "a pass over the data as an epoch begins",
     "a sampler that counts",
@@ -211,24 +229,24 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ENDS)
-def test_at_an_epochs_end(tmp_path: Path, kind):
-    check(tmp_path, *CODE[kind], at=("0:9", "2:0"))
+@pytest.mark.parametrize("name", EPOCH_ENDS)
+def test_at_an_epochs_end(tmp_path: Path, name):
+    check(tmp_path, *STRANGERS[name], at=("0:9", "2:0"))
 
 
 def test_killed_it_goes_on_from_the_epochs_end(tmp_path: Path):
-    alone = Run(tmp_path / "alone", *CODE["plain attributes"])
-    run = Run(tmp_path / "run", *CODE["plain attributes"])
+    alone = Run(tmp_path / "alone", *STRANGERS["plain attributes"])
+    run = Run(tmp_path / "run", *STRANGERS["plain attributes"])
     assert run.start(KILL_AT="1:3") == -9 and run.start(STOP_AT="1:5") == 143
     assert not same(alone.finish(), run.finish())
 
 
-LOGGER = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs", "version": "one"}}
-ALONE = [
-    *CODE["plain attributes"],
+CSV_LOGGER = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs", "version": "one"}}
+FLAGS_WITH_LOGGER = [
+    *STRANGERS["plain attributes"],
     "--data=strangers.Validated",
     "--trainer.log_every_n_steps=1",
-    f"--trainer.logger={json.dumps(LOGGER)}",
+    f"--trainer.logger={json.dumps(CSV_LOGGER)}",
 ]
 
 
@@ -240,7 +258,8 @@ def rows(run: Run) -> str:
 def test_more_steps_than_before_go_on_within_the_epoch(tmp_path: Path):
     """It equals one run of all steps; started again without more steps, it stays as it was."""
     alone, run = (
-        Run(tmp_path / name, *ALONE, "--trainer.max_epochs=-1") for name in ("alone", "run")
+        Run(tmp_path / name, *FLAGS_WITH_LOGGER, "--trainer.max_epochs=-1")
+        for name in ("alone", "run")
     )
     alone.flags.append("--trainer.max_steps=33")
     expected = alone.finish()
@@ -264,7 +283,7 @@ def test_more_steps_than_before_go_on_within_the_epoch(tmp_path: Path):
 def test_the_last_validation_of_a_number_of_steps(tmp_path: Path, steps):
     """At an epoch's end, and within an epoch: it is run again, with all that comes after it."""
     flags = [
-        *ALONE,
+        *FLAGS_WITH_LOGGER,
         f"--trainer.max_steps={steps}",
         "--trainer.max_epochs=-1",
         "--trainer.val_check_interval=2",
@@ -289,7 +308,12 @@ def test_steps_are_logged_as_lightning_does(tmp_path: Path):
 
     So they are in a run with a limit of steps, which Lightning's own loops take for a resumed one.
     """
-    flags = [*ALONE, "--trainer.max_steps=25", "--trainer.max_epochs=-1", "--data.dataset=numpy"]
+    flags = [
+        *FLAGS_WITH_LOGGER,
+        "--trainer.max_steps=25",
+        "--trainer.max_epochs=-1",
+        "--data.dataset=numpy",
+    ]
     exact = Run(tmp_path / "exact", *flags)
     plain = Run(tmp_path / "plain", *flags, "--resume.exact=false")
     exact.finish(), plain.finish()
@@ -328,10 +352,10 @@ def test_averaged_weights(tmp_path: Path):
 
     The last epoch gathers the statistics of batch norm.
     """
-    alone, run = (Run(tmp_path / name, *CODE["averaged weights"]) for name in ("alone", "run"))
+    alone, run = (Run(tmp_path / name, *STRANGERS["averaged weights"]) for name in ("alone", "run"))
     expected = alone.finish()
-    for place in ("0:5", "1:5", "2:5", "3:5"):
-        assert run.start(STOP_AT=place) == 143, run.said[-3000:]
+    for position in ("0:5", "1:5", "2:5", "3:5"):
+        assert run.start(STOP_AT=position) == 143, run.said[-3000:]
     assert not same(expected, run.finish())
     assert not same(expected, run.finish()) and "nothing is left to train" in run.said
 
@@ -367,10 +391,10 @@ def test_ranks_that_would_be_copies_are_processes_of_their_own(tmp_path: Path):
     assert (
         run.said.count("--trainer.strategy=ddp_spawn: runs as ddp, which computes the same\n") == 1
     )
-    given = {"class_path": "DDPStrategy", "init_args": {"start_method": "fork"}}
+    strategy = {"class_path": "DDPStrategy", "init_args": {"start_method": "fork"}}
     assert not same(
         expected,
-        Run(tmp_path / "class", *flags, f"--trainer.strategy={json.dumps(given)}").finish(),
+        Run(tmp_path / "class", *flags, f"--trainer.strategy={json.dumps(strategy)}").finish(),
     )
 
 
@@ -382,11 +406,11 @@ def test_ranks_that_do_not_train_one_model_are_told_so(tmp_path: Path):
         "--trainer.callbacks=strangers.OwnRates",
     )
     run.finish()
-    said = (
+    warning = (
         "warning: the learning rates are 0.01 on rank 0 and 0.02 on rank 1, so their weights "
         "differ, too"
     )
-    assert run.said.count(said) == 1
+    assert run.said.count(warning) == 1
 
 
 def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):

@@ -29,13 +29,15 @@ def living(mark: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "how", ["", "setsid "], ids=["in its group", "in a session of its own, as torchrun's ranks are"]
+    "prefix",
+    ["", "setsid "],
+    ids=["in its group", "in a session of its own, as torchrun's ranks are"],
 )
-def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, how):
+def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, prefix):
     monkeypatch.setattr(supervise, "REST_IS_KILLED", 0.5)
     mark = f"rest-{uuid.uuid4().hex}"
-    left = f"{how}{sys.executable} -c 'import time; time.sleep(300)' {mark} & exit 3"
-    ended = Supervisor().run(["sh", "-c", left], cwd=tmp_path)
+    script = f"{prefix}{sys.executable} -c 'import time; time.sleep(300)' {mark} & exit 3"
+    ended = Supervisor().run(["sh", "-c", script], cwd=tmp_path)
     assert ended.status == 3 and ended.stop_signal is None
     assert living(mark) == []
 
@@ -97,17 +99,17 @@ def test_a_signal_at_the_start_reaches_the_program_once(tmp_path, monkeypatch, m
 def test_other_peoples_processes_are_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(supervise, "REST_IS_KILLED", 0.5)
     mark = f"other-{uuid.uuid4().hex}"
-    other = subprocess.Popen(
+    other_process = subprocess.Popen(
         ["sh", "-c", f"{sys.executable} -c 'import time; time.sleep(300)' {mark}; true"]
     )
     try:
         _wait_for(mark)
         assert Supervisor().run(["true"], cwd=tmp_path).status == 0
-        assert living(mark) and other.poll() is None
+        assert living(mark) and other_process.poll() is None
     finally:
-        for child in psutil.Process(other.pid).children():
+        for child in psutil.Process(other_process.pid).children():
             child.kill()
-        other.wait()
+        other_process.wait()
 
 
 OUTSIDE = """
@@ -116,7 +118,7 @@ from pathlib import Path
 from sagemaker_lightning.process import supervisor
 supervisor.REST_IS_KILLED = 0.5
 left = f"{sys.executable} -c 'import time; time.sleep(300)' {sys.argv[1]}"
-program = f"env -u {supervisor.MARK} setsid {left}-outside & {left}-inside & exit 3"
+program = f"env -u {supervisor.MARK_VARIABLE} setsid {left}-outside & {left}-inside & exit 3"
 assert supervisor.Supervisor().run(["sh", "-c", program], Path.cwd()).status == 3
 """
 
@@ -124,16 +126,16 @@ assert supervisor.Supervisor().run(["sh", "-c", program], Path.cwd()).status == 
 def test_what_came_from_outside_is_left_alone(tmp_path):
     """As a session of remote debugging; it has none of the job's variables."""
     mark = f"session-{uuid.uuid4().hex}"
-    variables = os.environ | {supervise.MARK: "1", "PYTHONPATH": str(ROOT)}
-    line = [sys.executable, "-c", OUTSIDE, mark]
-    subprocess.run(line, cwd=tmp_path, env=variables, check=True, timeout=60)
-    left = [
+    variables = os.environ | {supervise.MARK_VARIABLE: "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", OUTSIDE, mark]
+    subprocess.run(command, cwd=tmp_path, env=variables, check=True, timeout=60)
+    processes_left = [
         process
         for process in psutil.process_iter(["cmdline"])
         if any(mark in part for part in process.info["cmdline"] or [])
     ]
-    names = [process.info["cmdline"][-1] for process in left]
-    for process in left:
+    names = [process.info["cmdline"][-1] for process in processes_left]
+    for process in processes_left:
         process.kill()
     assert names == [f"{mark}-outside"]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from containers import ROOT, docker, no_engine
 from environments import python_of
-from test_watchdog import comes
+from test_watchdog import becomes_true
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 NETWORK = Path("/sys/class/net")
 # A test that starts what tests start, and then stands still.
-STANDS_STILL = """
+RUN_THAT_STANDS_STILL = """
 import os, subprocess, sys, time
 from pathlib import Path
 from containers import docker, no_engine
@@ -31,7 +31,7 @@ def test_that_stands_still(tmp_path, monkeypatch):
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
     if no_engine() is None:
-        docker("network", "create", f"test-{os.environ[sweeper.VARIABLE]}")
+        docker("network", "create", f"test-{os.environ[sweeper.RUN_VARIABLE]}")
     # The hosts of a rehearsal are in namespaces and have an environment of their own. One of the
     # two rehearsals is dead already.
     monkeypatch.setenv("REHEARSAL_PYTHON", sys.executable)
@@ -45,17 +45,17 @@ def test_that_stands_still(tmp_path, monkeypatch):
             time.sleep(0.1)
         if name == "dead":
             server.process.kill()
-    Path("stands").write_text(os.environ[sweeper.VARIABLE])
+    Path("stands").write_text(os.environ[sweeper.RUN_VARIABLE])
     time.sleep(1000)
 """
 
 
-def left(folder: Path, owners: list[str], run: str) -> dict[str, list[str]]:
+def remains_of(folder: Path, owners: list[str], run: str) -> dict[str, list[str]]:
     """Return what is left of a run in `folder`, and of its rehearsals.
 
     The names of the rehearsals' networks contain their owners.
     """
-    names = [line.split()[0] for line in ask("ip", "netns", "list")] + [
+    names = [text_line.split()[0] for text_line in output_lines("ip", "netns", "list")] + [
         path.name for path in NETWORK.iterdir()
     ]
     networks = (
@@ -64,19 +64,19 @@ def left(folder: Path, owners: list[str], run: str) -> dict[str, list[str]]:
         else docker("network", "ls", "--quiet", f"--filter=name={run}").stdout.split()
     )
     return {
-        "processes": ask("pgrep", "--full", "--list-full", str(folder)),
+        "processes": output_lines("pgrep", "--full", "--list-full", str(folder)),
         "mounts": [
-            line
-            for line in Path("/proc/self/mountinfo").read_text().splitlines()
-            if f" {folder}/" in line
+            text_line
+            for text_line in Path("/proc/self/mountinfo").read_text().splitlines()
+            if f" {folder}/" in text_line
         ],
         "network namespaces and devices": [name for name in names if name[2:10] in owners],
         "networks of Docker": networks,
     }
 
 
-def ask(*line: str) -> list[str]:
-    return subprocess.run(line, capture_output=True, text=True).stdout.splitlines()
+def output_lines(*words: str) -> list[str]:
+    return subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def ask(*line: str) -> list[str]:
 )
 def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path, number):
     python_of("rehearsal")
-    (tmp_path / "test_one.py").write_text(STANDS_STILL)
-    line = [
+    (tmp_path / "test_one.py").write_text(RUN_THAT_STANDS_STILL)
+    command = [
         sys.executable,
         "-m",
         "pytest",
@@ -96,14 +96,14 @@ def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path, number):
     ]
     with (tmp_path / "log").open("w") as log:
         run = subprocess.Popen(
-            [*line, "test_one.py"],
+            [*command, "test_one.py"],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
             stdout=log,
             stderr=subprocess.STDOUT,
         )
     try:
-        assert comes(lambda: (tmp_path / "stands").exists() or run.poll() is not None, 120)
+        assert becomes_true(lambda: (tmp_path / "stands").exists() or run.poll() is not None, 120)
         assert run.poll() is None, (tmp_path / "log").read_text()
         owners = sorted(
             {
@@ -111,14 +111,14 @@ def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path, number):
                 for path in tmp_path.glob("run/*/*/cache/sagemaker-lightning-rehearsal/*")
             }
         )
-        told = tmp_path, owners, (tmp_path / "stands").read_text()
+        arguments = tmp_path, owners, (tmp_path / "stands").read_text()
         assert len(owners) == 2 and all(
-            found or "Docker" in kind for kind, found in left(*told).items()
-        ), left(*told)
+            leftovers or "Docker" in thing for thing, leftovers in remains_of(*arguments).items()
+        ), remains_of(*arguments)
         run.send_signal(number)
         run.wait(120)
-        comes(lambda: not any(left(*told).values()), 60)
-        assert not any(left(*told).values()), left(*told)
+        becomes_true(lambda: not any(remains_of(*arguments).values()), 60)
+        assert not any(remains_of(*arguments).values()), remains_of(*arguments)
     finally:
         run.kill()
         run.wait()

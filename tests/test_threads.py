@@ -25,17 +25,17 @@ MANY = 64  # CPUs of the machine that has the quotas below
 
 def run(code: str, *path: Path, **variables: str) -> subprocess.CompletedProcess:
     """Run Python code in a process with no OpenMP variables but the given ones."""
-    kept = {
+    environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("OMP_", "GOMP_", "MKL_"))
     }
-    kept |= {"PYTHONPATH": ":".join(map(str, (*path, ROOT)))} | variables
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=60
+    environment |= {"PYTHONPATH": ":".join(map(str, (*path, ROOT)))} | variables
+    completed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stderr
-    return done
+    assert completed.returncode == 0, completed.stderr
+    return completed
 
 
 def write(folder: Path, **files: str) -> None:
@@ -126,9 +126,10 @@ def test_what_the_user_has_set_stays(monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    ("own", "found"), [({}, "1"), ({"OMP_NUM_THREADS": "7"}, "7"), ({"MKL_NUM_THREADS": "7"}, None)]
+    ("own", "threads_expected"),
+    [({}, "1"), ({"OMP_NUM_THREADS": "7"}, "7"), ({"MKL_NUM_THREADS": "7"}, None)],
 )
-def test_the_number_is_set_before_torch_is_imported(tmp_path, own, found):
+def test_the_number_is_set_before_torch_is_imported(tmp_path, own, threads_expected):
     for package in ("pytorch_lightning", "torchvision"):
         (tmp_path / f"{package}.py").write_text(
             "import os; print(os.environ.get('OMP_NUM_THREADS'))"
@@ -140,7 +141,7 @@ def test_the_number_is_set_before_torch_is_imported(tmp_path, own, found):
     code += "lightning_import.import_lightning()"
     if len(os.sched_getaffinity(0)) == 1 and not own:
         pytest.skip("one CPU: there is nothing to say")
-    assert set(run(code, tmp_path, **own).stdout.split()) == {str(found)}
+    assert set(run(code, tmp_path, **own).stdout.split()) == {str(threads_expected)}
 
 
 def test_ranks_of_lightning_share_a_quota(monkeypatch):
@@ -149,7 +150,7 @@ def test_ranks_of_lightning_share_a_quota(monkeypatch):
     The variable that `prepare` set in this process is not the user's; the other ranks get the
     share.
     """
-    before = torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     monkeypatch.setattr(threads, "USER_VARIABLES", {})
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
@@ -159,7 +160,7 @@ def test_ranks_of_lightning_share_a_quota(monkeypatch):
         threads.divide_cpus(2)
         assert (torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]) == (2, "2")
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
 
 
 def test_what_the_toolkit_has_set_is_not_the_users(monkeypatch):
@@ -195,11 +196,11 @@ def test_a_training_with_too_many_processes_never_starts(monkeypatch, tmp_path, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(threads, "usable_cpus", lambda: 2)
     monkeypatch.setattr(pytorch_lightning.Trainer, "fit", fit)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as raised:
         train.main(["--trainer.devices=64", "--trainer.accelerator=cpu"])
-    assert left.value.code == 1
-    said = capsys.readouterr().err
-    assert "error: --trainer.devices: found 64" in said and "Traceback" not in said
+    assert raised.value.code == 1
+    output = capsys.readouterr().err
+    assert "error: --trainer.devices: found 64" in output and "Traceback" not in output
 
 
 # torch's libgomp without torch: two threads that only wait, 20 times for 20 ms.
@@ -228,7 +229,7 @@ def wait_for(count):
     while sum(thread.name == "spinning" for thread in threading.enumerate()) != count:
         time.sleep(0.01)
 
-threads._scheduled, threads.INTERVAL, threads.HOLD = scheduled, 0.05, 2.0
+threads._scheduled, threads.MEASURING_SECONDS, threads.SHORTEST_HOLD_SECONDS = scheduled, 0.05, 2.0
 threads.spin_only_alone(2)
 alone = used()
 crowded = True

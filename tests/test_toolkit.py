@@ -46,8 +46,8 @@ def program(job: Job, source: str, **hyperparameters) -> Job:
 
 def ready(started):
     """Return a process when its program has said that it is ready."""
-    for said in started.stdout:
-        if "READY" in said:
+    for line in started.stdout:
+        if "READY" in line:
             return started
     raise AssertionError("the program never got ready")
 
@@ -62,9 +62,9 @@ def start(job: Job) -> warm.Started:
 def test_a_signal_reaches_the_program_and_is_waited_for(job: Job, name, status):
     started = start(program(job, SAVER.format(name=name, status=status)))
     started.send_signal(getattr(signal, name))
-    said, _ = started.communicate(timeout=60)
-    assert "SAVED" in said
-    assert f"train.py: ended with exit status {status} after {name}" in said
+    output, _ = started.communicate(timeout=60)
+    assert "SAVED" in output
+    assert f"train.py: ended with exit status {status} after {name}" in output
     assert started.returncode == (128 + getattr(signal, name) if status else 0)
     if status:
         assert job.failure.startswith(
@@ -77,7 +77,7 @@ def test_a_signal_reaches_the_program_and_is_waited_for(job: Job, name, status):
 def test_a_program_that_does_not_listen_dies_of_the_signal(job: Job):
     started = start(program(job, "import time\nprint('READY', flush=True)\ntime.sleep(60)\n"))
     started.terminate()
-    said, _ = started.communicate(timeout=60)
+    output, _ = started.communicate(timeout=60)
     assert started.returncode == 143
     assert job.failure.startswith("interrupted, resume from step 0: train.py was killed by SIGTERM")
 
@@ -88,8 +88,8 @@ def test_what_a_shell_script_started_may_finish_saving(job: Job):
     job.write("input/config/hyperparameters.json", '{"sagemaker_program": "run.sh"}')
     started = start(job)
     started.terminate()
-    said, _ = started.communicate(timeout=60)
-    assert "SAVED" in said
+    output, _ = started.communicate(timeout=60)
+    assert "SAVED" in output
 
 
 @pytest.mark.root
@@ -102,17 +102,17 @@ subprocess.Popen(["sh", "-c", "{sys.executable} saver.py & wait"])
 import time
 time.sleep(60)
 """
-    line = ["unshare", "--pid", "--fork", "--mount-proc", str(ROOT / "entrypoint.sh"), "train"]
+    command = ["unshare", "--pid", "--fork", "--mount-proc", str(ROOT / "entrypoint.sh"), "train"]
     variables = program(job, source).variables
     started = ready(
         subprocess.Popen(
-            line, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
     )
     children = subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True).split()
     os.kill(int(children[0]), signal.SIGTERM)
-    said, _ = started.communicate(timeout=60)
-    assert "SAVED" in said and "train.py: was killed by SIGTERM" in said
+    output, _ = started.communicate(timeout=60)
+    assert "SAVED" in output and "train.py: was killed by SIGTERM" in output
 
 
 @pytest.mark.root
@@ -127,8 +127,8 @@ def test_as_pid_1_a_signal_is_heard_from_the_start(job: Job, seconds):
     time.sleep(seconds)
     children = subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True).split()
     os.kill(int(children[0]), signal.SIGTERM)
-    said, _ = started.communicate(timeout=15)
-    assert started.returncode == 143, said
+    output, _ = started.communicate(timeout=15)
+    assert started.returncode == 143, output
 
 
 def test_a_stop_before_the_program_is_started(job: Job):
@@ -150,8 +150,8 @@ def test_a_stop_before_the_program_is_started(job: Job):
     ):
         time.sleep(0.1)
     process.terminate()
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 143 and "RAN" not in said
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143 and "RAN" not in output
     assert job.failure.startswith(
         "interrupted, resume from step 0: SIGTERM came before the program was started"
     )
@@ -164,13 +164,13 @@ def test_a_source_archive_runs_even_where_there_is_code_already(job: Job, tmp_pa
     (tmp_path / "train.py").write_text("import left_over\nprint('THE RIGHT ONE')")
     with tarfile.open(tmp_path / "sourcedir.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "train.py", "train.py")
-    given = {
+    hyperparameters = {
         "sagemaker_program": "train.py",
         "sagemaker_submit_directory": str(tmp_path / "sourcedir.tar.gz"),
     }
     job.write(
         "input/config/hyperparameters.json",
-        json.dumps({key: json.dumps(value) for key, value in given.items()}),
+        json.dumps({key: json.dumps(value) for key, value in hyperparameters.items()}),
     )
     run = job.run()
     assert run.returncode == 0, run.stdout
@@ -220,32 +220,37 @@ def test_a_distribution_runs_as_torchrun(job: Job, option, warns):
 
 
 @pytest.mark.parametrize(
-    ("own", "found"), [({}, str(max(1, usable_cpus() // 2))), ({"OMP_NUM_THREADS": "7"}, "7")]
+    ("own", "threads_expected"),
+    [({}, str(max(1, usable_cpus() // 2))), ({"OMP_NUM_THREADS": "7"}, "7")],
 )
-def test_the_ranks_of_a_jobs_own_program_share_the_cpus(job: Job, own, found):
+def test_the_ranks_of_a_jobs_own_program_share_the_cpus(job: Job, own, threads_expected):
     """torchrun itself would warn, and leave each of them one thread."""
-    given = {"sagemaker_torch_distributed_enabled": "true", "sagemaker_instance_type": '"local"'}
+    hyperparameters = {
+        "sagemaker_torch_distributed_enabled": "true",
+        "sagemaker_instance_type": '"local"',
+    }
     program(
         job,
         "import os\nprint('THREADS', os.environ['OMP_NUM_THREADS'])",
-        **given,
+        **hyperparameters,
         **{"trainer.devices": "2"},
     )
     run = job.run(**own)
     assert run.returncode == 0, run.stdout
     assert (
-        run.stdout.count(f"THREADS {found}\n") == 2 and "Setting OMP_NUM_THREADS" not in run.stdout
+        run.stdout.count(f"THREADS {threads_expected}\n") == 2
+        and "Setting OMP_NUM_THREADS" not in run.stdout
     )
 
 
 def test_torchrun_for_our_own_program(job: Job):
-    given = {
+    hyperparameters = {
         "sagemaker_torch_distributed_enabled": "true",
         "trainer.devices": "2",
         "trainer.accelerator": "cpu",
     }
-    given |= {"trainer.max_steps": "2", "data.batch_size": "32"}
-    job.write("input/config/hyperparameters.json", json.dumps(given))
+    hyperparameters |= {"trainer.max_steps": "2", "data.batch_size": "32"}
+    job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
     run = job.run()
     assert run.returncode == 0, run.stdout
     assert "MEMBER: 2/2" in run.stdout and ", torchrun" in run.stdout
@@ -365,17 +370,23 @@ BROKEN = {
 
 @pytest.mark.parametrize(("hyperparameters", "sources", "says"), BROKEN.values(), ids=BROKEN.keys())
 def test_a_broken_job_says_why(job: Job, hyperparameters, sources, says):
-    given = {key: value.replace("{base}", str(job.base)) for key, value in hyperparameters.items()}
-    program(job, "print('RAN')", **{"size": "1"} | given)
+    written = {
+        key: value.replace("{base}", str(job.base)) for key, value in hyperparameters.items()
+    }
+    program(job, "print('RAN')", **{"size": "1"} | written)
     for name, source in sources.items():
         job.write(name, source.replace("{base}", str(job.base)))
     run = job.run(PIP_NO_INDEX="1")
     assert run.returncode == 1, run.stdout
-    first = job.failure.splitlines()[0]
-    assert first.startswith("error: ") and says in first and first.endswith("[host localhost]")
+    first_line = job.failure.splitlines()[0]
+    assert (
+        first_line.startswith("error: ")
+        and says in first_line
+        and first_line.endswith("[host localhost]")
+    )
     assert len((job.base / "output/failure").read_text()) <= 1024
     assert "RAN" not in run.stdout
-    assert first in run.stdout
+    assert first_line in run.stdout
     assert "Framework Error" not in run.stdout
 
 
@@ -387,8 +398,10 @@ def test_a_failure_file_of_the_programs_own_stays_unless_it_is_empty(job: Job, t
     )
     run = program(job, source).run()
     assert run.returncode == 1
-    said = (job.base / "output/failure").read_text()
-    assert said == text if text else said.startswith("error: train.py ended with exit status 9")
+    failure = (job.base / "output/failure").read_text()
+    assert (
+        failure == text if text else failure.startswith("error: train.py ended with exit status 9")
+    )
     assert "train.py: ended with exit status 9" in run.stdout and "IndexError" not in run.stdout
 
 
@@ -430,7 +443,7 @@ class Once(Probe):
 def test_torchrun_starts_all_ranks_again_if_it_may(job: Job, restarts):
     job.write("code/probe.py", (ROOT / "tests/probe.py").read_text())
     job.write("code/once.py", ONCE)
-    given = {
+    hyperparameters = {
         "model": "once.Once",
         "data": "probe.Counted",
         "trainer.devices": "2",
@@ -441,7 +454,7 @@ def test_torchrun_starts_all_ranks_again_if_it_may(job: Job, restarts):
         "max_restarts": str(restarts),
         "data.batch_size": "8",
     }
-    job.write("input/config/hyperparameters.json", json.dumps(given))
+    job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
     run = job.run(SAGEMAKER_PROGRAM="app/train_torchrun.py", OMP_NUM_THREADS="1")
     assert (job.base / "code/died").exists(), run.stdout
     assert run.returncode == (0 if restarts else 1), run.stdout
@@ -458,7 +471,7 @@ def test_max_restarts_is_a_number(job: Job):
 
 
 def test_a_program_gets_what_its_job_set(job: Job):
-    """No variable of the user is overwritten, and none is added where there is one host."""
+    """No variable of the user is overwritten, and none is added if there is one host."""
     program(
         job,
         "import os\nprint([os.environ.get(name) for name in ('MASTER_PORT', 'FI_PROVIDER', "

@@ -1,4 +1,4 @@
-"""The curves of an interrupted run in MLflow and in Weights & Biases: no point lost, none doubled.
+"""Curves of interrupted runs in MLflow and Weights & Biases: each point once.
 
 The server is MLflow's own, which SageMaker's plugin finds by an ARN. W&B is offline: its files are
 read. CSVLogger's file, which tests/test_loggers.py looks at, says what the points are.
@@ -73,9 +73,9 @@ class Server:
 def server(tmp_path_factory) -> Iterator[Server]:
     """MLflow's server."""
     folder = tmp_path_factory.mktemp("mlflow")
-    line = [python_of("loggers"), ROOT / "tests/mlflow_server.py", folder]
+    command = [python_of("loggers"), ROOT / "tests/mlflow_server.py", folder]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         yield Server(folder, int(process.stdout.readline()))
     finally:
@@ -104,8 +104,8 @@ def check(server: Server, experiment: str, folder: Path, file: Path) -> None:
     )
     files = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
     assert len({path.name for path in files}) == 1  # one run, however many folders
-    line = [python_of("loggers"), ROOT / "tests/wandb_file.py", files[-1]]
-    rows = [json.loads(row) for row in subprocess.check_output(line, text=True).splitlines()]
+    command = [python_of("loggers"), ROOT / "tests/wandb_file.py", files[-1]]
+    rows = [json.loads(row) for row in subprocess.check_output(command, text=True).splitlines()]
     assert [row.pop("_step") for row in rows] == list(range(len(rows)))
     times = [row.pop("_timestamp") for row in rows if row.pop("_runtime")]
     assert times == sorted(times)
@@ -115,13 +115,13 @@ def check(server: Server, experiment: str, folder: Path, file: Path) -> None:
 def interrupted(server: Server, folder: Path, *places: str, devices: int = 1) -> None:
     """Run a script with a Trainer of its own, interrupt it, and compare its curves."""
     variables = server.variables(folder) | {"EXPERIMENT": folder.name, "DEVICES": str(devices)}
-    for place in (*places, ""):
-        name, _, value = place.partition("=")
-        more = {name: value} if name else {}
-        done = warm.run(["python", PROGRAM, "tracked"], folder, variables | more, 90)
+    for position in (*places, ""):
+        name, _, value = position.partition("=")
+        run_variables = {name: value} if name else {}
+        completed = warm.run(["python", PROGRAM, "tracked"], folder, variables | run_variables, 90)
         expected = {"KILL_AT": -9, "STOP_AT": 143}.get(name, 0)
-        assert done.returncode == expected, done.stdout[-3000:]
-        assert not re.search("^warning: ", done.stdout, re.MULTILINE), done.stdout
+        assert completed.returncode == expected, completed.stdout[-3000:]
+        assert not re.search("^warning: ", completed.stdout, re.MULTILINE), completed.stdout
     check(server, folder.name, folder, folder / "curves/lightning_logs/version_0/metrics.csv")
 
 
@@ -133,7 +133,7 @@ def test_a_script_of_ones_own(server: Server, tmp_path: Path):
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20))
 def test_a_script_at_random_places(server: Server, tmp_path: Path, seed: int):
-    """Every other one has two ranks. A finished one that is started again changes nothing."""
+    """Every other run has two ranks. Starting a finished run again changes nothing."""
     draw = random.Random(seed)
     devices = 1 + seed % 2
     batches = range(11 // devices)
@@ -177,7 +177,10 @@ class Metric:
     """A point, as of mlflow.entities."""
 
     def __init__(self, key: str, value: float, timestamp: int, step: int) -> None:
-        self.key, self.value, self.timestamp, self.step = key, value, timestamp, step
+        self.key = key
+        self.value = value
+        self.timestamp = timestamp
+        self.step = step
 
     def __iter__(self):
         return iter(vars(self).items())
@@ -203,7 +206,7 @@ class Client:
 
     def log_batch(self, run_id: str, metrics=(), params=(), tags=(), **options) -> None:
         assert not params
-        new = [(each.key, each.timestamp, each.step, each.value) for each in metrics]
+        new = [(metric.key, metric.timestamp, metric.step, metric.value) for metric in metrics]
         self.rows += [row for row in new if row not in self.rows]
 
     def update_run(self, run_id: str, status: str) -> None:
@@ -212,7 +215,7 @@ class Client:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_server_gets_each_point_once(seed: int):
-    """Points of one millisecond, too, and those of a step that is counted anew in each epoch."""
+    """This holds for points of one millisecond, and for steps counted anew in each epoch."""
     draw = random.Random(seed)
     lr = types.SimpleNamespace(key="lr")
     batches = []
@@ -221,19 +224,24 @@ def test_a_server_gets_each_point_once(seed: int):
         step = number % 7 if seed % 2 else number // 2
         batches.append([Metric(key, draw.choice((0.5, 1.5)), 1000, step) for key in keys])
     server = Client()
-    saved, counts, end = 0, None, 0
-    while end < len(batches):
+    saved = 0
+    counts = None
+    batches_end = 0
+    while batches_end < len(batches):
         client = Points(server)
         if counts is not None:
             client.wait("run")
             client.log_batch("run", [Metric("begun", 1.0, 1000, 0)], [lr])
             client.continue_from("run", counts)
-        end = draw.randint(saved, len(batches)) if counts is not None else len(batches) // 2
-        for number in range(saved, end):
+        batches_end = draw.randint(saved, len(batches)) if counts is not None else len(batches) // 2
+        for number in range(saved, batches_end):
             client.log_batch("run", batches[number])
             if draw.random() < 0.2 or counts is None:
-                saved, counts = number + 1, client.state("run")
-    expected = Counter((each.key, each.step, each.value) for batch in batches for each in batch)
+                saved = number + 1
+                counts = client.state("run")
+    expected = Counter(
+        (metric.key, metric.step, metric.value) for batch in batches for metric in batch
+    )
     assert Counter((row[0], row[2], row[3]) for row in server.rows) == expected
 
 
@@ -261,7 +269,7 @@ def test_what_the_clock_logs_is_not_there_twice():
 
 
 class Run:
-    """A run of W&B, of which the server has had some rows when it is resumed."""
+    """A run of W&B; the server has some of its rows when it is resumed."""
 
     id = "mine"
 
@@ -283,23 +291,26 @@ class Run:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_run_has_each_row_once(tmp_path: Path, seed: int):
-    """It sends rows in the background: any number of the last ones may be lost, or all.
+    """W&B sends rows in the background: any number of the last ones may be lost.
 
     The file, too, may be an older one.
     """
     draw = random.Random(seed)
     expected = [{"loss": draw.random(), "epoch": number // 9} for number in range(30)]
-    saved, state, there, end = 0, None, [], 0
+    saved = 0
+    state = None
+    server_rows = []
+    rows_end = 0
     path = tmp_path / "wandb-mine.jsonl"
-    while end < len(expected):
-        run = Run(there)
+    while rows_end < len(expected):
+        run = Run(server_rows)
         rows = Rows(run, path, waits=state is not None)
         if state is not None:
             run.log({"begun": 1.0})
             rows.continue_from(**state)
             assert path.stat().st_size == state["size"]
-        end = draw.randint(saved, len(expected)) if state else len(expected) // 2
-        for number in range(saved, end):
+        rows_end = draw.randint(saved, len(expected)) if state else len(expected) // 2
+        for number in range(saved, rows_end):
             row = expected[number]
             if draw.random() < 0.3:
                 run.log({"loss": row["loss"]}, commit=False)
@@ -307,18 +318,21 @@ def test_a_run_has_each_row_once(tmp_path: Path, seed: int):
             else:
                 run.log(row)
             if draw.random() < 0.2 or state is None:
-                saved, state = number + 1, rows.state()
+                saved = number + 1
+                state = rows.state()
         rows.file.close()
         os.truncate(path, draw.randint(0, path.stat().st_size))
-        there = run.rows if end == len(expected) else run.rows[: draw.randint(0, len(run.rows))]
-        there = there if seed % 2 or end == len(expected) else []
+        server_rows = (
+            run.rows if rows_end == len(expected) else run.rows[: draw.randint(0, len(run.rows))]
+        )
+        server_rows = server_rows if seed % 2 or rows_end == len(expected) else []
     assert run.rows == expected
 
 
 def test_rows_that_are_lost_are_said_and_so_is_what_cannot_be_kept(
     tmp_path: Path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(wandb_rows, "END", 100)
+    monkeypatch.setattr(wandb_rows, "TAIL_BYTES", 100)
     path = tmp_path / "wandb-mine.jsonl"
     rows = Rows(Run([]), path, waits=False)
     rows.log({"loss": 1.0, "picture": object()})

@@ -20,12 +20,12 @@ from app.data import DigitsDataModule
 
 pytestmark = pytest.mark.slow
 
-FEW = {
+FEW_BATCHES = {
     "trainer.limit_train_batches": "4",
     "trainer.limit_val_batches": "1",
     "trainer.limit_test_batches": "1",
 }
-SHORT = FEW | {"trainer.max_epochs": "2", "data.batch_size": "32"}
+SHORT_TRAINING = FEW_BATCHES | {"trainer.max_epochs": "2", "data.batch_size": "32"}
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_nothing_given_trains_on_the_default_data(job: Job, epochs: str, least: 
         torch.tensor(described["normalization"][key])[:, None, None] for key in ("mean", "std")
     )
     with torch.no_grad():
-        found = model((data.sets["test"].images / 255 - mean) / std).argmax(1)
-    accuracy = (found == data.sets["test"].labels).float().mean().item()
+        predictions = model((data.sets["test"].images / 255 - mean) / std).argmax(1)
+    accuracy = (predictions == data.sets["test"].labels).float().mean().item()
     assert accuracy == pytest.approx(described["metrics"]["test_acc"], abs=0.004)
     assert accuracy > least
     assert f"test_acc={described['metrics']['test_acc']:.4f}" in run.stdout
@@ -117,15 +117,15 @@ def test_the_same_seed_gives_the_same_weights(job: Job, tmp_path: Path):
         ("b", {"data.num_workers": "3"}),
         ("c", workers | {"seed_everything": 7}),
     ):
-        one = Job(tmp_path / name)
-        one.write("input/config/hyperparameters.json", json.dumps(SHORT | own))
-        assert one.run().returncode == 0
-        weights.append((one.base / "model/model.pt").read_bytes())
+        seeded_job = Job(tmp_path / name)
+        seeded_job.write("input/config/hyperparameters.json", json.dumps(SHORT_TRAINING | own))
+        assert seeded_job.run().returncode == 0
+        weights.append((seeded_job.base / "model/model.pt").read_bytes())
     assert weights[0] == weights[1] != weights[2]
 
 
-@pytest.mark.parametrize(("asked", "status"), [("true", 1), ("warn", 0), ("false", 0)])
-def test_an_operation_that_is_not_deterministic(job: Job, asked, status):
+@pytest.mark.parametrize(("value", "status"), [("true", 1), ("warn", 0), ("false", 0)])
+def test_an_operation_that_is_not_deterministic(job: Job, value, status):
     """`put_` is one, also on a CPU, in the list of torch.use_deterministic_algorithms."""
     job.write(
         "code/own.py",
@@ -136,11 +136,11 @@ def test_an_operation_that_is_not_deterministic(job: Job, asked, status):
     )
     job.write(
         "input/config/hyperparameters.json",
-        json.dumps(SHORT | {"model": "own.Model", "trainer.deterministic": asked}),
+        json.dumps(SHORT_TRAINING | {"model": "own.Model", "trainer.deterministic": value}),
     )
     run = job.run()
     assert run.returncode == status, run.stdout
-    assert ("put_ does not have a deterministic implementation" in run.stdout) == (asked != "false")
+    assert ("put_ does not have a deterministic implementation" in run.stdout) == (value != "false")
     if status:
         assert "put_ does not have a deterministic implementation" in job.failure.splitlines()[0]
 
@@ -149,7 +149,7 @@ def test_an_operation_that_is_not_deterministic(job: Job, asked, status):
 def test_two_processes_on_one_node(job: Job, program):
     job.write(
         "input/config/hyperparameters.json",
-        json.dumps(SHORT | {"trainer.devices": "2", "trainer.accelerator": "cpu"}),
+        json.dumps(SHORT_TRAINING | {"trainer.devices": "2", "trainer.accelerator": "cpu"}),
     )
     run = job.run(SAGEMAKER_PROGRAM=program)
     assert run.returncode == 0, run.stdout
@@ -224,7 +224,11 @@ MISTAKES = {
         {},
         "/proc/nope: checkpoints cannot be written there",
     ),
-    "a metric that is not there": ({"checkpoint.monitor": "nope", **SHORT}, {}, "monitor='nope'"),
+    "a metric that is not there": (
+        {"checkpoint.monitor": "nope", **SHORT_TRAINING},
+        {},
+        "monitor='nope'",
+    ),
 }
 
 
@@ -305,8 +309,12 @@ def test_a_rank_that_is_killed_is_the_reason(job: Job, program):
 
     The kernel kills one when the host is out of memory; the others say only that they lost a peer.
     """
-    given = {"trainer.devices": "2", "trainer.accelerator": "cpu", "progress.every_n_seconds": "0"}
-    job.write("input/config/hyperparameters.json", json.dumps(given))
+    hyperparameters = {
+        "trainer.devices": "2",
+        "trainer.accelerator": "cpu",
+        "progress.every_n_seconds": "0",
+    }
+    job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
     process = job.start(SAGEMAKER_PROGRAM=program)
     for line in process.stdout:
         if "step=3" in line:
@@ -314,8 +322,8 @@ def test_a_rank_that_is_killed_is_the_reason(job: Job, program):
     children = psutil.Process(process.pid).children(recursive=True)
     (rank_1,) = (child for child in children if warm.environ(child.pid).get("LOCAL_RANK") == "1")
     rank_1.kill()
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 1, said
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
     reasons = (
         "was killed by SIGKILL: most likely out of host memory|local rank 1 ended without a "
         "word: it was killed"

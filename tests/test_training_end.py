@@ -36,8 +36,8 @@ def fit(tmp_path: Path, monkeypatch, capfd):
             "SM_OUTPUT_DIR": "output",
             "SM_OUTPUT_DATA_DIR": "output/data",
         }
-        for name, place in places.items() if job else ():
-            monkeypatch.setenv(name, str(tmp_path / "job" / place))
+        for name, folder in places.items() if job else ():
+            monkeypatch.setenv(name, str(tmp_path / "job" / folder))
         status = 0
         try:
             train.main([*FLAGS, *flags])
@@ -52,13 +52,13 @@ def fit(tmp_path: Path, monkeypatch, capfd):
 
 @pytest.mark.parametrize("job", [True, False])
 def test_code_that_leaves_with_status_0_is_a_failure(fit, tmp_path: Path, job):
-    said, status = fit("--model.how=exit", job=job)
-    assert status == 1 and "Traceback" not in said
+    output, status = fit("--model.how=exit", job=job)
+    assert status == 1 and "Traceback" not in output
     error = (
         "error: diverging.py, line .* in _goes_wrong: left by SystemExit with status 0 before the "
         "model was written"
     )
-    assert re.search(error, said)
+    assert re.search(error, output)
     if job:
         assert (
             (tmp_path / "job/output/failure").read_text().startswith("error: diverging.py, line ")
@@ -69,7 +69,7 @@ def test_code_that_leaves_with_status_0_is_a_failure(fit, tmp_path: Path, job):
 def test_a_flag_that_only_prints_is_a_failure_in_a_job_and_none_on_a_desk(
     fit, tmp_path: Path, flag
 ):
-    said, status = fit(flag)
+    output, status = fit(flag)
     assert status == 1
     assert (
         (tmp_path / "job/output/failure")
@@ -113,28 +113,34 @@ def somebodys(request, monkeypatch) -> Callable[[str, str], str]:
 
 @pytest.mark.parametrize(("line", "says"), STEPS.items(), ids=STEPS)
 def test_a_fault_of_somebodys_code_has_its_traceback(fit, somebodys, tmp_path: Path, line, says):
-    said, status = fit(f"--model={somebodys('training_step(self, *_)', line)}")
+    output, status = fit(f"--model={somebodys('training_step(self, *_)', line)}")
     failure = (tmp_path / "job/output/failure").read_text()
-    first, *trace = failure.splitlines()
-    assert status == 1 and first.startswith(f"error: {says}") and first in said.splitlines()
-    assert "mine.py" in said and "in training_step" in said
+    first_line, *trace = failure.splitlines()
+    assert (
+        status == 1
+        and first_line.startswith(f"error: {says}")
+        and first_line in output.splitlines()
+    )
+    assert "mine.py" in output and "in training_step" in output
     assert says.partition(":")[0] in trace[-1]  # as much of it as there is room for
 
 
 def test_so_has_one_where_the_model_is_made(fit, somebodys):
     """By torch, which is not asked to do what a flag says."""
-    said, status = fit(f"--model={somebodys('__init__(self)', 'torch.nn.Linear(-1, 2)')}")
-    assert status == 1 and "mine.py" in said and "in __init__" in said
+    output, status = fit(f"--model={somebodys('__init__(self)', 'torch.nn.Linear(-1, 2)')}")
+    assert status == 1 and "mine.py" in output and "in __init__" in output
     assert re.search(
-        "^error: RuntimeError: Trying to create tensor with negative dimension", said, re.MULTILINE
+        "^error: RuntimeError: Trying to create tensor with negative dimension",
+        output,
+        re.MULTILINE,
     )
 
 
 @pytest.mark.parametrize("method", ["__init__(self)", "training_step(self, *_)"])
 def test_a_mistake_that_somebodys_code_finds_is_one_line(fit, somebodys, tmp_path: Path, method):
     path = somebodys(method, "raise UserError('--a: found\\n1')")
-    said, status = fit(f"--model={path}")
-    assert status == 1 and "Traceback" not in said
+    output, status = fit(f"--model={path}")
+    assert status == 1 and "Traceback" not in output
     assert (
         tmp_path / "job/output/failure"
     ).read_text() == "error: --a: found 1 [host localhost, local rank 0]"
@@ -153,8 +159,8 @@ def test_a_mistake_that_somebodys_code_finds_is_one_line(fit, somebodys, tmp_pat
 def test_what_lightning_finds_in_a_setting_when_it_trains_is_one_line(
     fit, tmp_path: Path, flag, says
 ):
-    said, status = fit("--model.how=", flag)
-    assert status == 1 and "Traceback" not in said
+    output, status = fit("--model.how=", flag)
+    assert status == 1 and "Traceback" not in output
     assert (tmp_path / "job/output/failure").read_text().startswith(f"error: {says}")
 
 
@@ -167,8 +173,8 @@ def test_the_checkpoints_of_a_finished_job_are_no_output(fit, tmp_path: Path):
     for path in folder.glob("*.ckpt"):
         path.unlink()
     (tmp_path / "job/output/failure").unlink()
-    said, status = fit("--model.how=loss", "--model.step=99")
-    assert status == 0 and "checkpoints: removed, as the run is finished" in said
+    output, status = fit("--model.how=loss", "--model.step=99")
+    assert status == 0 and "checkpoints: removed, as the run is finished" in output
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
     assert sorted(path.name for path in (tmp_path / "job/model").iterdir()) == [
         "config.yaml",
@@ -178,17 +184,17 @@ def test_the_checkpoints_of_a_finished_job_are_no_output(fit, tmp_path: Path):
 
 
 def test_a_batch_larger_than_the_data_is_told(fit):
-    said, status = fit("--model=foreign.Model", "--data=foreign.Data", "--data.size=5")
+    output, status = fit("--model=foreign.Model", "--data=foreign.Data", "--data.size=5")
     assert status == 0
     assert (
         "warning: a batch size of 8 on 1 rank(s) is more than the 5 samples there are: "
         "each epoch is one step"
-    ) in said
+    ) in output
 
 
 def test_on_a_desk_and_in_a_checkpoint_folder_they_stay(fit, tmp_path: Path, monkeypatch):
-    said, status = fit("--model.how=", job=False)
-    assert status == 0 and "checkpoints: output/data/checkpoints" in said
+    output, status = fit("--model.how=", job=False)
+    assert status == 0 and "checkpoints: output/data/checkpoints" in output
     assert (tmp_path / "output/data/checkpoints/step-000000008.ckpt").is_file()
     (tmp_path / "job/checkpoints").mkdir()
     assert fit("--model.how=")[1] == 0
@@ -240,21 +246,24 @@ def test_the_main_host_alone_has_to_have_the_model(tmp_path: Path):
         for host in ("a", "b")
     }
     (tmp_path / "model.pt").write_text("before")
-    before = user_program.written(tmp_path)
-    ours = (user_program.HOME, "app/train_torchrun.py")
-    rows = (user_program.HOME, "app/similarity.py")
+    written_before = user_program.written(tmp_path)
+    own_program = (user_program.HOME, "app/train_torchrun.py")
+    row_program = (user_program.HOME, "app/similarity.py")
     missing = {
-        name: user_program.missing_model(*ours, here, before) for name, here in hosts.items()
+        name: user_program.missing_model(*own_program, here, written_before)
+        for name, here in hosts.items()
     }
     assert (
         "app/train_torchrun.py ended with exit status 0 and wrote nothing" in missing["a"]
         and not missing["b"]
     )
-    assert all(user_program.missing_model(*rows, here, before) for here in hosts.values())
-    (tmp_path / "notes.txt").write_text("no model")
-    assert user_program.missing_model(*ours, hosts["a"], before) and not user_program.missing_model(
-        *rows, hosts["a"], before
+    assert all(
+        user_program.missing_model(*row_program, here, written_before) for here in hosts.values()
     )
+    (tmp_path / "notes.txt").write_text("no model")
+    assert user_program.missing_model(
+        *own_program, hosts["a"], written_before
+    ) and not user_program.missing_model(*row_program, hosts["a"], written_before)
     (tmp_path / "aside").write_text("before")
     (tmp_path / "aside").rename(tmp_path / "model.pt")
-    assert not user_program.missing_model(*ours, hosts["a"], before)
+    assert not user_program.missing_model(*own_program, hosts["a"], written_before)

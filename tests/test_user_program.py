@@ -19,7 +19,7 @@ from sagemaker_lightning.launch import requirements, user_program
 @pytest.fixture
 def code(tmp_path, monkeypatch) -> Path:
     """The folder for a job's source."""
-    monkeypatch.setattr(user_program, "CODE", tmp_path / "code")
+    monkeypatch.setattr(user_program, "CODE_FOLDER", tmp_path / "code")
     return tmp_path / "code"
 
 
@@ -88,8 +88,8 @@ def test_nothing_is_written_outside(code, tmp_path, filters, members, monkeypatc
         user_program.unpack(archive)
     except UserError as error:
         assert "could not be unpacked" in str(error)
-    found = {path for path in tmp_path.rglob("evil") if not path.is_relative_to(code)}
-    assert not found and not Path("/evil").exists()
+    outside = {path for path in tmp_path.rglob("evil") if not path.is_relative_to(code)}
+    assert not outside and not Path("/evil").exists()
 
 
 def test_what_a_job_left_is_read_with_every_python(tmp_path, filters):
@@ -176,13 +176,13 @@ def test_why_pip_could_not(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [True, False], ids=["the job's program", "the image's"])
-@pytest.mark.parametrize("given", [True, False], ids=["PIP_LOG", ""])
-def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch, own, given):
+@pytest.mark.parametrize("has_pip_log", [True, False], ids=["PIP_LOG", ""])
+def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch, own, has_pip_log):
     (tmp_path / "train.py").touch()
     (tmp_path / "requirements.txt").write_text("pip\nnosuchpackage-of-ours==1.0\n")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.syspath_prepend(str(tmp_path))  # the toolkit does it
-    if given:
+    if has_pip_log:
         (tmp_path / "log").write_text("ERROR: No matching distribution found for an-earlier-one\n")
         monkeypatch.setenv("PIP_LOG", str(tmp_path / "log"))
     with pytest.raises(
@@ -190,7 +190,7 @@ def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch, own, given)
         match="requirements.txt: pip could not install nosuchpackage-of-ours==1.0: No match",
     ):
         requirements.install(tmp_path, "train.py", own)
-    assert ("PIP_LOG" in os.environ) == given
+    assert ("PIP_LOG" in os.environ) == has_pip_log
 
 
 @pytest.mark.slow
@@ -199,8 +199,8 @@ def test_of_a_source_that_is_a_package_setup_py_is_named(job: Job):
     job.write("code/train.py", "")
     job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.py"}')
     assert job.run(PIP_NO_BUILD_ISOLATION="0", PIP_NO_INDEX="1").returncode == 1
-    first = job.failure.splitlines()[0]
+    first_line = job.failure.splitlines()[0]
     assert (
-        first.startswith("error: setup.py: pip could not install")
-        and "RuntimeError: no luck" in first
+        first_line.startswith("error: setup.py: pip could not install")
+        and "RuntimeError: no luck" in first_line
     )

@@ -13,14 +13,14 @@ import pytest
 import ranks
 from containers import ROOT
 from test_rank_states import Own
-from test_strangers import CODE, STAY, WORKERS, Run
+from test_strangers import PERSISTENT_FLAG, STRANGERS, WORKERS_FLAG, Run
 
 from sagemaker_lightning.resume import journal, verification
 from sagemaker_lightning.resume.callback import ExactResume
 
 pytestmark = pytest.mark.slow
 
-SAVES = "--resume.every_n_steps=4"
+SAVES_FLAG = "--resume.every_n_steps=4"
 ANNOUNCED = "the state is as it was saved, and the next batch the one that was to come, bit for bit"
 
 
@@ -30,7 +30,7 @@ class Broken(Run):
     program = ROOT / "tests/broken.py"
 
     def kill(self, at: str = "1:9") -> None:
-        """Kill the run where the model says so, which loses a few steps."""
+        """Kill the run at a position of the model's, which loses a few steps."""
         assert self.start(KILL_AT=at) == -signal.SIGKILL, self.said[-3000:]
 
     def stop(self, at: str = "1:6") -> None:
@@ -57,17 +57,21 @@ def test_what_is_done_again_is_what_was_done(tmp_path: Path):
     run = Broken(tmp_path)
     run.kill("1:6")
     run.kill("2:3")
-    line = "resumed at step 10: the next 6 steps are those of the interrupted run, bit for bit"
-    assert run.verdicts == [line]
+    expected_line = (
+        "resumed at step 10: the next 6 steps are those of the interrupted run, bit for bit"
+    )
+    assert run.verdicts == [expected_line]
     run.finish()
     assert run.verdicts == [
         "resumed at step 20: the next 3 steps are those of the interrupted run, bit for bit"
     ]
-    assert [(one["step"], one["steps"], one["identical"]) for one in run.described] == [
+    assert [
+        (verdict["step"], verdict["steps"], verdict["identical"]) for verdict in run.described
+    ] == [
         (10, 6, True),
         (20, 3, True),
     ]
-    assert run.described[0]["said"] == line.partition(": ")[2]
+    assert run.described[0]["said"] == expected_line.partition(": ")[2]
     run.finish()  # nothing is left to train, and model.json still says it
     assert not run.verdicts and len(run.described) == 2
 
@@ -99,8 +103,10 @@ def test_a_model_that_is_saved_again_has_the_same_name(tmp_path: Path):
     assert (tmp_path / "mine/epoch=0-step=4.ckpt").read_text() == "of another run"
 
 
-KILLED = {name: flags for name, flags in CODE.items() if "min_size" not in "".join(flags)}
-FEW = [
+KILLED_STRANGERS = {
+    name: flags for name, flags in STRANGERS.items() if "min_size" not in "".join(flags)
+}
+ALWAYS_RUN = [
     "the control",
     "two optimizers, by hand",
     "accumulated gradients",
@@ -120,13 +126,13 @@ def check_killed(folder: Path, flags: list[str]) -> None:
     )
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", ALWAYS_RUN)
 def test_code_of_a_few_kinds(tmp_path: Path, name):
-    check_killed(tmp_path, CODE[name])
+    check_killed(tmp_path, STRANGERS[name])
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("flags", KILLED.values(), ids=KILLED)
+@pytest.mark.parametrize("flags", KILLED_STRANGERS.values(), ids=KILLED_STRANGERS)
 def test_code_of_all_kinds(tmp_path: Path, flags):
     check_killed(tmp_path, flags)
 
@@ -145,7 +151,7 @@ def test_after_a_stop_in_a_validation(tmp_path: Path):
 
 
 def test_after_a_stop_the_next_batch_was_announced(tmp_path: Path):
-    run = Broken(tmp_path, WORKERS, "--model=strangers.Augmented")
+    run = Broken(tmp_path, WORKERS_FLAG, "--model=strangers.Augmented")
     run.stop()
     run.finish()
     assert run.verdicts == [f"resumed at step 17: {ANNOUNCED}"]
@@ -155,16 +161,17 @@ def test_at_an_epochs_end_nothing_is_known_of_the_next(tmp_path: Path):
     run = Broken(tmp_path)
     run.stop("0:9")
     run.finish()
-    words = "the state is as it was saved; no step after it is known that could be compared"
+    expected = "the state is as it was saved; no step after it is known that could be compared"
     assert (
-        run.verdicts == [f"resumed at step 10: {words}"] and run.described[0]["identical"] is None
+        run.verdicts == [f"resumed at step 10: {expected}"]
+        and run.described[0]["identical"] is None
     )
 
 
 STATE = r"the state is not that of the interrupted run: on rank 0, "
 STEP = r"step \d+ is not that of the interrupted run: on rank 0, "
-FOUND = [
-    ("the loaders begin at the first batch", [WORKERS], "the batch and the loss differ"),
+MISTAKES_FOUND = [
+    ("the loaders begin at the first batch", [WORKERS_FLAG], "the batch and the loss differ"),
     ("the order is that of another epoch", [], "the batch and the loss differ"),
     (
         "generators are not seeded",
@@ -178,7 +185,7 @@ FOUND = [
     ),
     (
         "generators are not seeded",
-        ["--data.dataset=state", WORKERS, STAY],
+        ["--data.dataset=state", WORKERS_FLAG, PERSISTENT_FLAG],
         r"the batch .*a generator of random numbers in strangers\.Points\.generator[;,]",
     ),
     (
@@ -203,7 +210,7 @@ FOUND = [
         "the batch and the loss differ",
     ),
 ]
-OF_STATE = [
+STATE_MISTAKES = [
     (
         "generators are not restored",
         ["--model=strangers.Remembering"],
@@ -242,22 +249,22 @@ OF_STATE = [
 ]
 
 
-def cases(found: list, *few: int) -> list:
+def cases(parameters: list, *always_run: int) -> list:
     """Return the cases as parameters; all but a few are for the soak."""
     return [
         pytest.param(
-            *one,
-            id=f"{one[0]} {' '.join(one[1][:1])}",
-            marks=[] if number in few else [pytest.mark.soak],
+            *parameter,
+            id=f"{parameter[0]} {' '.join(parameter[1][:1])}",
+            marks=[] if number in always_run else [pytest.mark.soak],
         )
-        for number, one in enumerate(found)
+        for number, parameter in enumerate(parameters)
     ]
 
 
-@pytest.mark.parametrize(("mistake", "flags", "words"), cases(FOUND, 0, 2, 4, 6, 8))
+@pytest.mark.parametrize(("mistake", "flags", "words"), cases(MISTAKES_FOUND, 0, 2, 4, 6, 8))
 def test_a_mistake_is_found_in_what_is_done_again(tmp_path: Path, mistake, flags, words):
     """The run is killed, and resumed with one mechanism broken."""
-    run = Broken(tmp_path, *flags, SAVES)
+    run = Broken(tmp_path, *flags, SAVES_FLAG)
     run.kill()
     run.finish(BREAK=mistake)
     (verdict,) = run.verdicts
@@ -265,7 +272,9 @@ def test_a_mistake_is_found_in_what_is_done_again(tmp_path: Path, mistake, flags
     assert run.described[0]["identical"] is False and run.described[0]["said"] in verdict
 
 
-@pytest.mark.parametrize(("mistake", "flags", "words"), cases(FOUND[:6] + FOUND[7:], 0, 3, 5))
+@pytest.mark.parametrize(
+    ("mistake", "flags", "words"), cases(MISTAKES_FOUND[:6] + MISTAKES_FOUND[7:], 0, 3, 5)
+)
 def test_a_mistake_is_found_in_the_batch_that_was_announced(tmp_path: Path, mistake, flags, words):
     run = Broken(tmp_path, *flags)
     run.stop()
@@ -275,7 +284,7 @@ def test_a_mistake_is_found_in_the_batch_that_was_announced(tmp_path: Path, mist
     assert re.match(rf"warning: resumed at step 17: {STEP}{words}", verdict), verdict
 
 
-@pytest.mark.parametrize(("mistake", "flags", "words"), cases(OF_STATE, 0, 1, 3, 8, 9))
+@pytest.mark.parametrize(("mistake", "flags", "words"), cases(STATE_MISTAKES, 0, 1, 3, 8, 9))
 def test_state_that_is_not_given_back_is_named(tmp_path: Path, mistake, flags, words):
     run = Broken(tmp_path, *flags)
     run.stop()
@@ -284,17 +293,17 @@ def test_state_that_is_not_given_back_is_named(tmp_path: Path, mistake, flags, w
     assert re.match(rf"warning: resumed at step 17: {STATE}.*{words}", verdict), verdict
 
 
-@pytest.mark.parametrize(("mistake", "flags", "_"), cases(OF_STATE[:6], 0, 3))
+@pytest.mark.parametrize(("mistake", "flags", "_"), cases(STATE_MISTAKES[:6], 0, 3))
 def test_state_that_is_not_given_back_shows_in_what_is_done_again(
     tmp_path: Path, mistake, flags, _
 ):
     """Here the state is not compared; losses and learning rates show the mistake."""
-    run = Broken(tmp_path, *flags, SAVES)
+    run = Broken(tmp_path, *flags, SAVES_FLAG)
     run.kill()
     run.start(BREAK=mistake, BLIND="1")
     (verdict,) = run.verdicts
-    kind = "the learning rate" if "--model=strangers.Estimated" in flags else "the loss"
-    assert re.match(rf"warning: resumed at step \d+: {STEP}{kind}", verdict), verdict
+    what_differs = "the learning rate" if "--model=strangers.Estimated" in flags else "the loss"
+    assert re.match(rf"warning: resumed at step \d+: {STEP}{what_differs}", verdict), verdict
 
 
 CAUSES = {
@@ -304,7 +313,7 @@ CAUSES = {
     ),
     "the clock": (["--data.dataset=timed"], "something in the data that no seed decides: time"),
     "a worker's counter": (
-        ["--data.dataset=growing", WORKERS],
+        ["--data.dataset=growing", WORKERS_FLAG],
         r"what strangers\.Growing keeps in its 1 data worker",
     ),
 }
@@ -312,7 +321,7 @@ CAUSES = {
 
 @pytest.mark.parametrize(("flags", "words"), CAUSES.values(), ids=CAUSES)
 def test_what_no_run_can_carry_on_is_told_with_its_cause(tmp_path: Path, flags, words):
-    run = Broken(tmp_path, *flags, SAVES)
+    run = Broken(tmp_path, *flags, SAVES_FLAG)
     run.kill()
     run.finish()
     (verdict,) = run.verdicts
@@ -336,24 +345,26 @@ def test_what_came_otherwise_is_what_the_next_one_is_compared_with(tmp_path: Pat
 
 def test_strict_ends_the_job(tmp_path: Path):
     """Each attempt ends so until the flag is left out, and none writes a checkpoint."""
-    run = Broken(tmp_path, "--data.dataset=timed", SAVES)
+    run = Broken(tmp_path, "--data.dataset=timed", SAVES_FLAG)
     run.kill()
-    before = sorted(tmp_path.rglob("*.ckpt"))
+    checkpoints_before = sorted(tmp_path.rglob("*.ckpt"))
     for _ in range(2):
         assert run.start("--resume.strict=true") == 1
-        assert "Traceback" not in run.said and sorted(tmp_path.rglob("*.ckpt")) == before
+        assert (
+            "Traceback" not in run.said and sorted(tmp_path.rglob("*.ckpt")) == checkpoints_before
+        )
         assert re.search(
             r"^error: --resume\.strict: resumed at step \d+: step \d+ is not that of ",
             run.said,
             re.M,
         )
     run.finish()
-    assert [one["identical"] for one in run.described] == [False]
+    assert [verdict["identical"] for verdict in run.described] == [False]
 
 
 def test_each_strict_attempt_is_compared_with_the_run_that_was_interrupted(tmp_path: Path):
     """It is not compared with the attempt before it, which made the same mistake."""
-    run = Broken(tmp_path, SAVES)
+    run = Broken(tmp_path, SAVES_FLAG)
     run.kill()
     for _ in range(2):
         assert run.start("--resume.strict=true", BREAK="a step is not seeded") == 1
@@ -365,7 +376,7 @@ def test_each_strict_attempt_is_compared_with_the_run_that_was_interrupted(tmp_p
 
 def test_what_was_set_otherwise_is_told_as_the_cause(tmp_path: Path):
     """And it is the cause here: sums differ with another number of threads."""
-    run = Broken(tmp_path, SAVES)
+    run = Broken(tmp_path, SAVES_FLAG)
     run.kill()
     run.finish("--data.workers=1", OMP_NUM_THREADS="2")
     cause = (
@@ -376,7 +387,7 @@ def test_what_was_set_otherwise_is_told_as_the_cause(tmp_path: Path):
 
 def test_a_failure_tells_of_it(tmp_path: Path, monkeypatch):
     """If a job fails later, the line that says why has it, too."""
-    run = Broken(tmp_path, "--data.dataset=timed", SAVES)
+    run = Broken(tmp_path, "--data.dataset=timed", SAVES_FLAG)
     run.kill()
     assert run.start(FAIL_AT="2:3") == 1
     pattern = (
@@ -434,25 +445,34 @@ def twice(odd: bool, strict: bool) -> None:
 
 def test_ranks_that_go_on_as_before(tmp_path: Path):
     ended = ranks.run(twice, False, False, folder=tmp_path)
-    assert not any(one.error for one in ended), [one.error for one in ended]
-    line = "resumed at step 5: the next 3 steps are those of the interrupted run, bit for bit\n"
-    assert [one.said.count(line) for one in ended] == [1, 0]
-    assert [one.said.count("warning: resumed") for one in ended] == [0, 0]
+    assert not any(ended_rank.error for ended_rank in ended), [
+        ended_rank.error for ended_rank in ended
+    ]
+    expected_line = (
+        "resumed at step 5: the next 3 steps are those of the interrupted run, bit for bit\n"
+    )
+    assert [ended_rank.output.count(expected_line) for ended_rank in ended] == [1, 0]
+    assert [ended_rank.output.count("warning: resumed") for ended_rank in ended] == [0, 0]
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_the_rank_that_does_not_is_named(tmp_path: Path, strict):
-    """Rank 0 names rank 1, which differs; if this is to end the job, all ranks end alike."""
+    """Rank 0 names rank 1, which differs; with --resume.strict, all ranks end alike."""
     ended = ranks.run(twice, True, strict, folder=tmp_path)
-    what = (
+    expected = (
         "resumed at step 5: step 7 is not that of the interrupted run: on rank 1, the loss "
         "differs; likely because of"
     )
     if strict:
-        assert all(one.error.startswith(f"UserError: --resume.strict: {what}") for one in ended)
+        assert all(
+            ended_rank.error.startswith(f"UserError: --resume.strict: {expected}")
+            for ended_rank in ended
+        )
     else:
-        assert not any(one.error for one in ended), [one.error for one in ended]
-        assert [one.said.count(f"warning: {what}") for one in ended] == [1, 0]
+        assert not any(ended_rank.error for ended_rank in ended), [
+            ended_rank.error for ended_rank in ended
+        ]
+        assert [ended_rank.output.count(f"warning: {expected}") for ended_rank in ended] == [1, 0]
 
 
 def test_other_ranks_are_not_compared(tmp_path: Path):
@@ -460,8 +480,8 @@ def test_other_ranks_are_not_compared(tmp_path: Path):
     ended = ranks.run(twice_otherwise, folder=tmp_path)
     assert not ended[0].error and not ended[1].error
     alone = ranks.run(train, "run", folder=tmp_path, nodes=(1,))
-    assert not alone[0].error and "resumed at step" not in alone[0].said
-    assert "2 ranks saved it, now there are 1" in alone[0].said
+    assert not alone[0].error and "resumed at step" not in alone[0].output
+    assert "2 ranks saved it, now there are 1" in alone[0].output
 
 
 def twice_otherwise() -> None:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from aws_services import free_port
-from rank_process import may, process
+from rank_process import let_run, process
 
 from sagemaker_lightning.callbacks import heartbeat
 from sagemaker_lightning.callbacks.heartbeat import Heartbeat
@@ -23,18 +23,18 @@ from sagemaker_lightning.nodes.mesh import StopReason
 from sagemaker_lightning.nodes.messages import HostMessage, RankMessage
 from sagemaker_lightning.nodes.watchdog import Watchdog
 
-RANK = "host algo-2, local rank 1"
-OTHER = "host algo-2, local rank 0"
-WORDLESS = f"{RANK} ended without giving a reason"
+RANK_NAME = "host algo-2, local rank 1"
+OTHER_RANK_NAME = "host algo-2, local rank 0"
+WORDLESS = f"{RANK_NAME} ended without giving a reason"
 DEAD = f"{WORDLESS}: it was killed, or it crashed"
 AFTER = (
     f"{WORDLESS}, after another process of its host: because of that, or it was killed or crashed"
 )
-LOST = "error: lost a peer, or never reached it: ..."
-ENOUGH = 30.0  # seconds; what is waited for comes within one
+LOST_PEER_ERROR = "error: lost a peer, or never reached it: ..."
+HANG_SECONDS = 30.0  # what is waited for comes within one
 # Seconds after which an event that must not come would have come: more than ENDS_BY_ITSELF in these
 # tests.
-NEVER = 0.45
+QUIET_SECONDS = 0.45
 
 
 def watched(hosts: tuple[str, ...] = ("algo-2",), **settings) -> Watchdog:
@@ -43,57 +43,57 @@ def watched(hosts: tuple[str, ...] = ("algo-2",), **settings) -> Watchdog:
     `reasons_given` are the reasons that ended its program.
     """
     reasons: list[StopReason] = []
-    made = Watchdog(
+    watchdog = Watchdog(
         "algo-2",
         hosts,
         {},
         on_reason=reasons.append,
         **{"port": free_port(), "connect_timeout": 90.0, "silence_timeout": 90.0} | settings,
     )
-    made.reasons_given = reasons
-    return made
+    watchdog.reasons_given = reasons
+    return watchdog
 
 
 @pytest.fixture
 def watch(monkeypatch) -> Iterator[Watchdog]:
     """A watch on the only host of a job."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.2)
-    with watched() as made:
-        yield made
+    with watched() as watchdog:
+        yield watchdog
 
 
-def rank(watch: Watchdog, name: str = RANK) -> Heartbeat:
+def rank(watch: Watchdog, name: str = RANK_NAME) -> Heartbeat:
     """Return the connection of a rank."""
     return Heartbeat(watch.path, name)
 
 
-def die(line: Heartbeat) -> None:
+def die(rank_heartbeat: Heartbeat) -> None:
     """End a rank."""
-    line.socket.close()
+    rank_heartbeat.socket.close()
 
 
-def comes(condition: Callable[[], object], limit: float = ENOUGH) -> bool:
+def becomes_true(condition: Callable[[], object], limit: float = HANG_SECONDS) -> bool:
     """Wait for a condition, and return whether it became true."""
-    end = time.monotonic() + limit
-    while not condition() and time.monotonic() < end:
+    deadline = time.monotonic() + limit
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return bool(condition())
 
 
 def test_a_rank_that_raises_is_quoted(watch):
-    line = rank(watch)
-    line.failed(f"error: ValueError: boom [{RANK}]")
-    die(line)
-    assert comes(lambda: watch.reasons_given)
+    rank_heartbeat = rank(watch)
+    rank_heartbeat.failed(f"error: ValueError: boom [{RANK_NAME}]")
+    die(rank_heartbeat)
+    assert becomes_true(lambda: watch.reasons_given)
     assert watch.reasons_given == [
-        StopReason(f"a rank failed: ValueError: boom [{RANK}]", is_local=True)
+        StopReason(f"a rank failed: ValueError: boom [{RANK_NAME}]", is_local=True)
     ]
     assert watch.own_suspicion is None or watch.own_suspicion.why != DEAD  # it has said why
 
 
 def test_a_rank_that_is_told_to_stop(watch):
     rank(watch).stopped("interrupted, resume from step 7")
-    assert comes(lambda: watch.reasons_given)
+    assert becomes_true(lambda: watch.reasons_given)
     assert watch.reasons_given == [
         StopReason("interrupted, resume from step 7", is_local=True, is_request=True)
     ]
@@ -101,7 +101,7 @@ def test_a_rank_that_is_told_to_stop(watch):
 
 def test_a_rank_that_dies_without_a_word(watch):
     die(rank(watch))
-    assert comes(lambda: watch.reasons_given)
+    assert becomes_true(lambda: watch.reasons_given)
     assert (
         watch.reasons_given == [StopReason(DEAD, is_local=True, doubt=1)]
         and watch.own_suspicion == watch.reason
@@ -112,8 +112,8 @@ def test_a_rank_whose_launcher_has_ended_is_no_reason(watch):
     """The launcher's exit status says more: the toolkit reads it in the time that is left."""
     watch.program_ended()
     die(rank(watch))
-    assert comes(lambda: watch.own_suspicion)
-    assert not comes(lambda: watch.reason, NEVER)
+    assert becomes_true(lambda: watch.own_suspicion)
+    assert not becomes_true(lambda: watch.reason, QUIET_SECONDS)
     assert watch.wait_for_reason().why == DEAD
 
 
@@ -122,7 +122,7 @@ def test_a_forked_worker_does_not_hold_the_line_of_a_rank(watch, number):
     """A DataLoader's worker outlives a rank for a while, whether the rank left or was killed."""
     gate = os.pipe()
     held = os.pipe()
-    if not (made := os.fork()):
+    if not (worker_pid := os.fork()):
         rank(watch)
         os.close(held[1])
         if not os.fork():
@@ -135,22 +135,26 @@ def test_a_forked_worker_does_not_hold_the_line_of_a_rank(watch, number):
             os.kill(os.getpid(), number)
         os._exit(0)
     try:
-        assert os.waitpid(made, 0)[1] & 0x7F == number
-        assert comes(lambda: watch.reason) and watch.reason.why.startswith(WORDLESS)
+        assert os.waitpid(worker_pid, 0)[1] & 0x7F == number
+        assert becomes_true(lambda: watch.reason) and watch.reason.why.startswith(WORDLESS)
     finally:
         for descriptor in (*gate, *held):
             os.close(descriptor)
 
 
 @pytest.mark.parametrize(
-    "act", [lambda line: line.done(), lambda line: line.failed(LOST)], ids=["done", "lost a peer"]
+    "act",
+    [lambda connection: connection.done(), lambda connection: connection.failed(LOST_PEER_ERROR)],
+    ids=["done", "lost a peer"],
 )
 def test_no_reason_to_end(watch, act):
     """A rank that lost a peer does not know why; another process will say it."""
-    line = rank(watch)
-    act(line)
-    die(line)
-    assert not comes(lambda: watch.reason or watch.own_suspicion or watch.reasons_given, NEVER)
+    rank_heartbeat = rank(watch)
+    act(rank_heartbeat)
+    die(rank_heartbeat)
+    assert not becomes_true(
+        lambda: watch.reason or watch.own_suspicion or watch.reasons_given, QUIET_SECONDS
+    )
 
 
 ENDS = {
@@ -167,59 +171,66 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize(("code", "why", "doubt"), ENDS.values(), ids=ENDS)
-def test_how_a_rank_ended(watch, code, why, doubt):
-    with process(watch.path, RANK, code) as started:
-        may(started)
-        assert comes(lambda: watch.reason)
-        assert watch.reason == StopReason(why, is_local=True, doubt=doubt)
+@pytest.mark.parametrize(("code", "reason", "doubt"), ENDS.values(), ids=ENDS)
+def test_how_a_rank_ended(watch, code, reason, doubt):
+    with process(watch.path, RANK_NAME, code) as started:
+        let_run(started)
+        assert becomes_true(lambda: watch.reason)
+        assert watch.reason == StopReason(reason, is_local=True, doubt=doubt)
 
 
 @pytest.mark.parametrize(
     "code", ["os.kill(os.getpid(), signal.SIGTERM)", "os._exit(143)", "os._exit(130)"]
 )
 def test_a_rank_that_was_told_to_stop_before_it_could_say_so_is_no_reason(watch, code):
-    with process(watch.path, RANK, code) as started:
-        may(started)
-        assert not comes(lambda: watch.own_suspicion or watch.reason, NEVER)
+    with process(watch.path, RANK_NAME, code) as started:
+        let_run(started)
+        assert not becomes_true(lambda: watch.own_suspicion or watch.reason, QUIET_SECONDS)
 
 
-@pytest.mark.parametrize("end", ["os.abort()", "say(failed='error: lost a peer'); os._exit(1)"])
-def test_a_rank_that_its_launcher_takes_with_it(watch, end):
+@pytest.mark.parametrize(
+    "way_to_end", ["os.abort()", "say(failed='error: lost a peer'); os._exit(1)"]
+)
+def test_a_rank_that_its_launcher_takes_with_it(watch, way_to_end):
     """The kernel kills a rank with its launcher.
 
     The rank's connection may break before the launcher's, because other threads of the launcher
     live a moment longer.
     """
     holds_the_line = "if not os.fork():\n    os.close(1)\n    os.read(0, 1)\n    os._exit(0)\n"
-    code = f"launch({RANK!r})\ninput()\n{holds_the_line}{end}"
-    with process(watch.path, OTHER, code) as started:
-        may(started)
+    code = f"launch({RANK_NAME!r})\ninput()\n{holds_the_line}{way_to_end}"
+    with process(watch.path, OTHER_RANK_NAME, code) as started:
+        let_run(started)
         # The loop knows which launcher the rank has.
-        assert comes(lambda: watch.mesh.status == f"{RANK} is there")
-        may(started)
-        assert comes(lambda: watch.own_suspicion)
+        assert becomes_true(lambda: watch.mesh.status == f"{RANK_NAME} is there")
+        let_run(started)
+        assert becomes_true(lambda: watch.own_suspicion)
         assert watch.own_suspicion == StopReason(AFTER, is_local=True, doubt=2)
 
 
 def test_of_the_ranks_of_a_host_the_one_that_ended_first_is_the_reason(watch):
     die(rank(watch))
-    assert comes(lambda: watch.own_suspicion)
-    first = watch.own_suspicion
+    assert becomes_true(lambda: watch.own_suspicion)
+    first_suspicion = watch.own_suspicion
     for number in (0, 2, 3):
         die(rank(watch, f"host algo-2, local rank {number}"))
-    assert comes(lambda: watch.reason)
-    assert watch.reason == watch.own_suspicion == first == StopReason(DEAD, is_local=True, doubt=1)
+    assert becomes_true(lambda: watch.reason)
+    assert (
+        watch.reason
+        == watch.own_suspicion
+        == first_suspicion
+        == StopReason(DEAD, is_local=True, doubt=1)
+    )
 
 
 def test_a_launcher_that_ends_after_a_rank_that_it_took_with_it_is_the_reason(watch):
     watch.loop.call_soon_threadsafe(
-        lambda: watch.loop.create_task(watch._suspect(RANK, None, is_first=False))
+        lambda: watch.loop.create_task(watch._suspect(RANK_NAME, None, is_first=False))
     )
-    assert comes(lambda: watch.own_suspicion)
-    die(rank(watch, OTHER))
-    assert comes(lambda: watch.reason)
-    assert watch.reason.why == DEAD.replace(RANK, OTHER)
+    assert becomes_true(lambda: watch.own_suspicion)
+    die(rank(watch, OTHER_RANK_NAME))
+    assert becomes_true(lambda: watch.reason)
+    assert watch.reason.why == DEAD.replace(RANK_NAME, OTHER_RANK_NAME)
 
 
 def test_a_rank_that_dies_before_the_one_that_misses_it(watch):
@@ -228,37 +239,39 @@ def test_a_rank_that_dies_before_the_one_that_misses_it(watch):
     The loop may hear of both at once. It may hear of the second one first if the last status of the
     first one is unread.
     """
-    first = rank(watch)
-    second = rank(watch, OTHER)
-    seen = threading.Event()
-    watch.loop.call_soon_threadsafe(seen.wait)
-    first._send(RankMessage(status="step 7"))
-    die(first)
-    second.failed(LOST)
-    seen.set()
-    assert comes(lambda: watch.reason) and watch.lost_peer
+    first_heartbeat = rank(watch)
+    second = rank(watch, OTHER_RANK_NAME)
+    handled = threading.Event()
+    watch.loop.call_soon_threadsafe(handled.wait)
+    first_heartbeat._send(RankMessage(status="step 7"))
+    die(first_heartbeat)
+    second.failed(LOST_PEER_ERROR)
+    handled.set()
+    assert becomes_true(lambda: watch.reason) and watch.lost_peer
     assert watch.reason == StopReason(DEAD, is_local=True, doubt=1)
 
 
 def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
     """The one that lost a peer was its launcher, or torchrun ended it."""
-    first = rank(watch)
-    second = rank(watch, OTHER)
-    second.failed(LOST)
-    assert comes(lambda: watch.lost_peer)
-    die(first)
-    assert comes(lambda: watch.reason)
+    first_heartbeat = rank(watch)
+    second = rank(watch, OTHER_RANK_NAME)
+    second.failed(LOST_PEER_ERROR)
+    assert becomes_true(lambda: watch.lost_peer)
+    die(first_heartbeat)
+    assert becomes_true(lambda: watch.reason)
     assert watch.reason == StopReason(AFTER, is_local=True, doubt=2)
 
 
-@pytest.mark.parametrize("act", [lambda line: line.failed(LOST), die], ids=["lost a peer", "died"])
+@pytest.mark.parametrize(
+    "act", [lambda line: line.failed(LOST_PEER_ERROR), die], ids=["lost a peer", "died"]
+)
 def test_a_rank_that_its_launcher_stops_as_another_one_has_ended_is_no_stop(watch, act):
     act(rank(watch))
-    assert comes(lambda: watch.lost_peer or watch.own_suspicion)
-    rank(watch, OTHER).stopped(
+    assert becomes_true(lambda: watch.lost_peer or watch.own_suspicion)
+    rank(watch, OTHER_RANK_NAME).stopped(
         "interrupted, resume from step 0: SIGTERM; it came while nothing was being trained"
     )
-    assert not comes(lambda: watch.reason and watch.reason.is_request, NEVER)
+    assert not becomes_true(lambda: watch.reason and watch.reason.is_request, QUIET_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -270,11 +283,11 @@ def test_a_rank_that_its_launcher_stops_as_another_one_has_ended_is_no_stop(watc
 )
 def test_an_exception_after_a_rank_has_died(watch, code, expected):
     """The death is the reason, unless the death itself may have another cause."""
-    with process(watch.path, RANK, code) as started:
-        may(started)
-        assert comes(lambda: watch.own_suspicion)
-        rank(watch, OTHER).failed("error: boom")
-        assert comes(lambda: watch.reason)
+    with process(watch.path, RANK_NAME, code) as started:
+        let_run(started)
+        assert becomes_true(lambda: watch.own_suspicion)
+        rank(watch, OTHER_RANK_NAME).failed("error: boom")
+        assert becomes_true(lambda: watch.reason)
         assert expected in watch.reason.why
 
 
@@ -283,23 +296,23 @@ def test_a_rank_that_may_have_been_ended_with_another_waits_for_another_node(mon
     """The other node knows the reason, and gets time to say it."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.5)
     with watched(("algo-1", "algo-2")) as watch:
-        first = rank(watch, OTHER)
+        first_heartbeat = rank(watch, OTHER_RANK_NAME)
         second = rank(watch)
-        first.failed(LOST)
-        assert comes(lambda: watch.lost_peer)
+        first_heartbeat.failed(LOST_PEER_ERROR)
+        assert becomes_true(lambda: watch.lost_peer)
         die(second)
-        assert comes(lambda: watch.own_suspicion)
-        assert not comes(lambda: watch.has_waited or watch.reason, 2 * 0.5)
+        assert becomes_true(lambda: watch.own_suspicion)
+        assert not becomes_true(lambda: watch.has_waited or watch.reason, 2 * 0.5)
         assert watch.wait_for_reason().why == AFTER
 
 
 def test_that_time_is_within_the_wait_for_a_reason(monkeypatch):
-    """A program that waits hears of the dead rank in time, however long better reasons may take."""
+    """A waiting program hears of the dead rank in time, even if no better reason comes."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.4)
     with watched(("algo-1", "algo-2"), silence_timeout=0.5) as watch:
         watch.program_ended()
-        rank(watch).failed(LOST)
-        assert comes(lambda: watch.lost_peer)
+        rank(watch).failed(LOST_PEER_ERROR)
+        assert becomes_true(lambda: watch.lost_peer)
         die(rank(watch))
         # After 0.5 s of 0.9 s, and not after 3 * 0.4 s.
         assert watch.wait_for_reason() == StopReason(AFTER, is_local=True, doubt=2)
@@ -309,13 +322,13 @@ def test_that_time_is_within_the_wait_for_a_reason(monkeypatch):
 def test_on_the_only_host_nobody_is_waited_for(monkeypatch):
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 60.0)
     with watched() as watch:
-        line = rank(watch)
-        line.failed(LOST)
-        die(line)
-        assert comes(lambda: watch.lost_peer)
+        rank_heartbeat = rank(watch)
+        rank_heartbeat.failed(LOST_PEER_ERROR)
+        die(rank_heartbeat)
+        assert becomes_true(lambda: watch.lost_peer)
         assert watch.wait_for_reason() is None  # at once
         die(rank(watch))
-        assert comes(lambda: watch.own_suspicion)
+        assert becomes_true(lambda: watch.own_suspicion)
         assert watch.wait_for_reason() == watch.own_suspicion
 
 
@@ -324,9 +337,9 @@ def test_a_rank_that_was_killed_is_named_at_once(monkeypatch):
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 60.0)
     with (
         watched(("algo-1", "algo-2")) as watch,
-        process(watch.path, RANK, ENDS["killed"][0]) as started,
+        process(watch.path, RANK_NAME, ENDS["killed"][0]) as started,
     ):
-        may(started)
+        let_run(started)
         assert watch.wait_for_reason().why == ENDS["killed"][1]
 
 
@@ -336,58 +349,60 @@ def test_a_launcher_whose_rank_is_dead_is_left_time_to_end_by_itself(monkeypatch
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 1.0)
     with watched(("algo-1", "algo-2")) as watch:
         rank(watch).failed("error: boom")
-        assert comes(lambda: watch.mesh.sent.failed)
+        assert becomes_true(lambda: watch.mesh.sent.failed)
         assert watch.mesh.sent == HostMessage(
             status=watch.mesh.status, failed="a rank failed: boom"
         )
         assert watch.reasons_given == []
-        assert comes(lambda: watch.reasons_given)
+        assert becomes_true(lambda: watch.reasons_given)
 
 
 def test_the_first_reason_counts(watch):
     rank(watch).failed("error: boom")
-    assert comes(lambda: watch.reason)
+    assert becomes_true(lambda: watch.reason)
     rank(watch).stopped("interrupted")
     die(rank(watch))
     assert (
-        not comes(lambda: watch.reason.why != "a rank failed: boom", NEVER)
+        not becomes_true(lambda: watch.reason.why != "a rank failed: boom", QUIET_SECONDS)
         and len(watch.reasons_given) == 1
     )
 
 
 def test_who_fails_by_itself_is_not_told_to_end(watch):
     watch.fail("the program cannot be had", is_request=False)
-    assert comes(lambda: watch.reason)
+    assert becomes_true(lambda: watch.reason)
     assert watch.reason == StopReason("the program cannot be had", is_local=True)
-    assert not comes(lambda: watch.reasons_given, NEVER)
+    assert not becomes_true(lambda: watch.reasons_given, QUIET_SECONDS)
 
 
 def test_the_step_is_said_once_a_second(watch, monkeypatch):
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    line = rank(watch)
+    rank_heartbeat = rank(watch)
     trainer = SimpleNamespace(current_epoch=1, global_step=7)
-    line.on_train_batch_start(trainer, None, None, 0)
-    assert comes(lambda: watch.mesh.status == "epoch 2, step 7")
-    said = []
-    monkeypatch.setattr(line, "_send", lambda message: said.append((clock.now, message.status)))
+    rank_heartbeat.on_train_batch_start(trainer, None, None, 0)
+    assert becomes_true(lambda: watch.mesh.status == "epoch 2, step 7")
+    output = []
+    monkeypatch.setattr(
+        rank_heartbeat, "_send", lambda message: output.append((clock.now, message.status))
+    )
     for clock.now in (100.5, 100.99, 101.0, 101.5, 102.5):
         trainer.global_step += 1
-        line.on_train_batch_start(trainer, None, None, 0)
-    assert said == [(101.0, "epoch 2, step 10"), (102.5, "epoch 2, step 12")]
+        rank_heartbeat.on_train_batch_start(trainer, None, None, 0)
+    assert output == [(101.0, "epoch 2, step 10"), (102.5, "epoch 2, step 12")]
 
 
 def test_without_a_watch_nothing_is_said(tmp_path: Path):
     for path in (None, tmp_path / "none"):
-        line = Heartbeat(path, RANK)
-        line.failed("error: x")
-        line.done()
-        assert line.socket is None
+        rank_heartbeat = Heartbeat(path, RANK_NAME)
+        rank_heartbeat.failed("error: x")
+        rank_heartbeat.done()
+        assert rank_heartbeat.socket is None
 
 
 def test_a_watch_that_is_gone_harms_no_rank():
     with watched() as watch:
-        line = rank(watch)
-    line.done()
-    line.failed("error: x")
+        rank_heartbeat = rank(watch)
+    rank_heartbeat.done()
+    rank_heartbeat.failed("error: x")
     assert not watch.path.exists() and not watch.thread.is_alive()

@@ -15,31 +15,36 @@ from pathlib import Path
 
 from wandb.proto.wandb_internal_pb2 import Record
 
-BLOCK = 2**15
-PIECE = struct.Struct("<IHB")
+BLOCK_BYTES = 2**15
+FRAGMENT_HEADER = struct.Struct("<IHB")
 WHOLE, FIRST, _, LAST = 1, 2, 3, 4
 
 
 def records(content: bytes) -> Iterator[Record]:
     """Yield the records of a file; the last may be incomplete, and is left out."""
-    position, record = 7, b""
-    while position + PIECE.size <= len(content):
-        _, length, kind = PIECE.unpack_from(content, position)
-        end = position + PIECE.size + length
-        if kind == 0 or end > len(content):
+    position = 7
+    record = b""
+    while position + FRAGMENT_HEADER.size <= len(content):
+        _, length, fragment = FRAGMENT_HEADER.unpack_from(content, position)
+        fragment_end = position + FRAGMENT_HEADER.size + length
+        if fragment == 0 or fragment_end > len(content):
             return
-        record = (b"" if kind in (WHOLE, FIRST) else record) + content[position + PIECE.size : end]
-        if kind in (WHOLE, LAST):
+        record = (b"" if fragment in (WHOLE, FIRST) else record) + content[
+            position + FRAGMENT_HEADER.size : fragment_end
+        ]
+        if fragment in (WHOLE, LAST):
             yield Record.FromString(record)
-        left = BLOCK - end % BLOCK
-        position = end + (left if left < PIECE.size else 0)
+        bytes_left_in_block = BLOCK_BYTES - fragment_end % BLOCK_BYTES
+        position = fragment_end + (
+            bytes_left_in_block if bytes_left_in_block < FRAGMENT_HEADER.size else 0
+        )
 
 
 for name in sys.argv[1:]:
-    for one in records(Path(name).read_bytes()):
-        if one.WhichOneof("record_type") == "history":
+    for record in records(Path(name).read_bytes()):
+        if record.WhichOneof("record_type") == "history":
             items = {
                 ".".join(item.nested_key) or item.key: json.loads(item.value_json)
-                for item in one.history.item
+                for item in record.history.item
             }
             print(json.dumps(items))

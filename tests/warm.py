@@ -52,15 +52,16 @@ PRELOADED = (
 )
 STACK_SIGNAL = signal.SIGRTMIN + 5
 """A process writes its stack when it gets this signal, for which programs have no use."""
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(list(PRELOADED))
+FORK_SERVER = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(list(PRELOADED))
 # The folder in which each process notes its environment: /proc/PID/environ still has the server's.
-notes = os.environ.get("WARM_NOTES")
-OURS = str(ROOT / "app"), str(ROOT / "sagemaker_lightning")
-# An environment of tests/real_projects.py sees the packages of another one, too.
-OTHERS = {path for path in sys.path if Path(path).name == "site-packages"}
-INSTALLED = tuple(
-    {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")} | OTHERS
+notes_dir = os.environ.get("WARM_NOTES")
+OWN_FOLDERS = str(ROOT / "app"), str(ROOT / "sagemaker_lightning")
+# An environment of tests/real_projects.py also uses the packages of another environment.
+ADDED_PACKAGES = {path for path in sys.path if Path(path).name == "site-packages"}
+PACKAGE_FOLDERS = tuple(
+    {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}
+    | ADDED_PACKAGES
 )
 
 
@@ -93,8 +94,8 @@ class Started:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         """Return the process's output since the last call, when it has ended."""
-        said: list[str] = []
-        reader = threading.Thread(target=lambda: said.append(self.stdout.read()), daemon=True)
+        outputs: list[str] = []
+        reader = threading.Thread(target=lambda: outputs.append(self.stdout.read()), daemon=True)
         reader.start()
         reader.join(timeout)
         if reader.is_alive():
@@ -102,7 +103,7 @@ class Started:
             error.add_note(stacks(self.pid))
             raise error
         self.wait(timeout)
-        return said[0], None
+        return outputs[0], None
 
     def send_signal(self, number: int) -> None:
         """Send it a signal if it is still there."""
@@ -136,19 +137,19 @@ def start(
     with contextlib.ExitStack() as closed:
         if reading is not None:
             closed.callback(os.close, output)
-        process = SERVER.Process(
+        process = FORK_SERVER.Process(
             target=_begin,
             args=(
                 [str(word) for word in argv],
                 str(folder),
                 dict(variables),
-                _Descriptor(output),
-                notes,
+                _SentDescriptor(output),
+                notes_dir,
             ),
         )
         process.start()
-        # Otherwise another thread's start() also asks for its exit status; when two ask, one gets
-        # 255.
+        # Otherwise another thread's start() also waits for this process; if two threads wait for
+        # it, one of them gets exit status 255.
         multiprocessing.process._children.discard(process)
     return Started(
         process,
@@ -168,16 +169,16 @@ def run(
     """
     started = start(argv, folder, variables)
     try:
-        said, _ = started.communicate(timeout)
+        output, _ = started.communicate(timeout)
     finally:
         started.kill()
-    return subprocess.CompletedProcess([str(word) for word in argv], started.returncode, said, "")
+    return subprocess.CompletedProcess([str(word) for word in argv], started.returncode, output, "")
 
 
 def environ(pid: int) -> dict[str, str]:
-    """Return the environment of a process that was started warm; empty for others."""
+    """Return the environment of a process that was started warm; {} for any other process."""
     try:
-        return json.loads(Path(notes, str(pid)).read_text())
+        return json.loads(Path(notes_dir, str(pid)).read_text())
     except (OSError, ValueError):
         return {}
 
@@ -196,7 +197,7 @@ def stacks(pid: int) -> str:
                 f"{process.pid}, child of {process.ppid()}: {' '.join(process.cmdline())[:200]}"
             ]
             lines += re.findall(r"^(?:State|Threads|Sig\w+|ShdPnd):.*", status, re.MULTILINE)
-            stack = Path(notes, f"{process.pid}.stack")
+            stack = Path(notes_dir, f"{process.pid}.stack")
             if stack.exists():  # else it was not started warm, and the signal would end it
                 process.send_signal(STACK_SIGNAL)
                 time.sleep(0.5)
@@ -205,55 +206,55 @@ def stacks(pid: int) -> str:
 
 
 def ensure_server() -> None:
-    """Start the server if it does not run; it imports by a PYTHONPATH of its own."""
-    global notes
-    if notes is None:
-        notes = tempfile.mkdtemp(prefix="warm-")
-        atexit.register(shutil.rmtree, notes, ignore_errors=True)
-    kept = dict(os.environ)
-    found = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
-    os.environ.update(PYTHONPATH=found, OMP_NUM_THREADS="1", WARM_NOTES=notes)
+    """Start the server if it does not run; it has a PYTHONPATH of its own."""
+    global notes_dir
+    if notes_dir is None:
+        notes_dir = tempfile.mkdtemp(prefix="warm-")
+        atexit.register(shutil.rmtree, notes_dir, ignore_errors=True)
+    own_environment = dict(os.environ)
+    python_path = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
+    os.environ.update(PYTHONPATH=python_path, OMP_NUM_THREADS="1", WARM_NOTES=notes_dir)
     try:
         forkserver.ensure_running()
     finally:
         os.environ.clear()
-        os.environ.update(kept)
+        os.environ.update(own_environment)
 
 
-class _Descriptor:
+class _SentDescriptor:
     """A file descriptor that is sent to a process of the server."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def __reduce__(self):
-        return _Descriptor._taken, (reduction.DupFd(self.number),)
+        return _SentDescriptor._received, (reduction.DupFd(self.number),)
 
     @staticmethod
-    def _taken(duplicate) -> int:
+    def _received(duplicate) -> int:
         return duplicate.detach()
 
 
 def _begin(
-    argv: list[str], folder: str, variables: dict[str, str], output: int, noted: str
+    argv: list[str], folder: str, variables: dict[str, str], output: int, shared_notes_dir: str
 ) -> None:
-    """Become the process that is asked for, in a child of the server.
+    """Become the requested process; this runs in a child of the server.
 
-    Another test may have started the server.
+    Another test may have started the server, with another folder of environments.
     """
-    global notes
-    notes = noted
+    global notes_dir
+    notes_dir = shared_notes_dir
     for number in (1, 2):
         os.dup2(output, number)
     if output > 2:
         os.close(output)
-    # This is for data workers: a child of a fork server would start them by the server.
+    # Data workers need this: a child of a fork server would start them through the server.
     multiprocessing.set_start_method("fork", force=True)
     _become(argv, folder, variables)
 
 
 def _become(argv: list[str], folder: str | None, variables: Mapping[str, str]) -> None:
-    """Do to this process what exec does, as far as a program can see it, and run `argv`.
+    """Change this process as exec would, as far as a program can see, and run `argv`.
 
     It never returns.
     """
@@ -261,10 +262,10 @@ def _become(argv: list[str], folder: str | None, variables: Mapping[str, str]) -
     try:
         os.environ.clear()
         os.environ.update(variables)
-        Path(notes, str(os.getpid())).write_text(json.dumps(dict(variables)))
+        Path(notes_dir, str(os.getpid())).write_text(json.dumps(dict(variables)))
         if folder is not None:
             os.chdir(folder)
-        _forget()
+        _reset_process()
         status = _exit_status(argv)
     except BaseException:
         traceback.print_exc()
@@ -278,8 +279,8 @@ def _become(argv: list[str], folder: str | None, variables: Mapping[str, str]) -
         os._exit(status)
 
 
-def _forget() -> None:
-    """Remove the traces of the process before: handlers, streams, modules, thread counts."""
+def _reset_process() -> None:
+    """Remove what the server left: signal handlers, streams, modules, thread counts."""
     signal.set_wakeup_fd(-1)
     for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) not in (signal.SIG_IGN, signal.SIG_DFL, None):
@@ -288,7 +289,7 @@ def _forget() -> None:
     atexit._clear()
     logging.root.handlers.clear()
     buffering = 1 if os.environ.get("PYTHONUNBUFFERED") else -1
-    # These files are open as long as the process runs.
+    # These files stay open until the process ends.
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(  # noqa: SIM115
@@ -297,19 +298,21 @@ def _forget() -> None:
     if os.environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
     # It is open as long as the process runs.
-    faulthandler.register(STACK_SIGNAL, Path(notes, f"{os.getpid()}.stack").open("w"))  # noqa: SIM115
+    faulthandler.register(STACK_SIGNAL, Path(notes_dir, f"{os.getpid()}.stack").open("w"))  # noqa: SIM115
     multiprocessing.process._children.clear()
     multiprocessing.process._current_process._config["daemon"] = False
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
         if name.startswith("sagemaker_training") or (
-            file and not file.startswith((*INSTALLED, *OURS)) and name not in ("__main__", "warm")
+            file
+            and not file.startswith((*PACKAGE_FOLDERS, *OWN_FOLDERS))
+            and name not in ("__main__", "warm")
         ):
             del sys.modules[name]
     sys.path[:] = [
         path
         for path in sys.path
-        if path.startswith((*INSTALLED, sys.base_prefix)) or path == str(ROOT)
+        if path.startswith((*PACKAGE_FOLDERS, sys.base_prefix)) or path == str(ROOT)
     ]
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
@@ -317,7 +320,7 @@ def _forget() -> None:
     from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
-    # Lightning reads it once, when it is imported.
+    # Lightning reads the rank once, when it is imported.
     ranks = (
         os.environ.get(name)
         for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
@@ -361,18 +364,20 @@ def _exit_status(argv: list[str]) -> int:
 
 def _program(argv: list[str]) -> tuple[str, object, list[str]]:
     """Return file, code and sys.argv of a command line that `_is_ours` accepts."""
-    rest = list(argv[1:])
-    while rest[0] in ("-u", "--"):
-        del rest[0]
-    if rest[0] == "-c":
+    words = list(argv[1:])
+    while words[0] in ("-u", "--"):
+        del words[0]
+    if words[0] == "-c":
         sys.path.insert(0, "")
-        return "<string>", compile(rest[1], "<string>", "exec"), ["-c", *rest[2:]]
-    if rest[0] == "-m":
+        return "<string>", compile(words[1], "<string>", "exec"), ["-c", *words[2:]]
+    if words[0] == "-m":
         sys.path.insert(0, str(Path.cwd()))
-        code = f"import runpy\nrunpy.run_module({rest[1]!r}, run_name='__main__', alter_sys=True)\n"
-        return rest[1], code, rest[1:]
-    sys.path.insert(0, str(Path(rest[0]).resolve().parent))
-    return rest[0], compile(Path(rest[0]).read_bytes(), rest[0], "exec"), rest
+        code = (
+            f"import runpy\nrunpy.run_module({words[1]!r}, run_name='__main__', alter_sys=True)\n"
+        )
+        return words[1], code, words[1:]
+    sys.path.insert(0, str(Path(words[0]).resolve().parent))
+    return words[0], compile(Path(words[0]).read_bytes(), words[0], "exec"), words
 
 
 def _is_ours(argv: Sequence[str], folder: str | bytes | None = None) -> bool:
@@ -390,7 +395,7 @@ _real_fork_exec = subprocess._fork_exec
 
 
 def _fork_exec(*arguments) -> int:
-    """Fork this process where subprocess would start the same interpreter.
+    """Fork this process if subprocess would start the same interpreter.
 
     Args:
         *arguments: What `Popen._execute_child` passes (Lib/subprocess.py of Python 3.11).
@@ -414,7 +419,7 @@ def _fork_exec(*arguments) -> int:
         for number, source in ((0, stdin), (1, stdout), (2, stderr)):
             if source not in (-1, number):
                 os.dup2(source, number)
-        _sever()
+        _close_on_exec()
         environment = (
             dict(os.environ)
             if variables is None
@@ -424,10 +429,10 @@ def _fork_exec(*arguments) -> int:
     return pid
 
 
-def _sever() -> None:
+def _close_on_exec() -> None:
     """Close the files that exec would close.
 
-    Their numbers stay taken, as objects of the process before may still close them.
+    Their numbers stay in use: objects that the server made may still close them.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for entry in list(Path("/proc/self/fd").iterdir()):
@@ -446,5 +451,5 @@ def _execve(path: str, argv: Sequence[str], variables: Mapping[str, str]) -> Non
     if not _is_ours(list(argv)):
         _real_execve(path, argv, variables)
     sys.stdout.flush()
-    _sever()
+    _close_on_exec()
     _become(list(argv), None, dict(variables))

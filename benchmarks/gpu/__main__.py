@@ -25,7 +25,7 @@ try:
     from benchmarks import report as machines
     from benchmarks.gpu import machine, report, runner
     from benchmarks.gpu.machine import Machine
-    from benchmarks.gpu.parts import PARTS, SECONDS, Options
+    from benchmarks.gpu.parts import CALL_SECONDS, PARTS, Options
     from benchmarks.gpu.results import Results
     from sagemaker_lightning.contract.atomic_files import check_writable
 except ModuleNotFoundError as error:
@@ -141,7 +141,10 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of {','.join(PARTS)}",
     )
     parser.add_argument(
-        "--limit", type=float, default=SECONDS, help="seconds of this call (default: %(default)s)"
+        "--limit",
+        type=float,
+        default=CALL_SECONDS,
+        help="seconds of this call (default: %(default)s)",
     )
     parser.add_argument(
         "--commit", default=machines.commit(), help="of the code, where there is no git to ask"

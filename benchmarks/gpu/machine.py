@@ -15,9 +15,9 @@ import torchvision
 
 GIB = 2**30
 # GiB that must be free: for checkpoints of 134 MB, data, and batches of 1,024.
-DISK = 8
-MEMORY = 8
-GPU_MEMORY = 8
+LEAST_DISK_GIB = 8
+LEAST_MEMORY_GIB = 8
+LEAST_GPU_MEMORY_GIB = 8
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class Machine:
             )
         share = 0.1 if miniature else 1
         for what, found, needed in (
-            ("GPU memory", self.gpu_free, 0 if miniature else GPU_MEMORY),
-            ("memory", self.free, share * MEMORY),
-            ("disk for temporary files", self.disk, share * DISK),
+            ("GPU memory", self.gpu_free, 0 if miniature else LEAST_GPU_MEMORY_GIB),
+            ("memory", self.free, share * LEAST_MEMORY_GIB),
+            ("disk for temporary files", self.disk, share * LEAST_DISK_GIB),
         ):
             if found < needed:
                 return (

@@ -134,7 +134,7 @@ STEPS = {32: 200, 256: 100, 512: 60, 1024: 30}  # timed steps of a turn: a secon
 def sized(setting: Setting, steps: int) -> Setting:
     """Return a setting with as many images in one epoch as the turns of a process take."""
     held_out = 10_000  # the data module's default for validation
-    needed = (turns.TURNS * (turns.WARMUP + steps) + 2) * setting.batch_size + held_out
+    needed = (turns.TURNS * (turns.WARMUP_STEPS + steps) + 2) * setting.batch_size + held_out
     return replace(setting, images=max(50_000, needed))
 
 
@@ -294,7 +294,9 @@ COSTS = {
     "the same, in steps": lambda record: (
         _stalled(record) / statistics.median(record["steps"]) if "steps" in record else float("nan")
     ),
-    "of 30 s, in which there is one": lambda record: _stalled(record) / interruption_cost.INTERVAL,
+    "of 30 s, in which there is one": lambda record: (
+        _stalled(record) / interruption_cost.INTERVAL_SECONDS
+    ),
 }
 
 # Similarity ---------------------------------------------------------------------------------------
@@ -322,7 +324,7 @@ def compared(rows: int, precision: str, miniature: bool) -> dict[str, Any]:
             similarity.unit(rows, 256), 10, Path(folder), device, precision
         )
         return {
-            "rows": min(similarity.BLOCK, rows),
+            "rows": min(similarity.BLOCK_ROWS, rows),
             "seconds": similarity.timed(work, 1 if miniature else 20),
         }
 
@@ -496,4 +498,4 @@ PARTS: dict[str, Part] = {
     ),
     "sweep": Part("the recipes with a setting changed, not compiled", 600, sweep, SWEEP, True),
 }
-SECONDS = 35 * 60  # of a call, by default
+CALL_SECONDS = 35 * 60  # of a call, by default

@@ -16,8 +16,8 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
 from app.train import APPLICATION
 
-WARMUP = 10  # batches before the ones that are looked at
-SHOWN = 12  # kernels in the table
+WARMUP_BATCHES = 10  # batches before the ones that are looked at
+SHOWN_KERNELS = 12  # kernels in the table
 
 
 class Profiler(Callback):
@@ -51,7 +51,7 @@ def profile(stage: str, setting: Setting, count: int, accelerator: str) -> dict[
 
     On a CPU, it returns the operations.
     """
-    warmup = min(WARMUP, count)
+    warmup = min(WARMUP_BATCHES, count)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         environment = SageMakerEnvironment(
@@ -111,7 +111,7 @@ def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
         entry = totals.setdefault(event.name, [0, 0.0])
         entry[0] = entry[0] + 1
         entry[1] = entry[1] + took
-    most = sorted(totals.items(), key=lambda item: -item[1][1])[:SHOWN]
+    most = sorted(totals.items(), key=lambda item: -item[1][1])[:SHOWN_KERNELS]
     return {
         "milliseconds": whole / 1e3,
         "idle": 1 - busy / whole,

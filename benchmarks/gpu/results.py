@@ -11,7 +11,7 @@ from typing import Any
 
 from sagemaker_lightning.contract.atomic_files import atomic_write
 
-SAME = ("gpu", "driver", "versions", "commit", "miniature")
+SAME_FIELDS = ("gpu", "driver", "versions", "commit", "miniature")
 """What has to be alike for a run to go on with an earlier one's file."""
 
 
@@ -48,7 +48,7 @@ class Results:
         earlier = files(folder)
         for path in reversed(earlier):
             results = cls.read(path)
-            if all(results.about.get(key) == about[key] for key in SAME):
+            if all(results.about.get(key) == about[key] for key in SAME_FIELDS):
                 hosts = results.about["hosts"]
                 hosts += [host for host in about["hosts"] if host not in hosts]
                 return results

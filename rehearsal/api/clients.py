@@ -17,7 +17,7 @@ from sagemaker_lightning.contract.s3_address import bucket_and_key
 REGION = "us-east-1"
 # Objects are moved in one piece, as far as S3 allows it: for each part that is asked for, moto
 # copies the whole object.
-WHOLE = TransferConfig(multipart_threshold=5 * 1024**3, use_threads=False)
+ONE_PIECE_TRANSFER = TransferConfig(multipart_threshold=5 * 1024**3, use_threads=False)
 # Checkpoints are copied all the time, within this process: the headers are signed, and no bytes are
 # hashed for the way.
 UNHASHED = {
@@ -25,7 +25,9 @@ UNHASHED = {
     "response_checksum_validation": "when_required",
     "s3": {"payload_signing_enabled": False},
 }
-PRIVATE = [ipaddress.ip_network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
+PRIVATE_NETWORKS = [
+    ipaddress.ip_network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+]
 
 
 def client(service: str, endpoint: str, region: str, key: Key):
@@ -71,7 +73,7 @@ def own(endpoint: str) -> str:
     try:
         host = urlsplit(endpoint).hostname or ""
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
-        is_local = address.is_loopback or any(address in network for network in PRIVATE)
+        is_local = address.is_loopback or any(address in network for network in PRIVATE_NETWORKS)
     except ValueError:
         is_local = False
     is_local = (

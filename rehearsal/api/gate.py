@@ -24,14 +24,14 @@ from werkzeug.wrappers import Request
 from rehearsal.api.access_keys import Key
 
 # The service that our own requests are signed for, beside AWS's services.
-OWN = "rehearsal"
+OWN_SERVICE = "rehearsal"
 MIB = 2**20
 # The largest request in bytes. S3's requests are not limited here, because moto reads them itself.
-MOST = {"sagemaker": MIB, OWN: MIB}
+MAX_REQUEST_BYTES = {"sagemaker": MIB, OWN_SERVICE: MIB}
 # What a job's hosts have to say may come in one piece.
-MOST_OF_OTHERS = 256 * MIB
+MAX_OTHER_REQUEST_BYTES = 256 * MIB
 # Seconds that the time of a signature may be off, as on AWS.
-SKEW = 15 * 60
+MAX_SKEW_SECONDS = 15 * 60
 SCOPE = r"([\w.-]{1,128})/(\d{8})/([a-z0-9-]+)/([a-z0-9-]+)/aws4_request"
 SIGNED_NAMES = r"([a-z0-9;_.-]+)"
 SIGNATURE = r"([0-9a-f]{64})"
@@ -117,9 +117,9 @@ def caller(environ: dict, find: Callable[[str], Key | None]) -> Caller:
         )
     environ.get("rehearsal.welcome", lambda: None)()
     signed_at = time.strptime(claim.time, "%Y%m%dT%H%M%SZ")
-    if not -SKEW <= time.time() - timegm(signed_at) <= claim.seconds or not claim.time.startswith(
-        claim.date
-    ):
+    if not -MAX_SKEW_SECONDS <= time.time() - timegm(
+        signed_at
+    ) <= claim.seconds or not claim.time.startswith(claim.date):
         raise Closed(
             f"found a signature of {claim.time}, which is over; is the clock right?",
             "RequestExpired",
@@ -129,7 +129,9 @@ def caller(environ: dict, find: Callable[[str], Key | None]) -> Caller:
     if claim.service == "s3":
         payload = environ.get("HTTP_X_AMZ_CONTENT_SHA256", "UNSIGNED-PAYLOAD")
     else:
-        payload = hashlib.sha256(read(environ, MOST.get(claim.service, MOST_OF_OTHERS))).hexdigest()
+        payload = hashlib.sha256(
+            read(environ, MAX_REQUEST_BYTES.get(claim.service, MAX_OTHER_REQUEST_BYTES))
+        ).hexdigest()
     if not hmac.compare_digest(signature(environ, claim, key, payload), claim.signature):
         raise Closed(
             f"found a signature that the secret of {key.id} does not make; {SIGN_IT}",
@@ -145,7 +147,7 @@ def claimed(environ: dict) -> Claim:
         match = HEADER.fullmatch(environ["HTTP_AUTHORIZATION"])
         parts = match and match.groups()
         moment = environ.get("HTTP_X_AMZ_DATE", "")
-        seconds = SKEW
+        seconds = MAX_SKEW_SECONDS
     else:
         parameters = {name.decode("latin-1"): value.decode("latin-1") for name, value in query}
         query = [(name, value) for name, value in query if name != b"X-Amz-Signature"]

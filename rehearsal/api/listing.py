@@ -7,7 +7,7 @@ from rehearsal.api.errors import invalid
 from rehearsal.jobs.record import Record
 
 # Jobs on a page without MaxResults.
-PAGE = 10
+PAGE_JOBS = 10
 
 
 def page(jobs: Mapping[str, Record], request: dict) -> dict:
@@ -23,7 +23,7 @@ def page(jobs: Mapping[str, Record], request: dict) -> dict:
         reverse=request.get("SortOrder", "Descending") == "Descending",
     )
     start = place_in_list(request.get("NextToken"))
-    size = request.get("MaxResults", PAGE)
+    size = request.get("MaxResults", PAGE_JOBS)
     next_page = {"NextToken": token(start + size)} if start + size < len(matching) else {}
     return {
         "TrainingJobSummaries": [summary(*pair) for pair in matching[start : start + size]]

@@ -21,13 +21,13 @@ from rehearsal.api.service import Service
 from rehearsal.jobs.record import ENDED
 
 # The path of our own requests, which are signed for a service of our own.
-CONTROL = "/Rehearsal/"
+CONTROL_PATH = "/Rehearsal/"
 # Each service is an application of its own. moto's dispatcher, its /moto-api, and its services that
 # run programs cannot be reached.
-BY_MOTO = ("s3", "sts", "iam", "ecr", "logs")
+MOTO_SERVICES = ("s3", "sts", "iam", "ecr", "logs")
 # What a job's hosts may ask for: nothing that starts or stops a job, or says what its hosts are.
-BY_JOBS = ("s3", "sts", "logs", "sagemaker")
-READING = ("DescribeTrainingJob", "ListTrainingJobs", "ListTags")
+JOB_SERVICES = ("s3", "sts", "logs", "sagemaker")
+READING_ACTIONS = ("DescribeTrainingJob", "ListTrainingJobs", "ListTags")
 
 
 class Handler(sockets.Handler, MotoRequestHandler):
@@ -83,23 +83,24 @@ class Endpoint:
         service = caller.service
         prefix, _, operation = target.partition(".")
         if caller.key.job and (
-            service not in BY_JOBS or (service == "sagemaker" and operation not in READING)
+            service not in JOB_SERVICES
+            or (service == "sagemaker" and operation not in READING_ACTIONS)
         ):
             message = (
                 f"found {operation or service}, allowed to a job's hosts is "
-                f"{', '.join(BY_JOBS[:3])} and reading jobs"
+                f"{', '.join(JOB_SERVICES[:3])} and reading jobs"
             )
             raise Closed(message, "AccessDeniedException")
         if service == "sagemaker" and prefix == "SageMaker":
             return self._answer_sagemaker(Request(environ), operation, caller.region)
-        if service == gate.OWN:
+        if service == gate.OWN_SERVICE:
             return self._answer_control(Request(environ))
-        if service in BY_MOTO:
+        if service in MOTO_SERVICES:
             return self.account.answer(environ, caller) or self._moto_application(caller)
         return refused(
             environ,
             "NotImplemented",
-            f"the rehearsal does not emulate {service}; it has {', '.join(BY_MOTO)}",
+            f"the rehearsal does not emulate {service}; it has {', '.join(MOTO_SERVICES)}",
         )
 
     def _moto_application(self, caller: Caller) -> Callable:
@@ -136,11 +137,11 @@ class Endpoint:
 
     def _answer_control(self, request: Request) -> Response:
         """Answer the requests of `python -m rehearsal interrupt` and `exec`."""
-        if request.path == CONTROL:
+        if request.path == CONTROL_PATH:
             return answered(
                 {"rehearsal": [job.record.name for job in list(self.service.jobs.values())]}
             )
-        if request.path != f"{CONTROL}interrupt" or request.method != "POST":
+        if request.path != f"{CONTROL_PATH}interrupt" or request.method != "POST":
             return answered({"error": f"{request.path} is not known"}, status=404)
         try:
             return answered({"done": self.service.interrupt(json.loads(request.get_data()))})

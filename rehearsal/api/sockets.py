@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
 # Seconds in all until a request must have shown a valid key.
-STRANGERS = 10
+STRANGER_SECONDS = 10
 # Seconds in all after that, enough for an upload of gigabytes.
-GUESTS = 3600
+GUEST_SECONDS = 3600
 # Seconds within which some data must come.
-PAUSE = 60
+PAUSE_SECONDS = 60
 # Seconds for data after the answer was given, for what is not read by then.
-REST = 0.5
+REST_SECONDS = 0.5
 # Connections of one address at the same time.
-AT_ONCE = 128
+MAX_CONNECTIONS = 128
 # Seconds that one more connection waits.
-QUEUE = 5
+QUEUE_SECONDS = 5
 
 
 class Patience(io.RawIOBase):
@@ -28,8 +28,8 @@ class Patience(io.RawIOBase):
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.until = time.monotonic() + STRANGERS
-        self.pause = PAUSE
+        self.until = time.monotonic() + STRANGER_SECONDS
+        self.pause = PAUSE_SECONDS
 
     def readable(self) -> bool:
         """Return True: the connection can be read."""
@@ -45,12 +45,12 @@ class Patience(io.RawIOBase):
 
     def welcome(self) -> None:
         """Give the request more time, because it has a valid key."""
-        self.until = time.monotonic() + GUESTS
-        self.connection.settimeout(GUESTS)
+        self.until = time.monotonic() + GUEST_SECONDS
+        self.connection.settimeout(GUEST_SECONDS)
 
     def expect_no_more(self) -> None:
         """Wait only shortly from now on: the client need not send more."""
-        self.pause = REST
+        self.pause = REST_SECONDS
 
     def _seconds_left(self) -> float:
         left = self.until - time.monotonic()
@@ -90,7 +90,7 @@ class Server(ThreadedWSGIServer):
 
     def __init__(self, *arguments, **keywords) -> None:
         super().__init__(*arguments, **keywords)
-        self.free = threading.BoundedSemaphore(AT_ONCE)
+        self.free = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
     def serve(self, application: Callable) -> None:
         """Answer by a WSGI application from now on, in a thread, until `shutdown`."""
@@ -100,8 +100,8 @@ class Server(ThreadedWSGIServer):
         ).start()
 
     def process_request(self, request, client_address) -> None:
-        """Answer in a thread of its own, if one is free within QUEUE seconds."""
-        if self.free.acquire(timeout=QUEUE):
+        """Answer in a thread of its own, if one is free within QUEUE_SECONDS."""
+        if self.free.acquire(timeout=QUEUE_SECONDS):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)

@@ -19,10 +19,10 @@ from rehearsal.jobs.layout import Layout
 from rehearsal.jobs.logs import lines
 
 LABEL = "sagemaker-lightning.rehearsal"
-ECR = re.compile(r"\d{12}\.dkr[.-]ecr[^/]*/(.+)")
+ECR_IMAGE = re.compile(r"\d{12}\.dkr[.-]ecr[^/]*/(.+)")
 # Size of /dev/shm, through which data workers pass batches. Docker's default of 64 MiB is too
 # small.
-SHARED_MEMORY = 2 * 1024**3
+SHARED_MEMORY_BYTES = 2 * 1024**3
 # The engine picks the address range of a network; two networks made at once may get the same one.
 FIRST_START = threading.Lock()
 
@@ -52,7 +52,7 @@ class Containers:
 
         An address of Amazon ECR stands for the local image of its name; ECR is never asked.
         """
-        in_ecr = ECR.fullmatch(uri)
+        in_ecr = ECR_IMAGE.fullmatch(uri)
         for name in (uri, *([in_ecr[1]] if in_ecr else [])):
             try:
                 if image_id := self.local(name):
@@ -130,7 +130,7 @@ class Network:
             labels={LABEL: engine.owner},
             network=self.made.name,
             networking_config=address,
-            shm_size=SHARED_MEMORY,
+            shm_size=SHARED_MEMORY_BYTES,
             device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])]
             if engine.gpus
             else None,

@@ -39,10 +39,14 @@ def upload(
             with tempfile.TemporaryFile(dir=work) as archive:
                 pack(files, archive)
                 archive.seek(0)
-                s3.upload_fileobj(archive, bucket, f"{base}/{kind}.tar.gz", Config=clients.WHOLE)
+                s3.upload_fileobj(
+                    archive, bucket, f"{base}/{kind}.tar.gz", Config=clients.ONE_PIECE_TRANSFER
+                )
         else:
             for name, file in opened(files):
-                s3.upload_fileobj(file, bucket, f"{base}/{kind}/{name}", Config=clients.WHOLE)
+                s3.upload_fileobj(
+                    file, bucket, f"{base}/{kind}/{name}", Config=clients.ONE_PIECE_TRANSFER
+                )
     return f"s3://{bucket}/{base}/model{'.tar.gz' if packed else '/'}"
 
 

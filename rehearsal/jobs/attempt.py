@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rehearsal.jobs.job import Job
 
 # Seconds to wait for the last lines of a log.
-PATIENCE = 60.0
+LOG_WAIT_SECONDS = 60.0
 
 
 class Ended(Exception):
@@ -155,7 +155,7 @@ class Attempt:
             for instance in self.kept.instances:
                 last_first.callback(instance.release)
             for pump in self.pumps:
-                last_first.callback(pump.join, PATIENCE)
+                last_first.callback(pump.join, LOG_WAIT_SECONDS)
             for running_host in self.running.values():
                 if running_host.uploader:
                     last_first.callback(running_host.uploader.finish)

@@ -114,7 +114,7 @@ def fetch(
             go_on()
             path = inside(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            s3.download_file(bucket, key, str(path), Config=clients.WHOLE)
+            s3.download_file(bucket, key, str(path), Config=clients.ONE_PIECE_TRANSFER)
     except (ClientError, BotoCoreError) as error:
         raise JobFailed(
             missing(uri, bucket, role, f" Error message from S3: {clients.reason(error)}")

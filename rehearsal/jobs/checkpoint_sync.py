@@ -16,12 +16,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from rehearsal.api import clients
 from rehearsal.jobs.channels import JobFailed, inside, relative
-from rehearsal.jobs.folders import NO_KEY, Folder
+from rehearsal.jobs.folders import NO_KEY_REASON, Folder
 from rehearsal.settings import Sync
 
-IGNORED = ".sagemaker-ignore"
-UPLOADING = ".sagemaker-uploading"
-UPLOADED = ".sagemaker-uploaded"
+IGNORED_SUFFIX = ".sagemaker-ignore"
+UPLOADING_SUFFIX = ".sagemaker-uploading"
+UPLOADED_SUFFIX = ".sagemaker-uploaded"
 
 
 class Cut(Exception):
@@ -54,7 +54,7 @@ def restore(s3, uri: str, folder: Path) -> tuple[int, int]:
         for key, length in clients.objects(s3, bucket, prefix):
             path = inside(folder, relative(key, prefix))
             path.parent.mkdir(parents=True, exist_ok=True)
-            s3.download_file(bucket, key, str(path), Config=clients.WHOLE)
+            s3.download_file(bucket, key, str(path), Config=clients.ONE_PIECE_TRANSFER)
             files += 1
             size += length
     except (ClientError, BotoCoreError, OSError) as error:
@@ -132,7 +132,7 @@ class Uploader(threading.Thread):
                         Bucket=self.bucket, Key=self.prefix + name
                     )
                 )
-            for suffix in (UPLOADING, UPLOADED):
+            for suffix in (UPLOADING_SUFFIX, UPLOADED_SUFFIX):
                 with suppress(OSError):
                     self.folder.unlink(name + suffix)
 
@@ -140,8 +140,8 @@ class Uploader(threading.Thread):
         """Return the files to upload, by name, with their state."""
         files = {}
         for name, state in self.folder.walk(self._note_left_out):
-            is_marker = name.endswith((UPLOADING, UPLOADED))
-            if name.endswith(IGNORED) or (is_marker and not self.sync.markers_uploaded):
+            is_marker = name.endswith((UPLOADING_SUFFIX, UPLOADED_SUFFIX))
+            if name.endswith(IGNORED_SUFFIX) or (is_marker and not self.sync.markers_uploaded):
                 continue
             if stat.S_ISLNK(state.st_mode):
                 try:
@@ -156,23 +156,27 @@ class Uploader(threading.Thread):
 
     def _note_left_out(self, name: str, why: str) -> None:
         # Every other reason may be gone at the next look.
-        if why == NO_KEY:
+        if why == NO_KEY_REASON:
             self.note(f"the checkpoint {name} is not copied to S3: {why}")
 
     def _upload(self, name: str) -> bool:
         """Copy a file as it is now; return whether it is in S3."""
-        markers = self.sync.markers and not name.endswith((UPLOADING, UPLOADED))
+        markers = self.sync.markers and not name.endswith((UPLOADING_SUFFIX, UPLOADED_SUFFIX))
         if markers:
-            self._make_marker(name + UPLOADING)
+            self._make_marker(name + UPLOADING_SUFFIX)
         is_uploaded = self._try_call(lambda: self._copy(name))
         if markers and is_uploaded:
-            self._make_marker(name + UPLOADED)
+            self._make_marker(name + UPLOADED_SUFFIX)
         return is_uploaded
 
     def _copy(self, name: str) -> None:
         with self.folder.open(name) as file:
             self.s3.upload_fileobj(
-                file, self.bucket, self.prefix + name, Callback=self._alive, Config=clients.WHOLE
+                file,
+                self.bucket,
+                self.prefix + name,
+                Callback=self._alive,
+                Config=clients.ONE_PIECE_TRANSFER,
             )
 
     def _make_marker(self, name: str) -> None:

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 # O_NONBLOCK: opening a pipe would otherwise wait for its other end.
-FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 # The largest number of links that lead to one another.
-LINKS = 8
+MAX_LINKS = 8
 # Bytes of a name: S3 takes no longer key.
-LONGEST = 1024
-NO_KEY = "S3 takes no such name"
+MAX_NAME_BYTES = 1024
+NO_KEY_REASON = "S3 takes no such name"
 
 
 class Steady(io.FileIO):
@@ -78,7 +78,7 @@ class Folder:
                 continue
             for name, state in entries:
                 if not _is_key(name):
-                    failed(ascii(name)[:100], NO_KEY)
+                    failed(ascii(name)[:100], NO_KEY_REASON)
                     continue
                 yield name, state
                 if stat.S_ISDIR(state.st_mode):
@@ -89,7 +89,7 @@ class Folder:
 
         Raises OSError for anything else.
         """
-        for _ in range(LINKS):
+        for _ in range(MAX_LINKS):
             with self._entered(posixpath.dirname(name)) as folder:
                 last = posixpath.basename(name)
                 state = os.stat(last, dir_fd=folder, follow_symlinks=False)
@@ -130,12 +130,12 @@ class Folder:
     @contextmanager
     def _entered(self, inner: str) -> Iterator[int]:
         """Yield the descriptor of a folder below this one."""
-        folder = os.open(self.root, FOLDER)
+        folder = os.open(self.root, FOLDER_FLAGS)
         try:
             for part in PurePosixPath(self.below, inner).parts:
                 if part in ("/", ".."):
                     raise OSError(errno.EXDEV, "the name leads out of the folder", inner)
-                folder, above = os.open(part, FOLDER, dir_fd=folder), folder
+                folder, above = os.open(part, FOLDER_FLAGS, dir_fd=folder), folder
                 os.close(above)
             yield folder
         finally:
@@ -179,7 +179,7 @@ def _open_regular(name: str, folder: int, state: os.stat_result) -> Steady:
     `state` is that before the opening: merely opening a device may have an effect.
     """
     _check_regular(state, name)
-    descriptor = os.open(name, FILE, dir_fd=folder)
+    descriptor = os.open(name, FILE_FLAGS, dir_fd=folder)
     try:
         # Somebody may have changed it since.
         _check_regular(os.fstat(descriptor), name)
@@ -197,6 +197,6 @@ def _check_regular(state: os.stat_result, name: str) -> None:
 def _is_key(name: str) -> bool:
     """Return whether S3 takes a key that ends with this name."""
     try:
-        return len(name.encode()) <= LONGEST
+        return len(name.encode()) <= MAX_NAME_BYTES
     except UnicodeEncodeError:
         return False

@@ -26,7 +26,7 @@ from rehearsal.settings import Settings
 
 UPLOADING = "Uploading generated training model"
 # Notes of a job, at most.
-NOTES = 200
+MAX_NOTES = 200
 FINAL = {
     Secondary.COMPLETED: (Status.COMPLETED, "Training job completed"),
     Secondary.FAILED: (Status.FAILED, "Training job failed"),
@@ -169,11 +169,11 @@ class Job(threading.Thread):
     def note(self, line: str) -> None:
         """Add a line for the person to the record, once.
 
-        The number of lines is limited to NOTES, because nobody reads more.
+        The number of lines is limited to MAX_NOTES, because nobody reads more.
         """
-        if line not in self.record.notes and len(self.record.notes) <= NOTES:
+        if line not in self.record.notes and len(self.record.notes) <= MAX_NOTES:
             self.record.notes.append(
-                line if len(self.record.notes) < NOTES else "more notes are left out"
+                line if len(self.record.notes) < MAX_NOTES else "more notes are left out"
             )
 
     def changed(self, status: str, message: str) -> None:

@@ -11,12 +11,12 @@ from botocore.exceptions import ClientError
 
 from rehearsal.jobs import record
 
-GROUP = "/aws/sagemaker/TrainingJobs"
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 # Bytes of one event, at most (AWS: PutLogEvents).
-EVENT = 256 * 1024 - 26
-BATCH = 500
+MAX_EVENT_BYTES = 256 * 1024 - 26
+MAX_BATCH_EVENTS = 500
 # How many last lines of each host the live view shows.
-SHOWN = 50
+SHOWN_LINES = 50
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:
@@ -27,9 +27,9 @@ def lines(chunks: Iterable[bytes]) -> Iterator[str]:
     rest = b""
     for chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n")
-        while len(rest) > EVENT:
-            whole = [*whole, rest[:EVENT]]
-            rest = rest[EVENT:]
+        while len(rest) > MAX_EVENT_BYTES:
+            whole = [*whole, rest[:MAX_EVENT_BYTES]]
+            rest = rest[MAX_EVENT_BYTES:]
         yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
     if rest:
         yield rest.decode(errors="replace").rstrip("\r")
@@ -71,7 +71,7 @@ class Logs:
         with self.lock:
             if host in self.last:
                 return
-            self.last[host] = deque(maxlen=SHOWN)
+            self.last[host] = deque(maxlen=SHOWN_LINES)
             self.waiting[host] = []
         stream = {"logStreamName": self._stream(host)}
         for call, stream_argument in (
@@ -79,7 +79,7 @@ class Logs:
             (self.client.create_log_stream, stream),
         ):
             try:
-                call(logGroupName=GROUP, **stream_argument)
+                call(logGroupName=LOG_GROUP, **stream_argument)
             except ClientError as error:
                 if error.response["Error"]["Code"] != "ResourceAlreadyExistsException":
                     raise
@@ -89,7 +89,7 @@ class Logs:
         moment = time.time()
         with self.lock:
             self.last[host].append(text)
-            message = text.encode()[:EVENT].decode(errors="ignore")
+            message = text.encode()[:MAX_EVENT_BYTES].decode(errors="ignore")
             # The service refuses an empty message.
             if message:
                 self.waiting[host].append({"timestamp": int(moment * 1000), "message": message})
@@ -104,11 +104,11 @@ class Logs:
                 waiting = {host: events for host, events in self.waiting.items() if events}
                 self.waiting = {host: [] for host in self.last}
             for host, events in waiting.items():
-                for start in range(0, len(events), BATCH):
+                for start in range(0, len(events), MAX_BATCH_EVENTS):
                     self.client.put_log_events(
-                        logGroupName=GROUP,
+                        logGroupName=LOG_GROUP,
                         logStreamName=self._stream(host),
-                        logEvents=events[start : start + BATCH],
+                        logEvents=events[start : start + MAX_BATCH_EVENTS],
                     )
 
     def shown(self) -> dict[str, list[str]]:

@@ -10,11 +10,11 @@ from sagemaker_lightning.contract.job_summary import MASK, masked
 
 # Fields with any content of the user's. In the others, the name of a commit or a path may look like
 # a key.
-FREE = {"HyperParameters", "Environment", "Tags"}
-COMMANDS = {"ContainerEntrypoint", "ContainerArguments"}
+FREE_FIELDS = {"HyperParameters", "Environment", "Tags"}
+COMMAND_FIELDS = {"ContainerEntrypoint", "ContainerArguments"}
 WORD = re.compile(r"-----BEGIN.*?(?:-----END[^-]*-----|\Z)|\S+", re.DOTALL)
 # Characters of a secret that is searched for in other texts: a shorter one occurs in many words.
-SHORTEST = 6
+SHORTEST_SECRET = 6
 
 
 class Mask:
@@ -31,7 +31,7 @@ class Mask:
     def text(self, text: str) -> str:
         """Return a text without the request's secrets and what else looks like one."""
         for secret in sorted(self.secrets, key=len, reverse=True):
-            text = text.replace(secret, MASK) if len(secret) >= SHORTEST else text
+            text = text.replace(secret, MASK) if len(secret) >= SHORTEST_SECRET else text
         return WORD.sub(lambda match: self._mask_word(match[0]), text)
 
     def _mask_value(self, value: Any, name: str = "", free: bool = False) -> Any:
@@ -47,13 +47,13 @@ class Mask:
             return value | {"Value": self._mask_value(value["Value"], str(value["Key"]), free)}
         if isinstance(value, dict):
             return {
-                key: self._mask_value(inner, key, free or key in FREE)
+                key: self._mask_value(inner, key, free or key in FREE_FIELDS)
                 for key, inner in value.items()
             }
         if isinstance(value, list):
             return (
                 self._mask_command(value)
-                if name in COMMANDS
+                if name in COMMAND_FIELDS
                 else [self._mask_value(inner, name, free) for inner in value]
             )
         if value is None or isinstance(value, bool) or masked(name, value if free else "") != MASK:

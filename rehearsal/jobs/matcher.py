@@ -14,11 +14,11 @@ import time
 from dataclasses import dataclass
 
 # Seconds; a timer of 0 would be none.
-TICK = 0.001
+TICK_SECONDS = 0.001
 # Seconds that an expression may compute at once.
-BURST = 0.25
+BURST_SECONDS = 0.25
 # Share of the elapsed time that all expressions together may compute in the long run.
-SHARE = 0.2
+COMPUTING_SHARE = 0.2
 
 
 class Slow(Exception):
@@ -31,22 +31,22 @@ class Metric:
 
     name: str
     pattern: re.Pattern
-    left: float = BURST
+    left: float = BURST_SECONDS
 
     def earn(self, seconds: float) -> None:
-        """Let it compute for some more seconds, up to BURST."""
-        self.left = min(BURST, self.left + seconds)
+        """Let it compute for some more seconds, up to BURST_SECONDS."""
+        self.left = min(BURST_SECONDS, self.left + seconds)
 
     def spend(self, seconds: float) -> None:
-        """Count seconds that it has computed; it always keeps TICK."""
-        self.left = max(TICK, self.left - seconds)
+        """Count seconds that it has computed; it always keeps TICK_SECONDS."""
+        self.left = max(TICK_SECONDS, self.left - seconds)
 
 
 def main() -> None:
     """Answer each line of the input until it ends."""
     signal.signal(signal.SIGVTALRM, _raise_slow)
     metrics = [Metric(name, re.compile(regex)) for name, regex in json.loads(sys.stdin.readline())]
-    share = SHARE / len(metrics)
+    share = COMPUTING_SHARE / len(metrics)
     looked_at = time.monotonic()
     for line in sys.stdin:
         text = json.loads(line)

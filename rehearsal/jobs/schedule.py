@@ -5,8 +5,8 @@ import re
 from dataclasses import dataclass, field
 
 # Seconds of a time in a rule, at most: the maximum of MaxWaitTimeInSeconds.
-LONGEST = 28 * 86400
-UNITS = {"s": 1, "m": 60, "h": 3600}
+LONGEST_SECONDS = 28 * 86400
+UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600}
 DURATION = r"\d+(?:\.\d+)?[smh]"
 RULE = re.compile(
     rf"(?:at (?P<at>{DURATION})|at step (?P<step>\d+)"
@@ -56,8 +56,10 @@ def parse(text: str) -> Rule:
         raise ValueError(f"--interrupt: found {text!r}, allowed is {ALLOWED}")
     if match["every"] and seconds(match["every"]) == 0:
         raise ValueError(f"--interrupt: found {text!r}, allowed is a time above 0 after 'every'")
-    if max(seconds(match[name]) or 0 for name in ("at", "every", "gap")) > LONGEST:
-        raise ValueError(f"--interrupt: found {text!r}, allowed are times up to {LONGEST // 3600}h")
+    if max(seconds(match[name]) or 0 for name in ("at", "every", "gap")) > LONGEST_SECONDS:
+        raise ValueError(
+            f"--interrupt: found {text!r}, allowed are times up to {LONGEST_SECONDS // 3600}h"
+        )
     return Rule(
         text=match[0],
         at=seconds(match["at"]),
@@ -73,7 +75,7 @@ def parse(text: str) -> Rule:
 
 def seconds(text: str | None) -> float | None:
     """Return a duration like `1.5m` in seconds."""
-    return None if text is None else float(text[:-1]) * UNITS[text[-1]]
+    return None if text is None else float(text[:-1]) * UNIT_SECONDS[text[-1]]
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,13 @@ def ordered(order: object) -> tuple[str, list[str], bool, float]:
     name, hosts, warned, gap = (order[each] for each in names)
     hosts_are_names = isinstance(hosts, list) and all(isinstance(host, str) for host in hosts)
     gap_is_number = (
-        isinstance(gap, int | float) and not isinstance(gap, bool) and 0 <= gap <= LONGEST
+        isinstance(gap, int | float) and not isinstance(gap, bool) and 0 <= gap <= LONGEST_SECONDS
     )
     for field_name, is_valid, allowed in (
         ("name", isinstance(name, str), "a job's name"),
         ("hosts", hosts_are_names, "a list of names"),
         ("warned", isinstance(warned, bool), "true or false"),
-        ("gap", gap_is_number, f"seconds, 0 to {LONGEST}"),
+        ("gap", gap_is_number, f"seconds, 0 to {LONGEST_SECONDS}"),
     ):
         if not is_valid:
             raise ValueError(

@@ -15,13 +15,13 @@ from rehearsal.report.markup import clock, node
 HEIGHT = 210
 TICKS = 6
 # The number of restarts that are drawn as full lines; more are marked at the bottom only.
-CROWD = 25
+MAX_RESTART_LINES = 25
 # Points of a line; if there are more, only every n-th is drawn.
-TOO_MANY = 2000
+MAX_POINTS = 2000
 # Seconds between the marks of a time axis.
-TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
+TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 # Values beyond this are not drawn, like those that are not numbers.
-LARGEST = 1e15
+LARGEST_VALUE = 1e15
 
 
 @dataclass
@@ -66,7 +66,7 @@ def figure(chart: Chart) -> Element | None:
     )
     for x in chart.restarts:
         position = f"{1000 * (x - left) / (right - left):.1f}"
-        top = 0 if len(chart.restarts) <= CROWD else 950
+        top = 0 if len(chart.restarts) <= MAX_RESTART_LINES else 950
         inner.append(node("line", class_="restart", x1=position, x2=position, y1=top, y2=1000))
     for place, lines in enumerate(drawn.values()):
         for line in lines:
@@ -106,7 +106,7 @@ def ticks(low: float, high: float, *, as_time: bool = False, at_least: float = 0
     size = 10.0 ** math.floor(math.log10(smallest_step))
     steps: Iterable[float] = (size * factor for factor in (1, 2, 5, 10))
     if as_time and smallest_step >= 1:
-        steps = (*TIMES, 86400.0 * math.ceil(smallest_step / 86400))
+        steps = (*TIME_STEPS, 86400.0 * math.ceil(smallest_step / 86400))
     step = next(candidate for candidate in steps if candidate >= smallest_step * 0.999)
     return [
         place * step for place in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)
@@ -114,14 +114,14 @@ def ticks(low: float, high: float, *, as_time: bool = False, at_least: float = 0
 
 
 def _drawable_line(line: Line) -> Line:
-    """Return the line without what cannot be drawn, and with TOO_MANY points at most."""
+    """Return the line without what cannot be drawn, and with MAX_POINTS points at most."""
     points = [(x, y) for x, y in line.points if _is_drawable(x) and _is_drawable(y)]
-    return Line(points[:: len(points) // TOO_MANY + 1], line.kept)
+    return Line(points[:: len(points) // MAX_POINTS + 1], line.kept)
 
 
 def _is_drawable(value: float) -> bool:
     # False for what is not a number.
-    return abs(value) < LARGEST
+    return abs(value) < LARGEST_VALUE
 
 
 def _value_range(values: Sequence[float], *, pad: float) -> tuple[float, float]:

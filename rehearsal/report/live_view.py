@@ -20,11 +20,11 @@ from rehearsal.report.goodput import moment
 from rehearsal.report.markup import clock
 
 # Seconds between two looks.
-SECONDS = 0.5
+REFRESH_SECONDS = 0.5
 # The number of ended jobs that are shown.
-NEWEST_ENDED = 5
+SHOWN_ENDED_JOBS = 5
 # Lines of a job's log, its title included. Without room for them, the log is not shown.
-LEAST_LINES = 4
+LEAST_LOG_LINES = 4
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
 STYLES = {Status.COMPLETED: "green", Status.FAILED: "red", Status.STOPPED: "yellow"}
 
@@ -41,7 +41,9 @@ class View:
         self.shown: Live | Printer = Printer(self)
         if self.console.is_terminal:
             self.shown = Live(
-                get_renderable=self.render, console=self.console, refresh_per_second=1 / SECONDS
+                get_renderable=self.render,
+                console=self.console,
+                refresh_per_second=1 / REFRESH_SECONDS,
             )
 
     def __enter__(self) -> "View":
@@ -59,7 +61,7 @@ class View:
         # Room for the table's head, the line about jobs that are left out, and the cursor's line.
         height = self.console.height - 3
         first = [record for record, _ in running][: max(1, height)]
-        last = ended[: max(0, min(NEWEST_ENDED, height - len(first)))]
+        last = ended[: max(0, min(SHOWN_ENDED_JOBS, height - len(first)))]
         parts: list[RenderableType] = (
             [_make_table(first + last)] if first + last else [Text("No job yet.", style="dim")]
         )
@@ -92,7 +94,7 @@ class Printer:
     def _run(self) -> None:
         over = False
         while not over:
-            over = self.ending.wait(SECONDS)
+            over = self.ending.wait(REFRESH_SECONDS)
             for record, _ in self.view.jobs():
                 for line in self._changes(record):
                     self.view.console.print(Text(line), soft_wrap=True)
@@ -212,7 +214,7 @@ def _show_logs(
 
     Each line is cut to the width of the terminal.
     """
-    count = min(len(running), max(0, room) // LEAST_LINES)
+    count = min(len(running), max(0, room) // LEAST_LOG_LINES)
     for record, hosts in running[:count]:
         yield Rule(Text(plain(record.name)), align="left", style="dim")
         lines_of_job = room // count - 1

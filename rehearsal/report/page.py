@@ -14,9 +14,9 @@ from rehearsal.report.timeline import Timeline
 
 STYLE = Path(__file__).with_name("report.css")
 # The number of names in a chart, and of charts for names that are neither loss nor accuracy.
-COLOURS = 6
+COLOUR_COUNT = 6
 # The class of a column with text; the other columns have numbers.
-WORDS = "words"
+TEXT_CLASS = "words"
 
 
 def write(
@@ -123,7 +123,7 @@ def _make_figures(record: Record, goodput: Goodput, now: float) -> Element:
 def _make_charts(record: Record, goodput: Goodput) -> list[Element]:
     """Return the charts: losses, accuracies, then other names, then rates over time.
 
-    Up to COLOURS other names have a chart each.
+    Up to COLOUR_COUNT other names have a chart each.
     """
     names = sorted(
         {name for attempt in record.attempts for point in attempt.points for name in point.values}
@@ -133,9 +133,13 @@ def _make_charts(record: Record, goodput: Goodput) -> list[Element]:
     losses = [name for name in names if "loss" in name.lower()]
     accuracies = [name for name in names if "acc" in name.lower() and name not in losses]
     others = [name for name in names if name not in losses + accuracies]
-    left_out = losses[COLOURS:] + accuracies[COLOURS:] + (others if len(others) > COLOURS else [])
-    groups = [("Loss", losses[:COLOURS]), ("Accuracy", accuracies[:COLOURS])]
-    groups += [(name, [name]) for name in (others if len(others) <= COLOURS else [])]
+    left_out = (
+        losses[COLOUR_COUNT:]
+        + accuracies[COLOUR_COUNT:]
+        + (others if len(others) > COLOUR_COUNT else [])
+    )
+    groups = [("Loss", losses[:COLOUR_COUNT]), ("Accuracy", accuracies[:COLOUR_COUNT])]
+    groups += [(name, [name]) for name in (others if len(others) <= COLOUR_COUNT else [])]
     restarts = [float(row.first_step) for row in goodput.rows[1:] if row.first_step is not None]
     charts = [
         Chart(title, _lines_of_names(record, goodput, group), restarts) for title, group in groups
@@ -151,7 +155,7 @@ def _make_charts(record: Record, goodput: Goodput) -> list[Element]:
             over="time since creation",
             as_time=True,
         )
-        for name in rates[:COLOURS]
+        for name in rates[:COLOUR_COUNT]
     ]
     drawn = [chart_figure for chart_figure in map(figure, charts) if chart_figure is not None]
     note = [node("p", f"Not drawn: {', '.join(left_out)}.", class_="soft")] if left_out else []
@@ -275,7 +279,7 @@ def _make_table(
     """Return a table that scrolls if it is too large; nothing without rows."""
     if not rows:
         return []
-    classes = [WORDS if name in words else "number" for name in columns]
+    classes = [TEXT_CLASS if name in words else "number" for name in columns]
     head = node(
         "tr",
         *(

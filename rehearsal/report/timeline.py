@@ -10,9 +10,9 @@ from rehearsal.report.goodput import Goodput, Row, phases
 from rehearsal.report.markup import clock, node
 
 # Heights: above the first host, of a host, of its bar.
-TOP = 24
-ROW = 40
-BAR = 16
+TOP_HEIGHT = 24
+ROW_HEIGHT = 40
+BAR_HEIGHT = 16
 WORDS = {
     "start-up": "start-up",
     "kept": "training that was kept",
@@ -41,7 +41,7 @@ class Timeline:
         ]
         self.start = record.created
         self.end = max([*times, now, record.created + 0.1])
-        self.bottom = TOP + ROW * len(self.hosts)
+        self.bottom = TOP_HEIGHT + ROW_HEIGHT * len(self.hosts)
         # The kinds of marks that were drawn, which the legend explains.
         self.used: set[str] = set()
 
@@ -76,14 +76,20 @@ class Timeline:
 
     def _y(self, host: str) -> int:
         """Return the y at which the bar of a host begins."""
-        return TOP + ROW * self.hosts.index(host) + ROW - BAR - 6
+        return TOP_HEIGHT + ROW_HEIGHT * self.hosts.index(host) + ROW_HEIGHT - BAR_HEIGHT - 6
 
     def _draw_bar(self, kind: str, host: str, start: float, end: float, words: str) -> Element:
         self.used.add(kind)
         width = f"{max(0.05, 100 * (end - start) / (self.end - self.start)):.3f}%"
         title = node("title", f"{host}, {words}: {clock(end - start)}")
         return node(
-            "rect", title, class_=kind, x=self._x(start), width=width, y=self._y(host), height=BAR
+            "rect",
+            title,
+            class_=kind,
+            x=self._x(start),
+            width=width,
+            y=self._y(host),
+            height=BAR_HEIGHT,
         )
 
     def _draw_hatch(self) -> Element:
@@ -110,7 +116,7 @@ class Timeline:
         """Yield the times since the job was created."""
         for time in ticks(0.0, self.end - self.start, as_time=True):
             x = self._x(self.start + time)
-            yield node("line", class_="grid", x1=x, x2=x, y1=TOP, y2=self.bottom + 4)
+            yield node("line", class_="grid", x1=x, x2=x, y1=TOP_HEIGHT, y2=self.bottom + 4)
             yield node(
                 "text",
                 clock(time),
@@ -175,18 +181,26 @@ class Timeline:
                 f"{interruption.why}"
             )
             yield node(
-                "line", node("title", words), class_=warning, x1=x, x2=x, y1=TOP - 6, y2=self.bottom
+                "line",
+                node("title", words),
+                class_=warning,
+                x1=x,
+                x2=x,
+                y1=TOP_HEIGHT - 6,
+                y2=self.bottom,
             )
             for host in set(interruption.hosts) & set(self.hosts):
                 y = self._y(host)
-                yield node("line", class_=f"{warning} taken", x1=x, x2=x, y1=y - 3, y2=y + BAR + 3)
+                yield node(
+                    "line", class_=f"{warning} taken", x1=x, x2=x, y1=y - 3, y2=y + BAR_HEIGHT + 3
+                )
             if interruption.time >= free:
                 yield node(
                     "text",
                     str(number),
                     class_=f"number {warning}",
                     x=x,
-                    y=TOP - 10,
+                    y=TOP_HEIGHT - 10,
                     text_anchor="middle",
                 )
                 free = interruption.time + 0.04 * (self.end - self.start)

@@ -32,10 +32,10 @@ from sagemaker_lightning.compat import lightning_loggers
 from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.errors import UserError
 
-OF_FILES = (CSVLogger, TensorBoardLogger)
+FILE_LOGGERS = (CSVLogger, TensorBoardLogger)
 """Lightning's loggers whose files a resumed run continues."""
-HEAD = struct.Struct("<QI")
-TAIL = 4  # bytes of the checksum after an event
+EVENT_HEADER = struct.Struct("<QI")
+CHECKSUM_BYTES = 4  # bytes of the checksum after an event
 
 
 class Logger(TensorBoardLogger):
@@ -279,7 +279,7 @@ def prepare_files(
     loggers = list(loggers)
     for logger in loggers:
         _use_ours(logger, folder)
-        if trains and isinstance(logger, OF_FILES):
+        if trains and isinstance(logger, FILE_LOGGERS):
             _flush(logger)
             _trainings_of(logger).begin()
     for logger, state in _with_states(loggers, states):
@@ -290,7 +290,7 @@ def prepare_files(
         if logger.version == state["version"]:
             if isinstance(logger, ContinuedCSVLogger):
                 logger.continue_file(trains)
-        elif trains and isinstance(logger, OF_FILES):
+        elif trains and isinstance(logger, FILE_LOGGERS):
             _say_that_it_is_another(logger, state["version"], "version")
 
 
@@ -318,7 +318,7 @@ def _put_before_its_class(logger: Any, ours: type, **attributes: Any) -> None:
 def end_training(loggers: Iterable[Any]) -> None:
     """Note that the training which the loggers were prepared for is over."""
     for logger in loggers:
-        if isinstance(logger, OF_FILES):
+        if isinstance(logger, FILE_LOGGERS):
             _flush(logger)
             _trainings_of(logger).end()
 
@@ -379,7 +379,7 @@ def save_states(loggers: Iterable[Any]) -> list[dict[str, Any]]:
             "kind": type(logger).__name__,
             "name": _plain_or_none(lightning_loggers.identity(logger)),
             "version": version,
-            "training": _trainings_of(logger).count if isinstance(logger, OF_FILES) else 0,
+            "training": _trainings_of(logger).count if isinstance(logger, FILE_LOGGERS) else 0,
         }
         if isinstance(logger, ContinuedCSVLogger):
             state |= logger.experiment.state()
@@ -412,7 +412,7 @@ def continue_files(
             if first and state["version"]:
                 mlflow_points.points(logger).continue_from(state["version"], state["points"])
             continue
-        if not isinstance(logger, OF_FILES):
+        if not isinstance(logger, FILE_LOGGERS):
             if isinstance(logger, wandb_rows.ContinuedWandbLogger) and first and "rows" in state:
                 logger.make_rows().continue_from(state["rows"], state["size"], state["end"])
             continue
@@ -515,7 +515,7 @@ def read_events(content: bytes) -> Iterator[tuple[str, int, Any]]:
     from tensorboard.compat.proto.event_pb2 import Event
 
     for record, _ in _records(content):
-        event = Event.FromString(record[HEAD.size : -TAIL])
+        event = Event.FromString(record[EVENT_HEADER.size : -CHECKSUM_BYTES])
         for value in event.summary.value:
             if not value.tag.startswith("_hparams_/"):  # contains the time at which the run began
                 number = (
@@ -532,11 +532,11 @@ def _records(content: bytes) -> Iterator[tuple[bytes, float]]:
     from tensorboard.compat.proto.event_pb2 import Event
 
     start = 0
-    while start + HEAD.size <= len(content):
-        length, _ = HEAD.unpack_from(content, start)
-        end = start + HEAD.size + length + TAIL
+    while start + EVENT_HEADER.size <= len(content):
+        length, _ = EVENT_HEADER.unpack_from(content, start)
+        end = start + EVENT_HEADER.size + length + CHECKSUM_BYTES
         if end > len(content):
             return  # the process was killed while writing it
-        event = Event.FromString(content[start + HEAD.size : end - TAIL])
+        event = Event.FromString(content[start + EVENT_HEADER.size : end - CHECKSUM_BYTES])
         yield content[start:end], event.wall_time
         start = end

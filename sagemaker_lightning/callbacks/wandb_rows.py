@@ -17,7 +17,7 @@ from typing import Any
 
 from sagemaker_lightning.compat import lightning_loggers
 
-END = 2**16
+TAIL_BYTES = 2**16
 """How many of the file's last bytes a checkpoint has: hundreds of rows."""
 
 
@@ -110,7 +110,7 @@ class Rows:
         self.file.flush()
         os.fsync(self.file.fileno())
         size = os.fstat(self.file.fileno()).st_size
-        end = os.pread(self.file.fileno(), END, max(size - END, 0)).decode()
+        end = os.pread(self.file.fileno(), TAIL_BYTES, max(size - TAIL_BYTES, 0)).decode()
         return {"rows": self.row, "size": size, "end": end}
 
     def _send(self, data: Mapping[str, Any], row: int, complete: bool) -> None:

@@ -69,9 +69,9 @@ COMPAT = "sagemaker_lightning.compat."
 # Values of --trainer.accelerator in Lightning below 1.8.
 OLD_ACCELERATORS = ("ddp", "ddp2", "ddp_cpu", "ddp_spawn", "dp", "horovod")
 # Where to read about a group of flags that is too long to list.
-REFERENCE = {"trainer": "https://lightning.ai/docs/pytorch/stable/common/trainer.html"}
+REFERENCE_PAGES = {"trainer": "https://lightning.ai/docs/pytorch/stable/common/trainer.html"}
 # Characters of the line: SageMaker shows 1,024, and the host and the rank are added.
-ROOM = 800
+MAX_CHARACTERS = 800
 
 
 def explain_all(
@@ -377,7 +377,7 @@ def _covers(flag: str, other: str) -> bool:
 
 
 def _join_lines(lines: list[str]) -> str:
-    """Join several lines to one of at most ROOM characters.
+    """Join several lines to one of at most MAX_CHARACTERS characters.
 
     Flags with the same message are listed together. What does not fit is listed by its flag only.
     """
@@ -390,10 +390,10 @@ def _join_lines(lines: list[str]) -> str:
     for message, names in flags_of.items():
         no_flags = "are no flags" if len(names) > 1 else "is no flag"
         part = f"{listed(names, 200)}: {message.replace('is no flag', no_flags)}"
-        if text and len(text) + len(part) > ROOM - 100:
+        if text and len(text) + len(part) > MAX_CHARACTERS - 100:
             left_out += names
         else:
-            text += f"{'; also ' if text else ''}{shortened(part, ROOM - 100)}"
+            text += f"{'; also ' if text else ''}{shortened(part, MAX_CHARACTERS - 100)}"
     text += f"; also wrong: {listed(left_out, 80)}" if left_out else ""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
@@ -418,7 +418,7 @@ def _explain_unknown_flag(flag: str, parser: ArgumentParser) -> str:
     if matches:
         return f"{flag}: is no flag here; did you mean {' or '.join(matches)}?"
     if names:
-        more = f"; see {REFERENCE[group]}" if group in REFERENCE else ""
+        more = f"; see {REFERENCE_PAGES[group]}" if group in REFERENCE_PAGES else ""
         return f"{flag}: is no flag here; --{group} has {listed(names, 250)}{more}"
     single = [key for key in known if "." not in key]
     groups = dict.fromkeys(key.partition(".")[0] for key in known if "." in key)

@@ -10,7 +10,7 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process.threads import usable_cpus
 
-LEAST = {
+LEAST_VALUES = {
     "trainer.log_every_n_steps": 0,
     "trainer.check_val_every_n_epoch": 1,
     "trainer.accumulate_grad_batches": 1,
@@ -25,7 +25,7 @@ LEAST = {
 
 # How many workers a data loader may have: more would only fill the memory.
 WORKERS_PER_CPU = 8
-WORKERS = 64
+ALWAYS_ALLOWED_WORKERS = 64
 
 
 LOGGERS = {"MLFlowLogger": "mlflow", "WandbLogger": "wandb"}
@@ -35,7 +35,7 @@ BROUGHT_BY = {"mlflow": "mlflow-skinny and sagemaker-mlflow", "wandb": "wandb"}
 
 def check(config: Namespace, environment: SageMakerEnvironment, application: Application) -> None:
     """Raise UserError for an impossible setting; set the number of nodes to the job's."""
-    for key, smallest in LEAST.items():
+    for key, smallest in LEAST_VALUES.items():
         value = config.get(key)
         # `not >=` refuses nan, too.
         if isinstance(value, (int, float)) and not value >= smallest:
@@ -43,7 +43,7 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
                 f"--{key.replace('.init_args', '')}: found {value}, allowed is {smallest} or more"
             )
     workers = config.get("data.init_args.num_workers")
-    largest = max(WORKERS, WORKERS_PER_CPU * usable_cpus())
+    largest = max(ALWAYS_ALLOWED_WORKERS, WORKERS_PER_CPU * usable_cpus())
     if isinstance(workers, int) and workers > largest:
         raise UserError(
             f"--data.num_workers: found {workers}, allowed are at most {largest} on this machine: "

@@ -27,7 +27,7 @@ PACKAGES = {
 }
 """The distributions and their packages; packages at the same position have the same code."""
 
-MALICIOUS = ("2.6.2", "2.6.3")
+MALICIOUS_VERSIONS = ("2.6.2", "2.6.3")
 """Releases that stole credentials when they were imported (GHSA-w37p-236h-pfx3)."""
 
 # It becomes the package `lightning` where pytorch-lightning is what is imported.
@@ -82,7 +82,7 @@ def refuse_malicious() -> None:
 
     for package in PACKAGES:
         for found in metadata.distributions(name=package):
-            if found.version in MALICIOUS:
+            if found.version in MALICIOUS_VERSIONS:
                 raise UserError(
                     f"{found.metadata['Name']}: found {found.version}, a malicious release that "
                     "steals credentials (GHSA-w37p-236h-pfx3), expected any other; uninstall it, "

@@ -12,8 +12,8 @@ from sagemaker_lightning.contract.environment import failure_file, place
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import report_uncaught
 
-OLDEST = "2.5.2"
-BELOW = "2.7"
+OLDEST_LIGHTNING = "2.5.2"
+TOO_NEW_LIGHTNING = "2.7"
 """The oldest version of Lightning, and the first one that is too new.
 
 `make compat` runs the tests with any of them.
@@ -46,7 +46,8 @@ def _check() -> None:
     if not (name := namespaces.distribution()):
         raise UserError(
             f"Lightning: not installed in {sys.prefix}; pip install "
-            f'"pytorch-lightning>={OLDEST},<{BELOW}", or the same versions of lightning'
+            f'"pytorch-lightning>={OLDEST_LIGHTNING},<{TOO_NEW_LIGHTNING}", or the same versions '
+            "of lightning"
         )
     if problem := unsupported(name, _installed(name)):
         raise UserError(problem)
@@ -64,12 +65,13 @@ def unsupported(name: str, installed_version: str) -> str:
         name: Its distribution, pytorch-lightning or lightning.
         installed_version: The version.
     """
-    if not installed_version or _numbers(OLDEST) <= _numbers(installed_version) < _numbers(BELOW):
+    oldest = _numbers(OLDEST_LIGHTNING)
+    if not installed_version or oldest <= _numbers(installed_version) < _numbers(TOO_NEW_LIGHTNING):
         return ""
     return (
-        f"requirements.txt: found {name} {installed_version}, expected {OLDEST} or later and "
-        f"below {BELOW}; give {name}>={OLDEST},<{BELOW} there, or leave it out to have the "
-        "image's own"
+        f"requirements.txt: found {name} {installed_version}, expected {OLDEST_LIGHTNING} or later "
+        f"and below {TOO_NEW_LIGHTNING}; give {name}>={OLDEST_LIGHTNING},<{TOO_NEW_LIGHTNING} "
+        "there, or leave it out to have the image's own"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from sagemaker_lightning.contract.errors import UserError
 
-IGNORED = ".sagemaker-ignore"
+IGNORED_SUFFIX = ".sagemaker-ignore"
 """SageMaker's uploader skips files with this ending.
 
 AWS's XGBoost container uses this ending while it writes its checkpoints.
@@ -49,7 +49,7 @@ def atomic_writes(paths: Sequence[Path], sync: bool = True) -> Iterator[list[Bin
                 # The temporary file is in the same folder, because a rename is atomic only within
                 # one file system. Hosts may share the folder, so each uses a name of its own.
                 descriptor, name = tempfile.mkstemp(
-                    prefix=f"{path.name}.", suffix=IGNORED, dir=path.parent
+                    prefix=f"{path.name}.", suffix=IGNORED_SUFFIX, dir=path.parent
                 )
                 temporary.append(name)
                 files.append(stack.enter_context(os.fdopen(descriptor, "wb")))
@@ -76,7 +76,7 @@ def remove_leftovers(folder: Path, names: str) -> None:
         folder: The folder; nobody else may be writing to it.
         names: A pattern, as of glob, of the names that the files would have got.
     """
-    for path in folder.glob(f"{names}.*{IGNORED}"):
+    for path in folder.glob(f"{names}.*{IGNORED_SUFFIX}"):
         with suppress(OSError):
             path.unlink()
 

@@ -19,10 +19,10 @@ from sagemaker_lightning.contract.failures import report_uncaught
 # SDK 3's ModelTrainer sends the job's source and its own drivers as channels. They are no training
 # data.
 CODE_CHANNELS = {"code", "sm_drivers"}
-GROUPS = "SM_INSTANCE_GROUPS_DICT"
-DRILL = "SAGEMAKER_LIGHTNING_DRILL"
+GROUPS_VARIABLE = "SM_INSTANCE_GROUPS_DICT"
+DRILL_VARIABLE = "SAGEMAKER_LIGHTNING_DRILL"
 # torchrun sets both of these variables; Lightning sets the second.
-RANKS = {"RANK": "rank", "LOCAL_RANK": "local rank"}
+RANK_VARIABLES = {"RANK": "rank", "LOCAL_RANK": "local rank"}
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class SageMakerEnvironment:
             hosts=_training_hosts(variables) or all_hosts,
             groups={
                 name: tuple(group["hosts"])
-                for name, group in _json(variables, GROUPS, dict, {}).items()
+                for name, group in _json(variables, GROUPS_VARIABLE, dict, {}).items()
             },
             current_host=current_host,
             num_gpus=_json(variables, "SM_NUM_GPUS", int, 0),
@@ -140,7 +140,7 @@ class SageMakerEnvironment:
             peer_timeout=_seconds(variables, "SAGEMAKER_LIGHTNING_PEER_TIMEOUT", cls.peer_timeout),
             torchrun=_torchrun(variables),
             watch=watch(variables),
-            drill=_json(variables, DRILL, dict, None),
+            drill=_json(variables, DRILL_VARIABLE, dict, None),
         )
 
     @property
@@ -250,7 +250,7 @@ def drilled(variables: Mapping[str, str], base: Path, asked: Mapping) -> dict[st
     # These may belong to a job in which the drill itself runs.
     removed = ("SM_OUTPUT_DIR", "SAGEMAKER_LIGHTNING_WATCH")
     kept = {name: value for name, value in variables.items() if name not in removed}
-    return kept | replaced | {DRILL: json.dumps(asked)}
+    return kept | replaced | {DRILL_VARIABLE: json.dumps(asked)}
 
 
 def place(variables: Mapping[str, str] = os.environ) -> str:
@@ -259,7 +259,7 @@ def place(variables: Mapping[str, str] = os.environ) -> str:
     Without the global rank, return the rank on this host, which is 0 if it is not known either.
     """
     rank = next(
-        (f"{words} {variables[key]}" for key, words in RANKS.items() if key in variables),
+        (f"{words} {variables[key]}" for key, words in RANK_VARIABLES.items() if key in variables),
         "local rank 0",
     )
     return f"host {variables.get('SM_CURRENT_HOST', 'localhost')}, {rank}"
@@ -321,7 +321,7 @@ def _training_hosts(variables: Mapping[str, str]) -> tuple[str, ...]:
     parameters = _json(variables, "SM_FRAMEWORK_PARAMS", dict, {})
     named = parameters.get("sagemaker_distribution_instance_groups") or []
     named = [named] if isinstance(named, str) else named
-    groups = _json(variables, GROUPS, dict, {})
+    groups = _json(variables, GROUPS_VARIABLE, dict, {})
     if wrong := [name for name in named if name not in groups] if groups else []:
         raise UserError(
             f"sagemaker_distribution_instance_groups: found {wrong[0]!r}, allowed are the groups: "

@@ -13,7 +13,7 @@ from sagemaker_lightning.contract.errors import UserError
 # SageMaker shows this many characters of the failure file (API reference, FailureReason).
 FAILURE_REASON_CHARACTERS = 1024
 
-LOST = "lost a peer"
+LOST_PEER = "lost a peer"
 OUT_OF_MEMORY = (
     "most likely out of host memory; use smaller batches or fewer processes, or a larger instance"
 )
@@ -50,7 +50,7 @@ ADVICE = (
     (
         r"Dist(Network|Store|Backend)Error|ProcessGroup|gloo|TCPStore|Rendezvous(Connection|Timeout)Error"
         r"|NCCL.*(remote|time|system error)",
-        f"{LOST}, or never reached it: the cause is in the log of the rank that ended first",
+        f"{LOST_PEER}, or never reached it: the cause is in the log of the rank that ended first",
     ),
     (
         r"ModuleNotFoundError|ImportError",
@@ -80,7 +80,7 @@ NATIVE = re.compile(
 NATIVE_LOG = re.compile(r"terminate called after throwing |\[[EWIF]\d{4} ")
 # What Python prints between an exception and the next one, which the first has led to
 # (traceback.py).
-CAME_OF_IT = (
+CHAIN_LINES = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
@@ -131,7 +131,7 @@ def reported(
         explained = [
             explain(type(exception).__name__, str(exception)) for exception in _with_causes(error)
         ]
-        cause = next((line for line in explained if line.startswith(LOST)), explained[0])
+        cause = next((line for line in explained if line.startswith(LOST_PEER)), explained[0])
         reason = cause if trace else _shortened(user_error, 900)
         more = also()
         line = (
@@ -268,14 +268,14 @@ def last_error(stderr: str) -> tuple[str, str]:
                 errors[-1][0] if came_of_it else explain(class_name.rpartition(".")[2], text)
             )
             errors.append((explanation, "\n".join([*lines[start:end], *message])))
-            came_of_it = explanation.startswith(LOST) and any(
-                line in CAME_OF_IT for line in lines[end:limit]
+            came_of_it = explanation.startswith(LOST_PEER) and any(
+                line in CHAIN_LINES for line in lines[end:limit]
             )
     errors += [
         (explain(native[1], native[2] or ""), native[0])
         for native in NATIVE.finditer("\n".join(lines))
     ]
-    causes = [error for error in errors if not error[0].startswith(LOST)] or errors
+    causes = [error for error in errors if not error[0].startswith(LOST_PEER)] or errors
     if causes:
         return causes[-1]
     if fatal := FATAL.search(stderr):

@@ -20,11 +20,11 @@ if __name__ == "__main__":  # run as a program, this package is not on Python's 
 
 from sagemaker_lightning.contract.errors import UserError
 
-FILE_BYTES = 2**24  # the largest file that we read
+MAX_FILE_BYTES = 2**24  # the largest file that we read
 # The most characters in all of these files. Linux accepts 131,072 bytes in one environment
 # variable, and the toolkit puts these files into one (SM_TRAINING_ENV).
-ALL_CHARACTERS = 100_000
-CHANNEL = re.compile(r"[\w.-]{1,64}", re.ASCII)
+MAX_CHARACTERS = 100_000
+CHANNEL_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file():
             raise ValueError("it is no file")
-        if path.stat().st_size > FILE_BYTES:
+        if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"it has {path.stat().st_size} bytes")
         content = json.loads(path.read_bytes().decode())
         if type(content) is dict:
@@ -107,11 +107,11 @@ def check(folder: Path) -> None:
         if wrong := check_content(content):
             raise UserError(f"{path}: {wrong}")
         characters[path] = len(json.dumps(content))
-    if sum(characters.values()) > ALL_CHARACTERS:
+    if sum(characters.values()) > MAX_CHARACTERS:
         longest = max(characters, key=characters.get)
         raise UserError(
             f"{longest}: found {characters[longest]} characters; all files there may have "
-            f"{ALL_CHARACTERS}, as they become environment variables; give what is longer as a "
+            f"{MAX_CHARACTERS}, as they become environment variables; give what is longer as a "
             "file in a channel"
         )
 
@@ -134,26 +134,26 @@ def _check_hyperparameters(content: dict) -> str:
         except ValueError as error:
             return f"{name} cannot be an argument: {error}"
         # The toolkit uses the values of the SDKs without a check, as variables and paths.
-        if name in TEXTS and decoded is not None and type(decoded) is not str:
+        if name in TEXT_HYPERPARAMETERS and decoded is not None and type(decoded) is not str:
             return f"found {name}={json.dumps(decoded)[:50]}; allowed is a text"
-        if name == LEVEL and type(decoded) is not int and decoded not in LEVELS:
+        if name == LOG_LEVEL and type(decoded) is not int and decoded not in LOG_LEVELS:
             return (
-                f"found {name}={json.dumps(decoded)[:50]}; allowed are {', '.join(LEVELS)} and "
+                f"found {name}={json.dumps(decoded)[:50]}; allowed are {', '.join(LOG_LEVELS)} and "
                 "their numbers"
             )
     return ""
 
 
 # Hyperparameters of the SDKs that have to be texts.
-TEXTS = {
+TEXT_HYPERPARAMETERS = {
     "sagemaker_program",
     "sagemaker_submit_directory",
     "sagemaker_region",
     "sagemaker_job_name",
 }
-TEXTS |= {"sagemaker_s3_output"}
-LEVEL = "sagemaker_container_log_level"
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+TEXT_HYPERPARAMETERS |= {"sagemaker_s3_output"}
+LOG_LEVEL = "sagemaker_container_log_level"
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def _check_resources(content: dict) -> str:
@@ -188,7 +188,7 @@ def _is_group(group: Any) -> bool:
 
 def _check_channels(content: dict) -> str:
     for name, channel in content.items():
-        if not CHANNEL.fullmatch(name) or name in (".", ".."):
+        if not CHANNEL_NAME.fullmatch(name) or name in (".", ".."):
             return f"found the channel {name!r}; allowed are up to 64 letters, digits and ._-"
         if type(channel) is not dict:
             return f"found {json.dumps(channel)[:50]} for channel {name}; allowed is a JSON object"

@@ -12,7 +12,7 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.hyperparameters import is_own
 
 # The most files of a channel that we count. A channel that is streamed from S3 may have millions.
-COUNTED = 100_000
+MAX_COUNTED_FILES = 100_000
 MASK = "******"
 SECRET_NAME = re.compile(
     r"secret|password|passwd|token|credential|api[-_.]?key|(private|access)[-_.]?key", re.IGNORECASE
@@ -69,6 +69,6 @@ def _count_files(folder: Path) -> str:
             files += 1
             # A Path for each file takes ten times as long.
             size += os.lstat(os.path.join(parent, name)).st_size  # noqa: PTH116, PTH118
-            if files == COUNTED:
-                return f"more than {COUNTED} files"
+            if files == MAX_COUNTED_FILES:
+                return f"more than {MAX_COUNTED_FILES} files"
     return f"{files} files, {size} bytes"

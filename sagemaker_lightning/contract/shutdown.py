@@ -25,9 +25,9 @@ from typing import Self
 from sagemaker_lightning.contract import deadlines
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-WAIT = deadlines.BATCH_ENDS
-WAIT_FOR_WRITING = deadlines.CHECKPOINT_IS_WRITTEN
-NAME = re.compile(r"step-(\d{9,})\.ckpt")
+BATCH_WAIT_SECONDS = deadlines.BATCH_ENDS
+WRITING_WAIT_SECONDS = deadlines.CHECKPOINT_IS_WRITTEN
+CHECKPOINT_NAME = re.compile(r"step-(\d{9,})\.ckpt")
 """The name of a checkpoint to resume from."""
 
 
@@ -64,7 +64,9 @@ def newest_step(folder: Path) -> int:
     It looks at the names of the files only and reads none of them.
     """
     names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
-    return max((int(match[1]) for name in names if (match := NAME.fullmatch(name))), default=0)
+    return max(
+        (int(match[1]) for name in names if (match := CHECKPOINT_NAME.fullmatch(name))), default=0
+    )
 
 
 def interruption_message(step: int, how: str) -> str:
@@ -220,11 +222,11 @@ class Stop:
                 self.signal_number = data[0]
         if self.phase is Phase.IDLE:
             self.end_process("it came while nothing was being trained")
-        wait = min(max(WAIT, 2 * self.batch_seconds), WAIT_FOR_WRITING)
+        wait = min(max(BATCH_WAIT_SECONDS, 2 * self.batch_seconds), WRITING_WAIT_SECONDS)
         # First the time for a batch to end; then, if a checkpoint is being written, the rest of
         # the time for that.
         if not self.left.wait(wait) and self.phase is Phase.SAVING:
-            self.left.wait(WAIT_FOR_WRITING - wait)
+            self.left.wait(WRITING_WAIT_SECONDS - wait)
         if self.pid:
             faulthandler.dump_traceback()
             self.end_process(f"no batch ended within {wait:.0f} s, so there is no newer checkpoint")

@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.partition import Course, Division
-from sagemaker_lightning.data.seeded_indices import FEW, Key, Keys, number_of, seed_all
+from sagemaker_lightning.data.seeded_indices import MAX_OBJECTS, Key, Keys, number_of, seed_all
 from sagemaker_lightning.state import generators
 
 
@@ -80,7 +80,7 @@ class Batches(Sampler):
         self.at = epoch, turn, batch
         self.begun = None if self.endless else self._order(epoch, turn)
         if self.begun and self.ranks > 1:
-            self.drawn = number_of(self.begun[:FEW])
+            self.drawn = number_of(self.begun[:MAX_OBJECTS])
 
     def rewind(self, epoch: int) -> None:
         """Have iterations start at the first batch of an epoch that nobody has begun."""

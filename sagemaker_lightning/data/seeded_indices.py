@@ -20,7 +20,7 @@ import torch
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.object_graph import walk
 
-FEW = 64  # number of objects whose attributes are looked at for each batch
+MAX_OBJECTS = 64  # number of objects whose attributes are looked at for each batch
 
 
 def number_of(*key: object) -> int:
@@ -91,7 +91,7 @@ class Found:
 
     def _find(self) -> None:
         self.generators = generators.find(self.roots)
-        few = itertools.islice(walk(self.roots, code=False), FEW)
+        few = itertools.islice(walk(self.roots, code=False), MAX_OBJECTS)
         self.holders = [holder for _, holder in few if hasattr(holder, "__dict__")]
         self.types = self._attribute_types()
 

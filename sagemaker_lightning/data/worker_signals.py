@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from sagemaker_lightning.contract.shutdown import SIGNALS
 
-INTERVAL = 1.0  # seconds that a worker may outlive its loader's process
+CHECK_SECONDS = 1.0  # seconds that a worker may outlive its loader's process
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def end_with_the_loader() -> None:
 
     def wait() -> None:
         while loader.is_alive():
-            signal_info = signal.sigtimedwait(SIGNALS, INTERVAL)
+            signal_info = signal.sigtimedwait(SIGNALS, CHECK_SECONDS)
             if signal_info and signal_info.si_pid == loader.pid:
                 break
         os._exit(0)

@@ -26,7 +26,7 @@ torch.zeros(1, device="cuda")
 names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
 print("torch", torch.__version__, "computes on", ", ".join(names))
 """
-SECONDS = 120
+TORCH_CHECK_SECONDS = 120
 
 
 def ask_torch(machine: checks.Machine) -> Iterator[Finding]:
@@ -35,9 +35,9 @@ def ask_torch(machine: checks.Machine) -> Iterator[Finding]:
         return
     line = [sys.executable, "-W", "ignore", "-c", ASK_TORCH]
     try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(line, capture_output=True, text=True, timeout=TORCH_CHECK_SECONDS)
     except subprocess.TimeoutExpired:
-        text = f"torch did not compute on the GPU within {SECONDS} s"
+        text = f"torch did not compute on the GPU within {TORCH_CHECK_SECONDS} s"
         yield Finding("torch", text, Level.WRONG)
         return
     if done.returncode == 0:

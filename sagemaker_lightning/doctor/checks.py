@@ -16,11 +16,11 @@ from pathlib import Path
 from sagemaker_lightning.doctor import gpu_driver
 
 GIB = 2**30
-LEAST_SHARED_MEMORY = GIB // 4
-LEAST_DISK = GIB
+LEAST_SHARED_MEMORY_BYTES = GIB // 4
+LEAST_DISK_BYTES = GIB
 # S3 refuses a request whose time differs by 15 minutes. Here a clock that is behind the date of
 # our own files by a day is wrong.
-CLOCK_SECONDS = 86400
+MAX_CLOCK_LAG_SECONDS = 86400
 EFA_LIBRARIES = ("opt/amazon/efa/lib*", "opt/conda/envs/*/lib", "usr/lib/*-linux-gnu", "usr/lib*")
 EFA_PLUGINS = ("opt/amazon/ofi-nccl/lib*", "opt/amazon/ofi-nccl/lib/*", "opt/aws-ofi-nccl/lib")
 EFA_PLUGINS += ("opt/conda/envs/*/lib",)
@@ -171,7 +171,7 @@ def memory(machine: Machine) -> Iterator[Finding]:
     if not shared.is_dir():
         return
     size = _space(shared)[1]
-    if size < LEAST_SHARED_MEMORY:
+    if size < LEAST_SHARED_MEMORY_BYTES:
         text = (
             f"{_gib(size)} in /dev/shm; data workers need more, or end by a bus error; start the "
             "container with --shm-size=8g"
@@ -192,7 +192,7 @@ def disk(machine: Machine) -> Iterator[Finding]:
         if not os.access(path, os.W_OK):
             text = f"user {os.geteuid()} cannot write there; mount it writable"
             yield Finding(f"disk {folder}", text, Level.WRONG)
-        elif free < LEAST_DISK:
+        elif free < LEAST_DISK_BYTES:
             text = f"{_gib(free)} of {_gib(size)} free; checkpoints need more"
             yield Finding(f"disk {folder}", text, Level.NOTE)
         else:
@@ -210,7 +210,7 @@ def clock(machine: Machine) -> Iterator[Finding]:
     now = time.time() if machine.now is None else machine.now
     text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     behind = Path(__file__).stat().st_mtime - now
-    if behind > CLOCK_SECONDS:
+    if behind > MAX_CLOCK_LAG_SECONDS:
         text += f", {behind / 86400:.0f} days before this image was made; correct the host's clock"
         yield Finding("clock", text, Level.WRONG)
     else:

@@ -27,8 +27,8 @@ from pathlib import Path
 OLDEST_DRIVER = {12: 525, 13: 580}
 OLDEST_WITH_COMPATIBILITY = {12: 450, 13: 535}
 # Volta and older: CUDA 13 has no code for them.
-DROPPED = re.compile(r"\b(K\d+|M\d+|P4|P40|P100|V100\w*|TITAN V)\b")
-DATA_CENTRE = re.compile(
+DROPPED_GPUS = re.compile(r"\b(K\d+|M\d+|P4|P40|P100|V100\w*|TITAN V)\b")
+DATA_CENTRE_GPUS = re.compile(
     r"\b(T4G?|A2|A10[GM]?|A16|A30|A40|A100|A800|L4|L20|L40S?|H20|H100|H200|H800|B100|B200|B300"
     r"|G[HB]200|GB300)\b"
 )
@@ -93,7 +93,7 @@ def decide(host: Host, cuda: str, library: str) -> Decision:
     needed = OLDEST_DRIVER.get(major)
     if not host.driver or not needed:
         return Decision("")
-    dropped = [model for model in host.models if DROPPED.search(model)]
+    dropped = [model for model in host.models if DROPPED_GPUS.search(model)]
     if major >= 13 and dropped:
         return Decision(
             f"GPU {dropped[0]}: CUDA {cuda}, which torch is built for, has no code for Volta and "
@@ -103,7 +103,7 @@ def decide(host: Host, cuda: str, library: str) -> Decision:
         return Decision("")
     old = f"GPU driver {host.driver} is older than CUDA {cuda} needs (R{needed})"
     oldest = OLDEST_WITH_COMPATIBILITY[major]
-    others = [model for model in host.models if not DATA_CENTRE.search(model)]
+    others = [model for model in host.models if not DATA_CENTRE_GPUS.search(model)]
     if _numbers(host.driver)[0] < oldest:
         advice = f"no library helps below R{oldest}; use another instance type, or a newer driver"
     elif others or not host.models:

@@ -60,10 +60,10 @@ except ImportError as missing:
 HOME = Path(__file__).resolve().parents[2]
 VERDICT = re.compile(r"(warning: )?resumed at step \d+: ")
 # Bytes of one file, and of all files together, that are copied; larger ones are linked.
-COPIED = 2**26, 2**28
+MAX_COPIED_BYTES = 2**26, 2**28
 # How many files and folders of the working folder are looked at. Folders beyond that are linked as
 # they are.
-ENTRIES = 10_000
+MAX_ENTRIES = 10_000
 CAUSES = {
     "batch": (
         "something that the samples or their order depend on is not restored, such as a variable "
@@ -286,9 +286,9 @@ class Bench:
 def mirror(source: Path, target: Path, without: Path) -> None:
     """Make `target` look like `source`, so that writes do not reach `source`.
 
-    Files up to the sizes in COPIED are copied. Larger files, hidden folders, and folders with too
-    many files (ENTRIES) become links: they are data, which is read and not written. `without` is
-    left out.
+    Files up to the sizes in MAX_COPIED_BYTES are copied. Larger files, hidden folders, and folders
+    with too many files (MAX_ENTRIES) become links: they are data, which is read and not written.
+    `without` is left out.
     """
     count = 0
     size = 0
@@ -296,7 +296,7 @@ def mirror(source: Path, target: Path, without: Path) -> None:
     # The queue grows while it is walked, level by level.
     for folder, target_folder in queue:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        if count + len(entries) > ENTRIES and folder != source:
+        if count + len(entries) > MAX_ENTRIES and folder != source:
             target_folder.symlink_to(folder)
             continue
         count += len(entries)
@@ -315,7 +315,11 @@ def mirror(source: Path, target: Path, without: Path) -> None:
                 continue
             is_readable_file = entry.is_file(follow_symlinks=False) and os.access(path, os.R_OK)
             length = entry.stat().st_size if is_readable_file else 0
-            if is_readable_file and length <= COPIED[0] and size + length <= COPIED[1]:
+            if (
+                is_readable_file
+                and length <= MAX_COPIED_BYTES[0]
+                and size + length <= MAX_COPIED_BYTES[1]
+            ):
                 shutil.copy2(path, copy_path)
                 size += length
             else:
@@ -555,7 +559,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-NAMES = [
+INTERRUPTION_NAMES = [
     "kill-in-epoch",
     "stop-in-epoch",
     "kill-at-epoch-end",
@@ -600,7 +604,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--only",
         action="append",
-        choices=NAMES,
+        choices=INTERRUPTION_NAMES,
         help="one interruption in place of all; may be repeated",
     )
     add("--keep", action="store_true", help="keep the drill's folder, and say where it is")
@@ -625,7 +629,7 @@ def main(args: list[str] | None = None) -> int:
     print(f"drill: {shlex.join(command)}", flush=True)
     try:
         drill = Drill(Bench(folder, command, limits, flags.timeout), flags.keep)
-        return run(drill, flags.only or NAMES)
+        return run(drill, flags.only or INTERRUPTION_NAMES)
     except Impossible as reason:
         print(f"error: {reason}", file=sys.stderr, flush=True)
         return 1

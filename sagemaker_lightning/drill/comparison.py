@@ -17,26 +17,26 @@ from torch import Tensor
 
 from sagemaker_lightning.callbacks.loggers import read_events
 from sagemaker_lightning.contract.shutdown import newest_step
-from sagemaker_lightning.resume.checkpoint_file import KEY, read
+from sagemaker_lightning.resume.checkpoint_file import ENTRIES_KEY, read
 from sagemaker_lightning.state.object_state import digest
 
-STEP = ("batch", "learning rate", "loss")
+STEP_ENTRIES = ("batch", "learning rate", "loss")
 """What is recorded of a step, in the order in which one follows from another."""
-WRITTEN = ("number", "saved_at", "made", "journal", "resumes", "files")
+WRITER_ENTRIES = ("number", "saved_at", "made", "journal", "resumes", "files")
 """Our entries in a checkpoint that say when and by which processes it was written; not compared."""
-TRIES = ("begun", "workers")
+LOADER_PROCESS_ENTRIES = ("begun", "workers")
 """Entries for a loader that depend on the processes; not compared.
 
 How often the loader was begun, each process counted, and with how many workers.
 """
-PASSING = {"time_elapsed", "retired", "resumes"}
+CHANGING_ENTRIES = {"time_elapsed", "retired", "resumes"}
 """Entries of callbacks and of model.json that are not compared.
 
 The seconds of Lightning's Timer, how many checkpoints ago a model was the best one, and how earlier
 interruptions were resumed.
 """
 # The folder of the curves that callbacks/host_metrics.py logs.
-MACHINES = "system"
+HOST_METRICS_FOLDER = "system"
 ABSENT = "nothing"
 
 
@@ -101,7 +101,7 @@ def _compare_steps(alone: Path, other: Path) -> list[Difference]:
                 )
                 break
             if quantity := next(
-                (name for name in STEP if step[name] != expected[position][name]), None
+                (name for name in STEP_ENTRIES if step[name] != expected[position][name]), None
             ):
                 values = ""
                 if quantity != "batch":
@@ -143,12 +143,14 @@ def _compare_states(alone: Path, other: Path) -> list[Difference]:
 def _read_last_state(folder: Path) -> dict[str, Any]:
     """Return the newest checkpoint without what differs between any two runs."""
     checkpoint = read(folder / f"step-{newest_step(folder):09d}.ckpt")
-    ours = {name: value for name, value in checkpoint[KEY].items() if name not in WRITTEN}
+    ours = {
+        name: value for name, value in checkpoint[ENTRIES_KEY].items() if name not in WRITER_ENTRIES
+    }
     for rank in ours.get("ranks", ()):
         for loader in rank["held"]["loaders"]["loaders"]:
-            for name in TRIES:
+            for name in LOADER_PROCESS_ENTRIES:
                 loader.pop(name, None)
-    return checkpoint | {KEY: ours}
+    return checkpoint | {ENTRIES_KEY: ours}
 
 
 def _compare_models(alone: Path, other: Path) -> list[Difference]:
@@ -202,7 +204,7 @@ def _differing_leaves(
     """Yield the path of each value that differs, and a description of the difference."""
     if isinstance(alone, Mapping) and isinstance(other, Mapping):
         for key in dict.fromkeys([*alone, *other]):
-            if key not in PASSING:
+            if key not in CHANGING_ENTRIES:
                 yield from _differing_leaves(
                     alone.get(key, ABSENT), other.get(key, ABSENT), (*path, str(key))
                 )
@@ -263,7 +265,7 @@ def _read_tensorboard(folder: Path) -> dict[str, list]:
     curves: dict[str, list] = {}
     for path in sorted(folder.rglob("*.tfevents.*")):
         where = path.parent.relative_to(folder)
-        if path.is_file() and MACHINES not in where.parts:
+        if path.is_file() and HOST_METRICS_FOLDER not in where.parts:
             for tag, step, value in read_events(path.read_bytes()):
                 curves.setdefault(f"{where.as_posix()}: {tag}", []).append((step, value))
     return curves

@@ -25,13 +25,13 @@ from sagemaker_lightning.state import module_variables
 from sagemaker_lightning.state.object_state import digest
 
 # In steps: a kill within an epoch goes back to a checkpoint in that epoch, and repeats a step.
-SAVED_EVERY = 2
+CHECKPOINT_EVERY_N_STEPS = 2
 # Batches of a validation, and of the test.
-VALIDATED = 3
+EVALUATION_BATCHES = 3
 # Seconds that a run waits for its signal.
-LONGEST = 60.0
+SIGNAL_WAIT_SECONDS = 60.0
 # Seconds that a run waits, after the signal was sent, for its handler to be called.
-HEARD = 5.0
+HANDLER_WAIT_SECONDS = 5.0
 
 
 def records(folder: Path, rank: int) -> Path:
@@ -49,7 +49,7 @@ def redirect(config: Any, environment: SageMakerEnvironment) -> None:
     # With None, Lightning uses the working folder, which is the drill's.
     config.trainer.default_root_dir = None
     config.resume.every_n_minutes = 0
-    config.resume.every_n_steps = SAVED_EVERY
+    config.resume.every_n_steps = CHECKPOINT_EVERY_N_STEPS
 
 
 class Drilled(Callback):
@@ -155,11 +155,11 @@ class Drilled(Callback):
         """Wait for a signal, after all checkpoints are written: a kill always finds them."""
         self.resume.writer.wait()
         self.reached.touch()
-        end = time.monotonic() + LONGEST
+        end = time.monotonic() + SIGNAL_WAIT_SECONDS
         while not self.resume.stop.signal_number and time.monotonic() < end:
             # The drill removes the file when it has sent the signal.
             if not self.reached.exists():
-                end = min(end, time.monotonic() + HEARD)
+                end = min(end, time.monotonic() + HANDLER_WAIT_SECONDS)
             time.sleep(0.01)
 
     def _refuse_other_folders(self, trainer: Trainer) -> None:
@@ -191,7 +191,11 @@ class Drilled(Callback):
             min(loop.max_epochs, self.epochs) if (loop.max_epochs or -1) > 0 else self.epochs
         )
         loop.min_epochs = min(loop.min_epochs or 0, loop.max_epochs)
-        for name, largest in (("train", batches), ("val", VALIDATED), ("test", VALIDATED)):
+        for name, largest in (
+            ("train", batches),
+            ("val", EVALUATION_BATCHES),
+            ("test", EVALUATION_BATCHES),
+        ):
             limit = getattr(trainer, f"limit_{name}_batches")
             smaller = min(limit, largest) if isinstance(limit, int) else largest
             setattr(trainer, f"limit_{name}_batches", smaller if limit else limit)

@@ -22,7 +22,7 @@ NOT_REACHED = re.compile(
     r"connection broken by|Max retries exceeded|Could not fetch URL|Failed to connect"
 )
 RAISED = re.compile(r"[\w.]+(Error|Exception): ")
-FAILED = errors.InstallModuleError, errors.InstallRequirementsError
+INSTALL_ERRORS = errors.InstallModuleError, errors.InstallRequirementsError
 CREDENTIALS = re.compile(r"://[^/\s@]+@")
 # Lines that pip also marks as errors, but that do not give the reason.
 NOT_THE_REASON = (
@@ -52,7 +52,7 @@ def install(source: Path, name: str, own: bool) -> None:
             elif modules.has_requirements(str(source)):
                 modules.install_requirements(str(source))
         # The error's own text has pip's command line, which may have the password of an index.
-        except FAILED as error:
+        except INSTALL_ERRORS as error:
             new_log = log.read_bytes()[start:].decode(errors="replace") if log.is_file() else ""
             file = "requirements.txt" if modules.has_requirements(str(source)) else "setup.py"
             raise UserError(f"{file}: {explain(new_log, error.return_code)}") from None

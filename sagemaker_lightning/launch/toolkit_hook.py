@@ -39,7 +39,7 @@ from sagemaker_lightning.process.supervisor import ProgramEnd, StoppedBeforeStar
 
 # Exit statuses of a program that something other than this process told to stop, each with the
 # signal that it used.
-STOPPED = {
+STOP_SIGNALS = {
     sign: number for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))
 }
 
@@ -64,7 +64,7 @@ def main() -> None:
         # The toolkit itself can only end with a success or a failure; this is neither.
         os._exit(shutdown.status(error.number))
     except BaseException as error:  # SystemExit, too
-        if not isinstance(error, MEANT):
+        if not isinstance(error, EXPECTED_ERRORS):
             traceback.print_exception(error)
         raise errors.ClientError(_report(error)) from None
 
@@ -80,7 +80,7 @@ def _run(supervisor: Supervisor) -> None:
     job = environment.Environment()
     hyperparameters = json.loads(Path(job.input_config_dir, "hyperparameters.json").read_text())
     # It becomes the program's PYTHONPATH: the image's program finds the job's modules.
-    sys.path.insert(0, str(user_program.CODE))
+    sys.path.insert(0, str(user_program.CODE_FOLDER))
     environment.write_env_vars(job.to_env_vars())
     here = SageMakerEnvironment.read()
     with _watchdog(here, hyperparameters, supervisor) as watchdog:
@@ -133,7 +133,7 @@ def _run_program(
             flush=True,
         )
         return
-    requirements.install(user_program.CODE, name, own=folder == user_program.CODE)
+    requirements.install(user_program.CODE_FOLDER, name, own=folder == user_program.CODE_FOLDER)
     command, launcher, processes = user_program.command(job, here, folder, name, hyperparameters)
     for line in job_summary.lines(here, f"{folder / name}, {launcher}", hyperparameters):
         print(line, flush=True)
@@ -152,7 +152,7 @@ def _run_program(
         rendezvous.variables(here) | torchrun_command.VARIABLES | thread_variables | os.environ
     )
     variables["SAGEMAKER_LIGHTNING_WATCH"] = str(watchdog.path)
-    cwd = user_program.CODE if user_program.CODE.is_dir() else user_program.HOME
+    cwd = user_program.CODE_FOLDER if user_program.CODE_FOLDER.is_dir() else user_program.HOME
     files_before = user_program.written(here.model_dir)
     ended = supervisor.run(command, cwd=cwd, variables=variables)
     watchdog.program_ended()
@@ -170,7 +170,7 @@ def _run_program(
     if failed and reason and reason.is_request:
         raise _error_for(reason, ended.stop_signal)
     # The signal by which something other than this process has told the program to stop.
-    others_signal = STOPPED.get(ended.status) if supervisor.grace is None else None
+    others_signal = STOP_SIGNALS.get(ended.status) if supervisor.grace is None else None
     if failed and (ended.stop_signal or others_signal):
         raise Interrupted(
             f"{name} {_describe_end(ended.status, ended.stop_signal)}",
@@ -282,7 +282,7 @@ class ProgramFailed(Exception):
         why, self.trace = failures.last_error(ended.stderr)
         rank, status = failures.ended_rank(ended.stderr)
         self.killed = rank if status == -signal.SIGKILL else ""
-        self.lost_a_peer = why.startswith(failures.LOST)
+        self.lost_a_peer = why.startswith(failures.LOST_PEER)
         if self.killed or (status < 0 and not self.trace):
             advice = f": {failures.OUT_OF_MEMORY}" if self.killed else ""
             why = f"{rank} {_describe_end(status)}{advice}"
@@ -310,7 +310,7 @@ def _describe_end(status: int, asked: int | None = None) -> str:
     )
 
 
-MEANT = (UserError, ProgramFailed, OtherFailed, Interrupted, errors.ClientError)
+EXPECTED_ERRORS = (UserError, ProgramFailed, OtherFailed, Interrupted, errors.ClientError)
 """The errors that are raised on purpose: their one line says all.
 
 Any other error is shown with its traceback.
@@ -319,7 +319,7 @@ Any other error is shown with its traceback.
 
 def _reason(error: BaseException) -> str:
     """Return in one line why the job failed and, if known, what to do about it."""
-    meant = isinstance(error, MEANT)
+    meant = isinstance(error, EXPECTED_ERRORS)
     return (
         " ".join(str(error).split())
         if meant
@@ -341,11 +341,11 @@ def _report(error: BaseException) -> str:
         written = path.read_text() if path.is_file() else ""
         knows = isinstance(error, OtherFailed) or getattr(error, "killed", "")
         is_replaced = not written or (
-            knows and written.startswith((f"error: {failures.LOST}", "interrupted"))
+            knows and written.startswith((f"error: {failures.LOST_PEER}", "interrupted"))
         )
         trace = (
             getattr(error, "trace", "")
-            if isinstance(error, MEANT)
+            if isinstance(error, EXPECTED_ERRORS)
             else "".join(traceback.format_exception(error))
         )
         failures.write(path, line, trace, mode="w" if is_replaced else "x")

@@ -17,7 +17,7 @@ from sagemaker_lightning.launch import torchrun_command
 
 HOME = Path(__file__).resolve().parents[2]
 """The folder in which this package is, and with it the image's own programs."""
-CODE = Path(environment.code_dir)
+CODE_FOLDER = Path(environment.code_dir)
 """The folder of the job's own source."""
 # The toolkit's hyperparameter for each distribution that torchrun can run, and the name by which
 # a warning calls it; None if there is nothing to warn of.
@@ -27,11 +27,11 @@ DISTRIBUTIONS = {
     # SDK 2 sends it for pytorchddp, too.
     "sagemaker_distributed_dataparallel_enabled": "smdistributed.dataparallel",
 }
-TORCHRUN = "train_torchrun.py"
+TORCHRUN_PROGRAM = "train_torchrun.py"
 """The image's program that uses torchrun to start the program beside it."""
-TRAINING = ("train.py", "train_multi_node.py", TORCHRUN)
+TRAINING_PROGRAMS = ("train.py", "train_multi_node.py", TORCHRUN_PROGRAM)
 """Those of the image's programs that write the model on the main host only."""
-REFUSED = {
+REFUSED_DISTRIBUTIONS = {
     "sagemaker_mpi_enabled": "mpi",
     "sagemaker_parameter_server_enabled": "parameter_server",
     "sagemaker_pytorch_xla_multi_worker_enabled": "pytorchxla",
@@ -48,16 +48,17 @@ def sent(all_hyperparameters: dict, name: str) -> str | None:
 
 
 def unpack(archive: str | None) -> None:
-    """Put the job's source into CODE.
+    """Put the job's source into CODE_FOLDER.
 
-    The toolkit itself would not unpack the source if CODE had any files.
+    The toolkit itself would not unpack the source if CODE_FOLDER had any files.
 
     Args:
-        archive: Path or s3:// address of the source; nothing happens if it is None, "" or CODE.
+        archive: Path or s3:// address of the source; nothing happens if it is None, "" or
+            CODE_FOLDER.
 
     Raises UserError if the source cannot be unpacked.
     """
-    if not archive or Path(archive) == CODE:
+    if not archive or Path(archive) == CODE_FOLDER:
         return
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -71,9 +72,12 @@ def unpack(archive: str | None) -> None:
             files.download_and_extract(local, source)
             # copytree cannot write a link where there is one already.
             for path in Path(source).rglob("*"):
-                if path.is_symlink() and (old_link := CODE / path.relative_to(source)).is_symlink():
+                if (
+                    path.is_symlink()
+                    and (old_link := CODE_FOLDER / path.relative_to(source)).is_symlink()
+                ):
                     old_link.unlink()
-            shutil.copytree(source, CODE, symlinks=True, dirs_exist_ok=True)
+            shutil.copytree(source, CODE_FOLDER, symlinks=True, dirs_exist_ok=True)
     except Exception as error:
         raise UserError(
             f"sagemaker_submit_directory: found {archive}, which could not be unpacked ({error}); "
@@ -97,7 +101,7 @@ def _check_archive(path: str) -> None:
 
 
 def find(name: str | None) -> tuple[Path, str]:
-    """Return the folder (CODE or HOME) and the name of the program.
+    """Return the folder (CODE_FOLDER or HOME) and the name of the program.
 
     A program of the job's own source comes before one of the image. If the source is a package
     (it has a setup.py), the name may also be that of a module in it.
@@ -109,13 +113,15 @@ def find(name: str | None) -> tuple[Path, str]:
             "SAGEMAKER_PROGRAM: not given; allowed is a file of the job's source or of the image"
         )
     process.validate_entry_point(name)
-    for folder in (CODE, HOME):
+    for folder in (CODE_FOLDER, HOME):
         if (folder / name).is_file():
             return folder, name
-    if (CODE / "setup.py").is_file():
-        return CODE, name
+    if (CODE_FOLDER / "setup.py").is_file():
+        return CODE_FOLDER, name
     files_there = (
-        ", ".join(sorted(path.name for path in CODE.iterdir())[:10]) if CODE.is_dir() else ""
+        ", ".join(sorted(path.name for path in CODE_FOLDER.iterdir())[:10])
+        if CODE_FOLDER.is_dir()
+        else ""
     )
     raise UserError(
         f"sagemaker_program: found {name}, which is neither in the job's source (which has: "
@@ -143,13 +149,13 @@ def missing_model(
     Nothing is wrong, either, if another host writes the model.
 
     Args:
-        folder: Folder of the program, HOME or CODE.
+        folder: Folder of the program, HOME or CODE_FOLDER.
         name: Its name.
         here: Describes the job and this host.
         files_before: What `written` returned for the model directory before the program started.
     """
     files_after = written(here.model_dir)
-    is_training_program = folder == HOME and Path(name).name in TRAINING
+    is_training_program = folder == HOME and Path(name).name in TRAINING_PROGRAMS
     expected = here.model_dir / "model.pt"
     is_changed = (
         files_after.get(expected) != files_before.get(expected)
@@ -157,7 +163,7 @@ def missing_model(
         else files_after != files_before
     )
     if is_changed or (
-        here.current_host != here.hosts[0] and (is_training_program or folder == CODE)
+        here.current_host != here.hosts[0] and (is_training_program or folder == CODE_FOLDER)
     ):
         return ""
     return f"{name} ended with exit status 0 and wrote nothing to {here.model_dir}"
@@ -168,7 +174,7 @@ def _own_command(name: str, args: list[str]) -> list[str]:
 
     The toolkit's own launcher would run the same.
     """
-    if not name.endswith(".sh") and (CODE / "setup.py").is_file():
+    if not name.endswith(".sh") and (CODE_FOLDER / "setup.py").is_file():
         return [sys.executable, "-m", name.removesuffix(".py"), *args]
     if name.endswith(".py"):
         return [sys.executable, "--", name, *args]
@@ -186,7 +192,7 @@ def command(
     Args:
         job: The toolkit's own Environment.
         here: Our view of the same variables.
-        folder: Folder of the program, HOME or CODE.
+        folder: Folder of the program, HOME or CODE_FOLDER.
         name: Its name.
         all_hyperparameters: The job's hyperparameters, those for the toolkit included.
 
@@ -196,7 +202,7 @@ def command(
     is_of_image = folder == HOME
     args = hyperparameters.flags(all_hyperparameters) if is_of_image else job.to_cmd_args()
     options = job.additional_framework_parameters
-    if refused := [words for option, words in REFUSED.items() if options.get(option)]:
+    if refused := [words for option, words in REFUSED_DISTRIBUTIONS.items() if options.get(option)]:
         raise UserError(
             f"distribution: found {refused[0]}, allowed are torch_distributed and none: the image "
             "has nothing else"
@@ -215,7 +221,11 @@ def command(
     if not name.endswith(".py"):
         raise UserError(f"sagemaker_program: found {name}, torchrun allows a .py file only")
     if is_of_image:
-        return [sys.executable, str((HOME / name).with_name(TORCHRUN)), *args], "torchrun", 1
+        return (
+            [sys.executable, str((HOME / name).with_name(TORCHRUN_PROGRAM)), *args],
+            "torchrun",
+            1,
+        )
     ranks = torchrun_command.processes(args, job.num_gpus)
     command_line = torchrun_command.command(here, args, job.num_gpus, folder / name)
     return command_line, "torchrun", ranks

@@ -17,7 +17,7 @@ from sagemaker_lightning.contract.settings import differences
 from sagemaker_lightning.nodes.messages import Doubt, Greeting, HostMessage
 
 # Most bytes of a message. 100 hyperparameters of 2,500 characters need a quarter of it.
-LINE = 2**20
+MAX_MESSAGE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,9 @@ class Mesh:
 
         Raises OSError if this host cannot listen on the port.
         """
-        self.server = await asyncio.start_server(self._accept, port=self.port, limit=LINE)
+        self.server = await asyncio.start_server(
+            self._accept, port=self.port, limit=MAX_MESSAGE_BYTES
+        )
         calls = map(self._call, self.called_hosts)
         for coroutine in (self._report_missing_hosts(), self._send_status_repeatedly(), *calls):
             self.tasks.append(asyncio.create_task(coroutine))
@@ -186,7 +188,9 @@ class Mesh:
         """Call a host until it answers; resolve its name again for each call."""
         for pause in pauses():
             try:
-                opening = asyncio.open_connection(await _resolve(name), self.port, limit=LINE)
+                opening = asyncio.open_connection(
+                    await _resolve(name), self.port, limit=MAX_MESSAGE_BYTES
+                )
                 reader, writer = await asyncio.wait_for(opening, ENDS_BY_ITSELF)
                 _send(writer, Greeting(self.host, self.settings, calls=name))
                 if await self._converse(name, reader, writer):

@@ -26,17 +26,17 @@ from pathlib import Path
 
 from sagemaker_lightning.contract import deadlines, shutdown
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.contract.failures import LOST, OUT_OF_MEMORY
-from sagemaker_lightning.nodes.mesh import LINE, Mesh, StopReason
+from sagemaker_lightning.contract.failures import LOST_PEER, OUT_OF_MEMORY
+from sagemaker_lightning.nodes.mesh import MAX_MESSAGE_BYTES, Mesh, StopReason
 from sagemaker_lightning.nodes.messages import Doubt, HostMessage, RankMessage, Suspicion
 from sagemaker_lightning.process.parent_process import process_stat
 
 # Signals that end a rank for a reason of its own, whatever happened to other ranks. SIGABRT is not
 # one of them: NCCL and gloo abort where a peer is gone.
-OF_ITS_OWN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-TOLD_TO_STOP = {sign for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))}
+OWN_REASON_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+STOP_STATUSES = {sign for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))}
 PF_EXITING = 0x4  # flag of a process that ends, or has ended (Linux, include/linux/sched.h)
-MOMENT = 0.02  # seconds in which the event loop handles all that had arrived before
+SETTLE_SECONDS = 0.02  # seconds in which the event loop handles all that had arrived before
 
 
 class Watchdog:
@@ -180,7 +180,9 @@ class Watchdog:
             self._run_in_loop(asyncio.wait_for(poll(), limit))
 
     async def _open(self) -> None:
-        self.server = await asyncio.start_unix_server(self._accept_rank, self.path, limit=LINE)
+        self.server = await asyncio.start_unix_server(
+            self._accept_rank, self.path, limit=MAX_MESSAGE_BYTES
+        )
         if self.mesh.others:
             await self.mesh.open()
 
@@ -215,18 +217,18 @@ class Watchdog:
                 await self._handle_message(message)
         status = _exit_status(rank_pid)
         writer.close()
-        if not explained and status not in TOLD_TO_STOP:
+        if not explained and status not in STOP_STATUSES:
             is_first = _is_running(launcher_pid) and not self.lost_peer
             await self._suspect(name, status, is_first)
 
     async def _handle_message(self, message: RankMessage) -> None:
         """Act on what a rank of this node says."""
         failed = message.failed or ""
-        if failed.startswith(f"error: {LOST}"):
+        if failed.startswith(f"error: {LOST_PEER}"):
             # This rank does not know why its peer is gone; whoever knows will tell. A process of
             # this node that ends after this may have ended for the same reason. The peer that the
             # rank misses has died before, so the loop first gets time to notice its death.
-            await asyncio.sleep(MOMENT)
+            await asyncio.sleep(SETTLE_SECONDS)
             self.lost_peer = True
         elif failed:
             why = f"a rank failed: {failed.removeprefix('error: ')}"
@@ -248,7 +250,7 @@ class Watchdog:
         """
         known = self.own_suspicion
         if is_first and not (known and known.doubt < Doubt.OWN_HOST):
-            has_own_reason = status in [-number for number in OF_ITS_OWN]
+            has_own_reason = status in [-number for number in OWN_REASON_SIGNALS]
             doubt = Doubt.NONE if has_own_reason else Doubt.OTHER_HOST
             why = f"{name} ended without giving a reason: {_describe_end(status)}"
         else:

@@ -4,7 +4,7 @@ import ctypes
 
 M_TRIM_THRESHOLD = -1  # malloc.h of glibc
 M_MMAP_THRESHOLD = -3
-LARGE_THRESHOLD = 1 << 30  # bytes
+LARGE_THRESHOLD_BYTES = 1 << 30  # bytes
 
 
 def keep_freed_memory() -> None:
@@ -14,8 +14,8 @@ def keep_freed_memory() -> None:
     clears each page before it hands it out again (mallopt(3)). Nothing happens without glibc.
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(M_MMAP_THRESHOLD, LARGE_THRESHOLD)
-        mallopt(M_TRIM_THRESHOLD, LARGE_THRESHOLD)
+        mallopt(M_MMAP_THRESHOLD, LARGE_THRESHOLD_BYTES)
+        mallopt(M_TRIM_THRESHOLD, LARGE_THRESHOLD_BYTES)
 
 
 def return_freed_memory() -> None:

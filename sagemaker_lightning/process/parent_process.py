@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # The environment variable that tells ranks the PID of the process that starts them.
-LAUNCHER = "SAGEMAKER_LIGHTNING_LAUNCHER"
+LAUNCHER_VARIABLE = "SAGEMAKER_LIGHTNING_LAUNCHER"
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -27,7 +27,7 @@ def bound_to_launcher(variables: MutableMapping[str, str]) -> Iterator[None]:
         try:
             yield
         finally:
-            variables.pop(LAUNCHER, None)
+            variables.pop(LAUNCHER_VARIABLE, None)
         return
     end_with_launcher(variables)
     yield
@@ -39,13 +39,13 @@ def end_with_launcher(variables: Mapping[str, str]) -> None:
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # The kernel sends no signal for a launcher that had ended before this call.
-    if _has_ended(variables.get(LAUNCHER, "")):
+    if _has_ended(variables.get(LAUNCHER_VARIABLE, "")):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def become_launcher(variables: MutableMapping[str, str]) -> None:
     """Name this process as the launcher of the ranks that get these variables."""
-    variables[LAUNCHER] = str(os.getpid())
+    variables[LAUNCHER_VARIABLE] = str(os.getpid())
 
 
 def _has_ended(pid: str) -> bool:

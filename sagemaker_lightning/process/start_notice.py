@@ -10,11 +10,11 @@ import threading
 import time
 from pathlib import Path
 
-FIRST_LINE_AFTER = 5.0  # seconds until the first line
-LINE_EVERY = 20.0  # seconds until each further line
+FIRST_LINE_SECONDS = 5.0  # seconds until the first line
+LINE_INTERVAL_SECONDS = 20.0  # seconds until each further line
 # The start is known to take long if this process has waited for a CPU this many times as long as
 # it has run.
-BUSY = 2
+BUSY_FACTOR = 2
 
 _started = _activity = None
 _has_printed = False
@@ -50,11 +50,11 @@ def end() -> None:
 
 
 def _print_at_intervals() -> None:
-    wait = FIRST_LINE_AFTER
+    wait = FIRST_LINE_SECONDS
     while not _ended.wait(wait):
-        if wait == LINE_EVERY or not _has_printed:
+        if wait == LINE_INTERVAL_SECONDS or not _has_printed:
             _print()
-        wait = LINE_EVERY
+        wait = LINE_INTERVAL_SECONDS
 
 
 def _print() -> None:
@@ -76,4 +76,4 @@ def _busy(scheduled: Path = Path("/proc/self/schedstat")) -> bool:
         ran, waited, _ = map(int, scheduled.read_text().split())  # ns, of the main thread
     except (OSError, ValueError):
         return False
-    return waited > BUSY * ran
+    return waited > BUSY_FACTOR * ran

@@ -27,7 +27,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STDERR_BYTES_KEPT = 64 * 2**10
 """Bytes of stderr that are kept: enough for a traceback of each of a few ranks."""
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
-MARK = "SAGEMAKER_LIGHTNING_TRAIN"
+MARK_VARIABLE = "SAGEMAKER_LIGHTNING_TRAIN"
 """The variable that entrypoint.sh starts `train` with; all that the job starts inherits it."""
 
 
@@ -193,7 +193,9 @@ def _came_from_outside(process: psutil.Process) -> bool:
     is.
     """
     with suppress(psutil.AccessDenied):  # what the job starts as another user stays the job's
-        return MARK in psutil.Process().environ() and MARK not in process.environ()
+        return (
+            MARK_VARIABLE in psutil.Process().environ() and MARK_VARIABLE not in process.environ()
+        )
     return False
 
 

@@ -23,15 +23,15 @@ WAITING_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 # A job may have this many processes on each CPU, and this many on any machine. More of them only
 # wait for each other, at half a GB of memory each.
 PROCESSES_PER_CPU = 4
-PROCESSES = 8
+ALWAYS_ALLOWED_PROCESSES = 8
 
-INTERVAL = 0.25  # seconds over which we measure how long this process's threads wait for a CPU
+MEASURING_SECONDS = 0.25  # in which we measure how long this process's threads wait for a CPU
 # Of the time that the threads want to run, the share for which they wait for a CPU. Above this
 # share, others want the CPU.
-CROWDED = 0.2
+CROWDED_SHARE = 0.2
 # Seconds without spinning before we measure again: the shortest and the longest time.
-HOLD = 1.0
-LONGEST = 4.0
+SHORTEST_HOLD_SECONDS = 1.0
+LONGEST_HOLD_SECONDS = 4.0
 
 
 def usable_cpus(
@@ -136,7 +136,7 @@ def check_process_count(processes: int, flag: str = "--trainer.devices") -> None
         flag: The flag that asked for them, for the message.
     """
     cpus = usable_cpus()
-    allowed = max(PROCESSES, PROCESSES_PER_CPU * cpus)
+    allowed = max(ALWAYS_ALLOWED_PROCESSES, PROCESSES_PER_CPU * cpus)
     if processes > allowed:
         raise UserError(
             f"{flag}: found {processes}, expected at most {allowed} processes on {cpus} CPUs; "
@@ -206,15 +206,15 @@ def _control_spinning(libgomp: ctypes.CDLL, threads: int) -> None:
     # (GNU libgomp's manual, GOMP_SPINCOUNT). So another thread holds as many sleeping threads as
     # are missing.
     missing = max(2, libgomp.omp_get_num_procs() - threads + 2)
-    hold = HOLD
+    hold = SHORTEST_HOLD_SECONDS
     while True:
         ran_before, waited_before = _scheduled()
-        time.sleep(INTERVAL)
+        time.sleep(MEASURING_SECONDS)
         ran_after, waited_after = _scheduled()
         ran = ran_after - ran_before
         waited = waited_after - waited_before
-        if waited <= CROWDED * (ran + waited):
-            hold = max(HOLD, hold - INTERVAL)
+        if waited <= CROWDED_SHARE * (ran + waited):
+            hold = max(SHORTEST_HOLD_SECONDS, hold - MEASURING_SECONDS)
             continue
         release = threading.Event()
         threading.Thread(
@@ -225,7 +225,7 @@ def _control_spinning(libgomp: ctypes.CDLL, threads: int) -> None:
         ).start()
         time.sleep(hold)
         release.set()  # the thread ends, and libgomp ends the threads that it held
-        hold = min(2 * hold, LONGEST)
+        hold = min(2 * hold, LONGEST_HOLD_SECONDS)
 
 
 def _hold_openmp_threads(libgomp: ctypes.CDLL, threads: int, release: threading.Event) -> None:

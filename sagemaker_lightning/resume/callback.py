@@ -765,7 +765,9 @@ class ExactResume(EarlyCallback):
                 self.stop.save_last()
             if self.trainer.local_rank == 0:
                 self.writer.write(
-                    state, state[checkpoint_file.KEY]["step"], state[checkpoint_file.KEY]["number"]
+                    state,
+                    state[checkpoint_file.ENTRIES_KEY]["step"],
+                    state[checkpoint_file.ENTRIES_KEY]["number"],
                 )
             self.proof.checkpoint_saved(point)
             if last:

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from sagemaker_lightning.contract.atomic_files import IGNORED, remove_leftovers
+from sagemaker_lightning.contract.atomic_files import IGNORED_SUFFIX, remove_leftovers
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.contract.shutdown import NAME
+from sagemaker_lightning.contract.shutdown import CHECKPOINT_NAME
 from sagemaker_lightning.resume.checkpoint_file import (
-    KEY,
+    ENTRIES_KEY,
     examine,
     identify,
     other_format,
@@ -27,9 +27,9 @@ from sagemaker_lightning.resume.checkpoint_file import (
 from sagemaker_lightning.resume.selection import CheckpointId, HostCheckpoints, newest_common
 
 # The uploader creates these empty files beside each file that it uploads.
-UPLOADING = ".sagemaker-uploading"
-UPLOADED = ".sagemaker-uploaded"
-LAST = "last.ckpt"
+UPLOADING_SUFFIX = ".sagemaker-uploading"
+UPLOADED_SUFFIX = ".sagemaker-uploaded"
+LAST_NAME = "last.ckpt"
 
 
 @dataclass
@@ -82,17 +82,19 @@ class CheckpointDir:
         """
         entries = list(self.path.iterdir()) if self.path.is_dir() else []
         checkpoints = [
-            (int(match[1]), entry) for entry in entries if (match := NAME.fullmatch(entry.name))
+            (int(match[1]), entry)
+            for entry in entries
+            if (match := CHECKPOINT_NAME.fullmatch(entry.name))
         ]
         for entry in entries:
-            if entry.name == LAST:
+            if entry.name == LAST_NAME:
                 footer_or_problem = read_footer(entry)
                 checkpoints.append(
                     (-1 if isinstance(footer_or_problem, str) else footer_or_problem[0], entry)
                 )
         return sorted(
             checkpoints,
-            key=lambda checkpoint: (checkpoint[0], checkpoint[1].name != LAST),
+            key=lambda checkpoint: (checkpoint[0], checkpoint[1].name != LAST_NAME),
             reverse=True,
         )
 
@@ -104,7 +106,7 @@ class CheckpointDir:
         others = {
             path
             for path in self.path.glob("*.ckpt")
-            if not NAME.fullmatch(path.name) and path.name != LAST
+            if not CHECKPOINT_NAME.fullmatch(path.name) and path.name != LAST_NAME
         }
         footers = [(path, read_footer(path)) for path in sorted(others)]
         return [
@@ -124,7 +126,7 @@ class CheckpointDir:
         for _, path in self.checkpoints():
             # A damaged file may raise anything; `choose_checkpoint` reports it.
             with suppress(Exception):
-                return torch.load(path, weights_only=True, mmap=True)[KEY]["loggers"]
+                return torch.load(path, weights_only=True, mmap=True)[ENTRIES_KEY]["loggers"]
         return []
 
     def save(self, checkpoint: dict[str, Any], step: int, number: int) -> None:
@@ -141,10 +143,10 @@ class CheckpointDir:
         write(self.path_of(step), checkpoint, step, number)
         self.intact_steps = sorted({*self.intact_steps, step})
         with suppress(OSError):  # a file system without hard links has no last.ckpt
-            link = self.path / f"{LAST}.{os.getpid()}{IGNORED}"
+            link = self.path / f"{LAST_NAME}.{os.getpid()}{IGNORED_SUFFIX}"
             link.unlink(missing_ok=True)
             os.link(self.path_of(step), link)
-            os.replace(link, self.path / LAST)
+            os.replace(link, self.path / LAST_NAME)
         for old in self.intact_steps[: -self.keep]:
             if not self._is_uploading(self.path_of(old)):
                 self.path_of(old).unlink(missing_ok=True)
@@ -167,7 +169,7 @@ class CheckpointDir:
     def _is_uploading(self, file: Path) -> bool:
         """Return whether an uploader is uploading a file now."""
         upload_started, upload_finished = (
-            file.with_name(file.name + ending) for ending in (UPLOADING, UPLOADED)
+            file.with_name(file.name + ending) for ending in (UPLOADING_SUFFIX, UPLOADED_SUFFIX)
         )
         with suppress(OSError):
             return upload_started.stat().st_mtime >= self.started and not upload_finished.exists()

@@ -21,18 +21,18 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from sagemaker_lightning.contract.atomic_files import atomic_write
-from sagemaker_lightning.contract.shutdown import NAME
+from sagemaker_lightning.contract.shutdown import CHECKPOINT_NAME
 from sagemaker_lightning.state.encoding import to_plain
 
-KEY = "sagemaker_lightning"
+ENTRIES_KEY = "sagemaker_lightning"
 """The key of this package's entries in a checkpoint."""
-FORMAT = 2
+FORMAT_VERSION = 2
 """The version of the format: of the footer, and of what the entries of this package mean.
 
 Raise it with each change after which an older checkpoint would be read wrongly, such as another
 `state_key` of a callback. A checkpoint of another format is refused.
 """
-MARK = f"\0sagemaker-lightning {FORMAT}\0".encode()
+MARK = f"\0sagemaker-lightning {FORMAT_VERSION}\0".encode()
 FOOTER = struct.Struct(f"<{len(MARK)}sQQ32s")
 # The end of a file of any format. All that follows the mark has the same length in all of them.
 ANY_MARK = re.compile(rb"\0sagemaker-lightning (\d+)\0.{48}\Z", re.DOTALL)
@@ -101,7 +101,7 @@ def other_format(path: Path) -> int | None:
     """
     end = _end(path)
     match = None if isinstance(end, str) else ANY_MARK.search(end)
-    return int(match[1]) if match and int(match[1]) != FORMAT else None
+    return int(match[1]) if match and int(match[1]) != FORMAT_VERSION else None
 
 
 def _end(path: Path) -> bytes | str:
@@ -130,7 +130,7 @@ def identify(path: Path) -> tuple[int, int] | str:
     if isinstance(footer_or_problem, str):
         return footer_or_problem
     step, number, _ = footer_or_problem
-    name_match = NAME.fullmatch(path.name)
+    name_match = CHECKPOINT_NAME.fullmatch(path.name)
     if not number:
         return "is not one to resume from: Lightning's ModelCheckpoint wrote it"
     if name_match and int(name_match[1]) != step:

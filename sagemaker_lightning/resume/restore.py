@@ -101,7 +101,7 @@ class Restart:
         if path is None:
             return False
         checkpoint = checkpoint_file.read(path)
-        self.entries = checkpoint.pop(checkpoint_file.KEY)
+        self.entries = checkpoint.pop(checkpoint_file.ENTRIES_KEY)
         to_come = model_changes.names_in_start_hooks(self.trainer)
         self.flags = flags
         self.file_name = path.name
@@ -299,7 +299,7 @@ class Restart:
             self.saved_digests = {
                 name: value
                 for name, value in self.saved_digests.items()
-                if name not in outdated and not name.startswith(restore_check.DATA)
+                if name not in outdated and not name.startswith(restore_check.DATA_PREFIXES)
             }
             saved_state.update(
                 plain=plain_kept | new_state["plain"], generators=new_state["generators"]

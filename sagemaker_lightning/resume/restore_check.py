@@ -15,11 +15,11 @@ from torch import Tensor
 from sagemaker_lightning.state import batch_digest
 from sagemaker_lightning.state.encoding import without_devices
 
-WEIGHTS = "state_dict", "current_model_state", "averaging_state"
+WEIGHT_KEYS = "state_dict", "current_model_state", "averaging_state"
 """Parts of a checkpoint; the model may rightly have more or less of them than was saved."""
 RANK_PARTS = "buffers", "metrics"  # parts of a rank's state
 USER_PARTS = "plain", "generators", "stateful", "settings"  # parts of the user's objects' state
-DATA = "the length of ", "the numbers in "
+DATA_PREFIXES = "the length of ", "the numbers in "
 """How the names of values begin that tell the training data from others."""
 
 
@@ -37,7 +37,7 @@ def fingerprint(state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> dict
     rank_buffers = {name.removeprefix("model.") for name in rank_state["buffers"]}
     values = {
         f"{part}.{name}": value
-        for part in WEIGHTS
+        for part in WEIGHT_KEYS
         for name, value in state.get(part, {}).items()
         if name not in rank_buffers
     }
@@ -103,7 +103,7 @@ def differing(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
     return [
         name
         for name, value in before.items()
-        if now.get(name, value if name.startswith(WEIGHTS) else 0) != value
+        if now.get(name, value if name.startswith(WEIGHT_KEYS) else 0) != value
     ] + [name for name in now if name.startswith(("eval ", "frozen ")) and name not in before]
 
 

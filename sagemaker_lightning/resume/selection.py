@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume.checkpoint_file import FORMAT
+from sagemaker_lightning.resume.checkpoint_file import FORMAT_VERSION
 
 
 class CheckpointId(NamedTuple):
@@ -60,8 +60,8 @@ def newest_common(hosts: Sequence[HostCheckpoints], setting: str) -> CheckpointI
         for name, version in host.other_formats:
             raise UserError(
                 f"{setting}: {name} (on {host.host}) has checkpoint format "
-                f"{version}, this version of the program has format {FORMAT}; go on with the "
-                "version that wrote it, or move the checkpoints away to start anew"
+                f"{version}, this version of the program has format {FORMAT_VERSION}; go on "
+                "with the version that wrote it, or move the checkpoints away to start anew"
             )
     common = [save for save in hosts[0].saves if all(save in host.saves for host in hosts)]
     complete = [save for save in common if not any(save in host.incomplete for host in hosts)]

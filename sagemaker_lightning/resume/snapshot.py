@@ -143,7 +143,7 @@ class Snapshot:
         if point is ResumePoint.EPOCH:
             fit_loops.move_counters_to_epoch_end(state["loops"]["fit_loop"])
         return state | {
-            checkpoint_file.KEY: entries
+            checkpoint_file.ENTRIES_KEY: entries
             | {"journal": self.proof.run_id, "resumes": self.proof.results}
         }
 
@@ -190,7 +190,7 @@ class Snapshot:
         return state | {
             OPTIMIZER_STATES: to_plain(
                 state[OPTIMIZER_STATES],
-                notes := state[checkpoint_file.KEY]["notes"],
+                notes := state[checkpoint_file.ENTRIES_KEY]["notes"],
                 partial(self._replace_or_refuse, notes),
                 (OPTIMIZER_STATES,),
             )

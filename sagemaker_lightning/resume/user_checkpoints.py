@@ -11,7 +11,7 @@ from pathlib import Path
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from sagemaker_lightning.contract.shutdown import NAME
+from sagemaker_lightning.contract.shutdown import CHECKPOINT_NAME
 
 
 def file_names(trainer: Trainer) -> dict[str, list[str]]:
@@ -78,4 +78,4 @@ def _model_names(callback: ModelCheckpoint, folder: Path) -> set[str]:
     Those of the checkpoints to resume from are left out.
     """
     files = {path.name for path in folder.iterdir() if path.suffix == callback.FILE_EXTENSION}
-    return {name for name in files if not NAME.fullmatch(name)}
+    return {name for name in files if not CHECKPOINT_NAME.fullmatch(name)}

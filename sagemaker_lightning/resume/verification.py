@@ -184,7 +184,7 @@ class Proof:
             cause = (
                 ", or ".join(self.changes[:3])
                 or (
-                    all(name.startswith(restore_check.DATA) for name in differing)
+                    all(name.startswith(restore_check.DATA_PREFIXES) for name in differing)
                     and "data that were read or drawn anew, and are others"
                 )
                 or "a name that has changed, or a hook that sets it anew"

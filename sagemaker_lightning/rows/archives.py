@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 from sagemaker_lightning.contract.s3_address import SCHEME, bucket_and_key
 
 # Bytes of an archive between two files: tarfile reads long names and other headers into memory.
-HEADER_BYTES = 2**20
+MAX_HEADER_BYTES = 2**20
 UNLIMITED = 2**63
 # The largest number of files in one MODEL.
-FILES = 100_000
+MAX_FILES = 100_000
 
 
 class Model:
@@ -40,9 +40,9 @@ class Model:
             for number, (name, file) in enumerate(
                 self._files_of_folder() if self.path.is_dir() else self._files_of_archive()
             ):
-                if number == FILES:
+                if number == MAX_FILES:
                     raise ValueError(
-                        f"{self.name} has more than {FILES} files; give the files of the parts "
+                        f"{self.name} has more than {MAX_FILES} files; give the files of the parts "
                         "alone"
                     )
                 yield name, file
@@ -104,7 +104,7 @@ class _LimitedArchive(tarfile.TarFile):
         """Return the next file, None at the end; TarError for a damaged or long header."""
         if not isinstance(self.fileobj, _LimitedFile):
             self.fileobj = _LimitedFile(self.fileobj)
-        self.fileobj.limit(HEADER_BYTES)
+        self.fileobj.limit(MAX_HEADER_BYTES)
         try:
             return super().next()
         except (tarfile.TarError, EOFError, zlib.error, OSError):

@@ -7,18 +7,18 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sagemaker_lightning.rows.archives import Model
-from sagemaker_lightning.rows.parts import KINDS, check_name, header, plain
+from sagemaker_lightning.rows.parts import DTYPE_TEXT, check_name, header, plain
 
 # Bytes of one manifest; a manifest gets there with 100,000 input files.
-MANIFEST_BYTES = 2**24
-ALL_MANIFEST_BYTES = 2**28
+MAX_MANIFEST_BYTES = 2**24
+MAX_ALL_MANIFEST_BYTES = 2**28
 # Arrays of a part; all of them are open at the same time.
-ARRAYS = 100
+MAX_ARRAYS = 100
 # How deeply lists and objects may be nested in a manifest.
-LEVELS = 20
+MAX_DEPTH = 20
 # The largest number of rows, and of bytes of an array.
-LARGEST = 2**60
-KEYS = {
+LARGEST_NUMBER = 2**60
+KEY_TYPES = {
     "rows": [list],
     "arrays": [dict],
     "source": [str],
@@ -26,7 +26,7 @@ KEYS = {
     "files": [dict],
     "hosts": [list],
 }
-KEYS |= {"host": [str], "total": [int, type(None)]}
+KEY_TYPES |= {"host": [str], "total": [int, type(None)]}
 
 
 def manifests(models: list[Model]) -> list[dict[str, Any]]:
@@ -35,13 +35,13 @@ def manifests(models: list[Model]) -> list[dict[str, Any]]:
     Raises ValueError if a manifest is damaged or a MODEL has none.
     """
     checked = []
-    bytes_left = ALL_MANIFEST_BYTES
+    bytes_left = MAX_ALL_MANIFEST_BYTES
     for model in models:
         count_before = len(checked)
         for name, file in model.files():
             if fnmatchcase(name, "manifest-*.json"):
                 try:
-                    text = _read_limited(file, min(bytes_left, MANIFEST_BYTES))
+                    text = _read_limited(file, min(bytes_left, MAX_MANIFEST_BYTES))
                     manifest = json.loads(text, parse_constant=_refuse_constant)
                     _check_manifest(manifest)
                 # RecursionError: the JSON is nested too deeply.
@@ -69,9 +69,9 @@ def _refuse_constant(constant: str) -> None:
 
 def _check_manifest(manifest: Any) -> None:
     """Raise ValueError unless this is a valid manifest in the format of rows/parts.py."""
-    if type(manifest) is not dict or _is_deeper(manifest, LEVELS):
+    if type(manifest) is not dict or _is_deeper(manifest, MAX_DEPTH):
         raise ValueError("it is no JSON object, or too deep a one")
-    for key, types in KEYS.items():
+    for key, types in KEY_TYPES.items():
         if type(manifest.get(key)) not in types or key not in manifest:
             raise ValueError(f"{key} is missing, or of another kind than {types[0].__name__}")
     rows, total, hosts, arrays = (manifest[key] for key in ("rows", "total", "hosts", "arrays"))
@@ -97,8 +97,8 @@ def _check_manifest(manifest: Any) -> None:
     numbers = manifest["settings"].get("numbers", [])
     if type(numbers) is not list or not all(type(name) is str for name in numbers):
         raise ValueError("numbers, of its settings, is no list of names")
-    if len(arrays) > ARRAYS or (not arrays and rows[0] < rows[1]):
-        raise ValueError(f"it has {len(arrays)} arrays; allowed are 1 to {ARRAYS}")
+    if len(arrays) > MAX_ARRAYS or (not arrays and rows[0] < rows[1]):
+        raise ValueError(f"it has {len(arrays)} arrays; allowed are 1 to {MAX_ARRAYS}")
     for name, array in arrays.items():
         check_name(name)
         _check_array(name, array)
@@ -132,7 +132,7 @@ def _check_array(name: str, array: Any) -> None:
         raise ValueError(f"the shape of {name} is missing or has no rows")
     _check_sizes(f"the shape of {name}", array["shape"])
     try:
-        dtype = np.dtype(array["dtype"] if KINDS.fullmatch(array["dtype"]) else object)
+        dtype = np.dtype(array["dtype"] if DTYPE_TEXT.fullmatch(array["dtype"]) else object)
     except TypeError:
         dtype = np.dtype(object)
     if not plain(dtype) or dtype.str != array["dtype"]:
@@ -144,12 +144,12 @@ def _check_array(name: str, array: Any) -> None:
     size = dtype.itemsize
     for length in array["shape"]:
         size *= max(1, length)
-    if size > LARGEST:
+    if size > LARGEST_NUMBER:
         raise ValueError(f"{name} is {array['dtype']} {array['shape']}, which is too large")
 
 
 def _check_sizes(what: str, numbers: list) -> None:
-    if not all(type(number) is int and 0 <= number <= LARGEST for number in numbers):
+    if not all(type(number) is int and 0 <= number <= LARGEST_NUMBER for number in numbers):
         raise ValueError(f"{what}: not whole numbers from 0 on")
 
 

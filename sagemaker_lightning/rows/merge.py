@@ -24,8 +24,8 @@ try:
 
     from sagemaker_lightning.contract.atomic_files import atomic_write, json_text
     from sagemaker_lightning.rows.archives import Model, opened
-    from sagemaker_lightning.rows.manifests import LARGEST, manifests, ordered, title
-    from sagemaker_lightning.rows.parts import HEADER, header
+    from sagemaker_lightning.rows.manifests import LARGEST_NUMBER, manifests, ordered, title
+    from sagemaker_lightning.rows.parts import HEADER_BYTES, header
 except ImportError as missing:
     sys.exit(
         f"error: {sys.executable} has no {missing.name}; "
@@ -33,7 +33,7 @@ except ImportError as missing:
     )
 
 # Bytes that are copied at a time; a multiple of the size of every kind of number.
-PIECE = 2**24
+PIECE_BYTES = 2**24
 
 
 def merge(names: list[str], output: Path) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _plan(parts: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], dict[i
                 )
             begins[id(part)] = kind["shape"][0]
             kind["shape"][0] += array["shape"][0]
-            if math.prod(kind["shape"]) * np.dtype(kind["dtype"]).itemsize > LARGEST:
+            if math.prod(kind["shape"]) * np.dtype(kind["dtype"]).itemsize > LARGEST_NUMBER:
                 raise ValueError(
                     f"{name} is {kind['dtype']} {kind['shape']} in all, which is too large"
                 )
@@ -165,15 +165,15 @@ def _copy_rows(
     dtype = np.dtype(array["dtype"])
     shape = tuple(array["shape"])
     where = f"{part['model']}: {array['file']}"
-    if content.read(HEADER) != header(dtype, shape):
+    if content.read(HEADER_BYTES) != header(dtype, shape):
         raise ValueError(
             f"{where} is not {dtype} {list(shape)}, as its manifest says; copy it again"
         )
     size = dtype.itemsize * math.prod(shape[1:])
-    file.seek(HEADER + entry * size)
+    file.seek(HEADER_BYTES + entry * size)
     digest = hashlib.blake2b(digest_size=16)
     left = shape[0] * size
-    while left and (piece := content.read(min(PIECE, left))):
+    while left and (piece := content.read(min(PIECE_BYTES, left))):
         digest.update(piece)
         left -= len(piece)
         file.write(

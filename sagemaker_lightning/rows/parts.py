@@ -19,9 +19,9 @@ from sagemaker_lightning.contract.errors import UserError
 
 # Bytes of each file's header. The length is fixed, so that the header can be written after the
 # rows.
-HEADER = 256
-KINDS = re.compile(r"[<>|](?:[biufc]|[mM]|[SUV])[1-9]\d{0,8}(?:\[\w+\])?")
-NAME = re.compile(r"\w[\w .+-]{0,99}")
+HEADER_BYTES = 256
+DTYPE_TEXT = re.compile(r"[<>|](?:[biufc]|[mM]|[SUV])[1-9]\d{0,8}(?:\[\w+\])?")
+ARRAY_NAME = re.compile(r"\w[\w .+-]{0,99}")
 
 
 def check_name(name: object) -> None:
@@ -29,7 +29,7 @@ def check_name(name: object) -> None:
 
     That excludes separators, a dot in front, and more than 100 bytes.
     """
-    if type(name) is not str or not NAME.fullmatch(name) or len(name.encode()) > 100:
+    if type(name) is not str or not ARRAY_NAME.fullmatch(name) or len(name.encode()) > 100:
         raise UserError(
             f"found an array {str(name)[:120]!r}; allowed are names of up to 100 letters, digits, "
             "blanks and _.+-, the first a letter or a digit"
@@ -42,7 +42,7 @@ def plain(dtype: np.dtype) -> bool:
     Objects, records and extension types are not plain.
     """
     return (
-        KINDS.fullmatch(dtype.str) is not None
+        DTYPE_TEXT.fullmatch(dtype.str) is not None
         and np.dtype(dtype.str) == dtype
         and not dtype.hasobject
     )
@@ -51,15 +51,15 @@ def plain(dtype: np.dtype) -> bool:
 def header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     """Return the header of a .npy file (format 1.0, numpy.lib.format).
 
-    It has HEADER bytes, padded with blanks. Raises UserError if the shape does not fit.
+    It has HEADER_BYTES bytes, padded with blanks. Raises UserError if the shape does not fit.
     """
     text = repr(
         {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     )
-    body = text.encode().ljust(HEADER - 11) + b"\n"
-    if len(body) != HEADER - 10:
+    body = text.encode().ljust(HEADER_BYTES - 11) + b"\n"
+    if len(body) != HEADER_BYTES - 10:
         raise UserError(
-            f"an array of {len(shape)} dimensions is too much for a header of {HEADER} bytes"
+            f"an array of {len(shape)} dimensions is too much for a header of {HEADER_BYTES} bytes"
         )
     return np.lib.format.magic(1, 0) + len(body).to_bytes(2, "little") + body
 
@@ -80,7 +80,7 @@ class Stream:
         self.rest = like.shape[1:]
         self.length = 0
         self.digest = hashlib.blake2b(digest_size=16)
-        self.file.write(bytes(HEADER))
+        self.file.write(bytes(HEADER_BYTES))
 
     def add(self, rows: np.ndarray) -> None:
         """Write rows, [n, ...]; UserError if their dtype or shape differs from the file's."""

@@ -13,9 +13,9 @@ import numpy as np
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.rows import partition
 
-KINDS = {"float16", "float32", "float64"}
+DTYPES = {"float16", "float32", "float64"}
 # Bytes that are read at a time.
-PIECE = 2**26
+PIECE_BYTES = 2**26
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Table:
         digest = hashlib.blake2b(digest_size=8)
         for name, array in zip(self.files, self.arrays, strict=True):
             digest.update(repr((name, array.shape, array.dtype.str)).encode())
-            step = max(1, PIECE // max(1, array.shape[1] * array.itemsize))
+            step = max(1, PIECE_BYTES // max(1, array.shape[1] * array.itemsize))
             for first in range(0, len(array), step):
                 digest.update(np.ascontiguousarray(array[first : first + step]))
         return digest.hexdigest()
@@ -135,10 +135,10 @@ def _open_rows(path: Path, where: str) -> np.ndarray:
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{where} cannot be read: {reason}; copy it again") from None
-    if rows.ndim != 2 or rows.dtype.name not in KINDS or 0 in rows.shape:
+    if rows.ndim != 2 or rows.dtype.name not in DTYPES or 0 in rows.shape:
         raise UserError(
             f"{where} is {rows.dtype} {list(rows.shape)}; allowed is [rows, columns] of "
-            f"{', '.join(sorted(KINDS))}, at least one of each"
+            f"{', '.join(sorted(DTYPES))}, at least one of each"
         )
     return rows
 

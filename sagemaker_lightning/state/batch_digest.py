@@ -24,7 +24,7 @@ MAX_LEAVES = 128  # digests of a batch, at most
 MASK = 2**64 - 1
 WEIGHTS = np.frombuffer(hashlib.shake_128(b"weights").digest(8 * MAX_WORDS), dtype="<i8") | 1
 TYPES = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
-QUICK = torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8
+QUICK_DTYPES = torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8
 """Types that numpy has, too. On a CPU, numpy starts several times as fast as torch."""
 
 LeafDigest = int | Tensor
@@ -112,7 +112,7 @@ def _tensor_digests(value: Tensor) -> tuple[LeafDigest, ...]:
     shape_digest = _shape_digest(str(value.dtype), tuple(value.shape))
     if (
         type(value) is Tensor
-        and value.dtype in QUICK
+        and value.dtype in QUICK_DTYPES
         and value.is_cpu
         and value.is_contiguous()
         and value.numel()

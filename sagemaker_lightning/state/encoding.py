@@ -36,11 +36,11 @@ FACTORIES = {
     "bool": bool,
 }
 SEQUENCES = {"set": set, "frozenset": frozenset}
-NOTE = "#"
-VALUE = "value"
+NOTE_KEY = "#"
+VALUE_KEY = "value"
 """The keys of a dict that stands for a value of another type."""
 # Never created from a file.
-DATA = torch.utils.data.Dataset, torch.utils.data.Sampler, torch.utils.data.DataLoader
+DATA_CLASSES = torch.utils.data.Dataset, torch.utils.data.Sampler, torch.utils.data.DataLoader
 
 
 PACKED_FROM = 256
@@ -118,7 +118,7 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
         return ("named", *name), list(value)
     if (
         dataclasses.is_dataclass(value)
-        and not isinstance(value, (*DATA, torch.nn.Module))
+        and not isinstance(value, (*DATA_CLASSES, torch.nn.Module))
         and _imported(*name) is class_
     ):
         return ("fields", *name), dict(vars(value)) if hasattr(value, "__dict__") else {}
@@ -202,14 +202,14 @@ def encode(value: Any, path: tuple = ()) -> Any:
     if isinstance(value, Tensor):
         copy = _cpu_copy(value)
         device = value.device.type
-        return copy if device == "cpu" else {NOTE: ("on", device), VALUE: copy}
+        return copy if device == "cpu" else {NOTE_KEY: ("on", device), VALUE_KEY: copy}
     if class_ is list and set(map(type, value)) <= set(SCALARS):  # fast for long lists
         return value.copy()
     if class_ in (list, tuple):
         if len(value) > PACKED_FROM and (arrays := _as_arrays(value)):
-            return {NOTE: ("together", class_.__name__, arrays[0]), VALUE: arrays[1]}
+            return {NOTE_KEY: ("together", class_.__name__, arrays[0]), VALUE_KEY: arrays[1]}
         return class_(encode(element, (*path, index)) for index, element in enumerate(value))
-    if class_ in (dict, OrderedDict) and NOTE not in value:
+    if class_ in (dict, OrderedDict) and NOTE_KEY not in value:
         return class_(
             (_plain_key(key, path), encode(element, (*path, key))) for key, element in value.items()
         )
@@ -217,7 +217,7 @@ def encode(value: Any, path: tuple = ()) -> Any:
         note, plainer = to_plainer(value) or (("dict",), list(value.items()))
     except TypeError:
         raise NotPlain(path, value) from None
-    return {NOTE: note, VALUE: encode(plainer, path)}
+    return {NOTE_KEY: note, VALUE_KEY: encode(plainer, path)}
 
 
 def decode(value: Any) -> Any:
@@ -227,13 +227,13 @@ def decode(value: Any) -> Any:
         return class_(decode(element) for element in value)
     if class_ not in (dict, OrderedDict):
         return value.clone() if isinstance(value, Tensor) else value
-    if NOTE in value and value[NOTE][0] == "together":
-        return {"list": list, "tuple": tuple}[value[NOTE][1]](
-            _from_arrays(value[NOTE][2], value[VALUE])
+    if NOTE_KEY in value and value[NOTE_KEY][0] == "together":
+        return {"list": list, "tuple": tuple}[value[NOTE_KEY][1]](
+            _from_arrays(value[NOTE_KEY][2], value[VALUE_KEY])
         )
-    if NOTE in value:
-        note = value[NOTE]
-        plain_value = decode(value[VALUE])
+    if NOTE_KEY in value:
+        note = value[NOTE_KEY]
+        plain_value = decode(value[VALUE_KEY])
         return dict(plain_value) if note[0] == "dict" else from_plainer(note, plain_value)
     return class_((key, decode(element)) for key, element in value.items())
 
@@ -245,8 +245,8 @@ def without_devices(value: Any) -> Any:
         return class_(map(without_devices, value))
     if class_ not in (dict, OrderedDict):
         return value
-    if NOTE in value and value[NOTE][0] == "on":
-        return value[VALUE]
+    if NOTE_KEY in value and value[NOTE_KEY][0] == "on":
+        return value[VALUE_KEY]
     return class_((key, without_devices(element)) for key, element in value.items())
 
 

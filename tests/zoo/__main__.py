@@ -26,7 +26,7 @@ from threading import Lock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-RIGHT = ("identical", "said")
+RIGHT_OUTCOMES = ("identical", "said")
 
 
 def launchers(configuration) -> list[str]:
@@ -37,28 +37,28 @@ def launchers(configuration) -> list[str]:
 
 
 def planned(
-    ways: list[str], configuration, rounds: int, seed: int, done: set[tuple]
+    launcher_names: list[str], configuration, rounds: int, seed: int, rounds_done: set[tuple]
 ) -> dict[str, list[int]]:
-    """Return the seeds of the rounds that are to be done, by launcher; `ways` take turns."""
+    """Return the seeds of the rounds to do, by launcher; the launchers take turns."""
     plan: dict[str, list[int]] = {}
-    for number in range(rounds if ways else 0):
-        way = ways[number % len(ways)]
-        if (configuration.name, way, seed + number) not in done:
-            plan.setdefault(way, []).append(seed + number)
+    for number in range(rounds if launcher_names else 0):
+        launcher = launcher_names[number % len(launcher_names)]
+        if (configuration.name, launcher, seed + number) not in rounds_done:
+            plan.setdefault(launcher, []).append(seed + number)
     return plan
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Do the rounds; return the exit status."""
     from zoo import rounds
     from zoo.table import CONFIGURATIONS
 
-    results = Path(given.results)
+    results = Path(arguments.results)
     results.parent.mkdir(parents=True, exist_ok=True)
-    before = (
+    earlier_rows = (
         [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     )
-    done = {(row["configuration"], row["launcher"], row["seed"]) for row in before}
+    rounds_done = {(row["configuration"], row["launcher"], row["seed"]) for row in earlier_rows}
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True, stdout=subprocess.PIPE
     )
@@ -69,63 +69,70 @@ def run(given: argparse.Namespace) -> int:
 
     def add(round: rounds.Round, folder: Path) -> None:
         round.commit = commit.stdout.strip()
-        if round.outcome not in RIGHT and given.keep:
+        if round.outcome not in RIGHT_OUTCOMES and arguments.keep:
             name = f"{round.configuration}-{round.launcher}-{round.seed}".replace("/", "-")
-            shutil.copytree(folder, Path(given.keep, name), dirs_exist_ok=True)
+            shutil.copytree(folder, Path(arguments.keep, name), dirs_exist_ok=True)
         with lock:
             outcomes[round.outcome] += 1
             interruptions[round.outcome] += len(round.interruptions)
             with results.open("a") as file:
                 file.write(json.dumps(round.row()) + "\n")
-            how = (
+            about = (
                 f"{round.launcher}, seed {round.seed}, {len(round.interruptions)} "
                 f"interruptions, {round.seconds:.1f} s"
             )
             print(
-                f"{round.outcome:10}{round.configuration} [{how}] {round.detail[:400]}", flush=True
+                f"{round.outcome:10}{round.configuration} [{about}] {round.detail[:400]}",
+                flush=True,
             )
 
-    def one(work: tuple) -> None:
-        configuration, way, seeds = work
-        with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+    def do_rounds(work: tuple) -> None:
+        configuration, launcher, seeds = work
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             try:
-                reference = rounds.left_alone(Path(folder, "alone"), configuration, way)
+                reference = rounds.uninterrupted_run(Path(folder, "alone"), configuration, launcher)
             except Exception as error:
-                failed = rounds.Round(configuration.name, way, seeds[0], 0, *failure(error))
+                failed = rounds.Round(configuration.name, launcher, seeds[0], 0, *failure(error))
                 add(failed, Path(folder, "alone"))
                 return
             for seed in seeds:
-                place = Path(folder, str(seed))
-                round = rounds.Round(configuration.name, way, seed)
-                moments = rounds.draws(round, reference, given.interruptions)
-                add(rounds.interrupted(place, reference, round, moments), place)
-                shutil.rmtree(place, ignore_errors=True)
+                job_folder = Path(folder, str(seed))
+                round = rounds.Round(configuration.name, launcher, seed)
+                moments = rounds.draws(round, reference, arguments.interruptions)
+                add(rounds.interrupted(job_folder, reference, round, moments), job_folder)
+                shutil.rmtree(job_folder, ignore_errors=True)
 
     chosen = [
-        c
-        for c in CONFIGURATIONS.values()
-        if re.search(given.only, c.name) and given.subject in c.subject
+        candidate
+        for candidate in CONFIGURATIONS.values()
+        if re.search(arguments.only, candidate.name) and arguments.subject in candidate.subject
     ]
     work = []
     for configuration in chosen:
-        ways = [way for way in launchers(configuration) if re.search(given.launcher, way)]
-        found = planned(ways, configuration, given.rounds, given.seed, done)
-        work += [(configuration, way, seeds) for way, seeds in found.items()]
-    if given.folder:
-        Path(given.folder).mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(given.jobs) as pool:
-        for _ in pool.map(one, work):
+        launcher_names = [
+            launcher
+            for launcher in launchers(configuration)
+            if re.search(arguments.launcher, launcher)
+        ]
+        seeds_by_launcher = planned(
+            launcher_names, configuration, arguments.rounds, arguments.seed, rounds_done
+        )
+        work += [(configuration, launcher, seeds) for launcher, seeds in seeds_by_launcher.items()]
+    if arguments.folder:
+        Path(arguments.folder).mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for _ in pool.map(do_rounds, work):
             pass
     print(
         f"{sum(outcomes.values())} rounds with {sum(interruptions.values())} interruptions: "
         f"{dict(outcomes)}",
         flush=True,
     )
-    return int(any(outcome not in RIGHT for outcome in outcomes))
+    return int(any(outcome not in RIGHT_OUTCOMES for outcome in outcomes))
 
 
 def failure(error: Exception) -> tuple[str, str]:
-    """Return outcome and detail of a configuration that fails when it is uninterrupted."""
+    """Return outcome and detail of a configuration whose uninterrupted run fails."""
     from zoo.rounds import NOT_EXACT
 
     plainly = NOT_EXACT.search(str(error))
@@ -140,39 +147,39 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    doing = commands.add_parser("run")
-    doing.add_argument("--rounds", type=int, default=1, help="rounds of each configuration")
-    doing.add_argument("--interruptions", type=int, default=3, help="of a round, at most")
-    doing.add_argument("--seed", type=int, default=1)
-    doing.add_argument("--jobs", type=int, default=2, help="jobs side by side")
-    doing.add_argument("--results", default="results/zoo.jsonl")
-    doing.add_argument(
+    run_parser = commands.add_parser("run")
+    run_parser.add_argument("--rounds", type=int, default=1, help="rounds of each configuration")
+    run_parser.add_argument("--interruptions", type=int, default=3, help="of a round, at most")
+    run_parser.add_argument("--seed", type=int, default=1)
+    run_parser.add_argument("--jobs", type=int, default=2, help="jobs side by side")
+    run_parser.add_argument("--results", default="results/zoo.jsonl")
+    run_parser.add_argument(
         "--only",
         default="",
         help="configurations in whose name this is found, a regular expression",
     )
-    doing.add_argument("--subject", default="")
-    doing.add_argument("--launcher", default="", help="which launchers, a regular expression")
-    doing.add_argument("--folder", default=None, help="where the jobs' folders are made")
-    doing.add_argument("--keep", default=None, help="a folder for the jobs that ended wrong")
+    run_parser.add_argument("--subject", default="")
+    run_parser.add_argument("--launcher", default="", help="which launchers, a regular expression")
+    run_parser.add_argument("--folder", default=None, help="where the jobs' folders are made")
+    run_parser.add_argument("--keep", default=None, help="a folder for the jobs that ended wrong")
     commands.add_parser("list")
-    reporting = commands.add_parser("report")
-    reporting.add_argument("results", nargs="+")
-    reporting.add_argument("--write", default=None, help="the page whose table is replaced")
-    given = parser.parse_args()
-    if given.command == "run":
-        sys.exit(run(given))
-    if given.command == "report":
+    report_parser = commands.add_parser("report")
+    report_parser.add_argument("results", nargs="+")
+    report_parser.add_argument("--write", default=None, help="the page whose table is replaced")
+    arguments = parser.parse_args()
+    if arguments.command == "run":
+        sys.exit(run(arguments))
+    if arguments.command == "report":
         from zoo import report
 
         text = report.markdown(
             json.loads(line)
-            for file in given.results
+            for file in arguments.results
             for line in Path(file).read_text().splitlines()
         )
         print(text)
-        if given.write:
-            report.write(Path(given.write), text)
+        if arguments.write:
+            report.write(Path(arguments.write), text)
         return
     from zoo.table import CONFIGURATIONS
 

@@ -43,9 +43,13 @@ def line(name: str, rows: list[Mapping[str, Any]]) -> str:
     if set(counts) == {"identical"}:
         outcome = "identical"
     else:
-        outcome = ", ".join(f"{counts[one]} {one}" for one in OUTCOMES if counts[one])
-        said = sorted({row["detail"].strip() for row in rows if row["outcome"] == "said"})
-        outcome += "".join(f": `{one}`" for one in said)
+        outcome = ", ".join(
+            f"{counts[outcome_name]} {outcome_name}"
+            for outcome_name in OUTCOMES
+            if counts[outcome_name]
+        )
+        limitations = sorted({row["detail"].strip() for row in rows if row["outcome"] == "said"})
+        outcome += "".join(f": `{outcome_name}`" for outcome_name in limitations)
     launched = ", ".join(sorted({row["launcher"] for row in rows}))
     return (
         f"| {name} | {launched} | {len(rows)} | "
@@ -55,7 +59,9 @@ def line(name: str, rows: list[Mapping[str, Any]]) -> str:
 
 def totals(rows: list[Mapping[str, Any]]) -> str:
     """Return the totals of all rounds, in a sentence."""
-    signals = Counter(one["signal"] for row in rows for one in row["interruptions"])
+    signals = Counter(
+        interruption["signal"] for row in rows for interruption in row["interruptions"]
+    )
     counts = Counter(row["outcome"] for row in rows)
     several = sum(len(row["interruptions"]) for row in rows if row["launcher"] != "process")
     commits = ", ".join(sorted({row["commit"] for row in rows}))
@@ -63,12 +69,12 @@ def totals(rows: list[Mapping[str, Any]]) -> str:
         f"{len({row['configuration'] for row in rows})} configurations, {len(rows)} jobs, "
         f"{sum(signals.values())} interruptions ({signals['SIGTERM']} stops, "
         f"{signals['SIGKILL']} kills; {several} of jobs of two or three ranks), on {commits}: "
-        f"{', '.join(f'{counts[one]} {one}' for one in OUTCOMES)}."
+        f"{', '.join(f'{counts[outcome]} {outcome}' for outcome in OUTCOMES)}."
     )
 
 
 def write(page: Path, text: str) -> None:
     """Put the table into a page, between its marks."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    text_before, _, text_rest = page.read_text().partition(BEGIN)
+    _, _, text_after = text_rest.partition(END)
+    page.write_text(f"{text_before}{BEGIN}\n\n{text}\n\n{END}{text_after}")

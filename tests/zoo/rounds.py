@@ -1,4 +1,4 @@
-"""Runs a configuration uninterrupted and interrupted at random moments, and compares."""
+"""Runs a configuration with and without random interruptions, and compares."""
 
 import contextlib
 import csv
@@ -25,8 +25,8 @@ from zoo.table import CONFIGURATIONS, Configuration  # noqa: E402
 
 PROGRAM = ROOT / "tests/zoo/program.py"
 USERS = ROOT / "tests/zoo/users"
-# Seconds from a start, or from an interruption, to the end; what takes longer hangs.
-LIMIT = 240
+# From a start, or from an interruption, to the end; what takes longer hangs.
+HANG_SECONDS = 240
 LAUNCHERS = {"process": 1, "lightning-2": 2, "torchrun-2": 2, "lightning-3": 3, "torchrun-3": 3}
 
 
@@ -71,12 +71,12 @@ class Job:
             "--config=job.json",
             f"--trainer.devices={LAUNCHERS[self.launcher]}",
         ]
-        kept = {
+        variables_kept = {
             key: value
             for key, value in os.environ.items()
             if not key.startswith(("ZOO_", "SM_", "PL_"))
         }
-        environment = kept | {
+        environment = variables_kept | {
             "PYTHONPATH": f"{USERS}:{ROOT}",
             "OMP_NUM_THREADS": "1",
             "ZOO_SENT": str(self.folder / "sent"),
@@ -87,7 +87,7 @@ class Job:
         with log.open("a") as output:
             return warm.start(argv, self.folder, environment | variables, output.fileno())
 
-    def wait(self, process: warm.Started, seconds: float = LIMIT) -> int | None:
+    def wait(self, process: warm.Started, seconds: float = HANG_SECONDS) -> int | None:
         """Return the job's exit status; None if it still runs after `seconds`.
 
         `said` is its output since its start.
@@ -101,15 +101,15 @@ class Job:
 
     def processes(self) -> list[int]:
         """Return the ids of all processes that work in the job's folder."""
-        found = []
+        ids = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     if (entry / "cwd").readlink().is_relative_to(self.folder):
-                        found.append(int(entry.name))
+                        ids.append(int(entry.name))
                 except OSError:
                     continue
-        return found
+        return ids
 
     def go_to_another_machine(self) -> None:
         """Lose what a job without a checkpoint has written.
@@ -119,25 +119,25 @@ class Job:
         if any(self.folder.rglob("step-*.ckpt")):
             return
         for path in self.folder.iterdir():
-            if users(path.name):
+            if is_of_user(path.name):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def end(self) -> list[int]:
         """Kill the processes that are left, and return their ids."""
-        left = self.processes()
-        for number in left:
+        ids = self.processes()
+        for number in ids:
             try:
                 os.kill(number, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        return left
+        return ids
 
 
 # Results ------------------------------------------------------------------------------------------
 
 
 def result(job: Job) -> dict[str, dict]:
-    """Return what a job has left: weights, metrics, curves, tables and files, each by name."""
+    """Return a job's results: weights, metrics, curves, tables and files, each by name."""
     import torch
 
     folder = job.folder
@@ -148,7 +148,7 @@ def result(job: Job) -> dict[str, dict]:
         path
         for path in folder.rglob("*")
         if path.is_file()
-        and users(path.relative_to(folder).parts[0])
+        and is_of_user(path.relative_to(folder).parts[0])
         and path.suffix != ".sagemaker-ignore"
     ]
     return {
@@ -165,7 +165,7 @@ def result(job: Job) -> dict[str, dict]:
     }
 
 
-def users(name: str) -> bool:
+def is_of_user(name: str) -> bool:
     """Return whether a file or folder of a job belongs to its user.
 
     A kill may leave hidden ones; those are ignored.
@@ -201,42 +201,46 @@ def curves(folder: Path) -> dict[str, object]:
     """
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-    found: dict[str, object] = {}
+    values_by_name: dict[str, object] = {}
     for path in sorted(folder.rglob("events.out.tfevents.*")):
         if "/system/" in str(path):
             continue
         for event in LegacyEventFileLoader(str(path)).Load():
             for value in event.summary.value:
                 name = f"{value.tag}@{event.step}"
-                one = value.simple_value if value.HasField("simple_value") else str(value)
-                if found.setdefault(name, one) != one and one == one:
-                    found[name] = f"{found[name]} and {one}"
-    return found
+                number = value.simple_value if value.HasField("simple_value") else str(value)
+                if values_by_name.setdefault(name, number) != number and number == number:
+                    values_by_name[name] = f"{values_by_name[name]} and {number}"
+    return values_by_name
 
 
 def tables(files: list[Path]) -> dict[str, object]:
     """Return each value of metrics.csv by column, step and epoch."""
-    found: dict[str, object] = {}
+    values_by_name: dict[str, object] = {}
     for path in files:
         if path.name == "metrics.csv":
             with path.open(newline="") as lines:
                 for row in csv.DictReader(lines):
                     for column, value in row.items():
                         if value:
-                            found[f"{column}@{row.get('step')}"] = value
-    return found
+                            values_by_name[f"{column}@{row.get('step')}"] = value
+    return values_by_name
 
 
-def differences(expected: dict[str, dict], found: dict[str, dict]) -> list[str]:
+def differences(expected: dict[str, dict], actual: dict[str, dict]) -> list[str]:
     """Return how two results differ, the most important differences first."""
     lines = []
-    for kind, values in expected.items():
-        names = sorted({*values, *found[kind]}, key=natural)
-        other = [name for name in names if str(values.get(name)) != str(found[kind].get(name))]
-        if other:
-            values = [str(side.get(other[0], "absent"))[:100] for side in (values, found[kind])]
+    for subject, values in expected.items():
+        names = sorted({*values, *actual[subject]}, key=natural)
+        differing = [
+            name for name in names if str(values.get(name)) != str(actual[subject].get(name))
+        ]
+        if differing:
+            values = [
+                str(side.get(differing[0], "absent"))[:100] for side in (values, actual[subject])
+            ]
             lines.append(
-                f"{kind}: {len(other)} of {len(names)} differ, first {other[0]}: "
+                f"{subject}: {len(differing)} of {len(names)} differ, first {differing[0]}: "
                 f"{' and '.join(values)}"
             )
     return lines
@@ -303,12 +307,12 @@ class Round:
         return asdict(self)
 
 
-def left_alone(folder: Path, configuration: Configuration, launcher: str) -> Reference:
+def uninterrupted_run(folder: Path, configuration: Configuration, launcher: str) -> Reference:
     """Run a configuration to its end; if it fails, raise RuntimeError with its output."""
     job = Job(folder, configuration, launcher)
-    began = time.monotonic()
+    started = time.monotonic()
     status = job.wait(job.start())
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - started
     job.end()
     if status != 0:
         raise RuntimeError(
@@ -320,61 +324,67 @@ def left_alone(folder: Path, configuration: Configuration, launcher: str) -> Ref
 def interrupted(
     folder: Path, reference: Reference, round: Round, interruptions: Iterable[Interruption]
 ) -> Round:
-    """Interrupt a job at each start, let it end, and return the round with its outcome."""
+    """Interrupt a job at each start, let it end, and return its round with the outcome."""
     job = Job(folder, CONFIGURATIONS[round.configuration], round.launcher, round.every)
-    began = time.monotonic()
-    said = ""
+    started = time.monotonic()
+    output = ""
     try:
-        for one in interruptions:
-            came = interrupt(job, one)
-            said += job.said
-            if not came:
+        for interruption in interruptions:
+            was_interrupted = interrupt(job, interruption)
+            output += job.said
+            if not was_interrupted:
                 break
-            round.interruptions.append(one)
-            if wrong := faults(job, one, round.launcher):
+            round.interruptions.append(interruption)
+            if wrong := faults(job, interruption, round.launcher):
                 round.outcome, round.detail = wrong
                 return round
             job.go_to_another_machine()
         status = job.wait(job.start())
-        round.outcome, round.detail = judged(job, reference, status, said + job.said)
+        round.outcome, round.detail = outcome_and_detail(job, reference, status, output + job.said)
         return round
     except FileNotFoundError as error:
         round.outcome = "lost"
         round.detail = f"{error}: {job.said[-1000:]}"
         return round
     finally:
-        round.seconds = float(f"{time.monotonic() - began:.2f}")
+        round.seconds = float(f"{time.monotonic() - started:.2f}")
         job.end()
 
 
-def judged(job: Job, reference: Reference, status: int | None, said: str) -> tuple[str, str]:
+def outcome_and_detail(
+    job: Job, reference: Reference, status: int | None, output: str
+) -> tuple[str, str]:
     """Return outcome and detail of a job that has come to its end.
 
-    `said` is its output since its first start.
+    `output` is its output since its first start.
     """
-    plainly = NOT_EXACT.search(said)
-    line = plainly.group(0) if plainly else ""
+    plainly = NOT_EXACT.search(output)
+    limitation = plainly.group(0) if plainly else ""
     if status is None:
         return "hung", job.said[-1500:]
     if status != 0:
-        return ("said", line) if line else ("crashed", f"status {status}: {job.said[-1500:]}")
-    if not line and (lost := forgotten(said)):
+        return (
+            ("said", limitation)
+            if limitation
+            else ("crashed", f"status {status}: {job.said[-1500:]}")
+        )
+    if not limitation and (lost := forgotten_promise(output)):
         return "lost", lost
-    if other := differences(reference.result, result(job)):
-        return ("said", line) if line else ("wrong", "; ".join(other))
-    return "identical", line
+    if differing := differences(reference.result, result(job)):
+        return ("said", limitation) if limitation else ("wrong", "; ".join(differing))
+    return "identical", limitation
 
 
-def forgotten(said: str) -> str:
+def forgotten_promise(output: str) -> str:
     """Return which step a job promised to resume from and did not reach, or "".
 
     The job is right if it resumed from the step that it said, or from a later one.
     """
-    for promise in re.finditer(r"^interrupted, resume from step (\d+):", said, re.MULTILINE):
+    for promise in re.finditer(r"^interrupted, resume from step (\d+):", output, re.MULTILINE):
         later = [
             int(step)
             for step in re.findall(
-                r"^resuming from step (\d+):", said[promise.end() :], re.MULTILINE
+                r"^resuming from step (\d+):", output[promise.end() :], re.MULTILINE
             )
         ]
         if int(promise[1]) > max(later, default=0):
@@ -390,86 +400,91 @@ def draws(round: Round, reference: Reference, tries: int) -> Iterator[Interrupti
     draw = random.Random(f"{round.seed} {round.configuration} {round.launcher}")
     round.every = draw.choice([3, 5, 1000])
     return (
-        drawn(draw, LAUNCHERS[round.launcher], reference, 0.8 / (number + 1))
+        drawn_interruption(draw, LAUNCHERS[round.launcher], reference, 0.8 / (number + 1))
         for number in range(tries)
     )
 
 
-def drawn(draw: random.Random, ranks: int, reference: Reference, part: float) -> Interruption:
-    """Draw a signal, its target and its moment, within this part of the run.
+def drawn_interruption(
+    draw: random.Random, ranks: int, reference: Reference, share: float
+) -> Interruption:
+    """Draw a signal, its target and its moment, within this share of the run.
 
     The moment is a hook, or a time.
     """
-    kind = draw.choice(["SIGTERM", "SIGKILL"])
+    signal_name = draw.choice(["SIGTERM", "SIGKILL"])
     if ranks == 1:
-        whom = "self" if kind == "SIGTERM" else "all"
+        whom = "self" if signal_name == "SIGTERM" else "all"
         whom = draw.choice([whom, "all"])
-    elif kind == "SIGTERM":
+    elif signal_name == "SIGTERM":
         whom = draw.choice(["all", "self", "root"])
     else:
         whom = "all" if draw.random() < 0.85 else "self"
     if draw.random() < 0.8:
         rank = draw.randrange(ranks)
-        hook = draw.randint(1, max(1, int(reference.hooks * part)))
-        return Interruption(kind, whom, f"hook {rank} {hook} {draw.uniform(0, 0.004):.5f}")
+        hook = draw.randint(1, max(1, int(reference.hooks * share)))
+        return Interruption(signal_name, whom, f"hook {rank} {hook} {draw.uniform(0, 0.004):.5f}")
     return Interruption(
-        kind,
+        signal_name,
         "all" if whom == "self" else whom,
-        f"time {draw.uniform(0, reference.seconds * part):.3f}",
+        f"time {draw.uniform(0, reference.seconds * share):.3f}",
     )
 
 
-def interrupt(job: Job, one: Interruption) -> bool:
+def interrupt(job: Job, interruption: Interruption) -> bool:
     """Start a job and interrupt it; return whether it was interrupted before its end."""
-    how, *numbers = one.moment.split()
-    number = getattr(signal, one.signal)
-    if how == "hook":
-        process = job.start(ZOO_AT=f"{' '.join(numbers)} {int(number)} {one.whom}")
-        one.status = job.wait(process)
-        one.sent = (job.folder / "sent").exists()
+    unit, *numbers = interruption.moment.split()
+    number = getattr(signal, interruption.signal)
+    if unit == "hook":
+        process = job.start(ZOO_AT=f"{' '.join(numbers)} {int(number)} {interruption.whom}")
+        interruption.status = job.wait(process)
+        interruption.sent = (job.folder / "sent").exists()
     else:
         process = job.start()
-        one.sent = job.wait(process, float(numbers[0])) is None
-        if one.sent:
+        interruption.sent = job.wait(process, float(numbers[0])) is None
+        if interruption.sent:
             chosen = (
                 [process.pid]
-                if one.whom == "root" and number == signal.SIGTERM
+                if interruption.whom == "root" and number == signal.SIGTERM
                 else job.processes()
             )
             for pid in sorted(chosen, key=lambda pid: pid != process.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
-        one.status = job.wait(process)
-    if one.signal == "SIGKILL":
+        interruption.status = job.wait(process)
+    if interruption.signal == "SIGKILL":
         job.end()
         process.wait()
-    elif one.status is not None:
-        end = time.monotonic() + 10
-        while job.processes() and time.monotonic() < end:
+    elif interruption.status is not None:
+        deadline = time.monotonic() + 10
+        while job.processes() and time.monotonic() < deadline:
             time.sleep(0.05)
-        one.left = len(job.end())
+        interruption.left = len(job.end())
     if step := re.search(r"resume from step (\d+)", job.said):
-        one.step = int(step.group(1))
-    return one.sent or one.status != 0
+        interruption.step = int(step.group(1))
+    return interruption.sent or interruption.status != 0
 
 
-def faults(job: Job, one: Interruption, launcher: str) -> tuple[str, str] | None:
-    """Return what is wrong with an interrupted job's end, as outcome and detail, or None."""
-    if one.status is None:
+def faults(job: Job, interruption: Interruption, launcher: str) -> tuple[str, str] | None:
+    """Return outcome and detail if an interrupted job ended wrong, else None."""
+    if interruption.status is None:
         return "hung", job.said[-1500:]
-    if one.left:
-        return "hung", f"{one.left} processes were left: {job.said[-500:]}"
-    if not one.sent:
+    if interruption.left:
+        return "hung", f"{interruption.left} processes were left: {job.said[-500:]}"
+    if not interruption.sent:
         plainly = NOT_EXACT.search(job.said)
         return (
             ("said", plainly.group(0))
             if plainly
-            else ("crashed", f"status {one.status}: {job.said[-1500:]}")
+            else ("crashed", f"status {interruption.status}: {job.said[-1500:]}")
         )
     expected = {
         "SIGTERM": (0, 143, -15, 1 if LAUNCHERS[launcher] > 1 else 143),
         "SIGKILL": (-9, 0, 1),
-    }[one.signal]
-    if one.status not in expected:
-        return "crashed", f"status {one.status} after {one.signal}: {job.said[-1500:]}"
+    }[interruption.signal]
+    if interruption.status not in expected:
+        return (
+            "crashed",
+            f"status {interruption.status} after {interruption.signal}: {job.said[-1500:]}",
+        )
     return None
