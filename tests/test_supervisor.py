@@ -117,8 +117,10 @@ import subprocess, sys
 from pathlib import Path
 from sagemaker_lightning.process import supervisor
 supervisor.REST_IS_KILLED = 0.5
-left = f"{sys.executable} -c 'import time; time.sleep(300)' {sys.argv[1]}"
-program = f"env -u {supervisor.MARK_VARIABLE} setsid {left}-outside & {left}-inside & exit 3"
+code = 'import sys, time; open(sys.argv[1], "w"); time.sleep(300)'
+left = f"{sys.executable} -c '{code}' {sys.argv[1]}"
+started = f"until [ -e {sys.argv[1]}-outside ]; do sleep 0.1; done; exit 3"
+program = f"env -u {supervisor.MARK_VARIABLE} setsid {left}-outside & {left}-inside & {started}"
 assert supervisor.Supervisor().run(["sh", "-c", program], Path.cwd()).status == 3
 """
 
