@@ -5,9 +5,10 @@
                             [--only sagemaker_lightning/contract/shutdown.py ...]
 
 Each mutant is a copy of the checkout with one operator, constant, condition, return or call
-changed. The tests that name its module run on it, the quick files first, until one fails. A mutant
-on which all tests pass survives, and is printed. Tests run in a child of a server that has imported
-torch and Lightning, so a mutant costs seconds.
+changed. Tests run on it until one fails: first the quick tests that run the changed line (coverage
+finds them once, before the first mutant), then the files of tests that name its module, and all
+that train. A mutant on which all tests pass survives, and is printed. Tests run in a child of a
+server that has imported torch and Lightning, so most mutants cost seconds.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import ast
 import concurrent.futures
 import contextlib
 import copy
+import json
 import multiprocessing
 import os
 import queue
@@ -28,7 +30,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import coverage
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("app", "sagemaker_lightning")
+QUICK = "not slow and not docker and not soak"
+SLOW = "slow and not docker and not soak"
+PASSED = (0, 5)  # exit statuses of pytest; 5: all tests are left out
 HANG_SECONDS = 600  # a mutant whose tests take longer counts as found
 SWAPPED_OPERATORS = {
     ast.Lt: ast.LtE,
@@ -121,11 +130,29 @@ def tests_of(module: str) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in chosen]
 
 
-def _run_tests(folder: str, files: list[str], log: str) -> None:
-    """Run test files on a copy of the checkout; exit with pytest's status."""
-    import pytest
+class _Recorder:
+    """A plugin of pytest: tells coverage which test runs, and records seconds and failures."""
 
-    output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    def __init__(self, measured: coverage.Coverage) -> None:
+        self.measured = measured
+        self.seconds: dict[str, float] = {}
+        self.failed: list[str] = []
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self.measured.switch_context(item.nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+
+def _run_tests(folder: str, tests: list[str], markers: str, measure: bool) -> None:
+    """Run tests on a copy of the checkout, and exit with pytest's status.
+
+    If `measure`, write which tests run each line, their seconds and failures, into the copy.
+    """
+    output = os.open(f"{folder}/log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
         os.dup2(output, number)
     os.setsid()
@@ -137,53 +164,101 @@ def _run_tests(folder: str, files: list[str], log: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "sagemaker_lightning"]:
         del sys.modules[name]
     os.environ["PYTHONPATH"] = folder
-    options = [
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not docker and not soak",
-        f"--timeout={HANG_SECONDS}",
-    ]
-    os._exit(pytest.main([*options, *files]))
+    options = ["-q", "-p", "no:cacheprovider", "-m", markers, f"--timeout={HANG_SECONDS}"]
+    if not measure:
+        os._exit(pytest.main([*options, "-x", *tests]))
+    measured = coverage.Coverage(
+        f"{folder}/coverage", source=[f"{folder}/{name}" for name in SOURCES], config_file=False
+    )
+    recorder = _Recorder(measured)
+    measured.start()
+    pytest.main([*options, *tests], plugins=[recorder])
+    measured.stop()
+    data = measured.get_data()
+    tests_of_lines = {
+        str(Path(file).relative_to(folder)): {
+            str(line): [test for test in tests if test]
+            for line, tests in data.contexts_by_lineno(file).items()
+        }
+        for file in data.measured_files()
+    }
+    Path(folder, "measured.json").write_text(
+        json.dumps([tests_of_lines, recorder.seconds, recorder.failed])
+    )
+    os._exit(0)
 
 
-def passes(folder: Path, file: str, limit: float) -> bool:
-    """Return whether the tests of a file pass on the copy."""
+def run_tests(folder: Path, tests: list[str], markers: str, measure: bool = False) -> int | None:
+    """Run tests on the copy; return pytest's exit status, or None if they hang."""
     context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=_run_tests, args=(str(folder), [file], str(folder / "log")))
+    process = context.Process(target=_run_tests, args=(str(folder), tests, markers, measure))
     process.start()
-    process.join(limit)
-    if process.exitcode is None:
+    process.join(None if measure else HANG_SECONDS)
+    status = process.exitcode
+    if status is None:
         os.killpg(process.pid, 9)
         process.join()
-    return process.exitcode in (0, 5)  # 5: all of its tests are left out
+    return status
 
 
-def survives(folder: Path, module: str, source: str, limit: float, sound: dict[str, bool]) -> bool:
-    """Return whether all tests of a module pass on a changed source of it.
+class Judge:
+    """Says which mutants survive.
 
-    A file that also fails on the unchanged source proves nothing: for each file that has failed,
-    `sound` records whether it passes without a change.
+    Args:
+        folder: A copy of the checkout.
+        modules: The modules that will be changed.
     """
-    path = folder / module
-    original = path.read_text()
-    for file in tests_of(module):
-        path.write_text(source)
-        try:
-            passed = passes(folder, file, limit)
-        finally:
-            path.write_text(original)
-        if passed:
-            continue
-        if file not in sound:
-            sound[file] = passes(folder, file, limit)
-            if not sound[file]:
-                print(f"LEFT OUT {file}: it fails without a change, too", flush=True)
-        if sound[file]:
+
+    def __init__(self, folder: Path, modules: set[str]) -> None:
+        files = sorted({file for module in modules for file in tests_of(module)})
+        run_tests(folder, files, QUICK, measure=True)
+        measured = json.loads((folder / "measured.json").read_text())
+        self.tests_of_lines: dict[str, dict[str, list[str]]] = measured[0]
+        self.seconds: dict[str, float] = measured[1]
+        self.failed: list[str] = measured[2]
+        self.sound: dict[str, bool] = {}
+        """For each file of tests that has failed: whether it passes without a change."""
+
+    def quick_tests(self, module: str, node: ast.AST) -> list[str]:
+        """Return the quick tests that run a node's lines, the quickest first."""
+        lines = self.tests_of_lines.get(module, {})
+        tests = {
+            test
+            for line in range(node.lineno, node.end_lineno + 1)
+            for test in lines.get(str(line), ())
+        }
+        return sorted(tests - set(self.failed), key=lambda test: self.seconds.get(test, 0.0))
+
+    def survives(self, folder: Path, module: str, source: str, node: ast.AST) -> bool:
+        """Return whether all tests of a module pass on a changed source of it.
+
+        A file that also fails on the unchanged source proves nothing.
+        """
+        path = folder / module
+        original = path.read_text()
+
+        def passes(tests: list[str], markers: str) -> bool:
+            path.write_text(source)
+            try:
+                return run_tests(folder, tests, markers) in PASSED
+            finally:
+                path.write_text(original)
+
+        quick = self.quick_tests(module, node)
+        if quick and not passes(quick, QUICK):
             return False
-    return True
+        # Without a quick test, what is changed runs when it is imported, or in another process.
+        markers = SLOW if quick else "not docker and not soak"
+        for file in tests_of(module):
+            if passes([file], markers):
+                continue
+            if file not in self.sound:
+                self.sound[file] = run_tests(folder, [file], markers) in PASSED
+                if not self.sound[file]:
+                    print(f"LEFT OUT {file}: it fails without a change, too", flush=True)
+            if self.sound[file]:
+                return False
+        return True
 
 
 @contextlib.contextmanager
@@ -219,11 +294,7 @@ def main() -> None:
             "pytest",
         ]
     )
-    files = [
-        path
-        for folder in ("app", "sagemaker_lightning")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-    ]
+    files = [path for folder in SOURCES for path in sorted((ROOT / folder).rglob("*.py"))]
     modules = args.only or [str(path.relative_to(ROOT)) for path in files]
     candidates = []
     for module in modules:
@@ -231,22 +302,24 @@ def main() -> None:
         candidates += [(module, source, *mutation) for mutation in mutations(ast.parse(source))]
     chosen = random.Random(args.seed).sample(candidates, min(args.n, len(candidates)))
     survivors = 0
-    sound = {}
     with contextlib.ExitStack() as stack:
         checkouts = queue.SimpleQueue()
         for _ in range(args.jobs):
             checkouts.put(stack.enter_context(checkout()))
+        folder = checkouts.get()
+        judge = Judge(folder, {mutant[0] for mutant in chosen})
+        checkouts.put(folder)
 
-        def judge(mutant: tuple) -> tuple[bool, float]:
+        def verdict(mutant: tuple) -> tuple[bool, float]:
             module, source, _, node, other = mutant
             folder = checkouts.get()
             began = time.monotonic()
-            alive = survives(folder, module, mutated(source, node, other), HANG_SECONDS, sound)
+            alive = judge.survives(folder, module, mutated(source, node, other), node)
             checkouts.put(folder)
             return alive, time.monotonic() - began
 
         pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(args.jobs))
-        verdicts = zip(chosen, pool.map(judge, chosen), strict=True)
+        verdicts = zip(chosen, pool.map(verdict, chosen), strict=True)
         for number, ((module, source, kind, node, other), (alive, seconds)) in enumerate(
             verdicts, 1
         ):
