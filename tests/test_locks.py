@@ -80,7 +80,7 @@ def wanted(name: str) -> set[str]:
 
 def test_every_list_has_a_lock():
     assert LOCKS.keys() == LISTS.keys()
-    assert len(CONDA_PINS) == 11 and len(TEST_PINS) == 18
+    assert "torch" in CONDA_PINS and {"torch", "pytest"} <= TEST_PINS.keys()
 
 
 @pytest.mark.parametrize("name", LISTS)
