@@ -7,6 +7,7 @@ import contextlib
 import copy
 import csv
 import errno
+import functools
 import gc
 import logging
 import os
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow
 import pytest
 import pytorch_lightning as pl
 import ranks
@@ -31,7 +33,12 @@ import torch
 import warm
 from containers import ROOT
 from own_trainer import Classifier, Noisy
-from pytorch_lightning.callbacks import LearningRateFinder, ModelCheckpoint, TQDMProgressBar
+from pytorch_lightning.callbacks import (
+    EarlyStopping,
+    LearningRateFinder,
+    ModelCheckpoint,
+    TQDMProgressBar,
+)
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -51,14 +58,15 @@ from sagemaker_lightning.contract import reporting, shutdown
 from sagemaker_lightning.resume import callback, checkpoint_dir, folder_lock
 
 PROGRAM = ROOT / "tests/own_trainer.py"
+TUTORIALS = ROOT / "tests/tutorials.py"
 HANG_SECONDS = 90  # what takes longer hangs
 
 
-def run(folder: Path, case: str, **variables: str) -> tuple[int, str]:
+def run(folder: Path, case: str, program: Path = PROGRAM, **variables: str) -> tuple[int, str]:
     """Run a case in a folder; return its exit status and its output."""
     folder.mkdir(exist_ok=True)
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"} | variables
-    completed = warm.run(["python", PROGRAM, case], folder, environment, HANG_SECONDS)
+    completed = warm.run(["python", program, case], folder, environment, HANG_SECONDS)
     return completed.returncode, completed.stdout
 
 
@@ -69,19 +77,21 @@ def results(output: str) -> list[str]:
     return lines
 
 
-def check(folder: Path, case: str, *interruptions: dict[str, str]) -> list[str]:
+def check(
+    folder: Path, case: str, *interruptions: dict[str, str], program: Path = PROGRAM
+) -> list[str]:
     """Compare a run left alone with an interrupted one.
 
     It returns the output of each run of the interrupted one.
     """
-    status, expected = run(folder / "alone", case)
+    status, expected = run(folder / "alone", case, program)
     assert status == 0, expected[-3000:]
     outputs = []
     for variables in interruptions:
-        status, output = run(folder / "run", case, **variables)
+        status, output = run(folder / "run", case, program, **variables)
         assert status == (143 if "STOP_AT" in variables else -9), output[-3000:]
         outputs.append(output)
-    status, output = run(folder / "run", case)
+    status, output = run(folder / "run", case, program)
     assert status == 0, output[-3000:]
     assert results(output) == results(expected)
     assert "warning: resumed" not in output
@@ -134,6 +144,68 @@ def test_a_program_of_ones_own(tmp_path: Path, case: str):
         for file in ("version_0/metrics.csv", "version_0/hparams.yaml"):
             assert (expected / file).read_text() == (resumed / file).read_text()
         assert [path.name for path in resumed.iterdir()] == ["version_0"]
+
+
+TUTORIAL_CASES = {
+    "gan": [{"STOP_AT": "1:4"}, {"KILL_AT": "3:3"}],
+    "finetuning": [{"STOP_AT": "0:4"}, {"STOP_AT": "2:1"}, {"KILL_AT": "3:2"}],
+    "transformer": [{"STOP_AT": "0:4"}, {"STOP_AT": "2:7"}, {"KILL_AT": "3:1"}],
+    "k_fold": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:2"}],
+    "streamed": [{"STOP_AT": "1:2"}, {"STOP_AT": "2:9"}, {"KILL_AT": "3:2"}],
+    "measured": [{"STOP_AT": "0:7"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
+    "adapting": [{"STOP_AT": "0:4"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
+    "averaged": [{"STOP_AT": "0:4"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
+    "copied": [{"STOP_AT": "0:4"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
+    "stopped_early": [{"STOP_AT": "0:9"}, {"STOP_AT": "2:3"}],
+    "combined": [{"STOP_AT": "0:8"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
+    "curriculum": [{"STOP_AT": "0:8"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
+    "growing": [{"STOP_AT": "0:1"}, {"STOP_AT": "1:4"}, {"KILL_AT": "3:2"}],
+    "drawn": [{"STOP_AT": "0:4"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
+    "contrast": [{"STOP_AT": "0:4"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
+    "newton": [{"STOP_AT": "0:4"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
+    "cycled": [{"STOP_AT": "0:4"}, {"STOP_AT": "2:5"}, {"KILL_AT": "3:2"}],
+    "seeded": [{"STOP_AT": "0:4"}, {"KILL_AT": "3:2"}],
+    "mining": [{"STOP_AT": "0:3"}, {"STOP_AT": "2:4"}, {"KILL_AT": "3:2"}],
+    "labels": [{"STOP_AT": "0:4"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
+    "thaws": [{"STOP_AT": "2:9"}, {"STOP_AT": "3:2"}, {"KILL_AT": "3:5"}],
+    "skips": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:6"}, {"KILL_AT": "2:5"}],
+    "resumable": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:9"}],
+    "draws": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:9"}],
+    "ranks": [{"STOP_AT": "1:2"}],
+}
+"""Where each of tests/tutorials.py is interrupted."""
+IN_EACH_TEST = ("drawn", "mining", "thaws", "skips")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in IN_EACH_TEST else pytest.mark.soak)
+        for case in TUTORIAL_CASES
+    ],
+)
+def test_a_tutorial(tmp_path: Path, case: str):
+    """As Lightning's documentation has it; no line says that something would not be exact."""
+    *_, ended = check(tmp_path, case, *TUTORIAL_CASES[case], program=TUTORIALS)
+    assert "warning:" not in ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("counts", "__main__.Counts.steps changes while training, and no checkpoint has it: a"),
+        ("swaps", "the class or the hooks of model.backbone.2 differ"),
+        ("hooked", "the class or the hooks of model.backbone differ"),
+    ],
+)
+def test_what_no_checkpoint_has_is_said(tmp_path: Path, case: str, says: str):
+    """A variable of a class, a module that is replaced, a hook: a stopped run would be silent."""
+    status, stopped = run(tmp_path, case, TUTORIALS, STOP_AT="2:9")
+    assert status == 143
+    status, ended = run(tmp_path, case, TUTORIALS)
+    assert status == 0 and says in (stopped if case == "counts" else ended)
 
 
 @pytest.mark.slow
@@ -463,6 +535,25 @@ def test_a_logger_in_memory_has_the_earlier_values(tmp_path: Path, capfd):
     assert capfd.readouterr().out.count(says) == 1
 
 
+class Rows(History):
+    """Keeps what is logged in a table, and makes another one for each row."""
+
+    def __init__(self, empty: bool) -> None:
+        super().__init__()
+        self.rows = pyarrow.table({"loss": pyarrow.array([], "float64")}) if empty else None
+
+    def log_metrics(self, metrics, step=None):
+        row = pyarrow.table({"loss": [float(metrics.get("train_loss_step", 0))]})
+        self.rows = pyarrow.concat_tables([self.rows, row]) if self.rows is not None else row
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_table_that_no_checkpoint_can_hold_is_named(tmp_path: Path, capfd, empty):
+    short_trainer(tmp_path, logger=Rows(empty), log_every_n_steps=5).fit(Untested())
+    says = "test_exact_resume.Rows.rows is a pyarrow.lib.Table, which no checkpoint can hold"
+    assert capfd.readouterr().out.count(says) == 1
+
+
 def test_what_is_logged_by_hand_before_fit_is_kept(tmp_path: Path, capfd):
     model = Classifier()
     for _ in range(2):
@@ -739,6 +830,107 @@ def test_other_data_are_said_at_an_epochs_end_too(tmp_path: Path, capfd, samples
     assert ("warning: resumed" in output) is bool(says)
 
 
+class Validated(Classifier):
+    """Gets its training data, and its validation data from a test."""
+
+    val_dataloader = None
+
+
+def numbers(seed: int, samples: int = 8) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    return TensorDataset(
+        *(torch.rand(samples, size, generator=generator).round() for size in (2, 1))
+    )
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(
+    ("loader", "says"),
+    [
+        (
+            DataLoader(numbers(1, 9), 4),
+            "the length of val.0.dataset, the numbers in val.0.dataset.tensors differ",
+        ),
+        (DataLoader(numbers(2), 4), "the numbers in val.0.dataset.tensors differ"),
+        (DataLoader(numbers(1), 2), "the batch_size of val.0 differ"),
+        (DataLoader(numbers(1), 4), ""),
+    ],
+)
+def test_other_validation_data_are_said(tmp_path: Path, capfd, loader, says, every):
+    """They decide the best model and when training ends. The next validation may come later."""
+    options = {"max_epochs": 2, "check_val_every_n_epoch": every}
+    with pytest.raises(SystemExit):
+        short_trainer(tmp_path, PressCtrlC(1), **options).fit(
+            Validated(), val_dataloaders=DataLoader(numbers(1), 4)
+        )
+    capfd.readouterr()
+    short_trainer(tmp_path, PressCtrlC(0), **options).fit(Validated(), val_dataloaders=loader)
+    said = capfd.readouterr().out
+    assert f"on rank 0, {says}; likely because of data" in said or not says
+    assert ("warning: resumed" in said) is bool(says)
+
+
+def test_other_batches_are_said_at_an_epochs_end_too(tmp_path: Path, capfd):
+    with pytest.raises(SystemExit):
+        short_trainer(tmp_path, PressCtrlC(1, batch=10), max_epochs=2).fit(Untested())
+    capfd.readouterr()
+    short_trainer(tmp_path, PressCtrlC(0), max_epochs=2).fit(Untested(batch_size=8))
+    said = capfd.readouterr().out
+    assert "warning: model.batch_size" not in said
+    assert "on rank 0, the batch_size of train.0 differ" in said
+
+
+class Regularized(Untested):
+    """Has numbers of its own, in a part of it and in a list."""
+
+    def __init__(self, dropout: float = 0.3, weight: float = 1.0) -> None:
+        super().__init__()
+        self.network[3].p = dropout
+        self.weights = {"loss": weight, "started": time.time()}
+        self.started = time.time()
+
+    def step(self, batch):
+        return super().step(batch) * self.weights["loss"]
+
+
+class Patient(pl.Callback):
+    """Counts, and has a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+
+    def on_train_batch_end(self, *args):
+        self.count += 1
+
+
+@pytest.mark.parametrize(
+    ("model", "limits", "says"),
+    [
+        ({}, (3, 99), ""),
+        ({"dropout": 0.4}, (3, 99), "p of model.network.3 was 0.3, is 0.4"),
+        ({}, (4, 99), "limit of Patient was 3, is 4"),
+        ({}, (3, 7), "patience of EarlyStopping was 99, is 7"),
+    ],
+)
+def test_other_numbers_of_the_code_are_said(tmp_path: Path, capfd, model, limits, says):
+    """Some of them the checkpoint has, others not: no run from the beginning is like that."""
+
+    def train(model: dict, limit: int, patience: int, presses: int) -> None:
+        stops = EarlyStopping("train_loss", patience=patience)
+        short_trainer(tmp_path, Patient(limit), stops, PressCtrlC(presses)).fit(
+            Regularized(**model)
+        )
+
+    with pytest.raises(SystemExit):
+        train({}, 3, 99, presses=1)
+    capfd.readouterr()
+    train(model, *limits, presses=0)
+    said = capfd.readouterr().out
+    assert said.count("warning: ") == bool(says)
+    assert f"warning: {says}: this run goes on from its checkpoint, and may end" in said or not says
+
+
 def test_another_learning_rate_is_one_line(tmp_path: Path):
     """It would have no effect: the checkpoint has its own."""
     with pytest.raises(SystemExit):
@@ -751,6 +943,182 @@ def test_another_learning_rate_is_one_line(tmp_path: Path):
     trainer = short_trainer(tmp_path, callbacks=[resume])
     trainer.fit(model := Classifier(lr=0.1))
     assert model.optimizers().optimizer.param_groups[0]["initial_lr"] == 0.1
+
+
+class Scheduled(Untested):
+    """Its optimizer and schedule are made by functions that a test gives."""
+
+    def __init__(self, make) -> None:
+        super().__init__()
+        self.make = (make,)  # no method
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if not self.automatic_optimization:
+            self.manual_backward(loss)
+            for optimizer in self.optimizers():
+                optimizer.step()
+        return loss
+
+    def configure_optimizers(self):
+        return self.make[0](self, torch.optim, torch.optim.lr_scheduler)
+
+
+def step_lr(step_size: int):
+    def make(model, optim, schedules):
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        return [optimizer], [schedules.StepLR(optimizer, step_size)]
+
+    return make
+
+
+def one_cycle(**arguments):
+    def make(model, optim, schedules):
+        optimizer = optim.AdamW(model.parameters())
+        settings = {"max_lr": 0.1, "total_steps": model.trainer.estimated_stepping_batches}
+        schedule = schedules.OneCycleLR(optimizer, **settings | arguments)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    return make
+
+
+def in_groups(*groups: dict):
+    def make(model, optim, schedules):
+        parts = zip(groups, (model.network[0], model.network[1], model.network[4]), strict=False)
+        return optim.AdamW([{"params": [*part.parameters()]} | group for group, part in parts], 0.1)
+
+    return make
+
+
+def warm_up(steps: int, how: str):
+    class Object:
+        def __init__(self) -> None:
+            self.steps = steps
+
+        def __call__(self, step: int) -> float:
+            return min(1.0, (step + 1) / self.steps)
+
+    functions = {
+        "closure": lambda step: min(1.0, (step + 1) / steps),
+        "partial": functools.partial(lambda step, steps: min(1.0, (step + 1) / steps), steps=steps),
+        "object": Object(),
+        "constant": {
+            4: lambda step: min(1.0, (step + 1) / 4),
+            8: lambda step: min(1.0, (step + 1) / 8),
+        }[steps],
+    }
+
+    def make(model, optim, schedules):
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        return [optimizer], [schedules.LambdaLR(optimizer, functions[how])]
+
+    return make
+
+
+def one_after_the_other(milestone: int, gamma: float, cycles: int):
+    def make(model, optim, schedules):
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        first = schedules.ChainedScheduler(
+            [schedules.ExponentialLR(optimizer, gamma), schedules.StepLR(optimizer, 3)]
+        )
+        second = schedules.CosineAnnealingLR(optimizer, cycles)
+        schedule = schedules.SequentialLR(optimizer, [first, second], [milestone])
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    return make
+
+
+def on_plateau(**arguments):
+    def make(model, optim, schedules):
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        schedule = schedules.ReduceLROnPlateau(optimizer, **arguments)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "monitor": "train_loss"},
+        }
+
+    return make
+
+
+def two_optimizers(rate: float):
+    def make(model, optim, schedules):
+        parts = model.network[0], model.network[4]
+        rates = 0.1, rate
+        model.automatic_optimization = False
+        return [optim.SGD(part.parameters(), lr) for part, lr in zip(parts, rates, strict=True)]
+
+    return make
+
+
+ARGUMENTS = [
+    (step_lr(10), step_lr(5), "step_size of StepLR was 10, is 5"),
+    (one_cycle(), one_cycle(max_lr=0.2), "lr of AdamW was 0.004, is 0.008"),
+    (
+        one_cycle(),
+        one_cycle(pct_start=0.5),
+        r"_schedule_phases of OneCycleLR was .*\.\.\. \(\w+\), is ",
+    ),
+    (one_cycle(), one_cycle(anneal_strategy="linear"), "_anneal_func_type of OneCycleLR was cos"),
+    (
+        in_groups({"lr": 0.1}, {"lr": 0.01}),
+        in_groups({"lr": 0.1}, {"lr": 0.02}),
+        "lr of parameter group 1 of AdamW was 0.01, is 0.02",
+    ),
+    (
+        in_groups({}, {"weight_decay": 0.0}),
+        in_groups({}, {"weight_decay": 0.3}),
+        "weight_decay of parameter group 1 of AdamW was 0.0, is 0.3",
+    ),
+    (in_groups({}, {}, {}), in_groups({}, {}), "number of parameter groups of AdamW was 3, is 2"),
+    (step_lr(10), on_plateau(), "the scheduler was StepLR, is ReduceLROnPlateau"),
+    (on_plateau(patience=1), on_plateau(patience=3), "patience of ReduceLROnPlateau was 1, is 3"),
+    (on_plateau(), on_plateau(mode="max"), ".*mode of ReduceLROnPlateau was min, is max"),
+    (
+        one_after_the_other(4, 0.9, 5),
+        one_after_the_other(4, 0.8, 6),
+        "gamma of ExponentialLR in ChainedScheduler in SequentialLR was 0.9, is 0.8; "
+        "T_max of CosineAnnealingLR in SequentialLR was 5, is 6",
+    ),
+    (
+        one_after_the_other(4, 0.9, 5),
+        one_after_the_other(3, 0.9, 5),
+        "_milestones of SequentialLR was 4, is 3",
+    ),
+    *(
+        (warm_up(4, how), warm_up(8, how), "lr_lambdas of LambdaLR was .*4.*, is .*8")
+        for how in ("closure", "partial", "object", "constant")
+    ),
+    (two_optimizers(0.1), two_optimizers(0.2), r"lr of optimizer 1 \(SGD\) was 0.1, is 0.2"),
+]
+
+
+@pytest.mark.parametrize(("before", "now", "says"), ARGUMENTS)
+def test_another_argument_of_an_optimizer_or_schedule_is_one_line(
+    tmp_path: Path, before, now, says
+):
+    """It would have no effect: the checkpoint has its own. The same ones are not refused."""
+    with pytest.raises(SystemExit):
+        short_trainer(tmp_path / "run", PressCtrlC(1)).fit(Scheduled(before))
+    with pytest.raises(UserError, match=f"is of another run: {says}"):
+        short_trainer(tmp_path / "run").fit(Scheduled(now))
+    short_trainer(tmp_path / "run").fit(Scheduled(before))
+
+
+def test_more_epochs_than_a_schedule_was_made_for_are_said(tmp_path: Path, capfd):
+    """Once: the run goes on with them."""
+
+    def cosine(model, optim, schedules):
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        steps = model.trainer.estimated_stepping_batches
+        return [optimizer], [schedules.CosineAnnealingLR(optimizer, steps)]
+
+    said = []
+    for epochs, step in ((1, 4), (2, 6), (2, 8), (2, 0)):
+        with pytest.raises(SystemExit) if step else contextlib.nullcontext():
+            short_trainer(tmp_path, Stops(step), max_epochs=epochs).fit(Scheduled(cosine))
+        said.append(capfd.readouterr().out)
+    says = "warning: T_max of CosineAnnealingLR was 11, is 22: this run goes on from its checkpoint"
+    assert [says in text for text in said] == [False, True, False, False]
 
 
 class Warmup(pl.Callback):

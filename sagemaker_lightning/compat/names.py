@@ -215,10 +215,15 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
     },
     "torch_modules": {
         "torch.nn": {
+            "Module._backward_hooks": "attribute",
+            "Module._backward_pre_hooks": "attribute",
             "Module._buffers": "attribute",
+            "Module._forward_hooks": "attribute",
+            "Module._forward_pre_hooks": "attribute",
             "Module._metadata": "attribute",
             "Module._parameters": "attribute",
         },
+        "torch.nn.modules.lazy": {"LazyModuleMixin._initialize_hook": "attribute"},
         "torch.optim.lr_scheduler": {
             "ChainedScheduler._schedulers": "attribute",
             "LRScheduler._last_lr": "attribute",

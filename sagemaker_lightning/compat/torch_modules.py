@@ -14,6 +14,8 @@ LAST_RATES_ATTRIBUTE = "_last_lr"
 
 On an upgrade: see torch/optim/lr_scheduler.py.
 """
+INNER_SCHEDULERS = "_schedulers"
+"""Attribute of a SequentialLR or ChainedScheduler that has its schedulers; nothing public does."""
 
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
@@ -24,6 +26,20 @@ def parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 def buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """Return a module's own buffers by name, to be read or changed."""
     return module._buffers
+
+
+def hooks(module: nn.Module) -> int:
+    """Return how many hooks for its forward and backward pass a module has got.
+
+    A lazy module has one of its own until the first batch (torch/nn/modules/lazy.py).
+    """
+    hooks_by_kind = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return sum(map(len, hooks_by_kind)) - hasattr(module, "_initialize_hook")
 
 
 def keep_metadata(copied: dict[str, Any], original: Any) -> None:
@@ -38,4 +54,4 @@ def keep_metadata(copied: dict[str, Any], original: Any) -> None:
 
 def inner_schedulers(scheduler: object) -> list[object]:
     """Return the schedulers in a SequentialLR or ChainedScheduler; [] for others."""
-    return getattr(scheduler, "_schedulers", [])
+    return getattr(scheduler, INNER_SCHEDULERS, [])

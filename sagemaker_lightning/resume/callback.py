@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
@@ -48,6 +48,7 @@ from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import (
     best_model,
     checkpoint_file,
+    code_numbers,
     fit_loops,
     folder_lock,
     model_changes,
@@ -186,6 +187,7 @@ class ExactResume(EarlyCallback):
         self.rank_consistency = RankConsistency(
             self.environment, settings, lr_scaling, other_settings
         )
+        self.optimizers_made = _OptimizersMade(self)
         self.stop = stop
         self.owns_stop = stop is None
         self.has_warned_of_signals = False  # whether a warning said that no signal comes here
@@ -248,7 +250,7 @@ class ExactResume(EarlyCallback):
         if trainer.state.fn != TrainerFn.FITTING:
             self._continue_logs(trainer, trains=False)
             return
-        own = (self.seeding, self.rank_consistency)
+        own = (self.seeding, self.optimizers_made, self.rank_consistency)
         others = [each for each in trainer.callbacks if not any(each is mine for mine in own)]
         for callback in others:
             if isinstance(callback, ExactResume) and callback is not self:
@@ -267,6 +269,7 @@ class ExactResume(EarlyCallback):
         end = min(ends, default=len(others))
         trainer.callbacks = [
             self.seeding,
+            self.optimizers_made,
             *others[:end],
             self.rank_consistency,
             *others[end:],
@@ -473,7 +476,7 @@ class ExactResume(EarlyCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prepare the optimizers for the state that Lightning loads next."""
         if self.exact and not is_search_only(trainer):
-            self.restart.add_parameter_groups()
+            self.restart.restore_parameter_groups()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let signals request a stop at a batch boundary from now on.
@@ -485,14 +488,17 @@ class ExactResume(EarlyCallback):
         """
         self.saved_at = time.monotonic()
         self.saved_step = trainer.global_step
+        code_numbers.note_used(trainer)
         if self.enabled:
             self.snapshot.set_run_description(
-                self.restart.entries["run"]
-                if self.restart.entries
-                else run_settings.describe(trainer, self.settings_of_run)
+                (
+                    self.restart.entries
+                    or {"run": run_settings.describe(trainer, self.settings_of_run)}
+                )["run"]
+                # Of this run: what it was allowed to change is compared with from now on.
                 | {
-                    "optimizers": self.restart.optimizers,
-                    "defaults": self.restart.optimizer_defaults,
+                    "optimizers": self.restart.optimizer_arguments,
+                    "numbers": self.restart.code_numbers,
                 }
             )
             if problem := checkpoint_file.why_unreadable(self.snapshot.lightning_checkpoint()[0]):
@@ -778,3 +784,19 @@ class ExactResume(EarlyCallback):
         self.saved_step = self.trainer.global_step
         self.checkpoint_due = False
         self.save_seconds = self.saved_at - started
+
+
+class _OptimizersMade(Callback):
+    """Tells an ExactResume that the optimizers are made, before hooks of others change them.
+
+    Args:
+        resume: The ExactResume.
+    """
+
+    def __init__(self, resume: ExactResume) -> None:
+        self.resume = resume
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compare the optimizers with those of the checkpoint's run."""
+        if self.resume.exact and not is_search_only(trainer):
+            self.resume.restart.optimizers_made()

@@ -16,9 +16,11 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import CombinedLoader
+from pytorch_lightning.utilities.seed import isolate_rng
 
 from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.seeded_indices import seed_all
 
 
 def install(trainer: Trainer, resume, restart) -> None:
@@ -163,6 +165,11 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
             return
         self.restart.redistribute_epoch(self)
         self.restart.restore(self.resume.snapshot.user_state, only_plain=True)
+        if self.trainer.val_dataloaders is None and self.restart.had_validation_data:
+            # For the comparison: Lightning would make them for the first validation.
+            self.trainer.validating = True
+            self.epoch_loop.val_loop.setup_data()
+            self.trainer.training = True
         super().on_run_start()
         self.resume.snapshot.mark_start(self.restart.limits_added)
         self.restart.recreate_objects(self.resume.snapshot.user_state)
@@ -215,6 +222,8 @@ class EpochLoop(_Connected, lightning_loops.EpochLoop):
         batches_done = loader.begin(
             data_fetcher, epoch, batches_done, states, proves=saves_checkpoints
         )
+        if self.resume.is_training:
+            self.restart.restore_samplers(self.resume.snapshot.user_state)
         if saves_checkpoints:
             self.resume.epoch_begins(loader.why, loader.shared_orders)
         data_fetcher.fetched += batches_done  # the fetcher detects the last batch by this number
@@ -237,6 +246,21 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
 
     kind = "val"
 
+    def setup_data(self) -> None:
+        """Create the validation data.
+
+        What they draw depends on the epoch alone, if they are created more than once: a resumed run
+        creates them later than a new one, which needs them for its check before training.
+        """
+        if not self.resume.is_training:
+            super().setup_data()
+            return
+        reloads = self.trainer.reload_dataloaders_every_n_epochs
+        epoch = self.trainer.current_epoch if reloads else 0
+        with isolate_rng():
+            seed_all("val data", self.restart.seeding.seed, epoch)
+            super().setup_data()
+
     def run(self) -> list:
         """Validate, and return what Lightning's loop returns.
 
@@ -249,6 +273,7 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
             self.resume.before_validation()
             return super().run()
         objects = self.resume.snapshot.user_state
+        self.setup_data()  # the data are no change
         objects.mark_start()
         results = super().run()
         objects.state.touch()

@@ -241,7 +241,8 @@ def add_to_limits(trainer: Trainer, added: Sequence[int]) -> None:
 def parameter_groups(trainer: Trainer) -> list[list[list[str]]]:
     """Return the names of the parameters in each optimizer's parameter groups.
 
-    The list has an entry for each optimizer: a list of groups, empty if it has one group only.
+    The list has an entry for each optimizer, with a list for each group; "" stands for a parameter
+    that the model does not have.
     """
     names = {id(parameter): name for name, parameter in trainer.lightning_module.named_parameters()}
     return [
@@ -249,16 +250,15 @@ def parameter_groups(trainer: Trainer) -> list[list[list[str]]]:
             [names.get(id(member), "") for member in group["params"]]
             for group in optimizer.param_groups
         ]
-        if len(optimizer.param_groups) > 1
-        else []
         for optimizer in trainer.optimizers
     ]
 
 
-def add_parameter_groups(trainer: Trainer, saved: list[list[list[str]]]) -> None:
-    """Add the parameter groups that a hook had added to an optimizer.
+def restore_parameter_groups(trainer: Trainer, saved: list[list[list[str]]]) -> None:
+    """Give the optimizers the parameter groups that hooks had made while training.
 
-    Their state can be loaded afterwards.
+    A hook may have added groups, or made the optimizers anew with the weights that it has unfrozen.
+    The groups' state can be loaded afterwards.
 
     Args:
         trainer: Lightning's trainer.
@@ -266,9 +266,14 @@ def add_parameter_groups(trainer: Trainer, saved: list[list[list[str]]]) -> None
     """
     parameters = dict(trainer.lightning_module.named_parameters())
     for optimizer, saved_groups in zip(trainer.optimizers, saved, strict=False):
-        for group in saved_groups[len(optimizer.param_groups) :]:
-            if parameters.keys() >= set(group):
-                optimizer.add_param_group({"params": [parameters[name] for name in group]})
+        for number, names in enumerate(saved_groups):
+            if not parameters.keys() >= set(names):
+                continue
+            members = [parameters[name] for name in names]
+            if number >= len(optimizer.param_groups):
+                optimizer.add_param_group({"params": members})
+            else:
+                optimizer.param_groups[number]["params"][:] = members  # LBFGS keeps this list
 
 
 def continue_averaging(

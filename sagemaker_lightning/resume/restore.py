@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import BatchSizeFinder
 
 from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.compat import (
@@ -23,9 +24,11 @@ from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume import (
     best_model,
     checkpoint_file,
+    code_numbers,
     epoch_state,
     fit_loops,
     model_changes,
+    optimizer_arguments,
     restore_check,
     run_settings,
     user_checkpoints,
@@ -73,8 +76,10 @@ class Restart:
         # Epochs and steps, as the flags set them.
         self.limits_of_flags = model_changes.limits(trainer)
         self.limits_added = [0, 0]  # epochs and steps that a callback had added to the limits
-        self.optimizers: list[str] = []  # classes of the optimizers, before hooks change them
-        self.optimizer_defaults: list[dict[str, str]] = []  # the numbers they were made with
+        # What configure_optimizers has made, before hooks and the checkpoint change it.
+        self.optimizer_arguments: Mapping[str, Any] = {}
+        # The numbers that the code gives; None if they are not known.
+        self.code_numbers: Mapping[str, str] | None = None
         self.raised_epochs = 0  # epochs added to the limit while Lightning loads the checkpoint
         self.limit_exceeded = ""  # the limit of this training that the checkpoint is beyond
         # Whether the loaders' saved states were taken, or no longer apply.
@@ -92,6 +97,7 @@ class Restart:
         Raises:
             UserError: The checkpoint is of a run with other `flags`.
         """
+        self.code_numbers = code_numbers.describe(self.trainer)
         # Rank 0 alone writes the best model and reads it.
         callbacks = best_model.callbacks(self.trainer) if self.trainer.is_global_zero else []
         missing_file = callbacks[0].missing_file if callbacks else lambda path: ""
@@ -124,6 +130,12 @@ class Restart:
                 )
             )
             print(f"resuming from step {self.step}: {path}{note}", flush=True)
+        numbers = self.entries["run"]["numbers"]
+        self.code_numbers = numbers if self.code_numbers is None else self.code_numbers
+        if self._same_ranks and not self.other_settings:
+            self._warn_of_other_code(
+                code_numbers.differences(numbers or {}, self.code_numbers or {})
+            )
         scaling = json.loads(self.entries["run"]["flags"]).get("--lr_scaling") == flags.get(
             "--lr_scaling"
         )
@@ -211,12 +223,17 @@ class Restart:
             if self.folder.setting.startswith("--")
             else "ExactResume(other_settings=True)"
         )
-        rest = f" (and {len(differences) - 4} more)" if len(differences) > 4 else ""
         raise UserError(
-            f"{self.folder.label}: {self.file_name} is of another run: "
-            f"{'; '.join(differences[:4])}{rest}; continue with the same settings, or give "
-            f"another folder, or move the checkpoints away to start anew; {allows} "
-            "allows another learning rate, gradient clipping or precision"
+            f"{self.folder.label}: {self.file_name} is of another run: {_first(differences)}; "
+            "continue with the same settings, or give another folder, or move the checkpoints away "
+            f"to start anew; {allows} allows another learning rate, gradient clipping or precision"
+        )
+
+    @property
+    def had_validation_data(self) -> bool:
+        """Whether the interrupted run had made its validation data, which are compared."""
+        return any(
+            name.startswith(restore_check.VALIDATION_PREFIXES) for name in self.saved_digests
         )
 
     @property
@@ -357,43 +374,53 @@ class Restart:
         epoch_state.restore_gradients(self.trainer, self.entries["ranks"])
         user_state.restore(self._rank_state["held"], only_plain)
 
-    def add_parameter_groups(self) -> None:
-        """Add the parameter groups that a hook had added to the optimizers.
+    def optimizers_made(self) -> None:
+        """Compare what `configure_optimizers` has made with that of the checkpoint's run.
 
-        Lightning loads the state of the optimizers afterwards, which needs these groups.
+        Lightning would load what the checkpoint has, and the arguments in the code would have no
+        effect. Call it before any hook changes the optimizers.
 
         Raises:
-            UserError: The optimizers are of other classes than those of the checkpoint's run. Their
-                state would be loaded, and fail or be misread at the first step.
+            UserError: An argument is another one, or a class, whose state would be misread.
         """
-        self.optimizers = run_settings.optimizers(self.trainer)
-        self.optimizer_defaults = run_settings.optimizer_defaults(self.trainer)
+        self.optimizer_arguments = optimizer_arguments.describe(self.trainer)
         if not self.entries:
             return
         before = self.entries["run"]["optimizers"]
-        if before != self.optimizers:
-            words = [", ".join(names) or "none" for names in (before, self.optimizers)]
-            self._refuse_another_run([f"the optimizer was {words[0]}, is {words[1]}"])
-        self._refuse_another_run(self._changed_defaults())
-        model_changes.add_parameter_groups(self.trainer, self.entries["groups"])
+        self._refuse_another_run(
+            optimizer_arguments.other_classes(before, self.optimizer_arguments)
+        )
+        searches = list(filter(lightning_callbacks.is_search, self.trainer.callbacks))
+        # A schedule may be made for a number of steps, which these change.
+        other_length = (
+            self.other_settings
+            or not self._same_ranks
+            or self.entries["limits"] != self.limits_of_flags
+            or any(isinstance(search, BatchSizeFinder) for search in searches)
+        )
+        other_rates = self.other_settings or not self._same_ranks or bool(searches)
+        arguments, schedule = optimizer_arguments.differences(
+            before, self.optimizer_arguments, other_rates
+        )
+        self._refuse_another_run(arguments + ([] if other_length else schedule))
+        self._warn_of_other_code(schedule)
 
-    def _changed_defaults(self) -> list[str]:
-        """Return which numbers of the optimizers are others than in the checkpoint's run.
-
-        Lightning would load those of the checkpoint, and the ones in the code would have no effect.
-        The learning rate may depend on the number of ranks, and a search may have found it.
-        """
-        before = self.entries["run"]["defaults"]
-        free = self.other_settings or not self._same_ranks
-        free = free or any(map(lightning_callbacks.is_search, self.trainer.callbacks))
-        return [
-            f"{name} of {class_name} was {numbers_before.get(name)}, is {numbers.get(name)}"
-            for class_name, numbers_before, numbers in zip(
-                self.optimizers, before, self.optimizer_defaults, strict=True
+    def _warn_of_other_code(self, differences: list[str]) -> None:
+        """Warn that the code gives other values, which do not identify the run, than before."""
+        if differences and self.trainer.is_global_zero:
+            print(
+                f"warning: {_first(differences)}: this run goes on from its checkpoint, and may "
+                "end with other weights than a run that begins with these settings",
+                flush=True,
             )
-            for name in sorted(numbers_before.keys() | numbers.keys())
-            if numbers_before.get(name) != numbers.get(name) and not (free and name == "lr")
-        ]
+
+    def restore_parameter_groups(self) -> None:
+        """Give the optimizers the parameter groups that hooks had made in the interrupted run.
+
+        Lightning loads the state of the optimizers afterwards, which needs these groups.
+        """
+        if self.entries:
+            model_changes.restore_parameter_groups(self.trainer, self.entries["groups"])
 
     def _undo_hooks(self) -> None:
         """Restore what hooks at the start of training have overwritten.
@@ -465,6 +492,11 @@ class Restart:
                 self.trainer, user_state.missing_attributes(self._rank_state["held"])
             )
 
+    def restore_samplers(self, user_state: UserState) -> None:
+        """Restore the samplers' state within an epoch, once they have drawn its order again."""
+        if self.resumes_within_epoch and self._same_ranks:
+            user_state.restore_samplers(self._rank_state["held"])
+
     def restore_loaders(self, loop) -> None:
         """Restore the loaders' samplers and data to their state at an epoch's end."""
         if self.entries and self.point is ResumePoint.EPOCH and not self.loader_states_used:
@@ -513,3 +545,9 @@ class Restart:
     def discard_loader_states(self) -> None:
         """Forget the loaders' saved states: they are of loaders that do not exist any more."""
         self.loader_states_used = True
+
+
+def _first(phrases: list[str]) -> str:
+    """Return the first few phrases as one text, and how many more there are."""
+    rest = f" (and {len(phrases) - 4} more)" if len(phrases) > 4 else ""
+    return f"{'; '.join(phrases[:4])}{rest}"

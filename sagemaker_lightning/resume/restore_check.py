@@ -19,8 +19,14 @@ WEIGHT_KEYS = "state_dict", "current_model_state", "averaging_state"
 """Parts of a checkpoint; the model may rightly have more or less of them than was saved."""
 RANK_PARTS = "buffers", "metrics"  # parts of a rank's state
 USER_PARTS = "plain", "generators", "stateful", "settings"  # parts of the user's objects' state
-DATA_PREFIXES = "the length of ", "the numbers in "
-"""How the names of values begin that tell the training data from others."""
+LOADER_ATTRIBUTES = "batch_size", "drop_last", "sampler"  # they decide a loader's batches
+DATA_PREFIXES = (
+    "the length of ",
+    "the numbers in ",
+    *(f"the {name} of " for name in LOADER_ATTRIBUTES),
+)
+"""How the names of values begin that tell the training and validation data from others."""
+VALIDATION_PREFIXES = tuple(f"{beginning}val." for beginning in DATA_PREFIXES)
 
 
 def fingerprint(state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> dict[str, int]:
@@ -61,7 +67,7 @@ def fingerprint(state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> dict
             values[".".join(path) if isinstance(path, tuple) else f"{part} {path}"] = (
                 without_devices(value)
             )
-    values |= rank_state["held"].get("data", {})
+    values |= rank_state["held"].get("data", {}) | rank_state["held"]["modules"]
     for part in ("eval", "frozen"):
         values |= {f"{part} {name or 'model'}": True for name in rank_state["held"][part]}
     return {

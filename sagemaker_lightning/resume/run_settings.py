@@ -61,31 +61,6 @@ def trainer_settings(trainer: Trainer) -> dict[str, object]:
     return {f"--trainer.{name}": getattr(trainer, name) for name in TRAINER_ATTRIBUTES}
 
 
-def optimizers(trainer: Trainer) -> list[str]:
-    """Return the names of the optimizers' classes."""
-    return [type(optimizer).__name__ for optimizer in trainer.optimizers]
-
-
-KERNEL_ARGUMENTS = {"foreach", "fused", "capturable", "differentiable"}
-"""Arguments of an optimizer that choose a kernel, as the machine may need it."""
-
-
-def optimizer_defaults(trainer: Trainer) -> list[dict[str, str]]:
-    """Return the numbers that the code has given each optimizer, by name, as text.
-
-    They are what the optimizer was made with: no scheduler, callback or checkpoint changes them.
-    """
-    return [
-        {
-            name: str(value.tolist() if isinstance(value, torch.Tensor) else value)
-            for name, value in getattr(optimizer, "defaults", {}).items()
-            if name not in KERNEL_ARGUMENTS
-            and isinstance(value, (int, float, tuple, list, torch.Tensor))
-        }
-        for optimizer in trainer.optimizers
-    ]
-
-
 def describe(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
     """Return what a checkpoint says of its run, in plain values.
 

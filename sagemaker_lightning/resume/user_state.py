@@ -13,16 +13,24 @@ import torch
 from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
+from sagemaker_lightning.compat.torch_modules import hooks
 from sagemaker_lightning.data.sample_seeding import has_state
+from sagemaker_lightning.resume.restore_check import LOADER_ATTRIBUTES
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.state import generators, object_graph
+from sagemaker_lightning.state import generators, module_variables, object_graph
 from sagemaker_lightning.state.encoding import NotPlain, decode, encode
-from sagemaker_lightning.state.object_state import PlainState
+from sagemaker_lightning.state.object_state import PlainState, is_table
 
+SAMPLERS = "sampler", "batch_sampler"
+PARTS = "dataset", "collate_fn", *SAMPLERS
+"""Parts of a DataLoader that may have state."""
+TRAINING = "train."
+VALIDATION = "val."
+"""How the names of what the loaders have begin, by stage."""
 # Stands for the start value of a setting that the interrupted run changed.
 CHANGED_BEFORE = object()
 
@@ -55,8 +63,12 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
     for stage, loaders in (("train", trainer.train_dataloader), ("val", trainer.val_dataloaders)):
         for number, loader in enumerate(flattened(loaders)):
             if not has_state(loader):
-                for name in ("dataset", "collate_fn"):
-                    objects[f"{stage}.{number}.{name}"] = getattr(loader, name, None)
+                parts = {name: getattr(loader, name, None) for name in PARTS}
+                objects |= {
+                    f"{stage}.{number}.{name}": part
+                    for name, part in parts.items()
+                    if name not in SAMPLERS or not has_state(part)
+                }
     return objects
 
 
@@ -76,6 +88,7 @@ class UserState:
         self.trainer_settings: dict[str, Any] = {}  # the trainer's settings at the start
         # Containers at the start that hold something that is not plain: their lengths and contents.
         self.containers_at_start: dict[tuple[str, str], list] = {}
+        self.variables_at_start: dict[str, bytes] = {}  # digests of variables by name
         self.reported: set = set()  # what a message was printed for
 
     def objects_of_module(self) -> dict[str, Any]:
@@ -96,6 +109,7 @@ class UserState:
             key: description for key, (_, *description) in self.state.opaque_containers().items()
         }
         self.trainer_settings = self._trainer_settings()
+        self.variables_at_start = self._variables()
 
     def encode_changes(self, point: ResumePoint | None = None) -> dict[str, Any]:
         """Return what has changed since `mark_start`, encoded; print, once, what cannot be saved.
@@ -114,9 +128,12 @@ class UserState:
         }
         plain = self.state.encode_changes()
         self._report_unsaved()
+        if point is ResumePoint.EPOCH:
+            self._report_variables()
         return {
             "plain": plain,
             "data": self._data_identity(plain),
+            "modules": self._modules(),
             "made": sorted(self.state.opaque_attributes() - self.attributes_at_start),
             "generators": {
                 path: encode(generators.state_of(object_))
@@ -138,7 +155,7 @@ class UserState:
         }
 
     def _data_identity(self, changed: Collection[tuple[str, str]]) -> dict[str, Any]:
-        """Return what tells the training data from others, by name.
+        """Return what tells the training and validation data from others, by name.
 
         These are lengths, and the numbers that the datasets hold: of those that the program has
         made and nothing has changed since. A text may rightly be another one, such as a folder.
@@ -146,21 +163,43 @@ class UserState:
         Args:
             changed: The plain values that are others than at the start; they are saved themselves.
         """
+        # If loaders are made anew while training, a resumed run makes the training data as of the
+        # interrupted run's epoch, but the validation data as of its own first one.
+        reloads = self.trainer.reload_dataloaders_every_n_epochs
+        stages = (TRAINING,) if reloads else (TRAINING, VALIDATION)
         datasets = {
             path: object_
             for path, object_ in user_objects(self.trainer).items()
             # Asking a stream for its length may change it, as of litdata's.
-            if path.startswith("train.") and not isinstance(object_, IterableDataset)
+            if path.startswith(stages) and not isinstance(object_, IterableDataset)
         }
         lengths = {
             f"the length of {path}": sized_len(dataset)
             for path, dataset in datasets.items()
             if isinstance(dataset, Dataset)
         }
-        return lengths | {
+        numbers = {
             f"the numbers in {'.'.join(key)}": mark
             for key, mark in self.state.numbers().items()
-            if key[0].startswith("train.") and key not in changed
+            if key[0].startswith(stages) and key not in changed
+        }
+        return lengths | numbers | self._batches(stages)
+
+    def _batches(self, stages: tuple[str, ...]) -> dict[str, str]:
+        """Return what decides the batches of the DataLoaders of some stages, by name."""
+        loaders = {
+            TRAINING: flattened(self.trainer.train_dataloader),
+            VALIDATION: flattened(self.trainer.val_dataloaders),
+        }
+        return {
+            f"the {name} of {stage}{number}": (
+                type(value).__qualname__ if name == "sampler" else str(value)
+            )
+            for stage in stages
+            for number, loader in enumerate(loaders[stage])
+            if isinstance(loader, DataLoader)
+            for name in LOADER_ATTRIBUTES
+            if (value := getattr(loader, name, None)) is not None
         }
 
     def state_before_data(self) -> dict[str, Any]:
@@ -180,6 +219,35 @@ class UserState:
             if path in saved["generators"]:
                 generators.restore(generator, decode(saved["generators"][path]))
 
+    def _modules(self) -> dict[str, str]:
+        """Return the class of each of the model's modules, and how many hooks it has, by name.
+
+        A module that was replaced while training, or that has got a hook, is in no checkpoint.
+        """
+        return {
+            f"the class or the hooks of model.{name}".removesuffix("."): (
+                # A lazy module gets its final class with the first batch.
+                f"{type(module).__name__.removeprefix('Lazy')} {hooks(module)}"
+            )
+            for name, module in self.trainer.lightning_module.named_modules()
+        }
+
+    def _variables(self) -> dict[str, bytes]:
+        """Return digests of the variables of the user's modules and classes, by name."""
+        objects = user_objects(self.trainer)
+        return module_variables.variable_digests(objects, objects)
+
+    def _report_variables(self) -> None:
+        """Print, once for each, which variables of modules and classes have changed."""
+        for name in module_variables.changed_variables(self.variables_at_start, self._variables()):
+            if name not in self.reported and self.trainer.is_global_zero:
+                print(
+                    f"{name} changes while training, and no checkpoint has it: a resumed run "
+                    "starts with its first value; keep it in an attribute of the model",
+                    flush=True,
+                )
+            self.reported.add(name)
+
     def _report_unsaved(self) -> None:
         """Print, once, which changed containers hold something that cannot be saved."""
         unsaved = {
@@ -191,7 +259,10 @@ class UserState:
                     encode(value)
                 except NotPlain as error:
                     is_libraries = error.kind.partition(".")[0] in object_graph.LIBRARIES
-                    if not is_libraries or key[0].startswith("loggers."):
+                    if is_table(value):
+                        if not key[0].startswith((TRAINING, VALIDATION, "datamodule")):
+                            unsaved[key] = f"is a {error.kind}"
+                    elif not is_libraries or key[0].startswith("loggers."):
                         unsaved[key] = f"holds a {error.kind}"
         self.reported |= unsaved.keys()
         owners = (
@@ -245,6 +316,22 @@ class UserState:
             module.training = name not in evaluating
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
+
+    def restore_samplers(self, saved: Mapping[str, Any]) -> None:
+        """Restore what has changed in the training samplers since they have drawn this epoch.
+
+        The loaders restore the state from which they have drawn it, and draw it again.
+
+        Args:
+            saved: What `encode_changes` returned.
+        """
+        self.state.restore(
+            {
+                key: value
+                for key, value in saved["plain"].items()
+                if key[0].startswith(TRAINING) and key[0].endswith(SAMPLERS)
+            }
+        )
 
     def _warn_of_iterators(self) -> None:
         """Warn, once for each, of iterators whose position no checkpoint can hold.

@@ -103,6 +103,7 @@ class Proof:
         self.last_recorded: Position = -1, -1  # position of the last batch in the journal
         self.difference: Difference | None = None
         self.current_batch: Batch | None = None
+        self.skipped: Position | None = None  # the last batch that on_train_batch_start skipped
         self.on_gpu: list[Batch] = []  # batches whose digests are on a GPU
         self.on_gpu_since = 0.0  # when the first of them was added, in seconds of time.monotonic()
         # Batches whose digests are being copied from the GPU, the digests, the event of the copy.
@@ -202,6 +203,8 @@ class Proof:
             number: Its number in the epoch, from 0.
         """
         epoch = self.trainer.fit_loop.epoch_progress.current.processed
+        if self.current_batch:
+            self.skipped = self.current_batch.position
         self.current_batch = Batch(
             self.trainer.global_step + 1,
             (epoch, number),
@@ -458,6 +461,8 @@ class Proof:
             return  # the journal does not have this step any more
         self.reached_expected = True
         self.expected.popleft()
+        if not expected.loss and expected.position == self.skipped:
+            return  # it was to come, but no run trains on it
         description, kinds = _difference(expected, step)
         if kinds:
             cause = difference_causes.likely_causes(self.trainer, kinds, self.changes)

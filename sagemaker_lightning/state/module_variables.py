@@ -1,6 +1,6 @@
 """Find changes in a user's variables that no checkpoint has.
 
-These are variables of modules and of some closures, and iterators.
+These are variables of modules, of classes and of some closures, and iterators.
 """
 
 import operator
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.object_state import digest
+from sagemaker_lightning.state.object_state import digest, is_small
 
 COUNTERS = ("builtins", "itertools")  # modules whose iterators can be asked for their position
 MAX_REMAINING = 10_000  # an iterator with more elements left is not examined
@@ -46,6 +46,12 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                     else f"{object_.__module__}.{object_.__qualname__}"
                 )
                 digests[f"{owner}.{name}"] += _digest_or_position(value)
+        elif isinstance(object_, type):
+            for name, value in vars(object_).items():
+                if not name.startswith("__"):
+                    digests[f"{object_.__module__}.{object_.__qualname__}.{name}"] += (
+                        _digest_or_position(value)
+                    )
         elif _is_counter(object_) and id(object_) not in seen_ids:
             digests[path] += _digest_or_position(object_)
     return {name: state for name, state in digests.items() if state}
@@ -64,7 +70,7 @@ def changed_variables(before: Mapping[str, bytes], after: Mapping[str, bytes]) -
 def _digest_or_position(value: Any) -> bytes:
     """Return bytes that identify a value; empty if it cannot be compared."""
     if not _is_counter(value):
-        return digest(value)
+        return digest(value) if is_small(value) else b""
     try:
         return pickle.dumps(value) if operator.length_hint(value, 0) <= MAX_REMAINING else b""
     except Exception:  # its elements may be of any class, which may raise anything

@@ -150,9 +150,10 @@ class PlainState:
         } - plain_keys
 
     def opaque_containers(self) -> dict[tuple[str, str], tuple]:
-        """Return the containers that hold something that is not plain.
+        """Return the containers that hold something that is not plain, and tables.
 
-        Each comes with its length and a hash of its elements' ids, which tell whether it changes.
+        Each comes with its length and a hash of its elements' ids, which tell whether it changes;
+        a table, to which one mostly adds by making another, with its own id.
         """
         plain_keys = self._plain_values().keys()
         containers = {}
@@ -161,6 +162,8 @@ class PlainState:
                 if isinstance(value, CONTAINERS) and (path, name) not in plain_keys:
                     elements = value.values() if isinstance(value, dict) else value
                     containers[path, name] = value, len(value), hash(tuple(map(id, elements)))
+                elif is_table(value):
+                    containers[path, name] = value, getattr(value, "shape", ()), id(value)
         return containers
 
     def restore(self, saved: Mapping[tuple[str, str], Any], touch: bool = True) -> None:
@@ -196,6 +199,11 @@ class PlainState:
                 if _is_plain(value) and not _is_of_modules(value, owned):
                     values[path, name] = value
         return values
+
+
+def is_table(value: Any) -> bool:
+    """Return whether a value is a table, such as of pandas, polars or pyarrow."""
+    return hasattr(type(value), "__dataframe__") or hasattr(type(value), "__arrow_c_stream__")
 
 
 def _snapshot(value: Any) -> Any:
@@ -315,6 +323,11 @@ def _size(value: Any) -> int:
         if isinstance(value, (list, tuple, dict, deque, set, frozenset, str, bytes))
         else 1
     )
+
+
+def is_small(value: Any) -> bool:
+    """Return whether a value has so few elements that all of them can be read at any time."""
+    return _size(value) <= COMPARED_IN_FULL
 
 
 def digest(value: Any) -> bytes:

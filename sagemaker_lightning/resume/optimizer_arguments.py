@@ -1,0 +1,249 @@
+"""The arguments that the code gives its optimizers and learning-rate schedulers.
+
+A checkpoint has the state of both, and Lightning loads it over what the code has just made. So an
+argument that was changed in the code would have no effect, and nothing would say so. What
+`configure_optimizers` makes is recorded before anything is loaded or trained, and compared with
+what it made in the checkpoint's run.
+"""
+
+import functools
+import hashlib
+import math
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pytorch_lightning import Trainer
+from torch import Tensor
+
+from sagemaker_lightning.callbacks.lr_scaling import GROUP_KEYS, SCHEDULER_ATTRIBUTES
+from sagemaker_lightning.compat.torch_modules import INNER_SCHEDULERS, inner_schedulers
+from sagemaker_lightning.state.object_graph import MAX_ELEMENTS, closure, is_library_class
+from sagemaker_lightning.state.object_state import digest
+
+KERNEL_ARGUMENTS = {"foreach", "fused", "capturable", "differentiable"}
+"""Arguments of an optimizer that choose a kernel, as the machine may need it."""
+CONFIG_NAMES = "interval", "frequency", "monitor", "reduce_on_plateau"
+"""What `configure_optimizers` tells Lightning about a scheduler."""
+FUNCTIONS = types.FunctionType, types.MethodType, functools.partial
+MAX_DEPTH = 4  # of lists within lists, and of functions within functions
+MAX_CHARACTERS = 60  # of a value; a longer one is cut off, and has a hash
+
+
+def describe(trainer: Trainer) -> dict[str, Any]:
+    """Return what `configure_optimizers` has made, in plain values.
+
+    Call it before anything is trained. Of an optimizer or scheduler that a training has used
+    before, such as one made in `__init__`, only the optimizer's defaults are in it.
+
+    Returns:
+        The classes of the optimizers and schedulers; the arguments of both, each as text by name;
+        and the numbers in functions that decide a learning rate.
+    """
+    optimizers = labelled(trainer.optimizers, "optimizer")
+    configs = trainer.lr_scheduler_configs
+    schedulers = labelled([config.scheduler for config in configs], "scheduler")
+    names = {id(weight): name for name, weight in trainer.lightning_module.named_parameters()}
+    arguments: dict[str, str] = {}
+    schedule: dict[str, str] = {}
+    functions: dict[str, str] = {}
+    for owner, optimizer in optimizers.items():
+        defaults = getattr(optimizer, "defaults", {})
+        arguments |= as_texts(defaults, owner)
+        groups = [] if getattr(optimizer, "state", None) else optimizer.param_groups
+        if groups:
+            arguments[f"number of parameter groups of {owner}"] = str(len(groups))
+        for number, group in enumerate(groups):
+            part = f"parameter group {number} of {owner}" if len(groups) > 1 else owner
+            members = [names.get(id(member), "") for member in group["params"]]
+            arguments[f"order of the parameters of {part}"] = _shortened(str(members))
+            # A scheduler sets "lr" when it is made; this is what the code has set.
+            first = {"lr": group["initial_lr"]} if "initial_lr" in group else {}
+            given = {name: group[name] for name in defaults if name in group}
+            arguments |= as_texts(given | first, part)
+            rest = {name: value for name, value in group.items() if name not in defaults}
+            rest.pop("params")
+            schedule |= as_texts(rest, part)
+    for (owner, scheduler), config in zip(schedulers.items(), configs, strict=True):
+        arguments |= as_texts({name: getattr(config, name) for name in CONFIG_NAMES}, owner, True)
+        if getattr(scheduler, "last_epoch", 0) <= 0:
+            for part, each in _nested(owner, scheduler):
+                attributes = {
+                    name: value for name, value in vars(each).items() if name != INNER_SCHEDULERS
+                }
+                schedule |= as_texts(attributes, part, is_library_class(type(each)))
+                numbers = {name: _numbers_in(value) for name, value in attributes.items()}
+                functions |= as_texts(
+                    {name: found for name, found in numbers.items() if found}, part
+                )
+    return {
+        "optimizers": [type(optimizer).__name__ for optimizer in optimizers.values()],
+        "schedulers": [type(scheduler).__name__ for scheduler in schedulers.values()],
+        "arguments": arguments,
+        "schedule": schedule,
+        "functions": functions,
+        "python": sys.hexversion >> 16,  # another one may keep other constants of a function
+    }
+
+
+def other_classes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a phrase if the optimizers, or the schedulers, are of other classes.
+
+    Args:
+        before: What `describe` returned in the checkpoint's run.
+        now: What it returned in this run.
+    """
+    return [
+        f"the {kind} was {', '.join(before[f'{kind}s']) or 'none'}, "
+        f"is {', '.join(now[f'{kind}s']) or 'none'}"
+        for kind in ("optimizer", "scheduler")
+        if before[f"{kind}s"] != now[f"{kind}s"]
+    ]
+
+
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], other_rates: bool = False
+) -> tuple[list[str], list[str]]:
+    """Return a phrase for each argument that differs: of the optimizers, and of the schedules.
+
+    What one argument decides several times, such as a learning rate, is named once. What only one
+    of the two runs has is not compared: another version of torch may keep more.
+
+    Args:
+        before: What `describe` returned in the checkpoint's run.
+        now: What it returned in this run.
+        other_rates: Whether learning rates may differ.
+    """
+    changed = [
+        (kind, name, (before[kind].get(name, value), value))
+        for kind in ("arguments", "schedule", "functions")
+        if kind != "functions" or before["python"] == now["python"]
+        for name, value in now[kind].items()
+        if before[kind].get(name, value) != value
+        and not (other_rates and name.split(" of ")[0] in (*GROUP_KEYS, *SCHEDULER_ATTRIBUTES))
+    ]
+    named: set[tuple[str, str]] = set()
+    arguments = []
+    schedule = []
+    # What a scheduler derives from its arguments has private names.
+    for kind, name, values in sorted(changed, key=lambda change: change[1][0] == "_"):
+        if values not in named:
+            phrases = arguments if kind == "arguments" else schedule
+            phrases.append(f"{name} was {values[0]}, is {values[1]}")
+        named.add(values)
+    return arguments, schedule
+
+
+def labelled(objects: Sequence[Any], kind: str) -> dict[str, Any]:
+    """Return objects by their classes' names, with numbers where a name is there twice."""
+    names = [type(each).__name__ for each in objects]
+    return {
+        name if names.count(name) == 1 else f"{kind} {number} ({name})": each
+        for number, (name, each) in enumerate(zip(names, objects, strict=True))
+    }
+
+
+def _nested(owner: str, scheduler: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a scheduler and those that it is made of, with a name for each."""
+    yield owner, scheduler
+    for part, inner in labelled(inner_schedulers(scheduler), "part").items():
+        yield from _nested(f"{part} in {owner}", inner)
+
+
+def as_texts(values: Mapping[str, Any], owner: str, strings: bool = False) -> dict[str, str]:
+    """Return the plain ones of some values as text, by name.
+
+    Args:
+        values: The values by name.
+        owner: Whose values they are.
+        strings: Whether strings count: those of a user's own class may be anything.
+    """
+    texts = {
+        name: _as_text(value, strings)
+        for name, value in values.items()
+        if name not in KERNEL_ARGUMENTS
+    }
+    return {f"{name} of {owner}": _shortened(text) for name, text in texts.items() if text}
+
+
+def _as_text(value: Any, strings: bool = False, depth: int = MAX_DEPTH) -> str:
+    """Return a value as text; "" if it is not plain. A list of one element is that element."""
+    if isinstance(value, (Tensor, np.ndarray)) and math.prod(value.shape) > MAX_ELEMENTS:
+        return digest(value).hex()
+    if isinstance(value, (Tensor, np.ndarray, np.generic)):
+        value = value.tolist()
+    if value is None or isinstance(value, (bool, int, float)):
+        return str(value)
+    if isinstance(value, str):
+        return value if strings else ""
+    if isinstance(value, Mapping):
+        texts = {str(key): _as_text(member, strings, depth - 1) for key, member in value.items()}
+        items = ", ".join(f"{key}: {text}" for key, text in texts.items())
+        return f"({items})" if depth and all(texts.values()) else ""
+    if not isinstance(value, (list, tuple, deque)) or not depth:
+        return ""
+    texts = [_as_text(element, strings, depth - 1) for element in value]
+    if not all(texts):
+        return ""
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def _shortened(text: str) -> str:
+    """Return a text of at most some dozen characters that is as unique as the text."""
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    hash_ = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return f"{text[: MAX_CHARACTERS - 20]}... ({hash_})"
+
+
+def _numbers_in(value: Any, depth: int = MAX_DEPTH) -> list | None:
+    """Return the numbers in a function, or in several, that decide what it returns.
+
+    These are constants, defaults, what it has closed over, globals that it reads, and the arguments
+    of a partial. Of a user's object that can be called, they are its attributes. None if it is no
+    function.
+    """
+    if not depth:
+        return None
+    if isinstance(value, (list, tuple)):
+        found = [_numbers_in(element, depth - 1) for element in value]
+        return [numbers for numbers in found if numbers] or None
+    if isinstance(value, types.MethodType):
+        return _numbers_in(value.__func__, depth)
+    if isinstance(value, functools.partial):
+        parts = [*value.args, *(part for _, part in sorted(value.keywords.items()))]
+        return [_numbers_in(value.func, depth - 1) or [], *_plain(parts, depth)]
+    if isinstance(value, types.FunctionType):
+        code = value.__code__
+        read = [value.__globals__[name] for name in code.co_names if name in value.__globals__]
+        parts = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        return [
+            *_constants(code),
+            *_plain([*parts, *closure(value).values(), *read], depth),
+        ]
+    if callable(value) and not isinstance(value, type) and not is_library_class(type(value)):
+        return _plain([part for _, part in sorted(getattr(value, "__dict__", {}).items())], depth)
+    return None
+
+
+def _plain(values: Sequence[Any], depth: int) -> list:
+    """Return the numbers among some values, and those in functions among them."""
+    found = (
+        value if isinstance(value, (bool, int, float)) else _numbers_in(value, depth - 1)
+        for value in values
+        if isinstance(value, (bool, int, float, list, tuple, *FUNCTIONS))
+    )
+    return [numbers for numbers in found if numbers is not None]
+
+
+def _constants(code: types.CodeType) -> list:
+    """Return the numbers that a function's code and the functions within it contain."""
+    return [
+        number
+        for constant in code.co_consts
+        for number in (_constants(constant) if isinstance(constant, types.CodeType) else [constant])
+        if isinstance(number, (bool, int, float))
+    ]
