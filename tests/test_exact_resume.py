@@ -1151,7 +1151,7 @@ def test_a_search_comes_again_in_another_training(tmp_path: Path):
             Untested()
         )
     short_trainer(tmp_path / "a", finder, PressCtrlC(0)).fit(model := Untested())
-    assert finder.optimal_lr is None
+    assert getattr(finder, "optimal_lr", None) is None  # 2.5 has none yet
     short_trainer(tmp_path / "b", finder).fit(model)
     assert finder.optimal_lr is not None
 
