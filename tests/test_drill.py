@@ -232,6 +232,7 @@ def test_the_page_drills_a_program_of_a_users_own(desk: Desk):
     assert completed.returncode == 0 and output == OUTPUT, completed.stdout
 
 
+@pytest.mark.thorough  # a program of a user's own is above
 def test_our_own_example_is_identical(desk: Desk):
     flags = ["--data.batch_size=4", "--data.val_split=20", *FLAGS]
     program = str(ROOT / "app/train.py")

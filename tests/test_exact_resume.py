@@ -870,6 +870,34 @@ def test_other_validation_data_are_said(tmp_path: Path, capfd, loader, says, eve
     assert ("warning: resumed" in said) is bool(says)
 
 
+class Drawn(Classifier):
+    """Draws its validation data whenever Lightning asks for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_numbers: dict[int, float] = {}
+
+    def val_dataloader(self):
+        return DataLoader(TensorDataset(torch.rand(8, 2), torch.ones(8, 1)), 4)
+
+    def validation_step(self, batch, batch_idx):
+        self.first_numbers.setdefault(self.current_epoch, float(batch[0][0, 0]))
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_validation_data_that_are_drawn_anew_every_other_epoch(tmp_path: Path, epoch):
+    options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 2}
+    whole = Drawn()
+    short_trainer(tmp_path / "whole", **options).fit(whole)
+    assert len(set(whole.first_numbers.values())) == 2
+    interrupted = Drawn()
+    with pytest.raises(SystemExit):
+        short_trainer(tmp_path / "run", Stops(epoch * 10 + 4), **options).fit(interrupted)
+    resumed = Drawn()
+    short_trainer(tmp_path / "run", **options).fit(resumed)
+    assert interrupted.first_numbers | resumed.first_numbers == whole.first_numbers
+
+
 def test_other_batches_are_said_at_an_epochs_end_too(tmp_path: Path, capfd):
     with pytest.raises(SystemExit):
         short_trainer(tmp_path, PressCtrlC(1, batch=10), max_epochs=2).fit(Untested())

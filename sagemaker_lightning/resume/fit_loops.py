@@ -249,14 +249,15 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
     def setup_data(self) -> None:
         """Create the validation data.
 
-        What they draw depends on the epoch alone, if they are created more than once: a resumed run
-        creates them later than a new one, which needs them for its check before training.
+        What they draw depends only on the epoch in which they are due, if they are created more
+        than once: a resumed run creates them later than a new one, which needs them for its check
+        before training.
         """
         if not self.resume.is_training:
             super().setup_data()
             return
         reloads = self.trainer.reload_dataloaders_every_n_epochs
-        epoch = self.trainer.current_epoch if reloads else 0
+        epoch = self.trainer.current_epoch // reloads * reloads if reloads else 0
         with isolate_rng():
             seed_all("val data", self.restart.seeding.seed, epoch)
             super().setup_data()
