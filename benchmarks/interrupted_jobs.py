@@ -147,13 +147,15 @@ class Containers:
     hosts = ("algo-1", "algo-2")
 
     def __init__(self, folder: Path) -> None:
-        from containers import TAG
+        from containers import IMAGE_TAG
         from nodes import Nodes
 
         source = {"interruptible.py": (ROOT / "tests/interruptible.py").read_text()}
         given = GIVEN | {"trainer.devices": "1"}
         self.folder = folder
-        self.nodes = Nodes(TAG, folder, list(self.hosts), given, code=source, checkpoints=True)
+        self.nodes = Nodes(
+            IMAGE_TAG, folder, list(self.hosts), given, code=source, checkpoints=True
+        )
         self.nodes.__enter__()
 
     def start(self) -> None:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 def main(interruptions: int, seed: int, engine: str, epochs: int) -> None:
     """Run both jobs, and print their results."""
-    from containers import TAG
+    from containers import IMAGE_TAG
     from rehearsals import Rehearsal
 
     sort = ["of any unwarned", "of any warned", "of all either"][seed % 3]
@@ -51,8 +51,8 @@ def main(interruptions: int, seed: int, engine: str, epochs: int) -> None:
         seconds = []
         for more in ({}, spot):
             began = time.monotonic()
-            name = server.create(TAG, **fields | more)
-            ended = server.ended(name, 4 * 3600)
+            name = server.create(IMAGE_TAG, **fields | more)
+            ended = server.wait_until_ended(name, 4 * 3600)
             assert ended["TrainingJobStatus"] == "Completed", (ended, server.lines(name))
             weights.append(
                 torch.load(io.BytesIO(server.archive(name)["model.pt"]), weights_only=True)

@@ -21,18 +21,18 @@ from pathlib import Path
 
 import pytest
 from containers import DOCKER, ROOT, build, build_variables, copy_checkout, docker
-from test_locks import LOCKS, STANZA, write_wheel
+from test_locks import LOCK_TEXTS, STANZA_PATTERN, write_wheel
 
 # tests/test_container.py has the image as it is, tests/test_locks.py the locks.
 pytestmark = [pytest.mark.docker, pytest.mark.thorough]
 
-DATE = 315532800  # the Dockerfile's SOURCE_DATE_EPOCH
-SITE = "/opt/conda/envs/sagemaker-lightning/lib/python3.11/site-packages"
+SOURCE_DATE_EPOCH = 315532800  # the Dockerfile's SOURCE_DATE_EPOCH
+SITE_PACKAGES = "/opt/conda/envs/sagemaker-lightning/lib/python3.11/site-packages"
 
 
 def stanzas(lock: str, *packages: str) -> str:
     """Return a lock that has these packages of another."""
-    found = {match[1]: match[0] for match in STANZA.finditer(lock)}
+    found = {match[1]: match[0] for match in STANZA_PATTERN.finditer(lock)}
     return "".join(found[package] for package in packages)
 
 
@@ -40,9 +40,9 @@ def stanzas(lock: str, *packages: str) -> str:
 def source(tmp_path: Path) -> Path:
     """A copy of the checkout with few packages, and an SBOM of nothing."""
     copy_checkout(tmp_path / "source")
-    few = stanzas(LOCKS["image"], "pip", "sagemaker-training", "six", "typing-extensions")
+    few = stanzas(LOCK_TEXTS["image"], "pip", "sagemaker-training", "six", "typing-extensions")
     (tmp_path / "source/locks/image.txt").write_text(few)
-    (tmp_path / "source/locks/tools.txt").write_text(stanzas(LOCKS["image"], "packaging"))
+    (tmp_path / "source/locks/tools.txt").write_text(stanzas(LOCK_TEXTS["image"], "packaging"))
     (tmp_path / "source/scripts/make_sbom.sh").write_text('#!/bin/bash\nmkdir -p "$1"\n')
     return tmp_path / "source"
 
@@ -57,7 +57,7 @@ def tags() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+def served_folder(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """Serve a folder where builds reach it; yield its address and the folder."""
     gateway = docker("network", "inspect", "bridge", "--format={{(index .IPAM.Config 0).Gateway}}")
     (tmp_path / "served").mkdir()
@@ -77,7 +77,7 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     server.server_close()
 
 
-def run(tag: str, *command: str) -> str:
+def output_in_image(tag: str, *command: str) -> str:
     done = docker("run", "--rm", "--entrypoint=", tag, *command)
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -87,7 +87,7 @@ def layers(tag: str) -> list[str]:
     return json.loads(docker("image", "inspect", "--format={{json .RootFS.Layers}}", tag).stdout)
 
 
-def contents(tag: str, number: int) -> dict[str, tuple]:
+def layer_contents(tag: str, number: int) -> dict[str, tuple]:
     """Return what is in an image's layer: each name with its type, mode, size, date and digest."""
     with subprocess.Popen([DOCKER, "save", tag], stdout=subprocess.PIPE) as saved:
         image = io.BytesIO(saved.stdout.read())
@@ -113,7 +113,7 @@ def differences(first: str, second: str) -> list[str]:
     lines = []
     for number, (one, other) in enumerate(zip(layers(first), layers(second), strict=True)):
         if one != other:
-            ones, others = contents(first, number), contents(second, number)
+            ones, others = layer_contents(first, number), layer_contents(second, number)
             lines += [
                 f"layer {number}: {name}: {ones.get(name)}, {others.get(name)}"
                 for name in sorted(ones.keys() | others.keys())
@@ -122,7 +122,7 @@ def differences(first: str, second: str) -> list[str]:
     return lines
 
 
-def rebuilt(first: str, second: str) -> list[str]:
+def rebuilt_instructions(first: str, second: str) -> list[str]:
     """Return the instructions of an image that were not taken from another's cache."""
     format_ = "--format={{.CreatedAt}}\t{{.CreatedBy}}"
     lines = [
@@ -144,7 +144,7 @@ def test_two_builds_have_layers_of_the_same_bytes(source: Path, tags, tmp_path):
     mirror = {"CONDA_CHANNEL_ALIAS": "https://conda.example"}
     done = build(tags[1], other, **build_variables() | mirror)
     assert done.returncode == 0, done.stdout[-3000:]
-    again = "\n".join(rebuilt(*tags))
+    again = "\n".join(rebuilt_instructions(*tags))
     for part in ("make_conda_environment.sh", "install_locked.sh", "install_bolts.sh", "/runtime"):
         assert part in again, again
     assert layers(tags[0]) == layers(tags[1]), differences(*tags)[:20]
@@ -171,16 +171,18 @@ def test_byte_code_is_for_the_sources_as_they_are(source: Path, tags):
     assert done.returncode == 0, done.stdout[-3000:]
     code = f"""
         import pathlib, struct, sys
-        site = pathlib.Path("{SITE}")
+        site = pathlib.Path("{SITE_PACKAGES}")
         headers = [path.read_bytes()[:12] for path in site.rglob("*.pyc")]
         print(len(headers), {{struct.unpack("<4sII", header)[1:] for header in headers}})
         (site / "six.py").write_text("changed = True")
         import six
         print(six.changed, six.__cached__)
     """
-    lines = run(tags[0], "python", "-c", re.sub("^        ", "", code, flags=re.M)).splitlines()
+    lines = output_in_image(
+        tags[0], "python", "-c", re.sub("^        ", "", code, flags=re.M)
+    ).splitlines()
     count, _, headers = lines[0].partition(" ")
-    assert int(count) > 300 and headers == f"{{(0, {DATE})}}"
+    assert int(count) > 300 and headers == f"{{(0, {SOURCE_DATE_EPOCH})}}"
     assert lines[1].startswith("True ")
 
 
@@ -188,12 +190,12 @@ def test_byte_code_is_for_the_sources_as_they_are(source: Path, tags):
 
 
 @pytest.fixture
-def cpu(source: Path, served) -> tuple[Path, dict[str, str]]:
+def cpu(source: Path, served_folder) -> tuple[Path, dict[str, str]]:
     """A list with torch, locked for the stand-ins of its CPU build; and the variables of a build.
 
     psutil comes from the package index.
     """
-    address, folder = served
+    address, folder = served_folder
     text = (source / "environment.yml").read_text()
     kept = re.sub(r"^ +- (?!torch==|torchvision==|psutil)\S+==.*\n", "", text, flags=re.M)
     (source / "environment.yml").write_text(kept)
@@ -223,10 +225,10 @@ def test_the_cpu_build_of_torch(cpu, tags):
     lock = (source / "locks/image-cpu.txt").read_text()
     assert "#    make lock TORCH=cpu\n" in lock
     assert re.search(r"^torch==[\d.]+\+cpu \\\n    --hash=sha256:[0-9a-f]{64}$", lock, re.M)
-    assert stanzas(lock, "psutil").split() >= stanzas(LOCKS["image"], "psutil").split()[:2]
+    assert stanzas(lock, "psutil").split() >= stanzas(LOCK_TEXTS["image"], "psutil").split()[:2]
     done = build(tags[0], source, **variables)
     assert done.returncode == 0, done.stdout[-3000:]
-    listed = run(tags[0], "ls", SITE, "/opt/conda/envs/sagemaker-lightning")
+    listed = output_in_image(tags[0], "ls", SITE_PACKAGES, "/opt/conda/envs/sagemaker-lightning")
     for package in ("torch", "torchvision"):
         assert re.search(rf"^{package}-[\d.]+\+cpu.dist-info$", listed, re.M)
     assert "psutil" in listed and "nvidia" not in listed and "cuda-compat" not in listed
@@ -256,9 +258,9 @@ def torchvision_for_cpu(wheel: Path, target: Path) -> None:
 
 
 @pytest.mark.soak
-def test_the_cpu_image_trains_and_is_small(tmp_path, served, tags):
+def test_the_cpu_image_trains_and_is_small(tmp_path, served_folder, tags):
     """With a CPU build of torch that pip finds here: an older one than the list's."""
-    address, folder = served
+    address, folder = served_folder
     copy_checkout(tmp_path / "source")
     source = tmp_path / "source"
     for name, version in (("torch", "2.13.0+cpu"), ("torchvision", "0.28.0")):
@@ -294,10 +296,10 @@ def test_the_cpu_image_trains_and_is_small(tmp_path, served, tags):
     assert size <= 1.2e9
 
 
-def test_a_tampered_wheel_ends_the_build(cpu, served, tags):
+def test_a_tampered_wheel_ends_the_build(cpu, served_folder, tags):
     """The index serves another file of the same name and version; then it lacks the package."""
     source, variables = cpu
-    (wheel,) = (served[1] / "cpu/torch").glob("*.whl")
+    (wheel,) = (served_folder[1] / "cpu/torch").glob("*.whl")
     with wheel.open("ab") as file:
         file.write(b"\0")
     done = build(tags[0], source, **variables)
@@ -315,7 +317,9 @@ def test_another_cuda_and_another_python(source: Path, tags):
     (source / "locks/image-cu126.txt").touch()
     done = build(tags[0], source, "--target=environment", **build_variables(), TORCH="cu126")
     assert done.returncode == 0, done.stdout[-3000:]
-    packages = run(tags[0], "cat", "/opt/conda/envs/sagemaker-lightning/conda-meta/packages")
+    packages = output_in_image(
+        tags[0], "cat", "/opt/conda/envs/sagemaker-lightning/conda-meta/packages"
+    )
     assert packages.split() == ["python=3.11", "pip", "cuda-compat=12.6"]
     for version, line in (
         ("3.13", "the system has no python3.13"),
@@ -336,7 +340,9 @@ def test_what_conda_installed_is_locked(source: Path, tags):
     assert done.returncode == 0 and "/python-3.11-" in lock.read_text(), done.stdout
     done = build(tags[1], source, "--target=environment", **build_variables())
     assert done.returncode == 0, done.stdout[-3000:]
-    packages = run(tags[1], "cat", "/opt/conda/envs/sagemaker-lightning/conda-meta/packages")
+    packages = output_in_image(
+        tags[1], "cat", "/opt/conda/envs/sagemaker-lightning/conda-meta/packages"
+    )
     assert packages.split() == ["python=3.11", "pip=1", "cuda-compat=13.2"]
     lock.write_text(re.sub("#[0-9a-f]{64}", "", lock.read_text()))
     done = build(tags[1], source, "--target=environment", **build_variables())
@@ -348,9 +354,9 @@ def test_what_conda_installed_is_locked(source: Path, tags):
 
 
 @pytest.fixture
-def installer(served) -> dict[str, str]:
+def installer(served_folder) -> dict[str, str]:
     """A stand-in of AWS's installer, served; and the variables of a build with it."""
-    address, folder = served
+    address, folder = served_folder
     with tarfile.open(folder / "efa.tar.gz", "w:gz") as archive:
         archive.add(
             ROOT / "tests/image/efa_installer_stand_in.sh", "aws-efa-installer/efa_installer.sh"
@@ -382,7 +388,9 @@ def test_efa_is_a_build_argument(source: Path, tags, installer, tmp_path):
         "ok    EFA: device rdmap16s27, with libfabric and aws-ofi-nccl",
         "True",
     ]
-    linked = run(tags[0], "cat", "/etc/ld.so.conf.d/sagemaker-lightning-efa.conf").split()
+    linked = output_in_image(
+        tags[0], "cat", "/etc/ld.so.conf.d/sagemaker-lightning-efa.conf"
+    ).split()
     assert linked == ["/opt/amazon/efa/lib", "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu"]
 
 

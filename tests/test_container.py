@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import sweeper
 import torch
-from conftest import CLASSES, write_cifar
+from conftest import CIFAR_CLASSES, write_cifar
 from containers import DOCKER, ROOT, build, build_variables, docker
 from environments import packages_of
 from terminal import Terminal
@@ -159,7 +159,7 @@ def test_a_channel_and_hyperparameters(container, cifar: Path, tmp_path: Path):
         "train", options=mounts + mount(model, "/opt/ml/model") + mount(output, "/opt/ml/output")
     )
     assert run.returncode == 0, run.stdout
-    assert json.loads((model / "model.json").read_text())["classes"] == CLASSES
+    assert json.loads((model / "model.json").read_text())["classes"] == CIFAR_CLASSES
     assert list(output.glob("data/tensorboard/localhost/tutorial/version_0/events.*"))
     # The checkpoints of a run that is finished are no output.
     assert not list(output.glob("data/checkpoints"))
@@ -213,7 +213,7 @@ def test_a_shell_that_nothing_activated_finds_the_environment(container):
     assert pip == "/opt/conda/envs/sagemaker-lightning/bin/pip"
 
 
-SAVER = """
+SAVING_PROGRAM = """
 import signal, sys, time
 def save(number, frame):
     time.sleep(2)
@@ -227,7 +227,7 @@ time.sleep(120)
 
 @pytest.mark.parametrize("options", [(), ("--init",)], ids=["as PID 1", "behind an init"])
 def test_docker_stop_lets_the_program_save(image: str, tmp_path: Path, options):
-    (tmp_path / "saver.py").write_text(SAVER)
+    (tmp_path / "saver.py").write_text(SAVING_PROGRAM)
     (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "saver.py"}')
     (tmp_path / "output").mkdir()
     mounts = mount(tmp_path / "saver.py", "/opt/ml/code/saver.py", "ro") + mount(
@@ -284,7 +284,9 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
     complaints = re.findall(r"^(\S+) \S+ (?:has requirement|requires)", run.stdout, re.MULTILINE)
     assert complaints == ["lightning-bolts"]
     assert {
-        (name, version) for name, version in installed.items() if version not in locked(name)
+        (name, version)
+        for name, version in installed.items()
+        if version not in locked_versions(name)
     } == set()
 
     about = inspect(image)
@@ -313,7 +315,7 @@ def test_the_history_of_the_image(container, image: str):
     assert inspect(image)["Size"] < 1.01 * (size - 4096 * folders) + 20e6, run.stdout
 
 
-CARD = (
+CARD_PACKAGES = (
     "sagemaker_training",
     "pytorch_lightning",
     "torch",
@@ -325,9 +327,9 @@ CARD = (
 
 def test_each_package_of_the_projects_card_is_imported(container):
     code = "import importlib, sys\nfor name in sys.argv[1:]: print(importlib.import_module(name))"
-    done = container("python", "-W", "ignore", "-c", code, *CARD)
+    done = container("python", "-W", "ignore", "-c", code, *CARD_PACKAGES)
     assert done.returncode == 0, done.stdout
-    for package in CARD:
+    for package in CARD_PACKAGES:
         assert f"<module '{package}' from " in done.stdout, done.stdout
 
 
@@ -335,7 +337,7 @@ def test_conda_is_in_the_image(container):
     assert re.search(r"^conda \d", container("conda", "--version").stdout, re.MULTILINE)
 
 
-def locked(name: str) -> set[str]:
+def locked_versions(name: str) -> set[str]:
     """Return the allowed versions of a package in the image."""
     texts = ((ROOT / f"locks/{lock}.txt").read_text() for lock in ("image", "bolts"))
     return {
@@ -545,7 +547,7 @@ def test_the_legacy_builder_builds_it_too(image: str, source: Path, tag: str):
 # At a terminal, and with others in the container --------------------------------------------------
 
 
-WAITS = """
+WAITING_PROGRAM = """
 import time
 from pathlib import Path
 print("READY", flush=True)
@@ -555,10 +557,10 @@ while not Path("/tmp/go").exists():
 
 
 @pytest.fixture
-def waiting(tmp_path: Path) -> tuple[str, ...]:
+def waiting_job_options(tmp_path: Path) -> tuple[str, ...]:
     """The options of a container whose job waits until /tmp/go is there."""
     (tmp_path / "code").mkdir()
-    (tmp_path / "code/train.py").write_text(WAITS)
+    (tmp_path / "code/train.py").write_text(WAITING_PROGRAM)
     (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "train.py"}')
     given = "/opt/ml/input/config/hyperparameters.json"
     return (
@@ -590,9 +592,11 @@ def test_a_shell_at_a_terminal(image):
         terminal.kill()
 
 
-def test_training_at_a_terminal(image: str, waiting: tuple[str, ...]):
+def test_training_at_a_terminal(image: str, waiting_job_options: tuple[str, ...]):
     """No command is given. Ctrl-C reaches the program."""
-    terminal = Terminal(DOCKER, "run", "--rm", "-it", *sweeper.labels(), *waiting, image)
+    terminal = Terminal(
+        DOCKER, "run", "--rm", "-it", *sweeper.labels(), *waiting_job_options, image
+    )
     try:
         terminal.expect("READY")
         terminal.type("\x03")
@@ -602,7 +606,7 @@ def test_training_at_a_terminal(image: str, waiting: tuple[str, ...]):
         terminal.kill()
 
 
-DEBUGGED = """
+DEBUGGED_PROGRAM = """
 import json, socket, sys
 with socket.create_connection(("127.0.0.1", 5678)) as client:
     request = {"type": "request", "command": "initialize", "arguments": {"adapterID": "x"}}
@@ -617,7 +621,7 @@ sys.exit(3)
 
 
 def test_a_debugger_that_a_job_brings(container, tmp_path: Path):
-    (tmp_path / "train.py").write_text(DEBUGGED)
+    (tmp_path / "train.py").write_text(DEBUGGED_PROGRAM)
     options = (
         *mount(tmp_path, "/mine", "ro"),
         *mount(packages_of("debugpy").resolve(), "/debugpy", "ro"),
@@ -628,7 +632,7 @@ def test_a_debugger_that_a_job_brings(container, tmp_path: Path):
     assert run.returncode == 3 and "DEBUGGER ANSWERS" in run.stdout, run.stdout
 
 
-SESSION = """
+SESSION_PROGRAM = """
 import os
 from pathlib import Path
 from sagemaker_lightning.process.supervisor import MARK_VARIABLE
@@ -649,19 +653,21 @@ Path("/tmp/go").touch()
 """
 
 
-def test_a_session_beside_the_job(image: str, waiting: tuple[str, ...]):
+def test_a_session_beside_the_job(image: str, waiting_job_options: tuple[str, ...]):
     """Such as SageMaker's remote debugging: what it leaves behind becomes a child of `train`.
 
     tests/test_supervisor.py shows that `train` leaves alone what has not got its mark.
     """
-    name = docker("run", "--detach", *waiting, image, "train").stdout.strip()
+    name = docker("run", "--detach", *waiting_job_options, image, "train").stdout.strip()
     try:
         while "READY" not in (said := docker("logs", name).stdout):
             assert docker("inspect", "--format", "{{.State.Running}}", name).stdout == "true\n", (
                 said
             )
             time.sleep(0.1)
-        assert docker("exec", name, "python", "-c", SESSION).stdout == "MARKED [True, False]\n"
+        assert (
+            docker("exec", name, "python", "-c", SESSION_PROGRAM).stdout == "MARKED [True, False]\n"
+        )
         assert docker("wait", name).stdout == "0\n", docker("logs", name).stdout
     finally:
         docker("rm", "--force", "--volumes", name)

@@ -10,7 +10,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from containers import ROOT, TAG, docker
+from containers import IMAGE_TAG, ROOT, docker
 from rehearsals import ROLE, Rehearsal
 from test_package import wheel  # noqa: F401  (a fixture)
 from test_rehearsal_clients import Person
@@ -40,10 +40,10 @@ ENTRYPOINT ["bash", "-m", "/start.sh"]
 
 
 @pytest.fixture(scope="module")
-def foreign(image, wheel, tmp_path_factory):  # noqa: F811
+def foreign_image(image, wheel, tmp_path_factory):  # noqa: F811
     """Somebody else's image."""
     folder = tmp_path_factory.mktemp("foreign")
-    tag = f"{TAG.replace(':', '-')}-of-somebody-else"
+    tag = f"{IMAGE_TAG.replace(':', '-')}-of-somebody-else"
     (folder / wheel.name).write_bytes(wheel.read_bytes())
     (folder / "start.sh").write_text('#!/bin/bash\n"$@"\n')
     (folder / "Dockerfile").write_text(DOCKERFILE.format(image=image, wheel=wheel.name))
@@ -54,9 +54,11 @@ def foreign(image, wheel, tmp_path_factory):  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def trained(foreign) -> str:
+def trained_line(foreign_image) -> str:
     """What the script says at the end of a training that nothing interrupts."""
-    run = docker("run", "--rm", f"--volume={SOURCE}:/script", foreign, "python", "/script/train.py")
+    run = docker(
+        "run", "--rm", f"--volume={SOURCE}:/script", foreign_image, "python", "/script/train.py"
+    )
     assert "resuming" not in run.stdout
     return re.search(r"TRAINED \w{64}", run.stdout)[0]
 
@@ -71,13 +73,13 @@ def rehearsal(tmp_path_factory):
         yield server
 
 
-def log(rehearsal: Rehearsal, name: str) -> str:
+def job_log(rehearsal: Rehearsal, name: str) -> str:
     """Return what all starts of a job have said."""
     return "\n".join(rehearsal.lines(name)["algo-1"])
 
 
-def stopped_then_killed(
-    rehearsal: Rehearsal, person: Person, script: str, jobs: list[dict], trained: str
+def stop_then_kill(
+    rehearsal: Rehearsal, person: Person, script: str, jobs: list[dict], trained_line: str
 ) -> None:
     """Stop the first job, which hears it; the second hears nothing and is killed.
 
@@ -98,13 +100,13 @@ def stopped_then_killed(
         rehearsal.sagemaker.stop_training_job(TrainingJobName=hearing)
         output = client.result().stdout
     assert rehearsal.describe(hearing)["TrainingJobStatus"] == "Stopped", output
-    heard = log(rehearsal, hearing)
+    heard = job_log(rehearsal, hearing)
     assert "SIGTERM does not reach" not in heard
     stopped = int(re.search(r"interrupted, resume from step (\d+): ", heard)[1])
     assert stopped == int(re.findall(r"^step=(\d+) ", heard, re.MULTILINE)[-1]) + 1
 
     deaf = named(f"{person.sdk}-deaf")
-    unheard = log(rehearsal, deaf)
+    unheard = job_log(rehearsal, deaf)
     warning = (
         "warning: SIGTERM does not reach this training: bash, the container's first process, "
         "does not pass it on."
@@ -115,7 +117,7 @@ def stopped_then_killed(
     )
     assert first_step == stopped
     assert KILLED_AT_STEP < second_step < STEPS  # it trained and saved after the signal, too
-    assert trained in unheard
+    assert trained_line in unheard
     described = rehearsal.describe(deaf)
     assert described["TrainingJobStatus"] == "Failed"
     reason = described["FailureReason"].removeprefix("AlgorithmError: ")
@@ -128,10 +130,10 @@ def stopped_then_killed(
     )
 
 
-def test_by_sdk_2(rehearsal, foreign, trained, tmp_path):
+def test_by_sdk_2(rehearsal, foreign_image, trained_line, tmp_path):
     """With our hook by the job's environment and the toolkit as first process; then without."""
     common = {
-        "image_uri": foreign,
+        "image_uri": foreign_image,
         "role": ROLE,
         "instance_type": "ml.m5.xlarge",
         "instance_count": 1,
@@ -151,15 +153,15 @@ def test_by_sdk_2(rehearsal, foreign, trained, tmp_path):
         | spot
         | {"job_name": "sdk2-deaf", "hyperparameters": {"pause": STEP_SECONDS, "export": "onnx"}},
     ]
-    stopped_then_killed(
-        rehearsal, Person("sdk2", tmp_path, rehearsal), "sdk2_session.py", jobs, trained
+    stop_then_kill(
+        rehearsal, Person("sdk2", tmp_path, rehearsal), "sdk2_session.py", jobs, trained_line
     )
 
 
-def test_by_sdk_3(rehearsal, foreign, trained, tmp_path):
+def test_by_sdk_3(rehearsal, foreign_image, trained_line, tmp_path):
     """The SDK's shell script is the entry point: a command may become its process by `exec`."""
     common = {
-        "training_image": foreign,
+        "training_image": foreign_image,
         "role": ROLE,
         "output": "s3://rehearsal/output",
         "checkpoints": "s3://rehearsal/checkpoints/sdk3",
@@ -179,6 +181,6 @@ def test_by_sdk_3(rehearsal, foreign, trained, tmp_path):
         | {"hyperparameters": {"pause": STEP_SECONDS, "export": "onnx"}}
         | {"stopping": {"max_runtime_in_seconds": 600, "max_wait_time_in_seconds": 900}},
     ]
-    stopped_then_killed(
-        rehearsal, Person("sdk3", tmp_path, rehearsal), "sdk3_session.py", jobs, trained
+    stop_then_kill(
+        rehearsal, Person("sdk3", tmp_path, rehearsal), "sdk3_session.py", jobs, trained_line
     )

@@ -20,7 +20,7 @@ from nodes import Nodes
 pytestmark = pytest.mark.docker
 
 CODE = {"probe.py": (ROOT / "tests/probe.py").read_text()}
-PROBE = {
+PROBE_HYPERPARAMETERS = {
     "model": "probe.Probe",
     "data": "probe.Counted",
     "data.batch_size": 4,
@@ -29,17 +29,20 @@ PROBE = {
     "checkpoint.monitor": "null",
     "checkpoint.filename": "null",
 }
-LONG = PROBE | {
+LONG_JOB = PROBE_HYPERPARAMETERS | {
     "trainer.max_epochs": 1000,
     "data.samples": 4003,
     "model.sleep": 0.05,
     "progress.every_n_seconds": 1,
 }
-SOON = {"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "12", "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "40"}
+SHORT_TIMEOUTS = {
+    "SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "12",
+    "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "40",
+}
 LAUNCHERS = ["app/train_multi_node.py", "app/train_torchrun.py"]
 
 
-def job(image: str, folder: Path, hosts: int, hyperparameters: dict, **more) -> Nodes:
+def job_nodes(image: str, folder: Path, hosts: int, hyperparameters: dict, **more) -> Nodes:
     """Return the nodes algo-1, algo-2, ... of a job."""
     return Nodes(
         image,
@@ -47,7 +50,7 @@ def job(image: str, folder: Path, hosts: int, hyperparameters: dict, **more) -> 
         [f"algo-{k}" for k in range(1, hosts + 1)],
         hyperparameters,
         code=CODE,
-        **SOON | more,
+        **SHORT_TIMEOUTS | more,
     )
 
 
@@ -66,7 +69,7 @@ def steps_of(hosts: list[Path], ranks: int) -> list[tuple[list[int], float]]:
     return steps
 
 
-def one_process(folder: Path, batch_size: int) -> list[tuple[list[int], float]]:
+def train_in_one_process(folder: Path, batch_size: int) -> list[tuple[list[int], float]]:
     """Train in one process with this batch size, and return its steps.
 
     The model is in `folder`/model.
@@ -95,7 +98,7 @@ def one_process(folder: Path, batch_size: int) -> list[tuple[list[int], float]]:
 
 # Float32 sums in another order, over 24 to 32 steps: relative to values of about 1.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
-TWO_EPOCHS = PROBE | {"trainer.max_epochs": 2, "data.samples": 205}
+TWO_EPOCHS = PROBE_HYPERPARAMETERS | {"trainer.max_epochs": 2, "data.samples": 205}
 DATA_GROUP = {
     "current_group_name": "train",
     "instance_groups": [
@@ -152,11 +155,11 @@ def test_n_ranks_compute_what_one_does(
         if more:
             assert (
                 "algo-1 takes no part in the training, which is for algo-2, algo-3"
-                in nodes.said("algo-1")
+                in nodes.output("algo-1")
             )
     training = hosts[1:] if more else hosts
     steps = steps_of([tmp_path / host for host in training], ranks)
-    expected = one_process(tmp_path / "one", batch_size=4 * ranks * len(training))
+    expected = train_in_one_process(tmp_path / "one", batch_size=4 * ranks * len(training))
     half = len(steps) // 2
     for epoch in (steps[:half], steps[half:]):
         assert sorted(sample for samples, _ in epoch for sample in samples) == sorted(
@@ -193,15 +196,15 @@ def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
         time.sleep(10)
         nodes.start("algo-2")
         assert nodes.end() == dict.fromkeys(hosts, 0)
-        assert all(f"{rank + 1}/3" in nodes.said(host) for rank, host in enumerate(hosts))
+        assert all(f"{rank + 1}/3" in nodes.output(host) for rank, host in enumerate(hosts))
         used = "TRAINING MASTER_PORT=29511 NCCL_SOCKET_IFNAME=mine GLOO_SOCKET_IFNAME="
-        assert all(f"{used}eth0" in nodes.said(host) for host in hosts[1:])
+        assert all(f"{used}eth0" in nodes.output(host) for host in hosts[1:])
     assert (tmp_path / "algo-1/model/model.pt").is_file()
 
 
 @pytest.mark.soak  # beside tests/test_mesh.py and a local rank that is killed
 def test_the_main_node_is_killed(image: str, tmp_path: Path):
-    with job(image, tmp_path, 2, LONG) as nodes:
+    with job_nodes(image, tmp_path, 2, LONG_JOB) as nodes:
         nodes.start()
         nodes.wait_for("TRAINING", "algo-1")
         nodes.kill("algo-1")
@@ -215,7 +218,9 @@ def test_the_main_node_is_killed(image: str, tmp_path: Path):
     "program", [LAUNCHERS[0], pytest.param(LAUNCHERS[1], marks=pytest.mark.soak)]
 )
 def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
-    with job(image, tmp_path, 2, LONG | {"trainer.devices": 2}, SAGEMAKER_PROGRAM=program) as nodes:
+    with job_nodes(
+        image, tmp_path, 2, LONG_JOB | {"trainer.devices": 2}, SAGEMAKER_PROGRAM=program
+    ) as nodes:
         nodes.start()
         nodes.wait_for("TRAINING", "algo-2")
         nodes.kill_last_rank("algo-2")
@@ -231,7 +236,7 @@ def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
 @pytest.mark.thorough  # beside tests/test_mesh.py
 def test_a_nodes_network_is_cut(image: str, tmp_path: Path):
     """The ranks on both sides wait for one another, and are ended."""
-    with job(image, tmp_path, 3, LONG) as nodes:
+    with job_nodes(image, tmp_path, 3, LONG_JOB) as nodes:
         nodes.start()
         nodes.wait_for("step=", "algo-1", times=3)  # seconds: the others know of the first
         nodes.cut("algo-3")
@@ -246,8 +251,8 @@ def test_a_nodes_network_is_cut(image: str, tmp_path: Path):
 
 @pytest.mark.soak  # beside tests/test_mesh.py
 def test_a_rank_that_raises_tells_the_others_why(image: str, tmp_path: Path):
-    given = LONG | {"model.fail_at": 3, "model.fail_rank": 1}
-    with job(image, tmp_path, 2, given) as nodes:
+    given = LONG_JOB | {"model.fail_at": 3, "model.fail_rank": 1}
+    with job_nodes(image, tmp_path, 2, given) as nodes:
         nodes.start()
         assert nodes.end() == {"algo-1": 1, "algo-2": 1}
         for host in nodes.hosts:
@@ -259,7 +264,7 @@ def test_a_rank_that_raises_tells_the_others_why(image: str, tmp_path: Path):
     "program", [pytest.param(LAUNCHERS[0], marks=pytest.mark.soak), LAUNCHERS[1]]
 )
 def test_a_node_is_told_to_stop(image: str, tmp_path: Path, program: str):
-    with job(image, tmp_path, 2, LONG, SAGEMAKER_PROGRAM=program) as nodes:
+    with job_nodes(image, tmp_path, 2, LONG_JOB, SAGEMAKER_PROGRAM=program) as nodes:
         nodes.start()
         nodes.wait_for("TRAINING", "algo-1")
         nodes.stop("algo-2")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import sweeper
 from conftest import write_cifar
-from containers import DOCKER, ROOT, TAG, build_variables, copy_checkout, no_engine
+from containers import DOCKER, IMAGE_TAG, ROOT, build_variables, copy_checkout, no_engine
 from environments import python_of
 from local_mode import Client
 from pages import FENCE, PAGES, TESTS, blocks
@@ -47,7 +47,9 @@ def checkouts(tmp_path_factory) -> Callable[[str], Path]:
         (folder / ".venvs").symlink_to(ROOT / ".venvs")
         example = folder / "examples/spot.json"  # made to train on an eighth of the images
         text = (
-            example.read_text().replace('"sagemaker-lightning"', f'"{TAG}"').replace('"64"', '"8"')
+            example.read_text()
+            .replace('"sagemaker-lightning"', f'"{IMAGE_TAG}"')
+            .replace('"64"', '"8"')
         )
         # SGD: its checkpoints, which are copied all the time, have a third of the default's bytes.
         short = '"trainer.limit_train_batches": "12", "optimizer": "SGD", "resume.every'
@@ -68,7 +70,12 @@ def image_variables() -> dict[str, str]:
     With them the image has the tag that other tests use, and stand-ins replace what is out of
     reach.
     """
-    return {"IMAGE": TAG, "DOCKER": DOCKER, "GIT_DIR": str(ROOT / ".git"), **build_variables()}
+    return {
+        "IMAGE": IMAGE_TAG,
+        "DOCKER": DOCKER,
+        "GIT_DIR": str(ROOT / ".git"),
+        **build_variables(),
+    }
 
 
 @pytest.mark.parametrize(
@@ -96,11 +103,11 @@ def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: s
         assert f"{Path(name[1]).stem}." in PAGES[page].replace(text, "").replace(name[1], "")
         return
     # The page's image name belongs to the user: a test never tags its own image with it.
-    text = re.sub(r"\bsagemaker-lightning(?= train| python| bash)", TAG, text)
+    text = re.sub(r"\bsagemaker-lightning(?= train| python| bash)", IMAGE_TAG, text)
     short = (
         "output/ml/input/config/hyperparameters.json:/opt/ml/input/config/hyperparameters.json:ro"
     )
-    text = text.replace(f"--rm {TAG} train", f'--rm -v "$PWD/{short}" {TAG} train')
+    text = text.replace(f"--rm {IMAGE_TAG} train", f'--rm -v "$PWD/{short}" {IMAGE_TAG} train')
     text = text.replace("docker run", f"docker run {' '.join(sweeper.labels())}")
     command = (
         [sys.executable, "-c", text]

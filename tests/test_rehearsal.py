@@ -21,7 +21,7 @@ pytestmark = pytest.mark.docker
 
 # Says each step of STEPS, one second each, and saves the step that it has reached; resumes from the
 # newest step that it finds.
-COUNTS = """
+COUNTING_SCRIPT = """
 trap 'exit 143' TERM
 cd /opt/ml/checkpoints; step=$(ls | grep -v sagemaker | sort -n | tail -1)
 echo "resuming from step ${step:-0}"
@@ -30,7 +30,7 @@ for ((i = ${step:-0} + 1; i <= ${STEPS:-6}; i++)); do
 done
 echo $HOSTNAME >/opt/ml/model/weights
 """
-CHECKPOINTS = {"CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/run"}}
+CHECKPOINT_FIELDS = {"CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/run"}}
 SECONDARY = "SecondaryStatusTransitions"
 
 
@@ -91,7 +91,7 @@ def test_a_host_finds_what_the_service_gives_it(rehearsal, image, tmp_path):
         ],
         CheckpointConfig={"S3Uri": "s3://rehearsal/none/", "LocalPath": "/opt/ml/kept"},
     )
-    job = rehearsal.ended(name)
+    job = rehearsal.wait_until_ended(name)
     assert job["TrainingJobStatus"] == "Completed", job
     said = rehearsal.lines(name)
     config = {
@@ -145,7 +145,7 @@ def test_outputs_are_gathered_over_hosts(rehearsal, image):
         hosts=2,
         AlgorithmSpecification={"MetricDefinitions": [{"Name": "x", "Regex": "x"}]},
     )
-    job = rehearsal.ended(name)
+    job = rehearsal.wait_until_ended(name)
     assert statuses(job) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
     assert (
         job["ModelArtifacts"]["S3ModelArtifacts"]
@@ -176,7 +176,7 @@ def test_metrics_and_logs(rehearsal, image):
     name = rehearsal.create(
         image, script, AlgorithmSpecification={"MetricDefinitions": definitions}
     )
-    (metric,) = rehearsal.ended(name)["FinalMetricDataList"]
+    (metric,) = rehearsal.wait_until_ended(name)["FinalMetricDataList"]
     assert (metric["MetricName"], round(metric["Value"], 3)) == ("loss", 0.1)
     assert rehearsal.lines(name)["algo-1"][-2:] == ["no end of line", "ü"]
     assert "step=3 loss=0.3\n" in (rehearsal.folder / name / "logs/algo-1.log").read_text()
@@ -190,7 +190,7 @@ def test_a_failure_says_why_and_ends_the_others(rehearsal, image):
     sleep 100 & wait
     """  # noqa: E501
     name = rehearsal.create(image, script, hosts=2)
-    job = rehearsal.ended(name)
+    job = rehearsal.wait_until_ended(name)
     assert (job["TrainingJobStatus"], job["FailureReason"]) == (
         "Failed",
         "AlgorithmError: error: why\n, exit code: 3",
@@ -243,7 +243,7 @@ FAILURES = {
 @pytest.mark.parametrize("case", FAILURES)
 def test_a_failure_of_a_job(rehearsal, image, case):
     fields, reason = FAILURES[case]
-    job = rehearsal.ended(rehearsal.create(image, **fields))
+    job = rehearsal.wait_until_ended(rehearsal.create(image, **fields))
     assert job["TrainingJobStatus"] == "Failed"
     assert job["FailureReason"].startswith(reason) and len(job["FailureReason"]) <= 1024
 
@@ -253,7 +253,7 @@ def test_stop(rehearsal, image):
     name = rehearsal.create(image, script, hosts=2)
     rehearsal.wait_for_line(name, "ready", "algo-2")
     rehearsal.sagemaker.stop_training_job(TrainingJobName=name)
-    job = rehearsal.ended(name)
+    job = rehearsal.wait_until_ended(name)
     assert (job["TrainingJobStatus"], statuses(job)[-4:]) == (
         "Stopped",
         ["Training", "Stopping", "Uploading", "Stopped"],
@@ -270,7 +270,7 @@ def test_max_runtime_ends_even_who_does_not_listen(rehearsal, image):
         "trap '' TERM; while true; do sleep 1; done",
         StoppingCondition={"MaxRuntimeInSeconds": 2},
     )
-    job = rehearsal.ended(name)
+    job = rehearsal.wait_until_ended(name)
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
     assert job["TrainingTimeInSeconds"] >= 2 + 5  # the grace period
 
@@ -288,7 +288,7 @@ def test_checkpoints_are_copied_while_it_runs_and_restored(rehearsal, image):
     """  # noqa: E501
     name = rehearsal.create(image, script, CheckpointConfig={"S3Uri": "s3://rehearsal/ck/before"})
     rehearsal.wait_for_line(name, "synced")
-    rehearsal.ended(name)
+    rehearsal.wait_until_ended(name)
     assert rehearsal.lines(name)["algo-1"][0] == "old"
     assert {"1", "1.sagemaker-uploaded", "1.sagemaker-uploading"} <= set(
         rehearsal.lines(name)["algo-1"]
@@ -302,14 +302,14 @@ def test_checkpoints_are_copied_while_it_runs_and_restored(rehearsal, image):
 
 def test_an_interruption_by_hand(rehearsal, image):
     name = rehearsal.create(
-        image, COUNTS, spot=True, hosts=2, Environment={"STEPS": "10"}, **CHECKPOINTS
+        image, COUNTING_SCRIPT, spot=True, hosts=2, Environment={"STEPS": "10"}, **CHECKPOINT_FIELDS
     )
     on_demand = run_command(rehearsal, "interrupt", rehearsal.create(image, "sleep 2"))
     assert on_demand.returncode == 1 and "is not a spot job; create it with" in on_demand.stdout
     rehearsal.wait_for_line(name, "step=3")
     done = run_command(rehearsal, "interrupt", name, "--host=algo-2", "--unwarned", "--gap=1.5")
     assert done.returncode == 0 and "algo-2" in done.stdout, done.stdout
-    job = rehearsal.ended(name)
+    job = rehearsal.wait_until_ended(name)
     chain = [
         "Starting",
         "Downloading",
@@ -341,7 +341,7 @@ def test_ten_jobs_at_once(rehearsal, image):
     script = 'echo m >/opt/ml/model/$TRAINING_JOB_NAME; sleep 1; echo "step=1 loss=0.1"'
     with ThreadPoolExecutor(10) as pool:
         names = list(pool.map(lambda _: rehearsal.create(image, script), range(10)))
-        jobs = list(pool.map(rehearsal.ended, names))
+        jobs = list(pool.map(rehearsal.wait_until_ended, names))
     assert [job["TrainingJobStatus"] for job in jobs] == ["Completed"] * 10
     assert all(list(rehearsal.archive(name)) == [name] for name in names)
     listed = rehearsal.sagemaker.list_training_jobs(MaxResults=100, StatusEquals="Completed")[
@@ -375,7 +375,7 @@ def test_names_and_tags(rehearsal, image):
         rehearsal.sagemaker.create_model(
             ModelName="x", ExecutionRoleArn="arn:aws:iam::123456789012:role/x"
         )
-    rehearsal.ended(name)
+    rehearsal.wait_until_ended(name)
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -388,7 +388,7 @@ def test_network_isolation(rehearsal, image, isolated):
     internal = docker(
         "network", "ls", "--filter", chosen, "--format", "{{.Internal}}"
     ).stdout.strip()
-    rehearsal.ended(name)
+    rehearsal.wait_until_ended(name)
     found, endpoint = rehearsal.lines(name)["algo-1"]
     assert (
         "algo-1" in found
@@ -406,7 +406,7 @@ def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
         "run", "--detach", "--network", network, "--entrypoint=sleep", image, "100"
     ).stdout.strip()
     try:
-        assert rehearsal.ended(name)["TrainingJobStatus"] == "Completed"
+        assert rehearsal.wait_until_ended(name)["TrainingJobStatus"] == "Completed"
         assert docker("network", "ls", "--quiet", "--filter", f"name=-{name}$").stdout == ""
         assert (
             docker("inspect", "--format", "{{.State.Running}}", stranger).stdout.strip() == "true"
@@ -417,7 +417,7 @@ def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
 
 # A real network whose list once names a container that has left since: a test cannot hit that
 # moment.
-LEAVES = """
+LEAVING_PROGRAM = """
 import docker
 from rehearsal.engines.containers import remove
 
@@ -439,7 +439,7 @@ print(remove(network))
 
 def test_a_container_that_leaves_a_network_by_itself(tmp_path):
     name = f"rehearsal-test-{tmp_path.name}-{os.getpid()}"
-    line = [python_of("rehearsal"), "-c", LEAVES.replace("NAME", repr(name))]
+    line = [python_of("rehearsal"), "-c", LEAVING_PROGRAM.replace("NAME", repr(name))]
     try:
         done = subprocess.run(
             line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
@@ -451,7 +451,7 @@ def test_a_container_that_leaves_a_network_by_itself(tmp_path):
 
 
 # For a user who is not root and may not remove the files of a container's root.
-EMPTIES = """
+EMPTYING_PROGRAM = """
 import sys
 from pathlib import Path
 import docker
@@ -480,7 +480,7 @@ def test_what_a_containers_root_has_left_is_removed_by_one_that_sees_nothing_els
     for name in ("one/jobs/file", "another/file"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("")
-    line = [python_of("rehearsal"), "-c", EMPTIES, tmp_path / "one"]
+    line = [python_of("rehearsal"), "-c", EMPTYING_PROGRAM, tmp_path / "one"]
     done = subprocess.run(
         line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
     )
@@ -511,8 +511,10 @@ def test_spot_by_a_rule(tmp_path, image, rule, wanted):
             else None
         )
         more = {"StoppingCondition": limits} if limits else {}
-        name = server.create(image, COUNTS, spot=True, hosts=2, **CHECKPOINTS, **more)
-        job = server.ended(name)
+        name = server.create(
+            image, COUNTING_SCRIPT, spot=True, hosts=2, **CHECKPOINT_FIELDS, **more
+        )
+        job = server.wait_until_ended(name)
         found = [
             status for status in statuses(job) if status in ("Interrupted", job["SecondaryStatus"])
         ]
@@ -533,7 +535,7 @@ def test_retries_are_spent(tmp_path, image):
         name = server.create(
             image, "sleep 60", spot=True, RetryStrategy={"MaximumRetryAttempts": 1}
         )
-        job = server.ended(name)
+        job = server.wait_until_ended(name)
         assert (
             job["TrainingJobStatus"] == "Failed"
             and "MaximumRetryAttempts is 1" in job["FailureReason"]
@@ -554,12 +556,12 @@ def test_a_copy_that_stalls_lags_and_brings_its_markers_back(tmp_path, image):
             "cd /opt/ml/checkpoints; ls; echo 1 >1; sleep 2; rm 1; echo 2 >2; sleep 2; echo 3 "
             ">3; sleep 1"
         )
-        server.ended(server.create(image, script, **CHECKPOINTS))
+        server.wait_until_ended(server.create(image, script, **CHECKPOINT_FIELDS))
         found = server.keys("checkpoints/run/")
         assert "checkpoints/run/1" in found and "checkpoints/run/1.sagemaker-uploaded" in found
         assert "checkpoints/run/3" not in found
-        again = server.create(image, script, **CHECKPOINTS)
-        server.ended(again)
+        again = server.create(image, script, **CHECKPOINT_FIELDS)
+        server.wait_until_ended(again)
         assert {"1", "1.sagemaker-uploaded"} <= set(server.lines(again)["algo-1"])
 
 
@@ -586,20 +588,22 @@ def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, imag
         with starting(alone=True):
             first.process.kill()
             first.process.wait()
-            assert len(containers(name)) == 4 and "ended what" not in other.said
+            assert len(containers_of(name)) == 4 and "ended what" not in other.output
             if folder == "its folder is gone":
                 shutil.rmtree(first.cache)
             following.start()
         following.process.send_signal(signal.SIGINT)
         assert following.process.wait(timeout=60) == 0
-        assert following.said.count("ended what a killed rehearsal had left") == 1
-        assert len(containers(name)) == 2  # the containers of the other rehearsal, which is at work
+        assert following.output.count("ended what a killed rehearsal had left") == 1
+        assert (
+            len(containers_of(name)) == 2
+        )  # the containers of the other rehearsal, which is at work
         other.sagemaker.stop_training_job(TrainingJobName=name)
-        assert other.ended(name)["TrainingJobStatus"] == "Stopped"
-    assert first.left() == []
+        assert other.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
+    assert first.leftovers() == []
 
 
-def containers(job: str) -> list[str]:
+def containers_of(job: str) -> list[str]:
     """Return the containers of the jobs with this name."""
     return docker(
         "ps", "--all", "--quiet", f"--filter={LABEL}", f"--filter=name=-{job}-"
@@ -619,7 +623,9 @@ def test_repairs_of_a_gpu_instance(tmp_path, image):
     with Rehearsal(tmp_path, "--repairs=1", "--sync-every=0.1") as server:
         script = "cd /opt/ml/checkpoints; [[ -e 1 ]] || { echo 1 >1; sleep 1; exit 9; }"
         resources = {"InstanceType": "ml.g5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1}
-        job = server.ended(server.create(image, script, ResourceConfig=resources, **CHECKPOINTS))
+        job = server.wait_until_ended(
+            server.create(image, script, ResourceConfig=resources, **CHECKPOINT_FIELDS)
+        )
         assert job["TrainingJobStatus"] == "Completed" and "Restarting" in statuses(job)
 
 

@@ -14,23 +14,23 @@ from conftest import write_cifar
 from containers import ROOT, docker
 from environments import python_of
 from local_mode import Client
-from rehearsals import LIMIT, ROLE, Rehearsal
+from rehearsals import HANG_SECONDS, ROLE, Rehearsal
 
 pytestmark = pytest.mark.docker
 
-FAST = {
+CPU_HYPERPARAMETERS = {
     "trainer.accelerator": "cpu",
     "trainer.devices": "1",
     "trainer.enable_progress_bar": "false",
 }
 # The hyperparameters of the tutorial's run_sagemaker.py, on a CPU.
-TUTORIAL = {
+TUTORIAL_HYPERPARAMETERS = {
     "data": "CIFAR10DataModule",
     "data.batch_size": "4",
     "optimizer": "Adam",
     "optimizer.lr": "0.001",
-} | FAST
-TUTORIAL |= {"logger.name": "tutorial", "data.val_split": "0.2"}
+} | CPU_HYPERPARAMETERS
+TUTORIAL_HYPERPARAMETERS |= {"logger.name": "tutorial", "data.val_split": "0.2"}
 
 
 class Person(Client):
@@ -65,12 +65,12 @@ def weights(rehearsal: Rehearsal, job: str) -> dict[str, torch.Tensor]:
     return torch.load(io.BytesIO(rehearsal.archive(job)["model.pt"]), weights_only=True)
 
 
-def model(rehearsal: Rehearsal, job: str) -> dict:
+def model_json(rehearsal: Rehearsal, job: str) -> dict:
     """Return model.json of a job."""
     return json.loads(rehearsal.archive(job)["model.json"])
 
 
-def same(one: dict, other: dict) -> bool:
+def same_weights(one: dict, other: dict) -> bool:
     """Return whether two models are equal bit by bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
@@ -106,13 +106,22 @@ def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
     more = {"checkpoint_s3_uri": spot["checkpoint_s3_uri"]}
     jobs = [
         common
-        | {"job_name": "on-demand", "hyperparameters": TUTORIAL | {"trainer.max_epochs": "3"}},
+        | {
+            "job_name": "on-demand",
+            "hyperparameters": TUTORIAL_HYPERPARAMETERS | {"trainer.max_epochs": "3"},
+        },
         common
         | spot
-        | {"job_name": "spot", "hyperparameters": TUTORIAL | logged | {"trainer.max_epochs": "2"}},
+        | {
+            "job_name": "spot",
+            "hyperparameters": TUTORIAL_HYPERPARAMETERS | logged | {"trainer.max_epochs": "2"},
+        },
         common
         | more
-        | {"job_name": "more", "hyperparameters": TUTORIAL | logged | {"trainer.max_epochs": "3"}},
+        | {
+            "job_name": "more",
+            "hyperparameters": TUTORIAL_HYPERPARAMETERS | logged | {"trainer.max_epochs": "3"},
+        },
     ]
     done = person.run("sdk2_session.py", jobs)
     assert done.returncode == 0, done.stdout[-5000:]
@@ -127,7 +136,7 @@ def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
     assert not any("epoch=2/3" in line for line in said) and any(
         "epoch=3/3" in line for line in said
     )
-    assert same(weights(rehearsal, "on-demand"), weights(rehearsal, "more"))
+    assert same_weights(weights(rehearsal, "on-demand"), weights(rehearsal, "more"))
     assert any("tfevents" in key for key in rehearsal.keys("output/spot/logger-output/"))
 
 
@@ -145,13 +154,13 @@ def test_a_model_trainer_of_sdk_3(rehearsal, image, tmp_path):
         "stopping": {"max_runtime_in_seconds": 600, "max_wait_time_in_seconds": 900},
         "output": "s3://rehearsal/output",
         "checkpoints": "s3://rehearsal/checkpoints/sdk3",
-        "hyperparameters": TUTORIAL | {"trainer.max_epochs": 1},
+        "hyperparameters": TUTORIAL_HYPERPARAMETERS | {"trainer.max_epochs": 1},
         "inputs": {"training": "s3://rehearsal/cifar10"},
     }
     done = Person("sdk3", tmp_path, rehearsal).run("sdk3_session.py", [job])
     assert done.returncode == 0, done.stdout[-5000:]
     (name,) = re.findall(r"model: s3://rehearsal/output/([^/]+)/output/model.tar.gz", done.stdout)
-    assert model(rehearsal, name)
+    assert model_json(rehearsal, name)
 
 
 @pytest.mark.thorough  # without Docker: tests/test_rehearsal_endpoint.py
@@ -174,14 +183,17 @@ def test_launch(rehearsal, image, tmp_path):
         "--max-run=600",
         "--max-wait=900",
     ]
-    settings = [f"{name}={value}" for name, value in (TUTORIAL | {"trainer.max_epochs": 1}).items()]
+    settings = [
+        f"{name}={value}"
+        for name, value in (TUTORIAL_HYPERPARAMETERS | {"trainer.max_epochs": 1}).items()
+    ]
     done = subprocess.run(
         [*map(str, line), *settings],
         env=Person("launch", tmp_path, rehearsal).variables | {"PYTHONPATH": ""},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=LIMIT,
+        timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stdout[-5000:]
     assert (
@@ -251,9 +263,11 @@ def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tm
             "--cli-input-json",
             f"file://{tmp_path}/request.json",
         ]
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run(
+            line, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS
+        )
         assert done.returncode == 0, done.stderr
-        rehearsal.ended("do-it-yourself")
+        rehearsal.wait_until_ended("do-it-yourself")
         assert rehearsal.describe("do-it-yourself")["TrainingJobStatus"] == "Completed"
         parts = rehearsal.archive("do-it-yourself")
         assert len(parts) == 10 and sorted(b"".join(parts.values()).split(), key=int) == [
@@ -282,7 +296,7 @@ def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
     )
     name = request["TrainingJobName"]
     rehearsal.sagemaker.create_training_job(**request)
-    job = rehearsal.ended(name)
+    job = rehearsal.wait_until_ended(name)
     assert job["TrainingJobStatus"] == "Completed", (job, rehearsal.lines(name))
     line = [
         sys.executable,
@@ -294,7 +308,7 @@ def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
         env=Person("aws", tmp_path / "aws", rehearsal).variables,
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     unit = rows.astype(np.float64) / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)

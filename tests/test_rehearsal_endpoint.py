@@ -24,14 +24,14 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from containers import ROOT
 from environments import python_of
-from rehearsals import LIMIT, ROLE, Rehearsal, run, run_command
+from rehearsals import HANG_SECONDS, ROLE, Rehearsal, run, run_command
 from test_rehearsal_clients import Person
 
 pytestmark = pytest.mark.slow
 
 LOOPBACK = "127.0.0.1"
 BRIDGE = "127.0.0.2"  # an address of the loopback in place of the bridge's
-CREATE = "SageMaker.CreateTrainingJob"
+CREATE_TARGET = "SageMaker.CreateTrainingJob"
 
 
 class Endpoint(Rehearsal):
@@ -64,7 +64,7 @@ def endpoint(tmp_path_factory, folder):
         yield server
 
 
-def sent(endpoint: Endpoint, request: bytes, address: str = LOOPBACK) -> tuple[int, str, str]:
+def send(endpoint: Endpoint, request: bytes, address: str = LOOPBACK) -> tuple[int, str, str]:
     """Send bytes; return the status, the headers and the body of the answer."""
     with socket.create_connection((address, endpoint.port), timeout=30) as connection:
         connection.sendall(request)
@@ -73,7 +73,7 @@ def sent(endpoint: Endpoint, request: bytes, address: str = LOOPBACK) -> tuple[i
     return int(head.split()[1]), head.lower(), body
 
 
-def text(line: str, headers: dict, body: bytes = b"") -> bytes:
+def request_bytes(line: str, headers: dict, body: bytes = b"") -> bytes:
     """Return a request as the text that is sent."""
     lines = [
         line,
@@ -85,7 +85,7 @@ def text(line: str, headers: dict, body: bytes = b"") -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-def signed(
+def signed_headers(
     key, target="/", *, host, method="GET", service="s3", headers=(), body=b"", when=None
 ) -> dict:
     """Return the headers of a request, with a valid signature for the host."""
@@ -101,17 +101,17 @@ def signed(
     return dict(request.headers.items())
 
 
-def ask(
+def call_sagemaker(
     endpoint: Endpoint, key, operation: str, content: dict | bytes, **more
 ) -> tuple[int, str, str]:
     """Call an operation of SageMaker with a signature."""
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     host = endpoint.host
     given = {"X-Amz-Target": f"SageMaker.{operation}", "Content-Type": "application/x-amz-json-1.1"}
-    headers = signed(
+    headers = signed_headers(
         key, host=host, method="POST", service="sagemaker", headers=given, body=body, **more
     )
-    return sent(endpoint, text("POST / HTTP/1.1", headers, body))
+    return send(endpoint, request_bytes("POST / HTTP/1.1", headers, body))
 
 
 def job(**more) -> dict:
@@ -126,7 +126,7 @@ def job(**more) -> dict:
     } | more
 
 
-def nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
+def check_nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
     """Check that an answer tells nothing to a client without the key."""
     assert answer[0] == status, answer
     assert (
@@ -144,23 +144,32 @@ def test_a_signed_request_passes(endpoint):
     The attacks below are like this one but for one thing, so that no other mistake refuses them.
     """
     for host in (endpoint.host, f"localhost:{endpoint.port}", f"LocalHost:{endpoint.port}"):
-        status, head, body = sent(endpoint, text("GET / HTTP/1.1", signed(endpoint.key, host=host)))
+        status, head, body = send(
+            endpoint, request_bytes("GET / HTTP/1.1", signed_headers(endpoint.key, host=host))
+        )
         assert status == 200 and "<Name>rehearsal</Name>" in body and "access-control-" not in head
     host = f"{BRIDGE}:{endpoint.port}"
-    assert sent(endpoint, text("GET / HTTP/1.1", signed(endpoint.key, host=host)), BRIDGE)[0] == 200
-    assert ask(endpoint, endpoint.key, "ListTrainingJobs", {})[0] == 200
+    assert (
+        send(
+            endpoint,
+            request_bytes("GET / HTTP/1.1", signed_headers(endpoint.key, host=host)),
+            BRIDGE,
+        )[0]
+        == 200
+    )
+    assert call_sagemaker(endpoint, endpoint.key, "ListTrainingJobs", {})[0] == 200
 
 
-STRANGERS = {
+STRANGERS_REQUESTS = {
     "a list of buckets": ("GET / HTTP/1.1", {}),
     "an object": ("GET /rehearsal/secret HTTP/1.1", {}),
     "a list of objects": ("GET /rehearsal?list-type=2 HTTP/1.1", {}),
     "a head": ("HEAD /rehearsal/secret HTTP/1.1", {}),
     "an upload": ("PUT /rehearsal/x HTTP/1.1", {}),
-    "a job": ("POST / HTTP/1.1", {"X-Amz-Target": CREATE}),
+    "a job": ("POST / HTTP/1.1", {"X-Amz-Target": CREATE_TARGET}),
     "a job in plain text": (
         "POST / HTTP/1.1",
-        {"x-amz-target": CREATE, "Content-Type": "text/plain"},
+        {"x-amz-target": CREATE_TARGET, "Content-Type": "text/plain"},
     ),
     "another service": ("POST / HTTP/1.1", {"X-Amz-Target": "AWSLambda.ListFunctions"}),
     "credentials in a body": ("POST /?Action=AssumeRoleWithWebIdentity HTTP/1.1", {}),
@@ -196,11 +205,15 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("address", [LOOPBACK, BRIDGE])
-@pytest.mark.parametrize("what", STRANGERS)
+@pytest.mark.parametrize("what", STRANGERS_REQUESTS)
 def test_a_stranger_gets_nothing(endpoint, what, address):
-    line, headers = STRANGERS[what]
-    nothing_told(
-        sent(endpoint, text(line, {"Host": f"{address}:{endpoint.port}"} | headers, b"{}"), address)
+    line, headers = STRANGERS_REQUESTS[what]
+    check_nothing_told(
+        send(
+            endpoint,
+            request_bytes(line, {"Host": f"{address}:{endpoint.port}"} | headers, b"{}"),
+            address,
+        )
     )
 
 
@@ -214,7 +227,7 @@ def test_what_is_no_request_gets_no_version(endpoint, line):
     assert "python" not in answer and "werkzeug" not in answer and "200 ok" not in answer
 
 
-HOSTS = {
+HOST_HEADERS = {
     "another": "evil.com",
     "another at the port": "evil.com:{port}",
     "one that begins with it": "127.0.0.1:{port}.evil.com",
@@ -233,22 +246,22 @@ HOSTS = {
 }
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", HOST_HEADERS)
 def test_another_host_is_refused_whatever_its_signature(endpoint, host):
     """DNS rebinding: the page's host is the name of another host, with our address."""
-    headers = signed(endpoint.key, host=endpoint.host) | {
-        "Host": HOSTS[host].format(port=endpoint.port)
+    headers = signed_headers(endpoint.key, host=endpoint.host) | {
+        "Host": HOST_HEADERS[host].format(port=endpoint.port)
     }
     if "@" not in headers["Host"]:
-        headers = signed(endpoint.key, host=headers["Host"]) | {"Host": headers["Host"]}
-    nothing_told(sent(endpoint, text("GET / HTTP/1.1", headers)))
+        headers = signed_headers(endpoint.key, host=headers["Host"]) | {"Host": headers["Host"]}
+    check_nothing_told(send(endpoint, request_bytes("GET / HTTP/1.1", headers)))
 
 
 @pytest.mark.parametrize(
     "case", ["two", "two, the other way", "none", "none in HTTP/1.0", "in the target", "in both"]
 )
 def test_a_host_is_said_once_and_in_its_header(endpoint, case):
-    headers = signed(endpoint.key, host=endpoint.host)
+    headers = signed_headers(endpoint.key, host=endpoint.host)
     lines = [f"{name}: {value}" for name, value in headers.items() if name != "Host"]
     first = "GET / HTTP/1.1"
     if case.startswith("two"):
@@ -259,12 +272,12 @@ def test_a_host_is_said_once_and_in_its_header(endpoint, case):
     elif case.startswith("in"):
         first = f"GET http://{'evil.com' if case == 'in the target' else endpoint.host}/ HTTP/1.1"
         lines = [f"Host: {endpoint.host}", *lines]
-    answer = sent(endpoint, "\r\n".join([first, *lines, "", ""]).encode())
-    nothing_told(answer)
+    answer = send(endpoint, "\r\n".join([first, *lines, "", ""]).encode())
+    check_nothing_told(answer)
     assert answer[2].startswith("found a request for ")  # refused before the signature is looked at
 
 
-PAGES = {
+PAGE_REQUESTS = {
     "an origin": ("GET", {"Origin": "http://evil.com"}),
     "no origin, as a file has": ("GET", {"Origin": "null"}),
     "its own": ("GET", {"Origin": "http://127.0.0.1:{port}"}),
@@ -286,13 +299,13 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGE_REQUESTS)
 def test_a_page_is_refused_whatever_its_signature(endpoint, page):
-    method, more = PAGES[page]
-    headers = signed(endpoint.key, host=endpoint.host, method=method) | {
+    method, more = PAGE_REQUESTS[page]
+    headers = signed_headers(endpoint.key, host=endpoint.host, method=method) | {
         name: value.format(port=endpoint.port) for name, value in more.items()
     }
-    nothing_told(sent(endpoint, text(f"{method} / HTTP/1.1", headers)))
+    check_nothing_told(send(endpoint, request_bytes(f"{method} / HTTP/1.1", headers)))
 
 
 def test_no_page_may_read_even_what_a_bucket_allows(endpoint):
@@ -301,18 +314,18 @@ def test_no_page_may_read_even_what_a_bucket_allows(endpoint):
     endpoint.s3.put_bucket_cors(Bucket="open-to-all", CORSConfiguration={"CORSRules": [rule]})
     endpoint.s3.put_object(Bucket="open-to-all", Key="x", Body=b"treasure", ACL="public-read")
     own = {"Host": endpoint.host}
-    nothing_told(sent(endpoint, text("GET /open-to-all/x HTTP/1.1", own)))
-    status, head, body = sent(
+    check_nothing_told(send(endpoint, request_bytes("GET /open-to-all/x HTTP/1.1", own)))
+    status, head, body = send(
         endpoint,
-        text(
+        request_bytes(
             "GET /open-to-all/x HTTP/1.1",
-            signed(endpoint.key, "/open-to-all/x", host=endpoint.host),
+            signed_headers(endpoint.key, "/open-to-all/x", host=endpoint.host),
         ),
     )
     assert (status, body) == (200, "treasure") and "access-control-" not in head
 
 
-FORGED = {
+FORGERIES = {
     "another secret": {"secret": "x"},
     "another path": {"line": "GET /rehearsal/other HTTP/1.1"},
     "another query": {"line": "GET /rehearsal/secret?versionId=1 HTTP/1.1"},
@@ -324,13 +337,13 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("forged", FORGED)
+@pytest.mark.parametrize("forged", FORGERIES)
 def test_a_signature_is_of_one_request_and_now(endpoint, forged):
-    case = FORGED[forged]
+    case = FORGERIES[forged]
     key = endpoint.key[0], case.get("secret", endpoint.key[1])
-    headers = signed(key, "/rehearsal/secret", host=endpoint.host, when=case.get("when"))
+    headers = signed_headers(key, "/rehearsal/secret", host=endpoint.host, when=case.get("when"))
     line = case.get("line", "GET /rehearsal/secret HTTP/1.1")
-    nothing_told(sent(endpoint, text(line, headers | case.get("headers", {}))))
+    check_nothing_told(send(endpoint, request_bytes(line, headers | case.get("headers", {}))))
 
 
 @pytest.mark.parametrize("forged", ["body", "target", "unsigned target", "date"])
@@ -339,21 +352,23 @@ def test_a_signature_is_of_one_order(endpoint, forged):
     host = endpoint.host
     target = {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
     given = {} if forged == "unsigned target" else target
-    headers = signed(
+    headers = signed_headers(
         endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=b"{}"
     )
     body = json.dumps(job()).encode() if forged == "body" else b"{}"
-    headers |= {"X-Amz-Target": CREATE} if "target" in forged else {}
+    headers |= {"X-Amz-Target": CREATE_TARGET} if "target" in forged else {}
     headers |= {"X-Amz-Date": "20260101T000000Z"} if forged == "date" else {}
-    nothing_told(sent(endpoint, text("POST / HTTP/1.1", headers, body)))
+    check_nothing_told(send(endpoint, request_bytes("POST / HTTP/1.1", headers, body)))
 
 
 def test_a_signature_for_one_service_is_for_no_other(endpoint):
-    given = {"X-Amz-Target": CREATE}
-    headers = signed(endpoint.key, host=endpoint.host, method="POST", headers=given, body=b"{}")
-    before = ask(endpoint, endpoint.key, "ListTrainingJobs", {})[2]
-    sent(endpoint, text("POST / HTTP/1.1", headers, b"{}"))
-    assert ask(endpoint, endpoint.key, "ListTrainingJobs", {})[2] == before
+    given = {"X-Amz-Target": CREATE_TARGET}
+    headers = signed_headers(
+        endpoint.key, host=endpoint.host, method="POST", headers=given, body=b"{}"
+    )
+    before = call_sagemaker(endpoint, endpoint.key, "ListTrainingJobs", {})[2]
+    send(endpoint, request_bytes("POST / HTTP/1.1", headers, b"{}"))
+    assert call_sagemaker(endpoint, endpoint.key, "ListTrainingJobs", {})[2] == before
 
 
 @pytest.mark.parametrize("service", ["lambda", "batch", "ssm", "secretsmanager", "codebuild"])
@@ -372,8 +387,11 @@ def test_what_runs_programs_in_moto_is_not_there(endpoint, service):
     "path", ["/moto-api/data.json", "//moto-api/data.json", "/%6doto-api/data.json", "/favicon.ico"]
 )
 def test_motos_own_page_is_closed_even_to_the_person(endpoint, path):
-    status, _, body = sent(
-        endpoint, text(f"GET {path} HTTP/1.1", signed(endpoint.key, path, host=endpoint.host))
+    status, _, body = send(
+        endpoint,
+        request_bytes(
+            f"GET {path} HTTP/1.1", signed_headers(endpoint.key, path, host=endpoint.host)
+        ),
     )
     assert status in (403, 404) and ("NoSuch" in body or "Signature" in body), body
 
@@ -385,7 +403,7 @@ def test_a_presigned_address(endpoint):
     )
     own = {"Host": endpoint.host}
     target = url.partition(str(endpoint.port))[2]
-    assert sent(endpoint, text(f"GET {target} HTTP/1.1", own))[2] == "treasure"
+    assert send(endpoint, request_bytes(f"GET {target} HTTP/1.1", own))[2] == "treasure"
     for other in (
         target.replace("secret", "other"),
         target.replace("Expires=60", "Expires=6000"),
@@ -394,25 +412,29 @@ def test_a_presigned_address(endpoint):
         target[:-1] + ("0" if target[-1] != "0" else "1"),
         target.partition("&X-Amz-Signature")[0],
     ):
-        nothing_told(sent(endpoint, text(f"GET {other} HTTP/1.1", own)))
-    nothing_told(sent(endpoint, text(f"DELETE {target} HTTP/1.1", own)))
-    nothing_told(
-        sent(endpoint, text(f"GET {target} HTTP/1.1", own | {"Origin": "http://evil.com"}))
+        check_nothing_told(send(endpoint, request_bytes(f"GET {other} HTTP/1.1", own)))
+    check_nothing_told(send(endpoint, request_bytes(f"DELETE {target} HTTP/1.1", own)))
+    check_nothing_told(
+        send(endpoint, request_bytes(f"GET {target} HTTP/1.1", own | {"Origin": "http://evil.com"}))
     )
-    nothing_told(sent(endpoint, text(f"GET {target} HTTP/1.1", own | {"x-amz-date": "x"})))
+    check_nothing_told(
+        send(endpoint, request_bytes(f"GET {target} HTTP/1.1", own | {"x-amz-date": "x"}))
+    )
     old = s3.generate_presigned_url(
         "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=0
     )
     time.sleep(1.1)
-    nothing_told(sent(endpoint, text(f"GET {old.partition(str(endpoint.port))[2]} HTTP/1.1", own)))
+    check_nothing_told(
+        send(endpoint, request_bytes(f"GET {old.partition(str(endpoint.port))[2]} HTTP/1.1", own))
+    )
     second = client(
         "s3", endpoint.endpoint, key=endpoint.key, config=Config(signature_version="s3")
     )
     url = second.generate_presigned_url(
         "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}
     )
-    status, _, body = sent(
-        endpoint, text(f"GET {url.partition(str(endpoint.port))[2]} HTTP/1.1", own)
+    status, _, body = send(
+        endpoint, request_bytes(f"GET {url.partition(str(endpoint.port))[2]} HTTP/1.1", own)
     )
     assert status == 403 and "signature_version='s3v4'" in body
 
@@ -457,7 +479,7 @@ def test_what_a_client_signs(endpoint):
 # Jobs
 
 
-def started(endpoint: Endpoint, **more) -> tuple[str, tuple[str, str]]:
+def start_job(endpoint: Endpoint, **more) -> tuple[str, tuple[str, str]]:
     """Start a job; return its name, and its key as its host says it."""
     name = endpoint.create("image", **more)
     endpoint.wait_for_line(name, "AWS_SECRET_ACCESS_KEY=")
@@ -467,7 +489,7 @@ def started(endpoint: Endpoint, **more) -> tuple[str, tuple[str, str]]:
 
 
 def test_what_a_job_may_do(endpoint):
-    name, key = started(endpoint, spot=True)
+    name, key = start_job(endpoint, spot=True)
     assert key != endpoint.key
     s3, sts, logs, sagemaker, iam, ecr = (
         client(service, f"http://{BRIDGE}:{endpoint.port}", key=key)
@@ -490,7 +512,7 @@ def test_what_a_job_may_do(endpoint):
             call()
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
     order = json.dumps({"name": name, "hosts": [], "warned": False, "gap": 0}).encode()
-    nothing_but = signed(
+    nothing_but = signed_headers(
         key,
         "/Rehearsal/interrupt",
         host=endpoint.host,
@@ -498,10 +520,13 @@ def test_what_a_job_may_do(endpoint):
         service="rehearsal",
         body=order,
     )
-    assert sent(endpoint, text("POST /Rehearsal/interrupt HTTP/1.1", nothing_but, order))[0] == 403
+    assert (
+        send(endpoint, request_bytes("POST /Rehearsal/interrupt HTTP/1.1", nothing_but, order))[0]
+        == 403
+    )
     assert endpoint.describe(name)["TrainingJobStatus"] == "InProgress"
     endpoint.sagemaker.stop_training_job(TrainingJobName=name)
-    endpoint.ended(name)
+    endpoint.wait_until_ended(name)
     # The key is valid as long as the job runs.
     with pytest.raises(ClientError, match="is not this rehearsal's"):
         s3.list_buckets()
@@ -511,23 +536,34 @@ def test_what_a_job_may_do(endpoint):
     assert endpoint.key[1] not in everything
 
 
-ORDER = {"name": "no-such-job", "hosts": [], "warned": True, "gap": 0}
-NO_ORDERS = [{}, [], "x", None, {"name": "x"}, ORDER, ORDER | {"more": 1}, ORDER | {"name": 1}]
-NO_ORDERS += [ORDER | {"hosts": hosts} for hosts in ("algo-1", [[]], None)] + [
-    ORDER | {"warned": "no"}
+INTERRUPTION_ORDER = {"name": "no-such-job", "hosts": [], "warned": True, "gap": 0}
+WRONG_ORDERS = [
+    {},
+    [],
+    "x",
+    None,
+    {"name": "x"},
+    INTERRUPTION_ORDER,
+    INTERRUPTION_ORDER | {"more": 1},
+    INTERRUPTION_ORDER | {"name": 1},
 ]
-NO_ORDERS += [ORDER | {"gap": gap} for gap in ("1", True, -1, float("inf"), float("nan"), None)]
+WRONG_ORDERS += [INTERRUPTION_ORDER | {"hosts": hosts} for hosts in ("algo-1", [[]], None)] + [
+    INTERRUPTION_ORDER | {"warned": "no"}
+]
+WRONG_ORDERS += [
+    INTERRUPTION_ORDER | {"gap": gap} for gap in ("1", True, -1, float("inf"), float("nan"), None)
+]
 
 
 @pytest.mark.parametrize(
-    "content", [*(json.dumps(order).encode() for order in NO_ORDERS), b"[" * 100000, b"{", b""]
+    "content", [*(json.dumps(order).encode() for order in WRONG_ORDERS), b"[" * 100000, b"{", b""]
 )
 def test_what_is_no_interruption(endpoint, content):
     path = "/Rehearsal/interrupt"
-    headers = signed(
+    headers = signed_headers(
         endpoint.key, path, host=endpoint.host, method="POST", service="rehearsal", body=content
     )
-    status, _, answer = sent(endpoint, text(f"POST {path} HTTP/1.1", headers, content))
+    status, _, answer = send(endpoint, request_bytes(f"POST {path} HTTP/1.1", headers, content))
     assert status == 409 and answer.startswith('{"error": '), answer
 
 
@@ -573,11 +609,11 @@ def test_a_link_out_of_an_allowed_folder(endpoint, folder, tmp_path):
     (tmp_path / "secret").write_text("treasure")
     (folder / "data").mkdir()
     (folder / "data/file").write_text("x")
-    name, _ = started(endpoint, **channel(f"file://{folder}/data"))
+    name, _ = start_job(endpoint, **channel(f"file://{folder}/data"))
     endpoint.sagemaker.stop_training_job(TrainingJobName=name)
     (folder / "data/file").unlink()
     (folder / "data/file").symlink_to(tmp_path / "secret")
-    failed = endpoint.ended(endpoint.create("image", **channel(f"file://{folder}/data")))
+    failed = endpoint.wait_until_ended(endpoint.create("image", **channel(f"file://{folder}/data")))
     assert failed["TrainingJobStatus"] == "Failed"
     assert re.search(
         r"found \S+/data/file, a link out of it, allowed is .* --allow=FOLDER",
@@ -593,7 +629,7 @@ def test_a_request_that_is_too_large(endpoint, way):
     body = b'{"NameContains": "' + b"x" * 2**20 + b'"}'
     host = endpoint.host
     if way == "control":
-        headers = signed(
+        headers = signed_headers(
             endpoint.key,
             "/Rehearsal/interrupt",
             host=host,
@@ -601,22 +637,25 @@ def test_a_request_that_is_too_large(endpoint, way):
             service="rehearsal",
             body=body,
         )
-        assert sent(endpoint, text("POST /Rehearsal/interrupt HTTP/1.1", headers, body))[0] == 413
+        assert (
+            send(endpoint, request_bytes("POST /Rehearsal/interrupt HTTP/1.1", headers, body))[0]
+            == 413
+        )
         return
     given = {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
-    headers = signed(
+    headers = signed_headers(
         endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=body
     )
-    request = text("POST / HTTP/1.1", headers, body)
+    request = request_bytes("POST / HTTP/1.1", headers, body)
     if way == "chunks":
         lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         head = "\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""]).encode()
         request = head + f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
-    assert sent(endpoint, request)[0] == 413
+    assert send(endpoint, request)[0] == 413
 
 
 def test_chunks_are_read(endpoint):
-    headers = signed(
+    headers = signed_headers(
         endpoint.key,
         host=endpoint.host,
         method="POST",
@@ -626,12 +665,12 @@ def test_chunks_are_read(endpoint):
     )
     lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     head = "\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""]).encode()
-    assert sent(endpoint, head + b"2\r\n{}\r\n0\r\n\r\n")[0] == 200
+    assert send(endpoint, head + b"2\r\n{}\r\n0\r\n\r\n")[0] == 200
 
 
 def test_a_strangers_upload_is_not_waited_for(endpoint):
     """It announces a terabyte, and sends a byte now and then."""
-    head = text("PUT /rehearsal/x HTTP/1.1", {"Host": endpoint.host})
+    head = request_bytes("PUT /rehearsal/x HTTP/1.1", {"Host": endpoint.host})
     assert is_closed(endpoint, head.replace(b"Content-Length: 0", b"Content-Length: 1000000000000"))
 
 
@@ -684,7 +723,7 @@ def test_many_strangers(endpoint):
 
 # Clients, unmodified
 
-SDK_2 = {
+SDK_2_JOB = {
     "image_uri": "image",
     "role": ROLE,
     "instance_type": "ml.m5.xlarge",
@@ -694,7 +733,7 @@ SDK_2 = {
     "output_path": "s3://rehearsal/output",
     "environment": {"LEAVE": "1"},
 }
-SDK_3 = {
+SDK_3_JOB = {
     "training_image": "image",
     "role": ROLE,
     "base_job_name": "by-sdk-3",
@@ -709,7 +748,7 @@ SDK_3 = {
 
 @pytest.mark.parametrize("sdk", ["sdk2", "sdk3"])
 def test_an_sdk(endpoint, tmp_path, sdk):
-    job = SDK_2 if sdk == "sdk2" else SDK_3
+    job = SDK_2_JOB if sdk == "sdk2" else SDK_3_JOB
     done = Person(sdk, tmp_path, endpoint).run(f"{sdk}_session.py", [job])
     assert done.returncode == 0 and re.search(
         "model: s3://rehearsal/output/.*/output/model.tar.gz", done.stdout
@@ -736,7 +775,7 @@ def test_launch(endpoint, tmp_path):
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=LIMIT,
+        timeout=HANG_SECONDS,
     )
     assert done.returncode == 0 and "AWS_ENDPOINT_URL=" in done.stdout, done.stdout
 
@@ -754,10 +793,10 @@ def test_the_aws_cli(endpoint, tmp_path):
         ["sts", "get-caller-identity"],
     ):
         done = subprocess.run(
-            [aws, *line], env=person.variables, capture_output=True, text=True, timeout=LIMIT
+            [aws, *line], env=person.variables, capture_output=True, text=True, timeout=HANG_SECONDS
         )
         assert done.returncode == 0, done.stderr
-    assert endpoint.ended("by-the-cli")["TrainingJobStatus"] == "Completed"
+    assert endpoint.wait_until_ended("by-the-cli")["TrainingJobStatus"] == "Completed"
 
 
 # The key
@@ -791,7 +830,7 @@ def test_the_key_of_a_rehearsal(endpoint, tmp_path):
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=LIMIT,
+        timeout=HANG_SECONDS,
     )
     assert (done.returncode, done.stdout.count("\n")) == (1, 1) and "as this user" in done.stdout
 

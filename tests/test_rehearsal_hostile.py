@@ -20,7 +20,7 @@ from rehearsal.jobs.folders import Folder
 from rehearsal.jobs.layout import Layout
 
 SECRET = b"a secret of this machine"
-LIMIT = 30  # seconds; what is not done by then hangs
+HANG_SECONDS = 30  # what is not done by then hangs
 REQUEST = {"TrainingJobName": "job", "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"}}
 
 
@@ -54,7 +54,7 @@ class Store:
         return b"\n".join(found)
 
 
-def soon(call: Callable, *given):
+def call_in_thread(call: Callable, *given):
     """Return what a call returns; fail if the call hangs."""
     found: list = []
 
@@ -66,7 +66,7 @@ def soon(call: Callable, *given):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(LIMIT)
+    thread.join(HANG_SECONDS)
     assert found, "it hangs"
     if isinstance(found[0], BaseException):
         raise found[0]
@@ -93,12 +93,12 @@ def outside(tmp_path) -> Path:
     return found
 
 
-def state(folder: Path) -> dict[str, tuple]:
+def entries(folder: Path) -> dict[str, tuple]:
     """Return the entries of a folder, with their times and sizes."""
     return {path.name: (path.lstat().st_mtime, path.lstat().st_size) for path in folder.iterdir()}
 
 
-def uploader(store: Store, folder: Path, **given) -> checkpoint_sync.Uploader:
+def make_uploader(store: Store, folder: Path, **given) -> checkpoint_sync.Uploader:
     """Return the uploader of a checkpoint folder; `notes` are its messages."""
     plain = {
         "every": 0.01,
@@ -115,30 +115,32 @@ def uploader(store: Store, folder: Path, **given) -> checkpoint_sync.Uploader:
     return found
 
 
-def taken(host: Path) -> tuple[Store, str, list[str]]:
+def take_files(host: Path) -> tuple[Store, str, list[str]]:
     """Take a host's files as the rehearsal does.
 
     Return what is in S3 then, the text of its failure, and the notes.
     """
     store = Store()
     notes = []
-    copy = uploader(store, host / "checkpoints", markers_uploaded=True)
+    copy = make_uploader(store, host / "checkpoints", markers_uploaded=True)
     copy.seen.clear()  # no file of it was restored
     for _ in range(3):
-        soon(copy._look)
+        call_in_thread(copy._look)
     for kind in ("NONE", "GZIP"):
         output = REQUEST["OutputDataConfig"] | {"CompressionType": kind}
         request = REQUEST | {"OutputDataConfig": output}
-        soon(artifacts.upload, store, request, {"algo-1": host}, host.parent, notes.append)
-    return store, soon(Layout(host, None).failure), [*copy.notes, *notes]
+        call_in_thread(
+            artifacts.upload, store, request, {"algo-1": host}, host.parent, notes.append
+        )
+    return store, call_in_thread(Layout(host, None).failure), [*copy.notes, *notes]
 
 
-PLACES = ["model", "output/data", "checkpoints"]
+WRITTEN_FOLDERS = ["model", "output/data", "checkpoints"]
 
 
 def link_files(host: Path, outside: Path) -> None:
     """Make links to files, directly and by other links, absolute and relative."""
-    for folder in (host / place for place in PLACES):
+    for folder in (host / place for place in WRITTEN_FOLDERS):
         (folder / "sub/deeper").mkdir(parents=True)
         (folder / "1").symlink_to(outside / "secret")
         (folder / "2").symlink_to(os.path.relpath(outside / "secret", folder))
@@ -151,14 +153,14 @@ def link_files(host: Path, outside: Path) -> None:
 
 def link_folders(host: Path, outside: Path) -> None:
     """Make links to folders, inside a folder."""
-    for folder in (host / place for place in PLACES):
+    for folder in (host / place for place in WRITTEN_FOLDERS):
         (folder / "sub").symlink_to(outside)
         (folder / "name").symlink_to("sub/secret")
 
 
-def link_places(host: Path, outside: Path) -> None:
+def link_written_folders(host: Path, outside: Path) -> None:
     """Replace the folders themselves by links."""
-    for place in PLACES:
+    for place in WRITTEN_FOLDERS:
         (host / place).rmdir()
         (host / place).symlink_to(outside)
 
@@ -170,17 +172,17 @@ def link_output(host: Path, outside: Path) -> None:
     (host / "output").symlink_to(outside)
 
 
-@pytest.mark.parametrize("attack", [link_files, link_folders, link_places, link_output])
+@pytest.mark.parametrize("attack", [link_files, link_folders, link_written_folders, link_output])
 def test_no_link_leads_out(host, outside, attack):
-    before = state(outside)
+    before = entries(outside)
     attack(host, outside)
-    store, failure, _ = taken(host)
-    assert failure == "" and SECRET not in store.all() and state(outside) == before
+    store, failure, _ = take_files(host)
+    assert failure == "" and SECRET not in store.all() and entries(outside) == before
 
 
 def test_a_link_out_is_told(host, outside):
     link_files(host, outside)
-    notes = taken(host)[2]
+    notes = take_files(host)[2]
     assert "model: 1 of algo-1 is left out: the link leads out of the folder" in notes
 
 
@@ -188,26 +190,26 @@ def test_a_link_out_is_told(host, outside):
 @pytest.mark.parametrize("target", ["secret", "new"])
 def test_a_marker_that_is_a_link(host, outside, suffix, target):
     """Nothing is made, touched or removed at the link's target."""
-    before = state(outside)
+    before = entries(outside)
     store = Store()
     folder = host / "checkpoints"
     (folder / "x").write_text("x")
     (folder / f"x{suffix}").symlink_to(outside / target)
-    copy = uploader(store, folder)
+    copy = make_uploader(store, folder)
     copy.seen.clear()
     copy._look()
-    assert store.content == {"run/x": b"x"} and state(outside) == before
+    assert store.content == {"run/x": b"x"} and entries(outside) == before
     (folder / "x").unlink()
     copy._look()
-    assert store.content == {} and state(outside) == before and not list(folder.iterdir())
+    assert store.content == {} and entries(outside) == before and not list(folder.iterdir())
 
 
 def test_a_folder_that_becomes_a_link(host, outside):
     """The markers of its former files are not removed at the link's target."""
-    before = state(outside)
+    before = entries(outside)
     store = Store()
     folder = host / "checkpoints"
-    copy = uploader(store, folder)
+    copy = make_uploader(store, folder)
     (folder / "sub").mkdir()
     (folder / "sub/x").write_text("x")
     copy._look()
@@ -215,7 +217,7 @@ def test_a_folder_that_becomes_a_link(host, outside):
     (folder / "sub").rename(folder / "old")
     (folder / "sub").symlink_to(outside)
     copy._look()
-    assert state(outside) == before and SECRET not in store.all()
+    assert entries(outside) == before and SECRET not in store.all()
     assert set(store.content) == {"run/old/x"}
 
 
@@ -228,7 +230,7 @@ def test_a_link_out_is_no_checkpoint(host, outside):
     store = Store()
     folder = host / "checkpoints"
     (folder / "before").symlink_to(outside / "secret")
-    copy = uploader(store, folder)
+    copy = make_uploader(store, folder)
     assert copy._files() == {}
     (folder / "x").write_text("x")
     upload = copy._upload
@@ -300,7 +302,7 @@ def test_links_that_change_all_the_time(host, outside):
     assert found == {b"mine"}
 
 
-def special(folder: Path) -> None:
+def make_special_files(folder: Path) -> None:
     """Make what is no file: a pipe, a socket, and as root a device that never ends."""
     os.mkfifo(folder / "pipe")
     (folder / "to-pipe").symlink_to("pipe")
@@ -317,13 +319,13 @@ def special(folder: Path) -> None:
 
 
 def test_what_is_no_file(host):
-    for place in PLACES:
-        special(host / place)
+    for place in WRITTEN_FOLDERS:
+        make_special_files(host / place)
         (host / place / "file").write_text(place)
     for name in ("x.sagemaker-uploading", "file.sagemaker-uploading", "file.sagemaker-uploaded"):
         os.mkfifo(host / "checkpoints" / name)
     os.mkfifo(host / "output/failure")
-    store, failure, notes = taken(host)
+    store, failure, notes = take_files(host)
     assert failure == "" and store.content["run/file"] == b"checkpoints"
     names = {key.rpartition("/")[2] for key in store.content}
     assert names == {"file", "model.tar.gz", "output.tar.gz"}
@@ -342,7 +344,7 @@ def test_an_archive_can_be_unpacked_and_makes_nobody_root(host, outside, tmp_pat
     (model / "inner").symlink_to("sub/../program")
     (model / "good").symlink_to("sub/deeper/up/program")
     (model / "sub/good").symlink_to("../program")
-    store, _, notes = taken(host)
+    store, _, notes = take_files(host)
     with tarfile.open(fileobj=io.BytesIO(store.content["out/job/output/model.tar.gz"])) as tar:
         assert not any(member.mode & 0o7000 for member in tar)
         tar.extractall(tmp_path / "unpacked", filter="data")
@@ -355,7 +357,7 @@ def test_an_archive_can_be_unpacked_and_makes_nobody_root(host, outside, tmp_pat
     assert store.content["out/job/output/model/sub/good"] == b"x"
 
 
-def deep(folder: Path, levels: int) -> None:
+def make_nested_folders(folder: Path, levels: int) -> None:
     """Make nested folders, deeper than a path may be long."""
     descriptor = os.open(folder, os.O_RDONLY)
     for _ in range(levels):
@@ -378,10 +380,10 @@ def small_stack() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_folders_deeper_than_pythons_stack(host, small_stack):
-    for place in PLACES:
-        deep(host / place, 300)
+    for place in WRITTEN_FOLDERS:
+        make_nested_folders(host / place, 300)
         (host / place / "file").write_text(place)
-    store, _, notes = taken(host)
+    store, _, notes = take_files(host)
     assert store.content["run/file"] == b"checkpoints" and any(
         "S3 takes no such name" in note for note in notes
     )
@@ -390,18 +392,18 @@ def test_folders_deeper_than_pythons_stack(host, small_stack):
 
 
 def test_removing_follows_no_link(host, outside):
-    before = state(outside)
+    before = entries(outside)
     link_files(host, outside)
     (host / "folder").symlink_to(outside)
     folders.remove(host)
-    assert not host.exists() and state(outside) == before
+    assert not host.exists() and entries(outside) == before
 
 
 def test_names_that_s3_does_not_take(host):
-    for place in PLACES:
+    for place in WRITTEN_FOLDERS:
         (host / place / "\udcff\udcfe").write_text("x")
         (host / place / "ü").write_text(place)
-    store, _, notes = taken(host)
+    store, _, notes = take_files(host)
     assert (
         store.content["run/ü"] == b"checkpoints"
         and store.content["out/job/output/model/ü"] == b"model"
@@ -425,7 +427,7 @@ def test_a_failure_of_a_terabyte(host):
     path = host / "output/failure"
     path.write_text("ü" * 2000)
     os.truncate(path, 2**40)
-    assert soon(Layout(host, None).failure) == "ü" * 1024
+    assert call_in_thread(Layout(host, None).failure) == "ü" * 1024
 
 
 def test_a_file_that_becomes_shorter_while_it_is_copied(host):
@@ -445,7 +447,7 @@ def test_a_file_that_becomes_shorter_while_it_is_copied(host):
 def test_a_copy_that_fails_goes_on(host):
     """If the rehearsal itself fails at one file, it says so and copies the others."""
     store = Store()
-    copy = uploader(store, host / "checkpoints", markers=False)
+    copy = make_uploader(store, host / "checkpoints", markers=False)
     keep = store.upload_fileobj
 
     def broken(file, bucket: str, key: str, **more) -> None:

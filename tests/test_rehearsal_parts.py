@@ -29,15 +29,15 @@ from rehearsal.jobs.schedule import Rule, Schedule, parse
 
 ROLE = "arn:aws:iam::123456789012:role/rehearsal"
 KEY = Key("id", "secret")
-PAGE = 7  # objects that moto lists at a time, where S3 lists 1,000
-LIMIT = 30  # seconds; what is not done by then never will be
+PAGE_SIZE = 7  # objects that moto lists at a time, where S3 lists 1,000
+HANG_SECONDS = 30  # what is not done by then hangs
 
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory):
     """moto's AWS."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", str(PAGE))
+        patch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", str(PAGE_SIZE))
         with aws_services.moto(tmp_path_factory.mktemp("moto")) as url:
             yield url
 
@@ -59,7 +59,7 @@ def s3(s3_client):
         )
 
 
-def put(s3, *names: str) -> None:
+def put_objects(s3, *names: str) -> None:
     """Put objects, each with its key as its content."""
     for name in names:
         s3.put_object(Bucket="bucket", Key=name, Body=name.encode())
@@ -76,7 +76,7 @@ def content(s3, key: str) -> bytes:
     return s3.get_object(Bucket="bucket", Key=key)["Body"].read()
 
 
-def files(folder: Path) -> dict[str, str]:
+def file_texts(folder: Path) -> dict[str, str]:
     """Return the files in a folder."""
     return {
         str(path.relative_to(folder)): path.read_text()
@@ -85,7 +85,7 @@ def files(folder: Path) -> dict[str, str]:
     }
 
 
-def write(folder: Path, *names: str) -> None:
+def write_files(folder: Path, *names: str) -> None:
     """Write files, each with its name as its content; a name that ends with / is a folder."""
     for name in names:
         path = folder / name
@@ -169,14 +169,14 @@ def test_a_text_that_is_no_rule(text):
 HOSTS = [f"algo-{number}" for number in range(1, 5)]
 
 
-def scheduled(*texts: str, seed: str = "0", hosts: list[str] = HOSTS) -> Schedule:
+def make_schedule(*texts: str, seed: str = "0", hosts: list[str] = HOSTS) -> Schedule:
     """Return a job's schedule."""
     return Schedule([schedule.parse(text) for text in texts], hosts, seed)
 
 
 def test_a_time_after_the_first_start_comes_once():
     """If it comes between two attempts, it is due as soon as the second one trains."""
-    found = scheduled("at 40s of algo-3,algo-1 unwarned gap 5s")
+    found = make_schedule("at 40s of algo-3,algo-1 unwarned gap 5s")
     assert found.next() is None and found.due(1000.0, None) is None
     found.begin(100.0, first=True)
     assert found.next() == 140.0 and found.due(139.9, None) is None
@@ -189,7 +189,7 @@ def test_a_time_after_the_first_start_comes_once():
 
 
 def test_every_counts_from_each_start():
-    found = scheduled("every 10s 2 times")
+    found = make_schedule("every 10s 2 times")
     for start in (100.0, 115.0):
         found.begin(start, first=start == 100.0)
         assert found.next() == start + 10 and found.due(start + 9, None) is None
@@ -200,7 +200,7 @@ def test_every_counts_from_each_start():
 
 
 def test_a_step_that_the_log_has_passed():
-    found = scheduled("at step 5", "at step 7")
+    found = make_schedule("at step 5", "at step 7")
     found.begin(0.0, first=True)
     assert found.next() is None and found.due(1e9, None) is None and found.due(1e9, 4) is None
     assert found.due(0.0, 6).why == "at step 5"
@@ -209,16 +209,16 @@ def test_a_step_that_the_log_has_passed():
 
 
 def test_several_rules_are_one_schedule():
-    found = scheduled("at 30s", "every 20s", "at step 2")
+    found = make_schedule("at 30s", "every 20s", "at step 2")
     found.begin(0.0, first=True)
     assert found.next() == 20.0
     assert [found.due(30.0, 2).why for _ in range(3)] == ["at 30s", "every 20s", "at step 2"]
     assert found.due(30.0, 2) is None
 
 
-def drawn(seed: str, *texts: str) -> list:
+def drawn_interruptions(seed: str, *texts: str) -> list:
     """Return the moments, hosts and warnings of ten attempts."""
-    found = scheduled(*texts, seed=seed)
+    found = make_schedule(*texts, seed=seed)
     said = []
     for _ in range(10):
         found.begin(0.0, first=False)
@@ -230,8 +230,12 @@ def drawn(seed: str, *texts: str) -> list:
 
 def test_what_is_drawn_comes_from_the_seed():
     rule = "every ~10s of any either"
-    assert drawn("1", rule) == drawn("1", rule) != drawn("2", rule)
-    many = [one for seed in range(40) for one in drawn(str(seed), rule)]
+    assert (
+        drawn_interruptions("1", rule)
+        == drawn_interruptions("1", rule)
+        != drawn_interruptions("2", rule)
+    )
+    many = [one for seed in range(40) for one in drawn_interruptions(str(seed), rule)]
     moments, hosts, warned = zip(*many, strict=True)
     assert len(set(moments)) == len(many) and 7 < sum(moments) / len(many) < 13
     assert {len(found) for found in hosts} == {1} and {found[0] for found in hosts} == set(HOSTS)
@@ -242,13 +246,13 @@ def test_a_host_that_the_job_has_not():
     with pytest.raises(
         ValueError, match=r"'at 1s of algo-9,algo-1' is of algo-9; the job has algo-1, algo-2"
     ):
-        scheduled("at 1s of algo-9,algo-1", hosts=["algo-1", "algo-2"])
+        make_schedule("at 1s of algo-9,algo-1", hosts=["algo-1", "algo-2"])
 
 
 # Settings
 
 
-def flags(*given: str) -> settings.Settings:
+def settings_of(*given: str) -> settings.Settings:
     """Return the settings of these flags."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     settings.add_flags(parser)
@@ -256,7 +260,7 @@ def flags(*given: str) -> settings.Settings:
 
 
 def test_settings_by_default_and_by_flags(tmp_path):
-    found = flags()
+    found = settings_of()
     assert (found.port, found.engine, found.grace, found.interrupt, found.seed) == (
         4571,
         "auto",
@@ -275,7 +279,7 @@ def test_settings_by_default_and_by_flags(tmp_path):
         "--sync-keep-deleted"
     )
     given = given.replace("every~5m", "every\u00a0~5m").split(" ")
-    found = flags(*given, "--sync-flush", "--interrupt=at 3s", f"--folder={tmp_path}")
+    found = settings_of(*given, "--sync-flush", "--interrupt=at 3s", f"--folder={tmp_path}")
     assert (found.port, found.grace, found.repairs, found.price, found.spot_price) == (
         0,
         0.0,
@@ -315,7 +319,7 @@ def test_settings_by_default_and_by_flags(tmp_path):
 def test_a_wrong_flag_is_named(flag):
     name, _, value = flag.partition("=")
     with pytest.raises(ValueError, match=rf"{name}\b.*: found .*, allowed is ") as error:
-        flags(flag)
+        settings_of(flag)
     assert "price" in name or value.removesuffix(".0") in str(error.value)
 
 
@@ -323,8 +327,8 @@ def test_the_folders_of_channels(tmp_path, monkeypatch):
     """The working folder, or the folders that flags name, wherever their links lead."""
     (tmp_path / "link").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path / "link")
-    assert flags().allow == [tmp_path]
-    assert flags("--allow=/usr", "--allow=.").allow == [Path("/usr"), tmp_path]
+    assert settings_of().allow == [tmp_path]
+    assert settings_of("--allow=/usr", "--allow=.").allow == [Path("/usr"), tmp_path]
 
 
 @pytest.mark.parametrize(
@@ -332,7 +336,7 @@ def test_the_folders_of_channels(tmp_path, monkeypatch):
 )
 def test_a_flag_of_the_wrong_type_is_named(flag):
     with pytest.raises(argparse.ArgumentError, match=flag.partition("=")[0]):
-        flags(flag)
+        settings_of(flag)
 
 
 # Layout
@@ -367,7 +371,7 @@ def job(*inputs: dict, hosts: int = 1, groups: list[dict] | None = None, **more)
     } | more
 
 
-def made(request: dict, folder: Path) -> dict[layout.Host, layout.Layout]:
+def make_layouts(request: dict, folder: Path) -> dict[layout.Host, layout.Layout]:
     """Make the folders of each host, and return them."""
     path = layout.checkpoint_path(request)
     found = {host: layout.Layout(folder / host.name, path) for host in layout.hosts(request)}
@@ -395,7 +399,7 @@ def test_hosts_are_numbered_over_the_groups(tmp_path):
     assert [host.group for host in hosts] == ["small"] * 2 + ["big"] * 9
     assert {host.instance_type for host in hosts[2:]} == {"ml.p4d.24xlarge"}
     config = {}
-    for host, folders in made(request, tmp_path).items():
+    for host, folders in make_layouts(request, tmp_path).items():
         layout.write_config(folders, request, host, hosts, "eth0")
         paths = (folders.folder / "input/config").iterdir()
         config[host.name] = {path.stem: json.loads(path.read_text()) for path in paths}
@@ -445,7 +449,7 @@ def test_hosts_are_numbered_over_the_groups(tmp_path):
 )
 def test_a_host_without_groups(tmp_path, config, path):
     request = job(CheckpointConfig=config, DebugHookConfig={"S3OutputPath": "s3://bucket/d"})
-    ((host, folders),) = made(request, tmp_path).items()
+    ((host, folders),) = make_layouts(request, tmp_path).items()
     assert (host.name, host.group) == ("algo-1", "homogeneousCluster")
     assert set(folders.mounts.values()) == {
         "/opt/ml/input",
@@ -466,7 +470,9 @@ def test_a_host_without_groups(tmp_path, config, path):
 
 
 def test_what_a_failure_says(tmp_path):
-    folders = made(job(), tmp_path)[layout.Host("algo-1", "ml.m5.xlarge", "homogeneousCluster")]
+    folders = make_layouts(job(), tmp_path)[
+        layout.Host("algo-1", "ml.m5.xlarge", "homogeneousCluster")
+    ]
     assert folders.failure() == ""
     path = folders.folder / "output/failure"
     path.write_bytes("ü".encode() * 2000 + b"\xff")
@@ -480,7 +486,7 @@ def test_what_a_failure_says(tmp_path):
 
 # Channels
 
-NAMES = {
+RELATIVE_NAMES = {
     ("data/train/a", "data/train"): "a",
     ("data/train/a", "data/train/"): "a",
     ("data/train/b/c", "data/train"): "b/c",
@@ -494,9 +500,9 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(("key", "prefix"), NAMES)
+@pytest.mark.parametrize(("key", "prefix"), RELATIVE_NAMES)
 def test_the_name_of_an_object_in_a_channel(key, prefix):
-    assert channels.relative(key, prefix) == NAMES[key, prefix]
+    assert channels.relative(key, prefix) == RELATIVE_NAMES[key, prefix]
 
 
 @pytest.mark.parametrize("name", ["..", "../a", "a/../../b", "a/..", "/etc/passwd"])
@@ -506,32 +512,32 @@ def test_a_name_that_leads_out_of_the_channel(tmp_path, name):
     assert channels.inside(tmp_path, "a..b/...") == tmp_path / "a..b/..."
 
 
-def fetched(s3, uri: str, folder: Path) -> dict[str, str]:
+def fetch(s3, uri: str, folder: Path) -> dict[str, str]:
     """Return the files of an address, fetched."""
     names = channels.fetch(
         s3, {"S3Uri": uri}, folder, ROLE, [folder.parent, Path("/no")], lambda: None
     )
-    found = files(folder)
+    found = file_texts(folder)
     assert sorted(names) == sorted(found)
     return found
 
 
 def test_what_an_address_stands_for(s3, tmp_path):
-    put(s3, "data/a", "data/b/c", "data/b/", "data-2/d", "data", "run#1/e?f", "other")
+    put_objects(s3, "data/a", "data/b/c", "data/b/", "data-2/d", "data", "run#1/e?f", "other")
     below = {"a": "data/a", "b/c": "data/b/c"}
-    assert fetched(s3, "s3://bucket/data/", tmp_path / "1") == below
+    assert fetch(s3, "s3://bucket/data/", tmp_path / "1") == below
     beside = {"data": "data", "data-2/d": "data-2/d"}
-    assert fetched(s3, "s3://bucket/data", tmp_path / "3") == below | beside
-    assert fetched(s3, "s3://bucket/data/a", tmp_path / "4") == {"a": "data/a"}
-    assert fetched(s3, "s3://bucket/run#1/", tmp_path / "5") == {"e?f": "run#1/e?f"}
-    assert fetched(s3, "s3://bucket/run#1/e?f", tmp_path / "6") == {"e?f": "run#1/e?f"}
-    assert fetched(s3, "https://s3.us-east-1.amazonaws.com/bucket/other", tmp_path / "7") == {
+    assert fetch(s3, "s3://bucket/data", tmp_path / "3") == below | beside
+    assert fetch(s3, "s3://bucket/data/a", tmp_path / "4") == {"a": "data/a"}
+    assert fetch(s3, "s3://bucket/run#1/", tmp_path / "5") == {"e?f": "run#1/e?f"}
+    assert fetch(s3, "s3://bucket/run#1/e?f", tmp_path / "6") == {"e?f": "run#1/e?f"}
+    assert fetch(s3, "https://s3.us-east-1.amazonaws.com/bucket/other", tmp_path / "7") == {
         "other": "other"
     }
     with pytest.raises(JobFailed, match="Data download failed: s3://bucket: File exists"):
-        fetched(s3, "s3://bucket", tmp_path / "8")  # `data` is a file, and a folder
+        fetch(s3, "s3://bucket", tmp_path / "8")  # `data` is a file, and a folder
     s3.delete_object(Bucket="bucket", Key="data")
-    assert fetched(s3, "s3://bucket", tmp_path / "9")["data/b/c"] == "data/b/c"
+    assert fetch(s3, "s3://bucket", tmp_path / "9")["data/b/c"] == "data/b/c"
 
 
 @pytest.mark.parametrize(
@@ -559,54 +565,54 @@ def test_what_an_address_stands_for(s3, tmp_path):
 )
 def test_an_address_with_nothing_at_it(s3, tmp_path, uri, reason):
     with pytest.raises(JobFailed, match=f"^ClientError: Data download failed:.*{reason}"):
-        fetched(s3, uri, tmp_path / "channel")
+        fetch(s3, uri, tmp_path / "channel")
 
 
 def test_a_key_that_leads_out_of_the_channel(s3, tmp_path):
-    put(s3, "data/../../out")
+    put_objects(s3, "data/../../out")
     with pytest.raises(JobFailed, match="is no name of a file"):
-        fetched(s3, "s3://bucket/data", tmp_path / "a/b/channel")
-    assert files(tmp_path) == {}
+        fetch(s3, "s3://bucket/data", tmp_path / "a/b/channel")
+    assert file_texts(tmp_path) == {}
 
 
 def test_a_folder_of_this_machine(s3, tmp_path):
-    write(tmp_path / "from/my data", "a", "b/c", "empty/")
+    write_files(tmp_path / "from/my data", "a", "b/c", "empty/")
     (tmp_path / "from/my data/link").symlink_to("a")
     uri = f"file://{tmp_path}/from/my%20data"
-    assert fetched(s3, uri, tmp_path / "1") == {"a": "a", "b/c": "b/c", "link": "a"}
-    assert fetched(s3, f"{uri}/b/c", tmp_path / "2") == {"c": "b/c"}
+    assert fetch(s3, uri, tmp_path / "1") == {"a": "a", "b/c": "b/c", "link": "a"}
+    assert fetch(s3, f"{uri}/b/c", tmp_path / "2") == {"c": "b/c"}
     os.mkfifo(tmp_path / "from/my data/pipe")
-    assert "pipe" not in fetched(s3, uri, tmp_path / "3")
+    assert "pipe" not in fetch(s3, uri, tmp_path / "3")
 
 
 def test_a_file_that_cannot_be_read_fails_the_job(s3, tmp_path, monkeypatch):
     def refused(*_):
         raise PermissionError(13, "Permission denied")
 
-    write(tmp_path / "from", "a")
+    write_files(tmp_path / "from", "a")
     monkeypatch.setattr(channels.shutil, "copyfile", refused)
     with pytest.raises(
         JobFailed, match=r"^ClientError: Data download failed: file:///\S+/from: Permission denied$"
     ):
-        fetched(s3, f"file://{tmp_path}/from", tmp_path / "channel")
+        fetch(s3, f"file://{tmp_path}/from", tmp_path / "channel")
 
 
 @pytest.mark.parametrize("mode", ["File", "FastFile"])
 @pytest.mark.parametrize("place", ["S3", "here"])
 def test_shards_are_all_of_it_once(s3, tmp_path, mode, place):
-    names = [f"data/{number:02}" for number in range(2 * PAGE + 3)]  # three pages
-    put(s3, *names)
-    write(tmp_path, *names)
+    names = [f"data/{number:02}" for number in range(2 * PAGE_SIZE + 3)]  # three pages
+    put_objects(s3, *names)
+    write_files(tmp_path, *names)
     uri = "s3://bucket/data" if place == "S3" else f"file://{tmp_path}/data"
     for hosts in [3] if place == "S3" else [1, 2, 3, 4, 5, 6, 7, 20]:
         request = job(channel("a", uri, sharded=True, InputMode=mode), hosts=hosts)
-        found = made(request, tmp_path / f"{hosts}")
+        found = make_layouts(request, tmp_path / f"{hosts}")
         stops = []
         shared = tmp_path / f"{hosts}/shared"
         channels.deliver(
             s3, request, found, shared, [tmp_path], lambda stops=stops: stops.append(1)
         )
-        shards = [sorted(files(one.channel("a")).values()) for one in found.values()]
+        shards = [sorted(file_texts(one.channel("a")).values()) for one in found.values()]
         assert sorted(sum(shards, [])) == names
         assert max(map(len, shards)) - min(map(len, shards)) <= 1
         assert len(stops) >= len(names)  # it can be stopped at each of them
@@ -614,7 +620,7 @@ def test_shards_are_all_of_it_once(s3, tmp_path, mode, place):
 
 
 def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
-    write(tmp_path / "from", "x", "y/z")
+    write_files(tmp_path / "from", "x", "y/z")
     uri = f"file://{tmp_path}/from"
     groups = [group("g", 1), group("h", 2)]
     request = job(
@@ -623,13 +629,13 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
         channel("fast", uri, groups=["h"], InputMode="FastFile"),
         groups=groups,
     )
-    found = made(request, tmp_path / "hosts")
+    found = make_layouts(request, tmp_path / "hosts")
     channels.deliver(s3, request, found, tmp_path / "shared", [tmp_path], lambda: None)
     first, second, third = found.values()
     assert [path.name for path in (first.folder / "input/data").iterdir()] == ["all"]
-    assert files(second.channel("some")) == {"x": "x"} and files(third.channel("some")) == {
-        "y/z": "y/z"
-    }
+    assert file_texts(second.channel("some")) == {"x": "x"} and file_texts(
+        third.channel("some")
+    ) == {"y/z": "y/z"}
     (first.channel("all") / "x").write_text("changed")
     assert (second.channel("all") / "x").read_text() == "x"
     assert (second.channel("fast") / "x").samefile(third.channel("fast") / "x")  # one copy for both
@@ -647,7 +653,9 @@ def clock(monkeypatch):
     return found
 
 
-def uploader(s3, folder: Path, uri: str = "s3://bucket/run", **given) -> checkpoint_sync.Uploader:
+def make_uploader(
+    s3, folder: Path, uri: str = "s3://bucket/run", **given
+) -> checkpoint_sync.Uploader:
     """Return an Uploader that has not started; `notes` are its messages."""
     plain = {"lag": 0.0, "settle": 0.0, "stall_after": None, "deletions": True, "flush": False}
     plain |= {"every": 0.01, "markers": False, "markers_uploaded": False}
@@ -658,17 +666,17 @@ def uploader(s3, folder: Path, uri: str = "s3://bucket/run", **given) -> checkpo
     return found
 
 
-def until(condition, *, what: str = "it") -> None:
+def wait_until(condition, *, what: str = "it") -> None:
     """Wait for a condition."""
-    end = time.monotonic() + LIMIT
+    end = time.monotonic() + HANG_SECONDS
     while not condition():
         assert time.monotonic() < end, f"{what} has not come"
         time.sleep(0.02)
 
 
 def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
-    found = uploader(s3, tmp_path / "a")
-    write(
+    found = make_uploader(s3, tmp_path / "a")
+    write_files(
         found.folder.root,
         "1",
         "sub/deep/2",
@@ -684,7 +692,7 @@ def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
     found._look()
     expected = ["run/.hidden", "run/1", "run/link", "run/sub/deep/2", "run/with space"]
     assert keys(s3) == expected and content(s3, "run/link") == b"1"
-    put(s3, "run/of another")
+    put_objects(s3, "run/of another")
     (found.folder.root / "sub/deep/2").unlink()
     (found.folder.root / "1").write_text("changed")
     found._look()
@@ -692,7 +700,7 @@ def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
     assert content(s3, "run/1") == b"changed" == content(s3, "run/link") and found.notes == []
 
 
-def counted(found: checkpoint_sync.Uploader) -> list[str]:
+def record_uploads(found: checkpoint_sync.Uploader) -> list[str]:
     """Return the list of what an Uploader uploads from now on."""
     said = []
     upload = found._upload
@@ -706,17 +714,17 @@ def counted(found: checkpoint_sync.Uploader) -> list[str]:
 
 
 def test_what_has_not_changed_is_not_uploaded_again(s3, tmp_path, clock):
-    put(s3, "run/old", "run/sub/older", "run-2/x", "run")
+    put_objects(s3, "run/old", "run/sub/older", "run-2/x", "run")
     assert checkpoint_sync.restore(s3, "s3://bucket/run", tmp_path) == (
         2,
         len("run/old" + "run/sub/older"),
     )
-    assert files(tmp_path) == {"old": "run/old", "sub/older": "run/sub/older"}
-    found = uploader(s3, tmp_path)
-    said = counted(found)
+    assert file_texts(tmp_path) == {"old": "run/old", "sub/older": "run/sub/older"}
+    found = make_uploader(s3, tmp_path)
+    said = record_uploads(found)
     found._look()
     assert said == []
-    write(tmp_path, "new")
+    write_files(tmp_path, "new")
     found._look()
     found._look()
     assert said == ["new"]
@@ -734,13 +742,13 @@ def test_what_has_not_changed_is_not_uploaded_again(s3, tmp_path, clock):
 
 def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
     assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path) == (0, 0)
-    put(s3, *(f"run/{number}" for number in range(PAGE + 1)))
-    assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path)[0] == PAGE + 1
+    put_objects(s3, *(f"run/{number}" for number in range(PAGE_SIZE + 1)))
+    assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path)[0] == PAGE_SIZE + 1
     with pytest.raises(
         JobFailed, match="Checkpoint download failed: s3://no-such-bucket/x: NoSuchBucket"
     ):
         checkpoint_sync.restore(s3, "s3://no-such-bucket/x", tmp_path)
-    put(s3, "run/../../x")
+    put_objects(s3, "run/../../x")
     with pytest.raises(JobFailed, match="is no name of a file"):
         checkpoint_sync.restore(s3, "s3://bucket/run", tmp_path / "a")
 
@@ -749,16 +757,16 @@ def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
     "uri", ["s3://bucket/run", "s3://bucket/run/", "s3://bucket", "s3://bucket/"]
 )
 def test_a_copy_and_its_restoration_are_one(s3, tmp_path, clock, uri):
-    found = uploader(s3, tmp_path / "a", uri)
-    write(found.folder.root, "1", "b/2")
+    found = make_uploader(s3, tmp_path / "a", uri)
+    write_files(found.folder.root, "1", "b/2")
     found._look()
     assert checkpoint_sync.restore(s3, uri, tmp_path / "b") == (2, 4)
-    assert files(tmp_path / "b") == files(tmp_path / "a")
+    assert file_texts(tmp_path / "b") == file_texts(tmp_path / "a")
 
 
 def test_a_lag_counts_from_the_change(s3, tmp_path, clock):
     """A file that grows all the time is uploaded half-written."""
-    found = uploader(s3, tmp_path, lag=10.0)
+    found = make_uploader(s3, tmp_path, lag=10.0)
     for second in range(11):
         assert keys(s3) == []
         (tmp_path / "a").write_text("x" * (second + 1))
@@ -775,7 +783,7 @@ def test_a_lag_counts_from_the_change(s3, tmp_path, clock):
 
 
 def test_a_file_that_has_not_settled_is_not_uploaded(s3, tmp_path, clock):
-    found = uploader(s3, tmp_path, settle=3.0)
+    found = make_uploader(s3, tmp_path, settle=3.0)
     for second in range(20):
         (tmp_path / "a").write_text("x" * (second + 1))
         clock.now = 100.0 + second
@@ -789,8 +797,8 @@ def test_a_file_that_has_not_settled_is_not_uploaded(s3, tmp_path, clock):
 
 
 def test_a_deletion_that_is_not_passed_on(s3, tmp_path, clock):
-    found = uploader(s3, tmp_path, deletions=False)
-    write(tmp_path, "a")
+    found = make_uploader(s3, tmp_path, deletions=False)
+    write_files(tmp_path, "a")
     found._look()
     (tmp_path / "a").unlink()
     found._look()
@@ -798,32 +806,32 @@ def test_a_deletion_that_is_not_passed_on(s3, tmp_path, clock):
 
 
 def test_markers(s3, tmp_path, clock):
-    found = uploader(s3, tmp_path, markers=True)
-    write(tmp_path, "sub/a")
+    found = make_uploader(s3, tmp_path, markers=True)
+    write_files(tmp_path, "sub/a")
     found._look()
     beside = ["a", "a.sagemaker-uploaded", "a.sagemaker-uploading"]
-    assert sorted(files(tmp_path / "sub")) == beside
+    assert sorted(file_texts(tmp_path / "sub")) == beside
     found._look()
     assert keys(s3) == ["run/sub/a"]
     (tmp_path / "sub/a").unlink()
     found._look()
-    assert files(tmp_path / "sub") == {} and keys(s3) == []
+    assert file_texts(tmp_path / "sub") == {} and keys(s3) == []
 
 
 def test_markers_that_are_uploaded(s3, tmp_path, clock):
-    found = uploader(s3, tmp_path, markers=True, markers_uploaded=True)
-    write(tmp_path, "a")
+    found = make_uploader(s3, tmp_path, markers=True, markers_uploaded=True)
+    write_files(tmp_path, "a")
     found._look()
     found._look()
-    assert sorted(files(tmp_path)) == ["a", "a.sagemaker-uploaded", "a.sagemaker-uploading"]
+    assert sorted(file_texts(tmp_path)) == ["a", "a.sagemaker-uploaded", "a.sagemaker-uploading"]
     assert keys(s3) == ["run/a", "run/a.sagemaker-uploaded", "run/a.sagemaker-uploading"]
     (tmp_path / "a").unlink()
     found._look()
     found._look()
-    assert files(tmp_path) == {} and keys(s3) == []
+    assert file_texts(tmp_path) == {} and keys(s3) == []
 
 
-def failing(found: checkpoint_sync.Uploader, monkeypatch, deed) -> None:
+def disturb_uploads(found: checkpoint_sync.Uploader, monkeypatch, deed) -> None:
     """Call a function in the middle of each upload."""
     upload = found.s3.upload_fileobj
 
@@ -837,8 +845,8 @@ def failing(found: checkpoint_sync.Uploader, monkeypatch, deed) -> None:
 @pytest.mark.parametrize("gone", ["file", "folder", "a file in the folder's place"])
 def test_what_is_deleted_during_its_upload(s3, tmp_path, clock, monkeypatch, gone):
     """The copy goes on, with and without the folder of the markers."""
-    found = uploader(s3, tmp_path, markers=True)
-    write(tmp_path, "sub/a")
+    found = make_uploader(s3, tmp_path, markers=True)
+    write_files(tmp_path, "sub/a")
 
     def delete(path: Path) -> None:
         if path.name == "a":
@@ -847,11 +855,11 @@ def test_what_is_deleted_during_its_upload(s3, tmp_path, clock, monkeypatch, gon
                 path.with_name("a.sagemaker-uploading").unlink()
                 path.parent.rmdir()
             if gone.startswith("a file"):
-                write(tmp_path, "sub")
+                write_files(tmp_path, "sub")
 
-    failing(found, monkeypatch, delete)
+    disturb_uploads(found, monkeypatch, delete)
     found._look()
-    write(tmp_path, "b")
+    write_files(tmp_path, "b")
     found._look()
     found._look()
     assert keys(s3) == (["run/b", "run/sub"] if gone.startswith("a file") else ["run/b"])
@@ -859,8 +867,8 @@ def test_what_is_deleted_during_its_upload(s3, tmp_path, clock, monkeypatch, gon
 
 
 def test_a_folder_that_is_deleted_after_an_upload_in_it(s3, tmp_path, clock, monkeypatch):
-    found = uploader(s3, tmp_path, markers=True)
-    write(tmp_path, "sub/a", "sub/b")
+    found = make_uploader(s3, tmp_path, markers=True)
+    write_files(tmp_path, "sub/a", "sub/b")
     upload = found.s3.upload_fileobj
 
     def last(*given, **more) -> None:
@@ -875,10 +883,10 @@ def test_a_folder_that_is_deleted_after_an_upload_in_it(s3, tmp_path, clock, mon
 
 
 def test_what_is_written_during_its_upload_is_uploaded_again(s3, tmp_path, clock, monkeypatch):
-    found = uploader(s3, tmp_path)
-    write(tmp_path, "a")
+    found = make_uploader(s3, tmp_path)
+    write_files(tmp_path, "a")
     deeds = [lambda path: path.write_text("later"), lambda path: None]
-    failing(found, monkeypatch, lambda path: deeds.pop(0)(path))
+    disturb_uploads(found, monkeypatch, lambda path: deeds.pop(0)(path))
     found._look()
     found._look()
     assert content(s3, "run/a") == b"later" and deeds == []
@@ -886,8 +894,8 @@ def test_what_is_written_during_its_upload_is_uploaded_again(s3, tmp_path, clock
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypatch, first):
-    found = uploader(s3, tmp_path, "s3://bucket-2/run")
-    write(tmp_path, "a")
+    found = make_uploader(s3, tmp_path, "s3://bucket-2/run")
+    write_files(tmp_path, "a")
     if first:
         found._look()
         (note,) = found.notes
@@ -898,7 +906,7 @@ def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypa
             raise PermissionError(13, "Permission denied")
 
         with monkeypatch.context() as patch:
-            failing(found, patch, refused)
+            disturb_uploads(found, patch, refused)
             found._look()
         assert found.notes == [
             "a checkpoint is not copied to S3: a container's root has written it for itself only"
@@ -909,30 +917,30 @@ def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypa
 
 
 def test_a_copy_that_stalls(s3, tmp_path, clock):
-    found = uploader(s3, tmp_path, stall_after=10.0)
+    found = make_uploader(s3, tmp_path, stall_after=10.0)
     waits = []
     wait = found.ended.wait
     found.ended.wait = lambda seconds: waits.append(seconds) or wait(seconds)
     clock.now = 109.9
     found.start()
-    write(tmp_path, "a")
-    until(lambda: keys(s3) == ["run/a"])
+    write_files(tmp_path, "a")
+    wait_until(lambda: keys(s3) == ["run/a"])
     clock.now = 110.0
-    said = counted(found)
+    said = record_uploads(found)
     waited = len(waits)
-    until(lambda: len(waits) > waited + 1)
-    write(tmp_path, "b")
-    until(lambda: len(waits) > waited + 20)
+    wait_until(lambda: len(waits) > waited + 1)
+    write_files(tmp_path, "b")
+    wait_until(lambda: len(waits) > waited + 20)
     found.finish()
     assert said == [] and keys(s3) == ["run/a"]
 
 
 @pytest.mark.parametrize("flush", [False, True])
 def test_what_the_end_leaves(s3, tmp_path, flush):
-    found = uploader(s3, tmp_path, flush=flush, lag=1000.0)
+    found = make_uploader(s3, tmp_path, flush=flush, lag=1000.0)
     found.start()
-    write(tmp_path, "a")
-    until(lambda: "a" in found.seen)
+    write_files(tmp_path, "a")
+    wait_until(lambda: "a" in found.seen)
     found.finish()
     assert keys(s3) == (["run/a"] if flush else []) and not found.is_alive()
     found.finish()  # once more, at the end of the attempt
@@ -942,13 +950,13 @@ def test_what_the_end_leaves(s3, tmp_path, flush):
 @pytest.mark.slow
 def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
     """Neither the file is there, nor an unfinished upload in parts."""
-    found = uploader(s3, tmp_path)
+    found = make_uploader(s3, tmp_path)
     begun = threading.Event()
     alive = found._alive
 
     def slow(size: int) -> None:
         begun.set()
-        assert found.ended.wait(LIMIT)
+        assert found.ended.wait(HANG_SECONDS)
         alive(size)
 
     monkeypatch.setattr(found, "_alive", slow)
@@ -956,7 +964,7 @@ def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(bytes(size))
     os.utime(tmp_path / "b", (1, 1))  # the oldest comes first
     found.start()
-    assert begun.wait(LIMIT)
+    assert begun.wait(HANG_SECONDS)
     found.finish()
     assert keys(s3) == [] and not s3.list_multipart_uploads(Bucket="bucket").get("Uploads")
     assert found.notes == [] and not found.seen["b"].uploaded
@@ -964,10 +972,10 @@ def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_many_small_files(s3, tmp_path):
-    found = uploader(s3, tmp_path, markers=True)
+    found = make_uploader(s3, tmp_path, markers=True)
     found.start()
-    write(tmp_path, *(f"{number % 7}/{number}" for number in range(200)))
-    until(
+    write_files(tmp_path, *(f"{number % 7}/{number}" for number in range(200)))
+    wait_until(
         lambda: len(found.seen) == 200 and all(seen.uploaded for seen in list(found.seen.values()))
     )
     found.finish()
@@ -978,15 +986,15 @@ def test_many_small_files(s3, tmp_path):
 # Artefacts
 
 
-def outputs(tmp_path: Path, hosts: dict[str, list[str]]) -> dict[str, Path]:
+def make_outputs(tmp_path: Path, hosts: dict[str, list[str]]) -> dict[str, Path]:
     """Return the folders of hosts, each with files in its model."""
     for host, names in hosts.items():
-        write(tmp_path / host / "model", *names)
-        write(tmp_path / host / "output/data", "./")
+        write_files(tmp_path / host / "model", *names)
+        write_files(tmp_path / host / "output/data", "./")
     return {host: tmp_path / host for host in hosts}
 
 
-def archive(s3, key: str, folder: Path) -> dict[str, tarfile.TarInfo]:
+def extract_archive(s3, key: str, folder: Path) -> dict[str, tarfile.TarInfo]:
     """Extract an archive, and return what is in it."""
     folder.mkdir(exist_ok=True)
     # With tar, which is safe; Python's tarfile is since 3.11.4, and Debian 12 has 3.11.2.
@@ -1000,18 +1008,18 @@ def archive(s3, key: str, folder: Path) -> dict[str, tarfile.TarInfo]:
 def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
     first = ["a b", "deep/c", "empty/", "same", "empty-2/"]
     second = ["same", "ü", "empty-2/x"]
-    hosts = outputs(tmp_path, {"algo-1": first, "algo-2": second})
+    hosts = make_outputs(tmp_path, {"algo-1": first, "algo-2": second})
     (tmp_path / "algo-1/model/link").symlink_to("a b")
     (tmp_path / "algo-1/model/nowhere").symlink_to("not/there")
     (tmp_path / "algo-1/model/to-folder").symlink_to("deep")
     os.link(tmp_path / "algo-1/model/a b", tmp_path / "algo-1/model/twice")
     (tmp_path / "algo-2/model/same").write_text("of algo-2")
-    write(tmp_path / "algo-2/output/data", "log")
+    write_files(tmp_path / "algo-2/output/data", "log")
     notes = []
     address = artifacts.upload(s3, job(), hosts, tmp_path, notes.append)
     assert address == "s3://bucket/output/job/output/model.tar.gz"
     assert keys(s3) == ["output/job/output/model.tar.gz", "output/job/output/output.tar.gz"]
-    found = archive(s3, keys(s3)[0], tmp_path / "model")
+    found = extract_archive(s3, keys(s3)[0], tmp_path / "model")
     assert set(found) >= {
         "a b",
         "deep/c",
@@ -1025,7 +1033,7 @@ def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
         "empty-2/x",
     }
     assert found["empty"].isdir() and found["nowhere"].issym() and found["to-folder"].issym()
-    there = files(tmp_path / "model")
+    there = file_texts(tmp_path / "model")
     assert (there["same"], there["link"], there["twice"], there["a b"]) == (
         "of algo-2",
         "a b",
@@ -1035,11 +1043,11 @@ def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
     assert notes == [
         "model: same of algo-2 replaces that of algo-1; give each host names of its own"
     ]
-    assert list(archive(s3, keys(s3)[1], tmp_path / "output")) == ["log"]
+    assert list(extract_archive(s3, keys(s3)[1], tmp_path / "output")) == ["log"]
 
 
 def test_uncompressed_artefacts(s3, tmp_path):
-    hosts = outputs(tmp_path, {"algo-1": ["a b", "deep/c", "empty/"], "algo-2": ["d"]})
+    hosts = make_outputs(tmp_path, {"algo-1": ["a b", "deep/c", "empty/"], "algo-2": ["d"]})
     (tmp_path / "algo-1/model/link").symlink_to("a b")
     (tmp_path / "algo-1/model/nowhere").symlink_to("not/there")
     request = job(OutputDataConfig={"S3OutputPath": "s3://bucket", "CompressionType": "NONE"})
@@ -1057,17 +1065,17 @@ def test_uncompressed_artefacts(s3, tmp_path):
 def test_a_file_where_another_host_has_a_folder(s3, tmp_path, hosts):
     """The archive can be extracted."""
     notes = []
-    artifacts.upload(s3, job(), outputs(tmp_path, hosts), tmp_path, notes.append)
-    archive(s3, keys(s3)[0], tmp_path / "model")
-    assert files(tmp_path / "model") == {"x": "x"}
+    artifacts.upload(s3, job(), make_outputs(tmp_path, hosts), tmp_path, notes.append)
+    extract_archive(s3, keys(s3)[0], tmp_path / "model")
+    assert file_texts(tmp_path / "model") == {"x": "x"}
     assert (
         len(notes) == 1 and notes[0].startswith("model: x/y of algo-") and "is left out" in notes[0]
     )
 
 
 def test_nothing_is_an_empty_archive(s3, tmp_path):
-    artifacts.upload(s3, job(), outputs(tmp_path, {"algo-1": []}), tmp_path, lambda _: None)
-    assert [archive(s3, key, tmp_path / "x") for key in keys(s3)] == [{}, {}]
+    artifacts.upload(s3, job(), make_outputs(tmp_path, {"algo-1": []}), tmp_path, lambda _: None)
+    assert [extract_archive(s3, key, tmp_path / "x") for key in keys(s3)] == [{}, {}]
 
 
 # The endpoint's clients
@@ -1146,10 +1154,10 @@ def test_bucket_and_key(uri, parts):
 
 
 def test_all_pages_of_a_list(s3):
-    names = [f"x/{number:02}" for number in range(3 * PAGE)]
-    put(s3, *names, "x/", "x/folder/", "y")
+    names = [f"x/{number:02}" for number in range(3 * PAGE_SIZE)]
+    put_objects(s3, *names, "x/", "x/folder/", "y")
     assert list(clients.objects(s3, "bucket", "x/")) == [(name, 4) for name in names]
-    assert len(list(clients.objects(s3, "bucket", ""))) == 3 * PAGE + 1
+    assert len(list(clients.objects(s3, "bucket", ""))) == 3 * PAGE_SIZE + 1
 
 
 def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
@@ -1170,7 +1178,7 @@ def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
 
 # Docker's bridge
 
-BRIDGES = {
+BRIDGE_CASES = {
     "as it is told": ([{"Subnet": "172.17.0.0/16", "Gateway": "172.17.0.9"}], {}, "172.17.0.9"),
     "after that of IPv6": (
         [{"Subnet": "fd00::/64"}, {"Subnet": "10.1.0.0/16", "Gateway": "10.1.0.1"}],
@@ -1191,10 +1199,10 @@ BRIDGES = {
 }
 
 
-@pytest.mark.parametrize("case", BRIDGES)
+@pytest.mark.parametrize("case", BRIDGE_CASES)
 def test_the_address_on_dockers_bridge(case):
     """Of a fresh Debian 12 (docker.io 20.10.24), which names no Gateway, and of others."""
-    config, options, address = BRIDGES[case]
+    config, options, address = BRIDGE_CASES[case]
     assert (
         bridge.of_docker({"IPAM": {"Driver": "default", "Config": config}, "Options": options})
         == address
@@ -1232,7 +1240,7 @@ def test_metrics_of_log_lines():
     }
     assert (
         found.found["loss"]["MetricName"] == "loss"
-        and abs(found.found["loss"]["Timestamp"] - time.time()) < LIMIT
+        and abs(found.found["loss"]["Timestamp"] - time.time()) < HANG_SECONDS
     )
 
 

@@ -14,8 +14,13 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 from conftest import write_cifar
-from rehearsals import LIMIT, Rehearsal, run_command
-from test_rehearsal_clients import FAST, TUTORIAL, same, weights
+from rehearsals import HANG_SECONDS, Rehearsal, run_command
+from test_rehearsal_clients import (
+    CPU_HYPERPARAMETERS,
+    TUTORIAL_HYPERPARAMETERS,
+    same_weights,
+    weights,
+)
 
 from rehearsal.engines import bridge, processes
 from rehearsal.jobs.layout import Layout
@@ -30,7 +35,7 @@ def rehearsal(tmp_path_factory):
     os.environ["REHEARSAL_PYTHON"] = sys.executable
     try:
         with Rehearsal(folder, "--engine=processes", "--sync-every=0.2") as server:
-            assert "no Docker engine" in server.said
+            assert "no Docker engine" in server.output
             for path in write_cifar(folder / "data", images=10).iterdir():
                 server.s3.upload_file(
                     str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}"
@@ -44,7 +49,8 @@ def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://rehearsal/cifar10/"}
     fields = {
         # SGD: its checkpoints, which are copied all the time, have a third of the default's bytes.
-        "HyperParameters": TUTORIAL | {"trainer.max_epochs": "2", "optimizer": "SGD"},
+        "HyperParameters": TUTORIAL_HYPERPARAMETERS
+        | {"trainer.max_epochs": "2", "optimizer": "SGD"},
         "Environment": {"OMP_NUM_THREADS": "1"},
         "hosts": 2,
         "InputDataConfig": [
@@ -57,16 +63,16 @@ def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
     }
     checkpoints = {"CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/run"}}
     names = [rehearsal.create("none", **fields)]
-    whole = rehearsal.ended(names[0])
+    whole = rehearsal.wait_until_ended(names[0])
     names.append(rehearsal.create("none", spot=True, **fields, **checkpoints))
-    end = time.monotonic() + LIMIT
+    end = time.monotonic() + HANG_SECONDS
     while not any(key.endswith(".ckpt") for key in rehearsal.keys("checkpoints/run/")):
         assert time.monotonic() < end, rehearsal.lines(names[1])
         time.sleep(0.05)
     assert (
         run_command(rehearsal, "interrupt", names[1], "--host=algo-2", "--unwarned").returncode == 0
     )
-    interrupted = rehearsal.ended(names[1])
+    interrupted = rehearsal.wait_until_ended(names[1])
     assert whole["TrainingJobStatus"] == interrupted["TrainingJobStatus"] == "Completed", (
         whole,
         interrupted,
@@ -74,16 +80,18 @@ def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
     statuses = [one["Status"] for one in interrupted["SecondaryStatusTransitions"]]
     assert statuses.count("Interrupted") == 1
     assert any("resuming from step" in line for line in rehearsal.lines(names[1])["algo-1"])
-    assert same(*(weights(rehearsal, name) for name in names))
+    assert same_weights(*(weights(rehearsal, name) for name in names))
     record = json.loads((rehearsal.folder / names[1] / "job.json").read_text())
     assert any("the application of this checkout runs" in note for note in record["notes"])
 
 
 def test_a_stop_reaches_the_program(rehearsal):
-    name = rehearsal.create("none", HyperParameters=FAST | {"trainer.max_epochs": "1000"})
+    name = rehearsal.create(
+        "none", HyperParameters=CPU_HYPERPARAMETERS | {"trainer.max_epochs": "1000"}
+    )
     rehearsal.wait_for_line(name, "step=")
     rehearsal.sagemaker.stop_training_job(TrainingJobName=name)
-    assert rehearsal.ended(name)["TrainingJobStatus"] == "Stopped"
+    assert rehearsal.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
     assert any("interrupted, resume from step" in line for line in rehearsal.lines(name)["algo-1"])
 
 
@@ -113,7 +121,7 @@ def test_the_orphans_of_a_killed_rehearsal_are_ended(rehearsal, tmp_path):
     assert subprocess.run(mine, capture_output=True).stdout
     next_one = Rehearsal(tmp_path, "--engine=processes")
     with next_one:
-        assert "ended what a killed rehearsal had left" in next_one.said
+        assert "ended what a killed rehearsal had left" in next_one.output
         assert not subprocess.run(mine, capture_output=True).stdout
     spaces = subprocess.check_output(["ip", "netns", "list"], text=True)
     assert owner[:8] not in spaces

@@ -17,7 +17,7 @@ from rehearsal.jobs.record import PROVED, Record
 from rehearsal.report import charts, goodput, markup
 from rehearsal.report import page as report
 
-HOSTILE = "</script></style><img src=x onerror=alert(1)> & [red]x[/red]"
+HOSTILE_TEXT = "</script></style><img src=x onerror=alert(1)> & [red]x[/red]"
 
 
 # Goodput
@@ -227,18 +227,18 @@ class Page(HTMLParser):
         ]
 
 
-def page(record: Record, folder: Path, **prices: float) -> Page:
+def write_page(record: Record, folder: Path, **prices: float) -> Page:
     """Write a job's report, and return it as a Page."""
     report.write(record, folder / "report.html", **prices)
     return Page((folder / "report.html").read_text())
 
 
-def all_having(found: Page, tag: str) -> list[dict]:
+def elements_of(found: Page, tag: str) -> list[dict]:
     return [attributes for name, attributes in found.elements if name == tag]
 
 
 def test_page_is_well_formed_and_needs_nothing_else(tmp_path: Path):
-    found = page(interrupted(2), tmp_path, price=72.0, spot_price=36.0)
+    found = write_page(interrupted(2), tmp_path, price=72.0, spot_price=36.0)
     names = {name for name, _ in found.elements}
     assert not names & {"script", "link", "img", "iframe", "object", "use", "image", "base"}
     text = (tmp_path / "report.html").read_text()
@@ -250,35 +250,35 @@ def test_page_is_well_formed_and_needs_nothing_else(tmp_path: Path):
 
 
 def test_page_is_accessible(tmp_path: Path):
-    found = page(interrupted(2), tmp_path)
-    tables = len(all_having(found, "table"))
-    assert tables == len(all_having(found, "caption")) == 3
-    drawings = [one for one in all_having(found, "svg") if one.get("role") == "img"]
-    assert drawings and len(all_having(found, "desc")) == len(drawings)
-    assert all(one.get("scope") == "col" for one in all_having(found, "th"))
-    assert all_having(found, "html")[0]["lang"] == "en"
+    found = write_page(interrupted(2), tmp_path)
+    tables = len(elements_of(found, "table"))
+    assert tables == len(elements_of(found, "caption")) == 3
+    drawings = [one for one in elements_of(found, "svg") if one.get("role") == "img"]
+    assert drawings and len(elements_of(found, "desc")) == len(drawings)
+    assert all(one.get("scope") == "col" for one in elements_of(found, "th"))
+    assert elements_of(found, "html")[0]["lang"] == "en"
 
 
 def test_text_of_jobs_is_escaped(tmp_path: Path):
     """Text of a job is shown as it is wherever it occurs, and never makes an element."""
     record = interrupted()
-    record.name = f"name {HOSTILE}"
-    record.failure = f"failure {HOSTILE}"
-    record.notes = [f"note {HOSTILE}"]
-    record.request["HyperParameters"] = {"x": f"request {HOSTILE}"}
-    record.transitions[0].message = f"message {HOSTILE}"
-    record.interruptions[0].why = f"why {HOSTILE}"
+    record.name = f"name {HOSTILE_TEXT}"
+    record.failure = f"failure {HOSTILE_TEXT}"
+    record.notes = [f"note {HOSTILE_TEXT}"]
+    record.request["HyperParameters"] = {"x": f"request {HOSTILE_TEXT}"}
+    record.transitions[0].message = f"message {HOSTILE_TEXT}"
+    record.interruptions[0].why = f"why {HOSTILE_TEXT}"
     for one in record.attempts:
-        one.instances[0].host = f"host {HOSTILE}"
-        one.proved = f"proved {HOSTILE}"
+        one.instances[0].host = f"host {HOSTILE_TEXT}"
+        one.proved = f"proved {HOSTILE_TEXT}"
         one.points = [
-            replace(point, values={f"loss {HOSTILE}": 1.0, f"{HOSTILE}/s": 2.0})
+            replace(point, values={f"loss {HOSTILE_TEXT}": 1.0, f"{HOSTILE_TEXT}/s": 2.0})
             for point in one.points
         ]
-    found = page(record, tmp_path)
-    assert not all_having(found, "img") + all_having(found, "script")
+    found = write_page(record, tmp_path)
+    assert not elements_of(found, "img") + elements_of(found, "script")
     for place in ("name", "failure", "note", "request", "message", "why", "host", "loss", "proved"):
-        assert f"{place} {HOSTILE}" in found.text, place
+        assert f"{place} {HOSTILE_TEXT}" in found.text, place
 
 
 def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
@@ -288,9 +288,9 @@ def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
     """
     record = interrupted()
     said = "warning: resumed at step 30: step 33 is not that of the interrupted run: ..."
-    assert "went on" not in page(record, tmp_path).text
+    assert "went on" not in write_page(record, tmp_path).text
     record.attempts[1].proved = PROVED.search(said)[1]
-    text = page(record, tmp_path).text
+    text = write_page(record, tmp_path).text
     assert "went on" in text and "step 33 is not that of the interrupted run: ..." in text
 
 
@@ -310,8 +310,8 @@ def test_charts_by_name(tmp_path: Path):
     }
     for one in record.attempts:
         one.points = [replace(point, values=point.values | values) for point in one.points]
-    found = page(record, tmp_path)
-    assert len(all_having(found, "figcaption")) == 4
+    found = write_page(record, tmp_path)
+    assert len(elements_of(found, "figcaption")) == 4
     assert all(
         words in found.text
         for words in ("Loss", "Accuracy", "lr", "images/s", "time since creation")
@@ -322,8 +322,8 @@ def test_charts_by_name(tmp_path: Path):
             replace(point, values=point.values | {f"user{k}": 1.0 for k in range(9)})
             for point in one.points
         ]
-    found = page(record, tmp_path)
-    assert len(all_having(found, "figcaption")) == 3
+    found = write_page(record, tmp_path)
+    assert len(elements_of(found, "figcaption")) == 3
     assert "Not drawn: lr, user0" in found.text
 
 
@@ -332,7 +332,7 @@ def test_redone_steps_are_drawn_as_such(tmp_path: Path):
     record = interrupted()
     for one in record.attempts:
         one.points = [replace(point, values={"train_loss": 1 / point.step}) for point in one.points]
-    found = page(record, tmp_path)
+    found = write_page(record, tmp_path)
     lost = found.having("path", "lost")
     assert [one["d"].count("L") for one in lost if one["d"]] == [1]  # from step 20 to 40
     assert "lost and done again" in found.text
@@ -362,7 +362,7 @@ def test_timeline(tmp_path: Path):
     """The bars of a host fill the wall time of its instances, with a gap between attempts."""
     record = interrupted(2)
     record.attempts[1].instances[1].restored_files = 3
-    found = page(record, tmp_path)
+    found = write_page(record, tmp_path)
     bars = {
         kind: [
             (float(one["x"].rstrip("%")) * 1.6, float(one["width"].rstrip("%")) * 1.6)
@@ -404,7 +404,7 @@ def test_timeline(tmp_path: Path):
 )
 def test_edges(record: Record, tmp_path: Path):
     """Any job can be drawn, and no number in the drawings is NaN or infinite."""
-    found = page(record, tmp_path, price=1.0, spot_price=0.5)
+    found = write_page(record, tmp_path, price=1.0, spot_price=0.5)
     assert record.name in found.text
     for name, attributes in found.elements:
         for key, value in attributes.items():
@@ -413,7 +413,7 @@ def test_edges(record: Record, tmp_path: Path):
 
 def test_many_interruptions(tmp_path: Path):
     """All are marked and few are numbered; values that are no numbers are counted, not drawn."""
-    found = page(many(), tmp_path)
+    found = write_page(many(), tmp_path)
     marks = found.having("line", "warned") + found.having("line", "unwarned")
     assert len(marks) == 200  # one for each interruption, and one for its host
     assert 5 <= len(found.having("text", "number")) <= 30
@@ -423,9 +423,9 @@ def test_many_interruptions(tmp_path: Path):
 def test_failed_job_shows_no_goodput(tmp_path: Path):
     record = interrupted()
     record.status = "Failed"
-    cells = page(record, tmp_path).having("dd", "Failed")
+    cells = write_page(record, tmp_path).having("dd", "Failed")
     assert len(cells) == 1
-    assert "58.3%" not in page(record, tmp_path).text
+    assert "58.3%" not in write_page(record, tmp_path).text
 
 
 @pytest.mark.parametrize(
@@ -465,11 +465,11 @@ def test_ticks(low: float, high: float, options: dict, expected: list[float]):
 # The terminal, in the environment that has rich
 
 
-LIVE = (ROOT / "tests/rehearsal_live.py").read_text()
+LIVE_CHECKS = (ROOT / "tests/rehearsal_live.py").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", re.findall(r"^def check_(\w+)", LIVE, re.MULTILINE))
+@pytest.mark.parametrize("name", re.findall(r"^def check_(\w+)", LIVE_CHECKS, re.MULTILINE))
 def test_terminal(name: str):
     line = [python_of("rehearsal"), "tests/rehearsal_live.py", name]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

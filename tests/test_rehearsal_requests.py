@@ -23,7 +23,7 @@ from rehearsal.jobs.metrics import Metrics
 from rehearsal.jobs.record import Record, Transition
 
 MODEL = botocore.session.get_session().get_service_model("sagemaker")
-CREATE = MODEL.operation_model("CreateTrainingJob").input_shape
+REQUEST_SHAPE = MODEL.operation_model("CreateTrainingJob").input_shape
 ARN = "arn:aws:sagemaker:us-east-1:123456789012"
 # Strings for the model's patterns; each string field gets the first that breaks none of its limits.
 STRINGS = [
@@ -102,15 +102,15 @@ def satisfied(value: str, shape: Shape) -> bool:
     )
 
 
-def sample(shape: Shape):
+def sample_value(shape: Shape):
     """Return a value with all fields that a shape has: each list and each map with one item."""
     kind = shape.type_name
     if kind == "structure":
-        return {name: sample(member) for name, member in shape.members.items()}
+        return {name: sample_value(member) for name, member in shape.members.items()}
     if kind == "list":
-        return [sample(shape.member)]
+        return [sample_value(shape.member)]
     if kind == "map":
-        return {sample(shape.key): sample(shape.value)}
+        return {sample_value(shape.key): sample_value(shape.value)}
     if kind == "string":
         return next(
             text for text in [*shape.metadata.get("enum", []), *STRINGS] if satisfied(text, shape)
@@ -118,23 +118,23 @@ def sample(shape: Shape):
     return True if kind == "boolean" else max(1, shape.metadata.get("min", 1))
 
 
-FULL = sample(CREATE)
+FULL_REQUEST = sample_value(REQUEST_SHAPE)
 
 
-def sites(shape: Shape, value, path: tuple = ()) -> Iterator[tuple[tuple, Shape]]:
+def value_shapes(shape: Shape, value, path: tuple = ()) -> Iterator[tuple[tuple, Shape]]:
     """Yield the path and the shape of each value in `value`; `{}` in a path is a map's value."""
     yield path, shape
     if shape.type_name == "structure":
         for name, member in shape.members.items():
-            yield from sites(member, value[name], (*path, name))
+            yield from value_shapes(member, value[name], (*path, name))
     elif shape.type_name == "list":
-        yield from sites(shape.member, value[0], (*path, 0))
+        yield from value_shapes(shape.member, value[0], (*path, 0))
     elif shape.type_name == "map":
         (key,) = value
-        yield from sites(shape.value, value[key], (*path, key))
+        yield from value_shapes(shape.value, value[key], (*path, key))
 
 
-def changed(request: dict, path: tuple, value) -> dict:
+def changed_copy(request: dict, path: tuple, value) -> dict:
     """Return a copy of the request with another value at a path, or without it."""
     found = copy.deepcopy(request)
     inner = found
@@ -147,7 +147,7 @@ def changed(request: dict, path: tuple, value) -> dict:
     return found
 
 
-def told(path: tuple) -> str:
+def service_path(path: tuple) -> str:
     """Return a path as the service writes it."""
     steps = [
         f"{step + 1}.member" if isinstance(step, int) else step[0].lower() + step[1:]
@@ -156,20 +156,20 @@ def told(path: tuple) -> str:
     return ".".join(steps)
 
 
-SITES = {path: shape for path, shape in sites(CREATE, FULL) if path}
+VALUE_SHAPES = {path: shape for path, shape in value_shapes(REQUEST_SHAPE, FULL_REQUEST) if path}
 
 
 def parent(path: tuple) -> Shape:
     """Return the shape that contains the value at a path."""
-    return SITES.get(path[:-1], CREATE)
+    return VALUE_SHAPES.get(path[:-1], REQUEST_SHAPE)
 
 
-def lengths(shape: Shape, size: int) -> str:
+def string_of_size(shape: Shape, size: int) -> str:
     """Return a string of this size.
 
     It satisfies the pattern if there is an obvious one that does.
     """
-    text = sample(shape)
+    text = sample_value(shape)
     candidates = [
         text + "a" * (size - len(text)),
         text + "0" * (size - len(text)),
@@ -182,7 +182,7 @@ def lengths(shape: Shape, size: int) -> str:
     )
 
 
-def limits(path: tuple, shape: Shape) -> Iterator[tuple[object, str]]:
+def broken_values(path: tuple, shape: Shape) -> Iterator[tuple[object, str]]:
     """Yield values that break one limit of a shape's own, each with the service's words for it."""
     least = shape.metadata.get("min")
     most = shape.metadata.get("max")
@@ -193,12 +193,12 @@ def limits(path: tuple, shape: Shape) -> Iterator[tuple[object, str]]:
             yield least - 1, f"Member must have value greater than or equal to {least}"
         return
     if most is not None:
-        value = sized(path, shape, most + 1)
+        value = value_of_size(path, shape, most + 1)
         if shape.metadata.get("enum") is None:
             yield value, f"Member must have length less than or equal to {most}"
     if least:
         yield (
-            sized(path, shape, least - 1),
+            value_of_size(path, shape, least - 1),
             f"Member must have length greater than or equal to {least}",
         )
     if "enum" in shape.metadata:
@@ -214,26 +214,26 @@ def limits(path: tuple, shape: Shape) -> Iterator[tuple[object, str]]:
         )
 
 
-def sized(path: tuple, shape: Shape, size: int):
+def value_of_size(path: tuple, shape: Shape, size: int):
     """Return a value of a size."""
     if shape.type_name == "list":
-        return sample(shape) * size
+        return sample_value(shape) * size
     if shape.type_name == "map":
-        return {f"k{number}": sample(shape.value) for number in range(size)}
-    return lengths(shape, size)
+        return {f"k{number}": sample_value(shape.value) for number in range(size)}
+    return string_of_size(shape, size)
 
 
-def broken(value, path: tuple, words: str) -> str:
+def complaint(value, path: tuple, words: str) -> str:
     """Return the service's words about a value at a path; "null" stands for no value."""
     if isinstance(value, dict):
         text = "{" + ", ".join(f"{key}={item}" for key, item in value.items()) + "}"
     else:
         text = "[" + ", ".join(map(str, value)) + "]" if isinstance(value, list) else str(value)
     found = text if value == "null" else f"'{text if len(text) <= 300 else text[:297] + '...'}'"
-    return f"Value {found} at '{told(path)}' failed to satisfy constraint: {words}"
+    return f"Value {found} at '{service_path(path)}' failed to satisfy constraint: {words}"
 
 
-def constraints(shape: Shape) -> str:
+def constraints_text(shape: Shape) -> str:
     """Return all limits of the items of a list or a map, as the service lists them."""
     found = shape.metadata
     words = []
@@ -248,33 +248,38 @@ def constraints(shape: Shape) -> str:
     return f"[{', '.join(words)}]"
 
 
-def cases() -> Iterator[tuple[dict, str]]:
+def broken_requests() -> Iterator[tuple[dict, str]]:
     """Yield requests that break one limit, each with the service's words for it."""
-    for path, shape in SITES.items():
+    for path, shape in VALUE_SHAPES.items():
         holder = parent(path)
         if holder.type_name == "structure" and path[-1] in holder.required_members:
-            yield changed(FULL, path, ABSENT), broken("null", path, "Member must not be null")
-        for value, words in limits(path, shape):
-            request = changed(FULL, path, value)
+            yield (
+                changed_copy(FULL_REQUEST, path, ABSENT),
+                complaint("null", path, "Member must not be null"),
+            )
+        for value, words in broken_values(path, shape):
+            request = changed_copy(FULL_REQUEST, path, value)
             if holder.type_name == "list" and shape.type_name != "structure":
                 yield (
                     request,
-                    broken(
-                        [value], path[:-1], f"Member must satisfy constraint: {constraints(shape)}"
+                    complaint(
+                        [value],
+                        path[:-1],
+                        f"Member must satisfy constraint: {constraints_text(shape)}",
                     ),
                 )
             elif holder.type_name == "map":
-                words = f"Map value must satisfy constraint: {constraints(shape)}"
-                yield request, broken({path[-1]: value}, path[:-1], words)
+                words = f"Map value must satisfy constraint: {constraints_text(shape)}"
+                yield request, complaint({path[-1]: value}, path[:-1], words)
             else:
-                yield request, broken(value, path, words)
-        for key, _ in limits(path, shape.key) if shape.type_name == "map" else ():
-            value = {key: sample(shape.value)}
-            words = f"Map key must satisfy constraint: {constraints(shape.key)}"
-            yield changed(FULL, path, value), broken(value, path, words)
+                yield request, complaint(value, path, words)
+        for key, _ in broken_values(path, shape.key) if shape.type_name == "map" else ():
+            value = {key: sample_value(shape.value)}
+            words = f"Map key must satisfy constraint: {constraints_text(shape.key)}"
+            yield changed_copy(FULL_REQUEST, path, value), complaint(value, path, words)
 
 
-def broken_limits(value, shape: Shape) -> bool:
+def breaks_a_limit(value, shape: Shape) -> bool:
     """Return whether a value breaks a limit that botocore does not check.
 
     Those are a greatest size, an enum and a pattern.
@@ -283,7 +288,7 @@ def broken_limits(value, shape: Shape) -> bool:
     most = shape.metadata.get("max")
     if kind == "structure":
         return any(
-            broken_limits(value[name], member)
+            breaks_a_limit(value[name], member)
             for name, member in shape.members.items()
             if name in value
         )
@@ -294,27 +299,27 @@ def broken_limits(value, shape: Shape) -> bool:
     if kind in ("list", "map") and most is not None and len(value) > most:
         return True
     if kind == "list":
-        return any(broken_limits(item, shape.member) for item in value)
+        return any(breaks_a_limit(item, shape.member) for item in value)
     return kind == "map" and any(
-        broken_limits(key, shape.key) or broken_limits(item, shape.value)
+        breaks_a_limit(key, shape.key) or breaks_a_limit(item, shape.value)
         for key, item in value.items()
     )
 
 
-def allowed(request: dict) -> bool:
+def model_allows(request: dict) -> bool:
     """Return whether the model allows a request, as botocore and `broken_limits` see it."""
-    return not ParamValidator().validate(request, CREATE).has_errors() and not broken_limits(
-        request, CREATE
-    )
+    return not ParamValidator().validate(
+        request, REQUEST_SHAPE
+    ).has_errors() and not breaks_a_limit(request, REQUEST_SHAPE)
 
 
 def test_a_request_with_all_fields_is_allowed():
-    assert len(SITES) > 150 and allowed(FULL)
-    assert refusal(FULL) is None
+    assert len(VALUE_SHAPES) > 150 and model_allows(FULL_REQUEST)
+    assert refusal(FULL_REQUEST) is None
 
 
 def test_each_limit_that_is_broken_is_told():
-    found = list(cases())
+    found = list(broken_requests())
     assert len(found) > 250
     wrong = []
     for request, words in found:
@@ -323,7 +328,7 @@ def test_each_limit_that_is_broken_is_told():
         count = len(re.findall(r"failed to satisfy constraint", message))
         expected = f"{count} validation error{'s' if count > 1 else ''}"
         if (
-            allowed(request)
+            model_allows(request)
             or code != "ValidationException"
             or words not in told.split("; ")
             or head != expected
@@ -334,7 +339,7 @@ def test_each_limit_that_is_broken_is_told():
 
 def test_each_bound_may_be_reached():
     reached = 0
-    for path, shape in SITES.items():
+    for path, shape in VALUE_SHAPES.items():
         for bound in ("min", "max"):
             size = shape.metadata.get(bound)
             if (
@@ -345,9 +350,11 @@ def test_each_bound_may_be_reached():
             ):
                 continue
             number = shape.type_name in ("integer", "long")
-            request = changed(FULL, path, size if number else sized(path, shape, size))
+            request = changed_copy(
+                FULL_REQUEST, path, size if number else value_of_size(path, shape, size)
+            )
             # All but the strings whose pattern no obvious string of that length satisfies.
-            if allowed(request):
+            if model_allows(request):
                 reached += 1
                 assert refusal(request) is None, (path, size)
     assert reached > 150
@@ -365,9 +372,9 @@ WRONG_TYPES = {
 
 
 def test_a_value_of_the_wrong_type_is_refused():
-    for path, shape in SITES.items():
+    for path, shape in VALUE_SHAPES.items():
         for value in WRONG_TYPES[shape.type_name]:
-            code, message = refusal(changed(FULL, path, value)) or ("accepted", "")
+            code, message = refusal(changed_copy(FULL_REQUEST, path, value)) or ("accepted", "")
             assert code == "SerializationException", (path, value, message)
             assert re.fullmatch(
                 r"\w+_VALUE can not be converted to an? \w+|Start of .*|Expected .* or null",
@@ -378,9 +385,11 @@ def test_a_value_of_the_wrong_type_is_refused():
 
 
 def test_null_is_as_good_as_absent():
-    for path in SITES:
+    for path in VALUE_SHAPES:
         if parent(path).type_name == "structure":
-            assert refusal(changed(FULL, path, None)) == refusal(changed(FULL, path, ABSENT)), path
+            assert refusal(changed_copy(FULL_REQUEST, path, None)) == refusal(
+                changed_copy(FULL_REQUEST, path, ABSENT)
+            ), path
     request = JOB | {
         "InputDataConfig": [
             channel("a", CompressionType=None, RecordWrapperType=None, InputMode=None)
@@ -488,7 +497,7 @@ def test_patterns_are_javas(fields, right):
 
 # The fields that are refused because nothing here emulates them. Each of the other fields is in one
 # of the lists of rules.py.
-REFUSED = [
+REFUSED_FIELDS = [
     "AlgorithmSpecification.AlgorithmName",
     "AlgorithmSpecification.TrainingImageConfig.TrainingRepositoryAuthConfig",
     "InputDataConfig.DataSource.S3DataSource.AttributeNames",
@@ -512,15 +521,15 @@ REFUSED = [
     "MlflowConfig",
     "ModelPackageConfig",
 ]
-LISTED = [*rules.EMULATED, *rules.WITHOUT_EFFECT, *REFUSED]
+LISTED_FIELDS = [*rules.EMULATED, *rules.WITHOUT_EFFECT, *REFUSED_FIELDS]
 
 
-def fields(shape: Shape, path: tuple = ()) -> Iterator[tuple]:
+def field_paths(shape: Shape, path: tuple = ()) -> Iterator[tuple]:
     """Yield the path of each field, and stop at the fields that are listed."""
     for name, member in shape.members.items():
         inner = (*path, name)
-        if any(listed.startswith(f"{dotted(inner)}.") for listed in LISTED):
-            yield from fields(member.member if member.type_name == "list" else member, inner)
+        if any(listed.startswith(f"{dotted(inner)}.") for listed in LISTED_FIELDS):
+            yield from field_paths(member.member if member.type_name == "list" else member, inner)
         else:
             yield inner
 
@@ -532,25 +541,25 @@ def dotted(path: tuple) -> str:
 
 def test_each_field_of_the_model_is_emulated_or_refused_or_noted():
     """A new field of botocore is refused, and fails this test until a list has it."""
-    assert sorted(dotted(path) for path in fields(CREATE)) == sorted(LISTED)
+    assert sorted(dotted(path) for path in field_paths(REQUEST_SHAPE)) == sorted(LISTED_FIELDS)
 
 
 def with_field(listed: str) -> dict:
     """Return a job with one more field, and the fields that it needs."""
     request = JOB | {"InputDataConfig": [channel("a")]}
-    path = next(path for path in SITES if dotted(path) == listed)
+    path = next(path for path in VALUE_SHAPES if dotted(path) == listed)
     inner = request = copy.deepcopy(request)
     for step in path[:-1]:
         if isinstance(inner, dict):
             inner.setdefault(step, {})
         inner = inner[step]
-    inner[path[-1]] = sample(SITES[path])
+    inner[path[-1]] = sample_value(VALUE_SHAPES[path])
     if "TrainingImageConfig" in listed:
         inner["TrainingRepositoryAccessMode"] = "Platform"
     return request
 
 
-@pytest.mark.parametrize("listed", REFUSED)
+@pytest.mark.parametrize("listed", REFUSED_FIELDS)
 def test_a_field_that_is_not_emulated_is_refused(listed):
     with pytest.raises(
         Refused, match=f"The rehearsal does not emulate {re.escape(listed)}; leave it out"
@@ -566,7 +575,7 @@ def test_a_field_without_effect_is_noted(listed):
 
 
 def test_a_field_that_the_model_does_not_have_is_noted():
-    request = changed(JOB | {"News": 1, "Empty": []}, ("ResourceConfig", "Colour"), "blue")
+    request = changed_copy(JOB | {"News": 1, "Empty": []}, ("ResourceConfig", "Colour"), "blue")
     notes = ["ResourceConfig.Colour", "News"]
     assert answer(request) == [
         f"{name} has no effect here: the service's model does not have it" for name in notes
@@ -606,7 +615,7 @@ def stopping(spot: bool, longest: int | None, wait: int | None) -> dict:
 WAIT = (
     "MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
 )
-TOGETHER = {
+FIELDS_TOGETHER = {
     "no image": (
         {"AlgorithmSpecification": {"TrainingInputMode": "File"}},
         "TrainingImage or AlgorithmName",
@@ -720,13 +729,13 @@ TOGETHER = {
         "for all channels of InputDataConfig, or for none",
     ),
 }
-PATHS = {
+CHECKPOINT_PATHS = {
     "/opt/ml/checkpoints": True,
     "/opt/ml/checkpoints/": True,
     "/opt/ml/a/b": True,
     "/opt/ml/inputs": True,
 }
-PATHS |= dict.fromkeys(
+CHECKPOINT_PATHS |= dict.fromkeys(
     ["/tmp/a", "/opt/ml", "/opt/ml/", "/opt/ml/.", "/opt/ml/model", "/opt/ml/input/", ""], False
 )
 USED = [
@@ -739,17 +748,17 @@ USED = [
     "code",
     "./input/a",
 ]
-PATHS |= dict.fromkeys(
+CHECKPOINT_PATHS |= dict.fromkeys(
     [*(f"/opt/ml/{name}" for name in USED), "/opt/ml//model", "//opt/ml/a", "/"], False
 )
-PATHS |= dict.fromkeys(
+CHECKPOINT_PATHS |= dict.fromkeys(
     ["/opt/ml/../a", "/opt/ml/a/../../../etc", "/opt/ml/a:ro", "/opt/mlx/a", "a"], False
 )
 
 
-@pytest.mark.parametrize("case", TOGETHER)
+@pytest.mark.parametrize("case", FIELDS_TOGETHER)
 def test_fields_that_go_together(case):
-    fields, refused = TOGETHER[case]
+    fields, refused = FIELDS_TOGETHER[case]
     if refused is None:
         assert answer(JOB | fields) == []
     else:
@@ -757,17 +766,17 @@ def test_fields_that_go_together(case):
             answer(JOB | fields)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", CHECKPOINT_PATHS)
 def test_where_checkpoints_may_be(path):
     request = JOB | {"CheckpointConfig": {"S3Uri": "s3://bucket/checkpoints", "LocalPath": path}}
-    if PATHS[path]:
+    if CHECKPOINT_PATHS[path]:
         assert answer(request) == []
     else:
         with pytest.raises(Refused, match=r"Invalid CheckpointConfig\.LocalPath"):
             answer(request)
 
 
-def anything(draw: random.Random, depth: int = 0):
+def random_json(draw: random.Random, depth: int = 0):
     """Return a JSON value."""
     scalars = [
         "",
@@ -802,7 +811,7 @@ def anything(draw: random.Random, depth: int = 0):
     ]
     if depth > 2 or draw.random() < 0.7:
         return draw.choice(scalars)
-    items = [anything(draw, depth + 1) for _ in range(draw.randrange(4))]
+    items = [random_json(draw, depth + 1) for _ in range(draw.randrange(4))]
     return (
         items
         if draw.random() < 0.5
@@ -822,7 +831,7 @@ def test_no_request_makes_the_service_stumble():
     bases = [
         JOB | more | {"InputDataConfig": [channel("a")], "HyperParameters": {"a": "1"}},
         JOB | groups,
-        FULL,
+        FULL_REQUEST,
     ]
     accepted = refused = 0
     for _ in range(2000):
@@ -832,7 +841,7 @@ def test_no_request_makes_the_service_stumble():
             while isinstance(inner, dict | list) and inner:
                 key = draw.choice(list(inner) if isinstance(inner, dict) else range(len(inner)))
                 if draw.random() < 0.35 or not isinstance(inner[key], dict | list):
-                    inner[key] = anything(draw)
+                    inner[key] = random_json(draw)
                     break
                 inner = inner[key]
         try:
@@ -844,7 +853,7 @@ def test_no_request_makes_the_service_stumble():
     assert accepted > 20 and refused > 1500
 
 
-OTHERS = [
+OTHER_OPERATIONS = [
     (
         "ListTrainingJobs",
         {"MaxResults": 0},
@@ -913,7 +922,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("operation", "request_", "refused"), OTHERS)
+@pytest.mark.parametrize(("operation", "request_", "refused"), OTHER_OPERATIONS)
 def test_other_operations(operation, request_, refused):
     with pytest.raises(Refused, match=refused):
         answer(request_, operation)
@@ -939,7 +948,7 @@ def service() -> Service:
     return found
 
 
-def listed(service: Service, **request) -> list[str]:
+def listed_names(service: Service, **request) -> list[str]:
     """Return the names on all pages; each page has the size that the request asks for."""
     names = []
     size = request.get("MaxResults", 10)
@@ -956,27 +965,33 @@ def listed(service: Service, **request) -> list[str]:
 def test_lists_of_jobs(service):
     records = [job.record for job in service.jobs.values()][:25]
     names = [record.name for record in records]
-    assert listed(service) == names[::-1] == listed(service, MaxResults=5, NameContains=None)
-    assert listed(service, MaxResults=100, SortOrder="Ascending") == names
+    assert (
+        listed_names(service)
+        == names[::-1]
+        == listed_names(service, MaxResults=5, NameContains=None)
+    )
+    assert listed_names(service, MaxResults=100, SortOrder="Ascending") == names
     for size in (1, 5, 7, 24, 25, 26):
-        assert listed(service, MaxResults=size, SortBy="Name", SortOrder="Ascending") == sorted(
-            names
-        )
+        assert listed_names(
+            service, MaxResults=size, SortBy="Name", SortOrder="Ascending"
+        ) == sorted(names)
     page = service.answer("ListTrainingJobs", {"MaxResults": 25}, "us-east-1")
     assert len(page["TrainingJobSummaries"]) == 25 and "NextToken" not in page  # no page is empty
-    assert listed(service, SortBy="Name") == sorted(names, reverse=True)
+    assert listed_names(service, SortBy="Name") == sorted(names, reverse=True)
     failed = [record.name for record in records if record.status == "Failed"]
-    assert listed(service, StatusEquals="Failed", SortOrder="Ascending") == failed
+    assert listed_names(service, StatusEquals="Failed", SortOrder="Ascending") == failed
     order = [record.status for record in records]
     by_status = {record.name: record.status for record in records}
     assert [
-        by_status[name] for name in listed(service, SortBy="Status", SortOrder="Ascending")
+        by_status[name] for name in listed_names(service, SortBy="Status", SortOrder="Ascending")
     ] == sorted(order)
     tens = [name for name in sorted(names) if "-1" in name]
     assert (
-        listed(service, NameContains="-1", SortBy="Name", SortOrder="Ascending") == tens
+        listed_names(service, NameContains="-1", SortBy="Name", SortOrder="Ascending") == tens
         and len(tens) > 5
     )
-    assert listed(service, CreationTimeAfter=1003, CreationTimeBefore=1005.5) == names[3:6][::-1]
-    assert listed(service, LastModifiedTimeAfter=2024) == names[24:]
-    assert listed(service, CreationTimeAfter=5000) == []
+    assert (
+        listed_names(service, CreationTimeAfter=1003, CreationTimeBefore=1005.5) == names[3:6][::-1]
+    )
+    assert listed_names(service, LastModifiedTimeAfter=2024) == names[24:]
+    assert listed_names(service, CreationTimeAfter=5000) == []
