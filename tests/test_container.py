@@ -36,9 +36,9 @@ def container(image: str):
         *arguments: str, options: tuple[str, ...] = (), **settings
     ) -> subprocess.CompletedProcess:
         names.append(f"sagemaker-lightning-{uuid.uuid4().hex[:12]}")
-        done = docker("run", "--name", names[-1], *options, image, *arguments, **settings)
-        done.container = names[-1]
-        return done
+        completed = docker("run", "--name", names[-1], *options, image, *arguments, **settings)
+        completed.container = names[-1]
+        return completed
 
     yield run
     for name in names:
@@ -58,18 +58,18 @@ def test_without_data_and_without_a_network(container, image, tmp_path):
     (tmp_path / "hyperparameters.json").write_text(
         '{"trainer.max_epochs": "1", "trainer.limit_train_batches": "5"}'
     )
-    given = mount(
+    hyperparameters_mount = mount(
         tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro"
     )
-    run = container("train", options=("--network", "none", *given))
+    run = container("train", options=("--network", "none", *hyperparameters_mount))
     assert run.returncode == 0, run.stdout
     assert docker("cp", f"{run.container}:/opt/ml/model", str(tmp_path)).returncode == 0
     state = torch.load(tmp_path / "model/model.pt", weights_only=True)
     resnet18(num_classes=10).load_state_dict(state)
-    described = json.loads((tmp_path / "model/model.json").read_text())
-    assert described["data_class_path"] == "app.data.DigitsDataModule"
+    description = json.loads((tmp_path / "model/model.json").read_text())
+    assert description["data_class_path"] == "app.data.DigitsDataModule"
     assert (
-        described["revision"]
+        description["revision"]
         == inspect(image)["Config"]["Labels"]["org.opencontainers.image.revision"]
     )
 
@@ -82,10 +82,12 @@ def test_a_program_that_says_import_lightning(container, tmp_path):
     (tmp_path / "code").mkdir()
     shutil.copy(ROOT / "tests/autoencoder.py", tmp_path / "code/train.py")
     (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "train.py"}')
-    given = mount(
+    hyperparameters_mount = mount(
         tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro"
     )
-    run = container("train", options=(*given, *mount(tmp_path / "code", "/opt/ml/code", "ro")))
+    run = container(
+        "train", options=(*hyperparameters_mount, *mount(tmp_path / "code", "/opt/ml/code", "ro"))
+    )
     assert run.returncode == 0 and "TRAINED 20 " in run.stdout, run.stdout
     code = (
         "import lightning.pytorch as pl; from sagemaker_lightning import ExactResume; "
@@ -236,18 +238,20 @@ def test_docker_stop_lets_the_program_save(image: str, tmp_path: Path, options):
     mounts += mount(
         tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro"
     )
-    started = docker("run", "--detach", *options, *mounts, image, "train").stdout.strip()
+    container_id = docker("run", "--detach", *options, *mounts, image, "train").stdout.strip()
     try:
         for _ in range(600):
             if (tmp_path / "output/data/ready").exists():
                 break
             time.sleep(0.1)
-        docker("stop", "--time", "60", started)
-        said = docker("logs", started).stdout
-        assert "SAVED" in said and "saver.py: ended with exit status 0 after SIGTERM" in said
-        assert docker("inspect", "--format", "{{.State.ExitCode}}", started).stdout.strip() == "0"
+        docker("stop", "--time", "60", container_id)
+        output = docker("logs", container_id).stdout
+        assert "SAVED" in output and "saver.py: ended with exit status 0 after SIGTERM" in output
+        assert (
+            docker("inspect", "--format", "{{.State.ExitCode}}", container_id).stdout.strip() == "0"
+        )
     finally:
-        docker("rm", "--force", "--volumes", started)
+        docker("rm", "--force", "--volumes", container_id)
 
 
 def test_out_of_host_memory_is_the_reason(container, tmp_path: Path):
@@ -289,14 +293,14 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
         if version not in locked_versions(name)
     } == set()
 
-    about = inspect(image)
-    assert about["Size"] <= 6.5e9
-    assert about["Config"]["Cmd"] == ["train"]
-    variables = dict(line.split("=", 1) for line in about["Config"]["Env"])
+    description = inspect(image)
+    assert description["Size"] <= 6.5e9
+    assert description["Config"]["Cmd"] == ["train"]
+    variables = dict(line.split("=", 1) for line in description["Config"]["Env"])
     assert variables["SAGEMAKER_PROGRAM"] == "app/train_multi_node.py"
     assert variables["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert variables["PATH"].split(":")[0] == "/opt/conda/envs/sagemaker-lightning/bin"
-    labels = about["Config"]["Labels"]
+    labels = description["Config"]["Labels"]
     assert (
         labels["org.opencontainers.image.version"] and labels["org.opencontainers.image.revision"]
     )
@@ -306,8 +310,8 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
 
 def test_the_history_of_the_image(container, image: str):
     """No password is in it, and no file in two layers: they are as large as what they show."""
-    told = docker("history", "--no-trunc", "--format={{.CreatedBy}}", image).stdout
-    assert not re.search(r"://[^/\s]*@|(?i:password|secret|token)\S*=", told), told
+    history = docker("history", "--no-trunc", "--format={{.CreatedBy}}", image).stdout
+    assert not re.search(r"://[^/\s]*@|(?i:password|secret|token)\S*=", history), history
     run = container(
         "bash", "-c", "du --summarize --one-file-system --bytes / && find / -xdev -type d | wc -l"
     )
@@ -327,10 +331,10 @@ CARD_PACKAGES = (
 
 def test_each_package_of_the_projects_card_is_imported(container):
     code = "import importlib, sys\nfor name in sys.argv[1:]: print(importlib.import_module(name))"
-    done = container("python", "-W", "ignore", "-c", code, *CARD_PACKAGES)
-    assert done.returncode == 0, done.stdout
+    completed = container("python", "-W", "ignore", "-c", code, *CARD_PACKAGES)
+    assert completed.returncode == 0, completed.stdout
     for package in CARD_PACKAGES:
-        assert f"<module '{package}' from " in done.stdout, done.stdout
+        assert f"<module '{package}' from " in completed.stdout, completed.stdout
 
 
 def test_conda_is_in_the_image(container):
@@ -354,15 +358,18 @@ def test_what_is_in_the_image_is_listed_with_its_licences(container):
         "grep -c '' sbom/licenses.txt && grep -A2 '^torch$' sbom/licenses.txt",
     )
     assert run.returncode == 0, run.stdout
-    listed, _, rest = run.stdout.partition("\n====\n")
-    bom = json.loads(listed)
+    bom_text, _, rest_of_output = run.stdout.partition("\n====\n")
+    bom = json.loads(bom_text)
     assert bom["bomFormat"] == "CycloneDX"
     components = {
-        f"{one['name']}=={one['version']}".lower().replace("_", "-") for one in bom["components"]
+        f"{component['name']}=={component['version']}".lower().replace("_", "-")
+        for component in bom["components"]
     }
-    installed = {line.lower().replace("_", "-") for line in rest.splitlines() if "==" in line}
+    installed = {
+        line.lower().replace("_", "-") for line in rest_of_output.splitlines() if "==" in line
+    }
     assert components == installed and len(installed) > 80
-    assert rest.splitlines()[-3:-1] == [
+    assert rest_of_output.splitlines()[-3:-1] == [
         "torch",
         next(line for line in installed if line.startswith("torch=="))[7:],
     ]
@@ -453,9 +460,9 @@ def test_the_program_is_a_build_argument(image: str, tag: str, tmp_path: Path):
         '"trainer.accelerator": "cpu"}'
     )
     path = "/opt/ml/input/config/hyperparameters.json"
-    done = docker("run", "--rm", *mount(tmp_path / "hyperparameters.json", path, "ro"), tag)
-    assert done.returncode == 0, done.stdout
-    assert "MEMBER: 2/2" in done.stdout
+    completed = docker("run", "--rm", *mount(tmp_path / "hyperparameters.json", path, "ro"), tag)
+    assert completed.returncode == 0, completed.stdout
+    assert "MEMBER: 2/2" in completed.stdout
 
 
 @pytest.mark.soak  # one build argument is tried above
@@ -492,9 +499,11 @@ def test_a_job_is_drilled_in_the_image(image: str, tmp_path):
     )
     write_cifar(tmp_path / "cifar10", images=10)
     (tmp_path / "hyperparameters.json").write_text('{"data.batch_size": 4, "data.val_split": 20}')
-    done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "identical: 1 interruptions" in done.stdout, (
-        done.stdout + done.stderr
+    completed = subprocess.run(
+        ["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert completed.returncode == 0 and "identical: 1 interruptions" in completed.stdout, (
+        completed.stdout + completed.stderr
     )
 
 
@@ -509,10 +518,10 @@ def test_a_compiler_is_a_build_argument(image: str, tag: str):
 def test_an_installer_with_another_checksum_is_not_run(tag: str):
     run = build(tag, **build_variables() | {"MINICONDA_SHA256": "0" * 64})
     assert run.returncode != 0
-    line = (
+    error_line = (
         rf"error: MINICONDA_SHA256: found [0-9a-f]{{64}}, expected {'0' * 64}: file:///opt/\S+ is "
     )
-    assert re.search(line, run.stdout), run.stdout[-3000:]
+    assert re.search(error_line, run.stdout), run.stdout[-3000:]
     assert docker("image", "inspect", tag).returncode != 0
 
 
@@ -523,22 +532,24 @@ def test_the_legacy_builder_builds_it_too(image: str, source: Path, tag: str):
     Of the packages it installs only the toolkit: the others take disk and minutes.
     """
     lock = source / "locks/image.txt"
-    few = "".join(
+    few_packages = "".join(
         re.findall(
             r"^(?:sagemaker-training|pip)==.*\n(?:    .*\n)+", lock.read_text(), re.MULTILINE
         )
     )
-    assert few.count("==") == 2
-    lock.write_text(few)
+    assert few_packages.count("==") == 2
+    lock.write_text(few_packages)
     run = build(tag, source, **build_variables() | {"DOCKER_BUILDKIT": "0"})
     assert run.returncode == 0, run.stdout[-3000:]
-    ours = inspect(image)["Config"]
-    other = inspect(tag)["Config"]
-    same = ("Entrypoint", "Cmd", "WorkingDir")
-    assert {key: ours[key] for key in same} == {key: other[key] for key in same}
+    our_config = inspect(image)["Config"]
+    legacy_config = inspect(tag)["Config"]
+    same_keys = ("Entrypoint", "Cmd", "WorkingDir")
+    assert {key: our_config[key] for key in same_keys} == {
+        key: legacy_config[key] for key in same_keys
+    }
     unversioned = [
         [line for line in config["Env"] if "VERSION" not in line and "REVISION" not in line]
-        for config in (ours, other)
+        for config in (our_config, legacy_config)
     ]
     assert unversioned[0] == unversioned[1]
     assert "error: train takes no flags" in docker("run", "--rm", tag, "train", "--x").stdout
@@ -562,9 +573,9 @@ def waiting_job_options(tmp_path: Path) -> tuple[str, ...]:
     (tmp_path / "code").mkdir()
     (tmp_path / "code/train.py").write_text(WAITING_PROGRAM)
     (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "train.py"}')
-    given = "/opt/ml/input/config/hyperparameters.json"
+    hyperparameters_path = "/opt/ml/input/config/hyperparameters.json"
     return (
-        *mount(tmp_path / "hyperparameters.json", given, "ro"),
+        *mount(tmp_path / "hyperparameters.json", hyperparameters_path, "ro"),
         *mount(tmp_path / "code", "/opt/ml/code", "ro"),
     )
 
@@ -627,8 +638,8 @@ def test_a_debugger_that_a_job_brings(container, tmp_path: Path):
         *mount(packages_of("debugpy").resolve(), "/debugpy", "ro"),
     )
     options += ("--env", "PYTHONPATH=/opt/sagemaker-lightning:/debugpy")
-    line = ("python", "-m", "debugpy", "--listen", "127.0.0.1:5678", "/mine/train.py")
-    run = container(*line, options=options, timeout=120)
+    command = ("python", "-m", "debugpy", "--listen", "127.0.0.1:5678", "/mine/train.py")
+    run = container(*command, options=options, timeout=120)
     assert run.returncode == 3 and "DEBUGGER ANSWERS" in run.stdout, run.stdout
 
 
@@ -660,9 +671,9 @@ def test_a_session_beside_the_job(image: str, waiting_job_options: tuple[str, ..
     """
     name = docker("run", "--detach", *waiting_job_options, image, "train").stdout.strip()
     try:
-        while "READY" not in (said := docker("logs", name).stdout):
+        while "READY" not in (output := docker("logs", name).stdout):
             assert docker("inspect", "--format", "{{.State.Running}}", name).stdout == "true\n", (
-                said
+                output
             )
             time.sleep(0.1)
         assert (

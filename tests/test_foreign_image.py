@@ -47,8 +47,8 @@ def foreign_image(image, wheel, tmp_path_factory):  # noqa: F811
     (folder / wheel.name).write_bytes(wheel.read_bytes())
     (folder / "start.sh").write_text('#!/bin/bash\n"$@"\n')
     (folder / "Dockerfile").write_text(DOCKERFILE.format(image=image, wheel=wheel.name))
-    built = docker("build", "--quiet", f"--tag={tag}", str(folder))
-    assert built.returncode == 0, built.stdout
+    build = docker("build", "--quiet", f"--tag={tag}", str(folder))
+    assert build.returncode == 0, build.stdout
     yield tag
     docker("image", "rm", tag)
 
@@ -86,7 +86,7 @@ def stop_then_kill(
     The second fails after its training.
     """
 
-    def named(prefix: str) -> str:
+    def job_name_with(prefix: str) -> str:
         summaries = rehearsal.sagemaker.list_training_jobs(NameContains=prefix)[
             "TrainingJobSummaries"
         ]
@@ -94,33 +94,33 @@ def stop_then_kill(
 
     with ThreadPoolExecutor(1) as pool:
         client = pool.submit(person.run, script, jobs)
-        while not (hearing := named(f"{person.sdk}-hearing")):
+        while not (hearing_job := job_name_with(f"{person.sdk}-hearing")):
             assert not client.done(), client.result().stdout
-        rehearsal.wait_for_line(hearing, "step=2 ")
-        rehearsal.sagemaker.stop_training_job(TrainingJobName=hearing)
+        rehearsal.wait_for_line(hearing_job, "step=2 ")
+        rehearsal.sagemaker.stop_training_job(TrainingJobName=hearing_job)
         output = client.result().stdout
-    assert rehearsal.describe(hearing)["TrainingJobStatus"] == "Stopped", output
-    heard = job_log(rehearsal, hearing)
-    assert "SIGTERM does not reach" not in heard
-    stopped = int(re.search(r"interrupted, resume from step (\d+): ", heard)[1])
-    assert stopped == int(re.findall(r"^step=(\d+) ", heard, re.MULTILINE)[-1]) + 1
+    assert rehearsal.describe(hearing_job)["TrainingJobStatus"] == "Stopped", output
+    hearing_log = job_log(rehearsal, hearing_job)
+    assert "SIGTERM does not reach" not in hearing_log
+    stopped_step = int(re.search(r"interrupted, resume from step (\d+): ", hearing_log)[1])
+    assert stopped_step == int(re.findall(r"^step=(\d+) ", hearing_log, re.MULTILINE)[-1]) + 1
 
-    deaf = named(f"{person.sdk}-deaf")
-    unheard = job_log(rehearsal, deaf)
+    deaf_job = job_name_with(f"{person.sdk}-deaf")
+    deaf_log = job_log(rehearsal, deaf_job)
     warning = (
         "warning: SIGTERM does not reach this training: bash, the container's first process, "
         "does not pass it on."
     )
-    assert unheard.count(warning) == 2 and "interrupted, resume" not in unheard
+    assert deaf_log.count(warning) == 2 and "interrupted, resume" not in deaf_log
     first_step, second_step = (
-        int(step) for step in re.findall(r"resuming from step (\d+)", unheard)
+        int(step) for step in re.findall(r"resuming from step (\d+)", deaf_log)
     )
-    assert first_step == stopped
+    assert first_step == stopped_step
     assert KILLED_AT_STEP < second_step < STEPS  # it trained and saved after the signal, too
-    assert trained_line in unheard
-    described = rehearsal.describe(deaf)
-    assert described["TrainingJobStatus"] == "Failed"
-    reason = described["FailureReason"].removeprefix("AlgorithmError: ")
+    assert trained_line in deaf_log
+    description = rehearsal.describe(deaf_job)
+    assert description["TrainingJobStatus"] == "Failed"
+    reason = description["FailureReason"].removeprefix("AlgorithmError: ")
     assert reason.startswith(
         "error: import failed: put what is missing into the job's source, or name it in the "
     )
@@ -132,7 +132,7 @@ def stop_then_kill(
 
 def test_by_sdk_2(rehearsal, foreign_image, trained_line, tmp_path):
     """With our hook by the job's environment and the toolkit as first process; then without."""
-    common = {
+    common_arguments = {
         "image_uri": foreign_image,
         "role": ROLE,
         "instance_type": "ml.m5.xlarge",
@@ -144,13 +144,17 @@ def test_by_sdk_2(rehearsal, foreign_image, trained_line, tmp_path):
         "checkpoint_s3_uri": "s3://rehearsal/checkpoints/sdk2",
         "hyperparameters": {"pause": STEP_SECONDS},
     }
-    hook = {"SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main"}
-    spot = {"use_spot_instances": True, "max_run": 600, "max_wait": 900}
+    hook_variables = {"SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main"}
+    spot_arguments = {"use_spot_instances": True, "max_run": 600, "max_wait": 900}
     jobs = [
-        common
-        | {"job_name": "sdk2-hearing", "environment": hook, "container_entry_point": ["train"]},
-        common
-        | spot
+        common_arguments
+        | {
+            "job_name": "sdk2-hearing",
+            "environment": hook_variables,
+            "container_entry_point": ["train"],
+        },
+        common_arguments
+        | spot_arguments
         | {"job_name": "sdk2-deaf", "hyperparameters": {"pause": STEP_SECONDS, "export": "onnx"}},
     ]
     stop_then_kill(
@@ -160,7 +164,7 @@ def test_by_sdk_2(rehearsal, foreign_image, trained_line, tmp_path):
 
 def test_by_sdk_3(rehearsal, foreign_image, trained_line, tmp_path):
     """The SDK's shell script is the entry point: a command may become its process by `exec`."""
-    common = {
+    common_arguments = {
         "training_image": foreign_image,
         "role": ROLE,
         "output": "s3://rehearsal/output",
@@ -169,10 +173,10 @@ def test_by_sdk_3(rehearsal, foreign_image, trained_line, tmp_path):
     compute = {"instance_type": "ml.m5.xlarge", "instance_count": 1}
     command = {"command": f"exec python train.py --pause {STEP_SECONDS}", "source_dir": SOURCE}
     jobs = [
-        common
+        common_arguments
         | {"base_job_name": "sdk3-hearing", "compute": compute, "source_code": command}
         | {"stopping": {"max_runtime_in_seconds": 600}},
-        common
+        common_arguments
         | {
             "base_job_name": "sdk3-deaf",
             "compute": compute | {"enable_managed_spot_training": True},

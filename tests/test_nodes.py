@@ -42,29 +42,32 @@ SHORT_TIMEOUTS = {
 LAUNCHERS = ["app/train_multi_node.py", "app/train_torchrun.py"]
 
 
-def job_nodes(image: str, folder: Path, hosts: int, hyperparameters: dict, **more) -> Nodes:
+def job_nodes(image: str, folder: Path, hosts: int, hyperparameters: dict, **variables) -> Nodes:
     """Return the nodes algo-1, algo-2, ... of a job."""
     return Nodes(
         image,
         folder,
-        [f"algo-{k}" for k in range(1, hosts + 1)],
+        [f"algo-{number}" for number in range(1, hosts + 1)],
         hyperparameters,
         code=CODE,
-        **SHORT_TIMEOUTS | more,
+        **SHORT_TIMEOUTS | variables,
     )
 
 
-def steps_of(hosts: list[Path], ranks: int) -> list[tuple[list[int], float]]:
+def steps_of(hosts: list[Path], ranks_a_host: int) -> list[tuple[list[int], float]]:
     """Return for each step the samples of all ranks, and the loss over all of them."""
-    ranks = [
-        json.loads((hosts[rank // ranks] / f"output/data/probe-{rank}.json").read_text())
-        for rank in range(ranks * len(hosts))
+    ranks_a_host = [
+        json.loads((hosts[rank // ranks_a_host] / f"output/data/probe-{rank}.json").read_text())
+        for rank in range(ranks_a_host * len(hosts))
     ]
     steps = []
-    for parts in zip(*ranks, strict=True):
-        samples = [sample for numbers, _ in parts for sample in numbers]
+    for rank_steps in zip(*ranks_a_host, strict=True):
+        samples = [sample for numbers, _ in rank_steps for sample in numbers]
         steps.append(
-            (sorted(samples), sum(len(numbers) * loss for numbers, loss in parts) / len(samples))
+            (
+                sorted(samples),
+                sum(len(numbers) * loss for numbers, loss in rank_steps) / len(samples),
+            )
         )
     return steps
 
@@ -77,8 +80,8 @@ def train_in_one_process(folder: Path, batch_size: int) -> list[tuple[list[int],
     (folder / "output/data").mkdir(parents=True)
     (folder / "probe.py").write_text(CODE["probe.py"])
     flags = TWO_EPOCHS | {"data.batch_size": batch_size}
-    places = {"SM_OUTPUT_DATA_DIR": folder / "output/data", "SM_MODEL_DIR": folder / "model"}
-    done = subprocess.run(
+    folders = {"SM_OUTPUT_DATA_DIR": folder / "output/data", "SM_MODEL_DIR": folder / "model"}
+    completed = subprocess.run(
         [
             sys.executable,
             ROOT / "app/train.py",
@@ -86,13 +89,13 @@ def train_in_one_process(folder: Path, batch_size: int) -> list[tuple[list[int],
         ],
         env=os.environ
         | {"PYTHONPATH": f"{ROOT}:{folder}"}
-        | {name: str(place) for name, place in places.items()},
+        | {name: str(path) for name, path in folders.items()},
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    assert done.returncode == 0, done.stdout
+    assert completed.returncode == 0, completed.stdout
     return steps_of([folder], 1)
 
 
@@ -145,10 +148,16 @@ def test_n_ranks_compute_what_one_does(
     They are compared at each step, the weights after two epochs of 185 samples, which no batch
     divides.
     """
-    given = TWO_EPOCHS | {"trainer.devices": ranks} | more
+    hyperparameters = TWO_EPOCHS | {"trainer.devices": ranks} | more
     resources = DATA_GROUP if more else {}
     with Nodes(
-        image, tmp_path, hosts, given, resources=resources, code=CODE, SAGEMAKER_PROGRAM=program
+        image,
+        tmp_path,
+        hosts,
+        hyperparameters,
+        resources=resources,
+        code=CODE,
+        SAGEMAKER_PROGRAM=program,
     ) as nodes:
         nodes.start()
         assert nodes.end() == dict.fromkeys(hosts, 0)
@@ -157,13 +166,13 @@ def test_n_ranks_compute_what_one_does(
                 "algo-1 takes no part in the training, which is for algo-2, algo-3"
                 in nodes.output("algo-1")
             )
-    training = hosts[1:] if more else hosts
-    steps = steps_of([tmp_path / host for host in training], ranks)
-    expected = train_in_one_process(tmp_path / "one", batch_size=4 * ranks * len(training))
-    half = len(steps) // 2
-    for epoch in (steps[:half], steps[half:]):
+    training_hosts = hosts[1:] if more else hosts
+    steps = steps_of([tmp_path / host for host in training_hosts], ranks)
+    expected = train_in_one_process(tmp_path / "one", batch_size=4 * ranks * len(training_hosts))
+    steps_an_epoch = len(steps) // 2
+    for epoch in (steps[:steps_an_epoch], steps[steps_an_epoch:]):
         assert sorted(sample for samples, _ in epoch for sample in samples) == sorted(
-            sample for samples, _ in expected[:half] for sample in samples
+            sample for samples, _ in expected[:steps_an_epoch] for sample in samples
         )
     assert [samples for samples, _ in steps] == [samples for samples, _ in expected]
     torch.testing.assert_close(
@@ -171,15 +180,15 @@ def test_n_ranks_compute_what_one_does(
         torch.tensor([loss for _, loss in expected]),
         **TOLERANCE,
     )
-    weights = torch.load(tmp_path / training[0] / "model/model.pt", weights_only=True)
+    weights = torch.load(tmp_path / training_hosts[0] / "model/model.pt", weights_only=True)
     torch.testing.assert_close(
         weights, torch.load(tmp_path / "one/model/model.pt", weights_only=True), **TOLERANCE
     )
 
-    for host in training:
+    for host in training_hosts:
         files = {path.name for path in (tmp_path / host).rglob("*") if path.is_file()}
         # A finished run needs no last.ckpt.
-        assert ("model.pt" in files) == (host == training[0]) and "last.ckpt" not in files
+        assert ("model.pt" in files) == (host == training_hosts[0]) and "last.ckpt" not in files
         # Prepared once, however many ranks there are.
         assert (tmp_path / host / "output/data/prepared").read_text() == "prepared\n"
 
@@ -187,8 +196,11 @@ def test_n_ranks_compute_what_one_does(
 @pytest.mark.thorough  # beside tests/test_mesh.py
 def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
     hosts = ["algo-1", "algo-10", "algo-2"]
-    users = {"MASTER_PORT": "29511", "NCCL_SOCKET_IFNAME": "mine"}  # and what a user has set stays
-    with Nodes(image, tmp_path, hosts, TWO_EPOCHS, code=CODE, **users) as nodes:
+    user_variables = {
+        "MASTER_PORT": "29511",
+        "NCCL_SOCKET_IFNAME": "mine",
+    }  # and what a user has set stays
+    with Nodes(image, tmp_path, hosts, TWO_EPOCHS, code=CODE, **user_variables) as nodes:
         nodes.start("algo-10")
         nodes.start("algo-1", named=False)
         time.sleep(10)
@@ -197,8 +209,8 @@ def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
         nodes.start("algo-2")
         assert nodes.end() == dict.fromkeys(hosts, 0)
         assert all(f"{rank + 1}/3" in nodes.output(host) for rank, host in enumerate(hosts))
-        used = "TRAINING MASTER_PORT=29511 NCCL_SOCKET_IFNAME=mine GLOO_SOCKET_IFNAME="
-        assert all(f"{used}eth0" in nodes.output(host) for host in hosts[1:])
+        variables_line = "TRAINING MASTER_PORT=29511 NCCL_SOCKET_IFNAME=mine GLOO_SOCKET_IFNAME="
+        assert all(f"{variables_line}eth0" in nodes.output(host) for host in hosts[1:])
     assert (tmp_path / "algo-1/model/model.pt").is_file()
 
 
@@ -251,8 +263,8 @@ def test_a_nodes_network_is_cut(image: str, tmp_path: Path):
 
 @pytest.mark.soak  # beside tests/test_mesh.py
 def test_a_rank_that_raises_tells_the_others_why(image: str, tmp_path: Path):
-    given = LONG_JOB | {"model.fail_at": 3, "model.fail_rank": 1}
-    with job_nodes(image, tmp_path, 2, given) as nodes:
+    hyperparameters = LONG_JOB | {"model.fail_at": 3, "model.fail_rank": 1}
+    with job_nodes(image, tmp_path, 2, hyperparameters) as nodes:
         nodes.start()
         assert nodes.end() == {"algo-1": 1, "algo-2": 1}
         for host in nodes.hosts:

@@ -69,52 +69,61 @@ def send(endpoint: Endpoint, request: bytes, address: str = LOOPBACK) -> tuple[i
     with socket.create_connection((address, endpoint.port), timeout=30) as connection:
         connection.sendall(request)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    head, _, body = answer.decode(errors="replace").partition("\r\n\r\n")
-    return int(head.split()[1]), head.lower(), body
+    headers, _, body = answer.decode(errors="replace").partition("\r\n\r\n")
+    return int(headers.split()[1]), headers.lower(), body
 
 
-def request_bytes(line: str, headers: dict, body: bytes = b"") -> bytes:
+def request_bytes(request_line: str, headers: dict, body: bytes = b"") -> bytes:
     """Return a request as the text that is sent."""
-    lines = [
-        line,
+    header_lines = [
+        request_line,
         *(f"{name}: {value}" for name, value in headers.items()),
         f"Content-Length: {len(body)}",
         "",
         "",
     ]
-    return "\r\n".join(lines).encode() + body
+    return "\r\n".join(header_lines).encode() + body
 
 
 def signed_headers(
-    key, target="/", *, host, method="GET", service="s3", headers=(), body=b"", when=None
+    key, target="/", *, host, method="GET", service="s3", headers=(), body=b"", offset_seconds=None
 ) -> dict:
     """Return the headers of a request, with a valid signature for the host."""
     request = AWSRequest(
         method, f"http://{host}{target}", data=body, headers={"Host": host} | dict(headers)
     )
-    signer = auth.S3SigV4Auth if service == "s3" else auth.SigV4Auth
-    found = signer(Credentials(*key), service, "us-east-1")
-    now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=when or 0)
+    signer_class = auth.S3SigV4Auth if service == "s3" else auth.SigV4Auth
+    request_signer = signer_class(Credentials(*key), service, "us-east-1")
+    moment = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=offset_seconds or 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auth, "get_current_datetime", lambda: now)
-        found.add_auth(request)
+        patch.setattr(auth, "get_current_datetime", lambda: moment)
+        request_signer.add_auth(request)
     return dict(request.headers.items())
 
 
 def call_sagemaker(
-    endpoint: Endpoint, key, operation: str, content: dict | bytes, **more
+    endpoint: Endpoint, key, operation: str, content: dict | bytes, **options
 ) -> tuple[int, str, str]:
     """Call an operation of SageMaker with a signature."""
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     host = endpoint.host
-    given = {"X-Amz-Target": f"SageMaker.{operation}", "Content-Type": "application/x-amz-json-1.1"}
+    target_headers = {
+        "X-Amz-Target": f"SageMaker.{operation}",
+        "Content-Type": "application/x-amz-json-1.1",
+    }
     headers = signed_headers(
-        key, host=host, method="POST", service="sagemaker", headers=given, body=body, **more
+        key,
+        host=host,
+        method="POST",
+        service="sagemaker",
+        headers=target_headers,
+        body=body,
+        **options,
     )
     return send(endpoint, request_bytes("POST / HTTP/1.1", headers, body))
 
 
-def job(**more) -> dict:
+def job(**fields) -> dict:
     """Return a job that the rehearsal accepts."""
     return {
         "TrainingJobName": f"job-{time.time_ns()}",
@@ -123,7 +132,7 @@ def job(**more) -> dict:
         "OutputDataConfig": {"S3OutputPath": "s3://rehearsal/output"},
         "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1},
         "StoppingCondition": {"MaxRuntimeInSeconds": 600},
-    } | more
+    } | fields
 
 
 def check_nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
@@ -134,8 +143,8 @@ def check_nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
         and "server: rehearsal\r\n" in answer[1]
         and answer[2].count("\n") <= 1
     )
-    for word in ("werkzeug", "python/", "moto", "bucket", "treasure", "job-", "<html", "traceback"):
-        assert word not in (answer[1] + answer[2]).lower(), answer
+    for hint in ("werkzeug", "python/", "moto", "bucket", "treasure", "job-", "<html", "traceback"):
+        assert hint not in (answer[1] + answer[2]).lower(), answer
 
 
 def test_a_signed_request_passes(endpoint):
@@ -144,10 +153,12 @@ def test_a_signed_request_passes(endpoint):
     The attacks below are like this one but for one thing, so that no other mistake refuses them.
     """
     for host in (endpoint.host, f"localhost:{endpoint.port}", f"LocalHost:{endpoint.port}"):
-        status, head, body = send(
+        status, headers, body = send(
             endpoint, request_bytes("GET / HTTP/1.1", signed_headers(endpoint.key, host=host))
         )
-        assert status == 200 and "<Name>rehearsal</Name>" in body and "access-control-" not in head
+        assert (
+            status == 200 and "<Name>rehearsal</Name>" in body and "access-control-" not in headers
+        )
     host = f"{BRIDGE}:{endpoint.port}"
     assert (
         send(
@@ -205,13 +216,13 @@ STRANGERS_REQUESTS = {
 
 
 @pytest.mark.parametrize("address", [LOOPBACK, BRIDGE])
-@pytest.mark.parametrize("what", STRANGERS_REQUESTS)
-def test_a_stranger_gets_nothing(endpoint, what, address):
-    line, headers = STRANGERS_REQUESTS[what]
+@pytest.mark.parametrize("case", STRANGERS_REQUESTS)
+def test_a_stranger_gets_nothing(endpoint, case, address):
+    request_line, headers = STRANGERS_REQUESTS[case]
     check_nothing_told(
         send(
             endpoint,
-            request_bytes(line, {"Host": f"{address}:{endpoint.port}"} | headers, b"{}"),
+            request_bytes(request_line, {"Host": f"{address}:{endpoint.port}"} | headers, b"{}"),
             address,
         )
     )
@@ -262,17 +273,19 @@ def test_another_host_is_refused_whatever_its_signature(endpoint, host):
 )
 def test_a_host_is_said_once_and_in_its_header(endpoint, case):
     headers = signed_headers(endpoint.key, host=endpoint.host)
-    lines = [f"{name}: {value}" for name, value in headers.items() if name != "Host"]
-    first = "GET / HTTP/1.1"
+    header_lines = [f"{name}: {value}" for name, value in headers.items() if name != "Host"]
+    request_line = "GET / HTTP/1.1"
     if case.startswith("two"):
         hosts = [f"Host: {endpoint.host}", "Host: evil.com"]
-        lines = [*(hosts if case == "two" else reversed(hosts)), *lines]
+        header_lines = [*(hosts if case == "two" else reversed(hosts)), *header_lines]
     elif case == "none in HTTP/1.0":
-        first = "GET / HTTP/1.0"
+        request_line = "GET / HTTP/1.0"
     elif case.startswith("in"):
-        first = f"GET http://{'evil.com' if case == 'in the target' else endpoint.host}/ HTTP/1.1"
-        lines = [f"Host: {endpoint.host}", *lines]
-    answer = send(endpoint, "\r\n".join([first, *lines, "", ""]).encode())
+        request_line = (
+            f"GET http://{'evil.com' if case == 'in the target' else endpoint.host}/ HTTP/1.1"
+        )
+        header_lines = [f"Host: {endpoint.host}", *header_lines]
+    answer = send(endpoint, "\r\n".join([request_line, *header_lines, "", ""]).encode())
     check_nothing_told(answer)
     assert answer[2].startswith("found a request for ")  # refused before the signature is looked at
 
@@ -301,9 +314,9 @@ PAGE_REQUESTS = {
 
 @pytest.mark.parametrize("page", PAGE_REQUESTS)
 def test_a_page_is_refused_whatever_its_signature(endpoint, page):
-    method, more = PAGE_REQUESTS[page]
+    method, page_headers = PAGE_REQUESTS[page]
     headers = signed_headers(endpoint.key, host=endpoint.host, method=method) | {
-        name: value.format(port=endpoint.port) for name, value in more.items()
+        name: value.format(port=endpoint.port) for name, value in page_headers.items()
     }
     check_nothing_told(send(endpoint, request_bytes(f"{method} / HTTP/1.1", headers)))
 
@@ -313,16 +326,16 @@ def test_no_page_may_read_even_what_a_bucket_allows(endpoint):
     endpoint.s3.create_bucket(Bucket="open-to-all", ACL="public-read-write")
     endpoint.s3.put_bucket_cors(Bucket="open-to-all", CORSConfiguration={"CORSRules": [rule]})
     endpoint.s3.put_object(Bucket="open-to-all", Key="x", Body=b"treasure", ACL="public-read")
-    own = {"Host": endpoint.host}
-    check_nothing_told(send(endpoint, request_bytes("GET /open-to-all/x HTTP/1.1", own)))
-    status, head, body = send(
+    host_header = {"Host": endpoint.host}
+    check_nothing_told(send(endpoint, request_bytes("GET /open-to-all/x HTTP/1.1", host_header)))
+    status, headers, body = send(
         endpoint,
         request_bytes(
             "GET /open-to-all/x HTTP/1.1",
             signed_headers(endpoint.key, "/open-to-all/x", host=endpoint.host),
         ),
     )
-    assert (status, body) == (200, "treasure") and "access-control-" not in head
+    assert (status, body) == (200, "treasure") and "access-control-" not in headers
 
 
 FORGERIES = {
@@ -339,11 +352,15 @@ FORGERIES = {
 
 @pytest.mark.parametrize("forged", FORGERIES)
 def test_a_signature_is_of_one_request_and_now(endpoint, forged):
-    case = FORGERIES[forged]
-    key = endpoint.key[0], case.get("secret", endpoint.key[1])
-    headers = signed_headers(key, "/rehearsal/secret", host=endpoint.host, when=case.get("when"))
-    line = case.get("line", "GET /rehearsal/secret HTTP/1.1")
-    check_nothing_told(send(endpoint, request_bytes(line, headers | case.get("headers", {}))))
+    forgery = FORGERIES[forged]
+    key = endpoint.key[0], forgery.get("secret", endpoint.key[1])
+    headers = signed_headers(
+        key, "/rehearsal/secret", host=endpoint.host, offset_seconds=forgery.get("when")
+    )
+    request_line = forgery.get("line", "GET /rehearsal/secret HTTP/1.1")
+    check_nothing_told(
+        send(endpoint, request_bytes(request_line, headers | forgery.get("headers", {})))
+    )
 
 
 @pytest.mark.parametrize("forged", ["body", "target", "unsigned target", "date"])
@@ -351,9 +368,14 @@ def test_a_signature_is_of_one_order(endpoint, forged):
     """Whoever has seen one of our requests cannot make another one of it."""
     host = endpoint.host
     target = {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
-    given = {} if forged == "unsigned target" else target
+    signed_target = {} if forged == "unsigned target" else target
     headers = signed_headers(
-        endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=b"{}"
+        endpoint.key,
+        host=host,
+        method="POST",
+        service="sagemaker",
+        headers=signed_target,
+        body=b"{}",
     )
     body = json.dumps(job()).encode() if forged == "body" else b"{}"
     headers |= {"X-Amz-Target": CREATE_TARGET} if "target" in forged else {}
@@ -362,25 +384,25 @@ def test_a_signature_is_of_one_order(endpoint, forged):
 
 
 def test_a_signature_for_one_service_is_for_no_other(endpoint):
-    given = {"X-Amz-Target": CREATE_TARGET}
+    target = {"X-Amz-Target": CREATE_TARGET}
     headers = signed_headers(
-        endpoint.key, host=endpoint.host, method="POST", headers=given, body=b"{}"
+        endpoint.key, host=endpoint.host, method="POST", headers=target, body=b"{}"
     )
-    before = call_sagemaker(endpoint, endpoint.key, "ListTrainingJobs", {})[2]
+    jobs_before = call_sagemaker(endpoint, endpoint.key, "ListTrainingJobs", {})[2]
     send(endpoint, request_bytes("POST / HTTP/1.1", headers, b"{}"))
-    assert call_sagemaker(endpoint, endpoint.key, "ListTrainingJobs", {})[2] == before
+    assert call_sagemaker(endpoint, endpoint.key, "ListTrainingJobs", {})[2] == jobs_before
 
 
 @pytest.mark.parametrize("service", ["lambda", "batch", "ssm", "secretsmanager", "codebuild"])
 def test_what_runs_programs_in_moto_is_not_there(endpoint, service):
-    calls = {
+    operations = {
         "lambda": "list_functions",
         "ssm": "describe_parameters",
         "secretsmanager": "list_secrets",
     }
-    calls |= {"batch": "describe_job_queues", "codebuild": "list_projects"}
+    operations |= {"batch": "describe_job_queues", "codebuild": "list_projects"}
     with pytest.raises(ClientError, match=f"does not emulate {service}"):
-        getattr(client(service, endpoint.endpoint, key=endpoint.key), calls[service])()
+        getattr(client(service, endpoint.endpoint, key=endpoint.key), operations[service])()
 
 
 @pytest.mark.parametrize(
@@ -401,10 +423,10 @@ def test_a_presigned_address(endpoint):
     url = s3.generate_presigned_url(
         "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=60
     )
-    own = {"Host": endpoint.host}
+    host_header = {"Host": endpoint.host}
     target = url.partition(str(endpoint.port))[2]
-    assert send(endpoint, request_bytes(f"GET {target} HTTP/1.1", own))[2] == "treasure"
-    for other in (
+    assert send(endpoint, request_bytes(f"GET {target} HTTP/1.1", host_header))[2] == "treasure"
+    for forged_target in (
         target.replace("secret", "other"),
         target.replace("Expires=60", "Expires=6000"),
         target.replace("Expires=60", "Expires=-60"),
@@ -412,29 +434,39 @@ def test_a_presigned_address(endpoint):
         target[:-1] + ("0" if target[-1] != "0" else "1"),
         target.partition("&X-Amz-Signature")[0],
     ):
-        check_nothing_told(send(endpoint, request_bytes(f"GET {other} HTTP/1.1", own)))
-    check_nothing_told(send(endpoint, request_bytes(f"DELETE {target} HTTP/1.1", own)))
+        check_nothing_told(
+            send(endpoint, request_bytes(f"GET {forged_target} HTTP/1.1", host_header))
+        )
+    check_nothing_told(send(endpoint, request_bytes(f"DELETE {target} HTTP/1.1", host_header)))
     check_nothing_told(
-        send(endpoint, request_bytes(f"GET {target} HTTP/1.1", own | {"Origin": "http://evil.com"}))
+        send(
+            endpoint,
+            request_bytes(f"GET {target} HTTP/1.1", host_header | {"Origin": "http://evil.com"}),
+        )
     )
     check_nothing_told(
-        send(endpoint, request_bytes(f"GET {target} HTTP/1.1", own | {"x-amz-date": "x"}))
+        send(endpoint, request_bytes(f"GET {target} HTTP/1.1", host_header | {"x-amz-date": "x"}))
     )
-    old = s3.generate_presigned_url(
+    expired_url = s3.generate_presigned_url(
         "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=0
     )
     time.sleep(1.1)
     check_nothing_told(
-        send(endpoint, request_bytes(f"GET {old.partition(str(endpoint.port))[2]} HTTP/1.1", own))
+        send(
+            endpoint,
+            request_bytes(
+                f"GET {expired_url.partition(str(endpoint.port))[2]} HTTP/1.1", host_header
+            ),
+        )
     )
-    second = client(
+    old_signer = client(
         "s3", endpoint.endpoint, key=endpoint.key, config=Config(signature_version="s3")
     )
-    url = second.generate_presigned_url(
+    url = old_signer.generate_presigned_url(
         "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}
     )
     status, _, body = send(
-        endpoint, request_bytes(f"GET {url.partition(str(endpoint.port))[2]} HTTP/1.1", own)
+        endpoint, request_bytes(f"GET {url.partition(str(endpoint.port))[2]} HTTP/1.1", host_header)
     )
     assert status == 403 and "signature_version='s3v4'" in body
 
@@ -456,8 +488,8 @@ def test_what_a_client_signs(endpoint):
         endpoint.s3.put_object(
             Bucket="rehearsal", Key=f"odd/{name}", Body=name.encode(), Metadata=metadata
         )
-        found = endpoint.s3.get_object(Bucket="rehearsal", Key=f"odd/{name}")
-        assert found["Body"].read() == name.encode() and set(found["Metadata"]) == {
+        stored = endpoint.s3.get_object(Bucket="rehearsal", Key=f"odd/{name}")
+        assert stored["Body"].read() == name.encode() and set(stored["Metadata"]) == {
             "my_key",
             "other-key",
         }
@@ -479,13 +511,13 @@ def test_what_a_client_signs(endpoint):
 # Jobs
 
 
-def start_job(endpoint: Endpoint, **more) -> tuple[str, tuple[str, str]]:
+def start_job(endpoint: Endpoint, **fields) -> tuple[str, tuple[str, str]]:
     """Start a job; return its name, and its key as its host says it."""
-    name = endpoint.create("image", **more)
+    name = endpoint.create("image", **fields)
     endpoint.wait_for_line(name, "AWS_SECRET_ACCESS_KEY=")
-    told = dict(line.partition("=")[::2] for line in endpoint.lines(name)["algo-1"])
-    assert told["AWS_ENDPOINT_URL"] == f"http://{BRIDGE}:{endpoint.port}"
-    return name, (told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"])
+    variables = dict(line.partition("=")[::2] for line in endpoint.lines(name)["algo-1"])
+    assert variables["AWS_ENDPOINT_URL"] == f"http://{BRIDGE}:{endpoint.port}"
+    return name, (variables["AWS_ACCESS_KEY_ID"], variables["AWS_SECRET_ACCESS_KEY"])
 
 
 def test_what_a_job_may_do(endpoint):
@@ -500,19 +532,19 @@ def test_what_a_job_may_do(endpoint):
     arn = sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobArn"]
     role = {"RoleArn": "arn:aws:iam::123456789012:role/rehearsal", "RoleSessionName": "mine"}
     assert sts.assume_role(**role)["Credentials"]["AccessKeyId"] == key[0]
-    forbidden = [
+    forbidden_calls = [
         lambda: sagemaker.create_training_job(**job()),
         lambda: sagemaker.stop_training_job(TrainingJobName=name),
         lambda: sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "a", "Value": "b"}]),
         lambda: iam.create_role(RoleName="x", AssumeRolePolicyDocument="{}"),
         lambda: ecr.create_repository(repositoryName="repository"),
     ]
-    for call in forbidden:
+    for forbidden_call in forbidden_calls:
         with pytest.raises(ClientError, match="allowed to a job's hosts is") as refused:
-            call()
+            forbidden_call()
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
     order = json.dumps({"name": name, "hosts": [], "warned": False, "gap": 0}).encode()
-    nothing_but = signed_headers(
+    headers = signed_headers(
         key,
         "/Rehearsal/interrupt",
         host=endpoint.host,
@@ -521,7 +553,7 @@ def test_what_a_job_may_do(endpoint):
         body=order,
     )
     assert (
-        send(endpoint, request_bytes("POST /Rehearsal/interrupt HTTP/1.1", nothing_but, order))[0]
+        send(endpoint, request_bytes("POST /Rehearsal/interrupt HTTP/1.1", headers, order))[0]
         == 403
     )
     assert endpoint.describe(name)["TrainingJobStatus"] == "InProgress"
@@ -530,10 +562,12 @@ def test_what_a_job_may_do(endpoint):
     # The key is valid as long as the job runs.
     with pytest.raises(ClientError, match="is not this rehearsal's"):
         s3.list_buckets()
-    kept = "".join(path.read_text() for path in (endpoint.folder / name).glob("*.*"))
-    assert name in kept and not any(part in kept for part in (*key, *endpoint.key))
-    everything = "".join(path.read_text() for path in endpoint.folder.rglob("*") if path.is_file())
-    assert endpoint.key[1] not in everything
+    report_files = "".join(path.read_text() for path in (endpoint.folder / name).glob("*.*"))
+    assert name in report_files and not any(
+        secret in report_files for secret in (*key, *endpoint.key)
+    )
+    all_files = "".join(path.read_text() for path in endpoint.folder.rglob("*") if path.is_file())
+    assert endpoint.key[1] not in all_files
 
 
 INTERRUPTION_ORDER = {"name": "no-such-job", "hosts": [], "warned": True, "gap": 0}
@@ -642,15 +676,15 @@ def test_a_request_that_is_too_large(endpoint, way):
             == 413
         )
         return
-    given = {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
+    target = {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
     headers = signed_headers(
-        endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=body
+        endpoint.key, host=host, method="POST", service="sagemaker", headers=target, body=body
     )
     request = request_bytes("POST / HTTP/1.1", headers, body)
     if way == "chunks":
-        lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-        head = "\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""]).encode()
-        request = head + f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
+        header_lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        request_head = "\r\n".join([*header_lines, "Transfer-Encoding: chunked", "", ""]).encode()
+        request = request_head + f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
     assert send(endpoint, request)[0] == 413
 
 
@@ -663,15 +697,17 @@ def test_chunks_are_read(endpoint):
         headers={"X-Amz-Target": "SageMaker.ListTrainingJobs"},
         body=b"{}",
     )
-    lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-    head = "\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""]).encode()
-    assert send(endpoint, head + b"2\r\n{}\r\n0\r\n\r\n")[0] == 200
+    header_lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    request_head = "\r\n".join([*header_lines, "Transfer-Encoding: chunked", "", ""]).encode()
+    assert send(endpoint, request_head + b"2\r\n{}\r\n0\r\n\r\n")[0] == 200
 
 
 def test_a_strangers_upload_is_not_waited_for(endpoint):
     """It announces a terabyte, and sends a byte now and then."""
-    head = request_bytes("PUT /rehearsal/x HTTP/1.1", {"Host": endpoint.host})
-    assert is_closed(endpoint, head.replace(b"Content-Length: 0", b"Content-Length: 1000000000000"))
+    request_head = request_bytes("PUT /rehearsal/x HTTP/1.1", {"Host": endpoint.host})
+    assert is_closed(
+        endpoint, request_head.replace(b"Content-Length: 0", b"Content-Length: 1000000000000")
+    )
 
 
 @pytest.mark.parametrize(
@@ -681,13 +717,13 @@ def test_a_slow_stranger_is_sent_away(endpoint, begin):
     assert is_closed(endpoint, begin)
 
 
-def is_closed(endpoint: Endpoint, begin: bytes) -> bool:
+def is_closed(endpoint: Endpoint, first_bytes: bytes) -> bool:
     """Return whether the endpoint closes a connection that gets a byte now and then."""
-    end = time.monotonic() + 20
+    deadline = time.monotonic() + 20
     with socket.create_connection((LOOPBACK, endpoint.port)) as connection:
-        connection.sendall(begin)
+        connection.sendall(first_bytes)
         connection.settimeout(0.2)
-        while time.monotonic() < end:
+        while time.monotonic() < deadline:
             try:
                 connection.sendall(b"x")
                 if not connection.recv(65536):
@@ -705,20 +741,20 @@ def test_many_strangers(endpoint):
     When they are gone, the endpoint answers its user again.
     """
     status = Path(f"/proc/{endpoint.process.pid}/status")
-    threads = lambda: int(re.search(r"Threads:\s+(\d+)", status.read_text())[1])  # noqa: E731
-    before = threads()
-    most = 0
-    crowd = [socket.create_connection((LOOPBACK, endpoint.port)) for _ in range(60)]
+    count_threads = lambda: int(re.search(r"Threads:\s+(\d+)", status.read_text())[1])  # noqa: E731
+    threads_before = count_threads()
+    most_threads = 0
+    connections = [socket.create_connection((LOOPBACK, endpoint.port)) for _ in range(60)]
     for _ in range(10):
-        most = max(most, threads())
+        most_threads = max(most_threads, count_threads())
         time.sleep(0.05)
     # Connections on the bridge are counted separately.
     bridge = client("s3", f"http://{BRIDGE}:{endpoint.port}", key=endpoint.key)
     assert bridge.get_object(Bucket="rehearsal", Key="secret")["Body"].read() == b"treasure"
-    for one in crowd:
-        one.close()
+    for connection in connections:
+        connection.close()
     assert endpoint.s3.get_object(Bucket="rehearsal", Key="secret")["Body"].read() == b"treasure"
-    assert 8 <= most - before <= 16
+    assert 8 <= most_threads - threads_before <= 16
 
 
 # Clients, unmodified
@@ -748,36 +784,36 @@ SDK_3_JOB = {
 
 @pytest.mark.parametrize("sdk", ["sdk2", "sdk3"])
 def test_an_sdk(endpoint, tmp_path, sdk):
-    job = SDK_2_JOB if sdk == "sdk2" else SDK_3_JOB
-    done = Person(sdk, tmp_path, endpoint).run(f"{sdk}_session.py", [job])
-    assert done.returncode == 0 and re.search(
-        "model: s3://rehearsal/output/.*/output/model.tar.gz", done.stdout
-    ), done.stdout
+    job_arguments = SDK_2_JOB if sdk == "sdk2" else SDK_3_JOB
+    completed = Person(sdk, tmp_path, endpoint).run(f"{sdk}_session.py", [job_arguments])
+    assert completed.returncode == 0 and re.search(
+        "model: s3://rehearsal/output/.*/output/model.tar.gz", completed.stdout
+    ), completed.stdout
     if sdk == "sdk2":  # SDK 3 may look when the job is over, and shows no log then
-        assert "AWS_ENDPOINT_URL=" in done.stdout
+        assert "AWS_ENDPOINT_URL=" in completed.stdout
 
 
 def test_launch(endpoint, tmp_path):
-    line = [
+    command = [
         sys.executable,
         ROOT / "scripts/launch.py",
         "--image=123456789012.dkr.ecr.us-east-1.amazonaws.com/image:1",
     ]
-    line += [
+    command += [
         f"--role={ROLE}",
         "--poll=1",
         "--output=s3://rehearsal/output",
         "--channel=training=s3://rehearsal/secret",
     ]
-    done = subprocess.run(
-        [*map(str, line), "--env=LEAVE=1"],
+    completed = subprocess.run(
+        [*map(str, command), "--env=LEAVE=1"],
         env=Person("launch", tmp_path, endpoint).variables,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         timeout=HANG_SECONDS,
     )
-    assert done.returncode == 0 and "AWS_ENDPOINT_URL=" in done.stdout, done.stdout
+    assert completed.returncode == 0 and "AWS_ENDPOINT_URL=" in completed.stdout, completed.stdout
 
 
 def test_the_aws_cli(endpoint, tmp_path):
@@ -786,16 +822,20 @@ def test_the_aws_cli(endpoint, tmp_path):
     (tmp_path / "request.json").write_text(
         json.dumps(job(TrainingJobName="by-the-cli", Environment={"LEAVE": "1"}))
     )
-    for line in (
+    for arguments in (
         ["sagemaker", "create-training-job", "--cli-input-json", f"file://{tmp_path}/request.json"],
         ["s3", "cp", "--recursive", str(ROOT / "examples"), "s3://rehearsal/examples"],
         ["s3", "ls", "s3://rehearsal/examples/"],
         ["sts", "get-caller-identity"],
     ):
-        done = subprocess.run(
-            [aws, *line], env=person.variables, capture_output=True, text=True, timeout=HANG_SECONDS
+        completed = subprocess.run(
+            [aws, *arguments],
+            env=person.variables,
+            capture_output=True,
+            text=True,
+            timeout=HANG_SECONDS,
         )
-        assert done.returncode == 0, done.stderr
+        assert completed.returncode == 0, completed.stderr
     assert endpoint.wait_until_ended("by-the-cli")["TrainingJobStatus"] == "Completed"
 
 
@@ -809,11 +849,11 @@ def test_the_key_of_a_rehearsal(endpoint, tmp_path):
         and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     )
     assert len(endpoint.key[1]) >= 40 and endpoint.key[1] in file.read_text()
-    line = "import os; print(os.environ['AWS_ACCESS_KEY_ID'], os.environ['AWS_SECRET_ACCESS_KEY'])"
-    done = run(endpoint, python_of("rehearsal"), "-c", line)
-    assert done.stdout.split() == list(endpoint.key)
-    done = run_command(endpoint, "interrupt", "no-such-job")
-    assert done.stdout.startswith("error: JOB: found 'no-such-job', allowed is ")
+    code = "import os; print(os.environ['AWS_ACCESS_KEY_ID'], os.environ['AWS_SECRET_ACCESS_KEY'])"
+    completed = run(endpoint, python_of("rehearsal"), "-c", code)
+    assert completed.stdout.split() == list(endpoint.key)
+    completed = run_command(endpoint, "interrupt", "no-such-job")
+    assert completed.stdout.startswith("error: JOB: found 'no-such-job', allowed is ")
     command = [
         python_of("rehearsal"),
         "-m",
@@ -823,7 +863,7 @@ def test_the_key_of_a_rehearsal(endpoint, tmp_path):
         "--",
         "true",
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
@@ -832,7 +872,10 @@ def test_the_key_of_a_rehearsal(endpoint, tmp_path):
         stderr=subprocess.STDOUT,
         timeout=HANG_SECONDS,
     )
-    assert (done.returncode, done.stdout.count("\n")) == (1, 1) and "as this user" in done.stdout
+    assert (completed.returncode, completed.stdout.count("\n")) == (
+        1,
+        1,
+    ) and "as this user" in completed.stdout
 
 
 def test_each_rehearsal_has_a_key_of_its_own(endpoint, tmp_path):

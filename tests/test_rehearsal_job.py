@@ -35,11 +35,11 @@ HANG_SECONDS = 30  # what is not done by then hangs
 SYNC_SETTINGS = settings.Sync(0.05, 0.0, 0.0, None, True, False, True, False)
 
 
-def wait_until(condition: Callable, what: str = "it") -> None:
+def wait_until(condition: Callable, expected: str = "it") -> None:
     """Wait for a condition."""
-    end = time.monotonic() + HANG_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while not condition():
-        assert time.monotonic() < end, f"{what} has not come"
+        assert time.monotonic() < deadline, f"{expected} has not come"
         time.sleep(0.01)
 
 
@@ -103,8 +103,8 @@ class Engine:
 
     def close(self) -> None:
         """End what is there."""
-        for one in self.containers:
-            one.end(137)
+        for container in self.containers:
+            container.end(137)
         self._fault("close")
 
 
@@ -134,7 +134,7 @@ class Rehearsed:
         self.folder = folder
         self.engine = Engine()
         self.client = Client()
-        self.reported: Callable = lambda record, where: None
+        self.reported: Callable = lambda record, job_folder: None
 
     def job(self, name: str = "job", metrics: list | None = None, **fields) -> Job:
         """Return a job that has started."""
@@ -144,7 +144,7 @@ class Rehearsed:
             "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1},
             "OutputDataConfig": {"S3OutputPath": "s3://bucket"},
         } | fields
-        kept = SimpleNamespace(
+        job_settings = SimpleNamespace(
             folder=self.folder / "reports",
             interrupt=[],
             seed=0,
@@ -158,12 +158,12 @@ class Rehearsed:
             lambda _: self.client,
             self.folder / "work",
             {},
-            lambda *given: self.reported(*given),
+            lambda *arguments: self.reported(*arguments),
         )
         record = Record(name, request, time.time())
-        found = Job(record, place, kept, Metrics(metrics or []))
-        found.start()
-        return found
+        job = Job(record, place, job_settings, Metrics(metrics or []))
+        job.start()
+        return job
 
     def container(self, number: int = 0) -> Container:
         """Return a host, as soon as it has started."""
@@ -189,10 +189,10 @@ def wait_until_ended(job: Job) -> Record:
 
 
 def test_a_report_that_fails(rehearsed):
-    def broken(*_) -> None:
+    def fail(*_) -> None:
         raise TypeError("a fault")
 
-    rehearsed.reported = broken
+    rehearsed.reported = fail
     job = rehearsed.job()
     rehearsed.container().end(0)
     record = wait_until_ended(job)
@@ -200,14 +200,14 @@ def test_a_report_that_fails(rehearsed):
     assert record.notes == ["its report could not be written: TypeError: a fault"]
 
 
-@pytest.mark.parametrize("where", ["network", "image", "start"])
-def test_a_fault_at_a_start(rehearsed, where):
-    rehearsed.engine.faults[where] = KeyError("x" * 5000)
+@pytest.mark.parametrize("faulty_step", ["network", "image", "start"])
+def test_a_fault_at_a_start(rehearsed, faulty_step):
+    rehearsed.engine.faults[faulty_step] = KeyError("x" * 5000)
     record = wait_until_ended(rehearsed.job())
     assert record.status == "Failed" and len(record.failure) == 1024
     assert record.failure.startswith("InternalServerError: the rehearsal failed: KeyError: 'xxx")
     assert not (rehearsed.folder / "work/job").exists()
-    assert all(one.released for attempt in record.attempts for one in attempt.instances)
+    assert all(instance.released for attempt in record.attempts for instance in attempt.instances)
 
 
 def test_a_fault_at_an_attempts_end(rehearsed):
@@ -304,14 +304,14 @@ def interrupt_by_hand(job: Job, **order) -> str:
 def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
     """Not when its program has ended, which may be two minutes later."""
     job = rehearsed.job(**SPOT_FIELDS)
-    first = rehearsed.container()
+    container = rehearsed.container()
     wait_until(lambda: job.record.secondary == "Training")
-    first.on_signal = lambda _: None  # it does not end at once
-    before = time.time()
+    container.on_signal = lambda _: None  # it does not end at once
+    time_before = time.time()
     assert interrupt_by_hand(job, gap=0.25) == "algo-1 of job taken away, warned"
-    wait_until(lambda: first.signals == ["SIGTERM"])
+    wait_until(lambda: container.signals == ["SIGTERM"])
     (one,) = job.record.interruptions
-    assert before <= one.time <= time.time() and (one.hosts, one.warned, one.gap) == (
+    assert time_before <= one.time <= time.time() and (one.hosts, one.warned, one.gap) == (
         ["algo-1"],
         True,
         0.25,
@@ -319,7 +319,7 @@ def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
     assert (
         job.record.secondary == "Interrupted" and job.record.attempts[0].instances[0].ended is None
     )
-    first.end(0)
+    container.end(0)
     rehearsed.container(1).end(0)
     record = wait_until_ended(job)
     assert [one.status for one in record.transitions].count("Interrupted") == 1
@@ -366,20 +366,20 @@ def test_a_wrong_order_is_refused(rehearsed, wrong):
     service = Service(None, None)
     service.jobs["arn"] = job
     order = {"name": "job", "hosts": [], "warned": True, "gap": 0.0}
-    whole = isinstance(wrong, dict) and wrong not in ({}, {"name": "job"})
+    is_a_change = isinstance(wrong, dict) and wrong not in ({}, {"name": "job"})
     with pytest.raises(ValueError, match="found .*, allowed is ") as refused:
-        service.interrupt(order | wrong if whole else wrong)
+        service.interrupt(order | wrong if is_a_change else wrong)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
     container.end(0)
     assert wait_until_ended(job).interruptions == []
 
 
 @pytest.mark.parametrize(
-    "text", ["at 1s gap 99999999999h", "at 99999999999h", "every 9999999999999h"]
+    "rule", ["at 1s gap 99999999999h", "at 99999999999h", "every 9999999999999h"]
 )
-def test_a_rule_of_a_time_that_never_comes(text):
+def test_a_rule_of_a_time_that_never_comes(rule):
     with pytest.raises(ValueError, match="--interrupt: found .*, allowed are times up to 672h"):
-        schedule.parse(text)
+        schedule.parse(rule)
 
 
 def test_a_stop_after_a_time_that_no_timer_has(rehearsed):
@@ -401,15 +401,19 @@ SLOW_LINES = {
 @pytest.mark.parametrize("regex", SLOW_LINES)
 def test_a_metric_that_stalls(rehearsed, regex):
     """Its definition is left out with a note; the log and the other metrics go on."""
-    one = {"Name": "loss", "Regex": r"loss=(\S+)"}
-    other = {"Name": "epoch", "Regex": r"epoch=(\S+)"}
-    job = rehearsed.job(metrics=[one, {"Name": "slow", "Regex": regex}, other])
+    loss_definition = {"Name": "loss", "Regex": r"loss=(\S+)"}
+    epoch_definition = {"Name": "epoch", "Regex": r"epoch=(\S+)"}
+    job = rehearsed.job(
+        metrics=[loss_definition, {"Name": "slow", "Regex": regex}, epoch_definition]
+    )
     container = rehearsed.container()
     for line in ("loss=1", SLOW_LINES[regex], "step=7 loss=0.5 epoch=3"):
         container.line_queue.put(line)
     container.end(0)
     record = wait_until_ended(job)
-    assert {name: one["Value"] for name, one in job.metrics.found.items()} == {
+    assert {
+        name: loss_definition["Value"] for name, loss_definition in job.metrics.found.items()
+    } == {
         "loss": 0.5,
         "epoch": 3.0,
     }
@@ -421,14 +425,14 @@ def test_a_metric_that_stalls(rehearsed, regex):
 
 
 def test_metrics_whose_process_is_killed():
-    found = Metrics([{"Name": "x", "Regex": r"x=(\d)"}, {"Name": "x", "Regex": r"y=(\d)"}])
-    assert found.line("x=1") is None and found.line("y=2 \udc80\ud800 ü\u2028\n x") is None
-    assert found.found["x"]["Value"] == 2.0
-    found.matcher.kill()
-    found.matcher.wait()
-    assert found.line("x=3").startswith("metrics are no longer looked for: ")
-    assert found.line("x=3") is None and found.found["x"]["Value"] == 2.0
-    found.close()
+    metrics = Metrics([{"Name": "x", "Regex": r"x=(\d)"}, {"Name": "x", "Regex": r"y=(\d)"}])
+    assert metrics.line("x=1") is None and metrics.line("y=2 \udc80\ud800 ü\u2028\n x") is None
+    assert metrics.found["x"]["Value"] == 2.0
+    metrics.matcher.kill()
+    metrics.matcher.wait()
+    assert metrics.line("x=3").startswith("metrics are no longer looked for: ")
+    assert metrics.line("x=3") is None and metrics.found["x"]["Value"] == 2.0
+    metrics.close()
     Metrics([]).close()
 
 
@@ -516,24 +520,25 @@ def secret_record() -> Record:
         },
         "NotInTheModel": {"Password": "of-more"},
     }
-    text = (
+    message = (
         f"the password {PASSWORD} is wrong: see https://user:pass@host/x?a=b&token={TOKEN}, "
         f"exit code: 3\n{PEM}"
     )
-    record = replace(interrupted(), request=request, failure=text, notes=[text])
-    record.transitions[0].message = record.interruptions[0].why = text
+    record = replace(interrupted(), request=request, failure=message, notes=[message])
+    record.transitions[0].message = record.interruptions[0].why = message
     return record
 
 
 def test_no_secret_in_a_report_or_record(tmp_path):
     record = secret_record()
     page.write(record, tmp_path / "report.html")
-    for text in ((tmp_path / "report.html").read_text(), json.dumps(record.as_json())):
-        assert not [secret for secret in SECRETS if secret in text]
+    for written_text in ((tmp_path / "report.html").read_text(), json.dumps(record.as_json())):
+        assert not [secret for secret in SECRETS if secret in written_text]
         assert (
-            text.count(NO_SECRET) >= 4 and "image:0123456789012345678901234567890123456789" in text
+            written_text.count(NO_SECRET) >= 4
+            and "image:0123456789012345678901234567890123456789" in written_text
         )
-        assert "exit code: 3" in text and text.count("******") > 10
+        assert "exit code: 3" in written_text and written_text.count("******") > 10
     assert record.request["HyperParameters"]["hub"] == TOKEN  # the job's own request is not changed
 
 
@@ -555,21 +560,21 @@ def start_process(monkeypatch) -> Iterator[Callable]:
     """Start a command line as a host's first process."""
     monkeypatch.setattr(processes.bridge, "possible", lambda: False)
     engine = Processes(Path(sys.executable), "owner", lambda _: None)
-    made = []
+    started_processes = []
 
-    def start(*line: str) -> Process:
-        pipes = {
+    def start(*command: str) -> Process:
+        streams = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.STDOUT,
         }
-        made.append(Process(subprocess.Popen([*engine.unshare, *line], **pipes)))
-        return made[-1]
+        started_processes.append(Process(subprocess.Popen([*engine.unshare, *command], **streams)))
+        return started_processes[-1]
 
     yield start
-    for one in made:
-        one.remove()
-        one.outer.stdout.close()
+    for process in started_processes:
+        process.remove()
+        process.outer.stdout.close()
 
 
 @needs_namespaces
@@ -578,8 +583,8 @@ def test_the_exit_status_of_a_process(start_process, status):
     process = start_process(
         "bash", "-c", f"echo $$ $(ls /proc | grep -c '^[0-9]*$'); exit {status}"
     )
-    said = list(process.lines())
-    assert said[0].split()[0] == "1" and int(said[0].split()[1]) < 8 and len(said) == 1
+    lines = list(process.lines())
+    assert lines[0].split()[0] == "1" and int(lines[0].split()[1]) < 8 and len(lines) == 1
     assert process.wait() == status
 
 

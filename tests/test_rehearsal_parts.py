@@ -53,9 +53,9 @@ def s3(s3_client):
     """A client of S3, with an empty bucket: `bucket`."""
     s3_client.create_bucket(Bucket="bucket")
     yield s3_client
-    if left := keys(s3_client):
+    if leftover_keys := keys(s3_client):
         s3_client.delete_objects(
-            Bucket="bucket", Delete={"Objects": [{"Key": key} for key in left]}
+            Bucket="bucket", Delete={"Objects": [{"Key": key} for key in leftover_keys]}
         )
 
 
@@ -176,56 +176,60 @@ def make_schedule(*texts: str, seed: str = "0", hosts: list[str] = HOSTS) -> Sch
 
 def test_a_time_after_the_first_start_comes_once():
     """If it comes between two attempts, it is due as soon as the second one trains."""
-    found = make_schedule("at 40s of algo-3,algo-1 unwarned gap 5s")
-    assert found.next() is None and found.due(1000.0, None) is None
-    found.begin(100.0, first=True)
-    assert found.next() == 140.0 and found.due(139.9, None) is None
-    found.begin(200.0, first=False)
-    due = found.due(200.0, None)
+    job_schedule = make_schedule("at 40s of algo-3,algo-1 unwarned gap 5s")
+    assert job_schedule.next() is None and job_schedule.due(1000.0, None) is None
+    job_schedule.begin(100.0, first=True)
+    assert job_schedule.next() == 140.0 and job_schedule.due(139.9, None) is None
+    job_schedule.begin(200.0, first=False)
+    due = job_schedule.due(200.0, None)
     assert (due.hosts, due.warned, due.gap) == (["algo-3", "algo-1"], False, 5.0)
     assert due.why == "at 40s of algo-3,algo-1 unwarned gap 5s"
-    found.begin(300.0, first=False)
-    assert found.next() is None and found.due(1e9, 10**9) is None
+    job_schedule.begin(300.0, first=False)
+    assert job_schedule.next() is None and job_schedule.due(1e9, 10**9) is None
 
 
 def test_every_counts_from_each_start():
-    found = make_schedule("every 10s 2 times")
+    job_schedule = make_schedule("every 10s 2 times")
     for start in (100.0, 115.0):
-        found.begin(start, first=start == 100.0)
-        assert found.next() == start + 10 and found.due(start + 9, None) is None
-        assert found.due(start + 10, None).hosts == HOSTS
-        assert found.due(start + 50, None) is None  # not before the next attempt
-    found.begin(200.0, first=False)
-    assert found.next() is None and found.due(1000.0, None) is None
+        job_schedule.begin(start, first=start == 100.0)
+        assert job_schedule.next() == start + 10 and job_schedule.due(start + 9, None) is None
+        assert job_schedule.due(start + 10, None).hosts == HOSTS
+        assert job_schedule.due(start + 50, None) is None  # not before the next attempt
+    job_schedule.begin(200.0, first=False)
+    assert job_schedule.next() is None and job_schedule.due(1000.0, None) is None
 
 
 def test_a_step_that_the_log_has_passed():
-    found = make_schedule("at step 5", "at step 7")
-    found.begin(0.0, first=True)
-    assert found.next() is None and found.due(1e9, None) is None and found.due(1e9, 4) is None
-    assert found.due(0.0, 6).why == "at step 5"
-    assert found.due(0.0, 6) is None  # not again, although the job comes past it again
-    assert found.due(0.0, 9).why == "at step 7"
+    job_schedule = make_schedule("at step 5", "at step 7")
+    job_schedule.begin(0.0, first=True)
+    assert (
+        job_schedule.next() is None
+        and job_schedule.due(1e9, None) is None
+        and job_schedule.due(1e9, 4) is None
+    )
+    assert job_schedule.due(0.0, 6).why == "at step 5"
+    assert job_schedule.due(0.0, 6) is None  # not again, although the job comes past it again
+    assert job_schedule.due(0.0, 9).why == "at step 7"
 
 
 def test_several_rules_are_one_schedule():
-    found = make_schedule("at 30s", "every 20s", "at step 2")
-    found.begin(0.0, first=True)
-    assert found.next() == 20.0
-    assert [found.due(30.0, 2).why for _ in range(3)] == ["at 30s", "every 20s", "at step 2"]
-    assert found.due(30.0, 2) is None
+    job_schedule = make_schedule("at 30s", "every 20s", "at step 2")
+    job_schedule.begin(0.0, first=True)
+    assert job_schedule.next() == 20.0
+    assert [job_schedule.due(30.0, 2).why for _ in range(3)] == ["at 30s", "every 20s", "at step 2"]
+    assert job_schedule.due(30.0, 2) is None
 
 
 def drawn_interruptions(seed: str, *texts: str) -> list:
     """Return the moments, hosts and warnings of ten attempts."""
-    found = make_schedule(*texts, seed=seed)
-    said = []
+    job_schedule = make_schedule(*texts, seed=seed)
+    interruptions = []
     for _ in range(10):
-        found.begin(0.0, first=False)
-        moment = found.next()
-        due = found.due(moment, None)
-        said.append((moment, tuple(due.hosts), due.warned))
-    return said
+        job_schedule.begin(0.0, first=False)
+        moment = job_schedule.next()
+        due = job_schedule.due(moment, None)
+        interruptions.append((moment, tuple(due.hosts), due.warned))
+    return interruptions
 
 
 def test_what_is_drawn_comes_from_the_seed():
@@ -235,10 +239,12 @@ def test_what_is_drawn_comes_from_the_seed():
         == drawn_interruptions("1", rule)
         != drawn_interruptions("2", rule)
     )
-    many = [one for seed in range(40) for one in drawn_interruptions(str(seed), rule)]
-    moments, hosts, warned = zip(*many, strict=True)
-    assert len(set(moments)) == len(many) and 7 < sum(moments) / len(many) < 13
-    assert {len(found) for found in hosts} == {1} and {found[0] for found in hosts} == set(HOSTS)
+    interruptions = [
+        interruption for seed in range(40) for interruption in drawn_interruptions(str(seed), rule)
+    ]
+    moments, hosts, warned = zip(*interruptions, strict=True)
+    assert len(set(moments)) == len(interruptions) and 7 < sum(moments) / len(interruptions) < 13
+    assert {len(names) for names in hosts} == {1} and {names[0] for names in hosts} == set(HOSTS)
     assert 100 < sum(warned) < 300
 
 
@@ -252,46 +258,46 @@ def test_a_host_that_the_job_has_not():
 # Settings
 
 
-def settings_of(*given: str) -> settings.Settings:
+def settings_of(*flags: str) -> settings.Settings:
     """Return the settings of these flags."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     settings.add_flags(parser)
-    return settings.from_flags(parser.parse_args(given))
+    return settings.from_flags(parser.parse_args(flags))
 
 
 def test_settings_by_default_and_by_flags(tmp_path):
-    found = settings_of()
-    assert (found.port, found.engine, found.grace, found.interrupt, found.seed) == (
+    parsed = settings_of()
+    assert (parsed.port, parsed.engine, parsed.grace, parsed.interrupt, parsed.seed) == (
         4571,
         "auto",
         120.0,
         [],
         0,
     )
-    assert found.sync == settings.Sync(1.0, 0.0, 0.0, None, True, False, True, False)
-    assert found.folder.is_absolute()
-    given = (
+    assert parsed.sync == settings.Sync(1.0, 0.0, 0.0, None, True, False, True, False)
+    assert parsed.folder.is_absolute()
+    flags = (
         "--port=0 --interrupt=every~5m --grace=0 --repairs=2 --price=3 --spot-price=1 "
         "--sync-every=0.1 --sync-lag=2"
     )
-    given += (
+    flags += (
         " --sync-settle=3 --sync-stall-after=0 --sync-no-markers --sync-markers-uploaded "
         "--sync-keep-deleted"
     )
-    given = given.replace("every~5m", "every\u00a0~5m").split(" ")
-    found = settings_of(*given, "--sync-flush", "--interrupt=at 3s", f"--folder={tmp_path}")
-    assert (found.port, found.grace, found.repairs, found.price, found.spot_price) == (
+    flags = flags.replace("every~5m", "every\u00a0~5m").split(" ")
+    parsed = settings_of(*flags, "--sync-flush", "--interrupt=at 3s", f"--folder={tmp_path}")
+    assert (parsed.port, parsed.grace, parsed.repairs, parsed.price, parsed.spot_price) == (
         0,
         0.0,
         2,
         3.0,
         1.0,
     )
-    assert [rule.text for rule in found.interrupt] == [
+    assert [rule.text for rule in parsed.interrupt] == [
         "every ~5m",
         "at 3s",
-    ] and found.folder == tmp_path
-    assert found.sync == settings.Sync(0.1, 2.0, 3.0, 0.0, False, True, False, True)
+    ] and parsed.folder == tmp_path
+    assert parsed.sync == settings.Sync(0.1, 2.0, 3.0, 0.0, False, True, False, True)
 
 
 @pytest.mark.parametrize(
@@ -342,23 +348,23 @@ def test_a_flag_of_the_wrong_type_is_named(flag):
 # Layout
 
 
-def group(name: str, count: int, kind: str = "ml.m5.xlarge") -> dict:
+def group(name: str, count: int, instance_type: str = "ml.m5.xlarge") -> dict:
     """Return an instance group."""
-    return {"InstanceGroupName": name, "InstanceType": kind, "InstanceCount": count}
+    return {"InstanceGroupName": name, "InstanceType": instance_type, "InstanceCount": count}
 
 
 def channel(
-    name: str, uri: str, *, sharded: bool = False, groups: list[str] | None = None, **more
+    name: str, uri: str, *, sharded: bool = False, groups: list[str] | None = None, **more_fields
 ) -> dict:
     """Return a channel for InputDataConfig."""
     source = {"S3DataType": "S3Prefix", "S3Uri": uri} | (
         {"InstanceGroupNames": groups} if groups else {}
     )
     source |= {"S3DataDistributionType": "ShardedByS3Key"} if sharded else {}
-    return {"ChannelName": name, "DataSource": {"S3DataSource": source}} | more
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}} | more_fields
 
 
-def job(*inputs: dict, hosts: int = 1, groups: list[dict] | None = None, **more) -> dict:
+def job(*inputs: dict, hosts: int = 1, groups: list[dict] | None = None, **more_fields) -> dict:
     """Return a request."""
     single = {"InstanceType": "ml.m5.xlarge", "InstanceCount": hosts}
     return {
@@ -368,16 +374,16 @@ def job(*inputs: dict, hosts: int = 1, groups: list[dict] | None = None, **more)
         "ResourceConfig": {"InstanceGroups": groups} if groups else single,
         "OutputDataConfig": {"S3OutputPath": "s3://bucket/output/"},
         "InputDataConfig": list(inputs),
-    } | more
+    } | more_fields
 
 
 def make_layouts(request: dict, folder: Path) -> dict[layout.Host, layout.Layout]:
     """Make the folders of each host, and return them."""
     path = layout.checkpoint_path(request)
-    found = {host: layout.Layout(folder / host.name, path) for host in layout.hosts(request)}
-    for one in found.values():
-        one.make()
-    return found
+    layouts = {host: layout.Layout(folder / host.name, path) for host in layout.hosts(request)}
+    for host_layout in layouts.values():
+        host_layout.make()
+    return layouts
 
 
 def test_hosts_are_numbered_over_the_groups(tmp_path):
@@ -403,7 +409,7 @@ def test_hosts_are_numbered_over_the_groups(tmp_path):
         layout.write_config(folders, request, host, hosts, "eth0")
         paths = (folders.folder / "input/config").iterdir()
         config[host.name] = {path.stem: json.loads(path.read_text()) for path in paths}
-    big = ["algo-10", "algo-11", *(f"algo-{number}" for number in range(3, 10))]
+    big_hosts = ["algo-10", "algo-11", *(f"algo-{number}" for number in range(3, 10))]
     assert config["algo-3"]["resourceconfig"] == {
         "current_group_name": "big",
         "current_host": "algo-3",
@@ -415,7 +421,7 @@ def test_hosts_are_numbered_over_the_groups(tmp_path):
                 "instance_type": "ml.m5.xlarge",
                 "hosts": ["algo-1", "algo-2"],
             },
-            {"instance_group_name": "big", "instance_type": "ml.p4d.24xlarge", "hosts": big},
+            {"instance_group_name": "big", "instance_type": "ml.p4d.24xlarge", "hosts": big_hosts},
         ],
         "network_interface_name": "eth0",
         "topology": None,
@@ -517,9 +523,9 @@ def fetch(s3, uri: str, folder: Path) -> dict[str, str]:
     names = channels.fetch(
         s3, {"S3Uri": uri}, folder, ROLE, [folder.parent, Path("/no")], lambda: None
     )
-    found = file_texts(folder)
-    assert sorted(names) == sorted(found)
-    return found
+    fetched_files = file_texts(folder)
+    assert sorted(names) == sorted(fetched_files)
+    return fetched_files
 
 
 def test_what_an_address_stands_for(s3, tmp_path):
@@ -598,21 +604,24 @@ def test_a_file_that_cannot_be_read_fails_the_job(s3, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["File", "FastFile"])
-@pytest.mark.parametrize("place", ["S3", "here"])
-def test_shards_are_all_of_it_once(s3, tmp_path, mode, place):
+@pytest.mark.parametrize("source", ["S3", "here"])
+def test_shards_are_all_of_it_once(s3, tmp_path, mode, source):
     names = [f"data/{number:02}" for number in range(2 * PAGE_SIZE + 3)]  # three pages
     put_objects(s3, *names)
     write_files(tmp_path, *names)
-    uri = "s3://bucket/data" if place == "S3" else f"file://{tmp_path}/data"
-    for hosts in [3] if place == "S3" else [1, 2, 3, 4, 5, 6, 7, 20]:
+    uri = "s3://bucket/data" if source == "S3" else f"file://{tmp_path}/data"
+    for hosts in [3] if source == "S3" else [1, 2, 3, 4, 5, 6, 7, 20]:
         request = job(channel("a", uri, sharded=True, InputMode=mode), hosts=hosts)
-        found = make_layouts(request, tmp_path / f"{hosts}")
+        layouts = make_layouts(request, tmp_path / f"{hosts}")
         stops = []
         shared = tmp_path / f"{hosts}/shared"
         channels.deliver(
-            s3, request, found, shared, [tmp_path], lambda stops=stops: stops.append(1)
+            s3, request, layouts, shared, [tmp_path], lambda stops=stops: stops.append(1)
         )
-        shards = [sorted(file_texts(one.channel("a")).values()) for one in found.values()]
+        shards = [
+            sorted(file_texts(host_layout.channel("a")).values())
+            for host_layout in layouts.values()
+        ]
         assert sorted(sum(shards, [])) == names
         assert max(map(len, shards)) - min(map(len, shards)) <= 1
         assert len(stops) >= len(names)  # it can be stopped at each of them
@@ -629,9 +638,9 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
         channel("fast", uri, groups=["h"], InputMode="FastFile"),
         groups=groups,
     )
-    found = make_layouts(request, tmp_path / "hosts")
-    channels.deliver(s3, request, found, tmp_path / "shared", [tmp_path], lambda: None)
-    first, second, third = found.values()
+    layouts = make_layouts(request, tmp_path / "hosts")
+    channels.deliver(s3, request, layouts, tmp_path / "shared", [tmp_path], lambda: None)
+    first, second, third = layouts.values()
     assert [path.name for path in (first.folder / "input/data").iterdir()] == ["all"]
     assert file_texts(second.channel("some")) == {"x": "x"} and file_texts(
         third.channel("some")
@@ -648,36 +657,44 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
 @pytest.fixture
 def clock(monkeypatch):
     """The clock of an Uploader."""
-    found = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(checkpoint_sync, "time", SimpleNamespace(monotonic=lambda: found.now))
-    return found
+    fake_clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(checkpoint_sync, "time", SimpleNamespace(monotonic=lambda: fake_clock.now))
+    return fake_clock
 
 
 def make_uploader(
-    s3, folder: Path, uri: str = "s3://bucket/run", **given
+    s3, folder: Path, uri: str = "s3://bucket/run", **more_settings
 ) -> checkpoint_sync.Uploader:
     """Return an Uploader that has not started; `notes` are its messages."""
-    plain = {"lag": 0.0, "settle": 0.0, "stall_after": None, "deletions": True, "flush": False}
-    plain |= {"every": 0.01, "markers": False, "markers_uploaded": False}
+    default_settings = {
+        "lag": 0.0,
+        "settle": 0.0,
+        "stall_after": None,
+        "deletions": True,
+        "flush": False,
+    }
+    default_settings |= {"every": 0.01, "markers": False, "markers_uploaded": False}
     folder.mkdir(exist_ok=True)
     notes = []
-    found = checkpoint_sync.Uploader(s3, uri, folder, settings.Sync(**plain | given), notes.append)
-    found.notes = notes
-    return found
+    uploader = checkpoint_sync.Uploader(
+        s3, uri, folder, settings.Sync(**default_settings | more_settings), notes.append
+    )
+    uploader.notes = notes
+    return uploader
 
 
-def wait_until(condition, *, what: str = "it") -> None:
+def wait_until(condition, *, expected: str = "it") -> None:
     """Wait for a condition."""
-    end = time.monotonic() + HANG_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while not condition():
-        assert time.monotonic() < end, f"{what} has not come"
+        assert time.monotonic() < deadline, f"{expected} has not come"
         time.sleep(0.02)
 
 
 def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
-    found = make_uploader(s3, tmp_path / "a")
+    uploader = make_uploader(s3, tmp_path / "a")
     write_files(
-        found.folder.root,
+        uploader.folder.root,
         "1",
         "sub/deep/2",
         ".hidden",
@@ -685,32 +702,32 @@ def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
         "x.sagemaker-ignore",
         "sub/y.sagemaker-ignore",
     )
-    (found.folder.root / "link").symlink_to("1")
-    (found.folder.root / "nowhere").symlink_to("/no/such/file")
-    (found.folder.root / "folder").symlink_to("sub")
-    os.mkfifo(found.folder.root / "pipe")
-    found._look()
+    (uploader.folder.root / "link").symlink_to("1")
+    (uploader.folder.root / "nowhere").symlink_to("/no/such/file")
+    (uploader.folder.root / "folder").symlink_to("sub")
+    os.mkfifo(uploader.folder.root / "pipe")
+    uploader._look()
     expected = ["run/.hidden", "run/1", "run/link", "run/sub/deep/2", "run/with space"]
     assert keys(s3) == expected and content(s3, "run/link") == b"1"
     put_objects(s3, "run/of another")
-    (found.folder.root / "sub/deep/2").unlink()
-    (found.folder.root / "1").write_text("changed")
-    found._look()
+    (uploader.folder.root / "sub/deep/2").unlink()
+    (uploader.folder.root / "1").write_text("changed")
+    uploader._look()
     assert keys(s3) == ["run/.hidden", "run/1", "run/link", "run/of another", "run/with space"]
-    assert content(s3, "run/1") == b"changed" == content(s3, "run/link") and found.notes == []
+    assert content(s3, "run/1") == b"changed" == content(s3, "run/link") and uploader.notes == []
 
 
-def record_uploads(found: checkpoint_sync.Uploader) -> list[str]:
+def record_uploads(uploader: checkpoint_sync.Uploader) -> list[str]:
     """Return the list of what an Uploader uploads from now on."""
-    said = []
-    upload = found._upload
+    uploaded = []
+    real_upload = uploader._upload
 
-    def noted(name: str) -> bool:
-        said.append(name)
-        return upload(name)
+    def upload_and_note(name: str) -> bool:
+        uploaded.append(name)
+        return real_upload(name)
 
-    found._upload = noted
-    return said
+    uploader._upload = upload_and_note
+    return uploaded
 
 
 def test_what_has_not_changed_is_not_uploaded_again(s3, tmp_path, clock):
@@ -720,22 +737,22 @@ def test_what_has_not_changed_is_not_uploaded_again(s3, tmp_path, clock):
         len("run/old" + "run/sub/older"),
     )
     assert file_texts(tmp_path) == {"old": "run/old", "sub/older": "run/sub/older"}
-    found = make_uploader(s3, tmp_path)
-    said = record_uploads(found)
-    found._look()
-    assert said == []
+    uploader = make_uploader(s3, tmp_path)
+    uploaded = record_uploads(uploader)
+    uploader._look()
+    assert uploaded == []
     write_files(tmp_path, "new")
-    found._look()
-    found._look()
-    assert said == ["new"]
-    before = (tmp_path / "new").stat()
+    uploader._look()
+    uploader._look()
+    assert uploaded == ["new"]
+    status_before = (tmp_path / "new").stat()
     (tmp_path / "other").write_text("NEW")  # another file of the same size and time
-    os.utime(tmp_path / "other", ns=(before.st_mtime_ns, before.st_mtime_ns))
+    os.utime(tmp_path / "other", ns=(status_before.st_mtime_ns, status_before.st_mtime_ns))
     (tmp_path / "other").replace(tmp_path / "new")
-    found._look()
-    assert said == ["new", "new"] and content(s3, "run/new") == b"NEW"
+    uploader._look()
+    assert uploaded == ["new", "new"] and content(s3, "run/new") == b"NEW"
     (tmp_path / "old").replace(tmp_path / "older")
-    found._look()
+    uploader._look()
     assert keys(s3, "run/") == ["run/new", "run/older", "run/sub/older"]
     assert keys(s3, "run-2/") == ["run-2/x"]
 
@@ -757,230 +774,233 @@ def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
     "uri", ["s3://bucket/run", "s3://bucket/run/", "s3://bucket", "s3://bucket/"]
 )
 def test_a_copy_and_its_restoration_are_one(s3, tmp_path, clock, uri):
-    found = make_uploader(s3, tmp_path / "a", uri)
-    write_files(found.folder.root, "1", "b/2")
-    found._look()
+    uploader = make_uploader(s3, tmp_path / "a", uri)
+    write_files(uploader.folder.root, "1", "b/2")
+    uploader._look()
     assert checkpoint_sync.restore(s3, uri, tmp_path / "b") == (2, 4)
     assert file_texts(tmp_path / "b") == file_texts(tmp_path / "a")
 
 
 def test_a_lag_counts_from_the_change(s3, tmp_path, clock):
     """A file that grows all the time is uploaded half-written."""
-    found = make_uploader(s3, tmp_path, lag=10.0)
+    uploader = make_uploader(s3, tmp_path, lag=10.0)
     for second in range(11):
         assert keys(s3) == []
         (tmp_path / "a").write_text("x" * (second + 1))
         clock.now = 100.0 + second
-        found._look()
+        uploader._look()
     assert content(s3, "run/a") == b"x" * 11
     (tmp_path / "a").write_text("again")
     clock.now = 150.0
-    found._look()
+    uploader._look()
     assert content(s3, "run/a") == b"x" * 11
     clock.now = 160.0
-    found._look()
+    uploader._look()
     assert content(s3, "run/a") == b"again"
 
 
 def test_a_file_that_has_not_settled_is_not_uploaded(s3, tmp_path, clock):
-    found = make_uploader(s3, tmp_path, settle=3.0)
+    uploader = make_uploader(s3, tmp_path, settle=3.0)
     for second in range(20):
         (tmp_path / "a").write_text("x" * (second + 1))
         clock.now = 100.0 + second
-        found._look()
+        uploader._look()
     clock.now = 121.9
-    found._look()
+    uploader._look()
     assert keys(s3) == []
     clock.now = 122.0
-    found._look()
+    uploader._look()
     assert content(s3, "run/a") == b"x" * 20
 
 
 def test_a_deletion_that_is_not_passed_on(s3, tmp_path, clock):
-    found = make_uploader(s3, tmp_path, deletions=False)
+    uploader = make_uploader(s3, tmp_path, deletions=False)
     write_files(tmp_path, "a")
-    found._look()
+    uploader._look()
     (tmp_path / "a").unlink()
-    found._look()
+    uploader._look()
     assert keys(s3) == ["run/a"]
 
 
 def test_markers(s3, tmp_path, clock):
-    found = make_uploader(s3, tmp_path, markers=True)
+    uploader = make_uploader(s3, tmp_path, markers=True)
     write_files(tmp_path, "sub/a")
-    found._look()
+    uploader._look()
     beside = ["a", "a.sagemaker-uploaded", "a.sagemaker-uploading"]
     assert sorted(file_texts(tmp_path / "sub")) == beside
-    found._look()
+    uploader._look()
     assert keys(s3) == ["run/sub/a"]
     (tmp_path / "sub/a").unlink()
-    found._look()
+    uploader._look()
     assert file_texts(tmp_path / "sub") == {} and keys(s3) == []
 
 
 def test_markers_that_are_uploaded(s3, tmp_path, clock):
-    found = make_uploader(s3, tmp_path, markers=True, markers_uploaded=True)
+    uploader = make_uploader(s3, tmp_path, markers=True, markers_uploaded=True)
     write_files(tmp_path, "a")
-    found._look()
-    found._look()
+    uploader._look()
+    uploader._look()
     assert sorted(file_texts(tmp_path)) == ["a", "a.sagemaker-uploaded", "a.sagemaker-uploading"]
     assert keys(s3) == ["run/a", "run/a.sagemaker-uploaded", "run/a.sagemaker-uploading"]
     (tmp_path / "a").unlink()
-    found._look()
-    found._look()
+    uploader._look()
+    uploader._look()
     assert file_texts(tmp_path) == {} and keys(s3) == []
 
 
-def disturb_uploads(found: checkpoint_sync.Uploader, monkeypatch, deed) -> None:
+def disturb_uploads(uploader: checkpoint_sync.Uploader, monkeypatch, disturb) -> None:
     """Call a function in the middle of each upload."""
-    upload = found.s3.upload_fileobj
+    real_upload = uploader.s3.upload_fileobj
 
-    def disturbed(file, bucket, key, **more):
-        deed(found.folder.root / key.removeprefix(found.prefix))
-        return upload(file, bucket, key, **more)
+    def disturb_then_upload(file, bucket, key, **options):
+        disturb(uploader.folder.root / key.removeprefix(uploader.prefix))
+        return real_upload(file, bucket, key, **options)
 
-    monkeypatch.setattr(found.s3, "upload_fileobj", disturbed)
+    monkeypatch.setattr(uploader.s3, "upload_fileobj", disturb_then_upload)
 
 
-@pytest.mark.parametrize("gone", ["file", "folder", "a file in the folder's place"])
-def test_what_is_deleted_during_its_upload(s3, tmp_path, clock, monkeypatch, gone):
+@pytest.mark.parametrize("deleted", ["file", "folder", "a file in the folder's place"])
+def test_what_is_deleted_during_its_upload(s3, tmp_path, clock, monkeypatch, deleted):
     """The copy goes on, with and without the folder of the markers."""
-    found = make_uploader(s3, tmp_path, markers=True)
+    uploader = make_uploader(s3, tmp_path, markers=True)
     write_files(tmp_path, "sub/a")
 
     def delete(path: Path) -> None:
         if path.name == "a":
             path.unlink()
-            if gone != "file":
+            if deleted != "file":
                 path.with_name("a.sagemaker-uploading").unlink()
                 path.parent.rmdir()
-            if gone.startswith("a file"):
+            if deleted.startswith("a file"):
                 write_files(tmp_path, "sub")
 
-    disturb_uploads(found, monkeypatch, delete)
-    found._look()
+    disturb_uploads(uploader, monkeypatch, delete)
+    uploader._look()
     write_files(tmp_path, "b")
-    found._look()
-    found._look()
-    assert keys(s3) == (["run/b", "run/sub"] if gone.startswith("a file") else ["run/b"])
-    assert found.notes == [] and not list(tmp_path.rglob("a.sagemaker*"))
+    uploader._look()
+    uploader._look()
+    assert keys(s3) == (["run/b", "run/sub"] if deleted.startswith("a file") else ["run/b"])
+    assert uploader.notes == [] and not list(tmp_path.rglob("a.sagemaker*"))
 
 
 def test_a_folder_that_is_deleted_after_an_upload_in_it(s3, tmp_path, clock, monkeypatch):
-    found = make_uploader(s3, tmp_path, markers=True)
+    uploader = make_uploader(s3, tmp_path, markers=True)
     write_files(tmp_path, "sub/a", "sub/b")
-    upload = found.s3.upload_fileobj
+    real_upload = uploader.s3.upload_fileobj
 
-    def last(*given, **more) -> None:
-        upload(*given, **more)
+    def upload_then_delete(*arguments, **options) -> None:
+        real_upload(*arguments, **options)
         shutil.rmtree(tmp_path / "sub", ignore_errors=True)
 
-    monkeypatch.setattr(found.s3, "upload_fileobj", last)
-    found._look()
+    monkeypatch.setattr(uploader.s3, "upload_fileobj", upload_then_delete)
+    uploader._look()
     assert len(keys(s3)) == 1
-    found._look()
-    assert keys(s3) == [] == found.notes and list(tmp_path.iterdir()) == []
+    uploader._look()
+    assert keys(s3) == [] == uploader.notes and list(tmp_path.iterdir()) == []
 
 
 def test_what_is_written_during_its_upload_is_uploaded_again(s3, tmp_path, clock, monkeypatch):
-    found = make_uploader(s3, tmp_path)
+    uploader = make_uploader(s3, tmp_path)
     write_files(tmp_path, "a")
-    deeds = [lambda path: path.write_text("later"), lambda path: None]
-    disturb_uploads(found, monkeypatch, lambda path: deeds.pop(0)(path))
-    found._look()
-    found._look()
-    assert content(s3, "run/a") == b"later" and deeds == []
+    disturbances = [lambda path: path.write_text("later"), lambda path: None]
+    disturb_uploads(uploader, monkeypatch, lambda path: disturbances.pop(0)(path))
+    uploader._look()
+    uploader._look()
+    assert content(s3, "run/a") == b"later" and disturbances == []
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypatch, first):
-    found = make_uploader(s3, tmp_path, "s3://bucket-2/run")
+    uploader = make_uploader(s3, tmp_path, "s3://bucket-2/run")
     write_files(tmp_path, "a")
     if first:
-        found._look()
-        (note,) = found.notes
+        uploader._look()
+        (note,) = uploader.notes
         assert note.startswith("the copy of checkpoints to s3://bucket-2/run/ fails: ")
     else:
 
-        def refused(path: Path) -> None:
+        def refuse(path: Path) -> None:
             raise PermissionError(13, "Permission denied")
 
         with monkeypatch.context() as patch:
-            disturb_uploads(found, patch, refused)
-            found._look()
-        assert found.notes == [
+            disturb_uploads(uploader, patch, refuse)
+            uploader._look()
+        assert uploader.notes == [
             "a checkpoint is not copied to S3: a container's root has written it for itself only"
         ]
-    found.bucket = "bucket"
-    found._look()
+    uploader.bucket = "bucket"
+    uploader._look()
     assert keys(s3) == ["run/a"]
 
 
 def test_a_copy_that_stalls(s3, tmp_path, clock):
-    found = make_uploader(s3, tmp_path, stall_after=10.0)
+    uploader = make_uploader(s3, tmp_path, stall_after=10.0)
     waits = []
-    wait = found.ended.wait
-    found.ended.wait = lambda seconds: waits.append(seconds) or wait(seconds)
+    real_wait = uploader.ended.wait
+    uploader.ended.wait = lambda seconds: waits.append(seconds) or real_wait(seconds)
     clock.now = 109.9
-    found.start()
+    uploader.start()
     write_files(tmp_path, "a")
     wait_until(lambda: keys(s3) == ["run/a"])
     clock.now = 110.0
-    said = record_uploads(found)
-    waited = len(waits)
-    wait_until(lambda: len(waits) > waited + 1)
+    uploaded = record_uploads(uploader)
+    waits_before = len(waits)
+    wait_until(lambda: len(waits) > waits_before + 1)
     write_files(tmp_path, "b")
-    wait_until(lambda: len(waits) > waited + 20)
-    found.finish()
-    assert said == [] and keys(s3) == ["run/a"]
+    wait_until(lambda: len(waits) > waits_before + 20)
+    uploader.finish()
+    assert uploaded == [] and keys(s3) == ["run/a"]
 
 
 @pytest.mark.parametrize("flush", [False, True])
 def test_what_the_end_leaves(s3, tmp_path, flush):
-    found = make_uploader(s3, tmp_path, flush=flush, lag=1000.0)
-    found.start()
+    uploader = make_uploader(s3, tmp_path, flush=flush, lag=1000.0)
+    uploader.start()
     write_files(tmp_path, "a")
-    wait_until(lambda: "a" in found.seen)
-    found.finish()
-    assert keys(s3) == (["run/a"] if flush else []) and not found.is_alive()
-    found.finish()  # once more, at the end of the attempt
+    wait_until(lambda: "a" in uploader.seen)
+    uploader.finish()
+    assert keys(s3) == (["run/a"] if flush else []) and not uploader.is_alive()
+    uploader.finish()  # once more, at the end of the attempt
     assert keys(s3) == (["run/a"] if flush else [])
 
 
 @pytest.mark.slow
 def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
     """Neither the file is there, nor an unfinished upload in parts."""
-    found = make_uploader(s3, tmp_path)
-    begun = threading.Event()
-    alive = found._alive
+    uploader = make_uploader(s3, tmp_path)
+    has_begun = threading.Event()
+    real_alive = uploader._alive
 
-    def slow(size: int) -> None:
-        begun.set()
-        assert found.ended.wait(HANG_SECONDS)
-        alive(size)
+    def wait_for_the_end(size: int) -> None:
+        has_begun.set()
+        assert uploader.ended.wait(HANG_SECONDS)
+        real_alive(size)
 
-    monkeypatch.setattr(found, "_alive", slow)
+    monkeypatch.setattr(uploader, "_alive", wait_for_the_end)
     for name, size in (("a", 1_000_000), ("b", 20_000_000)):
         (tmp_path / name).write_bytes(bytes(size))
     os.utime(tmp_path / "b", (1, 1))  # the oldest comes first
-    found.start()
-    assert begun.wait(HANG_SECONDS)
-    found.finish()
+    uploader.start()
+    assert has_begun.wait(HANG_SECONDS)
+    uploader.finish()
     assert keys(s3) == [] and not s3.list_multipart_uploads(Bucket="bucket").get("Uploads")
-    assert found.notes == [] and not found.seen["b"].uploaded
+    assert uploader.notes == [] and not uploader.seen["b"].uploaded
 
 
 @pytest.mark.slow
 def test_many_small_files(s3, tmp_path):
-    found = make_uploader(s3, tmp_path, markers=True)
-    found.start()
+    uploader = make_uploader(s3, tmp_path, markers=True)
+    uploader.start()
     write_files(tmp_path, *(f"{number % 7}/{number}" for number in range(200)))
     wait_until(
-        lambda: len(found.seen) == 200 and all(seen.uploaded for seen in list(found.seen.values()))
+        lambda: (
+            len(uploader.seen) == 200
+            and all(file.uploaded for file in list(uploader.seen.values()))
+        )
     )
-    found.finish()
+    uploader.finish()
     assert keys(s3) == sorted(f"run/{number % 7}/{number}" for number in range(200))
-    assert found.notes == []
+    assert uploader.notes == []
 
 
 # Artefacts
@@ -1002,13 +1022,13 @@ def extract_archive(s3, key: str, folder: Path) -> dict[str, tarfile.TarInfo]:
         ["tar", "--extract", "--gzip", "--directory", folder], input=content(s3, key), check=True
     )
     with tarfile.open(fileobj=io.BytesIO(content(s3, key))) as tar:
-        return {one.name: one for one in tar}
+        return {member.name: member for member in tar}
 
 
 def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
-    first = ["a b", "deep/c", "empty/", "same", "empty-2/"]
-    second = ["same", "ü", "empty-2/x"]
-    hosts = make_outputs(tmp_path, {"algo-1": first, "algo-2": second})
+    first_names = ["a b", "deep/c", "empty/", "same", "empty-2/"]
+    second_names = ["same", "ü", "empty-2/x"]
+    hosts = make_outputs(tmp_path, {"algo-1": first_names, "algo-2": second_names})
     (tmp_path / "algo-1/model/link").symlink_to("a b")
     (tmp_path / "algo-1/model/nowhere").symlink_to("not/there")
     (tmp_path / "algo-1/model/to-folder").symlink_to("deep")
@@ -1019,8 +1039,8 @@ def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
     address = artifacts.upload(s3, job(), hosts, tmp_path, notes.append)
     assert address == "s3://bucket/output/job/output/model.tar.gz"
     assert keys(s3) == ["output/job/output/model.tar.gz", "output/job/output/output.tar.gz"]
-    found = extract_archive(s3, keys(s3)[0], tmp_path / "model")
-    assert set(found) >= {
+    members = extract_archive(s3, keys(s3)[0], tmp_path / "model")
+    assert set(members) >= {
         "a b",
         "deep/c",
         "empty",
@@ -1032,9 +1052,9 @@ def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
         "twice",
         "empty-2/x",
     }
-    assert found["empty"].isdir() and found["nowhere"].issym() and found["to-folder"].issym()
-    there = file_texts(tmp_path / "model")
-    assert (there["same"], there["link"], there["twice"], there["a b"]) == (
+    assert members["empty"].isdir() and members["nowhere"].issym() and members["to-folder"].issym()
+    texts = file_texts(tmp_path / "model")
+    assert (texts["same"], texts["link"], texts["twice"], texts["a b"]) == (
         "of algo-2",
         "a b",
         "a b",
@@ -1165,15 +1185,15 @@ def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "mine")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     monkeypatch.setenv("KEPT", "1")
-    found = clients.variables("http://127.0.0.1:4571", KEY)
-    assert found["AWS_ENDPOINT_URL"] == "http://127.0.0.1:4571"
-    assert (found["AWS_REGION"], found["AWS_DEFAULT_REGION"], found["KEPT"]) == (
+    variables = clients.variables("http://127.0.0.1:4571", KEY)
+    assert variables["AWS_ENDPOINT_URL"] == "http://127.0.0.1:4571"
+    assert (variables["AWS_REGION"], variables["AWS_DEFAULT_REGION"], variables["KEPT"]) == (
         "eu-west-1",
         "eu-west-1",
         "1",
     )
-    assert found["AWS_ACCESS_KEY_ID"] == "id" and found["AWS_CONFIG_FILE"] == os.devnull
-    assert not {"AWS_PROFILE", "AWS_SESSION_TOKEN"} & set(found)
+    assert variables["AWS_ACCESS_KEY_ID"] == "id" and variables["AWS_CONFIG_FILE"] == os.devnull
+    assert not {"AWS_PROFILE", "AWS_SESSION_TOKEN"} & set(variables)
 
 
 # Docker's bridge
@@ -1225,22 +1245,22 @@ def test_metrics_of_log_lines():
         {"Name": "count", "Regex": r"\d+"},
         {"Name": "maybe", "Regex": r"x(\d)?"},
     ]
-    found = metrics.Metrics(definitions)
+    log_metrics = metrics.Metrics(definitions)
     for line in ("loss=0.5 loss=0.25", "loss=nan", "loss=inf", "loss=", "loss=none", "x"):
-        found.line(line)
-    assert {name: one["Value"] for name, one in found.found.items()} == {
+        log_metrics.line(line)
+    assert {name: metric["Value"] for name, metric in log_metrics.found.items()} == {
         "loss": 0.25,
         "count": 25.0,
     }
-    found.line("7 x3")
-    assert {name: one["Value"] for name, one in found.found.items()} == {
+    log_metrics.line("7 x3")
+    assert {name: metric["Value"] for name, metric in log_metrics.found.items()} == {
         "loss": 0.25,
         "count": 3.0,
         "maybe": 3.0,
     }
     assert (
-        found.found["loss"]["MetricName"] == "loss"
-        and abs(found.found["loss"]["Timestamp"] - time.time()) < HANG_SECONDS
+        log_metrics.found["loss"]["MetricName"] == "loss"
+        and abs(log_metrics.found["loss"]["Timestamp"] - time.time()) < HANG_SECONDS
     )
 
 
@@ -1253,38 +1273,39 @@ def test_a_metric_that_cannot_be(regex):
 def events(client, stream: str) -> list[str]:
     """Return the messages of a stream."""
     key = {"logGroupName": logs.LOG_GROUP, "logStreamName": stream, "startFromHead": True}
-    found = []
+    messages = []
     page = client.get_log_events(**key)
     while page["events"]:
-        found += [event["message"] for event in page["events"]]
+        messages += [event["message"] for event in page["events"]]
         page = client.get_log_events(**key, nextToken=page["nextForwardToken"])
-    return found
+    return messages
 
 
 def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
     client = clients.client("logs", endpoint, "us-east-1", KEY)
-    found = logs.Logs(client, "job", tmp_path)
+    job_logs = logs.Logs(client, "job", tmp_path)
     for host in ("algo-1", "algo-2", "algo-1"):  # algo-1 twice: it was restarted
-        found.open(host)
-    point = found.line("algo-1", "step=3 loss=0.5")
+        job_logs.open(host)
+    point = job_logs.line("algo-1", "step=3 loss=0.5")
     assert (point.step, point.values) == (3, {"step": 3.0, "loss": 0.5})
-    assert found.line("algo-1", "") is None and found.line("algo-2", "ü" * 200_000) is None
-    found.send()
+    assert job_logs.line("algo-1", "") is None and job_logs.line("algo-2", "ü" * 200_000) is None
+    job_logs.send()
     for number in range(logs.MAX_BATCH_EVENTS + 1):
-        found.line("algo-1", f"line {number}")
-    found.send()
-    found.send()
+        job_logs.line("algo-1", f"line {number}")
+    job_logs.send()
+    job_logs.send()
     streams = client.describe_log_streams(logGroupName=logs.LOG_GROUP, logStreamNamePrefix="job/")[
         "logStreams"
     ]
-    first, second = (stream["logStreamName"] for stream in streams)
-    assert first == f"job/algo-1-{found.made}"
+    first_stream, second_stream = (stream["logStreamName"] for stream in streams)
+    assert first_stream == f"job/algo-1-{job_logs.made}"
     lines = [f"line {number}" for number in range(logs.MAX_BATCH_EVENTS + 1)]
-    assert events(client, first) == ["step=3 loss=0.5", *lines]
-    (long,) = events(client, second)
+    assert events(client, first_stream) == ["step=3 loss=0.5", *lines]
+    (long_line,) = events(client, second_stream)
     assert (
-        set(long) == {"ü"} and len(long.encode()) == logs.MAX_EVENT_BYTES - logs.MAX_EVENT_BYTES % 2
+        set(long_line) == {"ü"}
+        and len(long_line.encode()) == logs.MAX_EVENT_BYTES - logs.MAX_EVENT_BYTES % 2
     )
     assert (tmp_path / "algo-1.log").read_text().splitlines() == ["step=3 loss=0.5", "", *lines]
-    assert found.shown() == {"algo-1": lines[-logs.SHOWN_LINES :], "algo-2": ["ü" * 200_000]}
+    assert job_logs.shown() == {"algo-1": lines[-logs.SHOWN_LINES :], "algo-2": ["ü" * 200_000]}
     logs.Logs(client, "job-2", tmp_path / "2").open("algo-1")  # the log group exists already

@@ -86,10 +86,10 @@ def refusal(request, operation: str = "CreateTrainingJob") -> tuple[str, str] | 
 
 def matches(pattern: str, text: str) -> bool:
     """Return whether a text satisfies a pattern of the model; its patterns are Java's."""
-    python = pattern.replace(r"\p{Alnum}", "a-zA-Z0-9").replace(
+    python_pattern = pattern.replace(r"\p{Alnum}", "a-zA-Z0-9").replace(
         r"[\p{L}\p{Z}\p{N}", "[a-zA-Z0-9äé "
     )
-    return re.fullmatch(python, text) is not None
+    return re.fullmatch(python_pattern, text) is not None
 
 
 def satisfied(value: str, shape: Shape) -> bool:
@@ -104,18 +104,18 @@ def satisfied(value: str, shape: Shape) -> bool:
 
 def sample_value(shape: Shape):
     """Return a value with all fields that a shape has: each list and each map with one item."""
-    kind = shape.type_name
-    if kind == "structure":
+    type_name = shape.type_name
+    if type_name == "structure":
         return {name: sample_value(member) for name, member in shape.members.items()}
-    if kind == "list":
+    if type_name == "list":
         return [sample_value(shape.member)]
-    if kind == "map":
+    if type_name == "map":
         return {sample_value(shape.key): sample_value(shape.value)}
-    if kind == "string":
+    if type_name == "string":
         return next(
             text for text in [*shape.metadata.get("enum", []), *STRINGS] if satisfied(text, shape)
         )
-    return True if kind == "boolean" else max(1, shape.metadata.get("min", 1))
+    return True if type_name == "boolean" else max(1, shape.metadata.get("min", 1))
 
 
 FULL_REQUEST = sample_value(REQUEST_SHAPE)
@@ -136,15 +136,15 @@ def value_shapes(shape: Shape, value, path: tuple = ()) -> Iterator[tuple[tuple,
 
 def changed_copy(request: dict, path: tuple, value) -> dict:
     """Return a copy of the request with another value at a path, or without it."""
-    found = copy.deepcopy(request)
-    inner = found
+    copied = copy.deepcopy(request)
+    inner = copied
     for step in path[:-1]:
         inner = inner[step]
     if value is ABSENT:
         del inner[path[-1]]
     else:
         inner[path[-1]] = value
-    return found
+    return copied
 
 
 def service_path(path: tuple) -> str:
@@ -169,15 +169,19 @@ def string_of_size(shape: Shape, size: int) -> str:
 
     It satisfies the pattern if there is an obvious one that does.
     """
-    text = sample_value(shape)
+    sample_text = sample_value(shape)
     candidates = [
-        text + "a" * (size - len(text)),
-        text + "0" * (size - len(text)),
-        "1" * (size - len(text)) + text,
+        sample_text + "a" * (size - len(sample_text)),
+        sample_text + "0" * (size - len(sample_text)),
+        "1" * (size - len(sample_text)) + sample_text,
     ]
-    candidates = [found[:size] for found in candidates]
+    candidates = [candidate[:size] for candidate in candidates]
     return next(
-        (found for found in candidates if matches(shape.metadata.get("pattern", ".*"), found)),
+        (
+            candidate
+            for candidate in candidates
+            if matches(shape.metadata.get("pattern", ".*"), candidate)
+        ),
         candidates[0],
     )
 
@@ -223,29 +227,29 @@ def value_of_size(path: tuple, shape: Shape, size: int):
     return string_of_size(shape, size)
 
 
-def complaint(value, path: tuple, words: str) -> str:
+def complaint(value, path: tuple, limit_text: str) -> str:
     """Return the service's words about a value at a path; "null" stands for no value."""
     if isinstance(value, dict):
         text = "{" + ", ".join(f"{key}={item}" for key, item in value.items()) + "}"
     else:
         text = "[" + ", ".join(map(str, value)) + "]" if isinstance(value, list) else str(value)
-    found = text if value == "null" else f"'{text if len(text) <= 300 else text[:297] + '...'}'"
-    return f"Value {found} at '{service_path(path)}' failed to satisfy constraint: {words}"
+    shown = text if value == "null" else f"'{text if len(text) <= 300 else text[:297] + '...'}'"
+    return f"Value {shown} at '{service_path(path)}' failed to satisfy constraint: {limit_text}"
 
 
 def constraints_text(shape: Shape) -> str:
     """Return all limits of the items of a list or a map, as the service lists them."""
-    found = shape.metadata
-    words = []
-    if "max" in found:
-        words.append(f"Member must have length less than or equal to {found['max']}")
-    if "min" in found:
-        words.append(f"Member must have length greater than or equal to {found['min']}")
-    if "enum" in found:
-        words.append(f"Member must satisfy enum value set: [{', '.join(found['enum'])}]")
-    if "pattern" in found:
-        words.append(f"Member must satisfy regular expression pattern: {found['pattern']}")
-    return f"[{', '.join(words)}]"
+    limits = shape.metadata
+    texts = []
+    if "max" in limits:
+        texts.append(f"Member must have length less than or equal to {limits['max']}")
+    if "min" in limits:
+        texts.append(f"Member must have length greater than or equal to {limits['min']}")
+    if "enum" in limits:
+        texts.append(f"Member must satisfy enum value set: [{', '.join(limits['enum'])}]")
+    if "pattern" in limits:
+        texts.append(f"Member must satisfy regular expression pattern: {limits['pattern']}")
+    return f"[{', '.join(texts)}]"
 
 
 def broken_requests() -> Iterator[tuple[dict, str]]:
@@ -257,7 +261,7 @@ def broken_requests() -> Iterator[tuple[dict, str]]:
                 changed_copy(FULL_REQUEST, path, ABSENT),
                 complaint("null", path, "Member must not be null"),
             )
-        for value, words in broken_values(path, shape):
+        for value, limit_text in broken_values(path, shape):
             request = changed_copy(FULL_REQUEST, path, value)
             if holder.type_name == "list" and shape.type_name != "structure":
                 yield (
@@ -269,14 +273,14 @@ def broken_requests() -> Iterator[tuple[dict, str]]:
                     ),
                 )
             elif holder.type_name == "map":
-                words = f"Map value must satisfy constraint: {constraints_text(shape)}"
-                yield request, complaint({path[-1]: value}, path[:-1], words)
+                limit_text = f"Map value must satisfy constraint: {constraints_text(shape)}"
+                yield request, complaint({path[-1]: value}, path[:-1], limit_text)
             else:
-                yield request, complaint(value, path, words)
+                yield request, complaint(value, path, limit_text)
         for key, _ in broken_values(path, shape.key) if shape.type_name == "map" else ():
             value = {key: sample_value(shape.value)}
-            words = f"Map key must satisfy constraint: {constraints_text(shape.key)}"
-            yield changed_copy(FULL_REQUEST, path, value), complaint(value, path, words)
+            limit_text = f"Map key must satisfy constraint: {constraints_text(shape.key)}"
+            yield changed_copy(FULL_REQUEST, path, value), complaint(value, path, limit_text)
 
 
 def breaks_a_limit(value, shape: Shape) -> bool:
@@ -284,23 +288,23 @@ def breaks_a_limit(value, shape: Shape) -> bool:
 
     Those are a greatest size, an enum and a pattern.
     """
-    kind = shape.type_name
+    type_name = shape.type_name
     most = shape.metadata.get("max")
-    if kind == "structure":
+    if type_name == "structure":
         return any(
             breaks_a_limit(value[name], member)
             for name, member in shape.members.items()
             if name in value
         )
-    if kind == "string":
+    if type_name == "string":
         return not satisfied(value, shape)
-    if kind in ("integer", "long"):
+    if type_name in ("integer", "long"):
         return most is not None and value > most
-    if kind in ("list", "map") and most is not None and len(value) > most:
+    if type_name in ("list", "map") and most is not None and len(value) > most:
         return True
-    if kind == "list":
+    if type_name == "list":
         return any(breaks_a_limit(item, shape.member) for item in value)
-    return kind == "map" and any(
+    return type_name == "map" and any(
         breaks_a_limit(key, shape.key) or breaks_a_limit(item, shape.value)
         for key, item in value.items()
     )
@@ -319,21 +323,21 @@ def test_a_request_with_all_fields_is_allowed():
 
 
 def test_each_limit_that_is_broken_is_told():
-    found = list(broken_requests())
-    assert len(found) > 250
+    requests = list(broken_requests())
+    assert len(requests) > 250
     wrong = []
-    for request, words in found:
+    for request, expected_text in requests:
         code, message = refusal(request) or ("accepted", "")
-        head, _, told = message.partition(" detected: ")
+        head, _, details = message.partition(" detected: ")
         count = len(re.findall(r"failed to satisfy constraint", message))
         expected = f"{count} validation error{'s' if count > 1 else ''}"
         if (
             model_allows(request)
             or code != "ValidationException"
-            or words not in told.split("; ")
+            or expected_text not in details.split("; ")
             or head != expected
         ):
-            wrong.append((words, message))
+            wrong.append((expected_text, message))
     assert wrong == []
 
 
@@ -528,7 +532,7 @@ def field_paths(shape: Shape, path: tuple = ()) -> Iterator[tuple]:
     """Yield the path of each field, and stop at the fields that are listed."""
     for name, member in shape.members.items():
         inner = (*path, name)
-        if any(listed.startswith(f"{dotted(inner)}.") for listed in LISTED_FIELDS):
+        if any(listed_field.startswith(f"{dotted(inner)}.") for listed_field in LISTED_FIELDS):
             yield from field_paths(member.member if member.type_name == "list" else member, inner)
         else:
             yield inner
@@ -582,13 +586,17 @@ def test_a_field_that_the_model_does_not_have_is_noted():
     ]
 
 
-def channel(name: str, groups: list[str] | None = None, source: dict | None = None, **more) -> dict:
+def channel(
+    name: str, groups: list[str] | None = None, source: dict | None = None, **more_fields
+) -> dict:
     """Return a channel for InputDataConfig."""
-    found = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data"} | (source or {})
+    s3_source = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data"} | (source or {})
     return {
         "ChannelName": name,
-        "DataSource": {"S3DataSource": found | ({"InstanceGroupNames": groups} if groups else {})},
-    } | more
+        "DataSource": {
+            "S3DataSource": s3_source | ({"InstanceGroupNames": groups} if groups else {})
+        },
+    } | more_fields
 
 
 def group(name: str, count: int = 1) -> dict:
@@ -596,14 +604,14 @@ def group(name: str, count: int = 1) -> dict:
     return {"InstanceGroupName": name, "InstanceType": "ml.m5.xlarge", "InstanceCount": count}
 
 
-def resources(*found: dict, **more) -> dict:
+def resources(*groups: dict, **more_fields) -> dict:
     """Return a ResourceConfig of groups."""
-    return {"ResourceConfig": {"InstanceGroups": list(found)} | more}
+    return {"ResourceConfig": {"InstanceGroups": list(groups)} | more_fields}
 
 
-def algorithm(**more) -> dict:
+def algorithm(**more_fields) -> dict:
     """Return an AlgorithmSpecification."""
-    return {"AlgorithmSpecification": JOB["AlgorithmSpecification"] | more}
+    return {"AlgorithmSpecification": JOB["AlgorithmSpecification"] | more_fields}
 
 
 def stopping(spot: bool, longest: int | None, wait: int | None) -> dict:
@@ -824,12 +832,12 @@ def test_no_request_makes_the_service_stumble():
     groups = resources(group("g"), group("h", 2)) | {
         "InputDataConfig": [channel("a", ["g"]), channel("b", ["h"])]
     }
-    more = stopping(True, 10, 20) | {
+    more_fields = stopping(True, 10, 20) | {
         "CheckpointConfig": {"S3Uri": "s3://b/c", "LocalPath": "/opt/ml/c"},
         "Tags": [],
     }
     bases = [
-        JOB | more | {"InputDataConfig": [channel("a")], "HyperParameters": {"a": "1"}},
+        JOB | more_fields | {"InputDataConfig": [channel("a")], "HyperParameters": {"a": "1"}},
         JOB | groups,
         FULL_REQUEST,
     ]
@@ -931,7 +939,7 @@ def test_other_operations(operation, request_, refused):
 @pytest.fixture
 def service() -> Service:
     """A service with 25 jobs of one region, one second apart, and one of another region."""
-    found = Checked(None, None)
+    checked_service = Checked(None, None)
     status = ["InProgress", "Completed", "Failed"]
     for number in range(26):
         record = Record(
@@ -944,8 +952,8 @@ def service() -> Service:
         record.transitions.append(Transition("Training", "", 0.0))
         region = "us-east-1" if number < 25 else "eu-west-1"
         arn = f"arn:aws:sagemaker:{region}:123456789012:training-job/{record.name}"
-        found.jobs[arn] = SimpleNamespace(record=record)
-    return found
+        checked_service.jobs[arn] = SimpleNamespace(record=record)
+    return checked_service
 
 
 def listed_names(service: Service, **request) -> list[str]:
@@ -954,7 +962,7 @@ def listed_names(service: Service, **request) -> list[str]:
     size = request.get("MaxResults", 10)
     while True:
         page = service.answer("ListTrainingJobs", request, "us-east-1")
-        names += [one["TrainingJobName"] for one in page["TrainingJobSummaries"]]
+        names += [summary["TrainingJobName"] for summary in page["TrainingJobSummaries"]]
         if "NextToken" not in page:
             assert len(page["TrainingJobSummaries"]) <= size
             return names
