@@ -26,7 +26,7 @@ from test_locks import LOCK_TEXTS, STANZA_PATTERN, write_wheel
 # tests/test_container.py has the image as it is, tests/test_locks.py the locks.
 pytestmark = [pytest.mark.docker, pytest.mark.thorough]
 
-SOURCE_DATE_EPOCH = 315532800  # the Dockerfile's SOURCE_DATE_EPOCH
+SOURCE_DATE_EPOCH = 315532800  # the Dockerfile's
 SITE_PACKAGES = "/opt/conda/envs/sagemaker-lightning/lib/python3.11/site-packages"
 
 
@@ -79,7 +79,7 @@ def served_folder(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     server.server_close()
 
 
-def output_in_image(tag: str, *command: str) -> str:
+def run_in_image(tag: str, *command: str) -> str:
     completed = docker("run", "--rm", "--entrypoint=", tag, *command)
     assert completed.returncode == 0, completed.stdout
     return completed.stdout
@@ -117,10 +117,8 @@ def differences(first_tag: str, second_tag: str) -> list[str]:
         zip(layers(first_tag), layers(second_tag), strict=True)
     ):
         if first_layer != second_layer:
-            first_contents, second_contents = (
-                layer_contents(first_tag, number),
-                layer_contents(second_tag, number),
-            )
+            first_contents = layer_contents(first_tag, number)
+            second_contents = layer_contents(second_tag, number)
             difference_lines += [
                 f"layer {number}: {name}: {first_contents.get(name)}, {second_contents.get(name)}"
                 for name in sorted(first_contents.keys() | second_contents.keys())
@@ -191,7 +189,7 @@ def test_byte_code_is_for_the_sources_as_they_are(source: Path, tags):
         import six
         print(six.changed, six.__cached__)
     """
-    lines = output_in_image(
+    lines = run_in_image(
         tags[0], "python", "-c", re.sub("^        ", "", code, flags=re.M)
     ).splitlines()
     count, _, headers = lines[0].partition(" ")
@@ -243,7 +241,7 @@ def test_the_cpu_build_of_torch(cpu, tags):
     assert stanzas(lock, "psutil").split() >= stanzas(LOCK_TEXTS["image"], "psutil").split()[:2]
     completed = build(tags[0], source, **variables)
     assert completed.returncode == 0, completed.stdout[-3000:]
-    listed = output_in_image(tags[0], "ls", SITE_PACKAGES, "/opt/conda/envs/sagemaker-lightning")
+    listed = run_in_image(tags[0], "ls", SITE_PACKAGES, "/opt/conda/envs/sagemaker-lightning")
     for package in ("torch", "torchvision"):
         assert re.search(rf"^{package}-[\d.]+\+cpu.dist-info$", listed, re.M)
     assert "psutil" in listed and "nvidia" not in listed and "cuda-compat" not in listed
@@ -350,20 +348,18 @@ def test_another_cuda_and_another_python(source: Path, tags):
     (source / "locks/image-cu126.txt").touch()
     completed = build(tags[0], source, "--target=environment", **build_variables(), TORCH="cu126")
     assert completed.returncode == 0, completed.stdout[-3000:]
-    packages = output_in_image(
+    packages = run_in_image(
         tags[0], "cat", "/opt/conda/envs/sagemaker-lightning/conda-meta/packages"
     )
     assert packages.split() == ["python=3.11", "pip", "cuda-compat=12.6"]
-    for version, error_line in (
+    for version, message in (
         ("3.13", "the system has no python3.13"),
         ("3.10", "error: PYTHON_VERSION: found '3.10', allowed are 3.11, 3.12 and 3.13"),
     ):
         completed = build(
             tags[0], source, "--target=environment", **build_variables(), PYTHON_VERSION=version
         )
-        assert completed.returncode != 0 and error_line in completed.stdout, completed.stdout[
-            -3000:
-        ]
+        assert completed.returncode != 0 and message in completed.stdout, completed.stdout[-3000:]
 
 
 def test_what_conda_installed_is_locked(source: Path, tags):
@@ -375,7 +371,7 @@ def test_what_conda_installed_is_locked(source: Path, tags):
     assert completed.returncode == 0 and "/python-3.11-" in lock.read_text(), completed.stdout
     completed = build(tags[1], source, "--target=environment", **build_variables())
     assert completed.returncode == 0, completed.stdout[-3000:]
-    packages = output_in_image(
+    packages = run_in_image(
         tags[1], "cat", "/opt/conda/envs/sagemaker-lightning/conda-meta/packages"
     )
     assert packages.split() == ["python=3.11", "pip=1", "cuda-compat=13.2"]
@@ -425,9 +421,7 @@ def test_efa_is_a_build_argument(source: Path, tags, installer, tmp_path):
         "ok    EFA: device rdmap16s27, with libfabric and aws-ofi-nccl",
         "True",
     ]
-    linked = output_in_image(
-        tags[0], "cat", "/etc/ld.so.conf.d/sagemaker-lightning-efa.conf"
-    ).split()
+    linked = run_in_image(tags[0], "cat", "/etc/ld.so.conf.d/sagemaker-lightning-efa.conf").split()
     assert linked == ["/opt/amazon/efa/lib", "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu"]
 
 

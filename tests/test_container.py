@@ -623,9 +623,9 @@ with socket.create_connection(("127.0.0.1", 5678)) as client:
     request = {"type": "request", "command": "initialize", "arguments": {"adapterID": "x"}}
     body = json.dumps(request | {"seq": 1})
     client.sendall(f"Content-Length: {len(body)}\\r\\n\\r\\n{body}".encode())
-    said = b""
-    while b"supportsConditionalBreakpoints" not in said:
-        said += client.recv(65536)
+    received = b""
+    while b"supportsConditionalBreakpoints" not in received:
+        received += client.recv(65536)
 print("DEBUGGER ANSWERS", flush=True)
 sys.exit(3)
 """

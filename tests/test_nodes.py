@@ -56,12 +56,12 @@ def job_nodes(image: str, folder: Path, hosts: int, hyperparameters: dict, **var
 
 def steps_of(hosts: list[Path], ranks_a_host: int) -> list[tuple[list[int], float]]:
     """Return for each step the samples of all ranks, and the loss over all of them."""
-    ranks_a_host = [
+    rank_records = [
         json.loads((hosts[rank // ranks_a_host] / f"output/data/probe-{rank}.json").read_text())
         for rank in range(ranks_a_host * len(hosts))
     ]
     steps = []
-    for rank_steps in zip(*ranks_a_host, strict=True):
+    for rank_steps in zip(*rank_records, strict=True):
         samples = [sample for numbers, _ in rank_steps for sample in numbers]
         steps.append(
             (
@@ -120,7 +120,7 @@ DISTRIBUTION = {
 
 
 @pytest.mark.parametrize(
-    ("hosts", "ranks", "program", "more"),
+    ("hosts", "ranks", "program", "distribution"),
     [
         pytest.param(["algo-1", "algo-2"], 2, LAUNCHERS[0], {}, marks=pytest.mark.soak),
         pytest.param(
@@ -141,15 +141,15 @@ DISTRIBUTION = {
     ],
 )
 def test_n_ranks_compute_what_one_does(
-    image: str, tmp_path: Path, hosts: list[str], ranks: int, program: str, more
+    image: str, tmp_path: Path, hosts: list[str], ranks: int, program: str, distribution
 ):
     """N ranks have the samples, the losses and the weights of one process.
 
     They are compared at each step, the weights after two epochs of 185 samples, which no batch
     divides.
     """
-    hyperparameters = TWO_EPOCHS | {"trainer.devices": ranks} | more
-    resources = DATA_GROUP if more else {}
+    hyperparameters = TWO_EPOCHS | {"trainer.devices": ranks} | distribution
+    resources = DATA_GROUP if distribution else {}
     with Nodes(
         image,
         tmp_path,
@@ -161,12 +161,12 @@ def test_n_ranks_compute_what_one_does(
     ) as nodes:
         nodes.start()
         assert nodes.end() == dict.fromkeys(hosts, 0)
-        if more:
+        if distribution:
             assert (
                 "algo-1 takes no part in the training, which is for algo-2, algo-3"
                 in nodes.output("algo-1")
             )
-    training_hosts = hosts[1:] if more else hosts
+    training_hosts = hosts[1:] if distribution else hosts
     steps = steps_of([tmp_path / host for host in training_hosts], ranks)
     expected = train_in_one_process(tmp_path / "one", batch_size=4 * ranks * len(training_hosts))
     steps_an_epoch = len(steps) // 2
@@ -196,10 +196,8 @@ def test_n_ranks_compute_what_one_does(
 @pytest.mark.thorough  # beside tests/test_mesh.py
 def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
     hosts = ["algo-1", "algo-10", "algo-2"]
-    user_variables = {
-        "MASTER_PORT": "29511",
-        "NCCL_SOCKET_IFNAME": "mine",
-    }  # and what a user has set stays
+    # What a user has set stays.
+    user_variables = {"MASTER_PORT": "29511", "NCCL_SOCKET_IFNAME": "mine"}
     with Nodes(image, tmp_path, hosts, TWO_EPOCHS, code=CODE, **user_variables) as nodes:
         nodes.start("algo-10")
         nodes.start("algo-1", named=False)

@@ -97,20 +97,20 @@ def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: s
         request.getfixturevalue("image")
     checkout = checkouts(page)
     # A file of the user's, which another command of the page names.
-    if file_name := re.match(r"# (\w+\.py)\n", text):
-        (checkout / file_name[1]).write_text(text)
-        compile(text, file_name[1], "exec")
-        assert f"{Path(file_name[1]).stem}." in PAGES[page].replace(text, "").replace(
-            file_name[1], ""
+    if name_match := re.match(r"# (\w+\.py)\n", text):
+        (checkout / name_match[1]).write_text(text)
+        compile(text, name_match[1], "exec")
+        assert f"{Path(name_match[1]).stem}." in PAGES[page].replace(text, "").replace(
+            name_match[1], ""
         )
         return
     # The page's image name belongs to the user: a test never tags its own image with it.
     text = re.sub(r"\bsagemaker-lightning(?= train| python| bash)", IMAGE_TAG, text)
-    hyperparameters_file = (
+    hyperparameters_mount = (
         "output/ml/input/config/hyperparameters.json:/opt/ml/input/config/hyperparameters.json:ro"
     )
     text = text.replace(
-        f"--rm {IMAGE_TAG} train", f'--rm -v "$PWD/{hyperparameters_file}" {IMAGE_TAG} train'
+        f"--rm {IMAGE_TAG} train", f'--rm -v "$PWD/{hyperparameters_mount}" {IMAGE_TAG} train'
     )
     text = text.replace("docker run", f"docker run {' '.join(sweeper.labels())}")
     command = (

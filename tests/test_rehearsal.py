@@ -331,9 +331,8 @@ def test_an_interruption_by_hand(rehearsal, image):
     assert len(resumed_steps) == 2 and 2 <= resumed_steps[1] < 10
     record = json.loads((rehearsal.folder / name / "job.json").read_text())
     first_instance, second_instance = (attempt["instances"][0] for attempt in record["attempts"])
-    assert (
-        second_instance["started"] - first_instance["released"] >= 1.5
-    )  # the time between is not billed
+    # The time between is not billed.
+    assert second_instance["started"] - first_instance["released"] >= 1.5
     (interruption,) = record["interruptions"]
     assert (interruption["hosts"], interruption["warned"], interruption["why"]) == (
         ["algo-2"],
@@ -433,18 +432,19 @@ LEAVING_PROGRAM = """
 import docker
 from rehearsal.engines.containers import remove
 
-network, reloads = docker.from_env().networks.create(NAME), []
-reload = network.reload
+network = docker.from_env().networks.create(NAME)
+reloads = []
+real_reload = network.reload
 
 
-def late():
-    reload()
+def reload_late():
+    real_reload()
     reloads.append(None)
     if len(reloads) == 1:
         network.attrs["Containers"] = {"left": {"Name": "left-since"}}
 
 
-network.reload = late
+network.reload = reload_late
 print(remove(network))
 """
 
@@ -474,22 +474,23 @@ from pathlib import Path
 import docker
 from rehearsal import owner
 
-client, seen = docker.from_env(), []
+client = docker.from_env()
+volumes_seen = []
 collection = type(client.containers)
 run = collection.run
 
 
-def noted(self, *given, volumes, **more):
-    seen.extend(volumes)
-    return run(self, *given, volumes=volumes, **more)
+def note_and_run(self, *arguments, volumes, **options):
+    volumes_seen.extend(volumes)
+    return run(self, *arguments, volumes=volumes, **options)
 
 
-collection.run = noted
-owner.shutil.rmtree = lambda *given, **more: None
+collection.run = note_and_run
+owner.shutil.rmtree = lambda *arguments, **options: None
 folder = Path(sys.argv[1])
 owner.empty(folder, client)
-left = sorted(path.name for path in folder.parent.rglob("*"))
-print([volume.partition(":")[0] == str(folder) for volume in seen], left)
+remaining = sorted(path.name for path in folder.parent.rglob("*"))
+print([volume.partition(":")[0] == str(folder) for volume in volumes_seen], remaining)
 """
 
 
@@ -614,9 +615,8 @@ def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, imag
         following.process.send_signal(signal.SIGINT)
         assert following.process.wait(timeout=60) == 0
         assert following.output.count("ended what a killed rehearsal had left") == 1
-        assert (
-            len(containers_of(name)) == 2
-        )  # the containers of the other rehearsal, which is at work
+        # They are the containers of the other rehearsal, which is at work.
+        assert len(containers_of(name)) == 2
         at_work.sagemaker.stop_training_job(TrainingJobName=name)
         assert at_work.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
     assert killed.leftovers() == []

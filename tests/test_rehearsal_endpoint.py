@@ -872,10 +872,8 @@ def test_the_key_of_a_rehearsal(endpoint, tmp_path):
         stderr=subprocess.STDOUT,
         timeout=HANG_SECONDS,
     )
-    assert (completed.returncode, completed.stdout.count("\n")) == (
-        1,
-        1,
-    ) and "as this user" in completed.stdout
+    assert (completed.returncode, completed.stdout.count("\n")) == (1, 1)
+    assert "as this user" in completed.stdout
 
 
 def test_each_rehearsal_has_a_key_of_its_own(endpoint, tmp_path):

@@ -162,7 +162,7 @@ def link_folders(host: Path, outside: Path) -> None:
         (folder / "name").symlink_to("sub/secret")
 
 
-def link_written_folders(host: Path, outside: Path) -> None:
+def link_places(host: Path, outside: Path) -> None:
     """Replace the folders themselves by links."""
     for name in WRITTEN_FOLDERS:
         (host / name).rmdir()
@@ -176,7 +176,7 @@ def link_output(host: Path, outside: Path) -> None:
     (host / "output").symlink_to(outside)
 
 
-@pytest.mark.parametrize("attack", [link_files, link_folders, link_written_folders, link_output])
+@pytest.mark.parametrize("attack", [link_files, link_folders, link_places, link_output])
 def test_no_link_leads_out(host, outside, attack):
     entries_before = entries(outside)
     attack(host, outside)

@@ -310,8 +310,12 @@ def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
     time_before = time.time()
     assert interrupt_by_hand(job, gap=0.25) == "algo-1 of job taken away, warned"
     wait_until(lambda: container.signals == ["SIGTERM"])
-    (one,) = job.record.interruptions
-    assert time_before <= one.time <= time.time() and (one.hosts, one.warned, one.gap) == (
+    (interruption,) = job.record.interruptions
+    assert time_before <= interruption.time <= time.time() and (
+        interruption.hosts,
+        interruption.warned,
+        interruption.gap,
+    ) == (
         ["algo-1"],
         True,
         0.25,
@@ -322,7 +326,7 @@ def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
     container.end(0)
     rehearsed.container(1).end(0)
     record = wait_until_ended(job)
-    assert [one.status for one in record.transitions].count("Interrupted") == 1
+    assert [transition.status for transition in record.transitions].count("Interrupted") == 1
     assert record.status == "Completed" and len(record.interruptions) == 1
 
 
@@ -411,9 +415,7 @@ def test_a_metric_that_stalls(rehearsed, regex):
         container.line_queue.put(line)
     container.end(0)
     record = wait_until_ended(job)
-    assert {
-        name: loss_definition["Value"] for name, loss_definition in job.metrics.found.items()
-    } == {
+    assert {name: metric["Value"] for name, metric in job.metrics.found.items()} == {
         "loss": 0.5,
         "epoch": 3.0,
     }

@@ -333,14 +333,16 @@ def test_charts_by_name(tmp_path: Path):
 def test_redone_steps_are_drawn_as_such(tmp_path: Path):
     """Attempt 1 after step 30 is drawn as lost, and step 30 is marked as a restart."""
     record = interrupted()
-    for one in record.attempts:
-        one.points = [replace(point, values={"train_loss": 1 / point.step}) for point in one.points]
+    for record_attempt in record.attempts:
+        record_attempt.points = [
+            replace(point, values={"train_loss": 1 / point.step}) for point in record_attempt.points
+        ]
     page = write_page(record, tmp_path)
     lost = page.having("path", "lost")
-    assert [one["d"].count("L") for one in lost if one["d"]] == [1]  # from step 20 to 40
+    assert [path["d"].count("L") for path in lost if path["d"]] == [1]  # from step 20 to 40
     assert "lost and done again" in page.text
     restarts = page.having("line", "restart")
-    assert [float(one["x1"]) for one in restarts] == [pytest.approx(1000 * 30 / 70, abs=0.1)]
+    assert [float(line["x1"]) for line in restarts] == [pytest.approx(1000 * 30 / 70, abs=0.1)]
 
 
 @pytest.mark.parametrize(
@@ -368,14 +370,14 @@ def test_timeline(tmp_path: Path):
     page = write_page(record, tmp_path)
     bars = {
         css_class: [
-            (float(one["x"].rstrip("%")) * 1.6, float(one["width"].rstrip("%")) * 1.6)
-            for one in page.having("rect", css_class)
+            (float(rect["x"].rstrip("%")) * 1.6, float(rect["width"].rstrip("%")) * 1.6)
+            for rect in page.having("rect", css_class)
         ]
         for css_class in ("start-up", "kept", "lost", "ending", "gap")
     }
     rounded = {
-        css_class: [(round(start), round(width)) for start, width in one]
-        for css_class, one in bars.items()
+        css_class: [(round(start), round(width)) for start, width in spans]
+        for css_class, spans in bars.items()
     }
     assert rounded["gap"] == [(60, 40)] * 2
     assert rounded["lost"] == [(40, 10)] * 2

@@ -325,7 +325,7 @@ def test_a_request_with_all_fields_is_allowed():
 def test_each_limit_that_is_broken_is_told():
     requests = list(broken_requests())
     assert len(requests) > 250
-    wrong = []
+    mismatches = []
     for request, expected_text in requests:
         code, message = refusal(request) or ("accepted", "")
         head, _, details = message.partition(" detected: ")
@@ -337,8 +337,8 @@ def test_each_limit_that_is_broken_is_told():
             or expected_text not in details.split("; ")
             or head != expected
         ):
-            wrong.append((expected_text, message))
-    assert wrong == []
+            mismatches.append((expected_text, message))
+    assert mismatches == []
 
 
 def test_each_bound_may_be_reached():
