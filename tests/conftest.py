@@ -74,13 +74,13 @@ def batch(images: int, seed: int, labels=None) -> dict:
 
     The images are random; their brightness shows their class.
     """
-    random = np.random.RandomState(seed)
+    generator = np.random.RandomState(seed)
     labels = list(range(10)) * (images // 10) if labels is None else labels
-    data = random.randint(0, 60, (images, 3072)) + 19 * np.array(labels)[:, None]
+    pixels = generator.randint(0, 60, (images, 3072)) + 19 * np.array(labels)[:, None]
     return {
         "batch_label": "",
         "labels": labels,
-        "data": data.astype(np.uint8),
+        "data": pixels.astype(np.uint8),
         "filenames": [""] * images,
     }
 

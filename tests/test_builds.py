@@ -303,12 +303,16 @@ def test_the_cpu_image_trains_and_is_small(tmp_path, served_folder, tags):
             wheel = target
         (index_folder / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
         for file in ("environment.yml", "locks/image.txt"):
-            text = (source / file).read_text()
+            packages_text = (source / file).read_text()
             if file == "environment.yml":
-                text = re.sub(f" {name}==\\S+", f" {name}=={version.partition('+')[0]}", text)
+                packages_text = re.sub(
+                    f" {name}==\\S+", f" {name}=={version.partition('+')[0]}", packages_text
+                )
             else:
-                text = re.sub(rf"^{name}==.*\n(?:    .*\n)+", "", text, flags=re.M)
-            (source / file).write_text(text)
+                packages_text = re.sub(
+                    rf"^{name}==.*\n(?:    .*\n)+", "", packages_text, flags=re.M
+                )
+            (source / file).write_text(packages_text)
     variables = {"TORCH": "cpu", "TORCH_INDEX_URL": f"{address}/cpu"}
     completed = make(source, "lock", **variables)
     assert completed.returncode == 0, completed.stdout

@@ -343,9 +343,11 @@ def test_conda_is_in_the_image(container):
 
 def locked_versions(name: str) -> set[str]:
     """Return the allowed versions of a package in the image."""
-    texts = ((ROOT / f"locks/{lock}.txt").read_text() for lock in ("image", "bolts"))
+    lock_texts = ((ROOT / f"locks/{lock}.txt").read_text() for lock in ("image", "bolts"))
     return {
-        version for text in texts for version in re.findall(rf"^{name}==(\S+)", text, re.MULTILINE)
+        version
+        for lock_text in lock_texts
+        for version in re.findall(rf"^{name}==(\S+)", lock_text, re.MULTILINE)
     }
 
 

@@ -229,11 +229,12 @@ def test_a_stranger_gets_nothing(endpoint, case, address):
 
 
 @pytest.mark.parametrize(
-    "line", ["", "GET", "GET /", "GET / HTTP/9.9", "GET / HTTP/1.1\r\nno header", "\x16\x03\x01"]
+    "request_line",
+    ["", "GET", "GET /", "GET / HTTP/9.9", "GET / HTTP/1.1\r\nno header", "\x16\x03\x01"],
 )
-def test_what_is_no_request_gets_no_version(endpoint, line):
+def test_what_is_no_request_gets_no_version(endpoint, request_line):
     with socket.create_connection((LOOPBACK, endpoint.port), timeout=30) as connection:
-        connection.sendall(f"{line}\r\n\r\n".encode())
+        connection.sendall(f"{request_line}\r\n\r\n".encode())
         answer = connection.recv(65536).decode().lower()
     assert "python" not in answer and "werkzeug" not in answer and "200 ok" not in answer
 
@@ -658,11 +659,11 @@ def test_a_link_out_of_an_allowed_folder(endpoint, folder, tmp_path):
 # Limits
 
 
-@pytest.mark.parametrize("way", ["length", "chunks", "control"])
-def test_a_request_that_is_too_large(endpoint, way):
+@pytest.mark.parametrize("sent_as", ["length", "chunks", "control"])
+def test_a_request_that_is_too_large(endpoint, sent_as):
     body = b'{"NameContains": "' + b"x" * 2**20 + b'"}'
     host = endpoint.host
-    if way == "control":
+    if sent_as == "control":
         headers = signed_headers(
             endpoint.key,
             "/Rehearsal/interrupt",
@@ -681,7 +682,7 @@ def test_a_request_that_is_too_large(endpoint, way):
         endpoint.key, host=host, method="POST", service="sagemaker", headers=target, body=body
     )
     request = request_bytes("POST / HTTP/1.1", headers, body)
-    if way == "chunks":
+    if sent_as == "chunks":
         header_lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         request_head = "\r\n".join([*header_lines, "Transfer-Encoding: chunked", "", ""]).encode()
         request = request_head + f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
@@ -877,7 +878,10 @@ def test_the_key_of_a_rehearsal(endpoint, tmp_path):
 
 
 def test_each_rehearsal_has_a_key_of_its_own(endpoint, tmp_path):
-    with Endpoint(tmp_path) as other:
-        assert other.key[0] != endpoint.key[0] and other.key[1] != endpoint.key[1]
+    with Endpoint(tmp_path) as another_endpoint:
+        assert (
+            another_endpoint.key[0] != endpoint.key[0]
+            and another_endpoint.key[1] != endpoint.key[1]
+        )
         with pytest.raises(ClientError, match="is not this rehearsal's"):
-            client("s3", other.endpoint, key=endpoint.key).list_buckets()
+            client("s3", another_endpoint.endpoint, key=endpoint.key).list_buckets()

@@ -153,7 +153,7 @@ class Rehearsed:
             sync=SYNC_SETTINGS,
             allow=[],
         )
-        place = Place(
+        job_place = Place(
             self.engine,
             lambda _: self.client,
             self.folder / "work",
@@ -161,7 +161,7 @@ class Rehearsed:
             lambda *arguments: self.reported(*arguments),
         )
         record = Record(name, request, time.time())
-        job = Job(record, place, job_settings, Metrics(metrics or []))
+        job = Job(record, job_place, job_settings, Metrics(metrics or []))
         job.start()
         return job
 

@@ -118,8 +118,8 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("text", RULES)
-def test_the_rule_that_a_text_is(text):
+@pytest.mark.parametrize("rule_text", RULES)
+def test_the_rule_that_a_text_is(rule_text):
     plain = {
         "at": None,
         "step": None,
@@ -129,11 +129,13 @@ def test_the_rule_that_a_text_is(text):
         "hosts": "all",
         "warned": "warned",
     }
-    assert parse(text) == Rule(text=" ".join(text.split()), **plain | {"gap": 0.0} | RULES[text])
+    assert parse(rule_text) == Rule(
+        text=" ".join(rule_text.split()), **plain | {"gap": 0.0} | RULES[rule_text]
+    )
 
 
 @pytest.mark.parametrize(
-    "text",
+    "rule_text",
     [
         "",
         "at",
@@ -161,17 +163,17 @@ def test_the_rule_that_a_text_is(text):
         "at 1s at 2s",
     ],
 )
-def test_a_text_that_is_no_rule(text):
+def test_a_text_that_is_no_rule(rule_text):
     with pytest.raises(ValueError, match=r"--interrupt: found '.*', allowed is "):
-        parse(text)
+        parse(rule_text)
 
 
 HOSTS = [f"algo-{number}" for number in range(1, 5)]
 
 
-def make_schedule(*texts: str, seed: str = "0", hosts: list[str] = HOSTS) -> Schedule:
+def make_schedule(*rules: str, seed: str = "0", hosts: list[str] = HOSTS) -> Schedule:
     """Return a job's schedule."""
-    return Schedule([schedule.parse(text) for text in texts], hosts, seed)
+    return Schedule([schedule.parse(rule) for rule in rules], hosts, seed)
 
 
 def test_a_time_after_the_first_start_comes_once():
@@ -220,9 +222,9 @@ def test_several_rules_are_one_schedule():
     assert job_schedule.due(30.0, 2) is None
 
 
-def drawn_interruptions(seed: str, *texts: str) -> list:
+def drawn_interruptions(seed: str, *rules: str) -> list:
     """Return the moments, hosts and warnings of ten attempts."""
-    job_schedule = make_schedule(*texts, seed=seed)
+    job_schedule = make_schedule(*rules, seed=seed)
     interruptions = []
     for _ in range(10):
         job_schedule.begin(0.0, first=False)
@@ -464,15 +466,16 @@ def test_a_host_without_groups(tmp_path, config, path):
         path,
     } - {None}
     layout.write_config(folders, request, host, [host], "lo")
-    found = {
-        one.stem: json.loads(one.read_text()) for one in (folders.folder / "input/config").iterdir()
+    written = {
+        config_file.stem: json.loads(config_file.read_text())
+        for config_file in (folders.folder / "input/config").iterdir()
     }
-    assert found.get("checkpointconfig") == ({"LocalPath": path} if path else None)
+    assert written.get("checkpointconfig") == ({"LocalPath": path} if path else None)
     assert (
-        found["debughookconfig"] == {"S3OutputPath": "s3://bucket/d"}
-        and "profilerconfig" not in found
+        written["debughookconfig"] == {"S3OutputPath": "s3://bucket/d"}
+        and "profilerconfig" not in written
     )
-    assert found["inputdataconfig"] == {} == found["hyperparameters"]
+    assert written["inputdataconfig"] == {} == written["hyperparameters"]
 
 
 def test_what_a_failure_says(tmp_path):
@@ -640,14 +643,15 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
     )
     layouts = make_layouts(request, tmp_path / "hosts")
     channels.deliver(s3, request, layouts, tmp_path / "shared", [tmp_path], lambda: None)
-    first, second, third = layouts.values()
-    assert [path.name for path in (first.folder / "input/data").iterdir()] == ["all"]
-    assert file_texts(second.channel("some")) == {"x": "x"} and file_texts(
-        third.channel("some")
+    first_host, second_host, third_host = layouts.values()
+    assert [path.name for path in (first_host.folder / "input/data").iterdir()] == ["all"]
+    assert file_texts(second_host.channel("some")) == {"x": "x"} and file_texts(
+        third_host.channel("some")
     ) == {"y/z": "y/z"}
-    (first.channel("all") / "x").write_text("changed")
-    assert (second.channel("all") / "x").read_text() == "x"
-    assert (second.channel("fast") / "x").samefile(third.channel("fast") / "x")  # one copy for both
+    (first_host.channel("all") / "x").write_text("changed")
+    assert (second_host.channel("all") / "x").read_text() == "x"
+    # There is one copy for both.
+    assert (second_host.channel("fast") / "x").samefile(third_host.channel("fast") / "x")
     assert (tmp_path / "from/x").read_text() == "x"
 
 
@@ -909,11 +913,11 @@ def test_what_is_written_during_its_upload_is_uploaded_again(s3, tmp_path, clock
     assert content(s3, "run/a") == b"later" and disturbances == []
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypatch, first):
+@pytest.mark.parametrize("no_bucket", [True, False])
+def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypatch, no_bucket):
     uploader = make_uploader(s3, tmp_path, "s3://bucket-2/run")
     write_files(tmp_path, "a")
-    if first:
+    if no_bucket:
         uploader._look()
         (note,) = uploader.notes
         assert note.startswith("the copy of checkpoints to s3://bucket-2/run/ fails: ")
@@ -1156,7 +1160,7 @@ def test_an_address_of_another_machine(endpoint_):
 
 
 @pytest.mark.parametrize(
-    ("uri", "parts"),
+    ("uri", "bucket_and_key"),
     [
         ("s3://bucket", ("bucket", "")),
         ("s3://bucket/", ("bucket", "")),
@@ -1169,8 +1173,8 @@ def test_an_address_of_another_machine(endpoint_):
         ("https://s3.us-east-1.amazonaws.com", ("", "")),
     ],
 )
-def test_bucket_and_key(uri, parts):
-    assert clients.split(uri) == parts
+def test_bucket_and_key(uri, bucket_and_key):
+    assert clients.split(uri) == bucket_and_key
 
 
 def test_all_pages_of_a_list(s3):

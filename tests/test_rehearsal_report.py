@@ -100,13 +100,13 @@ def test_steps_done_again_over_attempts():
         assert goodput._overlap(spans) == redone_steps, spans
 
 
-@pytest.mark.parametrize("left", [0, 1, 2])
-def test_the_host_that_is_there_longest_is_billed(left: int):
+@pytest.mark.parametrize("longest_host", [0, 1, 2])
+def test_the_host_that_is_there_longest_is_billed(longest_host: int):
     """In each attempt, whichever host it is; a host that still runs counts, too."""
     record = interrupted(3)
-    record.attempts[0].instances[left].started -= 7.0
+    record.attempts[0].instances[longest_host].started -= 7.0
     assert record.billable(999.0) == 60 + 7 + 60
-    record.attempts[1].instances[left].released = None
+    record.attempts[1].instances[longest_host].released = None
     assert record.billable(200.0) == 60 + 7 + 100
 
 
@@ -346,14 +346,14 @@ def test_redone_steps_are_drawn_as_such(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("kept", "drawn", "lost"), [(30, 3, []), (29, 2, [2]), (math.inf, 3, []), (0, 0, [3])]
+    ("kept_step", "drawn", "lost"), [(30, 3, []), (29, 2, [2]), (math.inf, 3, []), (0, 0, [3])]
 )
-def test_the_border_of_kept_and_lost(kept, drawn, lost):
+def test_the_border_of_kept_and_lost(kept_step, drawn, lost):
     """Kept and lost points meet at the border, so that no gap is seen.
 
     The point at which a later attempt resumed was kept; what was lost begins there.
     """
-    curve = charts.Line([(10, 1.0), (20, 2.0), (30, 3.0)], kept=kept)
+    curve = charts.Line([(10, 1.0), (20, 2.0), (30, 3.0)], kept=kept_step)
     drawing = charts.figure(charts.Chart("Loss", {"loss": [curve]}))
     point_counts = {"curve c0": [], "curve lost c0": []}
     for path in drawing.iter("path"):
@@ -437,7 +437,7 @@ def test_failed_job_shows_no_goodput(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "shown"),
     [
         (0, "0 s"),
         (3.24, "3.2 s"),
@@ -447,8 +447,8 @@ def test_failed_job_shows_no_goodput(tmp_path: Path):
         (3602, "1:00:02"),
     ],
 )
-def test_clock(seconds: float, words: str):
-    assert markup.clock(seconds) == words
+def test_clock(seconds: float, shown: str):
+    assert markup.clock(seconds) == shown
 
 
 @pytest.mark.parametrize(

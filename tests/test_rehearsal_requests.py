@@ -328,14 +328,14 @@ def test_each_limit_that_is_broken_is_told():
     mismatches = []
     for request, expected_text in requests:
         code, message = refusal(request) or ("accepted", "")
-        head, _, details = message.partition(" detected: ")
+        head_of_message, _, details = message.partition(" detected: ")
         count = len(re.findall(r"failed to satisfy constraint", message))
         expected = f"{count} validation error{'s' if count > 1 else ''}"
         if (
             model_allows(request)
             or code != "ValidationException"
             or expected_text not in details.split("; ")
-            or head != expected
+            or head_of_message != expected
         ):
             mismatches.append((expected_text, message))
     assert mismatches == []
@@ -483,7 +483,7 @@ def test_the_words_of_a_refusal(fields, words):
 
 
 @pytest.mark.parametrize(
-    ("fields", "right"),
+    ("fields", "is_allowed"),
     [
         ({"Tags": [{"Key": "ключ é_1", "Value": "\u00a0٣ +-@=/:."}]}, True),
         ({"Tags": [{"Key": "a\tb", "Value": ""}]}, False),
@@ -495,8 +495,8 @@ def test_the_words_of_a_refusal(fields, words):
         ({"Environment": {"1a": "x"}}, False),
     ],
 )
-def test_patterns_are_javas(fields, right):
-    assert (refusal(JOB | fields) is None) == right
+def test_patterns_are_javas(fields, is_allowed):
+    assert (refusal(JOB | fields) is None) == is_allowed
 
 
 # The fields that are refused because nothing here emulates them. Each of the other fields is in one
