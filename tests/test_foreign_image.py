@@ -1,9 +1,9 @@
 """A stranger's script in a stranger's image, under both SDKs, in the rehearsal.
 
-The image has the wheel beside torch and Lightning. What stands in for what: it is made of the
-layers of ours, as torch is not installed twice, but has neither our code, nor our entry point,
-variables or start of Python: only Python, torch, Lightning, AWS's toolkit, and the wheel by pip.
-Its entry point is a shell script that starts the command and waits for it, as many images have.
+The stranger's image has Python, torch, Lightning, AWS's toolkit, and our wheel by pip. It stands on
+the layers of our image, so that torch is not installed twice, but has none of our code, entry
+point, variables and start of Python. Its entry point is a shell script that starts the command and
+waits for it, as many images have.
 """
 
 import re
@@ -55,7 +55,7 @@ def foreign_image(image, wheel, tmp_path_factory):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def trained_line(foreign_image) -> str:
-    """What the script says at the end of a training that nothing interrupts."""
+    """The line that the script prints at the end of an uninterrupted training."""
     run = docker(
         "run", "--rm", f"--volume={SOURCE}:/script", foreign_image, "python", "/script/train.py"
     )
@@ -74,16 +74,17 @@ def rehearsal(tmp_path_factory):
 
 
 def job_log(rehearsal: Rehearsal, name: str) -> str:
-    """Return what all starts of a job have said."""
+    """Return the log lines of all attempts of a job."""
     return "\n".join(rehearsal.lines(name)["algo-1"])
 
 
 def stop_then_kill(
     rehearsal: Rehearsal, person: Person, script: str, jobs: list[dict], trained_line: str
 ) -> None:
-    """Stop the first job, which hears it; the second hears nothing and is killed.
+    """Stop the first job, and let the rehearsal interrupt the second one.
 
-    The second fails after its training.
+    SIGTERM reaches the first job's program. It does not reach the second one's, which is killed,
+    trains to its end in another attempt, and then fails.
     """
 
     def job_name_with(prefix: str) -> str:

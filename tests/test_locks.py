@@ -194,9 +194,9 @@ def test_a_wheel_that_is_not_the_locked_one_is_not_installed(tmp_path):
         "the index serves another file than the one that was locked, do not install it"
         in refused.stderr
     )
-    own = f"six=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
-    taken = install(tmp_path, own, tmp_path / "index")
-    assert taken.returncode == 0 and (tmp_path / "site/six.py").exists(), taken.stderr
+    own_entry = f"six=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+    installed = install(tmp_path, own_entry, tmp_path / "index")
+    assert installed.returncode == 0 and (tmp_path / "site/six.py").exists(), installed.stderr
 
 
 def test_a_package_that_no_lock_has_is_not_installed(tmp_path):
@@ -458,7 +458,7 @@ def test_make_lock_changes_nothing_where_lock_and_list_agree(tmp_path):
     )
     subprocess.run(command, check=True, env=variables)
     lock = (tmp_path / "locks/image.txt").read_text()
-    old, new = (
+    old_packages, new_packages = (
         re.findall(r"^[a-z].*==.*$", text, re.MULTILINE) for text in (LOCK_TEXTS["image"], lock)
     )
-    assert set(new) - set(old) == {"psutil==7.2.1 \\"}
+    assert set(new_packages) - set(old_packages) == {"psutil==7.2.1 \\"}

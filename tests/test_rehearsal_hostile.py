@@ -55,7 +55,7 @@ class Store:
 
 
 def call_in_thread(function: Callable, *arguments):
-    """Return what a call returns; fail if the call hangs."""
+    """Return what a function returns; fail if it hangs."""
     results: list = []
 
     def run() -> None:
@@ -307,7 +307,7 @@ def test_links_that_change_all_the_time(host, outside):
 
 
 def make_special_files(folder: Path) -> None:
-    """Make what is no file: a pipe, a socket, and as root a device that never ends."""
+    """Make a pipe, a socket, a link in a loop, and as root a device that never ends."""
     os.mkfifo(folder / "pipe")
     (folder / "to-pipe").symlink_to("pipe")
     (folder / "loop").symlink_to("loop")
