@@ -31,7 +31,7 @@ SITE_PACKAGES = "/opt/conda/envs/sagemaker-lightning/lib/python3.11/site-package
 
 
 def stanzas(lock: str, *packages: str) -> str:
-    """Return a lock that has these packages of another."""
+    """Return a part of a lock: the stanzas of these packages."""
     package_stanzas = {match[1]: match[0] for match in STANZA_PATTERN.finditer(lock)}
     return "".join(package_stanzas[package] for package in packages)
 
@@ -128,7 +128,7 @@ def differences(first_tag: str, second_tag: str) -> list[str]:
 
 
 def rebuilt_instructions(first_tag: str, second_tag: str) -> list[str]:
-    """Return the instructions of an image that were not taken from another's cache."""
+    """Return the second image's instructions that did not come from the first one's cache."""
     format_ = "--format={{.CreatedAt}}\t{{.CreatedBy}}"
     history_lines = [
         docker("history", "--no-trunc", format_, tag).stdout.splitlines()
@@ -138,9 +138,9 @@ def rebuilt_instructions(first_tag: str, second_tag: str) -> list[str]:
 
 
 def test_two_builds_have_layers_of_the_same_bytes(source: Path, tags, tmp_path):
-    """Of two checkouts, whose files have other times and modes; only the system comes from a cache.
+    """The checkouts' files differ in times and modes; only the system comes from a cache.
 
-    conda's address is part of the cache's key, and of nothing in the image.
+    conda's address is part of the cache's key, but not of the image.
     """
     completed = build(tags[0], source, **build_variables())
     assert completed.returncode == 0, completed.stdout[-3000:]
@@ -174,7 +174,7 @@ def test_the_whole_image_built_again_has_layers_of_the_same_bytes(image: str, ta
 
 
 def test_byte_code_is_for_the_sources_as_they_are(source: Path, tags):
-    """It has the date of its source, as Python expects it, so that Python loads it.
+    """Byte code has the date of its source, so that Python loads it.
 
     A source that is changed later is compiled again.
     """
@@ -278,7 +278,7 @@ def torchvision_for_cpu(wheel: Path, target: Path) -> None:
 
 @pytest.mark.soak
 def test_the_cpu_image_trains_and_is_small(tmp_path, served_folder, tags):
-    """With a CPU build of torch that pip finds here: an older one than the list's."""
+    """The CPU build of torch is one that pip finds here, older than the list's."""
     address, folder = served_folder
     copy_checkout(tmp_path / "source")
     source = tmp_path / "source"
@@ -348,7 +348,7 @@ def test_a_tampered_wheel_ends_the_build(cpu, served_folder, tags):
 
 
 def test_another_cuda_and_another_python(source: Path, tags):
-    """Both reach conda. The stand-in has only the system's Python."""
+    """Both versions reach conda. The stand-in has only the system's Python."""
     (source / "locks/image-cu126.txt").touch()
     completed = build(tags[0], source, "--target=environment", **build_variables(), TORCH="cu126")
     assert completed.returncode == 0, completed.stdout[-3000:]
@@ -367,7 +367,7 @@ def test_another_cuda_and_another_python(source: Path, tags):
 
 
 def test_what_conda_installed_is_locked(source: Path, tags):
-    """`make lock-conda`; the next build has conda install these files, each with its SHA-256."""
+    """After `make lock-conda`, conda installs the locked files and checks their SHA-256."""
     completed = build(tags[0], source, "--target=environment", **build_variables())
     assert completed.returncode == 0, completed.stdout[-3000:]
     completed = make(source, "lock-conda", IMAGE=tags[0])
@@ -392,7 +392,7 @@ def test_what_conda_installed_is_locked(source: Path, tags):
 
 @pytest.fixture
 def installer(served_folder) -> dict[str, str]:
-    """A stand-in of AWS's installer, served; and the variables of a build with it."""
+    """Serve a stand-in of AWS's installer, and return the variables of a build with it."""
     address, folder = served_folder
     with tarfile.open(folder / "efa.tar.gz", "w:gz") as archive:
         archive.add(
@@ -403,7 +403,7 @@ def installer(served_folder) -> dict[str, str]:
 
 
 def test_efa_is_a_build_argument(source: Path, tags, installer, tmp_path):
-    """The doctor finds both libraries, the linker NCCL's, and a job the provider."""
+    """The doctor finds both libraries, the linker finds NCCL's, and a job finds the provider."""
     completed = build(tags[0], source, **build_variables() | installer)
     assert completed.returncode == 0, completed.stdout[-3000:]
     host = tmp_path / "host"  # with a device, and the image's own folders

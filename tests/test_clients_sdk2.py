@@ -49,7 +49,7 @@ def model_of(archive: Path) -> Path:
 
 
 def test_the_originals_hyperparameters(client: Client, image: str, cifar: Path, tmp_path: Path):
-    """And those that a user sets over them, on folders of this machine.
+    """A user changes some of them, and mounts folders of this machine.
 
     environment= chooses the launcher.
     """

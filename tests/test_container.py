@@ -75,7 +75,7 @@ def test_without_data_and_without_a_network(container, image, tmp_path):
 
 
 def test_a_program_that_says_import_lightning(container, tmp_path):
-    """As in Lightning's documentation.
+    """A program of Lightning's documentation runs.
 
     The image has pytorch-lightning alone, and the program uses nothing of ours.
     """
@@ -97,7 +97,7 @@ def test_a_program_that_says_import_lightning(container, tmp_path):
 
 
 def test_a_user_without_a_name_in_a_container_that_is_read_only(container, tmp_path):
-    """As rootless engines and strict clusters run it.
+    """The container runs as rootless engines and strict clusters run it.
 
     The folders that it writes to are mounted; nothing else can be written.
     """
@@ -135,7 +135,7 @@ def test_the_command_may_be_left_out(container):
 
 
 def test_a_channel_and_hyperparameters(container, cifar: Path, tmp_path: Path):
-    """Those of the original's run_sagemaker.py without its GPU.
+    """The hyperparameters are those of the original's run_sagemaker.py, without its GPU.
 
     The channel cannot be written to.
     """
@@ -203,7 +203,7 @@ def test_any_command_keeps_its_quoting_and_exit_status(container):
 
 
 def test_a_shell_that_nothing_activated_finds_the_environment(container):
-    """SageMaker SDK 3 goes round the entry point and looks for these three."""
+    """SageMaker SDK 3 bypasses the entry point and looks for these three programs."""
     run = container(
         "-c",
         "command -v python pip bash && python -c 'import app.train, sagemaker_training'",
@@ -309,7 +309,7 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
 
 
 def test_the_history_of_the_image(container, image: str):
-    """No password is in it, and no file in two layers: they are as large as what they show."""
+    """The history has no password, and the layers are as large as the files: none is in two."""
     history = docker("history", "--no-trunc", "--format={{.CreatedBy}}", image).stdout
     assert not re.search(r"://[^/\s]*@|(?i:password|secret|token)\S*=", history), history
     run = container(
@@ -583,7 +583,7 @@ def waiting_job_options(tmp_path: Path) -> tuple[str, ...]:
 
 
 def test_a_shell_at_a_terminal(image):
-    """It has the environment, the window's size, Ctrl-C for what it runs, and its exit status."""
+    """A shell has the environment, the window's size, Ctrl-C for its programs, and exit status."""
     terminal = Terminal(DOCKER, "run", "--rm", "-it", *sweeper.labels(), image, "bash")
     try:
         terminal.resize(40, 120)
@@ -667,7 +667,9 @@ Path("/tmp/go").touch()
 
 
 def test_a_session_beside_the_job(image: str, waiting_job_options: tuple[str, ...]):
-    """Such as SageMaker's remote debugging: what it leaves behind becomes a child of `train`.
+    """Processes that a session leaves behind become children of `train`.
+
+    SageMaker's remote debugging starts such sessions.
 
     tests/test_supervisor.py shows that `train` leaves alone what has not got its mark.
     """

@@ -67,7 +67,7 @@ def checkouts(tmp_path_factory) -> Callable[[str], Path]:
 def image_variables() -> dict[str, str]:
     """Return the variables of `make build` for a test.
 
-    With them the image has the tag that other tests use, and stand-ins replace what is out of
+    With them the image has the tag that other tests use, and stand-ins replace what a test cannot
     reach.
     """
     return {

@@ -409,7 +409,7 @@ def test_network_isolation(rehearsal, image, isolated):
 
 
 def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
-    """It is removed from the network, so that the network can be removed; the job ends as ever."""
+    """The rehearsal disconnects the container, removes the network, and the job completes."""
     name = rehearsal.create(image, "echo ready; sleep 5")
     rehearsal.wait_for_line(name, "ready")
     (network,) = docker("network", "ls", "--quiet", "--filter", f"name=-{name}$").stdout.split()

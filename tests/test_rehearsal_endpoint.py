@@ -150,7 +150,7 @@ def check_nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
 def test_a_signed_request_passes(endpoint):
     """A signed request passes.
 
-    The attacks below are like this one but for one thing, so that no other mistake refuses them.
+    Each attack below differs from this request in one thing, which is why it is refused.
     """
     for host in (endpoint.host, f"localhost:{endpoint.port}", f"LocalHost:{endpoint.port}"):
         status, headers, body = send(
@@ -513,7 +513,7 @@ def test_what_a_client_signs(endpoint):
 
 
 def start_job(endpoint: Endpoint, **fields) -> tuple[str, tuple[str, str]]:
-    """Start a job; return its name, and its key as its host says it."""
+    """Start a job; return its name, and the key that its host has printed."""
     name = endpoint.create("image", **fields)
     endpoint.wait_for_line(name, "AWS_SECRET_ACCESS_KEY=")
     variables = dict(line.partition("=")[::2] for line in endpoint.lines(name)["algo-1"])
@@ -704,7 +704,7 @@ def test_chunks_are_read(endpoint):
 
 
 def test_a_strangers_upload_is_not_waited_for(endpoint):
-    """It announces a terabyte, and sends a byte now and then."""
+    """The stranger announces a terabyte, and sends a byte now and then."""
     request_head = request_bytes("PUT /rehearsal/x HTTP/1.1", {"Host": endpoint.host})
     assert is_closed(
         endpoint, request_head.replace(b"Content-Length: 0", b"Content-Length: 1000000000000")

@@ -45,7 +45,7 @@ class Store:
         self.content.pop(Key, None)
 
     def all(self) -> bytes:
-        """All of its content, archives unpacked."""
+        """Return all contents, those of archives unpacked."""
         contents = [*self.content.values()]
         for key, content in self.content.items():
             if key.endswith(".tar.gz"):
@@ -122,7 +122,7 @@ def make_uploader(store: Store, folder: Path, **more_settings) -> checkpoint_syn
 def take_files(host: Path) -> tuple[Store, str, list[str]]:
     """Take a host's files as the rehearsal does.
 
-    Return what is in S3 then, the text of its failure, and the notes.
+    Return the store, the text of the host's failure file, and the notes.
     """
     store = Store()
     notes = []
@@ -362,7 +362,7 @@ def test_an_archive_can_be_unpacked_and_makes_nobody_root(host, outside, tmp_pat
 
 
 def make_nested_folders(folder: Path, levels: int) -> None:
-    """Make nested folders, deeper than a path may be long."""
+    """Make nested folders whose path is longer than a path may be."""
     descriptor = os.open(folder, os.O_RDONLY)
     for _ in range(levels):
         os.mkdir("deep", dir_fd=descriptor)

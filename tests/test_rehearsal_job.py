@@ -44,7 +44,7 @@ def wait_until(condition: Callable, expected: str = "it") -> None:
 
 
 class Container:
-    """A stand-in for a host's container, which a test tells what to say and do."""
+    """A stand-in for a host's container; a test decides what it prints and does."""
 
     def __init__(self) -> None:
         self.line_queue: queue.Queue = queue.Queue()
@@ -302,7 +302,7 @@ def interrupt_by_hand(job: Job, **order) -> str:
 
 
 def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
-    """Not when its program has ended, which may be two minutes later."""
+    """The program may end two minutes later, which does not count."""
     job = rehearsed.job(**SPOT_FIELDS)
     container = rehearsed.container()
     wait_until(lambda: job.record.secondary == "Training")

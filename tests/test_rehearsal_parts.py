@@ -77,7 +77,7 @@ def content(s3, key: str) -> bytes:
 
 
 def file_texts(folder: Path) -> dict[str, str]:
-    """Return the files in a folder."""
+    """Return the text of each file in a folder, by its path there."""
     return {
         str(path.relative_to(folder)): path.read_text()
         for path in sorted(folder.rglob("*"))
@@ -223,7 +223,7 @@ def test_several_rules_are_one_schedule():
 
 
 def drawn_interruptions(seed: str, *rules: str) -> list:
-    """Return the moments, hosts and warnings of ten attempts."""
+    """Return the moment, the hosts and the warning of the interruption of ten attempts."""
     job_schedule = make_schedule(*rules, seed=seed)
     interruptions = []
     for _ in range(10):
@@ -522,7 +522,7 @@ def test_a_name_that_leads_out_of_the_channel(tmp_path, name):
 
 
 def fetch(s3, uri: str, folder: Path) -> dict[str, str]:
-    """Return the files of an address, fetched."""
+    """Fetch the files of an address, and return their texts."""
     names = channels.fetch(
         s3, {"S3Uri": uri}, folder, ROLE, [folder.parent, Path("/no")], lambda: None
     )
@@ -722,7 +722,7 @@ def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
 
 
 def record_uploads(uploader: checkpoint_sync.Uploader) -> list[str]:
-    """Return the list of what an Uploader uploads from now on."""
+    """Record the names that an Uploader uploads from now on in the returned list."""
     uploaded = []
     real_upload = uploader._upload
 
@@ -1019,7 +1019,7 @@ def make_outputs(tmp_path: Path, hosts: dict[str, list[str]]) -> dict[str, Path]
 
 
 def extract_archive(s3, key: str, folder: Path) -> dict[str, tarfile.TarInfo]:
-    """Extract an archive, and return what is in it."""
+    """Extract an archive, and return its members by name."""
     folder.mkdir(exist_ok=True)
     # With tar, which is safe; Python's tarfile is since 3.11.4, and Debian 12 has 3.11.2.
     subprocess.run(
@@ -1087,7 +1087,7 @@ def test_uncompressed_artefacts(s3, tmp_path):
     "hosts", [{"algo-1": ["x"], "algo-2": ["x/y"]}, {"algo-1": ["x/y"], "algo-2": ["x"]}]
 )
 def test_a_file_where_another_host_has_a_folder(s3, tmp_path, hosts):
-    """The archive can be extracted."""
+    """The archive can be extracted; the file in the folder is left out."""
     notes = []
     artifacts.upload(s3, job(), make_outputs(tmp_path, hosts), tmp_path, notes.append)
     extract_archive(s3, keys(s3)[0], tmp_path / "model")

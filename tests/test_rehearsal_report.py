@@ -102,7 +102,7 @@ def test_steps_done_again_over_attempts():
 
 @pytest.mark.parametrize("longest_host", [0, 1, 2])
 def test_the_host_that_is_there_longest_is_billed(longest_host: int):
-    """In each attempt, whichever host it is; a host that still runs counts, too."""
+    """This holds for each attempt and any host; a host that still runs counts, too."""
     record = interrupted(3)
     record.attempts[0].instances[longest_host].started -= 7.0
     assert record.billable(999.0) == 60 + 7 + 60

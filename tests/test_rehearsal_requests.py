@@ -74,7 +74,7 @@ def answer(request, operation: str = "CreateTrainingJob"):
 def refusal(request, operation: str = "CreateTrainingJob") -> tuple[str, str] | None:
     """Return the code and the message of a refusal, or None if there is none.
 
-    rules.py is not asked.
+    The rules of rules.py are left out.
     """
     only_validated = type("OnlyValidated", (Service,), {operation: lambda *_: None})(None, None)
     try:
@@ -167,7 +167,7 @@ def parent(path: tuple) -> Shape:
 def string_of_size(shape: Shape, size: int) -> str:
     """Return a string of this size.
 
-    It satisfies the pattern if there is an obvious one that does.
+    It satisfies the pattern if an obvious string of this size does.
     """
     sample_text = sample_value(shape)
     candidates = [
@@ -219,7 +219,7 @@ def broken_values(path: tuple, shape: Shape) -> Iterator[tuple[object, str]]:
 
 
 def value_of_size(path: tuple, shape: Shape, size: int):
-    """Return a value of a size."""
+    """Return a value of a shape with so many items or characters."""
     if shape.type_name == "list":
         return sample_value(shape) * size
     if shape.type_name == "map":
@@ -286,7 +286,7 @@ def broken_requests() -> Iterator[tuple[dict, str]]:
 def breaks_a_limit(value, shape: Shape) -> bool:
     """Return whether a value breaks a limit that botocore does not check.
 
-    Those are a greatest size, an enum and a pattern.
+    Such limits are a greatest size, an enum and a pattern.
     """
     type_name = shape.type_name
     most = shape.metadata.get("max")
@@ -311,7 +311,7 @@ def breaks_a_limit(value, shape: Shape) -> bool:
 
 
 def model_allows(request: dict) -> bool:
-    """Return whether the model allows a request, as botocore and `broken_limits` see it."""
+    """Return whether the model allows a request, as botocore and `breaks_a_limit` see it."""
     return not ParamValidator().validate(
         request, REQUEST_SHAPE
     ).has_errors() and not breaks_a_limit(request, REQUEST_SHAPE)
@@ -785,7 +785,7 @@ def test_where_checkpoints_may_be(path):
 
 
 def random_json(draw: random.Random, depth: int = 0):
-    """Return a JSON value."""
+    """Return a random JSON value."""
     scalars = [
         "",
         "x",
