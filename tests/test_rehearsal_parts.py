@@ -1160,7 +1160,7 @@ def test_an_address_of_another_machine(endpoint_):
 
 
 @pytest.mark.parametrize(
-    ("uri", "bucket_and_key"),
+    ("uri", "parts"),
     [
         ("s3://bucket", ("bucket", "")),
         ("s3://bucket/", ("bucket", "")),
@@ -1173,8 +1173,8 @@ def test_an_address_of_another_machine(endpoint_):
         ("https://s3.us-east-1.amazonaws.com", ("", "")),
     ],
 )
-def test_bucket_and_key(uri, bucket_and_key):
-    assert clients.split(uri) == bucket_and_key
+def test_bucket_and_key(uri, parts):
+    assert clients.split(uri) == parts
 
 
 def test_all_pages_of_a_list(s3):
