@@ -884,12 +884,13 @@ class Drawn(Classifier):
         self.first_numbers.setdefault(self.current_epoch, float(batch[0][0, 0]))
 
 
-@pytest.mark.parametrize("epoch", [1, 2, 3])
-def test_validation_data_that_are_drawn_anew_every_other_epoch(tmp_path: Path, epoch):
-    options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 2}
+@pytest.mark.parametrize(("epoch", "every"), [(1, 1), (2, 1), (3, 1), (1, 3), (4, 3)])
+def test_validation_data_that_are_drawn_anew_every_other_epoch(tmp_path: Path, epoch, every):
+    options = {"reload_dataloaders_every_n_epochs": 2, "check_val_every_n_epoch": every}
+    options["max_epochs"] = 4 if every == 1 else 6
     uninterrupted = Drawn()
     short_trainer(tmp_path / "whole", **options).fit(uninterrupted)
-    assert len(set(uninterrupted.first_numbers.values())) == 2
+    assert len(set(uninterrupted.first_numbers.values())) == (2 if every == 1 else 3)
     interrupted = Drawn()
     with pytest.raises(SystemExit):
         short_trainer(tmp_path / "run", Stops(epoch * 10 + 4), **options).fit(interrupted)

@@ -36,10 +36,9 @@ torch.save(kept, "weights.pt")
     ("saved_expression", "outcome"),
     [
         ("model.state_dict()", "identical"),
-        pytest.param(  # tests/test_drill.py has such a program, too
+        (
             "(model.state_dict(), trainer.logged_metrics, time.time())",
             "two runs that nothing interrupts differ",
-            marks=pytest.mark.thorough,
         ),
     ],
 )

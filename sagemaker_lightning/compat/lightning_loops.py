@@ -147,6 +147,11 @@ def epoch_of_loaders(trainer: Trainer) -> int | float:
     return trainer.fit_loop._last_train_dl_reload_epoch
 
 
+def epoch_of_validation_loaders(trainer: Trainer) -> int | float:
+    """Return the epoch in which the validation loaders were made; -inf if none were."""
+    return trainer.fit_loop.epoch_loop.val_loop._last_val_dl_reload_epoch
+
+
 def end_evaluation_mode(trainer: Trainer) -> None:
     """Give the modules the modes that they had before the validation.
 

@@ -60,6 +60,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         EVALUATION: {
             "_EvaluationLoop": "class",
             "_EvaluationLoop._combined_loader": "attribute",
+            "_EvaluationLoop._last_val_dl_reload_epoch": "attribute",
             "_EvaluationLoop._on_evaluation_model_train": "(self)",
             "_EvaluationLoop.run": "(self, ...)",
         },

@@ -249,18 +249,24 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
     def setup_data(self) -> None:
         """Create the validation data.
 
-        What they draw depends only on the epoch in which they are due, if they are created more
-        than once: a resumed run creates them later than a new one, which needs them for its check
-        before training.
+        What they draw depends only on the epoch in which they were first created, if they are
+        created more than once: a resumed run creates them later than a new one, which needs them
+        for its check before training.
         """
         if not self.resume.is_training:
             super().setup_data()
             return
-        reloads = self.trainer.reload_dataloaders_every_n_epochs
-        epoch = self.trainer.current_epoch // reloads * reloads if reloads else 0
-        with isolate_rng():
-            seed_all("val data", self.restart.seeding.seed, epoch)
-            super().setup_data()
+        epoch = self.restart.epoch_of_validation_data(self.loaders is not None)
+        progress = self.trainer.fit_loop.epoch_progress.current
+        completed = progress.completed
+        progress.completed = epoch
+        try:
+            with isolate_rng():
+                every = self.trainer.reload_dataloaders_every_n_epochs
+                seed_all("val data", self.restart.seeding.seed, epoch if every else 0)
+                super().setup_data()
+        finally:
+            progress.completed = completed
 
     def run(self) -> list:
         """Validate, and return what Lightning's loop returns.

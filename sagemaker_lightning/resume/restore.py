@@ -229,6 +229,22 @@ class Restart:
             f"to start anew; {allows} allows another learning rate, gradient clipping or precision"
         )
 
+    def epoch_of_validation_data(self, there_are_some: bool) -> int:
+        """Return the epoch as of which validation data are to be created if they are created now.
+
+        That is the current epoch. But if a resumed run has none yet, and those of the interrupted
+        run were to last longer, it is the epoch in which these were created.
+
+        Args:
+            there_are_some: Whether this run has created validation data before.
+        """
+        epoch = self.trainer.current_epoch
+        if there_are_some or not self.entries:
+            return epoch
+        made = self.entries["validation_made"]
+        every = self.trainer.reload_dataloaders_every_n_epochs
+        return made if every and epoch - made < every else epoch
+
     @property
     def had_validation_data(self) -> bool:
         """Whether the interrupted run had made its validation data, which are compared."""
