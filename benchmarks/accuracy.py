@@ -63,9 +63,9 @@ class Run(NamedTuple):
 
 def arguments(recipe: str, data_dir: Path, seed: int) -> list[str]:
     """Return the flags with which a recipe is measured."""
-    line = [f"--config={recipe}", f"--data.data_dir={data_dir}", "--data=CIFAR10DataModule"]
+    recipe_flags = [f"--config={recipe}", f"--data.data_dir={data_dir}", "--data=CIFAR10DataModule"]
     return [
-        *line,
+        *recipe_flags,
         f"--trainer.callbacks+={CALLBACK}",
         f"--seed_everything={seed}",
         f"--data.seed={seed}",
@@ -75,13 +75,13 @@ def arguments(recipe: str, data_dir: Path, seed: int) -> list[str]:
 def printed(log: str, process: float) -> Run:
     """Return the values that a training has logged."""
     patterns = (r"trained in (\S+) s", r"first two steps in (\S+) s", r"test_acc=(\S+)")
-    seconds, first, accuracy = (float(re.search(pattern, log)[1]) for pattern in patterns)
-    return Run(seconds, seconds - first, process, accuracy)
+    seconds, first_steps, accuracy = (float(re.search(pattern, log)[1]) for pattern in patterns)
+    return Run(seconds, seconds - first_steps, process, accuracy)
 
 
 def once(recipe: str, data_dir: Path, seed: int, flags: list[str]) -> Run:
     """Train once."""
-    line = [
+    command = [
         sys.executable,
         str(report.ROOT / "app/train.py"),
         *arguments(recipe, data_dir, seed),
@@ -89,13 +89,15 @@ def once(recipe: str, data_dir: Path, seed: int, flags: list[str]) -> Run:
     ]
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        done = subprocess.run(
-            line, cwd=folder, env=report.variables(), capture_output=True, text=True
+        completed = subprocess.run(
+            command, cwd=folder, env=report.variables(), capture_output=True, text=True
         )
-        whole = time.perf_counter() - began
-    if done.returncode:
-        raise SystemExit(f"{done.stdout}{done.stderr}error: the training failed, see above")
-    return printed(done.stdout, whole)
+        process_seconds = time.perf_counter() - began
+    if completed.returncode:
+        raise SystemExit(
+            f"{completed.stdout}{completed.stderr}error: the training failed, see above"
+        )
+    return printed(completed.stdout, process_seconds)
 
 
 def run(recipe: str, data_dir: Path, n: int, flags: list[str]) -> None:

@@ -41,18 +41,28 @@ def carry(folder: Path, python: str, packages: list[str], data: Path | None, mib
     shutil.rmtree(folder, ignore_errors=True)
     wheels = folder / "wheels"
     wheels.mkdir(parents=True)
-    line = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    line += [
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+    ]
+    command += [
         f"--python-version={python}",
         "--implementation=cp",
         *(f"--platform={name}" for name in PLATFORMS),
     ]
-    done = subprocess.run([*line, f"--dest={wheels}", *packages], capture_output=True, text=True)
-    if done.returncode:
-        said = [text for text in done.stderr.splitlines() if text.startswith("ERROR")] or [
-            done.stderr.strip()
+    completed = subprocess.run(
+        [*command, f"--dest={wheels}", *packages], capture_output=True, text=True
+    )
+    if completed.returncode:
+        errors = [line for line in completed.stderr.splitlines() if line.startswith("ERROR")] or [
+            completed.stderr.strip()
         ]
-        raise SystemExit(f"error: pip found no wheel for Python {python}: {said[-1]}")
+        raise SystemExit(f"error: pip found no wheel for Python {python}: {errors[-1]}")
     if data:
         shutil.copytree(data, folder / "data")
     size = (_size(folder) + sum(path.stat().st_size for path in _checkout())) / MIB
@@ -70,8 +80,17 @@ def _size(folder: Path) -> int:
 
 def _checkout() -> list[Path]:
     """Return the files of the checkout that git does not ignore."""
-    line = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(line, capture_output=True, text=True, check=True).stdout.split("\0")
+    command = [
+        "git",
+        "-C",
+        str(ROOT),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
     return [ROOT / name for name in names if name and (ROOT / name).is_file()]
 
 
@@ -94,10 +113,10 @@ def main() -> None:
     parser.add_argument(
         "--mib", type=float, default=64, help="that may travel, the checkout included (default: 64)"
     )
-    given = parser.parse_args()
-    packages = given.packages or [f"{name}=={metadata.version(name)}" for name in LACKING]
-    size = carry(given.folder, given.python, packages, given.data, given.mib)
-    print(f"{given.folder}: {size:.1f} MiB travel, the checkout included")
+    args = parser.parse_args()
+    packages = args.packages or [f"{name}=={metadata.version(name)}" for name in LACKING]
+    size = carry(args.folder, args.python, packages, args.data, args.mib)
+    print(f"{args.folder}: {size:.1f} MiB travel, the checkout included")
 
 
 if __name__ == "__main__":

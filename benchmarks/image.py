@@ -32,15 +32,15 @@ def docker(*arguments: str) -> str:
     """Return the docker client's output."""
     import containers
 
-    done = containers.docker(*arguments)
-    if done.returncode:
-        raise SystemExit(f"{done.stdout}error: docker {arguments[0]} failed, see above")
-    return done.stdout
+    completed = containers.docker(*arguments)
+    if completed.returncode:
+        raise SystemExit(f"{completed.stdout}error: docker {arguments[0]} failed, see above")
+    return completed.stdout
 
 
 def sizes(image: str) -> dict[str, int]:
     """Return the bytes of each part, and of the whole image."""
-    listed = docker(
+    output = docker(
         "run",
         "--rm",
         "--entrypoint=du",
@@ -50,9 +50,13 @@ def sizes(image: str) -> dict[str, int]:
         "--count-links",
         *PARTS.values(),
     )
-    found = {path: int(size) for size, path in (line.split("\t") for line in listed.splitlines())}
-    whole = int(docker("image", "inspect", "--format={{.Size}}", image))
-    return {name: found[path] for name, path in PARTS.items()} | {"the whole image": whole}
+    part_bytes = {
+        path: int(size) for size, path in (line.split("\t") for line in output.splitlines())
+    }
+    image_bytes = int(docker("image", "inspect", "--format={{.Size}}", image))
+    return {name: part_bytes[path] for name, path in PARTS.items()} | {
+        "the whole image": image_bytes
+    }
 
 
 def rebuild(image: str) -> tuple[float, int]:
@@ -65,17 +69,17 @@ def rebuild(image: str) -> tuple[float, int]:
     tag = f"{image.partition(':')[0]}-changed"
     variables = containers.build_variables()
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        containers.copy_checkout(copy)
+        checkout = Path(folder)
+        containers.copy_checkout(checkout)
         try:
-            for line in ("", "# changed\n"):
-                with (copy / "app/train.py").open("a") as file:
-                    file.write(line)
+            for added_line in ("", "# changed\n"):
+                with (checkout / "app/train.py").open("a") as file:
+                    file.write(added_line)
                 began = time.perf_counter()
-                built = containers.build(tag, copy, **variables)
+                build = containers.build(tag, checkout, **variables)
                 seconds = time.perf_counter() - began
-                if built.returncode:
-                    raise SystemExit(f"{built.stdout}error: the build failed, see above")
+                if build.returncode:
+                    raise SystemExit(f"{build.stdout}error: the build failed, see above")
             return seconds, _new(image, tag)
         finally:
             containers.docker("image", "rm", "--force", tag)
@@ -84,14 +88,13 @@ def rebuild(image: str) -> tuple[float, int]:
 def _new(image: str, changed: str) -> int:
     """Return the bytes of the layers that a changed image does not share with `image`."""
     layers = [
-        json.loads(docker("image", "inspect", "--format={{json .RootFS.Layers}}", one))
-        for one in (image, changed)
+        json.loads(docker("image", "inspect", "--format={{json .RootFS.Layers}}", tag))
+        for tag in (image, changed)
     ]
-    new = sum(layer not in layers[0] for layer in layers[1])
-    made = docker(
-        "history", "--human=false", "--format={{.Size}}", changed
-    ).split()  # the newest first
-    return sum([int(size) for size in made if int(size)][:new])
+    new_layers = sum(layer not in layers[0] for layer in layers[1])
+    # The newest comes first.
+    layer_sizes = docker("history", "--human=false", "--format={{.Size}}", changed).split()
+    return sum([int(size) for size in layer_sizes if int(size)][:new_layers])
 
 
 def run(image: str) -> None:

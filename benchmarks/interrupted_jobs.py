@@ -17,7 +17,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-GIVEN = {
+HYPERPARAMETERS = {
     "model": "interruptible.Model",
     "data": "interruptible.Data",
     "data.size": "92",
@@ -35,7 +35,7 @@ class Process:
 
     ranks = 1
 
-    def __init__(self, folder: Path, flags: Mapping[str, str] = GIVEN) -> None:
+    def __init__(self, folder: Path, flags: Mapping[str, str] = HYPERPARAMETERS) -> None:
         self.folder = folder
         self.flags = flags
         folder.mkdir(parents=True)
@@ -65,8 +65,8 @@ class Process:
         The first one is the one to which SageMaker sends it.
         """
         with suppress(psutil.Error):
-            first = psutil.Process(self.process.pid)
-            return [first, *first.children(recursive=True)]
+            first_process = psutil.Process(self.process.pid)
+            return [first_process, *first_process.children(recursive=True)]
         return []
 
     def result(self) -> object:
@@ -96,8 +96,8 @@ class Train(Process):
         for name in ("code", "checkpoints", "input/config"):
             (folder / name).mkdir(parents=True)
         shutil.copy(ROOT / "tests/interruptible.py", folder / "code")
-        given = GIVEN | {"trainer.devices": str(self.ranks)}
-        (folder / "input/config/hyperparameters.json").write_text(json.dumps(given))
+        hyperparameters = HYPERPARAMETERS | {"trainer.devices": str(self.ranks)}
+        (folder / "input/config/hyperparameters.json").write_text(json.dumps(hyperparameters))
 
     def start(self) -> None:
         """Start it."""
@@ -147,13 +147,15 @@ class Containers:
     hosts = ("algo-1", "algo-2")
 
     def __init__(self, folder: Path) -> None:
-        from containers import TAG
+        from containers import IMAGE_TAG
         from nodes import Nodes
 
         source = {"interruptible.py": (ROOT / "tests/interruptible.py").read_text()}
-        given = GIVEN | {"trainer.devices": "1"}
+        hyperparameters = HYPERPARAMETERS | {"trainer.devices": "1"}
         self.folder = folder
-        self.nodes = Nodes(TAG, folder, list(self.hosts), given, code=source, checkpoints=True)
+        self.nodes = Nodes(
+            IMAGE_TAG, folder, list(self.hosts), hyperparameters, code=source, checkpoints=True
+        )
         self.nodes.__enter__()
 
     def start(self) -> None:
@@ -163,9 +165,9 @@ class Containers:
 
     def wait(self, seconds: float) -> int | None:
         """Return the greater exit status, or None if one still runs after so many seconds."""
-        end = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while any(self.nodes.runs(host) for host in self.hosts):
-            if time.monotonic() >= end:
+            if time.monotonic() >= deadline:
                 return None
             time.sleep(0.1)
         return max(self.nodes.end().values())

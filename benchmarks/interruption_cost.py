@@ -51,10 +51,10 @@ class Stalls(Callback):
         self.saves.append(_now() - began)
         self.work.append(time.process_time() - work)
 
-    def _noted(self, note, *args) -> None:
+    def _noted(self, hook, *args) -> None:
         # The clock of this process: nobody waits for what it asks of a GPU.
         began = time.perf_counter()
-        note(*args)
+        hook(*args)
         self.notes[-1] += time.perf_counter() - began
 
     def on_train_batch_start(self, *_) -> None:
@@ -87,11 +87,11 @@ def main() -> None:
         )
     step = median(background.steps)
     print(f"a step takes {step:.3f} s; a checkpoint has {size:.0f} MB; training waits for it")
-    for how, stalls in (("written in the background", background), ("written at once", waiting)):
+    for manner, stalls in (("written in the background", background), ("written at once", waiting)):
         # Training waits for the last one in any case.
         ratios = [seconds / step for seconds in stalls.saves[:-1]]
         print(
-            f"  {how}: {median(ratios):.2f} steps [{min(ratios):.2f}..{max(ratios):.2f}], "
+            f"  {manner}: {median(ratios):.2f} steps [{min(ratios):.2f}..{max(ratios):.2f}], "
             f"n={len(ratios)}"
         )
     # The training loses the writer's processor time, spread over all processors.
@@ -100,11 +100,17 @@ def main() -> None:
         f"  at the default interval, {INTERVAL_SECONDS:.0f} s, all in all: "
         f"{cost / INTERVAL_SECONDS:.4f} of the training's time"
     )
-    notes = median(background.notes[2:])
-    print(f"what is noted of a step takes {notes * 1e6:.0f} us, {notes / step:.6f} of it")
-    two = agreement(2) / step
-    four = agreement(4) / step
-    print(f"an agreement, once a second, takes {two:.5f} of a step with 2 ranks, {four:.5f} with 4")
+    note_seconds = median(background.notes[2:])
+    print(
+        f"what is noted of a step takes {note_seconds * 1e6:.0f} us, "
+        f"{note_seconds / step:.6f} of it"
+    )
+    with_two_ranks = agreement(2) / step
+    with_four_ranks = agreement(4) / step
+    print(
+        f"an agreement, once a second, takes {with_two_ranks:.5f} of a step with 2 ranks, "
+        f"{with_four_ranks:.5f} with 4"
+    )
     print(
         f"process start to the end of one step: resumed / fresh {resumed / fresh:.3f} "
         f"({fresh:.1f} s), n=3"
@@ -166,20 +172,20 @@ def agreement(ranks: int) -> float:
     """Return the median seconds of an agreement between so many processes on this machine."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        answers = context.Queue()
-        started = [
-            context.Process(target=_agree, args=(rank, ranks, folder, answers))
+        results = context.Queue()
+        processes = [
+            context.Process(target=_agree, args=(rank, ranks, folder, results))
             for rank in range(ranks)
         ]
-        for process in started:
+        for process in processes:
             process.start()
-        found = [answers.get() for _ in started]
-        for process in started:
+        seconds = [results.get() for _ in processes]
+        for process in processes:
             process.join()
-    return median(found)
+    return median(seconds)
 
 
-def _agree(rank: int, ranks: int, folder: str, answers) -> None:
+def _agree(rank: int, ranks: int, folder: str, results) -> None:
     class Trainer:
         world_size = ranks
         is_global_zero = rank == 0
@@ -195,7 +201,7 @@ def _agree(rank: int, ranks: int, folder: str, answers) -> None:
         began = time.perf_counter()
         agreed.agree(0, due=False, now=True)
         seconds.append(time.perf_counter() - began)
-    answers.put(median(seconds))
+    results.put(median(seconds))
     torch.distributed.destroy_process_group()
 
 

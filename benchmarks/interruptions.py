@@ -35,31 +35,31 @@ def soak(kind: str, rounds: int, seed: int) -> None:
     """Interrupt `rounds` jobs, and print the results."""
     draw = random.Random(seed)
     counts = dict.fromkeys(("kills", "stops", "wrong", "hung"), 0)
-    leaving = []
+    stop_seconds = []
     with tempfile.TemporaryDirectory() as folder:
         for name in ("first", "whole"):  # the first one finds nothing in any cache
-            whole = KINDS[kind](Path(folder, name))
+            uninterrupted = KINDS[kind](Path(folder, name))
             began = time.monotonic()
-            whole.start()
-            assert whole.wait(300) == 0, "the job fails without an interruption, too"
+            uninterrupted.start()
+            assert uninterrupted.wait(300) == 0, "the job fails without an interruption, too"
             seconds = time.monotonic() - began
-            expected = whole.result()
+            expected = uninterrupted.result()
         for number in range(rounds):
             job = KINDS[kind](Path(folder, str(number)))
-            right = interrupted(job, seconds, expected, draw, counts, leaving)
-            if not right:
+            is_right = interrupted(job, seconds, expected, draw, counts, stop_seconds)
+            if not is_right:
                 shutil.copytree(
                     job.folder, Path(tempfile.mkdtemp(prefix=f"wrong-{kind}-{number}-"), "job")
                 )
             shutil.rmtree(job.folder)
             print(
-                f"{kind} seed={seed} round={number} {'right' if right else 'WRONG'} {counts}",
+                f"{kind} seed={seed} round={number} {'right' if is_right else 'WRONG'} {counts}",
                 flush=True,
             )
     print(
         f"{kind}: {rounds} jobs of {seconds:.0f} s, seed {seed}: {counts}; "
-        f"from a stop to the end of all {median(leaving or [0]):.1f} s, "
-        f"{max(leaving or [0]):.1f} s at most",
+        f"from a stop to the end of all {median(stop_seconds or [0]):.1f} s, "
+        f"{max(stop_seconds or [0]):.1f} s at most",
         flush=True,
     )
 
@@ -70,7 +70,7 @@ def interrupted(
     expected: object,
     draw: random.Random,
     counts: dict[str, int],
-    leaving: list[float],
+    stop_seconds: list[float],
     tries=6,
 ) -> bool:
     """Interrupt a job `tries` times within `seconds` each, let it end, and check its result.
@@ -81,16 +81,16 @@ def interrupted(
     for _ in range(tries):
         job.start()
         if job.wait(draw.uniform(0, seconds)) is None:
-            leaving.append(interrupt(job, draw, counts))
+            stop_seconds.append(interrupt(job, draw, counts))
     job.start()
-    ended = job.wait(300)
+    status = job.wait(300)
     try:
-        right = ended == 0 and job.result() == expected
+        is_right = status == 0 and job.result() == expected
     except AssertionError as error:  # a step that was done in two ways
         print(error)
-        right = False
-    counts["wrong"] += not right
-    return right
+        is_right = False
+    counts["wrong"] += not is_right
+    return is_right
 
 
 def interrupt(job, draw: random.Random, counts: dict[str, int]) -> float:
@@ -99,16 +99,16 @@ def interrupt(job, draw: random.Random, counts: dict[str, int]) -> float:
     They are 0 for a job that was killed as a whole.
     """
     processes = job.processes()
-    chosen = processes if draw.random() < 0.4 else [draw.choice(processes)] if processes else []
-    chosen = processes[:1] if draw.random() < 0.3 else chosen
+    targets = processes if draw.random() < 0.4 else [draw.choice(processes)] if processes else []
+    targets = processes[:1] if draw.random() < 0.3 else targets
     number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
-    if number == signal.SIGKILL and processes[:1] == chosen[:1]:
-        chosen = (
+    if number == signal.SIGKILL and processes[:1] == targets[:1]:
+        targets = (
             processes  # outside of a container, nothing ends with the process that SageMaker knows
         )
     counts["kills" if number == signal.SIGKILL else "stops"] += 1
     began = time.monotonic()
-    for process in chosen:
+    for process in targets:
         with suppress(psutil.Error):
             process.send_signal(number)
     if job.wait(HANG_SECONDS) is None:
@@ -116,11 +116,11 @@ def interrupt(job, draw: random.Random, counts: dict[str, int]) -> float:
         for process in job.processes():
             process.send_signal(signal.SIGKILL)
         job.wait(HANG_SECONDS)
-    took = time.monotonic() - began
+    seconds = time.monotonic() - began
     for process in processes:  # what a kill has left
         with suppress(psutil.Error, AttributeError):
             process.wait(10) if number == signal.SIGTERM else process.kill()
-    return 0.0 if number == signal.SIGKILL else took
+    return 0.0 if number == signal.SIGKILL else seconds
 
 
 def cost() -> None:
@@ -139,5 +139,5 @@ if __name__ == "__main__":
     parser.add_argument("kind", choices=KINDS, nargs="?", default="process")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    soak(given.kind, given.rounds, given.seed) if given.what == "soak" else cost()
+    args = parser.parse_args()
+    soak(args.kind, args.rounds, args.seed) if args.what == "soak" else cost()

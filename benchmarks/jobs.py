@@ -43,10 +43,11 @@ def check(instances: list[int], flags: list[str]) -> None:
             f"error: --instances: found {instances}, needed is 1 among them: "
             "the others are compared to it"
         )
-    given = {word.partition("=")[0] for word in flags}
-    if wrong := [flag for flag in REFUSED if flag in given]:
+    given_flags = {word.partition("=")[0] for word in flags}
+    if refused_flags := [flag for flag in REFUSED if flag in given_flags]:
         raise SystemExit(
-            f"error: {wrong[0]}: not allowed here; give --instances, and jobs that start afresh"
+            f"error: {refused_flags[0]}: not allowed here; give --instances, "
+            "and jobs that start afresh"
         )
 
 
@@ -56,23 +57,23 @@ def measure(count: int, flags: list[str]) -> float:
     They are TrainingTimeInSeconds, which is billed: fetching image and data, training, and storing
     the model. Waiting for instances is not part of it.
     """
-    line = [
+    command = [
         sys.executable,
         str(report.ROOT / "scripts/launch.py"),
         *flags,
         f"--instance-count={count}",
     ]
-    started = None
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
-        for said in process.stdout:
-            print(said, end="", flush=True)
-            started = started or re.fullmatch(r"started (\S+) in (\S+)\n", said)
-    if process.returncode or not started:
+    start_line = None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            start_line = start_line or re.fullmatch(r"started (\S+) in (\S+)\n", line)
+    if process.returncode or not start_line:
         raise SystemExit(f"error: the job on {count} instances did not complete, see above")
     import boto3  # here, as nothing else needs it
 
-    job = boto3.client("sagemaker", region_name=started[2]).describe_training_job(
-        TrainingJobName=started[1]
+    job = boto3.client("sagemaker", region_name=start_line[2]).describe_training_job(
+        TrainingJobName=start_line[1]
     )
     return float(job["TrainingTimeInSeconds"])
 

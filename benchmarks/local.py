@@ -19,60 +19,60 @@ TWO = (2, EXCHANGE)
 ALONE = (2, SILENT)
 
 
-def speedup(found: Round, name: str) -> float:
+def speedup(turns: Round, name: str) -> float:
     """Return images/s of two nodes / of one."""
-    return found[name, *TWO].rate / found[name, *ONE].rate
+    return turns[name, *TWO].rate / turns[name, *ONE].rate
 
 
-def communication(found: Round, name: str) -> float:
+def communication(turns: Round, name: str) -> float:
     """Return the share of a step of two nodes that would vanish without the exchange.
 
     It is below 0 if noise outweighs it.
     """
-    return 1 - found[name, *TWO].rate / found[name, *ALONE].rate
+    return 1 - turns[name, *TWO].rate / turns[name, *ALONE].rate
 
 
-def waiting(found: Round, name: str) -> float:
+def waiting(turns: Round, name: str) -> float:
     """Return the share of a step of two nodes in which a node only waits.
 
     It waits for the other node's gradients.
     """
-    return found[name, *TWO].waited / found[name, *TWO].seconds
+    return turns[name, *TWO].waited / turns[name, *TWO].seconds
 
 
 QUANTITIES: dict[str, tuple[str, Callable[[Round], float]]] = {
-    "ours": ("images/s: our training on two nodes / on one", lambda found: speedup(found, "ours")),
+    "ours": ("images/s: our training on two nodes / on one", lambda turns: speedup(turns, "ours")),
     "plain": (
         "images/s: torchrun's DDP in a bare loop on two nodes / on one",
-        lambda found: speedup(found, "plain"),
+        lambda turns: speedup(turns, "plain"),
     ),
     "efficiency": (
         "two nodes / one, ours / the same of plain DDP",
-        lambda found: speedup(found, "ours") / speedup(found, "plain"),
+        lambda turns: speedup(turns, "ours") / speedup(turns, "plain"),
     ),
     "two nodes": (
         "images/s on two nodes: our training / plain DDP",
-        lambda found: found["ours", *TWO].rate / found["plain", *TWO].rate,
+        lambda turns: turns["ours", *TWO].rate / turns["plain", *TWO].rate,
     ),
     "cores": (
         "images/s: ours on two nodes that exchange nothing / on one",
-        lambda found: found["ours", *ALONE].rate / found["ours", *ONE].rate,
+        lambda turns: turns["ours", *ALONE].rate / turns["ours", *ONE].rate,
     ),
     "communication": (
         "seconds: what the exchange adds / our step",
-        lambda found: communication(found, "ours"),
+        lambda turns: communication(turns, "ours"),
     ),
     "plain communication": (
         "seconds: the same / plain DDP's step",
-        lambda found: communication(found, "plain"),
+        lambda turns: communication(turns, "plain"),
     ),
     "waiting": (
         "seconds: for the other node's gradients / our step",
-        lambda found: waiting(found, "ours"),
+        lambda turns: waiting(turns, "ours"),
     ),
     "plain waiting": (
         "seconds: the same / plain DDP's step",
-        lambda found: waiting(found, "plain"),
+        lambda turns: waiting(turns, "plain"),
     ),
 }
 
@@ -85,19 +85,19 @@ def run(n: int, steps: int, batch_size: int, flags: list[str]) -> None:
     rounds = []
     for _ in range(n):
         rounds.append(nodes.measure(setting))
-        rates = {turn: median(found[turn].rate for found in rounds[-1]) for turn in nodes.TURNS}
-        found = ", ".join(
+        rates = {turn: median(turns[turn].rate for turns in rounds[-1]) for turn in nodes.TURNS}
+        rates_text = ", ".join(
             f"{name} {count} {order} {rate:.1f}" for (name, count, order), rate in rates.items()
         )
-        print(f"images/s: {found}", flush=True)
+        print(f"images/s: {rates_text}", flush=True)
     ratios = {
-        name: [median(map(value, found)) for found in rounds]
+        name: [median(map(value, measurement)) for measurement in rounds]
         for name, (_, value) in QUANTITIES.items()
     }
     report.publish(
-        [report.Comparison(name, QUANTITIES[name][0], found) for name, found in ratios.items()]
+        [report.Comparison(name, QUANTITIES[name][0], values) for name, values in ratios.items()]
     )
-    print(f"\n{step([found for measured in rounds for found in measured], batch_size)}")
+    print(f"\n{step([turns for measurement in rounds for turns in measurement], batch_size)}")
 
 
 def step(rounds: list[Round], batch_size: int) -> str:
@@ -105,13 +105,18 @@ def step(rounds: list[Round], batch_size: int) -> str:
 
     With these flags, `predict` continues from the measurement.
     """
-    one, two = ([found["ours", *where] for found in rounds] for where in (ONE, TWO))
-    seconds, both = (median(turn.seconds for turn in turns) for turns in (one, two))
-    megabytes = median(turn.sent for turn in two) / 1e6
-    overlap = median(turn.overlapped / turn.seconds for turn in two)
+    turns_on_one, turns_on_two = (
+        [round_turns["ours", *nodes_and_order] for round_turns in rounds]
+        for nodes_and_order in (ONE, TWO)
+    )
+    seconds, seconds_on_two = (
+        median(turn.seconds for turn in turns) for turns in (turns_on_one, turns_on_two)
+    )
+    megabytes = median(turn.sent for turn in turns_on_two) / 1e6
+    overlap = median(turn.overlapped / turn.seconds for turn in turns_on_two)
     return (
         f"our step of {batch_size} images a rank: {seconds:.4f} s on one node, "
-        f"{both:.4f} s on two; sent by a node in a step: {megabytes:.2f} MB\n"
+        f"{seconds_on_two:.4f} s on two; sent by a node in a step: {megabytes:.2f} MB\n"
         f"to predict: --step={seconds:.4f} --megabytes={megabytes:.2f} --overlap={overlap:.3f} "
         f"--batch_size={batch_size}"
     )

@@ -60,19 +60,21 @@ class Training:
 
     def turn(self, order: str) -> Turn:
         """Let the ranks train for a turn, and return their common result."""
-        before = sent()
+        sent_before = sent()
         for connection in self.connections:
             connection.send(order)
         try:
             turns = [connection.recv() for connection in self.connections]
         except (EOFError, ConnectionError):
             fail(self.folder)
-        each = (
+        means = (
             mean(getattr(turn, name) for turn in turns)
             for name in ("seconds", "waited", "overlapped")
         )
         return Turn(
-            sum(turn.rate for turn in turns), *each, (sent() - before) / self.nodes / self.all_steps
+            sum(turn.rate for turn in turns),
+            *means,
+            (sent() - sent_before) / self.nodes / self.all_steps,
         )
 
 
@@ -90,8 +92,8 @@ def training(name: str, nodes: int, folder: Path, setting: Setting) -> Iterator[
         server.settimeout(1)
         try:
             for node in range(nodes):
-                line = command(name, node, nodes, port, folder / "socket", setting)
-                processes.append(_launch(line, node, nodes, port, folder / str(node)))
+                command_line = command(name, node, nodes, port, folder / "socket", setting)
+                processes.append(_launch(command_line, node, nodes, port, folder / str(node)))
             while len(connections) < nodes:
                 try:
                     connections.append(Connection(server.accept()[0].detach()))
@@ -111,7 +113,7 @@ def command(
     Ours is that of SageMaker's toolkit; the plain loop's is torchrun's.
     """
     if name == "plain":
-        place = [
+        rendezvous = [
             f"--nnodes={nodes}",
             f"--node-rank={node}",
             f"--master-addr={HOSTS[0]}",
@@ -129,12 +131,12 @@ def command(
             "-m",
             "torch.distributed.run",
             "--nproc-per-node=1",
-            *place,
+            *rendezvous,
             *program,
         ]
-    data = f"{RandomDataModule.__module__}.{RandomDataModule.__name__}"
+    data_class = f"{RandomDataModule.__module__}.{RandomDataModule.__name__}"
     flags = [
-        f"--data={data}",
+        f"--data={data_class}",
         f"--data.batch_size={setting.batch_size}",
         "--trainer.accelerator=cpu",
     ]
@@ -146,23 +148,31 @@ def command(
     return [sys.executable, str(report.ROOT / "app/train_multi_node.py"), *flags, *setting.flags]
 
 
-def _launch(line: list[str], node: int, nodes: int, port: int, folder: Path) -> subprocess.Popen:
+def _launch(
+    command_line: list[str], node: int, nodes: int, port: int, folder: Path
+) -> subprocess.Popen:
     """Start a node's launcher on its core, in a folder and with a log of its own."""
     folder.mkdir()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
-    told = {
+    kept_variables = {
+        name: value for name, value in os.environ.items() if not name.startswith("SM_")
+    }
+    node_variables = {
         "SM_HOSTS": json.dumps(HOSTS[:nodes]),
         "SM_CURRENT_HOST": HOSTS[node],
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    told |= {"MASTER_PORT": str(port)} if nodes > 1 else {}  # the usual one may be in use
-    told |= {"PYTHONPATH": str(report.ROOT), "OMP_NUM_THREADS": "1"}
+    node_variables |= {"MASTER_PORT": str(port)} if nodes > 1 else {}  # the usual one may be in use
+    node_variables |= {"PYTHONPATH": str(report.ROOT), "OMP_NUM_THREADS": "1"}
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(cores)[node]})  # the child inherits it
     try:
         with (folder / "log").open("w") as log:
             return subprocess.Popen(
-                line, env=kept | told, cwd=folder, stdout=log, stderr=subprocess.STDOUT
+                command_line,
+                env=kept_variables | node_variables,
+                cwd=folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
     finally:
         os.sched_setaffinity(0, cores)
@@ -186,8 +196,8 @@ def _end(connections: list[Connection], processes: list[subprocess.Popen]) -> No
 
 def fail(folder: Path) -> None:
     """Show the launchers' last output, and exit."""
-    said = "\n".join(log.read_text()[-3000:] for log in sorted(folder.glob("*/log")))
-    raise SystemExit(f"{said}\nerror: {folder.name}: a training ended, see above")
+    last_output = "\n".join(log.read_text()[-3000:] for log in sorted(folder.glob("*/log")))
+    raise SystemExit(f"{last_output}\nerror: {folder.name}: a training ended, see above")
 
 
 def measure(setting: Setting) -> list[Round]:
@@ -213,10 +223,11 @@ def check(setting: Setting) -> None:
             "error: found one core that may be used, needed are two: one for each node"
         )
     needed = 2 * ROUNDS * (WARMUP_STEPS + setting.steps)
-    there = RandomDataModule().num_samples // (len(HOSTS) * setting.batch_size)
-    if needed >= there:
+    steps_an_epoch = RandomDataModule().num_samples // (len(HOSTS) * setting.batch_size)
+    if needed >= steps_an_epoch:
         raise SystemExit(
-            f"error: --steps: {needed} steps in all turns of two nodes, but an epoch has {there}"
+            f"error: --steps: {needed} steps in all turns of two nodes, "
+            f"but an epoch has {steps_an_epoch}"
         )
 
 

@@ -82,7 +82,7 @@ class Tutorial(LightningModule):
 def recipe(clock: Clock, data_dir: Path | None) -> None:
     """Train by the original's recipe, on the CIFAR-10 in `data_dir` or on random images."""
     pin = training.accelerator() == "cuda"
-    data = Images(
+    images = Images(
         *(
             cifar10_files.read(data_dir, True, "--data_dir")
             if data_dir
@@ -90,7 +90,7 @@ def recipe(clock: Clock, data_dir: Path | None) -> None:
         )
     )
     loader = DataLoader(
-        data, batch_size=training.BATCH_SIZE, shuffle=True, num_workers=1, pin_memory=pin
+        images, batch_size=training.BATCH_SIZE, shuffle=True, num_workers=1, pin_memory=pin
     )
     with training.quiet(), tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
@@ -114,18 +114,20 @@ def run(n: int, steps: int, data_dir: Path | None) -> list[report.Comparison]:
     flags = [f"--data={datamodule.__module__}.{datamodule.__name__}"]
     flags += [f"--data.data_dir={data_dir}"] if data_dir else []
     images = "CIFAR-10" if data_dir else "random images"
-    found = []
-    for name, batch, more in (
+    comparisons = []
+    for name, batch, own_flags in (
         ("original", training.BATCH_SIZE, []),
         ("original, recipe cpu", None, ["--config=cpu"]),
     ):
-        what = (
-            f"turns of {steps} steps, {images}: our training{', recipe cpu' * bool(more)} / "
+        quantities = (
+            f"turns of {steps} steps, {images}: our training{', recipe cpu' * bool(own_flags)} / "
             "the original's recipe"
         )
-        ours = partial(training.train, data=[*more, *flags], batch_size=batch)
-        found.append(turns.compare(name, what, ours, partial(recipe, data_dir=data_dir), n, steps))
-    return found
+        ours = partial(training.train, data=[*own_flags, *flags], batch_size=batch)
+        comparisons.append(
+            turns.compare(name, quantities, ours, partial(recipe, data_dir=data_dir), n, steps)
+        )
+    return comparisons
 
 
 def accuracies(n: int, data_dir: Path) -> None:
@@ -158,8 +160,8 @@ def _trained(seed: int, seconds: float, data_dir: Path) -> tuple[int, float]:
     """
     seed_everything(seed)
     model = Tutorial()
-    data = Images(*cifar10_files.read(data_dir, True, "--data_dir"))
-    train, _ = random_split(data, [0.8, 0.2])
+    train_images = Images(*cifar10_files.read(data_dir, True, "--data_dir"))
+    train, _ = random_split(train_images, [0.8, 0.2])
     loader = DataLoader(train, batch_size=training.BATCH_SIZE, shuffle=True, num_workers=1)
     with training.quiet(), tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
@@ -174,11 +176,11 @@ def _trained(seed: int, seconds: float, data_dir: Path) -> tuple[int, float]:
     images, labels = cifar10_files.read(data_dir, False, "--data_dir")
     images = Normalize(CIFAR10DataModule.mean, CIFAR10DataModule.std)(torch.from_numpy(images))
     with torch.inference_mode():
-        found = torch.cat(
-            [model.eval().cpu().network(part).argmax(1) for part in images.split(500)]
+        predictions = torch.cat(
+            [model.eval().cpu().network(block).argmax(1) for block in images.split(500)]
         )
-    right = (found == torch.from_numpy(labels)).float().mean().item()
-    return trainer.global_step * training.BATCH_SIZE, right
+    accuracy_on_test = (predictions == torch.from_numpy(labels)).float().mean().item()
+    return trainer.global_step * training.BATCH_SIZE, accuracy_on_test
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -197,11 +199,11 @@ if __name__ == "__main__":
     parser.add_argument(
         "--accuracy", action="store_true", help="compare accuracies after the same seconds instead"
     )
-    given = vars(parser.parse_args())
-    if given.pop("accuracy"):
+    args = vars(parser.parse_args())
+    if args.pop("accuracy"):
         print(report.machine())
         accuracies(
-            given["n"], given["data_dir"] or parser.error("--accuracy: give --data_dir as well")
+            args["n"], args["data_dir"] or parser.error("--accuracy: give --data_dir as well")
         )
     else:
-        report.publish(run(**given))
+        report.publish(run(**args))

@@ -83,9 +83,9 @@ def exchange(job: Job, instance: Instance, nodes: int) -> float:
     if nodes == 1:
         return 0.0
     ranks = nodes * instance.devices
-    sent = 2 * (ranks - 1) / ranks * job.megabytes * 8e6
+    bits = 2 * (ranks - 1) / ranks * job.megabytes * 8e6
     return (
-        sent / (instance.gbps * 1e9 * job.efficiency) + 2 * (nodes - 1) * job.latency * job.buckets
+        bits / (instance.gbps * 1e9 * job.efficiency) + 2 * (nodes - 1) * job.latency * job.buckets
     )
 
 

@@ -149,9 +149,9 @@ class Turns(Callback):
         """
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        now = time.perf_counter()
+        step_end = time.perf_counter()
         if trainer.global_step > 1:
-            self.seconds[-1].append(now - self.ended)
+            self.seconds[-1].append(step_end - self.ended)
         if trainer.global_step == 1 or len(self.seconds[-1]) > self.steps:
             self.seconds.append([])
             self.left_out.close()
@@ -193,7 +193,7 @@ def steps(name: str, n: int, number: int) -> list[float]:
 def starts(name: str, n: int) -> list[float]:
     """Return the ratios of n pairs of starts, after one that fills the file cache."""
     callback = f"--trainer.callbacks+={__package__}.proof.FirstStep"
-    line = [
+    command = [
         sys.executable,
         str(report.ROOT / "app/train.py"),
         callback,
@@ -201,15 +201,19 @@ def starts(name: str, n: int) -> list[float]:
     ]
     with tempfile.TemporaryDirectory() as folder:
         if name in DATA:
-            line += DATA[name]
+            command += DATA[name]
         else:
-            line += [f"--resume.dirpath={folder}/checkpoints"]
-            first = [*line, "--trainer.max_steps=1"]
+            command += [f"--resume.dirpath={folder}/checkpoints"]
+            first_start = [*command, "--trainer.max_steps=1"]
             subprocess.run(
-                first, cwd=folder, env=report.variables(), check=True, stdout=subprocess.DEVNULL
+                first_start,
+                cwd=folder,
+                env=report.variables(),
+                check=True,
+                stdout=subprocess.DEVNULL,
             )
         pairs = [
-            (startup.seconds(line), startup.seconds(line, **{WITHOUT_VARIABLE: "1"}))
+            (startup.seconds(command), startup.seconds(command, **{WITHOUT_VARIABLE: "1"}))
             for _ in range(n + 1)
         ]
     return [ours / other for ours, other in pairs[1:]]
@@ -217,16 +221,16 @@ def starts(name: str, n: int) -> list[float]:
 
 def run(n: int, number: int, pairs: int) -> list[report.Comparison]:
     """Measure steps and starts."""
-    found = {
+    measures = {
         f"step, {name}": partial(steps, name, n, number) for name in ("our loader", "a DataLoader")
     }
-    found |= {f"start, {name}": partial(starts, name, pairs) for name in (*DATA, "resumed")}
-    what = "seconds: journal, digests and search / without"
-    made = []
-    for name, measure in found.items():
-        made.append(report.Comparison(name, what, measure()))
-        print(f"{name}: {median(made[-1].ratios):.4f}", flush=True)
-    return made
+    measures |= {f"start, {name}": partial(starts, name, pairs) for name in (*DATA, "resumed")}
+    quantities = "seconds: journal, digests and search / without"
+    comparisons = []
+    for name, measure in measures.items():
+        comparisons.append(report.Comparison(name, quantities, measure()))
+        print(f"{name}: {median(comparisons[-1].ratios):.4f}", flush=True)
+    return comparisons
 
 
 if __name__ == "__main__":

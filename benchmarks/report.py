@@ -43,11 +43,13 @@ class Comparison:
 
 def parser(manual: str) -> argparse.ArgumentParser:
     """Return a parser with the flag of all benchmarks; `manual` is the caller's docstring."""
-    made = argparse.ArgumentParser(
+    argument_parser = argparse.ArgumentParser(
         description=manual, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--n", type=positive, help="pairs that are measured (default: %(default)s)")
-    return made
+    argument_parser.add_argument(
+        "--n", type=positive, help="pairs that are measured (default: %(default)s)"
+    )
+    return argument_parser
 
 
 def positive(text: str) -> int:
@@ -87,9 +89,9 @@ def peak(work: Callable[[], Any]) -> tuple[Any, int]:
     """Return `work`'s result, and the bytes by which it raises this process's peak memory."""
     # Reset the peak to the memory in use now: proc_pid_clear_refs(5).
     Path("/proc/self/clear_refs").write_text("5")
-    before = _kibibytes("VmRSS")
-    done = work()
-    return done, (_kibibytes("VmHWM") - before) * 1024
+    kibibytes_before = _kibibytes("VmRSS")
+    result = work()
+    return result, (_kibibytes("VmHWM") - kibibytes_before) * 1024
 
 
 def machine() -> str:
@@ -127,7 +129,7 @@ def _kibibytes(name: str) -> int:
 def commit() -> str:
     """Return the commit, with -dirty if files differ from it; "unknown" outside a checkout."""
     try:
-        line = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-        return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

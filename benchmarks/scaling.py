@@ -42,23 +42,25 @@ from benchmarks import jobs, prediction
 def main() -> None:
     """Run what the flags ask for; the words after -- are another program's flags."""
     words = sys.argv[1:]
-    at = words.index("--") if "--" in words else len(words)
+    end_of_words = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    here = commands.add_parser("local", help="measure with two cores of this machine as nodes")
+    local_parser = commands.add_parser(
+        "local", help="measure with two cores of this machine as nodes"
+    )
     if words[:1] == ["local"]:  # it brings torch, which a desk that starts jobs does without
         from benchmarks import local
 
-        local.add_arguments(here)
+        local.add_arguments(local_parser)
     prediction.add_arguments(
         commands.add_parser("predict", help="predict for instance types of AWS")
     )
     jobs.add_arguments(commands.add_parser("sagemaker", help="measure on AWS"))
-    args = vars(parser.parse_args(words[:at]))
+    args = vars(parser.parse_args(words[:end_of_words]))
     command = args.pop("command")
-    flags = words[at + 1 :]
+    flags = words[end_of_words + 1 :]
     if command == "local":
         local.run(**args, flags=flags)
     elif command == "sagemaker":

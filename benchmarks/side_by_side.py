@@ -45,17 +45,17 @@ class Job(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the images; at the end of a turn, return when the next one starts."""
-        now = time.perf_counter()
+        step_end = time.perf_counter()
         if self.started is None:
-            if now >= self.begin:
-                self.started = now
+            if step_end >= self.begin:
+                self.started = step_end
             return
         self.images += len(batch[1])
-        if now >= self.started + self.seconds:
-            self._wait(self.images / (now - self.started))
+        if step_end >= self.started + self.seconds:
+            self._wait(self.images / (step_end - self.started))
 
-    def _wait(self, said: object) -> None:
-        print(OUTPUT_MARK, said, flush=True)
+    def _wait(self, message: object) -> None:
+        print(OUTPUT_MARK, message, flush=True)
         order = sys.stdin.readline()
         if not order:
             os._exit(0)  # a model is of no use to anybody here
@@ -68,10 +68,10 @@ class Job(Callback):
 class Started:
     """A started job; it sleeps outside its turns."""
 
-    def __init__(self, folder: str, chosen: dict[str, str]) -> None:
-        data = f"{RandomDataModule.__module__}.{RandomDataModule.__name__}"
+    def __init__(self, folder: str, kind_variables: dict[str, str]) -> None:
+        data_class = f"{RandomDataModule.__module__}.{RandomDataModule.__name__}"
         flags = [
-            f"--data={data}",
+            f"--data={data_class}",
             f"--data.batch_size={BATCH_SIZE}",
             f"--trainer.callbacks+={__package__}.side_by_side.Job",
         ]
@@ -88,7 +88,7 @@ class Started:
         self.process = subprocess.Popen(
             [sys.executable, str(report.ROOT / "app/train.py"), *flags],
             cwd=folder,
-            env=variables | chosen,
+            env=variables | kind_variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -125,13 +125,15 @@ def run(n: int, jobs: list[int], seconds: float) -> list[report.Comparison]:
                 f"{_name(count)}: {ours:.1f} / {spinning:.1f} images/s = {ratios[count][-1]:.3f}",
                 flush=True,
             )
-        for count, found in together.items():
-            found.append(rates["ours", count] / rates["ours", 1])
-    what = "images/s of all jobs: as they come / with waiting threads that always spin"
-    found = [report.Comparison(_name(count), what, values) for count, values in ratios.items()]
-    what = "images/s: of all jobs side by side / of one alone"
-    return found + [
-        report.Comparison(f"{_name(count)} to one", what, values)
+        for count, speedups in together.items():
+            speedups.append(rates["ours", count] / rates["ours", 1])
+    quantities = "images/s of all jobs: as they come / with waiting threads that always spin"
+    comparisons = [
+        report.Comparison(_name(count), quantities, values) for count, values in ratios.items()
+    ]
+    quantities = "images/s: of all jobs side by side / of one alone"
+    return comparisons + [
+        report.Comparison(f"{_name(count)} to one", quantities, values)
         for count, values in together.items()
     ]
 
@@ -140,22 +142,22 @@ def _pair(jobs: list[int], seconds: float) -> dict[tuple[str, int], float]:
     """Return the images/s of all jobs together, by kind and number of jobs."""
     rates: dict[tuple[str, int], float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        started = {
-            kind: [Started(folder, chosen) for _ in range(max(jobs))]
-            for kind, chosen in KINDS.items()
+        started_jobs = {
+            kind: [Started(folder, kind_variables) for _ in range(max(jobs))]
+            for kind, kind_variables in KINDS.items()
         }
         try:
-            for job in (job for those in started.values() for job in those):
+            for job in (job for jobs_of_kind in started_jobs.values() for job in jobs_of_kind):
                 job.hear()
             for turn in range(TURNS):
                 for count in jobs:
                     for kind in sorted(KINDS, reverse=bool(turn % 2)):
-                        for job in started[kind][:count]:
+                        for job in started_jobs[kind][:count]:
                             job.tell(seconds)
-                        done = sum(float(job.hear()) for job in started[kind][:count])
-                        rates[kind, count] = rates.get((kind, count), 0.0) + done / TURNS
+                        rate = sum(float(job.hear()) for job in started_jobs[kind][:count])
+                        rates[kind, count] = rates.get((kind, count), 0.0) + rate / TURNS
         finally:
-            for job in (job for those in started.values() for job in those):
+            for job in (job for jobs_of_kind in started_jobs.values() for job in jobs_of_kind):
                 job.end()
     return rates
 

@@ -31,8 +31,8 @@ BLOCK_ROWS = 1024  # rows that are compared with all rows in a turn
 
 def unit(rows: int, columns: int) -> np.ndarray:
     """Return random rows of length 1, float32."""
-    found = np.random.default_rng(0).standard_normal((rows, columns), dtype=np.float32)
-    return found / np.linalg.norm(found, axis=1, keepdims=True)
+    random_rows = np.random.default_rng(0).standard_normal((rows, columns), dtype=np.float32)
+    return random_rows / np.linalg.norm(random_rows, axis=1, keepdims=True)
 
 
 def contenders(
@@ -45,13 +45,13 @@ def contenders(
     allocator.keep_freed_memory()  # as app/split.py does; the others have it, too
     np.save(folder / "rows.npy", table)
     settings = Similarity(top_k=k, memory=4, precision=precision)
-    ours = Compared(settings, Table.read(folder, "rows"), device)
-    whole = torch.from_numpy(table).to(device, DTYPES[precision])
+    compared = Compared(settings, Table.read(folder, "rows"), device)
+    all_rows = torch.from_numpy(table).to(device, DTYPES[precision])
     block = min(BLOCK_ROWS, len(table))
 
     def product() -> None:
-        for first in range(0, len(table), ours.width):
-            whole[:block] @ whole[first : first + ours.width].T
+        for first in range(0, len(table), compared.width):
+            all_rows[:block] @ all_rows[first : first + compared.width].T
 
     def numpy() -> object:
         scores = table[:block] @ table.T
@@ -59,10 +59,10 @@ def contenders(
         return np.take_along_axis(scores, best, axis=1)
 
     def in_blocks() -> None:
-        for first in range(0, block, ours.size):
-            ours(range(first, min(first + ours.size, block)))
+        for first in range(0, block, compared.size):
+            compared(range(first, min(first + compared.size, block)))
 
-    found = {"ours": in_blocks, "matrix product alone": product}
+    functions = {"ours": in_blocks, "matrix product alone": product}
     try:
         import faiss
     except ImportError:
@@ -71,18 +71,21 @@ def contenders(
         if hasattr(faiss, "StandardGpuResources"):
             index = faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), table.shape[1])
             index.add(table)
-            found["faiss-gpu, IndexFlatIP"] = lambda: index.search(table[:block], k + 1)
-        return found
+            functions["faiss-gpu, IndexFlatIP"] = lambda: index.search(table[:block], k + 1)
+        return functions
     from sklearn.neighbors import NearestNeighbors
 
     model = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(table)
-    found |= {"numpy, argpartition": numpy, "scikit-learn": lambda: model.kneighbors(table[:block])}
+    functions |= {
+        "numpy, argpartition": numpy,
+        "scikit-learn": lambda: model.kneighbors(table[:block]),
+    }
     if faiss:
         faiss.omp_set_num_threads(torch.get_num_threads())
         index = faiss.IndexFlatIP(table.shape[1])
         index.add(table)
-        found["faiss-cpu, IndexFlatIP"] = lambda: index.search(table[:block], k + 1)
-    return found
+        functions["faiss-cpu, IndexFlatIP"] = lambda: index.search(table[:block], k + 1)
+    return functions
 
 
 def timed(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -92,9 +95,9 @@ def timed(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, li
     """
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for number in range(rounds + 1):
-        for name, call in work.items():
+        for name, function in work.items():
             began = time.perf_counter()
-            call()
+            function()
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
             if number:
@@ -108,11 +111,16 @@ def run(n: int, rows: int, columns: int, top_k: int) -> list[report.Comparison]:
         seconds = timed(contenders(unit(rows, columns), top_k, Path(folder)), n)
     for name, times in seconds.items():
         print(f"{name}: {min(BLOCK_ROWS, rows) / statistics.median(times):.0f} rows/s", flush=True)
-    what = f"rows/s against {rows} rows of {columns}, top {top_k}: ours / "
+    quantities = f"rows/s against {rows} rows of {columns}, top {top_k}: ours / "
     ours = seconds.pop("ours")
     return [
         report.Comparison(
-            "similarity", what + name, [other / own for other, own in zip(times, ours, strict=True)]
+            "similarity",
+            quantities + name,
+            [
+                their_seconds / our_seconds
+                for their_seconds, our_seconds in zip(times, ours, strict=True)
+            ],
         )
         for name, times in seconds.items()
     ]
@@ -132,11 +140,11 @@ def _peak(rows: int, columns: int, top_k: int) -> int:
         np.save(Path(folder, "rows.npy"), unit(rows, columns))
 
         def blocks() -> None:
-            ours = Compared(
+            compared = Compared(
                 Similarity(top_k=top_k), Table.read(Path(folder), "rows"), torch.device("cpu")
             )
-            for first in range(0, 4 * ours.size, ours.size):
-                ours(range(first, first + ours.size))
+            for first in range(0, 4 * compared.size, compared.size):
+                compared(range(first, first + compared.size))
 
         return report.peak(blocks)[1]
 
@@ -148,5 +156,5 @@ if __name__ == "__main__":
     parser.add_argument("--columns", type=report.positive, default=256)
     parser.add_argument("--top_k", type=report.positive, default=10)
     parser.add_argument("--peaks", action=argparse.BooleanOptionalAction, default=False)
-    given = vars(parser.parse_args())
-    peaks(given["columns"], given["top_k"]) if given.pop("peaks") else report.publish(run(**given))
+    args = vars(parser.parse_args())
+    peaks(args["columns"], args["top_k"]) if args.pop("peaks") else report.publish(run(**args))

@@ -24,22 +24,26 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 def main(interruptions: int, seed: int, engine: str, epochs: int) -> None:
     """Run both jobs, and print their results."""
-    from containers import TAG
+    from containers import IMAGE_TAG
     from rehearsals import Rehearsal
 
-    sort = ["of any unwarned", "of any warned", "of all either"][seed % 3]
+    rule = ["of any unwarned", "of any warned", "of all either"][seed % 3]
     flags = [
-        f"--interrupt=every ~20s {interruptions} times {sort}",
+        f"--interrupt=every ~20s {interruptions} times {rule}",
         f"--seed={seed}",
         f"--engine={engine}",
     ]
     flags += ["--grace=30"]
-    given = {
+    hyperparameters = {
         "trainer.max_epochs": str(epochs),
         "data.batch_size": "64",
         "resume.every_n_steps": "5",
     }
-    fields = {"hosts": 2, "HyperParameters": given, "Environment": {"OMP_NUM_THREADS": "1"}}
+    fields = {
+        "hosts": 2,
+        "HyperParameters": hyperparameters,
+        "Environment": {"OMP_NUM_THREADS": "1"},
+    }
     fields["StoppingCondition"] = {"MaxRuntimeInSeconds": 4 * 3600}
     spot = {
         "EnableManagedSpotTraining": True,
@@ -49,22 +53,26 @@ def main(interruptions: int, seed: int, engine: str, epochs: int) -> None:
     with tempfile.TemporaryDirectory() as folder, Rehearsal(Path(folder), *flags) as server:
         weights = []
         seconds = []
-        for more in ({}, spot):
+        for more_fields in ({}, spot):
             began = time.monotonic()
-            name = server.create(TAG, **fields | more)
-            ended = server.ended(name, 4 * 3600)
-            assert ended["TrainingJobStatus"] == "Completed", (ended, server.lines(name))
+            name = server.create(IMAGE_TAG, **fields | more_fields)
+            job = server.wait_until_ended(name, 4 * 3600)
+            assert job["TrainingJobStatus"] == "Completed", (job, server.lines(name))
             weights.append(
                 torch.load(io.BytesIO(server.archive(name)["model.pt"]), weights_only=True)
             )
             seconds.append(time.monotonic() - began)
         record = json.loads((server.folder / name / "job.json").read_text())
-    met = [one["Status"] for one in ended["SecondaryStatusTransitions"]].count("Interrupted")
-    same = weights[0].keys() == weights[1].keys()
-    same = same and all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
+    interruptions_met = [
+        transition["Status"] for transition in job["SecondaryStatusTransitions"]
+    ].count("Interrupted")
+    is_same = weights[0].keys() == weights[1].keys()
+    is_same = is_same and all(
+        torch.equal(value, weights[1][key]) for key, value in weights[0].items()
+    )
     print(
-        f"seed {seed}, {sort}: {met} interruptions, weights "
-        f"{'the same' if same else 'NOT THE SAME'}"
+        f"seed {seed}, {rule}: {interruptions_met} interruptions, weights "
+        f"{'the same' if is_same else 'NOT THE SAME'}"
     )
     print(
         f"alone {seconds[0]:.0f} s, interrupted {seconds[1]:.0f} s in "

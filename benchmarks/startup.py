@@ -51,21 +51,23 @@ class FirstStep(Callback):
         os._exit(0)
 
 
-def seconds(line: list[str], **variables: str) -> float:
+def seconds(command: list[str], **variables: str) -> float:
     """Return the seconds from the start of `line` to the time that it prints."""
     with tempfile.TemporaryDirectory() as folder:
-        started = time.time()
-        ended = subprocess.run(
-            line,
+        start_time = time.time()
+        completed = subprocess.run(
+            command,
             cwd=folder,
             env=report.variables(**variables),
             capture_output=True,
             text=True,
         )
-    printed = re.findall(r"^\d{9,}\.\d+$", ended.stdout, re.MULTILINE)
-    if ended.returncode or not printed:
-        raise SystemExit(f"{ended.stdout}{ended.stderr}error: {' '.join(line)} failed, see above")
-    return float(printed[-1]) - started
+    printed = re.findall(r"^\d{9,}\.\d+$", completed.stdout, re.MULTILINE)
+    if completed.returncode or not printed:
+        raise SystemExit(
+            f"{completed.stdout}{completed.stderr}error: {' '.join(command)} failed, see above"
+        )
+    return float(printed[-1]) - start_time
 
 
 def program() -> float:
@@ -77,13 +79,13 @@ def program() -> float:
 
 def train() -> float:
     """Start the toolkit's `train`."""
-    with tempfile.TemporaryDirectory() as base:
-        _settings(Path(base))
-        variables = {"SAGEMAKER_BASE_DIR": base, "SAGEMAKER_PROGRAM": "app/train_multi_node.py"}
+    with tempfile.TemporaryDirectory() as base_dir:
+        _settings(Path(base_dir))
+        variables = {"SAGEMAKER_BASE_DIR": base_dir, "SAGEMAKER_PROGRAM": "app/train_multi_node.py"}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        line = [str(report.ROOT / "entrypoint.sh"), "train"]
+        command = [str(report.ROOT / "entrypoint.sh"), "train"]
         return seconds(
-            line,
+            command,
             PATH=path,
             SAGEMAKER_TRAINING_MODULE="sagemaker_lightning.launch.toolkit_hook:main",
             **variables,
@@ -92,14 +94,14 @@ def train() -> float:
 
 def container(image: str, checkpoints: Path) -> float:
     """Start a container's `train`, from the checkpoint in a folder if there is one."""
-    with tempfile.TemporaryDirectory() as base:
-        return seconds(_container(image, checkpoints, _settings(Path(base))))
+    with tempfile.TemporaryDirectory() as base_dir:
+        return seconds(_container(image, checkpoints, _settings(Path(base_dir))))
 
 
 def checkpoint(image: str, folder: Path) -> None:
     """Let a job write a checkpoint of one step to a folder."""
-    with tempfile.TemporaryDirectory() as base:
-        settings = _settings(Path(base), **{"trainer.max_steps": "1"})
+    with tempfile.TemporaryDirectory() as base_dir:
+        settings = _settings(Path(base_dir), **{"trainer.max_steps": "1"})
         subprocess.run(_container(image, folder, settings), check=True, stdout=subprocess.DEVNULL)
 
 
@@ -112,43 +114,49 @@ def _container(image: str, checkpoints: Path, settings: Path) -> list[str]:
     return ["docker", "run", "--rm", *(f"--volume={mount}" for mount in mounts), image, "train"]
 
 
-def _settings(base: Path, **given: str) -> Path:
+def _settings(base_dir: Path, **more_hyperparameters: str) -> Path:
     """Write the hyperparameters, and return their file."""
-    file = base / "input/config/hyperparameters.json"
+    file = base_dir / "input/config/hyperparameters.json"
     file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"trainer.callbacks+": CALLBACK} | given))
+    file.write_text(json.dumps({"trainer.callbacks+": CALLBACK} | more_hyperparameters))
     return file
 
 
 def run(n: int, image: str | None = None) -> list[report.Comparison]:
     """Compare in n rounds, after one that fills the file cache and does not count."""
     plain = {"app/train.py": program, "train": train}
-    found = _ratios(n, plain, lambda: seconds([sys.executable, *IMPORTS]))
+    ratios_by_name = _ratios(n, plain, lambda: seconds([sys.executable, *IMPORTS]))
     if image:
         imports = ["docker", "run", "--rm", "--entrypoint=python", image, *IMPORTS]
-        with tempfile.TemporaryDirectory() as none, tempfile.TemporaryDirectory() as one:
-            checkpoint(image, Path(one))
-            kinds = {"docker run": partial(container, image, Path(none))}
-            kinds["docker run, resumed"] = partial(container, image, Path(one))
-            found |= _ratios(n, kinds, lambda: seconds(imports))
-    what = (
+        with (
+            tempfile.TemporaryDirectory() as no_checkpoints,
+            tempfile.TemporaryDirectory() as one_checkpoint,
+        ):
+            checkpoint(image, Path(one_checkpoint))
+            starts = {"docker run": partial(container, image, Path(no_checkpoints))}
+            starts["docker run, resumed"] = partial(container, image, Path(one_checkpoint))
+            ratios_by_name |= _ratios(n, starts, lambda: seconds(imports))
+    quantities = (
         "seconds: start to first optimizer step / importing torch, torchvision, pytorch_lightning"
     )
-    return [report.Comparison(f"startup, {name}", what, ratios) for name, ratios in found.items()]
+    return [
+        report.Comparison(f"startup, {name}", quantities, ratios)
+        for name, ratios in ratios_by_name.items()
+    ]
 
 
 def _ratios(
-    n: int, kinds: Mapping[str, Callable[[], float]], imports: Callable[[], float]
+    n: int, starts: Mapping[str, Callable[[], float]], imports: Callable[[], float]
 ) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in kinds}
+    ratios: dict[str, list[float]] = {name: [] for name in starts}
     for number in range(n + 1):
         alone = imports()
-        for name, start in kinds.items():
+        for name, start in starts.items():
             ours = start()
             if number:
-                found[name].append(ours / alone)
+                ratios[name].append(ours / alone)
                 print(f"startup, {name}: {ours:.2f} / {alone:.2f} = {ours / alone:.3f}", flush=True)
-    return found
+    return ratios
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -79,9 +79,9 @@ def bare(clock: Clock, setting: Setting) -> None:
 def run(n: int, steps: int) -> report.Comparison:
     """Compare in n pairs of processes, by turns of `steps` timed steps."""
     setting = Setting()
-    what = f"turns of {steps} steps: our training / bare PyTorch loop, the same batches"
+    quantities = f"turns of {steps} steps: our training / bare PyTorch loop, the same batches"
     sides = [partial(side, setting=setting) for side in (ours, bare)]
-    return turns.compare("step", what, *sides, n, steps)
+    return turns.compare("step", quantities, *sides, n, steps)
 
 
 if __name__ == "__main__":

@@ -49,17 +49,17 @@ class Processor(Clock):
         elif self.done > WARMUP_STEPS:
             self.images += images
         if self.done == self.total_steps:
-            self.used = {kind: used - self.before[kind] for kind, used in _used().items()}
+            self.used = {kind: seconds - self.before[kind] for kind, seconds in _used().items()}
 
 
 def _used() -> dict[str, float]:
-    mine = resource.getrusage(resource.RUSAGE_SELF)
+    own_usage = resource.getrusage(resource.RUSAGE_SELF)
     worker = sum(sum(child.cpu_times()[:2]) for child in psutil.Process().children())
     return {
-        "user": mine.ru_utime,
-        "kernel": mine.ru_stime,
+        "user": own_usage.ru_utime,
+        "kernel": own_usage.ru_stime,
         "worker": worker,
-        "pages": float(mine.ru_minflt),
+        "pages": float(own_usage.ru_minflt),
     }
 
 
@@ -109,25 +109,27 @@ def _measure(train: Callable[[Clock], None], steps: int, sender) -> None:
 
 def run(n: int, steps: int) -> None:
     """Measure each training n times, in turns, and print the table."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides()}
+    measured: dict[str, list[dict[str, float]]] = {name: [] for name in sides()}
     for _ in range(n):
         for name, train in sides().items():
-            found[name].append(measure(train, steps))
+            measured[name].append(measure(train, steps))
             print(
-                name, {kind: round(value, 3) for kind, value in found[name][-1].items()}, flush=True
+                name,
+                {kind: round(value, 3) for kind, value in measured[name][-1].items()},
+                flush=True,
             )
     print(
         f"\n{report.machine()}\n\n"
         "| ms of an image | user | kernel | data worker | all | pages | n |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    for name, values in found.items():
+    for name, values in measured.items():
         user, kernel, worker, pages = (
             statistics.median(value[kind] for value in values)
             for kind in ("user", "kernel", "worker", "pages")
         )
-        whole = [value["user"] + value["kernel"] + value["worker"] for value in values]
-        spread = f"{statistics.median(whole):.2f} [{min(whole):.2f}..{max(whole):.2f}]"
+        all_kinds = [value["user"] + value["kernel"] + value["worker"] for value in values]
+        spread = f"{statistics.median(all_kinds):.2f} [{min(all_kinds):.2f}..{max(all_kinds):.2f}]"
         print(
             f"| {name} | {user:.2f} | {kernel:.2f} | {worker:.2f} | {spread} | {pages:.0f} | {n} |"
         )

@@ -21,7 +21,18 @@ import torch
 import warm
 from containers import ROOT
 
-CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+CIFAR_CLASSES = [
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -63,13 +74,13 @@ def batch(images: int, seed: int, labels=None) -> dict:
 
     The images are random; their brightness shows their class.
     """
-    random = np.random.RandomState(seed)
+    generator = np.random.RandomState(seed)
     labels = list(range(10)) * (images // 10) if labels is None else labels
-    data = random.randint(0, 60, (images, 3072)) + 19 * np.array(labels)[:, None]
+    pixels = generator.randint(0, 60, (images, 3072)) + 19 * np.array(labels)[:, None]
     return {
         "batch_label": "",
         "labels": labels,
-        "data": data.astype(np.uint8),
+        "data": pixels.astype(np.uint8),
         "filenames": [""] * images,
     }
 
@@ -80,7 +91,7 @@ def write_cifar(folder: Path, images: int = 40) -> Path:
     target.mkdir(parents=True)
     for number, name in enumerate([f"data_batch_{k}" for k in range(1, 6)] + ["test_batch"]):
         (target / name).write_bytes(pickle.dumps(batch(images, number), protocol=2))
-    (target / "batches.meta").write_bytes(pickle.dumps({"label_names": CLASSES}, protocol=2))
+    (target / "batches.meta").write_bytes(pickle.dumps({"label_names": CIFAR_CLASSES}, protocol=2))
     return target
 
 
@@ -201,9 +212,9 @@ def image() -> str:
 
     The image stays, so that the next run of the tests builds from its cache.
     """
-    build = containers.build(containers.TAG, **containers.build_variables())
+    build = containers.build(containers.IMAGE_TAG, **containers.build_variables())
     assert build.returncode == 0, build.stdout[-3000:]
-    return containers.TAG
+    return containers.IMAGE_TAG
 
 
 @pytest.fixture(scope="session")
@@ -231,7 +242,7 @@ def pytest_configure(config):
     for name in ("FLAGS", "MAKEFLAGS", "PYTHONDONTWRITEBYTECODE"):
         os.environ.pop(name, None)
     run = os.environ[sweeper.RUN_VARIABLE] = uuid.uuid4().hex
-    command = [sys.executable, str(Path(sweeper.__file__)), run, containers.TAG]
+    command = [sys.executable, str(Path(sweeper.__file__)), run, containers.IMAGE_TAG]
     config.sweeper = subprocess.Popen(
         command, stdin=subprocess.PIPE, start_new_session=True, text=True
     )
@@ -326,7 +337,7 @@ def pytest_sessionfinish(session, exitstatus):
         existing = {
             file: file_seconds[file] for file in sorted(file_seconds) if (ROOT / file).exists()
         }
-        lanes.TABLE.write_text(json.dumps(existing, indent=1) + "\n")
+        lanes.DURATIONS_FILE.write_text(json.dumps(existing, indent=1) + "\n")
 
 
 def pytest_terminal_summary(terminalreporter):

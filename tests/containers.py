@@ -15,7 +15,7 @@ import sweeper
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = os.environ.get("DOCKER", "docker")
-TAG = os.environ.get("SAGEMAKER_LIGHTNING_TEST_IMAGE_TAG", "sagemaker-lightning-test")
+IMAGE_TAG = os.environ.get("SAGEMAKER_LIGHTNING_TEST_IMAGE_TAG", "sagemaker-lightning-test")
 STAND_INS = (ROOT / "tests/image/base.sh", ROOT / "tests/image/miniconda_stand_in.sh")
 # Checkouts with other stand-ins do not take each other's base.
 BASE_TAG = (
@@ -101,5 +101,5 @@ def build(
 
 
 if __name__ == "__main__":
-    done = build(TAG, **build_variables())
+    done = build(IMAGE_TAG, **build_variables())
     sys.exit(done.stdout[-3000:] if done.returncode else 0)

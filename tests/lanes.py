@@ -11,18 +11,18 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Files of one lane share a network (the SDKs' local mode has one name for it) or an image's tag, or
 # look for orphans.
-SHARED = {
+SHARED_LANES = {
     "local mode": {"test_clients_docker", "test_clients_sdk2", "test_clients_sdk3", "test_readme"},
     "image": {"test_container", "test_launch", "test_nodes", "test_scripts"},
     "rehearsal": {"test_rehearsal", "test_rehearsal_processes", "test_sweeper"},
 }
-TABLE = Path(__file__).with_name("durations.json")
+DURATIONS_FILE = Path(__file__).with_name("durations.json")
 
 
 def lane(nodeid: str) -> str:
     """Return the lane of a test: its file, or the group of files that share something."""
     name = Path(nodeid.partition("::")[0]).stem
-    return next((lane for lane, names in SHARED.items() if name in names), name)
+    return next((lane_name for lane_name, files in SHARED_LANES.items() if name in files), name)
 
 
 class Lanes(LoadScopeScheduling):
@@ -34,17 +34,23 @@ class Lanes(LoadScopeScheduling):
 
 def durations() -> dict[str, float]:
     """Return the seconds that each file took when the table was last written."""
-    return json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    return json.loads(DURATIONS_FILE.read_text()) if DURATIONS_FILE.exists() else {}
 
 
 def longest_first(nodeids: list[str]) -> dict[str, int]:
     """Return the position of each file in the run: by lane, the slowest lane first."""
     files = dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids)
-    seconds = durations()
-    lanes = {}
+    file_seconds = durations()
+    lane_seconds = {}
     for file in files:
-        lanes[lane(file)] = lanes.get(lane(file), 0.0) + seconds.get(file, 0.0)
+        lane_seconds[lane(file)] = lane_seconds.get(lane(file), 0.0) + file_seconds.get(file, 0.0)
     ordered = sorted(
-        files, key=lambda file: (-lanes[lane(file)], lane(file), -seconds.get(file, 0.0), file)
+        files,
+        key=lambda file: (
+            -lane_seconds[lane(file)],
+            lane(file),
+            -file_seconds.get(file, 0.0),
+            file,
+        ),
     )
-    return {file: place for place, file in enumerate(ordered)}
+    return {file: position for position, file in enumerate(ordered)}

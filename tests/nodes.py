@@ -125,7 +125,7 @@ class Nodes:
     def wait_for(self, text: str, host: str, times: int = 1) -> None:
         """Return when a host has printed `text` so many times."""
         deadline = time.monotonic() + HANG_SECONDS
-        while (output := self.said(host)).count(text) < times:
+        while (output := self.output(host)).count(text) < times:
             assert time.monotonic() < deadline and self.runs(host), output[-3000:]
             time.sleep(0.2)
 
@@ -134,12 +134,12 @@ class Nodes:
         deadline = time.monotonic() + HANG_SECONDS
         while any(self.runs(host) for host in self.containers):
             assert time.monotonic() < deadline, {
-                host: self.said(host)[-1500:] for host in self.containers if self.runs(host)
+                host: self.output(host)[-1500:] for host in self.containers if self.runs(host)
             }
             time.sleep(0.2)
         return {host: int(self._inspect(host, "{{.State.ExitCode}}")) for host in self.containers}
 
-    def said(self, host: str) -> str:
+    def output(self, host: str) -> str:
         """Return what a host has printed."""
         return docker("logs", self.containers[host]).stdout
 

@@ -155,7 +155,7 @@ class Job:
             "PYTHONPATH": os.pathsep.join(EXTRA_PATHS),
             "MPLCONFIGDIR": str(folder.parent),
         }
-        self.said = ""
+        self.output = ""
 
     def run_cold(self) -> int:
         """Run it to its end as a person does; return its exit status."""
@@ -190,7 +190,7 @@ class Job:
                 return None
         finally:
             process.kill()
-            self.said = log.read_bytes()[size_before:].decode(errors="replace")
+            self.output = log.read_bytes()[size_before:].decode(errors="replace")
 
 
 def one_round(
@@ -206,7 +206,7 @@ def one_round(
     for _ in range(draws.randint(2, 5)):
         number = draws.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGKILL])
         status = job.run(draws.uniform(0, 0.9) * seconds, number)
-        outputs.append(job.said)
+        outputs.append(job.output)
         if status == 0:
             break
         counts["stops" if number == signal.SIGTERM else "kills"] += 1
@@ -217,12 +217,12 @@ def one_round(
             }
     if status != 0:
         status = job.run()
-        outputs.append(job.said)
+        outputs.append(job.output)
     counts["resumed"] = sum("\nresuming from step " in f"\n{text}" for text in outputs)
     plainly = NOT_EXACT.search("\n".join(outputs))
     counts["said"] = plainly.group() if plainly else ""
     if status != 0 or (actual := result(folder)) is None:
-        last_lines = job.said.strip().splitlines()[-1:]
+        last_lines = job.output.strip().splitlines()[-1:]
         return counts | {
             "outcome": "hung" if status is None else "crashed",
             "why": f"exit status {status}: {last_lines}",

@@ -95,8 +95,8 @@ def view_fits(size: dict) -> None:
     assert max(map(len, lines)) <= size["width"]
     if size["height"] > 20:
         assert "195 more ended" in lines
-        ended = [line.split()[0] for line in lines if line.startswith("old-")]
-        assert ended == [f"old-{k}" for k in (199, 198, 197, 196, 195)]
+        old_names = [line.split()[0] for line in lines if line.startswith("old-")]
+        assert old_names == [f"old-{k}" for k in (199, 198, 197, 196, 195)]
         # Once in the table, and once above its log lines.
         assert sum(line.startswith("run-9") for line in lines) == 2
         assert sum("xxx" in line for line in lines) >= 3

@@ -21,7 +21,7 @@ from environments import python_of
 LABEL = "label=sagemaker-lightning.rehearsal"
 ROLE = "arn:aws:iam::123456789012:role/rehearsal"
 ENDED = ("Completed", "Failed", "Stopped")
-LIMIT = 300  # seconds: a job that has not ended by then hangs
+HANG_SECONDS = 300  # a job that has not ended by then hangs
 
 
 STARTS_LOCK = Path(tempfile.gettempdir(), "tests-rehearsal-starts")
@@ -79,12 +79,12 @@ class Rehearsal:
             )
         deadline = time.monotonic() + 60
         while not (
-            match := re.search(r"^endpoint: (\S+)(?s:.*)^reports: ", self.said, re.MULTILINE)
+            match := re.search(r"^endpoint: (\S+)(?s:.*)^reports: ", self.output, re.MULTILINE)
         ):
-            assert self.process.poll() is None and time.monotonic() < deadline, self.said
+            assert self.process.poll() is None and time.monotonic() < deadline, self.output
             time.sleep(0.1)
         self.endpoint = match[1]
-        self.variables = dict(re.findall(r"(AWS_\w+)=(\S+)", self.said))  # the printed line's
+        self.variables = dict(re.findall(r"(AWS_\w+)=(\S+)", self.output))  # the printed line's
         self.key = self.variables["AWS_ACCESS_KEY_ID"], self.variables["AWS_SECRET_ACCESS_KEY"]
         self.s3, self.sagemaker, self.logs = (
             aws_services.client(name, self.endpoint, key=self.key)
@@ -93,15 +93,15 @@ class Rehearsal:
 
     def __exit__(self, *_) -> None:
         self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(timeout=200) == 0, self.said
-        assert self.left() == []
+        assert self.process.wait(timeout=200) == 0, self.output
+        assert self.leftovers() == []
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """What the server has printed."""
         return self.log.read_text()
 
-    def left(self) -> list[str]:
+    def leftovers(self) -> list[str]:
         """Return what is left of this rehearsal: containers, networks, folders."""
         leftovers = [str(path) for path in self.cache.rglob("*") if path.is_file()]
         if no_engine() is None:
@@ -152,20 +152,20 @@ class Rehearsal:
 
     def wait_for(self, name: str, *statuses: str) -> dict:
         """Return the job's description when it has one of these secondary statuses."""
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + HANG_SECONDS
         while (job := self.describe(name))["SecondaryStatus"] not in statuses:
             assert job["TrainingJobStatus"] not in ENDED and time.monotonic() < deadline, (
                 job,
-                self.said[-3000:],
+                self.output[-3000:],
             )
             time.sleep(0.1)
         return job
 
-    def ended(self, name: str, seconds: float = LIMIT) -> dict:
+    def wait_until_ended(self, name: str, seconds: float = HANG_SECONDS) -> dict:
         """Return the job's description when it has ended; wait at most `seconds`."""
         deadline = time.monotonic() + seconds
         while (job := self.describe(name))["TrainingJobStatus"] not in ENDED:
-            assert time.monotonic() < deadline, (job, self.said[-3000:])
+            assert time.monotonic() < deadline, (job, self.output[-3000:])
             time.sleep(0.1)
         return job
 
@@ -192,7 +192,7 @@ class Rehearsal:
 
     def wait_for_line(self, name: str, text: str, host: str = "algo-1") -> None:
         """Return when a host has printed `text`."""
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + HANG_SECONDS
         while not any(text in line for line in self.lines(name).get(host, [])):
             assert (
                 time.monotonic() < deadline
@@ -234,7 +234,7 @@ def run(rehearsal: Rehearsal, *words, **options) -> subprocess.CompletedProcess:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=LIMIT,
+        timeout=HANG_SECONDS,
         **options,
     )
 

@@ -21,7 +21,7 @@ class Terminal:
     """
 
     def __init__(self, *command: str) -> None:
-        self.said = ""
+        self.unread = ""
         self.pid, self.end = pty.fork()
         if self.pid == 0:
             try:
@@ -40,9 +40,9 @@ class Terminal:
     def expect(self, text: str) -> None:
         """Wait until the terminal shows a text that follows the last expected one."""
         deadline = time.monotonic() + HANG_SECONDS
-        while text not in self.said:
-            assert self._read() and time.monotonic() < deadline, self.said
-        self.said = self.said.partition(text)[2]
+        while text not in self.unread:
+            assert self._read() and time.monotonic() < deadline, self.unread
+        self.unread = self.unread.partition(text)[2]
 
     def wait(self) -> int:
         """Return the exit status when the command has ended."""
@@ -62,7 +62,7 @@ class Terminal:
         if select.select([self.end], [], [], 1)[0]:
             with suppress(OSError):
                 read = os.read(self.end, 65536)
-                self.said += read.decode(errors="replace")
+                self.unread += read.decode(errors="replace")
                 return bool(read)
             return False
         return True

@@ -49,7 +49,7 @@ def model_of(archive: Path) -> Path:
 
 
 def test_the_originals_hyperparameters(client: Client, image: str, cifar: Path, tmp_path: Path):
-    """And those that a user sets over them, on folders of this machine.
+    """A user changes some of them, and mounts folders of this machine.
 
     environment= chooses the launcher.
     """
@@ -189,14 +189,14 @@ def test_what_the_client_sends_for_a_distribution(client: Client):
         "sagemaker_parameter_server_enabled": {"parameter_server": ENABLED},
     }
     run = client.run("sdk2_distribution.py", [*distributions.values(), {"pytorchddp": ENABLED}])
-    sent = json.loads(re.search(r"SENT (.*)", run.stdout)[1])
+    sent_hyperparameters = json.loads(re.search(r"SENT (.*)", run.stdout)[1])
     enabled = [
         [
             name
             for name, value in hyperparameters.items()
             if name.endswith("_enabled") and value == "true"
         ]
-        for hyperparameters in sent
+        for hyperparameters in sent_hyperparameters
     ]
     assert enabled == [[name] for name in distributions] + [
         ["sagemaker_distributed_dataparallel_enabled"]

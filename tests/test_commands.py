@@ -141,7 +141,7 @@ PLACEHOLDER_VALUES = {
 PLACEHOLDERS = re.compile("|".join(PLACEHOLDER_VALUES))
 
 
-def said() -> set[str]:
+def commands_in_sentences() -> set[str]:
     """Return the commands in the sentences of all pages."""
     spans = [
         " ".join(span.split())
@@ -153,7 +153,7 @@ def said() -> set[str]:
 
 def test_every_command_between_the_lines_is_in_the_table():
     """A new one needs a test that runs it; one that no page has any more goes."""
-    assert said() == set(BETWEEN_THE_LINES)
+    assert commands_in_sentences() == set(BETWEEN_THE_LINES)
 
 
 def test_every_block_of_commands_is_run():
@@ -206,7 +206,7 @@ FENCED = [
 ]
 PARSED = {
     line
-    for line in {*said(), *FENCED}
+    for line in {*commands_in_sentences(), *FENCED}
     if COMMAND.match(line) and re.search(r"\bmake\b|python -m benchmarks", line)
 }
 
@@ -242,7 +242,7 @@ def test_make_prints_its_targets():
     assert [line.split()[0] for line in printed.splitlines()] == targets.split()
     named = {
         target
-        for text in (*said(), *FENCED)
+        for text in (*commands_in_sentences(), *FENCED)
         for target in re.findall(r"^(?:\S+=\S+ )*make ([a-z-]+)", text)
     }
     assert named <= set(targets.split())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import sweeper
 import torch
-from conftest import CLASSES, write_cifar
+from conftest import CIFAR_CLASSES, write_cifar
 from containers import DOCKER, ROOT, build, build_variables, docker
 from environments import packages_of
 from terminal import Terminal
@@ -36,9 +36,9 @@ def container(image: str):
         *arguments: str, options: tuple[str, ...] = (), **settings
     ) -> subprocess.CompletedProcess:
         names.append(f"sagemaker-lightning-{uuid.uuid4().hex[:12]}")
-        done = docker("run", "--name", names[-1], *options, image, *arguments, **settings)
-        done.container = names[-1]
-        return done
+        completed = docker("run", "--name", names[-1], *options, image, *arguments, **settings)
+        completed.container = names[-1]
+        return completed
 
     yield run
     for name in names:
@@ -58,34 +58,36 @@ def test_without_data_and_without_a_network(container, image, tmp_path):
     (tmp_path / "hyperparameters.json").write_text(
         '{"trainer.max_epochs": "1", "trainer.limit_train_batches": "5"}'
     )
-    given = mount(
+    hyperparameters_mount = mount(
         tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro"
     )
-    run = container("train", options=("--network", "none", *given))
+    run = container("train", options=("--network", "none", *hyperparameters_mount))
     assert run.returncode == 0, run.stdout
     assert docker("cp", f"{run.container}:/opt/ml/model", str(tmp_path)).returncode == 0
     state = torch.load(tmp_path / "model/model.pt", weights_only=True)
     resnet18(num_classes=10).load_state_dict(state)
-    described = json.loads((tmp_path / "model/model.json").read_text())
-    assert described["data_class_path"] == "app.data.DigitsDataModule"
+    description = json.loads((tmp_path / "model/model.json").read_text())
+    assert description["data_class_path"] == "app.data.DigitsDataModule"
     assert (
-        described["revision"]
+        description["revision"]
         == inspect(image)["Config"]["Labels"]["org.opencontainers.image.revision"]
     )
 
 
 def test_a_program_that_says_import_lightning(container, tmp_path):
-    """As in Lightning's documentation.
+    """A program of Lightning's documentation runs.
 
     The image has pytorch-lightning alone, and the program uses nothing of ours.
     """
     (tmp_path / "code").mkdir()
     shutil.copy(ROOT / "tests/autoencoder.py", tmp_path / "code/train.py")
     (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "train.py"}')
-    given = mount(
+    hyperparameters_mount = mount(
         tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro"
     )
-    run = container("train", options=(*given, *mount(tmp_path / "code", "/opt/ml/code", "ro")))
+    run = container(
+        "train", options=(*hyperparameters_mount, *mount(tmp_path / "code", "/opt/ml/code", "ro"))
+    )
     assert run.returncode == 0 and "TRAINED 20 " in run.stdout, run.stdout
     code = (
         "import lightning.pytorch as pl; from sagemaker_lightning import ExactResume; "
@@ -95,7 +97,7 @@ def test_a_program_that_says_import_lightning(container, tmp_path):
 
 
 def test_a_user_without_a_name_in_a_container_that_is_read_only(container, tmp_path):
-    """As rootless engines and strict clusters run it.
+    """The container runs as rootless engines and strict clusters run it.
 
     The folders that it writes to are mounted; nothing else can be written.
     """
@@ -133,7 +135,7 @@ def test_the_command_may_be_left_out(container):
 
 
 def test_a_channel_and_hyperparameters(container, cifar: Path, tmp_path: Path):
-    """Those of the original's run_sagemaker.py without its GPU.
+    """The hyperparameters are those of the original's run_sagemaker.py, without its GPU.
 
     The channel cannot be written to.
     """
@@ -159,7 +161,7 @@ def test_a_channel_and_hyperparameters(container, cifar: Path, tmp_path: Path):
         "train", options=mounts + mount(model, "/opt/ml/model") + mount(output, "/opt/ml/output")
     )
     assert run.returncode == 0, run.stdout
-    assert json.loads((model / "model.json").read_text())["classes"] == CLASSES
+    assert json.loads((model / "model.json").read_text())["classes"] == CIFAR_CLASSES
     assert list(output.glob("data/tensorboard/localhost/tutorial/version_0/events.*"))
     # The checkpoints of a run that is finished are no output.
     assert not list(output.glob("data/checkpoints"))
@@ -201,7 +203,7 @@ def test_any_command_keeps_its_quoting_and_exit_status(container):
 
 
 def test_a_shell_that_nothing_activated_finds_the_environment(container):
-    """SageMaker SDK 3 goes round the entry point and looks for these three."""
+    """SageMaker SDK 3 bypasses the entry point and looks for these three programs."""
     run = container(
         "-c",
         "command -v python pip bash && python -c 'import app.train, sagemaker_training'",
@@ -213,7 +215,7 @@ def test_a_shell_that_nothing_activated_finds_the_environment(container):
     assert pip == "/opt/conda/envs/sagemaker-lightning/bin/pip"
 
 
-SAVER = """
+SAVING_PROGRAM = """
 import signal, sys, time
 def save(number, frame):
     time.sleep(2)
@@ -227,7 +229,7 @@ time.sleep(120)
 
 @pytest.mark.parametrize("options", [(), ("--init",)], ids=["as PID 1", "behind an init"])
 def test_docker_stop_lets_the_program_save(image: str, tmp_path: Path, options):
-    (tmp_path / "saver.py").write_text(SAVER)
+    (tmp_path / "saver.py").write_text(SAVING_PROGRAM)
     (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "saver.py"}')
     (tmp_path / "output").mkdir()
     mounts = mount(tmp_path / "saver.py", "/opt/ml/code/saver.py", "ro") + mount(
@@ -236,18 +238,20 @@ def test_docker_stop_lets_the_program_save(image: str, tmp_path: Path, options):
     mounts += mount(
         tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro"
     )
-    started = docker("run", "--detach", *options, *mounts, image, "train").stdout.strip()
+    container_id = docker("run", "--detach", *options, *mounts, image, "train").stdout.strip()
     try:
         for _ in range(600):
             if (tmp_path / "output/data/ready").exists():
                 break
             time.sleep(0.1)
-        docker("stop", "--time", "60", started)
-        said = docker("logs", started).stdout
-        assert "SAVED" in said and "saver.py: ended with exit status 0 after SIGTERM" in said
-        assert docker("inspect", "--format", "{{.State.ExitCode}}", started).stdout.strip() == "0"
+        docker("stop", "--time", "60", container_id)
+        output = docker("logs", container_id).stdout
+        assert "SAVED" in output and "saver.py: ended with exit status 0 after SIGTERM" in output
+        assert (
+            docker("inspect", "--format", "{{.State.ExitCode}}", container_id).stdout.strip() == "0"
+        )
     finally:
-        docker("rm", "--force", "--volumes", started)
+        docker("rm", "--force", "--volumes", container_id)
 
 
 def test_out_of_host_memory_is_the_reason(container, tmp_path: Path):
@@ -284,17 +288,19 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
     complaints = re.findall(r"^(\S+) \S+ (?:has requirement|requires)", run.stdout, re.MULTILINE)
     assert complaints == ["lightning-bolts"]
     assert {
-        (name, version) for name, version in installed.items() if version not in locked(name)
+        (name, version)
+        for name, version in installed.items()
+        if version not in locked_versions(name)
     } == set()
 
-    about = inspect(image)
-    assert about["Size"] <= 6.5e9
-    assert about["Config"]["Cmd"] == ["train"]
-    variables = dict(line.split("=", 1) for line in about["Config"]["Env"])
+    description = inspect(image)
+    assert description["Size"] <= 6.5e9
+    assert description["Config"]["Cmd"] == ["train"]
+    variables = dict(line.split("=", 1) for line in description["Config"]["Env"])
     assert variables["SAGEMAKER_PROGRAM"] == "app/train_multi_node.py"
     assert variables["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert variables["PATH"].split(":")[0] == "/opt/conda/envs/sagemaker-lightning/bin"
-    labels = about["Config"]["Labels"]
+    labels = description["Config"]["Labels"]
     assert (
         labels["org.opencontainers.image.version"] and labels["org.opencontainers.image.revision"]
     )
@@ -303,9 +309,9 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
 
 
 def test_the_history_of_the_image(container, image: str):
-    """No password is in it, and no file in two layers: they are as large as what they show."""
-    told = docker("history", "--no-trunc", "--format={{.CreatedBy}}", image).stdout
-    assert not re.search(r"://[^/\s]*@|(?i:password|secret|token)\S*=", told), told
+    """The history has no password, and the layers are as large as the files: none is in two."""
+    history = docker("history", "--no-trunc", "--format={{.CreatedBy}}", image).stdout
+    assert not re.search(r"://[^/\s]*@|(?i:password|secret|token)\S*=", history), history
     run = container(
         "bash", "-c", "du --summarize --one-file-system --bytes / && find / -xdev -type d | wc -l"
     )
@@ -313,7 +319,7 @@ def test_the_history_of_the_image(container, image: str):
     assert inspect(image)["Size"] < 1.01 * (size - 4096 * folders) + 20e6, run.stdout
 
 
-CARD = (
+CARD_PACKAGES = (
     "sagemaker_training",
     "pytorch_lightning",
     "torch",
@@ -325,21 +331,23 @@ CARD = (
 
 def test_each_package_of_the_projects_card_is_imported(container):
     code = "import importlib, sys\nfor name in sys.argv[1:]: print(importlib.import_module(name))"
-    done = container("python", "-W", "ignore", "-c", code, *CARD)
-    assert done.returncode == 0, done.stdout
-    for package in CARD:
-        assert f"<module '{package}' from " in done.stdout, done.stdout
+    completed = container("python", "-W", "ignore", "-c", code, *CARD_PACKAGES)
+    assert completed.returncode == 0, completed.stdout
+    for package in CARD_PACKAGES:
+        assert f"<module '{package}' from " in completed.stdout, completed.stdout
 
 
 def test_conda_is_in_the_image(container):
     assert re.search(r"^conda \d", container("conda", "--version").stdout, re.MULTILINE)
 
 
-def locked(name: str) -> set[str]:
+def locked_versions(name: str) -> set[str]:
     """Return the allowed versions of a package in the image."""
-    texts = ((ROOT / f"locks/{lock}.txt").read_text() for lock in ("image", "bolts"))
+    lock_texts = ((ROOT / f"locks/{lock}.txt").read_text() for lock in ("image", "bolts"))
     return {
-        version for text in texts for version in re.findall(rf"^{name}==(\S+)", text, re.MULTILINE)
+        version
+        for lock_text in lock_texts
+        for version in re.findall(rf"^{name}==(\S+)", lock_text, re.MULTILINE)
     }
 
 
@@ -352,15 +360,18 @@ def test_what_is_in_the_image_is_listed_with_its_licences(container):
         "grep -c '' sbom/licenses.txt && grep -A2 '^torch$' sbom/licenses.txt",
     )
     assert run.returncode == 0, run.stdout
-    listed, _, rest = run.stdout.partition("\n====\n")
-    bom = json.loads(listed)
+    bom_text, _, rest_of_output = run.stdout.partition("\n====\n")
+    bom = json.loads(bom_text)
     assert bom["bomFormat"] == "CycloneDX"
     components = {
-        f"{one['name']}=={one['version']}".lower().replace("_", "-") for one in bom["components"]
+        f"{component['name']}=={component['version']}".lower().replace("_", "-")
+        for component in bom["components"]
     }
-    installed = {line.lower().replace("_", "-") for line in rest.splitlines() if "==" in line}
+    installed = {
+        line.lower().replace("_", "-") for line in rest_of_output.splitlines() if "==" in line
+    }
     assert components == installed and len(installed) > 80
-    assert rest.splitlines()[-3:-1] == [
+    assert rest_of_output.splitlines()[-3:-1] == [
         "torch",
         next(line for line in installed if line.startswith("torch=="))[7:],
     ]
@@ -451,9 +462,9 @@ def test_the_program_is_a_build_argument(image: str, tag: str, tmp_path: Path):
         '"trainer.accelerator": "cpu"}'
     )
     path = "/opt/ml/input/config/hyperparameters.json"
-    done = docker("run", "--rm", *mount(tmp_path / "hyperparameters.json", path, "ro"), tag)
-    assert done.returncode == 0, done.stdout
-    assert "MEMBER: 2/2" in done.stdout
+    completed = docker("run", "--rm", *mount(tmp_path / "hyperparameters.json", path, "ro"), tag)
+    assert completed.returncode == 0, completed.stdout
+    assert "MEMBER: 2/2" in completed.stdout
 
 
 @pytest.mark.soak  # one build argument is tried above
@@ -490,9 +501,11 @@ def test_a_job_is_drilled_in_the_image(image: str, tmp_path):
     )
     write_cifar(tmp_path / "cifar10", images=10)
     (tmp_path / "hyperparameters.json").write_text('{"data.batch_size": 4, "data.val_split": 20}')
-    done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "identical: 1 interruptions" in done.stdout, (
-        done.stdout + done.stderr
+    completed = subprocess.run(
+        ["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert completed.returncode == 0 and "identical: 1 interruptions" in completed.stdout, (
+        completed.stdout + completed.stderr
     )
 
 
@@ -507,10 +520,10 @@ def test_a_compiler_is_a_build_argument(image: str, tag: str):
 def test_an_installer_with_another_checksum_is_not_run(tag: str):
     run = build(tag, **build_variables() | {"MINICONDA_SHA256": "0" * 64})
     assert run.returncode != 0
-    line = (
+    error_line = (
         rf"error: MINICONDA_SHA256: found [0-9a-f]{{64}}, expected {'0' * 64}: file:///opt/\S+ is "
     )
-    assert re.search(line, run.stdout), run.stdout[-3000:]
+    assert re.search(error_line, run.stdout), run.stdout[-3000:]
     assert docker("image", "inspect", tag).returncode != 0
 
 
@@ -521,22 +534,24 @@ def test_the_legacy_builder_builds_it_too(image: str, source: Path, tag: str):
     Of the packages it installs only the toolkit: the others take disk and minutes.
     """
     lock = source / "locks/image.txt"
-    few = "".join(
+    few_packages = "".join(
         re.findall(
             r"^(?:sagemaker-training|pip)==.*\n(?:    .*\n)+", lock.read_text(), re.MULTILINE
         )
     )
-    assert few.count("==") == 2
-    lock.write_text(few)
+    assert few_packages.count("==") == 2
+    lock.write_text(few_packages)
     run = build(tag, source, **build_variables() | {"DOCKER_BUILDKIT": "0"})
     assert run.returncode == 0, run.stdout[-3000:]
-    ours = inspect(image)["Config"]
-    other = inspect(tag)["Config"]
-    same = ("Entrypoint", "Cmd", "WorkingDir")
-    assert {key: ours[key] for key in same} == {key: other[key] for key in same}
+    our_config = inspect(image)["Config"]
+    legacy_config = inspect(tag)["Config"]
+    same_keys = ("Entrypoint", "Cmd", "WorkingDir")
+    assert {key: our_config[key] for key in same_keys} == {
+        key: legacy_config[key] for key in same_keys
+    }
     unversioned = [
         [line for line in config["Env"] if "VERSION" not in line and "REVISION" not in line]
-        for config in (ours, other)
+        for config in (our_config, legacy_config)
     ]
     assert unversioned[0] == unversioned[1]
     assert "error: train takes no flags" in docker("run", "--rm", tag, "train", "--x").stdout
@@ -545,7 +560,7 @@ def test_the_legacy_builder_builds_it_too(image: str, source: Path, tag: str):
 # At a terminal, and with others in the container --------------------------------------------------
 
 
-WAITS = """
+WAITING_PROGRAM = """
 import time
 from pathlib import Path
 print("READY", flush=True)
@@ -555,20 +570,20 @@ while not Path("/tmp/go").exists():
 
 
 @pytest.fixture
-def waiting(tmp_path: Path) -> tuple[str, ...]:
+def waiting_job_options(tmp_path: Path) -> tuple[str, ...]:
     """The options of a container whose job waits until /tmp/go is there."""
     (tmp_path / "code").mkdir()
-    (tmp_path / "code/train.py").write_text(WAITS)
+    (tmp_path / "code/train.py").write_text(WAITING_PROGRAM)
     (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "train.py"}')
-    given = "/opt/ml/input/config/hyperparameters.json"
+    hyperparameters_path = "/opt/ml/input/config/hyperparameters.json"
     return (
-        *mount(tmp_path / "hyperparameters.json", given, "ro"),
+        *mount(tmp_path / "hyperparameters.json", hyperparameters_path, "ro"),
         *mount(tmp_path / "code", "/opt/ml/code", "ro"),
     )
 
 
 def test_a_shell_at_a_terminal(image):
-    """It has the environment, the window's size, Ctrl-C for what it runs, and its exit status."""
+    """A shell has the environment, the window's size, Ctrl-C for its programs, and exit status."""
     terminal = Terminal(DOCKER, "run", "--rm", "-it", *sweeper.labels(), image, "bash")
     try:
         terminal.resize(40, 120)
@@ -590,9 +605,11 @@ def test_a_shell_at_a_terminal(image):
         terminal.kill()
 
 
-def test_training_at_a_terminal(image: str, waiting: tuple[str, ...]):
+def test_training_at_a_terminal(image: str, waiting_job_options: tuple[str, ...]):
     """No command is given. Ctrl-C reaches the program."""
-    terminal = Terminal(DOCKER, "run", "--rm", "-it", *sweeper.labels(), *waiting, image)
+    terminal = Terminal(
+        DOCKER, "run", "--rm", "-it", *sweeper.labels(), *waiting_job_options, image
+    )
     try:
         terminal.expect("READY")
         terminal.type("\x03")
@@ -602,33 +619,33 @@ def test_training_at_a_terminal(image: str, waiting: tuple[str, ...]):
         terminal.kill()
 
 
-DEBUGGED = """
+DEBUGGED_PROGRAM = """
 import json, socket, sys
 with socket.create_connection(("127.0.0.1", 5678)) as client:
     request = {"type": "request", "command": "initialize", "arguments": {"adapterID": "x"}}
     body = json.dumps(request | {"seq": 1})
     client.sendall(f"Content-Length: {len(body)}\\r\\n\\r\\n{body}".encode())
-    said = b""
-    while b"supportsConditionalBreakpoints" not in said:
-        said += client.recv(65536)
+    received = b""
+    while b"supportsConditionalBreakpoints" not in received:
+        received += client.recv(65536)
 print("DEBUGGER ANSWERS", flush=True)
 sys.exit(3)
 """
 
 
 def test_a_debugger_that_a_job_brings(container, tmp_path: Path):
-    (tmp_path / "train.py").write_text(DEBUGGED)
+    (tmp_path / "train.py").write_text(DEBUGGED_PROGRAM)
     options = (
         *mount(tmp_path, "/mine", "ro"),
         *mount(packages_of("debugpy").resolve(), "/debugpy", "ro"),
     )
     options += ("--env", "PYTHONPATH=/opt/sagemaker-lightning:/debugpy")
-    line = ("python", "-m", "debugpy", "--listen", "127.0.0.1:5678", "/mine/train.py")
-    run = container(*line, options=options, timeout=120)
+    command = ("python", "-m", "debugpy", "--listen", "127.0.0.1:5678", "/mine/train.py")
+    run = container(*command, options=options, timeout=120)
     assert run.returncode == 3 and "DEBUGGER ANSWERS" in run.stdout, run.stdout
 
 
-SESSION = """
+SESSION_PROGRAM = """
 import os
 from pathlib import Path
 from sagemaker_lightning.process.supervisor import MARK_VARIABLE
@@ -649,19 +666,23 @@ Path("/tmp/go").touch()
 """
 
 
-def test_a_session_beside_the_job(image: str, waiting: tuple[str, ...]):
-    """Such as SageMaker's remote debugging: what it leaves behind becomes a child of `train`.
+def test_a_session_beside_the_job(image: str, waiting_job_options: tuple[str, ...]):
+    """Processes that a session leaves behind become children of `train`.
+
+    SageMaker's remote debugging starts such sessions.
 
     tests/test_supervisor.py shows that `train` leaves alone what has not got its mark.
     """
-    name = docker("run", "--detach", *waiting, image, "train").stdout.strip()
+    name = docker("run", "--detach", *waiting_job_options, image, "train").stdout.strip()
     try:
-        while "READY" not in (said := docker("logs", name).stdout):
+        while "READY" not in (output := docker("logs", name).stdout):
             assert docker("inspect", "--format", "{{.State.Running}}", name).stdout == "true\n", (
-                said
+                output
             )
             time.sleep(0.1)
-        assert docker("exec", name, "python", "-c", SESSION).stdout == "MARKED [True, False]\n"
+        assert (
+            docker("exec", name, "python", "-c", SESSION_PROGRAM).stdout == "MARKED [True, False]\n"
+        )
         assert docker("wait", name).stdout == "0\n", docker("logs", name).stdout
     finally:
         docker("rm", "--force", "--volumes", name)

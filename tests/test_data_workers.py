@@ -72,7 +72,7 @@ class Loading:
             )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """The output of the process so far."""
         return self.log.read_text()
 
@@ -83,10 +83,10 @@ class Loading:
     def until(self, text: str) -> None:
         """Wait until the output has `text`, and there is a worker."""
         deadline = time.monotonic() + HANG_SECONDS
-        while text not in self.said or not any(
+        while text not in self.output or not any(
             "resource_tracker" not in process.cmdline()[-1] for process in self.below()
         ):
-            assert self.process.poll() is None and time.monotonic() < deadline, self.said
+            assert self.process.poll() is None and time.monotonic() < deadline, self.output
             time.sleep(0.01)
 
 
@@ -96,10 +96,10 @@ def test_a_signal_to_the_group_costs_no_batch(tmp_path: Path, method, text):
     loading.until(text)
     for process in [*loading.below(), loading.process]:
         process.send_signal(signal.SIGTERM)
-    assert loading.process.wait(HANG_SECONDS) == 0, loading.said
+    assert loading.process.wait(HANG_SECONDS) == 0, loading.output
     assert (
-        "heard" in loading.said
-        and "[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]" in loading.said
+        "heard" in loading.output
+        and "[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]" in loading.output
     )
 
 

@@ -415,15 +415,15 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path,
     short_trainer(tmp_path / "alone").fit(expected)
     presses = PressCtrlC(1)
     trainer = short_trainer(tmp_path / "run", presses)
-    for again in (trainer, short_trainer(tmp_path / "run")):
+    for next_trainer in (trainer, short_trainer(tmp_path / "run")):
         model = Classifier()
         model.load_state_dict(state)
-        if again is trainer:
+        if next_trainer is trainer:
             with pytest.raises(SystemExit) as stopped:
                 trainer.fit(model)
             assert stopped.value.code == 130 and presses.ran == 3
         else:
-            again.fit(model)
+            next_trainer.fit(model)
     output = "".join(capfd.readouterr())
     assert (
         "interrupted, resume from step 4: SIGINT; " in output
@@ -865,9 +865,9 @@ def test_other_validation_data_are_said(tmp_path: Path, capfd, loader, says, eve
         )
     capfd.readouterr()
     short_trainer(tmp_path, PressCtrlC(0), **options).fit(Validated(), val_dataloaders=loader)
-    said = capfd.readouterr().out
-    assert f"on rank 0, {says}; likely because of data" in said or not says
-    assert ("warning: resumed" in said) is bool(says)
+    output = capfd.readouterr().out
+    assert f"on rank 0, {says}; likely because of data" in output or not says
+    assert ("warning: resumed" in output) is bool(says)
 
 
 class Drawn(Classifier):
@@ -888,15 +888,15 @@ class Drawn(Classifier):
 def test_validation_data_that_are_drawn_anew_every_other_epoch(tmp_path: Path, epoch, every):
     options = {"reload_dataloaders_every_n_epochs": 2, "check_val_every_n_epoch": every}
     options["max_epochs"] = 4 if every == 1 else 6
-    whole = Drawn()
-    short_trainer(tmp_path / "whole", **options).fit(whole)
-    assert len(set(whole.first_numbers.values())) == (2 if every == 1 else 3)
+    uninterrupted = Drawn()
+    short_trainer(tmp_path / "whole", **options).fit(uninterrupted)
+    assert len(set(uninterrupted.first_numbers.values())) == (2 if every == 1 else 3)
     interrupted = Drawn()
     with pytest.raises(SystemExit):
         short_trainer(tmp_path / "run", Stops(epoch * 10 + 4), **options).fit(interrupted)
     resumed = Drawn()
     short_trainer(tmp_path / "run", **options).fit(resumed)
-    assert interrupted.first_numbers | resumed.first_numbers == whole.first_numbers
+    assert interrupted.first_numbers | resumed.first_numbers == uninterrupted.first_numbers
 
 
 def test_other_batches_are_said_at_an_epochs_end_too(tmp_path: Path, capfd):
@@ -904,9 +904,9 @@ def test_other_batches_are_said_at_an_epochs_end_too(tmp_path: Path, capfd):
         short_trainer(tmp_path, PressCtrlC(1, batch=10), max_epochs=2).fit(Untested())
     capfd.readouterr()
     short_trainer(tmp_path, PressCtrlC(0), max_epochs=2).fit(Untested(batch_size=8))
-    said = capfd.readouterr().out
-    assert "warning: model.batch_size" not in said
-    assert "on rank 0, the batch_size of train.0 differ" in said
+    output = capfd.readouterr().out
+    assert "warning: model.batch_size" not in output
+    assert "on rank 0, the batch_size of train.0 differ" in output
 
 
 class Regularized(Untested):
@@ -955,9 +955,11 @@ def test_other_numbers_of_the_code_are_said(tmp_path: Path, capfd, model, limits
         train({}, 3, 99, presses=1)
     capfd.readouterr()
     train(model, *limits, presses=0)
-    said = capfd.readouterr().out
-    assert said.count("warning: ") == bool(says)
-    assert f"warning: {says}: this run goes on from its checkpoint, and may end" in said or not says
+    output = capfd.readouterr().out
+    assert output.count("warning: ") == bool(says)
+    assert (
+        f"warning: {says}: this run goes on from its checkpoint, and may end" in output or not says
+    )
 
 
 def test_another_learning_rate_is_one_line(tmp_path: Path):
@@ -1019,7 +1021,7 @@ def in_groups(*groups: dict):
     return make
 
 
-def warm_up(steps: int, how: str):
+def warm_up(steps: int, form: str):
     class Object:
         def __init__(self) -> None:
             self.steps = steps
@@ -1039,7 +1041,7 @@ def warm_up(steps: int, how: str):
 
     def make(model, optim, schedules):
         optimizer = optim.SGD(model.parameters(), 0.1)
-        return [optimizer], [schedules.LambdaLR(optimizer, functions[how])]
+        return [optimizer], [schedules.LambdaLR(optimizer, functions[form])]
 
     return make
 
@@ -1141,13 +1143,13 @@ def test_more_epochs_than_a_schedule_was_made_for_are_said(tmp_path: Path, capfd
         steps = model.trainer.estimated_stepping_batches
         return [optimizer], [schedules.CosineAnnealingLR(optimizer, steps)]
 
-    said = []
+    outputs = []
     for epochs, step in ((1, 4), (2, 6), (2, 8), (2, 0)):
         with pytest.raises(SystemExit) if step else contextlib.nullcontext():
             short_trainer(tmp_path, Stops(step), max_epochs=epochs).fit(Scheduled(cosine))
-        said.append(capfd.readouterr().out)
+        outputs.append(capfd.readouterr().out)
     says = "warning: T_max of CosineAnnealingLR was 11, is 22: this run goes on from its checkpoint"
-    assert [says in text for text in said] == [False, True, False, False]
+    assert [says in output for output in outputs] == [False, True, False, False]
 
 
 class Warmup(pl.Callback):

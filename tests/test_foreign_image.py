@@ -1,16 +1,16 @@
 """A stranger's script in a stranger's image, under both SDKs, in the rehearsal.
 
-The image has the wheel beside torch and Lightning. What stands in for what: it is made of the
-layers of ours, as torch is not installed twice, but has neither our code, nor our entry point,
-variables or start of Python: only Python, torch, Lightning, AWS's toolkit, and the wheel by pip.
-Its entry point is a shell script that starts the command and waits for it, as many images have.
+The stranger's image has Python, torch, Lightning, AWS's toolkit, and our wheel by pip. It stands on
+the layers of our image, so that torch is not installed twice, but has none of our code, entry
+point, variables and start of Python. Its entry point is a shell script that starts the command and
+waits for it, as many images have.
 """
 
 import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from containers import ROOT, TAG, docker
+from containers import IMAGE_TAG, ROOT, docker
 from rehearsals import ROLE, Rehearsal
 from test_package import wheel  # noqa: F401  (a fixture)
 from test_rehearsal_clients import Person
@@ -40,23 +40,25 @@ ENTRYPOINT ["bash", "-m", "/start.sh"]
 
 
 @pytest.fixture(scope="module")
-def foreign(image, wheel, tmp_path_factory):  # noqa: F811
+def foreign_image(image, wheel, tmp_path_factory):  # noqa: F811
     """Somebody else's image."""
     folder = tmp_path_factory.mktemp("foreign")
-    tag = f"{TAG.replace(':', '-')}-of-somebody-else"
+    tag = f"{IMAGE_TAG.replace(':', '-')}-of-somebody-else"
     (folder / wheel.name).write_bytes(wheel.read_bytes())
     (folder / "start.sh").write_text('#!/bin/bash\n"$@"\n')
     (folder / "Dockerfile").write_text(DOCKERFILE.format(image=image, wheel=wheel.name))
-    built = docker("build", "--quiet", f"--tag={tag}", str(folder))
-    assert built.returncode == 0, built.stdout
+    build = docker("build", "--quiet", f"--tag={tag}", str(folder))
+    assert build.returncode == 0, build.stdout
     yield tag
     docker("image", "rm", tag)
 
 
 @pytest.fixture(scope="module")
-def trained(foreign) -> str:
-    """What the script says at the end of a training that nothing interrupts."""
-    run = docker("run", "--rm", f"--volume={SOURCE}:/script", foreign, "python", "/script/train.py")
+def trained_line(foreign_image) -> str:
+    """The line that the script prints at the end of an uninterrupted training."""
+    run = docker(
+        "run", "--rm", f"--volume={SOURCE}:/script", foreign_image, "python", "/script/train.py"
+    )
     assert "resuming" not in run.stdout
     return re.search(r"TRAINED \w{64}", run.stdout)[0]
 
@@ -71,20 +73,21 @@ def rehearsal(tmp_path_factory):
         yield server
 
 
-def log(rehearsal: Rehearsal, name: str) -> str:
-    """Return what all starts of a job have said."""
+def job_log(rehearsal: Rehearsal, name: str) -> str:
+    """Return the log lines of all attempts of a job."""
     return "\n".join(rehearsal.lines(name)["algo-1"])
 
 
-def stopped_then_killed(
-    rehearsal: Rehearsal, person: Person, script: str, jobs: list[dict], trained: str
+def stop_then_kill(
+    rehearsal: Rehearsal, person: Person, script: str, jobs: list[dict], trained_line: str
 ) -> None:
-    """Stop the first job, which hears it; the second hears nothing and is killed.
+    """Stop the first job, and let the rehearsal interrupt the second one.
 
-    The second fails after its training.
+    SIGTERM reaches the first job's program. It does not reach the second one's, which is killed,
+    trains to its end in another attempt, and then fails.
     """
 
-    def named(prefix: str) -> str:
+    def job_name_with(prefix: str) -> str:
         summaries = rehearsal.sagemaker.list_training_jobs(NameContains=prefix)[
             "TrainingJobSummaries"
         ]
@@ -92,33 +95,33 @@ def stopped_then_killed(
 
     with ThreadPoolExecutor(1) as pool:
         client = pool.submit(person.run, script, jobs)
-        while not (hearing := named(f"{person.sdk}-hearing")):
+        while not (hearing_job := job_name_with(f"{person.sdk}-hearing")):
             assert not client.done(), client.result().stdout
-        rehearsal.wait_for_line(hearing, "step=2 ")
-        rehearsal.sagemaker.stop_training_job(TrainingJobName=hearing)
+        rehearsal.wait_for_line(hearing_job, "step=2 ")
+        rehearsal.sagemaker.stop_training_job(TrainingJobName=hearing_job)
         output = client.result().stdout
-    assert rehearsal.describe(hearing)["TrainingJobStatus"] == "Stopped", output
-    heard = log(rehearsal, hearing)
-    assert "SIGTERM does not reach" not in heard
-    stopped = int(re.search(r"interrupted, resume from step (\d+): ", heard)[1])
-    assert stopped == int(re.findall(r"^step=(\d+) ", heard, re.MULTILINE)[-1]) + 1
+    assert rehearsal.describe(hearing_job)["TrainingJobStatus"] == "Stopped", output
+    hearing_log = job_log(rehearsal, hearing_job)
+    assert "SIGTERM does not reach" not in hearing_log
+    stopped_step = int(re.search(r"interrupted, resume from step (\d+): ", hearing_log)[1])
+    assert stopped_step == int(re.findall(r"^step=(\d+) ", hearing_log, re.MULTILINE)[-1]) + 1
 
-    deaf = named(f"{person.sdk}-deaf")
-    unheard = log(rehearsal, deaf)
+    deaf_job = job_name_with(f"{person.sdk}-deaf")
+    deaf_log = job_log(rehearsal, deaf_job)
     warning = (
         "warning: SIGTERM does not reach this training: bash, the container's first process, "
         "does not pass it on."
     )
-    assert unheard.count(warning) == 2 and "interrupted, resume" not in unheard
+    assert deaf_log.count(warning) == 2 and "interrupted, resume" not in deaf_log
     first_step, second_step = (
-        int(step) for step in re.findall(r"resuming from step (\d+)", unheard)
+        int(step) for step in re.findall(r"resuming from step (\d+)", deaf_log)
     )
-    assert first_step == stopped
+    assert first_step == stopped_step
     assert KILLED_AT_STEP < second_step < STEPS  # it trained and saved after the signal, too
-    assert trained in unheard
-    described = rehearsal.describe(deaf)
-    assert described["TrainingJobStatus"] == "Failed"
-    reason = described["FailureReason"].removeprefix("AlgorithmError: ")
+    assert trained_line in deaf_log
+    description = rehearsal.describe(deaf_job)
+    assert description["TrainingJobStatus"] == "Failed"
+    reason = description["FailureReason"].removeprefix("AlgorithmError: ")
     assert reason.startswith(
         "error: import failed: put what is missing into the job's source, or name it in the "
     )
@@ -128,10 +131,10 @@ def stopped_then_killed(
     )
 
 
-def test_by_sdk_2(rehearsal, foreign, trained, tmp_path):
+def test_by_sdk_2(rehearsal, foreign_image, trained_line, tmp_path):
     """With our hook by the job's environment and the toolkit as first process; then without."""
-    common = {
-        "image_uri": foreign,
+    common_arguments = {
+        "image_uri": foreign_image,
         "role": ROLE,
         "instance_type": "ml.m5.xlarge",
         "instance_count": 1,
@@ -142,24 +145,28 @@ def test_by_sdk_2(rehearsal, foreign, trained, tmp_path):
         "checkpoint_s3_uri": "s3://rehearsal/checkpoints/sdk2",
         "hyperparameters": {"pause": STEP_SECONDS},
     }
-    hook = {"SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main"}
-    spot = {"use_spot_instances": True, "max_run": 600, "max_wait": 900}
+    hook_variables = {"SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main"}
+    spot_arguments = {"use_spot_instances": True, "max_run": 600, "max_wait": 900}
     jobs = [
-        common
-        | {"job_name": "sdk2-hearing", "environment": hook, "container_entry_point": ["train"]},
-        common
-        | spot
+        common_arguments
+        | {
+            "job_name": "sdk2-hearing",
+            "environment": hook_variables,
+            "container_entry_point": ["train"],
+        },
+        common_arguments
+        | spot_arguments
         | {"job_name": "sdk2-deaf", "hyperparameters": {"pause": STEP_SECONDS, "export": "onnx"}},
     ]
-    stopped_then_killed(
-        rehearsal, Person("sdk2", tmp_path, rehearsal), "sdk2_session.py", jobs, trained
+    stop_then_kill(
+        rehearsal, Person("sdk2", tmp_path, rehearsal), "sdk2_session.py", jobs, trained_line
     )
 
 
-def test_by_sdk_3(rehearsal, foreign, trained, tmp_path):
+def test_by_sdk_3(rehearsal, foreign_image, trained_line, tmp_path):
     """The SDK's shell script is the entry point: a command may become its process by `exec`."""
-    common = {
-        "training_image": foreign,
+    common_arguments = {
+        "training_image": foreign_image,
         "role": ROLE,
         "output": "s3://rehearsal/output",
         "checkpoints": "s3://rehearsal/checkpoints/sdk3",
@@ -167,10 +174,10 @@ def test_by_sdk_3(rehearsal, foreign, trained, tmp_path):
     compute = {"instance_type": "ml.m5.xlarge", "instance_count": 1}
     command = {"command": f"exec python train.py --pause {STEP_SECONDS}", "source_dir": SOURCE}
     jobs = [
-        common
+        common_arguments
         | {"base_job_name": "sdk3-hearing", "compute": compute, "source_code": command}
         | {"stopping": {"max_runtime_in_seconds": 600}},
-        common
+        common_arguments
         | {
             "base_job_name": "sdk3-deaf",
             "compute": compute | {"enable_managed_spot_training": True},
@@ -179,6 +186,6 @@ def test_by_sdk_3(rehearsal, foreign, trained, tmp_path):
         | {"hyperparameters": {"pause": STEP_SECONDS, "export": "onnx"}}
         | {"stopping": {"max_runtime_in_seconds": 600, "max_wait_time_in_seconds": 900}},
     ]
-    stopped_then_killed(
-        rehearsal, Person("sdk3", tmp_path, rehearsal), "sdk3_session.py", jobs, trained
+    stop_then_kill(
+        rehearsal, Person("sdk3", tmp_path, rehearsal), "sdk3_session.py", jobs, trained_line
     )

@@ -201,7 +201,7 @@ def test_two_nodes(image: str, uninterrupted: Ranks, tmp_path: Path):
             not file.exists()
             or len(set(re.findall(r'"step", (\d+, \d+)', file.read_text()))) < number
         ):
-            assert time.monotonic() < deadline, job.said("algo-1")[-3000:]
+            assert time.monotonic() < deadline, job.output("algo-1")[-3000:]
             time.sleep(0.05)
 
     with job:
@@ -221,7 +221,7 @@ def test_two_nodes(image: str, uninterrupted: Ranks, tmp_path: Path):
         assert job.end()["algo-1"] == 1
         job.remove()
         assert job.start().end() == {"algo-1": 0, "algo-2": 0}
-        assert "resuming from step 12: /opt/ml/checkpoints/step-000000012.ckpt" in job.said(
+        assert "resuming from step 12: /opt/ml/checkpoints/step-000000012.ckpt" in job.output(
             "algo-1"
         )
     assert interruptible.weights(tmp_path / "algo-1/model/model.pt") == uninterrupted.result[0]

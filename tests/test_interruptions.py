@@ -43,7 +43,7 @@ class Run:
 
     def start(self, *flags: str, **variables: str):
         """Start the job, and return the process."""
-        self.before = len(self.said)
+        self.length_before = len(self.output)
         environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")} | self.variables | variables
         log = os.open(self.folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         try:
@@ -57,8 +57,8 @@ class Run:
         """Run the job to its end, which must be a success, and return its output."""
         process = self.start(*flags, **variables)
         process.wait(HANG_SECONDS)
-        assert process.returncode == 0, self.said[self.before :][-3000:]
-        return self.said[self.before :]
+        assert process.returncode == 0, self.output[self.length_before :][-3000:]
+        return self.output[self.length_before :]
 
     def interrupt(self, number: int, is_time: Callable[[], bool]) -> int:
         """Start the job, send a signal when it is time, and return the exit status."""
@@ -72,7 +72,7 @@ class Run:
         return process.returncode
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """The output of all runs."""
         log = self.folder / "log"
         return log.read_text() if log.exists() else ""
@@ -171,9 +171,9 @@ def test_a_signal_loses_no_step(tmp_path: Path, number):
     steps = run.steps
     line = f"interrupted, resume from step {steps}: {number.name}; "
     assert (
-        line in run.said
+        line in run.output
         and f"checkpoints/step-{steps:09d}.ckpt is complete [host localhost, local rank 0]"
-        in run.said
+        in run.output
     )
     assert not (tmp_path / "run/output/model/model.pt").exists()
     assert (
@@ -192,15 +192,15 @@ def test_torchrun_by_hand_ends_as_its_ranks_do(tmp_path: Path, target):
         command = ["python", ROOT / "app/train_torchrun.py", *flags]
         process = warm.start(command, run.folder, environment, log.fileno())
     while run.steps < 3:
-        assert process.poll() is None, run.said[-3000:]
+        assert process.poll() is None, run.output[-3000:]
         time.sleep(0.01)
     children = psutil.Process(process.pid).children(recursive=True)
     ranks = [child.pid for child in children if "LOCAL_RANK" in warm.environ(child.pid)]
     os.kill(process.pid if target == "torchrun" else ranks[-1], signal.SIGTERM)
-    assert process.wait(HANG_SECONDS) == 143, run.said[-3000:]
+    assert process.wait(HANG_SECONDS) == 143, run.output[-3000:]
     assert (
-        f"interrupted, resume from step {run.steps}: SIGTERM; " in run.said
-        and "Traceback" not in run.said
+        f"interrupted, resume from step {run.steps}: SIGTERM; " in run.output
+        and "Traceback" not in run.output
     )
 
 
@@ -212,7 +212,7 @@ def test_a_second_signal_does_no_harm(tmp_path: Path):
     while process.poll() is None:
         process.terminate()
         time.sleep(0.02)
-    assert process.returncode == 143 and "interrupted, resume from step" in run.said
+    assert process.returncode == 143 and "interrupted, resume from step" in run.output
 
 
 @pytest.mark.parametrize(
@@ -225,10 +225,10 @@ def test_a_second_signal_does_no_harm(tmp_path: Path):
 )
 def test_before_the_first_step_it_leaves_at_once(tmp_path: Path, hook, flag):
     run = Run(tmp_path / "run", [flag])
-    assert run.interrupt(signal.SIGTERM, lambda: f"IN {hook}" in run.said) == 143
+    assert run.interrupt(signal.SIGTERM, lambda: f"IN {hook}" in run.output) == 143
     assert (
         "interrupted, resume from step 0: SIGTERM; it came while nothing was being trained"
-        in run.said
+        in run.output
     )
     assert run.steps == 0
 
@@ -248,7 +248,7 @@ def test_within_a_validation_the_whole_of_it_is_run_again(tmp_path: Path):
         )  # of its 2 seconds
 
     assert run.interrupt(signal.SIGTERM, in_validation) == 143
-    assert "interrupted, resume from step 11: SIGTERM" in run.said
+    assert "interrupted, resume from step 11: SIGTERM" in run.output
     assert '"val", 0' not in (tmp_path / "run/events-0.jsonl").read_text()
     run.finish()
     assert run.result == uninterrupted.result
@@ -425,7 +425,7 @@ def test_of_another_run_is_an_error_that_names_what_differs(tmp_path: Path):
     }.items():
         process = run.start(flag)
         process.wait(HANG_SECONDS)
-        output = run.said[run.before :]
+        output = run.output[run.length_before :]
         assert process.returncode == 1 and "Traceback" not in output
         assert (
             "error: --resume.dirpath=output/data/checkpoints: "
@@ -460,7 +460,7 @@ def test_damaged_checkpoints_are_skipped_or_an_error(tmp_path: Path):
     assert process.returncode == 1
     assert (
         "error: --resume.dirpath=output/data/checkpoints: found checkpoints, but none that every "
-        "host has intact" in run.said
+        "host has intact" in run.output
     )
 
 
@@ -493,7 +493,7 @@ def test_what_could_not_be_read_again_is_said_before_any_step(tmp_path: Path):
     assert (
         "error: a checkpoint of this run could not be read again: "
         "thing is a builtins.object (on_save"
-    ) in run.said
+    ) in run.output
 
 
 def test_a_full_disk_costs_no_training(tmp_path: Path):

@@ -19,13 +19,15 @@ from pathlib import Path
 import pytest
 from containers import ROOT, copy_checkout
 
-LOCKS = {
+LOCK_TEXTS = {
     path.stem: path.read_text()
     for path in sorted((ROOT / "locks").glob("*.txt"))
     # image-cpu, conda-3.11, ...: locked by a person, for a variant of the image.
     if path.stem != "never" and not path.stem.startswith(("image-", "conda-"))
 }
-STANZA = re.compile(r"^([a-z0-9.-]+)==(\S+)(?: ; ([^\\\n]+))? \\\n((?:^    .*\n)+)", re.MULTILINE)
+STANZA_PATTERN = re.compile(
+    r"^([a-z0-9.-]+)==(\S+)(?: ; ([^\\\n]+))? \\\n((?:^    .*\n)+)", re.MULTILINE
+)
 PIN = r"([\w.-]+)(?:\[.*\])?==(\S+)"
 
 
@@ -35,7 +37,7 @@ def locked(name: str) -> dict[str, set[str]]:
     Some packages have one version for each range of Pythons.
     """
     versions = {}
-    for package, version, _, _ in STANZA.findall(LOCKS[name]):
+    for package, version, _, _ in STANZA_PATTERN.findall(LOCK_TEXTS[name]):
         versions.setdefault(package, set()).add(version)
     return versions
 
@@ -73,13 +75,13 @@ def wanted(name: str) -> set[str]:
     """
     return {
         package
-        for package, _, _, hash_lines in STANZA.findall(LOCKS[name])
+        for package, _, _, hash_lines in STANZA_PATTERN.findall(LOCK_TEXTS[name])
         if "# via" not in hash_lines or re.search(r"#(?: +via)? +-r ", hash_lines)
     }
 
 
 def test_every_list_has_a_lock():
-    assert LOCKS.keys() == LISTS.keys()
+    assert LOCK_TEXTS.keys() == LISTS.keys()
     assert "torch" in CONDA_PINS and {"torch", "pytest"} <= TEST_PINS.keys()
 
 
@@ -96,9 +98,9 @@ def test_lock_and_list_agree(name):
 @pytest.mark.parametrize("name", LISTS)
 def test_every_package_has_hashes_and_no_place(name):
     """Each line has a package, its hashes, or what needs it; no line names an index."""
-    text = LOCKS[name]
+    text = LOCK_TEXTS[name]
     named = re.findall(r"^[^\s#].*$", text, re.MULTILINE)
-    stanzas = STANZA.findall(text)
+    stanzas = STANZA_PATTERN.findall(text)
     assert len(named) == len(stanzas) and len(stanzas) >= len(LISTS[name])
     for package, _, _, hash_lines in stanzas:
         hashes = [line for line in hash_lines.splitlines() if not line.lstrip().startswith("#")]
@@ -182,7 +184,9 @@ def test_a_wheel_that_is_not_the_locked_one_is_not_installed(tmp_path):
     """
     version = max(locked("image")["six"])
     wheel = write_wheel(tmp_path / "index", "six", version)
-    (stanza,) = (match[0] for match in STANZA.finditer(LOCKS["image"]) if match[1] == "six")
+    (stanza,) = (
+        match[0] for match in STANZA_PATTERN.finditer(LOCK_TEXTS["image"]) if match[1] == "six"
+    )
     refused = install(tmp_path, stanza, tmp_path / "index")
     assert refused.returncode == 1 and not (tmp_path / "site/six.py").exists()
     assert "Hash mismatch for `six==" in refused.stderr
@@ -190,9 +194,9 @@ def test_a_wheel_that_is_not_the_locked_one_is_not_installed(tmp_path):
         "the index serves another file than the one that was locked, do not install it"
         in refused.stderr
     )
-    own = f"six=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
-    taken = install(tmp_path, own, tmp_path / "index")
-    assert taken.returncode == 0 and (tmp_path / "site/six.py").exists(), taken.stderr
+    own_entry = f"six=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+    installed = install(tmp_path, own_entry, tmp_path / "index")
+    assert installed.returncode == 0 and (tmp_path / "site/six.py").exists(), installed.stderr
 
 
 def test_a_package_that_no_lock_has_is_not_installed(tmp_path):
@@ -227,7 +231,7 @@ def test_another_uv_than_the_locked_one_is_not_installed(tmp_path):
     version = max(locked("uv")["uv"])
     write_wheel(tmp_path / "index", "uv", version)
     for name in ("uv", "build"):
-        (tmp_path / f"locks/{name}.txt").write_text(LOCKS[name])
+        (tmp_path / f"locks/{name}.txt").write_text(LOCK_TEXTS[name])
     index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "index")}
     command = [tmp_path / "scripts/install_locked.sh", sys.executable, "install", "locks/uv.txt"]
     completed = subprocess.run(command, env=os.environ | index, capture_output=True, text=True)
@@ -246,7 +250,10 @@ def test_the_lock_serves_other_pythons(tmp_path, version):
     The toolkit and inotify-simple, which it needs, have no wheel for any.
     """
     lock = re.sub(
-        r"^(?:sagemaker-training|inotify-simple)==.*\n(?:    .*\n)+", "", LOCKS["image"], flags=re.M
+        r"^(?:sagemaker-training|inotify-simple)==.*\n(?:    .*\n)+",
+        "",
+        LOCK_TEXTS["image"],
+        flags=re.M,
     )
     (tmp_path / "lock.txt").write_text(lock)
     command = ["scripts/uv.sh", "pip", "install", "--dry-run", "--require-hashes", "--no-deps"]
@@ -444,12 +451,14 @@ def test_make_lock_changes_nothing_where_lock_and_list_agree(tmp_path):
         for path in (tmp_path / "locks").glob("*.txt")
         if path.stem != "never"
     }
-    assert written == LOCKS
+    assert written == LOCK_TEXTS
     environment = tmp_path / "environment.yml"
     environment.write_text(
         environment.read_text().replace(f"psutil=={CONDA_PINS['psutil']}", "psutil==7.2.1")
     )
     subprocess.run(command, check=True, env=variables)
     lock = (tmp_path / "locks/image.txt").read_text()
-    old, new = (re.findall(r"^[a-z].*==.*$", text, re.MULTILINE) for text in (LOCKS["image"], lock))
-    assert set(new) - set(old) == {"psutil==7.2.1 \\"}
+    old_packages, new_packages = (
+        re.findall(r"^[a-z].*==.*$", text, re.MULTILINE) for text in (LOCK_TEXTS["image"], lock)
+    )
+    assert set(new_packages) - set(old_packages) == {"psutil==7.2.1 \\"}

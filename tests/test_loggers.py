@@ -80,7 +80,8 @@ def test_a_log_that_is_lost_is_said(tmp_path: Path):
     file.unlink()
     run.finish()
     assert (
-        "version_0/metrics.csv lacks rows of the interrupted run: the curves have a gap" in run.said
+        "version_0/metrics.csv lacks rows of the interrupted run: the curves have a gap"
+        in run.output
     )
     assert "later" in file.read_text().splitlines()[0]
 

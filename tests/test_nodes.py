@@ -20,7 +20,7 @@ from nodes import Nodes
 pytestmark = pytest.mark.docker
 
 CODE = {"probe.py": (ROOT / "tests/probe.py").read_text()}
-PROBE = {
+PROBE_HYPERPARAMETERS = {
     "model": "probe.Probe",
     "data": "probe.Counted",
     "data.batch_size": 4,
@@ -29,44 +29,50 @@ PROBE = {
     "checkpoint.monitor": "null",
     "checkpoint.filename": "null",
 }
-LONG = PROBE | {
+LONG_JOB = PROBE_HYPERPARAMETERS | {
     "trainer.max_epochs": 1000,
     "data.samples": 4003,
     "model.sleep": 0.05,
     "progress.every_n_seconds": 1,
 }
-SOON = {"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "12", "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "40"}
+SHORT_TIMEOUTS = {
+    "SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "12",
+    "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "40",
+}
 LAUNCHERS = ["app/train_multi_node.py", "app/train_torchrun.py"]
 
 
-def job(image: str, folder: Path, hosts: int, hyperparameters: dict, **more) -> Nodes:
+def job_nodes(image: str, folder: Path, hosts: int, hyperparameters: dict, **variables) -> Nodes:
     """Return the nodes algo-1, algo-2, ... of a job."""
     return Nodes(
         image,
         folder,
-        [f"algo-{k}" for k in range(1, hosts + 1)],
+        [f"algo-{number}" for number in range(1, hosts + 1)],
         hyperparameters,
         code=CODE,
-        **SOON | more,
+        **SHORT_TIMEOUTS | variables,
     )
 
 
-def steps_of(hosts: list[Path], ranks: int) -> list[tuple[list[int], float]]:
+def steps_of(hosts: list[Path], ranks_a_host: int) -> list[tuple[list[int], float]]:
     """Return for each step the samples of all ranks, and the loss over all of them."""
-    ranks = [
-        json.loads((hosts[rank // ranks] / f"output/data/probe-{rank}.json").read_text())
-        for rank in range(ranks * len(hosts))
+    rank_records = [
+        json.loads((hosts[rank // ranks_a_host] / f"output/data/probe-{rank}.json").read_text())
+        for rank in range(ranks_a_host * len(hosts))
     ]
     steps = []
-    for parts in zip(*ranks, strict=True):
-        samples = [sample for numbers, _ in parts for sample in numbers]
+    for rank_steps in zip(*rank_records, strict=True):
+        samples = [sample for numbers, _ in rank_steps for sample in numbers]
         steps.append(
-            (sorted(samples), sum(len(numbers) * loss for numbers, loss in parts) / len(samples))
+            (
+                sorted(samples),
+                sum(len(numbers) * loss for numbers, loss in rank_steps) / len(samples),
+            )
         )
     return steps
 
 
-def one_process(folder: Path, batch_size: int) -> list[tuple[list[int], float]]:
+def train_in_one_process(folder: Path, batch_size: int) -> list[tuple[list[int], float]]:
     """Train in one process with this batch size, and return its steps.
 
     The model is in `folder`/model.
@@ -74,8 +80,8 @@ def one_process(folder: Path, batch_size: int) -> list[tuple[list[int], float]]:
     (folder / "output/data").mkdir(parents=True)
     (folder / "probe.py").write_text(CODE["probe.py"])
     flags = TWO_EPOCHS | {"data.batch_size": batch_size}
-    places = {"SM_OUTPUT_DATA_DIR": folder / "output/data", "SM_MODEL_DIR": folder / "model"}
-    done = subprocess.run(
+    folders = {"SM_OUTPUT_DATA_DIR": folder / "output/data", "SM_MODEL_DIR": folder / "model"}
+    completed = subprocess.run(
         [
             sys.executable,
             ROOT / "app/train.py",
@@ -83,19 +89,19 @@ def one_process(folder: Path, batch_size: int) -> list[tuple[list[int], float]]:
         ],
         env=os.environ
         | {"PYTHONPATH": f"{ROOT}:{folder}"}
-        | {name: str(place) for name, place in places.items()},
+        | {name: str(path) for name, path in folders.items()},
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    assert done.returncode == 0, done.stdout
+    assert completed.returncode == 0, completed.stdout
     return steps_of([folder], 1)
 
 
 # Float32 sums in another order, over 24 to 32 steps: relative to values of about 1.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
-TWO_EPOCHS = PROBE | {"trainer.max_epochs": 2, "data.samples": 205}
+TWO_EPOCHS = PROBE_HYPERPARAMETERS | {"trainer.max_epochs": 2, "data.samples": 205}
 DATA_GROUP = {
     "current_group_name": "train",
     "instance_groups": [
@@ -114,7 +120,7 @@ DISTRIBUTION = {
 
 
 @pytest.mark.parametrize(
-    ("hosts", "ranks", "program", "more"),
+    ("hosts", "ranks", "program", "distribution"),
     [
         pytest.param(["algo-1", "algo-2"], 2, LAUNCHERS[0], {}, marks=pytest.mark.soak),
         pytest.param(
@@ -135,32 +141,38 @@ DISTRIBUTION = {
     ],
 )
 def test_n_ranks_compute_what_one_does(
-    image: str, tmp_path: Path, hosts: list[str], ranks: int, program: str, more
+    image: str, tmp_path: Path, hosts: list[str], ranks: int, program: str, distribution
 ):
     """N ranks have the samples, the losses and the weights of one process.
 
     They are compared at each step, the weights after two epochs of 185 samples, which no batch
     divides.
     """
-    given = TWO_EPOCHS | {"trainer.devices": ranks} | more
-    resources = DATA_GROUP if more else {}
+    hyperparameters = TWO_EPOCHS | {"trainer.devices": ranks} | distribution
+    resources = DATA_GROUP if distribution else {}
     with Nodes(
-        image, tmp_path, hosts, given, resources=resources, code=CODE, SAGEMAKER_PROGRAM=program
+        image,
+        tmp_path,
+        hosts,
+        hyperparameters,
+        resources=resources,
+        code=CODE,
+        SAGEMAKER_PROGRAM=program,
     ) as nodes:
         nodes.start()
         assert nodes.end() == dict.fromkeys(hosts, 0)
-        if more:
+        if distribution:
             assert (
                 "algo-1 takes no part in the training, which is for algo-2, algo-3"
-                in nodes.said("algo-1")
+                in nodes.output("algo-1")
             )
-    training = hosts[1:] if more else hosts
-    steps = steps_of([tmp_path / host for host in training], ranks)
-    expected = one_process(tmp_path / "one", batch_size=4 * ranks * len(training))
-    half = len(steps) // 2
-    for epoch in (steps[:half], steps[half:]):
+    training_hosts = hosts[1:] if distribution else hosts
+    steps = steps_of([tmp_path / host for host in training_hosts], ranks)
+    expected = train_in_one_process(tmp_path / "one", batch_size=4 * ranks * len(training_hosts))
+    steps_an_epoch = len(steps) // 2
+    for epoch in (steps[:steps_an_epoch], steps[steps_an_epoch:]):
         assert sorted(sample for samples, _ in epoch for sample in samples) == sorted(
-            sample for samples, _ in expected[:half] for sample in samples
+            sample for samples, _ in expected[:steps_an_epoch] for sample in samples
         )
     assert [samples for samples, _ in steps] == [samples for samples, _ in expected]
     torch.testing.assert_close(
@@ -168,15 +180,15 @@ def test_n_ranks_compute_what_one_does(
         torch.tensor([loss for _, loss in expected]),
         **TOLERANCE,
     )
-    weights = torch.load(tmp_path / training[0] / "model/model.pt", weights_only=True)
+    weights = torch.load(tmp_path / training_hosts[0] / "model/model.pt", weights_only=True)
     torch.testing.assert_close(
         weights, torch.load(tmp_path / "one/model/model.pt", weights_only=True), **TOLERANCE
     )
 
-    for host in training:
+    for host in training_hosts:
         files = {path.name for path in (tmp_path / host).rglob("*") if path.is_file()}
         # A finished run needs no last.ckpt.
-        assert ("model.pt" in files) == (host == training[0]) and "last.ckpt" not in files
+        assert ("model.pt" in files) == (host == training_hosts[0]) and "last.ckpt" not in files
         # Prepared once, however many ranks there are.
         assert (tmp_path / host / "output/data/prepared").read_text() == "prepared\n"
 
@@ -184,8 +196,9 @@ def test_n_ranks_compute_what_one_does(
 @pytest.mark.thorough  # beside tests/test_mesh.py
 def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
     hosts = ["algo-1", "algo-10", "algo-2"]
-    users = {"MASTER_PORT": "29511", "NCCL_SOCKET_IFNAME": "mine"}  # and what a user has set stays
-    with Nodes(image, tmp_path, hosts, TWO_EPOCHS, code=CODE, **users) as nodes:
+    # What a user has set stays.
+    user_variables = {"MASTER_PORT": "29511", "NCCL_SOCKET_IFNAME": "mine"}
+    with Nodes(image, tmp_path, hosts, TWO_EPOCHS, code=CODE, **user_variables) as nodes:
         nodes.start("algo-10")
         nodes.start("algo-1", named=False)
         time.sleep(10)
@@ -193,15 +206,15 @@ def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
         time.sleep(10)
         nodes.start("algo-2")
         assert nodes.end() == dict.fromkeys(hosts, 0)
-        assert all(f"{rank + 1}/3" in nodes.said(host) for rank, host in enumerate(hosts))
-        used = "TRAINING MASTER_PORT=29511 NCCL_SOCKET_IFNAME=mine GLOO_SOCKET_IFNAME="
-        assert all(f"{used}eth0" in nodes.said(host) for host in hosts[1:])
+        assert all(f"{rank + 1}/3" in nodes.output(host) for rank, host in enumerate(hosts))
+        variables_line = "TRAINING MASTER_PORT=29511 NCCL_SOCKET_IFNAME=mine GLOO_SOCKET_IFNAME="
+        assert all(f"{variables_line}eth0" in nodes.output(host) for host in hosts[1:])
     assert (tmp_path / "algo-1/model/model.pt").is_file()
 
 
 @pytest.mark.soak  # beside tests/test_mesh.py and a local rank that is killed
 def test_the_main_node_is_killed(image: str, tmp_path: Path):
-    with job(image, tmp_path, 2, LONG) as nodes:
+    with job_nodes(image, tmp_path, 2, LONG_JOB) as nodes:
         nodes.start()
         nodes.wait_for("TRAINING", "algo-1")
         nodes.kill("algo-1")
@@ -215,7 +228,9 @@ def test_the_main_node_is_killed(image: str, tmp_path: Path):
     "program", [LAUNCHERS[0], pytest.param(LAUNCHERS[1], marks=pytest.mark.soak)]
 )
 def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
-    with job(image, tmp_path, 2, LONG | {"trainer.devices": 2}, SAGEMAKER_PROGRAM=program) as nodes:
+    with job_nodes(
+        image, tmp_path, 2, LONG_JOB | {"trainer.devices": 2}, SAGEMAKER_PROGRAM=program
+    ) as nodes:
         nodes.start()
         nodes.wait_for("TRAINING", "algo-2")
         nodes.kill_last_rank("algo-2")
@@ -231,7 +246,7 @@ def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
 @pytest.mark.thorough  # beside tests/test_mesh.py
 def test_a_nodes_network_is_cut(image: str, tmp_path: Path):
     """The ranks on both sides wait for one another, and are ended."""
-    with job(image, tmp_path, 3, LONG) as nodes:
+    with job_nodes(image, tmp_path, 3, LONG_JOB) as nodes:
         nodes.start()
         nodes.wait_for("step=", "algo-1", times=3)  # seconds: the others know of the first
         nodes.cut("algo-3")
@@ -246,8 +261,8 @@ def test_a_nodes_network_is_cut(image: str, tmp_path: Path):
 
 @pytest.mark.soak  # beside tests/test_mesh.py
 def test_a_rank_that_raises_tells_the_others_why(image: str, tmp_path: Path):
-    given = LONG | {"model.fail_at": 3, "model.fail_rank": 1}
-    with job(image, tmp_path, 2, given) as nodes:
+    hyperparameters = LONG_JOB | {"model.fail_at": 3, "model.fail_rank": 1}
+    with job_nodes(image, tmp_path, 2, hyperparameters) as nodes:
         nodes.start()
         assert nodes.end() == {"algo-1": 1, "algo-2": 1}
         for host in nodes.hosts:
@@ -259,7 +274,7 @@ def test_a_rank_that_raises_tells_the_others_why(image: str, tmp_path: Path):
     "program", [pytest.param(LAUNCHERS[0], marks=pytest.mark.soak), LAUNCHERS[1]]
 )
 def test_a_node_is_told_to_stop(image: str, tmp_path: Path, program: str):
-    with job(image, tmp_path, 2, LONG, SAGEMAKER_PROGRAM=program) as nodes:
+    with job_nodes(image, tmp_path, 2, LONG_JOB, SAGEMAKER_PROGRAM=program) as nodes:
         nodes.start()
         nodes.wait_for("TRAINING", "algo-1")
         nodes.stop("algo-2")

@@ -186,7 +186,7 @@ def test_what_cannot_be_drawn_again_is_resumed_at_epochs_ends(tmp_path):
     assert run.start(STOP_AT="1:3") == 143
     warning = "streams.Unsteady draws other batches each time"
     assert (
-        run.said.count(
+        run.output.count(
             f"{warning}: checkpoints are saved only at the end of an epoch, and a stopped run goes "
             "back to the last one\n"
         )
@@ -194,11 +194,11 @@ def test_what_cannot_be_drawn_again_is_resumed_at_epochs_ends(tmp_path):
     )
     assert (
         f"step-000000010.ckpt is complete; {warning}, so the run goes back to the end of an epoch"
-        in run.said
+        in run.output
     )
     assert [path.name for path in tmp_path.rglob("step-*.ckpt")] == ["step-000000010.ckpt"]
     run.finish()
-    assert "resuming from step 10:" in run.said
+    assert "resuming from step 10:" in run.output
 
 
 def steps(run: Run) -> int:
@@ -225,7 +225,7 @@ def test_what_a_stream_has_given_is_left_out(tmp_path, ranks):
         r"^the training data cannot start at a batch \(streams\.Sharded\): the 4 batches before "
         r"this one were drawn again, in "
     )
-    assert len(re.findall(rf"{warning}\d+\.\d s$", run.said, re.M)) == 1, run.said
+    assert len(re.findall(rf"{warning}\d+\.\d s$", run.output, re.M)) == 1, run.output
 
 
 OTHER_STREAMS = [
@@ -247,16 +247,16 @@ def test_a_stream_that_is_another_one_is_told(tmp_path, name):
         "differs; likely"
     )
     assert run.start("--resume.strict=true") == 1
-    assert f"\nerror: --resume.strict: {warning} " in run.said
+    assert f"\nerror: --resume.strict: {warning} " in run.output
     run.finish()
-    assert f"\nwarning: {warning} " in run.said
+    assert f"\nwarning: {warning} " in run.output
 
 
 def test_what_workers_change_is_said(tmp_path):
     run = Run(tmp_path, *data("growing", TWO_WORKERS), "--trainer.max_epochs=2")
     run.finish()
     assert (
-        run.said.count("Growing.seen changes in the data workers, where no checkpoint saves it")
+        run.output.count("Growing.seen changes in the data workers, where no checkpoint saves it")
         == 1
     )
     run = Run(
@@ -266,14 +266,14 @@ def test_what_workers_change_is_said(tmp_path):
         "--trainer.max_epochs=2",
     )
     run.finish()
-    assert "changes in the data workers" not in run.said
+    assert "changes in the data workers" not in run.output
 
 
 def test_what_no_checkpoint_can_hold_is_said(tmp_path):
     run = Run(tmp_path, *AGENT_FLAGS, "--model.objects=true", "--trainer.max_epochs=2")
     run.finish()
     assert (
-        run.said.count("streams.Memory.steps holds a streams.Step, which no checkpoint can hold")
+        run.output.count("streams.Memory.steps holds a streams.Step, which no checkpoint can hold")
         == 1
     )
 
@@ -285,5 +285,5 @@ def test_another_number_of_workers_cannot_go_on_with_their_state(tmp_path):
     assert run.start() == 1
     assert (
         "error: --data: streams.Resumable saved its state with 2 data workers, now there are "
-        "1; go on" in run.said
+        "1; go on" in run.output
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import sweeper
 from conftest import write_cifar
-from containers import DOCKER, ROOT, TAG, build_variables, copy_checkout, no_engine
+from containers import DOCKER, IMAGE_TAG, ROOT, build_variables, copy_checkout, no_engine
 from environments import python_of
 from local_mode import Client
 from pages import FENCE, PAGES, TESTS, blocks
@@ -46,12 +46,14 @@ def checkouts(tmp_path_factory) -> Callable[[str], Path]:
         python_of("rehearsal")
         (folder / ".venvs").symlink_to(ROOT / ".venvs")
         example = folder / "examples/spot.json"  # made to train on an eighth of the images
-        text = (
-            example.read_text().replace('"sagemaker-lightning"', f'"{TAG}"').replace('"64"', '"8"')
+        configuration = (
+            example.read_text()
+            .replace('"sagemaker-lightning"', f'"{IMAGE_TAG}"')
+            .replace('"64"', '"8"')
         )
         # SGD: its checkpoints, which are copied all the time, have a third of the default's bytes.
-        short = '"trainer.limit_train_batches": "12", "optimizer": "SGD", "resume.every'
-        example.write_text(text.replace('"resume.every', short))
+        short_training = '"trainer.limit_train_batches": "12", "optimizer": "SGD", "resume.every'
+        example.write_text(configuration.replace('"resume.every', short_training))
         write_cifar(folder / "cifar10", images=10)
         # More epochs are tests/test_train.py's.
         config = folder / "output/ml/input/config"
@@ -65,10 +67,15 @@ def checkouts(tmp_path_factory) -> Callable[[str], Path]:
 def image_variables() -> dict[str, str]:
     """Return the variables of `make build` for a test.
 
-    With them the image has the tag that other tests use, and stand-ins replace what is out of
+    With them the image has the tag that other tests use, and stand-ins replace what a test cannot
     reach.
     """
-    return {"IMAGE": TAG, "DOCKER": DOCKER, "GIT_DIR": str(ROOT / ".git"), **build_variables()}
+    return {
+        "IMAGE": IMAGE_TAG,
+        "DOCKER": DOCKER,
+        "GIT_DIR": str(ROOT / ".git"),
+        **build_variables(),
+    }
 
 
 @pytest.mark.parametrize(
@@ -90,17 +97,21 @@ def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: s
         request.getfixturevalue("image")
     checkout = checkouts(page)
     # A file of the user's, which another command of the page names.
-    if name := re.match(r"# (\w+\.py)\n", text):
-        (checkout / name[1]).write_text(text)
-        compile(text, name[1], "exec")
-        assert f"{Path(name[1]).stem}." in PAGES[page].replace(text, "").replace(name[1], "")
+    if name_match := re.match(r"# (\w+\.py)\n", text):
+        (checkout / name_match[1]).write_text(text)
+        compile(text, name_match[1], "exec")
+        assert f"{Path(name_match[1]).stem}." in PAGES[page].replace(text, "").replace(
+            name_match[1], ""
+        )
         return
     # The page's image name belongs to the user: a test never tags its own image with it.
-    text = re.sub(r"\bsagemaker-lightning(?= train| python| bash)", TAG, text)
-    short = (
+    text = re.sub(r"\bsagemaker-lightning(?= train| python| bash)", IMAGE_TAG, text)
+    hyperparameters_mount = (
         "output/ml/input/config/hyperparameters.json:/opt/ml/input/config/hyperparameters.json:ro"
     )
-    text = text.replace(f"--rm {TAG} train", f'--rm -v "$PWD/{short}" {TAG} train')
+    text = text.replace(
+        f"--rm {IMAGE_TAG} train", f'--rm -v "$PWD/{hyperparameters_mount}" {IMAGE_TAG} train'
+    )
     text = text.replace("docker run", f"docker run {' '.join(sweeper.labels())}")
     command = (
         [sys.executable, "-c", text]
@@ -112,7 +123,7 @@ def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: s
         | {"XDG_CACHE_HOME": str(checkout / "cache")}
         | (image_variables() if needs_docker else {})
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         cwd=checkout,
         env=variables,
@@ -121,16 +132,19 @@ def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: s
         stderr=subprocess.STDOUT,
         timeout=1500,
     )
-    assert done.returncode == 0, done.stdout[-3000:]
+    assert completed.returncode == 0, completed.stdout[-3000:]
     if "make rehearsal" in text:
         (report,) = (checkout / "output/rehearsal").glob("*/report.html")
-        assert done.stdout.count("Training job interrupted") == 2 and "algo-2" in report.read_text()
+        assert (
+            completed.stdout.count("Training job interrupted") == 2
+            and "algo-2" in report.read_text()
+        )
     elif "merge_parts" in text:
-        assert "scores.npy: float32 [2000, 10]" in done.stdout
+        assert "scores.npy: float32 [2000, 10]" in completed.stdout
     elif "--help" not in text and "--dry-run" not in text and language == "sh":
-        assert "model.pt" in done.stdout
+        assert "model.pt" in completed.stdout
     if "make build" in text:
-        assert "epoch=1/1" in done.stdout
+        assert "epoch=1/1" in completed.stdout
     if text == "make train\n":
         assert (checkout / "output/ml/model/model.pt").is_file()
 
@@ -146,7 +160,7 @@ def test_a_job_by_an_sdk(checkouts, tmp_path: Path, image: str, sdk: str, client
     text = text.replace('"sagemaker-lightning"', f'"{image}"')
     user = Client(sdk, tmp_path)
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [python_of(sdk), "-c", text],
             cwd=checkout,
             env=user.variables,
@@ -155,7 +169,7 @@ def test_a_job_by_an_sdk(checkouts, tmp_path: Path, image: str, sdk: str, client
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        assert done.returncode == 0, done.stdout[-3000:]
+        assert completed.returncode == 0, completed.stdout[-3000:]
         (archive,) = (checkout / output).rglob("model.tar.gz")
         assert "model.pt" in subprocess.check_output(["tar", "-tf", archive], text=True)
     finally:
@@ -171,8 +185,8 @@ def test_the_file_tree_is_true():
     for name in re.findall(r"(?:^|  )(\.?[\w./]+[/.\w])  ", tree):
         assert (ROOT / name).exists(), name
     for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
-        top = f"{name.split('/')[0]}{'/' if '/' in name else ''}"
-        assert top in tree or top in (
+        top_entry = f"{name.split('/')[0]}{'/' if '/' in name else ''}"
+        assert top_entry in tree or top_entry in (
             ".dockerignore",
             ".gitignore",
             "LICENSE",

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.docker
 
 # Says each step of STEPS, one second each, and saves the step that it has reached; resumes from the
 # newest step that it finds.
-COUNTS = """
+COUNTING_SCRIPT = """
 trap 'exit 143' TERM
 cd /opt/ml/checkpoints; step=$(ls | grep -v sagemaker | sort -n | tail -1)
 echo "resuming from step ${step:-0}"
@@ -30,7 +30,7 @@ for ((i = ${step:-0} + 1; i <= ${STEPS:-6}; i++)); do
 done
 echo $HOSTNAME >/opt/ml/model/weights
 """
-CHECKPOINTS = {"CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/run"}}
+CHECKPOINT_FIELDS = {"CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/run"}}
 SECONDARY = "SecondaryStatusTransitions"
 
 
@@ -47,21 +47,23 @@ def rehearsal(tmp_path_factory):
         yield server
 
 
-def channel(name: str, uri: str, distribution: str = "FullyReplicated", **more) -> dict:
+def channel(name: str, uri: str, distribution: str = "FullyReplicated", **more_fields) -> dict:
     """Return a channel for InputDataConfig."""
     source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": distribution}
-    groups = more.pop("groups", None)
+    groups = more_fields.pop("groups", None)
     return {
         "ChannelName": name,
         "DataSource": {"S3DataSource": source | ({"InstanceGroupNames": groups} if groups else {})},
-    } | more
+    } | more_fields
 
 
 def statuses(job: dict) -> list[str]:
     """Return the secondary statuses that a job went through."""
-    found = [one["Status"] for one in job[SECONDARY]]
+    all_statuses = [transition["Status"] for transition in job[SECONDARY]]
     return [
-        status for status, before in zip(found, [None, *found], strict=False) if status != before
+        status
+        for status, previous in zip(all_statuses, [None, *all_statuses], strict=False)
+        if status != previous
     ]
 
 
@@ -91,12 +93,12 @@ def test_a_host_finds_what_the_service_gives_it(rehearsal, image, tmp_path):
         ],
         CheckpointConfig={"S3Uri": "s3://rehearsal/none/", "LocalPath": "/opt/ml/kept"},
     )
-    job = rehearsal.ended(name)
+    job = rehearsal.wait_until_ended(name)
     assert job["TrainingJobStatus"] == "Completed", job
-    said = rehearsal.lines(name)
+    host_lines = rehearsal.lines(name)
     config = {
         line.split(" ")[0][7:]: json.loads(line.partition(" ")[2])
-        for line in said["algo-2"]
+        for line in host_lines["algo-2"]
         if "config/" in line
     }
     assert config["hyperparameters.json"] == {"a.b": "1", "c": '"x"'}
@@ -120,7 +122,8 @@ def test_a_host_finds_what_the_service_gives_it(rehearsal, image, tmp_path):
     assert config["inputdataconfig.json"]["sharded"]["S3DistributionType"] == "ShardedByS3Key"
     assert set(config["inputdataconfig.json"]) == {"sharded", "fast"}
     files = {
-        host: [line for line in lines if line.startswith("data/")] for host, lines in said.items()
+        host: [line for line in lines if line.startswith("data/")]
+        for host, lines in host_lines.items()
     }
     fast = ["data/fast/a", "data/fast/b", "data/fast/c/d"]
     assert files == {
@@ -128,9 +131,9 @@ def test_a_host_finds_what_the_service_gives_it(rehearsal, image, tmp_path):
         "algo-2": [*fast, "data/sharded/a", "data/sharded/c/d"],
         "algo-3": [*fast, "data/sharded/b"],
     }
-    assert {"fast: read-only", "local: writable"} <= set(said["algo-1"])
-    assert f"{name} {job['TrainingJobArn']}" in said["algo-3"]
-    assert int(said["algo-1"][-1]) >= 1024  # MiB of /dev/shm
+    assert {"fast: read-only", "local: writable"} <= set(host_lines["algo-1"])
+    assert f"{name} {job['TrainingJobArn']}" in host_lines["algo-3"]
+    assert int(host_lines["algo-1"][-1]) >= 1024  # MiB of /dev/shm
 
 
 def test_outputs_are_gathered_over_hosts(rehearsal, image):
@@ -145,7 +148,7 @@ def test_outputs_are_gathered_over_hosts(rehearsal, image):
         hosts=2,
         AlgorithmSpecification={"MetricDefinitions": [{"Name": "x", "Regex": "x"}]},
     )
-    job = rehearsal.ended(name)
+    job = rehearsal.wait_until_ended(name)
     assert statuses(job) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
     assert (
         job["ModelArtifacts"]["S3ModelArtifacts"]
@@ -176,7 +179,7 @@ def test_metrics_and_logs(rehearsal, image):
     name = rehearsal.create(
         image, script, AlgorithmSpecification={"MetricDefinitions": definitions}
     )
-    (metric,) = rehearsal.ended(name)["FinalMetricDataList"]
+    (metric,) = rehearsal.wait_until_ended(name)["FinalMetricDataList"]
     assert (metric["MetricName"], round(metric["Value"], 3)) == ("loss", 0.1)
     assert rehearsal.lines(name)["algo-1"][-2:] == ["no end of line", "ü"]
     assert "step=3 loss=0.3\n" in (rehearsal.folder / name / "logs/algo-1.log").read_text()
@@ -190,7 +193,7 @@ def test_a_failure_says_why_and_ends_the_others(rehearsal, image):
     sleep 100 & wait
     """  # noqa: E501
     name = rehearsal.create(image, script, hosts=2)
-    job = rehearsal.ended(name)
+    job = rehearsal.wait_until_ended(name)
     assert (job["TrainingJobStatus"], job["FailureReason"]) == (
         "Failed",
         "AlgorithmError: error: why\n, exit code: 3",
@@ -242,8 +245,8 @@ FAILURES = {
 
 @pytest.mark.parametrize("case", FAILURES)
 def test_a_failure_of_a_job(rehearsal, image, case):
-    fields, reason = FAILURES[case]
-    job = rehearsal.ended(rehearsal.create(image, **fields))
+    arguments, reason = FAILURES[case]
+    job = rehearsal.wait_until_ended(rehearsal.create(image, **arguments))
     assert job["TrainingJobStatus"] == "Failed"
     assert job["FailureReason"].startswith(reason) and len(job["FailureReason"]) <= 1024
 
@@ -253,7 +256,7 @@ def test_stop(rehearsal, image):
     name = rehearsal.create(image, script, hosts=2)
     rehearsal.wait_for_line(name, "ready", "algo-2")
     rehearsal.sagemaker.stop_training_job(TrainingJobName=name)
-    job = rehearsal.ended(name)
+    job = rehearsal.wait_until_ended(name)
     assert (job["TrainingJobStatus"], statuses(job)[-4:]) == (
         "Stopped",
         ["Training", "Stopping", "Uploading", "Stopped"],
@@ -270,7 +273,7 @@ def test_max_runtime_ends_even_who_does_not_listen(rehearsal, image):
         "trap '' TERM; while true; do sleep 1; done",
         StoppingCondition={"MaxRuntimeInSeconds": 2},
     )
-    job = rehearsal.ended(name)
+    job = rehearsal.wait_until_ended(name)
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
     assert job["TrainingTimeInSeconds"] >= 2 + 5  # the grace period
 
@@ -288,7 +291,7 @@ def test_checkpoints_are_copied_while_it_runs_and_restored(rehearsal, image):
     """  # noqa: E501
     name = rehearsal.create(image, script, CheckpointConfig={"S3Uri": "s3://rehearsal/ck/before"})
     rehearsal.wait_for_line(name, "synced")
-    rehearsal.ended(name)
+    rehearsal.wait_until_ended(name)
     assert rehearsal.lines(name)["algo-1"][0] == "old"
     assert {"1", "1.sagemaker-uploaded", "1.sagemaker-uploading"} <= set(
         rehearsal.lines(name)["algo-1"]
@@ -302,15 +305,17 @@ def test_checkpoints_are_copied_while_it_runs_and_restored(rehearsal, image):
 
 def test_an_interruption_by_hand(rehearsal, image):
     name = rehearsal.create(
-        image, COUNTS, spot=True, hosts=2, Environment={"STEPS": "10"}, **CHECKPOINTS
+        image, COUNTING_SCRIPT, spot=True, hosts=2, Environment={"STEPS": "10"}, **CHECKPOINT_FIELDS
     )
     on_demand = run_command(rehearsal, "interrupt", rehearsal.create(image, "sleep 2"))
     assert on_demand.returncode == 1 and "is not a spot job; create it with" in on_demand.stdout
     rehearsal.wait_for_line(name, "step=3")
-    done = run_command(rehearsal, "interrupt", name, "--host=algo-2", "--unwarned", "--gap=1.5")
-    assert done.returncode == 0 and "algo-2" in done.stdout, done.stdout
-    job = rehearsal.ended(name)
-    chain = [
+    completed = run_command(
+        rehearsal, "interrupt", name, "--host=algo-2", "--unwarned", "--gap=1.5"
+    )
+    assert completed.returncode == 0 and "algo-2" in completed.stdout, completed.stdout
+    job = rehearsal.wait_until_ended(name)
+    expected = [
         "Starting",
         "Downloading",
         "Training",
@@ -320,20 +325,24 @@ def test_an_interruption_by_hand(rehearsal, image):
         "Training",
         "Uploading",
     ]
-    assert statuses(job) == [*chain, "Completed"]
-    said = rehearsal.lines(name)["algo-1"]
-    resumed = [int(line.split()[-1]) for line in said if line.startswith("resuming")]
-    assert len(resumed) == 2 and 2 <= resumed[1] < 10
+    assert statuses(job) == [*expected, "Completed"]
+    log_lines = rehearsal.lines(name)["algo-1"]
+    resumed_steps = [int(line.split()[-1]) for line in log_lines if line.startswith("resuming")]
+    assert len(resumed_steps) == 2 and 2 <= resumed_steps[1] < 10
     record = json.loads((rehearsal.folder / name / "job.json").read_text())
-    first, second = (attempt["instances"][0] for attempt in record["attempts"])
-    assert second["started"] - first["released"] >= 1.5  # the time between is not billed
+    first_instance, second_instance = (attempt["instances"][0] for attempt in record["attempts"])
+    # The time between is not billed.
+    assert second_instance["started"] - first_instance["released"] >= 1.5
     (interruption,) = record["interruptions"]
     assert (interruption["hosts"], interruption["warned"], interruption["why"]) == (
         ["algo-2"],
         False,
         "by hand",
     )
-    assert [one["reclaimed"] for one in record["attempts"][0]["instances"]] == [False, True]
+    assert [instance["reclaimed"] for instance in record["attempts"][0]["instances"]] == [
+        False,
+        True,
+    ]
     assert "goodput" in (rehearsal.folder / name / "report.html").read_text().lower()
 
 
@@ -341,23 +350,25 @@ def test_ten_jobs_at_once(rehearsal, image):
     script = 'echo m >/opt/ml/model/$TRAINING_JOB_NAME; sleep 1; echo "step=1 loss=0.1"'
     with ThreadPoolExecutor(10) as pool:
         names = list(pool.map(lambda _: rehearsal.create(image, script), range(10)))
-        jobs = list(pool.map(rehearsal.ended, names))
+        jobs = list(pool.map(rehearsal.wait_until_ended, names))
     assert [job["TrainingJobStatus"] for job in jobs] == ["Completed"] * 10
     assert all(list(rehearsal.archive(name)) == [name] for name in names)
-    listed = rehearsal.sagemaker.list_training_jobs(MaxResults=100, StatusEquals="Completed")[
+    summaries = rehearsal.sagemaker.list_training_jobs(MaxResults=100, StatusEquals="Completed")[
         "TrainingJobSummaries"
     ]
-    assert set(names) <= {one["TrainingJobName"] for one in listed}
-    first = rehearsal.sagemaker.list_training_jobs(
+    assert set(names) <= {summary["TrainingJobName"] for summary in summaries}
+    first_page = rehearsal.sagemaker.list_training_jobs(
         MaxResults=3, SortBy="Name", SortOrder="Ascending"
     )
-    second = rehearsal.sagemaker.list_training_jobs(
-        MaxResults=3, SortBy="Name", SortOrder="Ascending", NextToken=first["NextToken"]
+    second_page = rehearsal.sagemaker.list_training_jobs(
+        MaxResults=3, SortBy="Name", SortOrder="Ascending", NextToken=first_page["NextToken"]
     )
-    pages = [
-        one["TrainingJobName"] for page in (first, second) for one in page["TrainingJobSummaries"]
+    names_on_pages = [
+        summary["TrainingJobName"]
+        for page in (first_page, second_page)
+        for summary in page["TrainingJobSummaries"]
     ]
-    assert len(pages) == 6 and pages == sorted(pages)
+    assert len(names_on_pages) == 6 and names_on_pages == sorted(names_on_pages)
 
 
 def test_names_and_tags(rehearsal, image):
@@ -375,7 +386,7 @@ def test_names_and_tags(rehearsal, image):
         rehearsal.sagemaker.create_model(
             ModelName="x", ExecutionRoleArn="arn:aws:iam::123456789012:role/x"
         )
-    rehearsal.ended(name)
+    rehearsal.wait_until_ended(name)
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -384,21 +395,21 @@ def test_network_isolation(rehearsal, image, isolated):
     script = 'getent ahostsv4 algo-1 | head -1; echo "endpoint ${AWS_ENDPOINT_URL-none}"; sleep 2'
     name = rehearsal.create(image, script, EnableNetworkIsolation=isolated)
     rehearsal.wait_for(name, "Training")
-    chosen = f"name=-{name}$"
+    name_filter = f"name=-{name}$"
     internal = docker(
-        "network", "ls", "--filter", chosen, "--format", "{{.Internal}}"
+        "network", "ls", "--filter", name_filter, "--format", "{{.Internal}}"
     ).stdout.strip()
-    rehearsal.ended(name)
-    found, endpoint = rehearsal.lines(name)["algo-1"]
+    rehearsal.wait_until_ended(name)
+    host_line, endpoint_line = rehearsal.lines(name)["algo-1"]
     assert (
-        "algo-1" in found
+        "algo-1" in host_line
         and internal == str(isolated).lower()
-        and (endpoint == "endpoint none") == isolated
+        and (endpoint_line == "endpoint none") == isolated
     )
 
 
 def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
-    """It is removed from the network, so that the network can be removed; the job ends as ever."""
+    """The rehearsal disconnects the container, removes the network, and the job completes."""
     name = rehearsal.create(image, "echo ready; sleep 5")
     rehearsal.wait_for_line(name, "ready")
     (network,) = docker("network", "ls", "--quiet", "--filter", f"name=-{name}$").stdout.split()
@@ -406,7 +417,7 @@ def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
         "run", "--detach", "--network", network, "--entrypoint=sleep", image, "100"
     ).stdout.strip()
     try:
-        assert rehearsal.ended(name)["TrainingJobStatus"] == "Completed"
+        assert rehearsal.wait_until_ended(name)["TrainingJobStatus"] == "Completed"
         assert docker("network", "ls", "--quiet", "--filter", f"name=-{name}$").stdout == ""
         assert (
             docker("inspect", "--format", "{{.State.Running}}", stranger).stdout.strip() == "true"
@@ -417,62 +428,69 @@ def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
 
 # A real network whose list once names a container that has left since: a test cannot hit that
 # moment.
-LEAVES = """
+LEAVING_PROGRAM = """
 import docker
 from rehearsal.engines.containers import remove
 
-network, reloads = docker.from_env().networks.create(NAME), []
-reload = network.reload
+network = docker.from_env().networks.create(NAME)
+reloads = []
+real_reload = network.reload
 
 
-def late():
-    reload()
+def reload_late():
+    real_reload()
     reloads.append(None)
     if len(reloads) == 1:
         network.attrs["Containers"] = {"left": {"Name": "left-since"}}
 
 
-network.reload = late
+network.reload = reload_late
 print(remove(network))
 """
 
 
 def test_a_container_that_leaves_a_network_by_itself(tmp_path):
     name = f"rehearsal-test-{tmp_path.name}-{os.getpid()}"
-    line = [python_of("rehearsal"), "-c", LEAVES.replace("NAME", repr(name))]
+    command = [python_of("rehearsal"), "-c", LEAVING_PROGRAM.replace("NAME", repr(name))]
     try:
-        done = subprocess.run(
-            line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+        completed = subprocess.run(
+            command,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=60,
         )
-        assert done.stdout == "True\n"
+        assert completed.stdout == "True\n"
         assert docker("network", "ls", "--quiet", "--filter", f"name={name}").stdout == ""
     finally:
         docker("network", "rm", name)
 
 
 # For a user who is not root and may not remove the files of a container's root.
-EMPTIES = """
+EMPTYING_PROGRAM = """
 import sys
 from pathlib import Path
 import docker
 from rehearsal import owner
 
-client, seen = docker.from_env(), []
+client = docker.from_env()
+volumes_seen = []
 collection = type(client.containers)
 run = collection.run
 
 
-def noted(self, *given, volumes, **more):
-    seen.extend(volumes)
-    return run(self, *given, volumes=volumes, **more)
+def note_and_run(self, *arguments, volumes, **options):
+    volumes_seen.extend(volumes)
+    return run(self, *arguments, volumes=volumes, **options)
 
 
-collection.run = noted
-owner.shutil.rmtree = lambda *given, **more: None
+collection.run = note_and_run
+owner.shutil.rmtree = lambda *arguments, **options: None
 folder = Path(sys.argv[1])
 owner.empty(folder, client)
-left = sorted(path.name for path in folder.parent.rglob("*"))
-print([volume.partition(":")[0] == str(folder) for volume in seen], left)
+remaining = sorted(path.name for path in folder.parent.rglob("*"))
+print([volume.partition(":")[0] == str(folder) for volume in volumes_seen], remaining)
 """
 
 
@@ -480,11 +498,11 @@ def test_what_a_containers_root_has_left_is_removed_by_one_that_sees_nothing_els
     for name in ("one/jobs/file", "another/file"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("")
-    line = [python_of("rehearsal"), "-c", EMPTIES, tmp_path / "one"]
-    done = subprocess.run(
-        line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+    command = [python_of("rehearsal"), "-c", EMPTYING_PROGRAM, tmp_path / "one"]
+    completed = subprocess.run(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
     )
-    assert done.stdout == "[True] ['another', 'file', 'one']\n"
+    assert completed.stdout == "[True] ['another', 'file', 'one']\n"
 
 
 @pytest.mark.parametrize(
@@ -510,17 +528,19 @@ def test_spot_by_a_rule(tmp_path, image, rule, wanted):
             if wanted[-1] != "Completed"
             else None
         )
-        more = {"StoppingCondition": limits} if limits else {}
-        name = server.create(image, COUNTS, spot=True, hosts=2, **CHECKPOINTS, **more)
-        job = server.ended(name)
-        found = [
+        stopping = {"StoppingCondition": limits} if limits else {}
+        name = server.create(
+            image, COUNTING_SCRIPT, spot=True, hosts=2, **CHECKPOINT_FIELDS, **stopping
+        )
+        job = server.wait_until_ended(name)
+        end_statuses = [
             status for status in statuses(job) if status in ("Interrupted", job["SecondaryStatus"])
         ]
-        assert found[-1] == wanted[-1] and found.count("Interrupted") >= wanted.count(
+        assert end_statuses[-1] == wanted[-1] and end_statuses.count("Interrupted") >= wanted.count(
             "Interrupted"
         ), job
         if wanted[-1] == "Completed":
-            assert found == wanted
+            assert end_statuses == wanted
             steps = [
                 line.split()[0] for line in server.lines(name)["algo-1"] if line.startswith("step=")
             ]
@@ -533,7 +553,7 @@ def test_retries_are_spent(tmp_path, image):
         name = server.create(
             image, "sleep 60", spot=True, RetryStrategy={"MaximumRetryAttempts": 1}
         )
-        job = server.ended(name)
+        job = server.wait_until_ended(name)
         assert (
             job["TrainingJobStatus"] == "Failed"
             and "MaximumRetryAttempts is 1" in job["FailureReason"]
@@ -554,25 +574,27 @@ def test_a_copy_that_stalls_lags_and_brings_its_markers_back(tmp_path, image):
             "cd /opt/ml/checkpoints; ls; echo 1 >1; sleep 2; rm 1; echo 2 >2; sleep 2; echo 3 "
             ">3; sleep 1"
         )
-        server.ended(server.create(image, script, **CHECKPOINTS))
-        found = server.keys("checkpoints/run/")
-        assert "checkpoints/run/1" in found and "checkpoints/run/1.sagemaker-uploaded" in found
-        assert "checkpoints/run/3" not in found
-        again = server.create(image, script, **CHECKPOINTS)
-        server.ended(again)
-        assert {"1", "1.sagemaker-uploaded"} <= set(server.lines(again)["algo-1"])
+        server.wait_until_ended(server.create(image, script, **CHECKPOINT_FIELDS))
+        keys = server.keys("checkpoints/run/")
+        assert "checkpoints/run/1" in keys and "checkpoints/run/1.sagemaker-uploaded" in keys
+        assert "checkpoints/run/3" not in keys
+        second_job = server.create(image, script, **CHECKPOINT_FIELDS)
+        server.wait_until_ended(second_job)
+        assert {"1", "1.sagemaker-uploaded"} <= set(server.lines(second_job)["algo-1"])
 
 
 @pytest.mark.parametrize("folder", ["the same folder", "a folder of its own", "its folder is gone"])
 def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, image, folder):
     name = "orphans"  # the same for both
-    first, other, following = (Rehearsal(tmp_path / which) for which in ("first", "other", "next"))
+    killed, at_work, following = (
+        Rehearsal(tmp_path / folder_name) for folder_name in ("first", "other", "next")
+    )
     if folder == "the same folder":
-        other.cache = following.cache = first.cache
-    with other:
-        first.start()
+        at_work.cache = following.cache = killed.cache
+    with at_work:
+        killed.start()
         try:
-            for server in (first, other):
+            for server in (killed, at_work):
                 server.create(
                     image,
                     "trap exit TERM; echo up; sleep 600 & wait",
@@ -581,25 +603,26 @@ def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, imag
                 )
                 server.wait_for_line(name, "up", "algo-2")
         except BaseException:
-            first.process.kill()
+            killed.process.kill()
             raise
         with starting(alone=True):
-            first.process.kill()
-            first.process.wait()
-            assert len(containers(name)) == 4 and "ended what" not in other.said
+            killed.process.kill()
+            killed.process.wait()
+            assert len(containers_of(name)) == 4 and "ended what" not in at_work.output
             if folder == "its folder is gone":
-                shutil.rmtree(first.cache)
+                shutil.rmtree(killed.cache)
             following.start()
         following.process.send_signal(signal.SIGINT)
         assert following.process.wait(timeout=60) == 0
-        assert following.said.count("ended what a killed rehearsal had left") == 1
-        assert len(containers(name)) == 2  # the containers of the other rehearsal, which is at work
-        other.sagemaker.stop_training_job(TrainingJobName=name)
-        assert other.ended(name)["TrainingJobStatus"] == "Stopped"
-    assert first.left() == []
+        assert following.output.count("ended what a killed rehearsal had left") == 1
+        # They are the containers of the other rehearsal, which is at work.
+        assert len(containers_of(name)) == 2
+        at_work.sagemaker.stop_training_job(TrainingJobName=name)
+        assert at_work.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
+    assert killed.leftovers() == []
 
 
-def containers(job: str) -> list[str]:
+def containers_of(job: str) -> list[str]:
     """Return the containers of the jobs with this name."""
     return docker(
         "ps", "--all", "--quiet", f"--filter={LABEL}", f"--filter=name=-{job}-"
@@ -619,23 +642,25 @@ def test_repairs_of_a_gpu_instance(tmp_path, image):
     with Rehearsal(tmp_path, "--repairs=1", "--sync-every=0.1") as server:
         script = "cd /opt/ml/checkpoints; [[ -e 1 ]] || { echo 1 >1; sleep 1; exit 9; }"
         resources = {"InstanceType": "ml.g5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1}
-        job = server.ended(server.create(image, script, ResourceConfig=resources, **CHECKPOINTS))
+        job = server.wait_until_ended(
+            server.create(image, script, ResourceConfig=resources, **CHECKPOINT_FIELDS)
+        )
         assert job["TrainingJobStatus"] == "Completed" and "Restarting" in statuses(job)
 
 
 def test_a_client_of_exec_has_nothing_of_the_persons_aws(rehearsal):
-    line = "import os; print(sorted((k, v) for k, v in os.environ.items() if k.startswith('AWS_')))"
-    done = run(
+    code = "import os; print(sorted((k, v) for k, v in os.environ.items() if k.startswith('AWS_')))"
+    completed = run(
         rehearsal,
         python_of("rehearsal"),
         "-c",
-        line,
+        code,
         env=os.environ | {"AWS_PROFILE": "mine", "AWS_ENDPOINT_URL_S3": "x"},
     )
     assert (
-        f"'{rehearsal.endpoint}'" in done.stdout
-        and "mine" not in done.stdout
-        and "URL_S3" not in done.stdout
+        f"'{rehearsal.endpoint}'" in completed.stdout
+        and "mine" not in completed.stdout
+        and "URL_S3" not in completed.stdout
     )
 
 
@@ -653,8 +678,8 @@ def test_a_client_is_not_started_without_a_rehearsal(endpoint):
         "echo",
         "started",
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
     )
-    assert done.returncode == 1 and "started" not in done.stdout
-    assert done.stdout.startswith("error: --endpoint: ") and done.stdout.count("\n") == 1
+    assert completed.returncode == 1 and "started" not in completed.stdout
+    assert completed.stdout.startswith("error: --endpoint: ") and completed.stdout.count("\n") == 1

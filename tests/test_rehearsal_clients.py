@@ -14,23 +14,23 @@ from conftest import write_cifar
 from containers import ROOT, docker
 from environments import python_of
 from local_mode import Client
-from rehearsals import LIMIT, ROLE, Rehearsal
+from rehearsals import HANG_SECONDS, ROLE, Rehearsal
 
 pytestmark = pytest.mark.docker
 
-FAST = {
+CPU_HYPERPARAMETERS = {
     "trainer.accelerator": "cpu",
     "trainer.devices": "1",
     "trainer.enable_progress_bar": "false",
 }
 # The hyperparameters of the tutorial's run_sagemaker.py, on a CPU.
-TUTORIAL = {
+TUTORIAL_HYPERPARAMETERS = {
     "data": "CIFAR10DataModule",
     "data.batch_size": "4",
     "optimizer": "Adam",
     "optimizer.lr": "0.001",
-} | FAST
-TUTORIAL |= {"logger.name": "tutorial", "data.val_split": "0.2"}
+} | CPU_HYPERPARAMETERS
+TUTORIAL_HYPERPARAMETERS |= {"logger.name": "tutorial", "data.val_split": "0.2"}
 
 
 class Person(Client):
@@ -65,14 +65,16 @@ def weights(rehearsal: Rehearsal, job: str) -> dict[str, torch.Tensor]:
     return torch.load(io.BytesIO(rehearsal.archive(job)["model.pt"]), weights_only=True)
 
 
-def model(rehearsal: Rehearsal, job: str) -> dict:
+def model_json(rehearsal: Rehearsal, job: str) -> dict:
     """Return model.json of a job."""
     return json.loads(rehearsal.archive(job)["model.json"])
 
 
-def same(one: dict, other: dict) -> bool:
+def same_weights(first: dict, second: dict) -> bool:
     """Return whether two models are equal bit by bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 @pytest.mark.thorough  # two interrupted hosts: tests/test_rehearsal_processes.py
@@ -82,7 +84,7 @@ def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
     Part 1: two nodes on demand. Part 2: the same on spot, interrupted; then one more epoch from its
     checkpoints.
     """
-    common = {
+    common_arguments = {
         "image_uri": image,
         "role": ROLE,
         "instance_type": "ml.g4dn.12xlarge",
@@ -91,43 +93,59 @@ def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
         "output_path": "s3://rehearsal/output",
         "environment": {"OMP_NUM_THREADS": "1"},
     }
-    spot = {
+    spot_arguments = {
         "use_spot_instances": True,
         "max_retry_attempts": 3,
         "max_wait": 14400,
         "max_run": 3600,
         "checkpoint_s3_uri": "s3://rehearsal/output/spot/checkpoints",
     }
-    logged = {
+    logger_flags = {
         "logger.save_dir": "s3://rehearsal/output/spot/logger-output",
         "logger.flush_secs": "10",
     }
     person = Person("sdk2", tmp_path, rehearsal)
-    more = {"checkpoint_s3_uri": spot["checkpoint_s3_uri"]}
+    checkpoints_alone = {"checkpoint_s3_uri": spot_arguments["checkpoint_s3_uri"]}
     jobs = [
-        common
-        | {"job_name": "on-demand", "hyperparameters": TUTORIAL | {"trainer.max_epochs": "3"}},
-        common
-        | spot
-        | {"job_name": "spot", "hyperparameters": TUTORIAL | logged | {"trainer.max_epochs": "2"}},
-        common
-        | more
-        | {"job_name": "more", "hyperparameters": TUTORIAL | logged | {"trainer.max_epochs": "3"}},
+        common_arguments
+        | {
+            "job_name": "on-demand",
+            "hyperparameters": TUTORIAL_HYPERPARAMETERS | {"trainer.max_epochs": "3"},
+        },
+        common_arguments
+        | spot_arguments
+        | {
+            "job_name": "spot",
+            "hyperparameters": TUTORIAL_HYPERPARAMETERS
+            | logger_flags
+            | {"trainer.max_epochs": "2"},
+        },
+        common_arguments
+        | checkpoints_alone
+        | {
+            "job_name": "more",
+            "hyperparameters": TUTORIAL_HYPERPARAMETERS
+            | logger_flags
+            | {"trainer.max_epochs": "3"},
+        },
     ]
-    done = person.run("sdk2_session.py", jobs)
-    assert done.returncode == 0, done.stdout[-5000:]
-    assert "algo-2" in done.stdout and re.search(r"epoch=2/2 .*val_acc=", done.stdout)
-    assert done.stdout.count("Training job interrupted") + done.stdout.count("Interrupted") >= 1
-    assert "model: s3://rehearsal/output/more/output/model.tar.gz" in done.stdout
-    described = rehearsal.describe("spot")
-    found = [one["Status"] for one in described["SecondaryStatusTransitions"]]
-    assert found.count("Interrupted") == 1 and described["TrainingJobStatus"] == "Completed"
-    said = rehearsal.lines("more")["algo-1"]
-    assert any(re.search(r"resuming from step \d+", line) for line in said)
-    assert not any("epoch=2/3" in line for line in said) and any(
-        "epoch=3/3" in line for line in said
+    completed = person.run("sdk2_session.py", jobs)
+    assert completed.returncode == 0, completed.stdout[-5000:]
+    assert "algo-2" in completed.stdout and re.search(r"epoch=2/2 .*val_acc=", completed.stdout)
+    assert (
+        completed.stdout.count("Training job interrupted") + completed.stdout.count("Interrupted")
+        >= 1
     )
-    assert same(weights(rehearsal, "on-demand"), weights(rehearsal, "more"))
+    assert "model: s3://rehearsal/output/more/output/model.tar.gz" in completed.stdout
+    description = rehearsal.describe("spot")
+    statuses = [transition["Status"] for transition in description["SecondaryStatusTransitions"]]
+    assert statuses.count("Interrupted") == 1 and description["TrainingJobStatus"] == "Completed"
+    log_lines = rehearsal.lines("more")["algo-1"]
+    assert any(re.search(r"resuming from step \d+", line) for line in log_lines)
+    assert not any("epoch=2/3" in line for line in log_lines) and any(
+        "epoch=3/3" in line for line in log_lines
+    )
+    assert same_weights(weights(rehearsal, "on-demand"), weights(rehearsal, "more"))
     assert any("tfevents" in key for key in rehearsal.keys("output/spot/logger-output/"))
 
 
@@ -145,50 +163,55 @@ def test_a_model_trainer_of_sdk_3(rehearsal, image, tmp_path):
         "stopping": {"max_runtime_in_seconds": 600, "max_wait_time_in_seconds": 900},
         "output": "s3://rehearsal/output",
         "checkpoints": "s3://rehearsal/checkpoints/sdk3",
-        "hyperparameters": TUTORIAL | {"trainer.max_epochs": 1},
+        "hyperparameters": TUTORIAL_HYPERPARAMETERS | {"trainer.max_epochs": 1},
         "inputs": {"training": "s3://rehearsal/cifar10"},
     }
-    done = Person("sdk3", tmp_path, rehearsal).run("sdk3_session.py", [job])
-    assert done.returncode == 0, done.stdout[-5000:]
-    (name,) = re.findall(r"model: s3://rehearsal/output/([^/]+)/output/model.tar.gz", done.stdout)
-    assert model(rehearsal, name)
+    completed = Person("sdk3", tmp_path, rehearsal).run("sdk3_session.py", [job])
+    assert completed.returncode == 0, completed.stdout[-5000:]
+    (name,) = re.findall(
+        r"model: s3://rehearsal/output/([^/]+)/output/model.tar.gz", completed.stdout
+    )
+    assert model_json(rehearsal, name)
 
 
 @pytest.mark.thorough  # without Docker: tests/test_rehearsal_endpoint.py
 def test_launch(rehearsal, image, tmp_path):
     registry = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
-    line = [
+    command = [
         sys.executable,
         ROOT / "scripts/launch.py",
         f"--image={registry}/{image}:latest",
         f"--role={ROLE}",
         "--poll=1",
     ]
-    line += [
+    command += [
         "--output=s3://rehearsal/output",
         "--channel=training=s3://rehearsal/cifar10/,mode=FastFile",
     ]
-    line += [
+    command += [
         "--spot",
         "--checkpoints=s3://rehearsal/checkpoints/launch",
         "--max-run=600",
         "--max-wait=900",
     ]
-    settings = [f"{name}={value}" for name, value in (TUTORIAL | {"trainer.max_epochs": 1}).items()]
-    done = subprocess.run(
-        [*map(str, line), *settings],
+    hyperparameters = [
+        f"{name}={value}"
+        for name, value in (TUTORIAL_HYPERPARAMETERS | {"trainer.max_epochs": 1}).items()
+    ]
+    completed = subprocess.run(
+        [*map(str, command), *hyperparameters],
         env=Person("launch", tmp_path, rehearsal).variables | {"PYTHONPATH": ""},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=LIMIT,
+        timeout=HANG_SECONDS,
     )
-    assert done.returncode == 0, done.stdout[-5000:]
+    assert completed.returncode == 0, completed.stdout[-5000:]
     assert (
-        "Uploading: Uploading generated training model" in done.stdout
-        and "algo-1: epoch=1/1" in done.stdout
+        "Uploading: Uploading generated training model" in completed.stdout
+        and "algo-1: epoch=1/1" in completed.stdout
     )
-    assert ": Completed" in done.stdout
+    assert ": Completed" in completed.stdout
 
 
 def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tmp_path):
@@ -210,8 +233,8 @@ def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tm
         "RUN chmod +x /own/train\n"
         "ENV PATH=/own:$PATH\n"
     )
-    built = docker("build", "--quiet", "--tag=rehearsal-diy", str(tmp_path))
-    assert built.returncode == 0, built.stdout
+    build = docker("build", "--quiet", "--tag=rehearsal-diy", str(tmp_path))
+    assert build.returncode == 0, build.stdout
     request = {
         "TrainingJobName": "do-it-yourself",
         "AlgorithmSpecification": {"TrainingImage": "rehearsal-diy", "TrainingInputMode": "File"},
@@ -244,16 +267,18 @@ def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tm
     aws = python_of("cli").with_name("aws")
     environment = Person("aws", tmp_path / "aws", rehearsal).variables
     try:
-        line = [
+        command = [
             aws,
             "sagemaker",
             "create-training-job",
             "--cli-input-json",
             f"file://{tmp_path}/request.json",
         ]
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=LIMIT)
-        assert done.returncode == 0, done.stderr
-        rehearsal.ended("do-it-yourself")
+        completed = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS
+        )
+        assert completed.returncode == 0, completed.stderr
+        rehearsal.wait_until_ended("do-it-yourself")
         assert rehearsal.describe("do-it-yourself")["TrainingJobStatus"] == "Completed"
         parts = rehearsal.archive("do-it-yourself")
         assert len(parts) == 10 and sorted(b"".join(parts.values()).split(), key=int) == [
@@ -266,13 +291,13 @@ def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tm
 def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
     """Three instances instead of ten compare all rows; their parts are merged from S3."""
     request = json.loads((ROOT / "examples/similarity.json").read_text())
-    text = (
+    request_text = (
         json.dumps(request)
         .replace("my-bucket", "rehearsal")
         .replace('"sagemaker-lightning"', f'"{image}"')
     )
-    assert text.count('"InstanceCount": 10') == 1
-    request = json.loads(text.replace('"InstanceCount": 10', '"InstanceCount": 3'))
+    assert request_text.count('"InstanceCount": 10') == 1
+    request = json.loads(request_text.replace('"InstanceCount": 10', '"InstanceCount": 3'))
     request |= {"StoppingCondition": {"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 900}}
     rows = np.random.default_rng(0).standard_normal((300, 16)).astype(np.float32)
     content = io.BytesIO()
@@ -282,23 +307,25 @@ def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
     )
     name = request["TrainingJobName"]
     rehearsal.sagemaker.create_training_job(**request)
-    job = rehearsal.ended(name)
+    job = rehearsal.wait_until_ended(name)
     assert job["TrainingJobStatus"] == "Completed", (job, rehearsal.lines(name))
-    line = [
+    command = [
         sys.executable,
         ROOT / "scripts/merge_parts.py",
         f"s3://rehearsal/jobs/{name}/output/model.tar.gz",
     ]
-    done = subprocess.run(
-        [*line, f"--output={tmp_path / 'merged'}"],
+    completed = subprocess.run(
+        [*command, f"--output={tmp_path / 'merged'}"],
         env=Person("aws", tmp_path / "aws", rehearsal).variables,
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=HANG_SECONDS,
     )
-    assert done.returncode == 0, done.stderr
-    unit = rows.astype(np.float64) / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
-    scores = unit @ unit.T
+    assert completed.returncode == 0, completed.stderr
+    unit_rows = rows.astype(np.float64) / np.linalg.norm(
+        rows.astype(np.float64), axis=1, keepdims=True
+    )
+    scores = unit_rows @ unit_rows.T
     np.fill_diagonal(scores, -1)
     assert np.allclose(
         np.load(tmp_path / "merged/scores.npy"), np.sort(scores, axis=1)[:, ::-1][:, :10], atol=1e-6

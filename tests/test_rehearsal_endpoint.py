@@ -24,14 +24,14 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from containers import ROOT
 from environments import python_of
-from rehearsals import LIMIT, ROLE, Rehearsal, run, run_command
+from rehearsals import HANG_SECONDS, ROLE, Rehearsal, run, run_command
 from test_rehearsal_clients import Person
 
 pytestmark = pytest.mark.slow
 
 LOOPBACK = "127.0.0.1"
 BRIDGE = "127.0.0.2"  # an address of the loopback in place of the bridge's
-CREATE = "SageMaker.CreateTrainingJob"
+CREATE_TARGET = "SageMaker.CreateTrainingJob"
 
 
 class Endpoint(Rehearsal):
@@ -64,57 +64,66 @@ def endpoint(tmp_path_factory, folder):
         yield server
 
 
-def sent(endpoint: Endpoint, request: bytes, address: str = LOOPBACK) -> tuple[int, str, str]:
+def send(endpoint: Endpoint, request: bytes, address: str = LOOPBACK) -> tuple[int, str, str]:
     """Send bytes; return the status, the headers and the body of the answer."""
     with socket.create_connection((address, endpoint.port), timeout=30) as connection:
         connection.sendall(request)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    head, _, body = answer.decode(errors="replace").partition("\r\n\r\n")
-    return int(head.split()[1]), head.lower(), body
+    headers, _, body = answer.decode(errors="replace").partition("\r\n\r\n")
+    return int(headers.split()[1]), headers.lower(), body
 
 
-def text(line: str, headers: dict, body: bytes = b"") -> bytes:
+def request_bytes(request_line: str, headers: dict, body: bytes = b"") -> bytes:
     """Return a request as the text that is sent."""
-    lines = [
-        line,
+    header_lines = [
+        request_line,
         *(f"{name}: {value}" for name, value in headers.items()),
         f"Content-Length: {len(body)}",
         "",
         "",
     ]
-    return "\r\n".join(lines).encode() + body
+    return "\r\n".join(header_lines).encode() + body
 
 
-def signed(
-    key, target="/", *, host, method="GET", service="s3", headers=(), body=b"", when=None
+def signed_headers(
+    key, target="/", *, host, method="GET", service="s3", headers=(), body=b"", offset_seconds=None
 ) -> dict:
     """Return the headers of a request, with a valid signature for the host."""
     request = AWSRequest(
         method, f"http://{host}{target}", data=body, headers={"Host": host} | dict(headers)
     )
-    signer = auth.S3SigV4Auth if service == "s3" else auth.SigV4Auth
-    found = signer(Credentials(*key), service, "us-east-1")
-    now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=when or 0)
+    signer_class = auth.S3SigV4Auth if service == "s3" else auth.SigV4Auth
+    request_signer = signer_class(Credentials(*key), service, "us-east-1")
+    moment = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=offset_seconds or 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auth, "get_current_datetime", lambda: now)
-        found.add_auth(request)
+        patch.setattr(auth, "get_current_datetime", lambda: moment)
+        request_signer.add_auth(request)
     return dict(request.headers.items())
 
 
-def ask(
-    endpoint: Endpoint, key, operation: str, content: dict | bytes, **more
+def call_sagemaker(
+    endpoint: Endpoint, key, operation: str, content: dict | bytes, **options
 ) -> tuple[int, str, str]:
     """Call an operation of SageMaker with a signature."""
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     host = endpoint.host
-    given = {"X-Amz-Target": f"SageMaker.{operation}", "Content-Type": "application/x-amz-json-1.1"}
-    headers = signed(
-        key, host=host, method="POST", service="sagemaker", headers=given, body=body, **more
+    target_headers = {
+        "X-Amz-Target": f"SageMaker.{operation}",
+        "Content-Type": "application/x-amz-json-1.1",
+    }
+    headers = signed_headers(
+        key,
+        host=host,
+        method="POST",
+        service="sagemaker",
+        headers=target_headers,
+        body=body,
+        **options,
     )
-    return sent(endpoint, text("POST / HTTP/1.1", headers, body))
+    return send(endpoint, request_bytes("POST / HTTP/1.1", headers, body))
 
 
-def job(**more) -> dict:
+def job(**fields) -> dict:
     """Return a job that the rehearsal accepts."""
     return {
         "TrainingJobName": f"job-{time.time_ns()}",
@@ -123,10 +132,10 @@ def job(**more) -> dict:
         "OutputDataConfig": {"S3OutputPath": "s3://rehearsal/output"},
         "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1},
         "StoppingCondition": {"MaxRuntimeInSeconds": 600},
-    } | more
+    } | fields
 
 
-def nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
+def check_nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
     """Check that an answer tells nothing to a client without the key."""
     assert answer[0] == status, answer
     assert (
@@ -134,33 +143,44 @@ def nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
         and "server: rehearsal\r\n" in answer[1]
         and answer[2].count("\n") <= 1
     )
-    for word in ("werkzeug", "python/", "moto", "bucket", "treasure", "job-", "<html", "traceback"):
-        assert word not in (answer[1] + answer[2]).lower(), answer
+    for hint in ("werkzeug", "python/", "moto", "bucket", "treasure", "job-", "<html", "traceback"):
+        assert hint not in (answer[1] + answer[2]).lower(), answer
 
 
 def test_a_signed_request_passes(endpoint):
     """A signed request passes.
 
-    The attacks below are like this one but for one thing, so that no other mistake refuses them.
+    Each attack below differs from this request in one thing, which is why it is refused.
     """
     for host in (endpoint.host, f"localhost:{endpoint.port}", f"LocalHost:{endpoint.port}"):
-        status, head, body = sent(endpoint, text("GET / HTTP/1.1", signed(endpoint.key, host=host)))
-        assert status == 200 and "<Name>rehearsal</Name>" in body and "access-control-" not in head
+        status, headers, body = send(
+            endpoint, request_bytes("GET / HTTP/1.1", signed_headers(endpoint.key, host=host))
+        )
+        assert (
+            status == 200 and "<Name>rehearsal</Name>" in body and "access-control-" not in headers
+        )
     host = f"{BRIDGE}:{endpoint.port}"
-    assert sent(endpoint, text("GET / HTTP/1.1", signed(endpoint.key, host=host)), BRIDGE)[0] == 200
-    assert ask(endpoint, endpoint.key, "ListTrainingJobs", {})[0] == 200
+    assert (
+        send(
+            endpoint,
+            request_bytes("GET / HTTP/1.1", signed_headers(endpoint.key, host=host)),
+            BRIDGE,
+        )[0]
+        == 200
+    )
+    assert call_sagemaker(endpoint, endpoint.key, "ListTrainingJobs", {})[0] == 200
 
 
-STRANGERS = {
+STRANGERS_REQUESTS = {
     "a list of buckets": ("GET / HTTP/1.1", {}),
     "an object": ("GET /rehearsal/secret HTTP/1.1", {}),
     "a list of objects": ("GET /rehearsal?list-type=2 HTTP/1.1", {}),
     "a head": ("HEAD /rehearsal/secret HTTP/1.1", {}),
     "an upload": ("PUT /rehearsal/x HTTP/1.1", {}),
-    "a job": ("POST / HTTP/1.1", {"X-Amz-Target": CREATE}),
+    "a job": ("POST / HTTP/1.1", {"X-Amz-Target": CREATE_TARGET}),
     "a job in plain text": (
         "POST / HTTP/1.1",
-        {"x-amz-target": CREATE, "Content-Type": "text/plain"},
+        {"x-amz-target": CREATE_TARGET, "Content-Type": "text/plain"},
     ),
     "another service": ("POST / HTTP/1.1", {"X-Amz-Target": "AWSLambda.ListFunctions"}),
     "credentials in a body": ("POST /?Action=AssumeRoleWithWebIdentity HTTP/1.1", {}),
@@ -196,25 +216,30 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("address", [LOOPBACK, BRIDGE])
-@pytest.mark.parametrize("what", STRANGERS)
-def test_a_stranger_gets_nothing(endpoint, what, address):
-    line, headers = STRANGERS[what]
-    nothing_told(
-        sent(endpoint, text(line, {"Host": f"{address}:{endpoint.port}"} | headers, b"{}"), address)
+@pytest.mark.parametrize("case", STRANGERS_REQUESTS)
+def test_a_stranger_gets_nothing(endpoint, case, address):
+    request_line, headers = STRANGERS_REQUESTS[case]
+    check_nothing_told(
+        send(
+            endpoint,
+            request_bytes(request_line, {"Host": f"{address}:{endpoint.port}"} | headers, b"{}"),
+            address,
+        )
     )
 
 
 @pytest.mark.parametrize(
-    "line", ["", "GET", "GET /", "GET / HTTP/9.9", "GET / HTTP/1.1\r\nno header", "\x16\x03\x01"]
+    "request_line",
+    ["", "GET", "GET /", "GET / HTTP/9.9", "GET / HTTP/1.1\r\nno header", "\x16\x03\x01"],
 )
-def test_what_is_no_request_gets_no_version(endpoint, line):
+def test_what_is_no_request_gets_no_version(endpoint, request_line):
     with socket.create_connection((LOOPBACK, endpoint.port), timeout=30) as connection:
-        connection.sendall(f"{line}\r\n\r\n".encode())
+        connection.sendall(f"{request_line}\r\n\r\n".encode())
         answer = connection.recv(65536).decode().lower()
     assert "python" not in answer and "werkzeug" not in answer and "200 ok" not in answer
 
 
-HOSTS = {
+HOST_HEADERS = {
     "another": "evil.com",
     "another at the port": "evil.com:{port}",
     "one that begins with it": "127.0.0.1:{port}.evil.com",
@@ -233,38 +258,40 @@ HOSTS = {
 }
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", HOST_HEADERS)
 def test_another_host_is_refused_whatever_its_signature(endpoint, host):
     """DNS rebinding: the page's host is the name of another host, with our address."""
-    headers = signed(endpoint.key, host=endpoint.host) | {
-        "Host": HOSTS[host].format(port=endpoint.port)
+    headers = signed_headers(endpoint.key, host=endpoint.host) | {
+        "Host": HOST_HEADERS[host].format(port=endpoint.port)
     }
     if "@" not in headers["Host"]:
-        headers = signed(endpoint.key, host=headers["Host"]) | {"Host": headers["Host"]}
-    nothing_told(sent(endpoint, text("GET / HTTP/1.1", headers)))
+        headers = signed_headers(endpoint.key, host=headers["Host"]) | {"Host": headers["Host"]}
+    check_nothing_told(send(endpoint, request_bytes("GET / HTTP/1.1", headers)))
 
 
 @pytest.mark.parametrize(
     "case", ["two", "two, the other way", "none", "none in HTTP/1.0", "in the target", "in both"]
 )
 def test_a_host_is_said_once_and_in_its_header(endpoint, case):
-    headers = signed(endpoint.key, host=endpoint.host)
-    lines = [f"{name}: {value}" for name, value in headers.items() if name != "Host"]
-    first = "GET / HTTP/1.1"
+    headers = signed_headers(endpoint.key, host=endpoint.host)
+    header_lines = [f"{name}: {value}" for name, value in headers.items() if name != "Host"]
+    request_line = "GET / HTTP/1.1"
     if case.startswith("two"):
         hosts = [f"Host: {endpoint.host}", "Host: evil.com"]
-        lines = [*(hosts if case == "two" else reversed(hosts)), *lines]
+        header_lines = [*(hosts if case == "two" else reversed(hosts)), *header_lines]
     elif case == "none in HTTP/1.0":
-        first = "GET / HTTP/1.0"
+        request_line = "GET / HTTP/1.0"
     elif case.startswith("in"):
-        first = f"GET http://{'evil.com' if case == 'in the target' else endpoint.host}/ HTTP/1.1"
-        lines = [f"Host: {endpoint.host}", *lines]
-    answer = sent(endpoint, "\r\n".join([first, *lines, "", ""]).encode())
-    nothing_told(answer)
+        request_line = (
+            f"GET http://{'evil.com' if case == 'in the target' else endpoint.host}/ HTTP/1.1"
+        )
+        header_lines = [f"Host: {endpoint.host}", *header_lines]
+    answer = send(endpoint, "\r\n".join([request_line, *header_lines, "", ""]).encode())
+    check_nothing_told(answer)
     assert answer[2].startswith("found a request for ")  # refused before the signature is looked at
 
 
-PAGES = {
+PAGE_REQUESTS = {
     "an origin": ("GET", {"Origin": "http://evil.com"}),
     "no origin, as a file has": ("GET", {"Origin": "null"}),
     "its own": ("GET", {"Origin": "http://127.0.0.1:{port}"}),
@@ -286,13 +313,13 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGE_REQUESTS)
 def test_a_page_is_refused_whatever_its_signature(endpoint, page):
-    method, more = PAGES[page]
-    headers = signed(endpoint.key, host=endpoint.host, method=method) | {
-        name: value.format(port=endpoint.port) for name, value in more.items()
+    method, page_headers = PAGE_REQUESTS[page]
+    headers = signed_headers(endpoint.key, host=endpoint.host, method=method) | {
+        name: value.format(port=endpoint.port) for name, value in page_headers.items()
     }
-    nothing_told(sent(endpoint, text(f"{method} / HTTP/1.1", headers)))
+    check_nothing_told(send(endpoint, request_bytes(f"{method} / HTTP/1.1", headers)))
 
 
 def test_no_page_may_read_even_what_a_bucket_allows(endpoint):
@@ -300,19 +327,19 @@ def test_no_page_may_read_even_what_a_bucket_allows(endpoint):
     endpoint.s3.create_bucket(Bucket="open-to-all", ACL="public-read-write")
     endpoint.s3.put_bucket_cors(Bucket="open-to-all", CORSConfiguration={"CORSRules": [rule]})
     endpoint.s3.put_object(Bucket="open-to-all", Key="x", Body=b"treasure", ACL="public-read")
-    own = {"Host": endpoint.host}
-    nothing_told(sent(endpoint, text("GET /open-to-all/x HTTP/1.1", own)))
-    status, head, body = sent(
+    host_header = {"Host": endpoint.host}
+    check_nothing_told(send(endpoint, request_bytes("GET /open-to-all/x HTTP/1.1", host_header)))
+    status, headers, body = send(
         endpoint,
-        text(
+        request_bytes(
             "GET /open-to-all/x HTTP/1.1",
-            signed(endpoint.key, "/open-to-all/x", host=endpoint.host),
+            signed_headers(endpoint.key, "/open-to-all/x", host=endpoint.host),
         ),
     )
-    assert (status, body) == (200, "treasure") and "access-control-" not in head
+    assert (status, body) == (200, "treasure") and "access-control-" not in headers
 
 
-FORGED = {
+FORGERIES = {
     "another secret": {"secret": "x"},
     "another path": {"line": "GET /rehearsal/other HTTP/1.1"},
     "another query": {"line": "GET /rehearsal/secret?versionId=1 HTTP/1.1"},
@@ -324,13 +351,17 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("forged", FORGED)
+@pytest.mark.parametrize("forged", FORGERIES)
 def test_a_signature_is_of_one_request_and_now(endpoint, forged):
-    case = FORGED[forged]
-    key = endpoint.key[0], case.get("secret", endpoint.key[1])
-    headers = signed(key, "/rehearsal/secret", host=endpoint.host, when=case.get("when"))
-    line = case.get("line", "GET /rehearsal/secret HTTP/1.1")
-    nothing_told(sent(endpoint, text(line, headers | case.get("headers", {}))))
+    forgery = FORGERIES[forged]
+    key = endpoint.key[0], forgery.get("secret", endpoint.key[1])
+    headers = signed_headers(
+        key, "/rehearsal/secret", host=endpoint.host, offset_seconds=forgery.get("when")
+    )
+    request_line = forgery.get("line", "GET /rehearsal/secret HTTP/1.1")
+    check_nothing_told(
+        send(endpoint, request_bytes(request_line, headers | forgery.get("headers", {})))
+    )
 
 
 @pytest.mark.parametrize("forged", ["body", "target", "unsigned target", "date"])
@@ -338,42 +369,52 @@ def test_a_signature_is_of_one_order(endpoint, forged):
     """Whoever has seen one of our requests cannot make another one of it."""
     host = endpoint.host
     target = {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
-    given = {} if forged == "unsigned target" else target
-    headers = signed(
-        endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=b"{}"
+    signed_target = {} if forged == "unsigned target" else target
+    headers = signed_headers(
+        endpoint.key,
+        host=host,
+        method="POST",
+        service="sagemaker",
+        headers=signed_target,
+        body=b"{}",
     )
     body = json.dumps(job()).encode() if forged == "body" else b"{}"
-    headers |= {"X-Amz-Target": CREATE} if "target" in forged else {}
+    headers |= {"X-Amz-Target": CREATE_TARGET} if "target" in forged else {}
     headers |= {"X-Amz-Date": "20260101T000000Z"} if forged == "date" else {}
-    nothing_told(sent(endpoint, text("POST / HTTP/1.1", headers, body)))
+    check_nothing_told(send(endpoint, request_bytes("POST / HTTP/1.1", headers, body)))
 
 
 def test_a_signature_for_one_service_is_for_no_other(endpoint):
-    given = {"X-Amz-Target": CREATE}
-    headers = signed(endpoint.key, host=endpoint.host, method="POST", headers=given, body=b"{}")
-    before = ask(endpoint, endpoint.key, "ListTrainingJobs", {})[2]
-    sent(endpoint, text("POST / HTTP/1.1", headers, b"{}"))
-    assert ask(endpoint, endpoint.key, "ListTrainingJobs", {})[2] == before
+    target = {"X-Amz-Target": CREATE_TARGET}
+    headers = signed_headers(
+        endpoint.key, host=endpoint.host, method="POST", headers=target, body=b"{}"
+    )
+    jobs_before = call_sagemaker(endpoint, endpoint.key, "ListTrainingJobs", {})[2]
+    send(endpoint, request_bytes("POST / HTTP/1.1", headers, b"{}"))
+    assert call_sagemaker(endpoint, endpoint.key, "ListTrainingJobs", {})[2] == jobs_before
 
 
 @pytest.mark.parametrize("service", ["lambda", "batch", "ssm", "secretsmanager", "codebuild"])
 def test_what_runs_programs_in_moto_is_not_there(endpoint, service):
-    calls = {
+    operations = {
         "lambda": "list_functions",
         "ssm": "describe_parameters",
         "secretsmanager": "list_secrets",
     }
-    calls |= {"batch": "describe_job_queues", "codebuild": "list_projects"}
+    operations |= {"batch": "describe_job_queues", "codebuild": "list_projects"}
     with pytest.raises(ClientError, match=f"does not emulate {service}"):
-        getattr(client(service, endpoint.endpoint, key=endpoint.key), calls[service])()
+        getattr(client(service, endpoint.endpoint, key=endpoint.key), operations[service])()
 
 
 @pytest.mark.parametrize(
     "path", ["/moto-api/data.json", "//moto-api/data.json", "/%6doto-api/data.json", "/favicon.ico"]
 )
 def test_motos_own_page_is_closed_even_to_the_person(endpoint, path):
-    status, _, body = sent(
-        endpoint, text(f"GET {path} HTTP/1.1", signed(endpoint.key, path, host=endpoint.host))
+    status, _, body = send(
+        endpoint,
+        request_bytes(
+            f"GET {path} HTTP/1.1", signed_headers(endpoint.key, path, host=endpoint.host)
+        ),
     )
     assert status in (403, 404) and ("NoSuch" in body or "Signature" in body), body
 
@@ -383,10 +424,10 @@ def test_a_presigned_address(endpoint):
     url = s3.generate_presigned_url(
         "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=60
     )
-    own = {"Host": endpoint.host}
+    host_header = {"Host": endpoint.host}
     target = url.partition(str(endpoint.port))[2]
-    assert sent(endpoint, text(f"GET {target} HTTP/1.1", own))[2] == "treasure"
-    for other in (
+    assert send(endpoint, request_bytes(f"GET {target} HTTP/1.1", host_header))[2] == "treasure"
+    for forged_target in (
         target.replace("secret", "other"),
         target.replace("Expires=60", "Expires=6000"),
         target.replace("Expires=60", "Expires=-60"),
@@ -394,25 +435,39 @@ def test_a_presigned_address(endpoint):
         target[:-1] + ("0" if target[-1] != "0" else "1"),
         target.partition("&X-Amz-Signature")[0],
     ):
-        nothing_told(sent(endpoint, text(f"GET {other} HTTP/1.1", own)))
-    nothing_told(sent(endpoint, text(f"DELETE {target} HTTP/1.1", own)))
-    nothing_told(
-        sent(endpoint, text(f"GET {target} HTTP/1.1", own | {"Origin": "http://evil.com"}))
+        check_nothing_told(
+            send(endpoint, request_bytes(f"GET {forged_target} HTTP/1.1", host_header))
+        )
+    check_nothing_told(send(endpoint, request_bytes(f"DELETE {target} HTTP/1.1", host_header)))
+    check_nothing_told(
+        send(
+            endpoint,
+            request_bytes(f"GET {target} HTTP/1.1", host_header | {"Origin": "http://evil.com"}),
+        )
     )
-    nothing_told(sent(endpoint, text(f"GET {target} HTTP/1.1", own | {"x-amz-date": "x"})))
-    old = s3.generate_presigned_url(
+    check_nothing_told(
+        send(endpoint, request_bytes(f"GET {target} HTTP/1.1", host_header | {"x-amz-date": "x"}))
+    )
+    expired_url = s3.generate_presigned_url(
         "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=0
     )
     time.sleep(1.1)
-    nothing_told(sent(endpoint, text(f"GET {old.partition(str(endpoint.port))[2]} HTTP/1.1", own)))
-    second = client(
+    check_nothing_told(
+        send(
+            endpoint,
+            request_bytes(
+                f"GET {expired_url.partition(str(endpoint.port))[2]} HTTP/1.1", host_header
+            ),
+        )
+    )
+    old_signer = client(
         "s3", endpoint.endpoint, key=endpoint.key, config=Config(signature_version="s3")
     )
-    url = second.generate_presigned_url(
+    url = old_signer.generate_presigned_url(
         "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}
     )
-    status, _, body = sent(
-        endpoint, text(f"GET {url.partition(str(endpoint.port))[2]} HTTP/1.1", own)
+    status, _, body = send(
+        endpoint, request_bytes(f"GET {url.partition(str(endpoint.port))[2]} HTTP/1.1", host_header)
     )
     assert status == 403 and "signature_version='s3v4'" in body
 
@@ -434,8 +489,8 @@ def test_what_a_client_signs(endpoint):
         endpoint.s3.put_object(
             Bucket="rehearsal", Key=f"odd/{name}", Body=name.encode(), Metadata=metadata
         )
-        found = endpoint.s3.get_object(Bucket="rehearsal", Key=f"odd/{name}")
-        assert found["Body"].read() == name.encode() and set(found["Metadata"]) == {
+        stored = endpoint.s3.get_object(Bucket="rehearsal", Key=f"odd/{name}")
+        assert stored["Body"].read() == name.encode() and set(stored["Metadata"]) == {
             "my_key",
             "other-key",
         }
@@ -457,17 +512,17 @@ def test_what_a_client_signs(endpoint):
 # Jobs
 
 
-def started(endpoint: Endpoint, **more) -> tuple[str, tuple[str, str]]:
-    """Start a job; return its name, and its key as its host says it."""
-    name = endpoint.create("image", **more)
+def start_job(endpoint: Endpoint, **fields) -> tuple[str, tuple[str, str]]:
+    """Start a job; return its name, and the key that its host has printed."""
+    name = endpoint.create("image", **fields)
     endpoint.wait_for_line(name, "AWS_SECRET_ACCESS_KEY=")
-    told = dict(line.partition("=")[::2] for line in endpoint.lines(name)["algo-1"])
-    assert told["AWS_ENDPOINT_URL"] == f"http://{BRIDGE}:{endpoint.port}"
-    return name, (told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"])
+    variables = dict(line.partition("=")[::2] for line in endpoint.lines(name)["algo-1"])
+    assert variables["AWS_ENDPOINT_URL"] == f"http://{BRIDGE}:{endpoint.port}"
+    return name, (variables["AWS_ACCESS_KEY_ID"], variables["AWS_SECRET_ACCESS_KEY"])
 
 
 def test_what_a_job_may_do(endpoint):
-    name, key = started(endpoint, spot=True)
+    name, key = start_job(endpoint, spot=True)
     assert key != endpoint.key
     s3, sts, logs, sagemaker, iam, ecr = (
         client(service, f"http://{BRIDGE}:{endpoint.port}", key=key)
@@ -478,19 +533,19 @@ def test_what_a_job_may_do(endpoint):
     arn = sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobArn"]
     role = {"RoleArn": "arn:aws:iam::123456789012:role/rehearsal", "RoleSessionName": "mine"}
     assert sts.assume_role(**role)["Credentials"]["AccessKeyId"] == key[0]
-    forbidden = [
+    forbidden_calls = [
         lambda: sagemaker.create_training_job(**job()),
         lambda: sagemaker.stop_training_job(TrainingJobName=name),
         lambda: sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "a", "Value": "b"}]),
         lambda: iam.create_role(RoleName="x", AssumeRolePolicyDocument="{}"),
         lambda: ecr.create_repository(repositoryName="repository"),
     ]
-    for call in forbidden:
+    for forbidden_call in forbidden_calls:
         with pytest.raises(ClientError, match="allowed to a job's hosts is") as refused:
-            call()
+            forbidden_call()
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
     order = json.dumps({"name": name, "hosts": [], "warned": False, "gap": 0}).encode()
-    nothing_but = signed(
+    headers = signed_headers(
         key,
         "/Rehearsal/interrupt",
         host=endpoint.host,
@@ -498,36 +553,52 @@ def test_what_a_job_may_do(endpoint):
         service="rehearsal",
         body=order,
     )
-    assert sent(endpoint, text("POST /Rehearsal/interrupt HTTP/1.1", nothing_but, order))[0] == 403
+    assert (
+        send(endpoint, request_bytes("POST /Rehearsal/interrupt HTTP/1.1", headers, order))[0]
+        == 403
+    )
     assert endpoint.describe(name)["TrainingJobStatus"] == "InProgress"
     endpoint.sagemaker.stop_training_job(TrainingJobName=name)
-    endpoint.ended(name)
+    endpoint.wait_until_ended(name)
     # The key is valid as long as the job runs.
     with pytest.raises(ClientError, match="is not this rehearsal's"):
         s3.list_buckets()
-    kept = "".join(path.read_text() for path in (endpoint.folder / name).glob("*.*"))
-    assert name in kept and not any(part in kept for part in (*key, *endpoint.key))
-    everything = "".join(path.read_text() for path in endpoint.folder.rglob("*") if path.is_file())
-    assert endpoint.key[1] not in everything
+    report_files = "".join(path.read_text() for path in (endpoint.folder / name).glob("*.*"))
+    assert name in report_files and not any(
+        secret in report_files for secret in (*key, *endpoint.key)
+    )
+    all_files = "".join(path.read_text() for path in endpoint.folder.rglob("*") if path.is_file())
+    assert endpoint.key[1] not in all_files
 
 
-ORDER = {"name": "no-such-job", "hosts": [], "warned": True, "gap": 0}
-NO_ORDERS = [{}, [], "x", None, {"name": "x"}, ORDER, ORDER | {"more": 1}, ORDER | {"name": 1}]
-NO_ORDERS += [ORDER | {"hosts": hosts} for hosts in ("algo-1", [[]], None)] + [
-    ORDER | {"warned": "no"}
+INTERRUPTION_ORDER = {"name": "no-such-job", "hosts": [], "warned": True, "gap": 0}
+WRONG_ORDERS = [
+    {},
+    [],
+    "x",
+    None,
+    {"name": "x"},
+    INTERRUPTION_ORDER,
+    INTERRUPTION_ORDER | {"more": 1},
+    INTERRUPTION_ORDER | {"name": 1},
 ]
-NO_ORDERS += [ORDER | {"gap": gap} for gap in ("1", True, -1, float("inf"), float("nan"), None)]
+WRONG_ORDERS += [INTERRUPTION_ORDER | {"hosts": hosts} for hosts in ("algo-1", [[]], None)] + [
+    INTERRUPTION_ORDER | {"warned": "no"}
+]
+WRONG_ORDERS += [
+    INTERRUPTION_ORDER | {"gap": gap} for gap in ("1", True, -1, float("inf"), float("nan"), None)
+]
 
 
 @pytest.mark.parametrize(
-    "content", [*(json.dumps(order).encode() for order in NO_ORDERS), b"[" * 100000, b"{", b""]
+    "content", [*(json.dumps(order).encode() for order in WRONG_ORDERS), b"[" * 100000, b"{", b""]
 )
 def test_what_is_no_interruption(endpoint, content):
     path = "/Rehearsal/interrupt"
-    headers = signed(
+    headers = signed_headers(
         endpoint.key, path, host=endpoint.host, method="POST", service="rehearsal", body=content
     )
-    status, _, answer = sent(endpoint, text(f"POST {path} HTTP/1.1", headers, content))
+    status, _, answer = send(endpoint, request_bytes(f"POST {path} HTTP/1.1", headers, content))
     assert status == 409 and answer.startswith('{"error": '), answer
 
 
@@ -573,11 +644,11 @@ def test_a_link_out_of_an_allowed_folder(endpoint, folder, tmp_path):
     (tmp_path / "secret").write_text("treasure")
     (folder / "data").mkdir()
     (folder / "data/file").write_text("x")
-    name, _ = started(endpoint, **channel(f"file://{folder}/data"))
+    name, _ = start_job(endpoint, **channel(f"file://{folder}/data"))
     endpoint.sagemaker.stop_training_job(TrainingJobName=name)
     (folder / "data/file").unlink()
     (folder / "data/file").symlink_to(tmp_path / "secret")
-    failed = endpoint.ended(endpoint.create("image", **channel(f"file://{folder}/data")))
+    failed = endpoint.wait_until_ended(endpoint.create("image", **channel(f"file://{folder}/data")))
     assert failed["TrainingJobStatus"] == "Failed"
     assert re.search(
         r"found \S+/data/file, a link out of it, allowed is .* --allow=FOLDER",
@@ -588,12 +659,12 @@ def test_a_link_out_of_an_allowed_folder(endpoint, folder, tmp_path):
 # Limits
 
 
-@pytest.mark.parametrize("way", ["length", "chunks", "control"])
-def test_a_request_that_is_too_large(endpoint, way):
+@pytest.mark.parametrize("sent_as", ["length", "chunks", "control"])
+def test_a_request_that_is_too_large(endpoint, sent_as):
     body = b'{"NameContains": "' + b"x" * 2**20 + b'"}'
     host = endpoint.host
-    if way == "control":
-        headers = signed(
+    if sent_as == "control":
+        headers = signed_headers(
             endpoint.key,
             "/Rehearsal/interrupt",
             host=host,
@@ -601,22 +672,25 @@ def test_a_request_that_is_too_large(endpoint, way):
             service="rehearsal",
             body=body,
         )
-        assert sent(endpoint, text("POST /Rehearsal/interrupt HTTP/1.1", headers, body))[0] == 413
+        assert (
+            send(endpoint, request_bytes("POST /Rehearsal/interrupt HTTP/1.1", headers, body))[0]
+            == 413
+        )
         return
-    given = {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
-    headers = signed(
-        endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=body
+    target = {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
+    headers = signed_headers(
+        endpoint.key, host=host, method="POST", service="sagemaker", headers=target, body=body
     )
-    request = text("POST / HTTP/1.1", headers, body)
-    if way == "chunks":
-        lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-        head = "\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""]).encode()
-        request = head + f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
-    assert sent(endpoint, request)[0] == 413
+    request = request_bytes("POST / HTTP/1.1", headers, body)
+    if sent_as == "chunks":
+        header_lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        request_head = "\r\n".join([*header_lines, "Transfer-Encoding: chunked", "", ""]).encode()
+        request = request_head + f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
+    assert send(endpoint, request)[0] == 413
 
 
 def test_chunks_are_read(endpoint):
-    headers = signed(
+    headers = signed_headers(
         endpoint.key,
         host=endpoint.host,
         method="POST",
@@ -624,15 +698,17 @@ def test_chunks_are_read(endpoint):
         headers={"X-Amz-Target": "SageMaker.ListTrainingJobs"},
         body=b"{}",
     )
-    lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-    head = "\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""]).encode()
-    assert sent(endpoint, head + b"2\r\n{}\r\n0\r\n\r\n")[0] == 200
+    header_lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    request_head = "\r\n".join([*header_lines, "Transfer-Encoding: chunked", "", ""]).encode()
+    assert send(endpoint, request_head + b"2\r\n{}\r\n0\r\n\r\n")[0] == 200
 
 
 def test_a_strangers_upload_is_not_waited_for(endpoint):
-    """It announces a terabyte, and sends a byte now and then."""
-    head = text("PUT /rehearsal/x HTTP/1.1", {"Host": endpoint.host})
-    assert is_closed(endpoint, head.replace(b"Content-Length: 0", b"Content-Length: 1000000000000"))
+    """The stranger announces a terabyte, and sends a byte now and then."""
+    request_head = request_bytes("PUT /rehearsal/x HTTP/1.1", {"Host": endpoint.host})
+    assert is_closed(
+        endpoint, request_head.replace(b"Content-Length: 0", b"Content-Length: 1000000000000")
+    )
 
 
 @pytest.mark.parametrize(
@@ -642,13 +718,13 @@ def test_a_slow_stranger_is_sent_away(endpoint, begin):
     assert is_closed(endpoint, begin)
 
 
-def is_closed(endpoint: Endpoint, begin: bytes) -> bool:
+def is_closed(endpoint: Endpoint, first_bytes: bytes) -> bool:
     """Return whether the endpoint closes a connection that gets a byte now and then."""
-    end = time.monotonic() + 20
+    deadline = time.monotonic() + 20
     with socket.create_connection((LOOPBACK, endpoint.port)) as connection:
-        connection.sendall(begin)
+        connection.sendall(first_bytes)
         connection.settimeout(0.2)
-        while time.monotonic() < end:
+        while time.monotonic() < deadline:
             try:
                 connection.sendall(b"x")
                 if not connection.recv(65536):
@@ -666,25 +742,25 @@ def test_many_strangers(endpoint):
     When they are gone, the endpoint answers its user again.
     """
     status = Path(f"/proc/{endpoint.process.pid}/status")
-    threads = lambda: int(re.search(r"Threads:\s+(\d+)", status.read_text())[1])  # noqa: E731
-    before = threads()
-    most = 0
-    crowd = [socket.create_connection((LOOPBACK, endpoint.port)) for _ in range(60)]
+    count_threads = lambda: int(re.search(r"Threads:\s+(\d+)", status.read_text())[1])  # noqa: E731
+    threads_before = count_threads()
+    most_threads = 0
+    connections = [socket.create_connection((LOOPBACK, endpoint.port)) for _ in range(60)]
     for _ in range(10):
-        most = max(most, threads())
+        most_threads = max(most_threads, count_threads())
         time.sleep(0.05)
     # Connections on the bridge are counted separately.
     bridge = client("s3", f"http://{BRIDGE}:{endpoint.port}", key=endpoint.key)
     assert bridge.get_object(Bucket="rehearsal", Key="secret")["Body"].read() == b"treasure"
-    for one in crowd:
-        one.close()
+    for connection in connections:
+        connection.close()
     assert endpoint.s3.get_object(Bucket="rehearsal", Key="secret")["Body"].read() == b"treasure"
-    assert 8 <= most - before <= 16
+    assert 8 <= most_threads - threads_before <= 16
 
 
 # Clients, unmodified
 
-SDK_2 = {
+SDK_2_JOB = {
     "image_uri": "image",
     "role": ROLE,
     "instance_type": "ml.m5.xlarge",
@@ -694,7 +770,7 @@ SDK_2 = {
     "output_path": "s3://rehearsal/output",
     "environment": {"LEAVE": "1"},
 }
-SDK_3 = {
+SDK_3_JOB = {
     "training_image": "image",
     "role": ROLE,
     "base_job_name": "by-sdk-3",
@@ -709,36 +785,36 @@ SDK_3 = {
 
 @pytest.mark.parametrize("sdk", ["sdk2", "sdk3"])
 def test_an_sdk(endpoint, tmp_path, sdk):
-    job = SDK_2 if sdk == "sdk2" else SDK_3
-    done = Person(sdk, tmp_path, endpoint).run(f"{sdk}_session.py", [job])
-    assert done.returncode == 0 and re.search(
-        "model: s3://rehearsal/output/.*/output/model.tar.gz", done.stdout
-    ), done.stdout
+    job_arguments = SDK_2_JOB if sdk == "sdk2" else SDK_3_JOB
+    completed = Person(sdk, tmp_path, endpoint).run(f"{sdk}_session.py", [job_arguments])
+    assert completed.returncode == 0 and re.search(
+        "model: s3://rehearsal/output/.*/output/model.tar.gz", completed.stdout
+    ), completed.stdout
     if sdk == "sdk2":  # SDK 3 may look when the job is over, and shows no log then
-        assert "AWS_ENDPOINT_URL=" in done.stdout
+        assert "AWS_ENDPOINT_URL=" in completed.stdout
 
 
 def test_launch(endpoint, tmp_path):
-    line = [
+    command = [
         sys.executable,
         ROOT / "scripts/launch.py",
         "--image=123456789012.dkr.ecr.us-east-1.amazonaws.com/image:1",
     ]
-    line += [
+    command += [
         f"--role={ROLE}",
         "--poll=1",
         "--output=s3://rehearsal/output",
         "--channel=training=s3://rehearsal/secret",
     ]
-    done = subprocess.run(
-        [*map(str, line), "--env=LEAVE=1"],
+    completed = subprocess.run(
+        [*map(str, command), "--env=LEAVE=1"],
         env=Person("launch", tmp_path, endpoint).variables,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=LIMIT,
+        timeout=HANG_SECONDS,
     )
-    assert done.returncode == 0 and "AWS_ENDPOINT_URL=" in done.stdout, done.stdout
+    assert completed.returncode == 0 and "AWS_ENDPOINT_URL=" in completed.stdout, completed.stdout
 
 
 def test_the_aws_cli(endpoint, tmp_path):
@@ -747,17 +823,21 @@ def test_the_aws_cli(endpoint, tmp_path):
     (tmp_path / "request.json").write_text(
         json.dumps(job(TrainingJobName="by-the-cli", Environment={"LEAVE": "1"}))
     )
-    for line in (
+    for arguments in (
         ["sagemaker", "create-training-job", "--cli-input-json", f"file://{tmp_path}/request.json"],
         ["s3", "cp", "--recursive", str(ROOT / "examples"), "s3://rehearsal/examples"],
         ["s3", "ls", "s3://rehearsal/examples/"],
         ["sts", "get-caller-identity"],
     ):
-        done = subprocess.run(
-            [aws, *line], env=person.variables, capture_output=True, text=True, timeout=LIMIT
+        completed = subprocess.run(
+            [aws, *arguments],
+            env=person.variables,
+            capture_output=True,
+            text=True,
+            timeout=HANG_SECONDS,
         )
-        assert done.returncode == 0, done.stderr
-    assert endpoint.ended("by-the-cli")["TrainingJobStatus"] == "Completed"
+        assert completed.returncode == 0, completed.stderr
+    assert endpoint.wait_until_ended("by-the-cli")["TrainingJobStatus"] == "Completed"
 
 
 # The key
@@ -770,11 +850,11 @@ def test_the_key_of_a_rehearsal(endpoint, tmp_path):
         and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     )
     assert len(endpoint.key[1]) >= 40 and endpoint.key[1] in file.read_text()
-    line = "import os; print(os.environ['AWS_ACCESS_KEY_ID'], os.environ['AWS_SECRET_ACCESS_KEY'])"
-    done = run(endpoint, python_of("rehearsal"), "-c", line)
-    assert done.stdout.split() == list(endpoint.key)
-    done = run_command(endpoint, "interrupt", "no-such-job")
-    assert done.stdout.startswith("error: JOB: found 'no-such-job', allowed is ")
+    code = "import os; print(os.environ['AWS_ACCESS_KEY_ID'], os.environ['AWS_SECRET_ACCESS_KEY'])"
+    completed = run(endpoint, python_of("rehearsal"), "-c", code)
+    assert completed.stdout.split() == list(endpoint.key)
+    completed = run_command(endpoint, "interrupt", "no-such-job")
+    assert completed.stdout.startswith("error: JOB: found 'no-such-job', allowed is ")
     command = [
         python_of("rehearsal"),
         "-m",
@@ -784,20 +864,24 @@ def test_the_key_of_a_rehearsal(endpoint, tmp_path):
         "--",
         "true",
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=LIMIT,
+        timeout=HANG_SECONDS,
     )
-    assert (done.returncode, done.stdout.count("\n")) == (1, 1) and "as this user" in done.stdout
+    assert (completed.returncode, completed.stdout.count("\n")) == (1, 1)
+    assert "as this user" in completed.stdout
 
 
 def test_each_rehearsal_has_a_key_of_its_own(endpoint, tmp_path):
-    with Endpoint(tmp_path) as other:
-        assert other.key[0] != endpoint.key[0] and other.key[1] != endpoint.key[1]
+    with Endpoint(tmp_path) as another_endpoint:
+        assert (
+            another_endpoint.key[0] != endpoint.key[0]
+            and another_endpoint.key[1] != endpoint.key[1]
+        )
         with pytest.raises(ClientError, match="is not this rehearsal's"):
-            client("s3", other.endpoint, key=endpoint.key).list_buckets()
+            client("s3", another_endpoint.endpoint, key=endpoint.key).list_buckets()

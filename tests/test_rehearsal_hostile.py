@@ -20,7 +20,7 @@ from rehearsal.jobs.folders import Folder
 from rehearsal.jobs.layout import Layout
 
 SECRET = b"a secret of this machine"
-LIMIT = 30  # seconds; what is not done by then hangs
+HANG_SECONDS = 30  # what is not done by then hangs
 REQUEST = {"TrainingJobName": "job", "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"}}
 
 
@@ -45,62 +45,62 @@ class Store:
         self.content.pop(Key, None)
 
     def all(self) -> bytes:
-        """All of its content, archives unpacked."""
-        found = [*self.content.values()]
+        """Return all contents, those of archives unpacked."""
+        contents = [*self.content.values()]
         for key, content in self.content.items():
             if key.endswith(".tar.gz"):
                 with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-                    found += [tar.extractfile(member).read() for member in tar if member.isreg()]
-        return b"\n".join(found)
+                    contents += [tar.extractfile(member).read() for member in tar if member.isreg()]
+        return b"\n".join(contents)
 
 
-def soon(call: Callable, *given):
-    """Return what a call returns; fail if the call hangs."""
-    found: list = []
+def call_in_thread(function: Callable, *arguments):
+    """Return what a function returns; fail if it hangs."""
+    results: list = []
 
     def run() -> None:
         try:
-            found.append(call(*given))
+            results.append(function(*arguments))
         except BaseException as error:
-            found.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(LIMIT)
-    assert found, "it hangs"
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
+    thread.join(HANG_SECONDS)
+    assert results, "it hangs"
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return results[0]
 
 
 @pytest.fixture
 def host(tmp_path) -> Iterator[Path]:
     """The folder of a host."""
-    found = tmp_path / "work/1/algo-1"
-    Layout(found, "/opt/ml/checkpoints").make()
-    yield found
+    host_folder = tmp_path / "work/1/algo-1"
+    Layout(host_folder, "/opt/ml/checkpoints").make()
+    yield host_folder
     subprocess.run(["rm", "-rf", tmp_path / "work"], check=True)  # pytest cannot remove a deep tree
 
 
 @pytest.fixture
 def outside(tmp_path) -> Path:
     """A folder of this machine that does not belong to any job."""
-    found = tmp_path / "outside"
-    found.mkdir()
+    outside_folder = tmp_path / "outside"
+    outside_folder.mkdir()
     for name in ("secret", "failure", "x.sagemaker-uploading", "data"):
-        (found / name).write_bytes(SECRET)
-        os.utime(found / name, (1, 1))
-    return found
+        (outside_folder / name).write_bytes(SECRET)
+        os.utime(outside_folder / name, (1, 1))
+    return outside_folder
 
 
-def state(folder: Path) -> dict[str, tuple]:
+def entries(folder: Path) -> dict[str, tuple]:
     """Return the entries of a folder, with their times and sizes."""
     return {path.name: (path.lstat().st_mtime, path.lstat().st_size) for path in folder.iterdir()}
 
 
-def uploader(store: Store, folder: Path, **given) -> checkpoint_sync.Uploader:
+def make_uploader(store: Store, folder: Path, **more_settings) -> checkpoint_sync.Uploader:
     """Return the uploader of a checkpoint folder; `notes` are its messages."""
-    plain = {
+    default_settings = {
         "every": 0.01,
         "lag": 0.0,
         "settle": 0.0,
@@ -109,36 +109,42 @@ def uploader(store: Store, folder: Path, **given) -> checkpoint_sync.Uploader:
         "markers_uploaded": False,
     }
     notes: list[str] = []
-    kept = settings.Sync(**plain | {"deletions": True, "flush": False} | given)
-    found = checkpoint_sync.Uploader(store, "s3://bucket/run", folder, kept, notes.append)
-    found.notes = notes
-    return found
+    sync_settings = settings.Sync(
+        **default_settings | {"deletions": True, "flush": False} | more_settings
+    )
+    uploader = checkpoint_sync.Uploader(
+        store, "s3://bucket/run", folder, sync_settings, notes.append
+    )
+    uploader.notes = notes
+    return uploader
 
 
-def taken(host: Path) -> tuple[Store, str, list[str]]:
+def take_files(host: Path) -> tuple[Store, str, list[str]]:
     """Take a host's files as the rehearsal does.
 
-    Return what is in S3 then, the text of its failure, and the notes.
+    Return the store, the text of the host's failure file, and the notes.
     """
     store = Store()
     notes = []
-    copy = uploader(store, host / "checkpoints", markers_uploaded=True)
-    copy.seen.clear()  # no file of it was restored
+    uploader = make_uploader(store, host / "checkpoints", markers_uploaded=True)
+    uploader.seen.clear()  # no file of it was restored
     for _ in range(3):
-        soon(copy._look)
-    for kind in ("NONE", "GZIP"):
-        output = REQUEST["OutputDataConfig"] | {"CompressionType": kind}
+        call_in_thread(uploader._look)
+    for compression in ("NONE", "GZIP"):
+        output = REQUEST["OutputDataConfig"] | {"CompressionType": compression}
         request = REQUEST | {"OutputDataConfig": output}
-        soon(artifacts.upload, store, request, {"algo-1": host}, host.parent, notes.append)
-    return store, soon(Layout(host, None).failure), [*copy.notes, *notes]
+        call_in_thread(
+            artifacts.upload, store, request, {"algo-1": host}, host.parent, notes.append
+        )
+    return store, call_in_thread(Layout(host, None).failure), [*uploader.notes, *notes]
 
 
-PLACES = ["model", "output/data", "checkpoints"]
+WRITTEN_FOLDERS = ["model", "output/data", "checkpoints"]
 
 
 def link_files(host: Path, outside: Path) -> None:
     """Make links to files, directly and by other links, absolute and relative."""
-    for folder in (host / place for place in PLACES):
+    for folder in (host / name for name in WRITTEN_FOLDERS):
         (folder / "sub/deeper").mkdir(parents=True)
         (folder / "1").symlink_to(outside / "secret")
         (folder / "2").symlink_to(os.path.relpath(outside / "secret", folder))
@@ -151,16 +157,16 @@ def link_files(host: Path, outside: Path) -> None:
 
 def link_folders(host: Path, outside: Path) -> None:
     """Make links to folders, inside a folder."""
-    for folder in (host / place for place in PLACES):
+    for folder in (host / name for name in WRITTEN_FOLDERS):
         (folder / "sub").symlink_to(outside)
         (folder / "name").symlink_to("sub/secret")
 
 
 def link_places(host: Path, outside: Path) -> None:
     """Replace the folders themselves by links."""
-    for place in PLACES:
-        (host / place).rmdir()
-        (host / place).symlink_to(outside)
+    for name in WRITTEN_FOLDERS:
+        (host / name).rmdir()
+        (host / name).symlink_to(outside)
 
 
 def link_output(host: Path, outside: Path) -> None:
@@ -172,15 +178,15 @@ def link_output(host: Path, outside: Path) -> None:
 
 @pytest.mark.parametrize("attack", [link_files, link_folders, link_places, link_output])
 def test_no_link_leads_out(host, outside, attack):
-    before = state(outside)
+    entries_before = entries(outside)
     attack(host, outside)
-    store, failure, _ = taken(host)
-    assert failure == "" and SECRET not in store.all() and state(outside) == before
+    store, failure, _ = take_files(host)
+    assert failure == "" and SECRET not in store.all() and entries(outside) == entries_before
 
 
 def test_a_link_out_is_told(host, outside):
     link_files(host, outside)
-    notes = taken(host)[2]
+    notes = take_files(host)[2]
     assert "model: 1 of algo-1 is left out: the link leads out of the folder" in notes
 
 
@@ -188,34 +194,34 @@ def test_a_link_out_is_told(host, outside):
 @pytest.mark.parametrize("target", ["secret", "new"])
 def test_a_marker_that_is_a_link(host, outside, suffix, target):
     """Nothing is made, touched or removed at the link's target."""
-    before = state(outside)
+    entries_before = entries(outside)
     store = Store()
     folder = host / "checkpoints"
     (folder / "x").write_text("x")
     (folder / f"x{suffix}").symlink_to(outside / target)
-    copy = uploader(store, folder)
-    copy.seen.clear()
-    copy._look()
-    assert store.content == {"run/x": b"x"} and state(outside) == before
+    uploader = make_uploader(store, folder)
+    uploader.seen.clear()
+    uploader._look()
+    assert store.content == {"run/x": b"x"} and entries(outside) == entries_before
     (folder / "x").unlink()
-    copy._look()
-    assert store.content == {} and state(outside) == before and not list(folder.iterdir())
+    uploader._look()
+    assert store.content == {} and entries(outside) == entries_before and not list(folder.iterdir())
 
 
 def test_a_folder_that_becomes_a_link(host, outside):
     """The markers of its former files are not removed at the link's target."""
-    before = state(outside)
+    entries_before = entries(outside)
     store = Store()
     folder = host / "checkpoints"
-    copy = uploader(store, folder)
+    uploader = make_uploader(store, folder)
     (folder / "sub").mkdir()
     (folder / "sub/x").write_text("x")
-    copy._look()
+    uploader._look()
     assert store.content == {"run/sub/x": b"x"}
     (folder / "sub").rename(folder / "old")
     (folder / "sub").symlink_to(outside)
-    copy._look()
-    assert state(outside) == before and SECRET not in store.all()
+    uploader._look()
+    assert entries(outside) == entries_before and SECRET not in store.all()
     assert set(store.content) == {"run/old/x"}
 
 
@@ -228,42 +234,42 @@ def test_a_link_out_is_no_checkpoint(host, outside):
     store = Store()
     folder = host / "checkpoints"
     (folder / "before").symlink_to(outside / "secret")
-    copy = uploader(store, folder)
-    assert copy._files() == {}
+    uploader = make_uploader(store, folder)
+    assert uploader._files() == {}
     (folder / "x").write_text("x")
-    upload = copy._upload
+    real_upload = uploader._upload
 
-    def late(name: str) -> bool:
+    def upload_a_link(name: str) -> bool:
         (folder / name).unlink()
         (folder / name).symlink_to(outside / "secret")
-        return upload(name)
+        return real_upload(name)
 
-    copy._upload = late
-    copy._look()
-    assert store.content == {} and copy.seen["x"].uploaded is False
+    uploader._upload = upload_a_link
+    uploader._look()
+    assert store.content == {} and uploader.seen["x"].uploaded is False
 
 
-@pytest.mark.parametrize("where", ["file", "folder"])
-def test_a_link_between_a_check_and_the_opening(host, outside, monkeypatch, where):
+@pytest.mark.parametrize("linked", ["file", "folder"])
+def test_a_link_between_a_check_and_the_opening(host, outside, monkeypatch, linked):
     folder = host / "model"
-    look = os.stat
+    real_stat = os.stat
     (folder / "sub").mkdir()
     (folder / "sub/secret").write_text("x")
 
-    def late(name, *given, **more):
-        found = look(name, *given, **more)
+    def stat_then_link(name, *arguments, **options):
+        status = real_stat(name, *arguments, **options)
         if name == "secret":
             monkeypatch.undo()
-            if where == "file":
+            if linked == "file":
                 (folder / "sub/secret").unlink()
                 (folder / "sub/secret").symlink_to(outside / "secret")
             else:
                 (folder / "sub").rename(folder / "old")
                 (folder / "sub").symlink_to(outside)
-        return found
+        return status
 
-    monkeypatch.setattr(os, "stat", late)
-    if where == "file":
+    monkeypatch.setattr(os, "stat", stat_then_link)
+    if linked == "file":
         with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
             Folder(folder).open("sub/secret")
     else:
@@ -274,56 +280,56 @@ def test_a_link_between_a_check_and_the_opening(host, outside, monkeypatch, wher
 def test_links_that_change_all_the_time(host, outside):
     """Not even links that change all the time get a file of this machine out."""
     folder = host / "model"
-    ended = threading.Event()
+    stop = threading.Event()
     (folder / "a").mkdir()
     (folder / "a/secret").write_text("mine")
     (folder / "b").symlink_to(outside)
 
     def swap() -> None:
-        while not ended.is_set():
-            for pair in (("a", "c"), ("b", "a"), ("a", "b"), ("c", "a")):
-                (folder / pair[0]).rename(folder / pair[1])
+        while not stop.is_set():
+            for names in (("a", "c"), ("b", "a"), ("a", "b"), ("c", "a")):
+                (folder / names[0]).rename(folder / names[1])
 
     thread = threading.Thread(target=swap, daemon=True)
     thread.start()
-    found = set()
+    contents = set()
     tries = 0
-    while tries < 3000 or not found:  # on a busy machine, "a" may be the link each of many times
+    while tries < 3000 or not contents:  # on a busy machine, "a" may be the link each of many times
         tries += 1
         try:
             with Folder(folder).open("a/secret") as file:
-                found.add(file.read())
+                contents.add(file.read())
         except OSError:
             continue
-    ended.set()
+    stop.set()
     thread.join()
-    assert found == {b"mine"}
+    assert contents == {b"mine"}
 
 
-def special(folder: Path) -> None:
-    """Make what is no file: a pipe, a socket, and as root a device that never ends."""
+def make_special_files(folder: Path) -> None:
+    """Make a pipe, a socket, a link in a loop, and as root a device that never ends."""
     os.mkfifo(folder / "pipe")
     (folder / "to-pipe").symlink_to("pipe")
     (folder / "loop").symlink_to("loop")
-    here = Path.cwd()
+    previous_folder = Path.cwd()
     os.chdir(folder)  # a socket's path has to be short
     try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind("socket")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("socket")
     finally:
-        os.chdir(here)
+        os.chdir(previous_folder)
     if os.geteuid() == 0:
         os.mknod(folder / "device", stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero
 
 
 def test_what_is_no_file(host):
-    for place in PLACES:
-        special(host / place)
-        (host / place / "file").write_text(place)
+    for folder_name in WRITTEN_FOLDERS:
+        make_special_files(host / folder_name)
+        (host / folder_name / "file").write_text(folder_name)
     for name in ("x.sagemaker-uploading", "file.sagemaker-uploading", "file.sagemaker-uploaded"):
         os.mkfifo(host / "checkpoints" / name)
     os.mkfifo(host / "output/failure")
-    store, failure, notes = taken(host)
+    store, failure, notes = take_files(host)
     assert failure == "" and store.content["run/file"] == b"checkpoints"
     names = {key.rpartition("/")[2] for key in store.content}
     assert names == {"file", "model.tar.gz", "output.tar.gz"}
@@ -342,12 +348,12 @@ def test_an_archive_can_be_unpacked_and_makes_nobody_root(host, outside, tmp_pat
     (model / "inner").symlink_to("sub/../program")
     (model / "good").symlink_to("sub/deeper/up/program")
     (model / "sub/good").symlink_to("../program")
-    store, _, notes = taken(host)
+    store, _, notes = take_files(host)
     with tarfile.open(fileobj=io.BytesIO(store.content["out/job/output/model.tar.gz"])) as tar:
         assert not any(member.mode & 0o7000 for member in tar)
         tar.extractall(tmp_path / "unpacked", filter="data")
-    there = tmp_path / "unpacked"
-    assert [(there / name).read_text() for name in ("program", "twice", "good", "sub/good")] == [
+    unpacked = tmp_path / "unpacked"
+    assert [(unpacked / name).read_text() for name in ("program", "twice", "good", "sub/good")] == [
         "x"
     ] * 4
     # It may lead out: sub may be a link.
@@ -355,8 +361,8 @@ def test_an_archive_can_be_unpacked_and_makes_nobody_root(host, outside, tmp_pat
     assert store.content["out/job/output/model/sub/good"] == b"x"
 
 
-def deep(folder: Path, levels: int) -> None:
-    """Make nested folders, deeper than a path may be long."""
+def make_nested_folders(folder: Path, levels: int) -> None:
+    """Make nested folders whose path is longer than a path may be."""
     descriptor = os.open(folder, os.O_RDONLY)
     for _ in range(levels):
         os.mkdir("deep", dir_fd=descriptor)
@@ -370,18 +376,18 @@ def deep(folder: Path, levels: int) -> None:
 @pytest.fixture
 def small_stack() -> Iterator[None]:
     """Limit the stack: it takes long to make and to remove very deep folders."""
-    before = sys.getrecursionlimit()
+    previous_limit = sys.getrecursionlimit()
     sys.setrecursionlimit(250)
     yield
-    sys.setrecursionlimit(before)
+    sys.setrecursionlimit(previous_limit)
 
 
 @pytest.mark.slow
 def test_folders_deeper_than_pythons_stack(host, small_stack):
-    for place in PLACES:
-        deep(host / place, 300)
-        (host / place / "file").write_text(place)
-    store, _, notes = taken(host)
+    for name in WRITTEN_FOLDERS:
+        make_nested_folders(host / name, 300)
+        (host / name / "file").write_text(name)
+    store, _, notes = take_files(host)
     assert store.content["run/file"] == b"checkpoints" and any(
         "S3 takes no such name" in note for note in notes
     )
@@ -390,18 +396,18 @@ def test_folders_deeper_than_pythons_stack(host, small_stack):
 
 
 def test_removing_follows_no_link(host, outside):
-    before = state(outside)
+    entries_before = entries(outside)
     link_files(host, outside)
     (host / "folder").symlink_to(outside)
     folders.remove(host)
-    assert not host.exists() and state(outside) == before
+    assert not host.exists() and entries(outside) == entries_before
 
 
 def test_names_that_s3_does_not_take(host):
-    for place in PLACES:
-        (host / place / "\udcff\udcfe").write_text("x")
-        (host / place / "ü").write_text(place)
-    store, _, notes = taken(host)
+    for name in WRITTEN_FOLDERS:
+        (host / name / "\udcff\udcfe").write_text("x")
+        (host / name / "ü").write_text(name)
+    store, _, notes = take_files(host)
     assert (
         store.content["run/ü"] == b"checkpoints"
         and store.content["out/job/output/model/ü"] == b"model"
@@ -425,7 +431,7 @@ def test_a_failure_of_a_terabyte(host):
     path = host / "output/failure"
     path.write_text("ü" * 2000)
     os.truncate(path, 2**40)
-    assert soon(Layout(host, None).failure) == "ü" * 1024
+    assert call_in_thread(Layout(host, None).failure) == "ü" * 1024
 
 
 def test_a_file_that_becomes_shorter_while_it_is_copied(host):
@@ -445,22 +451,22 @@ def test_a_file_that_becomes_shorter_while_it_is_copied(host):
 def test_a_copy_that_fails_goes_on(host):
     """If the rehearsal itself fails at one file, it says so and copies the others."""
     store = Store()
-    copy = uploader(store, host / "checkpoints", markers=False)
-    keep = store.upload_fileobj
+    uploader = make_uploader(store, host / "checkpoints", markers=False)
+    real_upload = store.upload_fileobj
 
-    def broken(file, bucket: str, key: str, **more) -> None:
+    def upload_or_fail(file, bucket: str, key: str, **options) -> None:
         if key.endswith("bad"):
             raise RuntimeError("a fault")
-        keep(file, bucket, key, **more)
+        real_upload(file, bucket, key, **options)
 
-    store.upload_fileobj = broken
+    store.upload_fileobj = upload_or_fail
     (host / "checkpoints/bad").write_text("x")
     (host / "checkpoints/good").write_text("x")
-    copy.start()
+    uploader.start()
     for _ in range(1000):
         if "run/good" in store.content:
             break
-        copy.ended.wait(0.01)
-    copy.finish()
+        uploader.ended.wait(0.01)
+    uploader.finish()
     assert set(store.content) == {"run/good"}
-    assert copy.notes[0] == "the copy of checkpoints to s3://bucket/run/ fails: a fault"
+    assert uploader.notes[0] == "the copy of checkpoints to s3://bucket/run/ fails: a fault"

@@ -31,33 +31,33 @@ from rehearsal.jobs.metrics import Metrics
 from rehearsal.jobs.record import ENDED, Record
 from rehearsal.report import page
 
-LIMIT = 30  # seconds; what is not done by then never will be
-SYNC = settings.Sync(0.05, 0.0, 0.0, None, True, False, True, False)
+HANG_SECONDS = 30  # what is not done by then hangs
+SYNC_SETTINGS = settings.Sync(0.05, 0.0, 0.0, None, True, False, True, False)
 
 
-def until(condition: Callable, what: str = "it") -> None:
+def wait_until(condition: Callable, expected: str = "it") -> None:
     """Wait for a condition."""
-    end = time.monotonic() + LIMIT
+    deadline = time.monotonic() + HANG_SECONDS
     while not condition():
-        assert time.monotonic() < end, f"{what} has not come"
+        assert time.monotonic() < deadline, f"{expected} has not come"
         time.sleep(0.01)
 
 
 class Container:
-    """A stand-in for a host's container, which a test tells what to say and do."""
+    """A stand-in for a host's container; a test decides what it prints and does."""
 
     def __init__(self) -> None:
-        self.said: queue.Queue = queue.Queue()
+        self.line_queue: queue.Queue = queue.Queue()
         self.signals: list[str] = []
         self.on_signal: Callable = lambda name: self.end(143 if name == "SIGTERM" else 137)
 
     def end(self, status: int) -> None:
         """End with a status."""
-        self.said.put(status)
+        self.line_queue.put(status)
 
     def lines(self) -> Iterator[str]:
         """Yield the lines that a test gives it, until its end."""
-        while isinstance(line := self.said.get(), str):
+        while isinstance(line := self.line_queue.get(), str):
             yield line
         self.status = line
 
@@ -103,8 +103,8 @@ class Engine:
 
     def close(self) -> None:
         """End what is there."""
-        for one in self.containers:
-            one.end(137)
+        for container in self.containers:
+            container.end(137)
         self._fault("close")
 
 
@@ -134,7 +134,7 @@ class Rehearsed:
         self.folder = folder
         self.engine = Engine()
         self.client = Client()
-        self.reported: Callable = lambda record, where: None
+        self.reported: Callable = lambda record, job_folder: None
 
     def job(self, name: str = "job", metrics: list | None = None, **fields) -> Job:
         """Return a job that has started."""
@@ -144,30 +144,30 @@ class Rehearsed:
             "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1},
             "OutputDataConfig": {"S3OutputPath": "s3://bucket"},
         } | fields
-        kept = SimpleNamespace(
+        job_settings = SimpleNamespace(
             folder=self.folder / "reports",
             interrupt=[],
             seed=0,
-            grace=LIMIT,
+            grace=HANG_SECONDS,
             repairs=0,
-            sync=SYNC,
+            sync=SYNC_SETTINGS,
             allow=[],
         )
-        place = Place(
+        job_place = Place(
             self.engine,
             lambda _: self.client,
             self.folder / "work",
             {},
-            lambda *given: self.reported(*given),
+            lambda *arguments: self.reported(*arguments),
         )
         record = Record(name, request, time.time())
-        found = Job(record, place, kept, Metrics(metrics or []))
-        found.start()
-        return found
+        job = Job(record, job_place, job_settings, Metrics(metrics or []))
+        job.start()
+        return job
 
     def container(self, number: int = 0) -> Container:
         """Return a host, as soon as it has started."""
-        until(lambda: len(self.engine.containers) > number, "a container")
+        wait_until(lambda: len(self.engine.containers) > number, "a container")
         return self.engine.containers[number]
 
 
@@ -177,10 +177,10 @@ def rehearsed(tmp_path) -> Rehearsed:
     return Rehearsed(tmp_path)
 
 
-def ended(job: Job) -> Record:
+def wait_until_ended(job: Job) -> Record:
     """Return a job's record when it has ended."""
-    until(lambda: job.record.status in ENDED, "the end")
-    job.join(LIMIT)
+    wait_until(lambda: job.record.status in ENDED, "the end")
+    job.join(HANG_SECONDS)
     assert not job.is_alive()
     return job.record
 
@@ -189,32 +189,32 @@ def ended(job: Job) -> Record:
 
 
 def test_a_report_that_fails(rehearsed):
-    def broken(*_) -> None:
+    def fail(*_) -> None:
         raise TypeError("a fault")
 
-    rehearsed.reported = broken
+    rehearsed.reported = fail
     job = rehearsed.job()
     rehearsed.container().end(0)
-    record = ended(job)
+    record = wait_until_ended(job)
     assert (record.status, record.secondary, record.failure) == ("Completed", "Completed", None)
     assert record.notes == ["its report could not be written: TypeError: a fault"]
 
 
-@pytest.mark.parametrize("where", ["network", "image", "start"])
-def test_a_fault_at_a_start(rehearsed, where):
-    rehearsed.engine.faults[where] = KeyError("x" * 5000)
-    record = ended(rehearsed.job())
+@pytest.mark.parametrize("faulty_step", ["network", "image", "start"])
+def test_a_fault_at_a_start(rehearsed, faulty_step):
+    rehearsed.engine.faults[faulty_step] = KeyError("x" * 5000)
+    record = wait_until_ended(rehearsed.job())
     assert record.status == "Failed" and len(record.failure) == 1024
     assert record.failure.startswith("InternalServerError: the rehearsal failed: KeyError: 'xxx")
     assert not (rehearsed.folder / "work/job").exists()
-    assert all(one.released for attempt in record.attempts for one in attempt.instances)
+    assert all(instance.released for attempt in record.attempts for instance in attempt.instances)
 
 
 def test_a_fault_at_an_attempts_end(rehearsed):
     rehearsed.engine.faults["close"] = RuntimeError("a fault")
     job = rehearsed.job()
     rehearsed.container().end(0)
-    record = ended(job)
+    record = wait_until_ended(job)
     assert (record.status, record.failure) == ("Completed", None)
     assert record.notes == ["what an attempt has left could not be removed: RuntimeError: a fault"]
     assert not (rehearsed.folder / "work/job").exists()
@@ -223,9 +223,9 @@ def test_a_fault_at_an_attempts_end(rehearsed):
 def test_a_fault_at_the_log(rehearsed, monkeypatch):
     monkeypatch.setattr(rehearsed.client, "put_log_events", lambda **_: 1 / 0)
     job = rehearsed.job()
-    rehearsed.container().said.put("a line")
+    rehearsed.container().line_queue.put("a line")
     rehearsed.container().end(0)
-    record = ended(job)
+    record = wait_until_ended(job)
     assert record.status == "Completed"
     assert record.notes == ["log lines were lost: ZeroDivisionError: division by zero"]
 
@@ -239,7 +239,7 @@ def test_a_thread_that_cannot_start(rehearsed, monkeypatch):
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    record = ended(rehearsed.job())
+    record = wait_until_ended(rehearsed.job())
     assert record.status == "Failed" and "can't start new thread" in record.failure
 
 
@@ -269,9 +269,9 @@ def test_a_job_whose_own_thread_cannot_start(rehearsed, monkeypatch):
 )
 def test_a_line_that_is_no_progress(rehearsed, line):
     job = rehearsed.job()
-    rehearsed.container().said.put(f" {line}")
+    rehearsed.container().line_queue.put(f" {line}")
     rehearsed.container().end(0)
-    assert ended(job).status == "Completed"
+    assert wait_until_ended(job).status == "Completed"
 
 
 def test_notes_without_end(rehearsed):
@@ -279,7 +279,7 @@ def test_notes_without_end(rehearsed):
     for number in range(2 * MAX_NOTES):
         job.note(f"note {number}")
     rehearsed.container().end(0)
-    notes = ended(job).notes
+    notes = wait_until_ended(job).notes
     assert len(notes) == MAX_NOTES + 1 and notes[-2:] == [
         f"note {MAX_NOTES - 1}",
         "more notes are left out",
@@ -288,13 +288,13 @@ def test_notes_without_end(rehearsed):
 
 # Interruptions
 
-SPOT = {
+SPOT_FIELDS = {
     "EnableManagedSpotTraining": True,
     "StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60},
 }
 
 
-def by_hand(job: Job, **order) -> str:
+def interrupt_by_hand(job: Job, **order) -> str:
     """Take instances of a job away by hand."""
     service = Service(None, None)
     service.jobs["arn"] = job
@@ -302,16 +302,20 @@ def by_hand(job: Job, **order) -> str:
 
 
 def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
-    """Not when its program has ended, which may be two minutes later."""
-    job = rehearsed.job(**SPOT)
-    first = rehearsed.container()
-    until(lambda: job.record.secondary == "Training")
-    first.on_signal = lambda _: None  # it does not end at once
-    before = time.time()
-    assert by_hand(job, gap=0.25) == "algo-1 of job taken away, warned"
-    until(lambda: first.signals == ["SIGTERM"])
-    (one,) = job.record.interruptions
-    assert before <= one.time <= time.time() and (one.hosts, one.warned, one.gap) == (
+    """The program may end two minutes later, which does not count."""
+    job = rehearsed.job(**SPOT_FIELDS)
+    container = rehearsed.container()
+    wait_until(lambda: job.record.secondary == "Training")
+    container.on_signal = lambda _: None  # it does not end at once
+    time_before = time.time()
+    assert interrupt_by_hand(job, gap=0.25) == "algo-1 of job taken away, warned"
+    wait_until(lambda: container.signals == ["SIGTERM"])
+    (interruption,) = job.record.interruptions
+    assert time_before <= interruption.time <= time.time() and (
+        interruption.hosts,
+        interruption.warned,
+        interruption.gap,
+    ) == (
         ["algo-1"],
         True,
         0.25,
@@ -319,14 +323,14 @@ def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
     assert (
         job.record.secondary == "Interrupted" and job.record.attempts[0].instances[0].ended is None
     )
-    first.end(0)
+    container.end(0)
     rehearsed.container(1).end(0)
-    record = ended(job)
-    assert [one.status for one in record.transitions].count("Interrupted") == 1
+    record = wait_until_ended(job)
+    assert [transition.status for transition in record.transitions].count("Interrupted") == 1
     assert record.status == "Completed" and len(record.interruptions) == 1
 
 
-WRONG = [
+WRONG_ORDERS = [
     None,
     [],
     "x",
@@ -358,58 +362,60 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=ascii)
+@pytest.mark.parametrize("wrong", WRONG_ORDERS, ids=ascii)
 def test_a_wrong_order_is_refused(rehearsed, wrong):
-    job = rehearsed.job(**SPOT)
+    job = rehearsed.job(**SPOT_FIELDS)
     container = rehearsed.container()
-    until(lambda: job.record.secondary == "Training")
+    wait_until(lambda: job.record.secondary == "Training")
     service = Service(None, None)
     service.jobs["arn"] = job
     order = {"name": "job", "hosts": [], "warned": True, "gap": 0.0}
-    whole = isinstance(wrong, dict) and wrong not in ({}, {"name": "job"})
+    is_a_change = isinstance(wrong, dict) and wrong not in ({}, {"name": "job"})
     with pytest.raises(ValueError, match="found .*, allowed is ") as refused:
-        service.interrupt(order | wrong if whole else wrong)
+        service.interrupt(order | wrong if is_a_change else wrong)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
     container.end(0)
-    assert ended(job).interruptions == []
+    assert wait_until_ended(job).interruptions == []
 
 
 @pytest.mark.parametrize(
-    "text", ["at 1s gap 99999999999h", "at 99999999999h", "every 9999999999999h"]
+    "rule", ["at 1s gap 99999999999h", "at 99999999999h", "every 9999999999999h"]
 )
-def test_a_rule_of_a_time_that_never_comes(text):
+def test_a_rule_of_a_time_that_never_comes(rule):
     with pytest.raises(ValueError, match="--interrupt: found .*, allowed are times up to 672h"):
-        schedule.parse(text)
+        schedule.parse(rule)
 
 
 def test_a_stop_after_a_time_that_no_timer_has(rehearsed):
     job = rehearsed.job(StoppingCondition={"MaxRuntimeInSeconds": 2**62})
     rehearsed.container().end(0)
-    assert ended(job).status == "Completed"
+    assert wait_until_ended(job).status == "Completed"
 
 
 # Metrics
 
 
-SLOW = {
+SLOW_LINES = {
     "(a+)+$": "a" * 40 + "!",
     r"^(.*?,){25}P": ",".join(map(str, range(60))),
     "(?:a?){60}a{60}": "a" * 60,
 }
 
 
-@pytest.mark.parametrize("regex", SLOW)
+@pytest.mark.parametrize("regex", SLOW_LINES)
 def test_a_metric_that_stalls(rehearsed, regex):
     """Its definition is left out with a note; the log and the other metrics go on."""
-    one = {"Name": "loss", "Regex": r"loss=(\S+)"}
-    other = {"Name": "epoch", "Regex": r"epoch=(\S+)"}
-    job = rehearsed.job(metrics=[one, {"Name": "slow", "Regex": regex}, other])
+    loss_definition = {"Name": "loss", "Regex": r"loss=(\S+)"}
+    epoch_definition = {"Name": "epoch", "Regex": r"epoch=(\S+)"}
+    job = rehearsed.job(
+        metrics=[loss_definition, {"Name": "slow", "Regex": regex}, epoch_definition]
+    )
     container = rehearsed.container()
-    for line in ("loss=1", SLOW[regex], "step=7 loss=0.5 epoch=3"):
-        container.said.put(line)
+    for line in ("loss=1", SLOW_LINES[regex], "step=7 loss=0.5 epoch=3"):
+        container.line_queue.put(line)
     container.end(0)
-    record = ended(job)
-    assert {name: one["Value"] for name, one in job.metrics.found.items()} == {
+    record = wait_until_ended(job)
+    assert {name: metric["Value"] for name, metric in job.metrics.found.items()} == {
         "loss": 0.5,
         "epoch": 3.0,
     }
@@ -421,14 +427,14 @@ def test_a_metric_that_stalls(rehearsed, regex):
 
 
 def test_metrics_whose_process_is_killed():
-    found = Metrics([{"Name": "x", "Regex": r"x=(\d)"}, {"Name": "x", "Regex": r"y=(\d)"}])
-    assert found.line("x=1") is None and found.line("y=2 \udc80\ud800 ü\u2028\n x") is None
-    assert found.found["x"]["Value"] == 2.0
-    found.matcher.kill()
-    found.matcher.wait()
-    assert found.line("x=3").startswith("metrics are no longer looked for: ")
-    assert found.line("x=3") is None and found.found["x"]["Value"] == 2.0
-    found.close()
+    metrics = Metrics([{"Name": "x", "Regex": r"x=(\d)"}, {"Name": "x", "Regex": r"y=(\d)"}])
+    assert metrics.line("x=1") is None and metrics.line("y=2 \udc80\ud800 ü\u2028\n x") is None
+    assert metrics.found["x"]["Value"] == 2.0
+    metrics.matcher.kill()
+    metrics.matcher.wait()
+    assert metrics.line("x=3").startswith("metrics are no longer looked for: ")
+    assert metrics.line("x=3") is None and metrics.found["x"]["Value"] == 2.0
+    metrics.close()
     Metrics([]).close()
 
 
@@ -455,9 +461,9 @@ def test_logs_of_two_jobs_of_one_name(tmp_path):
     for number in range(3):
         rehearsed = Rehearsed(tmp_path)
         job = rehearsed.job()
-        rehearsed.container().said.put(f"of run {number}")
+        rehearsed.container().line_queue.put(f"of run {number}")
         rehearsed.container().end(0)
-        ended(job)
+        wait_until_ended(job)
         (job.folder / "report.html").write_text(f"{number}")
     for name, number in (("job", 2), ("job.1", 0), ("job.2", 1)):
         assert (tmp_path / "reports" / name / "logs/algo-1.log").read_text() == f"of run {number}\n"
@@ -479,7 +485,7 @@ SECRETS = [
     "user:pass",
     "of-more",
 ]
-CLEAR = "learning-rate-0.1"
+NO_SECRET = "learning-rate-0.1"
 
 
 def secret_record() -> Record:
@@ -489,16 +495,16 @@ def secret_record() -> Record:
         "HyperParameters": {
             "db_password": f'"{PASSWORD}"',
             "hub": TOKEN,
-            "lr": CLEAR,
+            "lr": NO_SECRET,
             "max_tokens": "3",
         },
         "Environment": {
             "API_KEY": "of-more",
             "PEM": PEM,
             "URL": "https://user:pass@host/x",
-            "PLAIN": CLEAR,
+            "PLAIN": NO_SECRET,
         },
-        "Tags": [{"Key": "secret", "Value": "of-a-tag"}, {"Key": "plain", "Value": CLEAR}],
+        "Tags": [{"Key": "secret", "Value": "of-a-tag"}, {"Key": "plain", "Value": NO_SECRET}],
         "AlgorithmSpecification": {
             "TrainingImage": "image:0123456789012345678901234567890123456789",
             "ContainerEntrypoint": [
@@ -510,28 +516,31 @@ def secret_record() -> Record:
                 "--api_key",
                 "after-a-flag",
                 f"--password={PASSWORD}",
-                f"--lr={CLEAR}",
+                f"--lr={NO_SECRET}",
                 "--token",
             ],
         },
         "NotInTheModel": {"Password": "of-more"},
     }
-    text = (
+    message = (
         f"the password {PASSWORD} is wrong: see https://user:pass@host/x?a=b&token={TOKEN}, "
         f"exit code: 3\n{PEM}"
     )
-    record = replace(interrupted(), request=request, failure=text, notes=[text])
-    record.transitions[0].message = record.interruptions[0].why = text
+    record = replace(interrupted(), request=request, failure=message, notes=[message])
+    record.transitions[0].message = record.interruptions[0].why = message
     return record
 
 
 def test_no_secret_in_a_report_or_record(tmp_path):
     record = secret_record()
     page.write(record, tmp_path / "report.html")
-    for text in ((tmp_path / "report.html").read_text(), json.dumps(record.as_json())):
-        assert not [secret for secret in SECRETS if secret in text]
-        assert text.count(CLEAR) >= 4 and "image:0123456789012345678901234567890123456789" in text
-        assert "exit code: 3" in text and text.count("******") > 10
+    for written_text in ((tmp_path / "report.html").read_text(), json.dumps(record.as_json())):
+        assert not [secret for secret in SECRETS if secret in written_text]
+        assert (
+            written_text.count(NO_SECRET) >= 4
+            and "image:0123456789012345678901234567890123456789" in written_text
+        )
+        assert "exit code: 3" in written_text and written_text.count("******") > 10
     assert record.request["HyperParameters"]["hub"] == TOKEN  # the job's own request is not changed
 
 
@@ -549,40 +558,42 @@ needs_namespaces = pytest.mark.skipif(
 
 
 @pytest.fixture
-def started(monkeypatch) -> Iterator[Callable]:
+def start_process(monkeypatch) -> Iterator[Callable]:
     """Start a command line as a host's first process."""
     monkeypatch.setattr(processes.bridge, "possible", lambda: False)
     engine = Processes(Path(sys.executable), "owner", lambda _: None)
-    made = []
+    started_processes = []
 
-    def start(*line: str) -> Process:
-        pipes = {
+    def start(*command: str) -> Process:
+        streams = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.STDOUT,
         }
-        made.append(Process(subprocess.Popen([*engine.unshare, *line], **pipes)))
-        return made[-1]
+        started_processes.append(Process(subprocess.Popen([*engine.unshare, *command], **streams)))
+        return started_processes[-1]
 
     yield start
-    for one in made:
-        one.remove()
-        one.outer.stdout.close()
+    for process in started_processes:
+        process.remove()
+        process.outer.stdout.close()
 
 
 @needs_namespaces
 @pytest.mark.parametrize("status", [0, 3, 137])
-def test_the_exit_status_of_a_process(started, status):
-    process = started("bash", "-c", f"echo $$ $(ls /proc | grep -c '^[0-9]*$'); exit {status}")
-    said = list(process.lines())
-    assert said[0].split()[0] == "1" and int(said[0].split()[1]) < 8 and len(said) == 1
+def test_the_exit_status_of_a_process(start_process, status):
+    process = start_process(
+        "bash", "-c", f"echo $$ $(ls /proc | grep -c '^[0-9]*$'); exit {status}"
+    )
+    lines = list(process.lines())
+    assert lines[0].split()[0] == "1" and int(lines[0].split()[1]) < 8 and len(lines) == 1
     assert process.wait() == status
 
 
 @needs_namespaces
-def test_a_process_that_is_killed(started):
+def test_a_process_that_is_killed(start_process):
     """Its status is a shell's for SIGKILL, and no message about it is in its log."""
-    process = started(
+    process = start_process(
         "bash", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done"
     )
     lines = process.lines()

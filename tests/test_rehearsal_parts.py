@@ -29,15 +29,15 @@ from rehearsal.jobs.schedule import Rule, Schedule, parse
 
 ROLE = "arn:aws:iam::123456789012:role/rehearsal"
 KEY = Key("id", "secret")
-PAGE = 7  # objects that moto lists at a time, where S3 lists 1,000
-LIMIT = 30  # seconds; what is not done by then never will be
+PAGE_SIZE = 7  # objects that moto lists at a time, where S3 lists 1,000
+HANG_SECONDS = 30  # what is not done by then hangs
 
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory):
     """moto's AWS."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", str(PAGE))
+        patch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", str(PAGE_SIZE))
         with aws_services.moto(tmp_path_factory.mktemp("moto")) as url:
             yield url
 
@@ -53,13 +53,13 @@ def s3(s3_client):
     """A client of S3, with an empty bucket: `bucket`."""
     s3_client.create_bucket(Bucket="bucket")
     yield s3_client
-    if left := keys(s3_client):
+    if leftover_keys := keys(s3_client):
         s3_client.delete_objects(
-            Bucket="bucket", Delete={"Objects": [{"Key": key} for key in left]}
+            Bucket="bucket", Delete={"Objects": [{"Key": key} for key in leftover_keys]}
         )
 
 
-def put(s3, *names: str) -> None:
+def put_objects(s3, *names: str) -> None:
     """Put objects, each with its key as its content."""
     for name in names:
         s3.put_object(Bucket="bucket", Key=name, Body=name.encode())
@@ -76,8 +76,8 @@ def content(s3, key: str) -> bytes:
     return s3.get_object(Bucket="bucket", Key=key)["Body"].read()
 
 
-def files(folder: Path) -> dict[str, str]:
-    """Return the files in a folder."""
+def file_texts(folder: Path) -> dict[str, str]:
+    """Return the text of each file in a folder, by its path there."""
     return {
         str(path.relative_to(folder)): path.read_text()
         for path in sorted(folder.rglob("*"))
@@ -85,7 +85,7 @@ def files(folder: Path) -> dict[str, str]:
     }
 
 
-def write(folder: Path, *names: str) -> None:
+def write_files(folder: Path, *names: str) -> None:
     """Write files, each with its name as its content; a name that ends with / is a folder."""
     for name in names:
         path = folder / name
@@ -118,8 +118,8 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("text", RULES)
-def test_the_rule_that_a_text_is(text):
+@pytest.mark.parametrize("rule_text", RULES)
+def test_the_rule_that_a_text_is(rule_text):
     plain = {
         "at": None,
         "step": None,
@@ -129,11 +129,13 @@ def test_the_rule_that_a_text_is(text):
         "hosts": "all",
         "warned": "warned",
     }
-    assert parse(text) == Rule(text=" ".join(text.split()), **plain | {"gap": 0.0} | RULES[text])
+    assert parse(rule_text) == Rule(
+        text=" ".join(rule_text.split()), **plain | {"gap": 0.0} | RULES[rule_text]
+    )
 
 
 @pytest.mark.parametrize(
-    "text",
+    "rule_text",
     [
         "",
         "at",
@@ -161,80 +163,90 @@ def test_the_rule_that_a_text_is(text):
         "at 1s at 2s",
     ],
 )
-def test_a_text_that_is_no_rule(text):
+def test_a_text_that_is_no_rule(rule_text):
     with pytest.raises(ValueError, match=r"--interrupt: found '.*', allowed is "):
-        parse(text)
+        parse(rule_text)
 
 
 HOSTS = [f"algo-{number}" for number in range(1, 5)]
 
 
-def scheduled(*texts: str, seed: str = "0", hosts: list[str] = HOSTS) -> Schedule:
+def make_schedule(*rules: str, seed: str = "0", hosts: list[str] = HOSTS) -> Schedule:
     """Return a job's schedule."""
-    return Schedule([schedule.parse(text) for text in texts], hosts, seed)
+    return Schedule([schedule.parse(rule) for rule in rules], hosts, seed)
 
 
 def test_a_time_after_the_first_start_comes_once():
     """If it comes between two attempts, it is due as soon as the second one trains."""
-    found = scheduled("at 40s of algo-3,algo-1 unwarned gap 5s")
-    assert found.next() is None and found.due(1000.0, None) is None
-    found.begin(100.0, first=True)
-    assert found.next() == 140.0 and found.due(139.9, None) is None
-    found.begin(200.0, first=False)
-    due = found.due(200.0, None)
+    job_schedule = make_schedule("at 40s of algo-3,algo-1 unwarned gap 5s")
+    assert job_schedule.next() is None and job_schedule.due(1000.0, None) is None
+    job_schedule.begin(100.0, first=True)
+    assert job_schedule.next() == 140.0 and job_schedule.due(139.9, None) is None
+    job_schedule.begin(200.0, first=False)
+    due = job_schedule.due(200.0, None)
     assert (due.hosts, due.warned, due.gap) == (["algo-3", "algo-1"], False, 5.0)
     assert due.why == "at 40s of algo-3,algo-1 unwarned gap 5s"
-    found.begin(300.0, first=False)
-    assert found.next() is None and found.due(1e9, 10**9) is None
+    job_schedule.begin(300.0, first=False)
+    assert job_schedule.next() is None and job_schedule.due(1e9, 10**9) is None
 
 
 def test_every_counts_from_each_start():
-    found = scheduled("every 10s 2 times")
+    job_schedule = make_schedule("every 10s 2 times")
     for start in (100.0, 115.0):
-        found.begin(start, first=start == 100.0)
-        assert found.next() == start + 10 and found.due(start + 9, None) is None
-        assert found.due(start + 10, None).hosts == HOSTS
-        assert found.due(start + 50, None) is None  # not before the next attempt
-    found.begin(200.0, first=False)
-    assert found.next() is None and found.due(1000.0, None) is None
+        job_schedule.begin(start, first=start == 100.0)
+        assert job_schedule.next() == start + 10 and job_schedule.due(start + 9, None) is None
+        assert job_schedule.due(start + 10, None).hosts == HOSTS
+        assert job_schedule.due(start + 50, None) is None  # not before the next attempt
+    job_schedule.begin(200.0, first=False)
+    assert job_schedule.next() is None and job_schedule.due(1000.0, None) is None
 
 
 def test_a_step_that_the_log_has_passed():
-    found = scheduled("at step 5", "at step 7")
-    found.begin(0.0, first=True)
-    assert found.next() is None and found.due(1e9, None) is None and found.due(1e9, 4) is None
-    assert found.due(0.0, 6).why == "at step 5"
-    assert found.due(0.0, 6) is None  # not again, although the job comes past it again
-    assert found.due(0.0, 9).why == "at step 7"
+    job_schedule = make_schedule("at step 5", "at step 7")
+    job_schedule.begin(0.0, first=True)
+    assert (
+        job_schedule.next() is None
+        and job_schedule.due(1e9, None) is None
+        and job_schedule.due(1e9, 4) is None
+    )
+    assert job_schedule.due(0.0, 6).why == "at step 5"
+    assert job_schedule.due(0.0, 6) is None  # not again, although the job comes past it again
+    assert job_schedule.due(0.0, 9).why == "at step 7"
 
 
 def test_several_rules_are_one_schedule():
-    found = scheduled("at 30s", "every 20s", "at step 2")
-    found.begin(0.0, first=True)
-    assert found.next() == 20.0
-    assert [found.due(30.0, 2).why for _ in range(3)] == ["at 30s", "every 20s", "at step 2"]
-    assert found.due(30.0, 2) is None
+    job_schedule = make_schedule("at 30s", "every 20s", "at step 2")
+    job_schedule.begin(0.0, first=True)
+    assert job_schedule.next() == 20.0
+    assert [job_schedule.due(30.0, 2).why for _ in range(3)] == ["at 30s", "every 20s", "at step 2"]
+    assert job_schedule.due(30.0, 2) is None
 
 
-def drawn(seed: str, *texts: str) -> list:
-    """Return the moments, hosts and warnings of ten attempts."""
-    found = scheduled(*texts, seed=seed)
-    said = []
+def drawn_interruptions(seed: str, *rules: str) -> list:
+    """Return the moment, the hosts and the warning of the interruption of ten attempts."""
+    job_schedule = make_schedule(*rules, seed=seed)
+    interruptions = []
     for _ in range(10):
-        found.begin(0.0, first=False)
-        moment = found.next()
-        due = found.due(moment, None)
-        said.append((moment, tuple(due.hosts), due.warned))
-    return said
+        job_schedule.begin(0.0, first=False)
+        moment = job_schedule.next()
+        due = job_schedule.due(moment, None)
+        interruptions.append((moment, tuple(due.hosts), due.warned))
+    return interruptions
 
 
 def test_what_is_drawn_comes_from_the_seed():
     rule = "every ~10s of any either"
-    assert drawn("1", rule) == drawn("1", rule) != drawn("2", rule)
-    many = [one for seed in range(40) for one in drawn(str(seed), rule)]
-    moments, hosts, warned = zip(*many, strict=True)
-    assert len(set(moments)) == len(many) and 7 < sum(moments) / len(many) < 13
-    assert {len(found) for found in hosts} == {1} and {found[0] for found in hosts} == set(HOSTS)
+    assert (
+        drawn_interruptions("1", rule)
+        == drawn_interruptions("1", rule)
+        != drawn_interruptions("2", rule)
+    )
+    interruptions = [
+        interruption for seed in range(40) for interruption in drawn_interruptions(str(seed), rule)
+    ]
+    moments, hosts, warned = zip(*interruptions, strict=True)
+    assert len(set(moments)) == len(interruptions) and 7 < sum(moments) / len(interruptions) < 13
+    assert {len(names) for names in hosts} == {1} and {names[0] for names in hosts} == set(HOSTS)
     assert 100 < sum(warned) < 300
 
 
@@ -242,52 +254,52 @@ def test_a_host_that_the_job_has_not():
     with pytest.raises(
         ValueError, match=r"'at 1s of algo-9,algo-1' is of algo-9; the job has algo-1, algo-2"
     ):
-        scheduled("at 1s of algo-9,algo-1", hosts=["algo-1", "algo-2"])
+        make_schedule("at 1s of algo-9,algo-1", hosts=["algo-1", "algo-2"])
 
 
 # Settings
 
 
-def flags(*given: str) -> settings.Settings:
+def settings_of(*flags: str) -> settings.Settings:
     """Return the settings of these flags."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     settings.add_flags(parser)
-    return settings.from_flags(parser.parse_args(given))
+    return settings.from_flags(parser.parse_args(flags))
 
 
 def test_settings_by_default_and_by_flags(tmp_path):
-    found = flags()
-    assert (found.port, found.engine, found.grace, found.interrupt, found.seed) == (
+    parsed = settings_of()
+    assert (parsed.port, parsed.engine, parsed.grace, parsed.interrupt, parsed.seed) == (
         4571,
         "auto",
         120.0,
         [],
         0,
     )
-    assert found.sync == settings.Sync(1.0, 0.0, 0.0, None, True, False, True, False)
-    assert found.folder.is_absolute()
-    given = (
+    assert parsed.sync == settings.Sync(1.0, 0.0, 0.0, None, True, False, True, False)
+    assert parsed.folder.is_absolute()
+    flags = (
         "--port=0 --interrupt=every~5m --grace=0 --repairs=2 --price=3 --spot-price=1 "
         "--sync-every=0.1 --sync-lag=2"
     )
-    given += (
+    flags += (
         " --sync-settle=3 --sync-stall-after=0 --sync-no-markers --sync-markers-uploaded "
         "--sync-keep-deleted"
     )
-    given = given.replace("every~5m", "every\u00a0~5m").split(" ")
-    found = flags(*given, "--sync-flush", "--interrupt=at 3s", f"--folder={tmp_path}")
-    assert (found.port, found.grace, found.repairs, found.price, found.spot_price) == (
+    flags = flags.replace("every~5m", "every\u00a0~5m").split(" ")
+    parsed = settings_of(*flags, "--sync-flush", "--interrupt=at 3s", f"--folder={tmp_path}")
+    assert (parsed.port, parsed.grace, parsed.repairs, parsed.price, parsed.spot_price) == (
         0,
         0.0,
         2,
         3.0,
         1.0,
     )
-    assert [rule.text for rule in found.interrupt] == [
+    assert [rule.text for rule in parsed.interrupt] == [
         "every ~5m",
         "at 3s",
-    ] and found.folder == tmp_path
-    assert found.sync == settings.Sync(0.1, 2.0, 3.0, 0.0, False, True, False, True)
+    ] and parsed.folder == tmp_path
+    assert parsed.sync == settings.Sync(0.1, 2.0, 3.0, 0.0, False, True, False, True)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +327,7 @@ def test_settings_by_default_and_by_flags(tmp_path):
 def test_a_wrong_flag_is_named(flag):
     name, _, value = flag.partition("=")
     with pytest.raises(ValueError, match=rf"{name}\b.*: found .*, allowed is ") as error:
-        flags(flag)
+        settings_of(flag)
     assert "price" in name or value.removesuffix(".0") in str(error.value)
 
 
@@ -323,8 +335,8 @@ def test_the_folders_of_channels(tmp_path, monkeypatch):
     """The working folder, or the folders that flags name, wherever their links lead."""
     (tmp_path / "link").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path / "link")
-    assert flags().allow == [tmp_path]
-    assert flags("--allow=/usr", "--allow=.").allow == [Path("/usr"), tmp_path]
+    assert settings_of().allow == [tmp_path]
+    assert settings_of("--allow=/usr", "--allow=.").allow == [Path("/usr"), tmp_path]
 
 
 @pytest.mark.parametrize(
@@ -332,29 +344,29 @@ def test_the_folders_of_channels(tmp_path, monkeypatch):
 )
 def test_a_flag_of_the_wrong_type_is_named(flag):
     with pytest.raises(argparse.ArgumentError, match=flag.partition("=")[0]):
-        flags(flag)
+        settings_of(flag)
 
 
 # Layout
 
 
-def group(name: str, count: int, kind: str = "ml.m5.xlarge") -> dict:
+def group(name: str, count: int, instance_type: str = "ml.m5.xlarge") -> dict:
     """Return an instance group."""
-    return {"InstanceGroupName": name, "InstanceType": kind, "InstanceCount": count}
+    return {"InstanceGroupName": name, "InstanceType": instance_type, "InstanceCount": count}
 
 
 def channel(
-    name: str, uri: str, *, sharded: bool = False, groups: list[str] | None = None, **more
+    name: str, uri: str, *, sharded: bool = False, groups: list[str] | None = None, **more_fields
 ) -> dict:
     """Return a channel for InputDataConfig."""
     source = {"S3DataType": "S3Prefix", "S3Uri": uri} | (
         {"InstanceGroupNames": groups} if groups else {}
     )
     source |= {"S3DataDistributionType": "ShardedByS3Key"} if sharded else {}
-    return {"ChannelName": name, "DataSource": {"S3DataSource": source}} | more
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}} | more_fields
 
 
-def job(*inputs: dict, hosts: int = 1, groups: list[dict] | None = None, **more) -> dict:
+def job(*inputs: dict, hosts: int = 1, groups: list[dict] | None = None, **more_fields) -> dict:
     """Return a request."""
     single = {"InstanceType": "ml.m5.xlarge", "InstanceCount": hosts}
     return {
@@ -364,16 +376,16 @@ def job(*inputs: dict, hosts: int = 1, groups: list[dict] | None = None, **more)
         "ResourceConfig": {"InstanceGroups": groups} if groups else single,
         "OutputDataConfig": {"S3OutputPath": "s3://bucket/output/"},
         "InputDataConfig": list(inputs),
-    } | more
+    } | more_fields
 
 
-def made(request: dict, folder: Path) -> dict[layout.Host, layout.Layout]:
+def make_layouts(request: dict, folder: Path) -> dict[layout.Host, layout.Layout]:
     """Make the folders of each host, and return them."""
     path = layout.checkpoint_path(request)
-    found = {host: layout.Layout(folder / host.name, path) for host in layout.hosts(request)}
-    for one in found.values():
-        one.make()
-    return found
+    layouts = {host: layout.Layout(folder / host.name, path) for host in layout.hosts(request)}
+    for host_layout in layouts.values():
+        host_layout.make()
+    return layouts
 
 
 def test_hosts_are_numbered_over_the_groups(tmp_path):
@@ -395,11 +407,11 @@ def test_hosts_are_numbered_over_the_groups(tmp_path):
     assert [host.group for host in hosts] == ["small"] * 2 + ["big"] * 9
     assert {host.instance_type for host in hosts[2:]} == {"ml.p4d.24xlarge"}
     config = {}
-    for host, folders in made(request, tmp_path).items():
+    for host, folders in make_layouts(request, tmp_path).items():
         layout.write_config(folders, request, host, hosts, "eth0")
         paths = (folders.folder / "input/config").iterdir()
         config[host.name] = {path.stem: json.loads(path.read_text()) for path in paths}
-    big = ["algo-10", "algo-11", *(f"algo-{number}" for number in range(3, 10))]
+    big_hosts = ["algo-10", "algo-11", *(f"algo-{number}" for number in range(3, 10))]
     assert config["algo-3"]["resourceconfig"] == {
         "current_group_name": "big",
         "current_host": "algo-3",
@@ -411,7 +423,7 @@ def test_hosts_are_numbered_over_the_groups(tmp_path):
                 "instance_type": "ml.m5.xlarge",
                 "hosts": ["algo-1", "algo-2"],
             },
-            {"instance_group_name": "big", "instance_type": "ml.p4d.24xlarge", "hosts": big},
+            {"instance_group_name": "big", "instance_type": "ml.p4d.24xlarge", "hosts": big_hosts},
         ],
         "network_interface_name": "eth0",
         "topology": None,
@@ -445,7 +457,7 @@ def test_hosts_are_numbered_over_the_groups(tmp_path):
 )
 def test_a_host_without_groups(tmp_path, config, path):
     request = job(CheckpointConfig=config, DebugHookConfig={"S3OutputPath": "s3://bucket/d"})
-    ((host, folders),) = made(request, tmp_path).items()
+    ((host, folders),) = make_layouts(request, tmp_path).items()
     assert (host.name, host.group) == ("algo-1", "homogeneousCluster")
     assert set(folders.mounts.values()) == {
         "/opt/ml/input",
@@ -454,19 +466,22 @@ def test_a_host_without_groups(tmp_path, config, path):
         path,
     } - {None}
     layout.write_config(folders, request, host, [host], "lo")
-    found = {
-        one.stem: json.loads(one.read_text()) for one in (folders.folder / "input/config").iterdir()
+    written = {
+        config_file.stem: json.loads(config_file.read_text())
+        for config_file in (folders.folder / "input/config").iterdir()
     }
-    assert found.get("checkpointconfig") == ({"LocalPath": path} if path else None)
+    assert written.get("checkpointconfig") == ({"LocalPath": path} if path else None)
     assert (
-        found["debughookconfig"] == {"S3OutputPath": "s3://bucket/d"}
-        and "profilerconfig" not in found
+        written["debughookconfig"] == {"S3OutputPath": "s3://bucket/d"}
+        and "profilerconfig" not in written
     )
-    assert found["inputdataconfig"] == {} == found["hyperparameters"]
+    assert written["inputdataconfig"] == {} == written["hyperparameters"]
 
 
 def test_what_a_failure_says(tmp_path):
-    folders = made(job(), tmp_path)[layout.Host("algo-1", "ml.m5.xlarge", "homogeneousCluster")]
+    folders = make_layouts(job(), tmp_path)[
+        layout.Host("algo-1", "ml.m5.xlarge", "homogeneousCluster")
+    ]
     assert folders.failure() == ""
     path = folders.folder / "output/failure"
     path.write_bytes("ü".encode() * 2000 + b"\xff")
@@ -480,7 +495,7 @@ def test_what_a_failure_says(tmp_path):
 
 # Channels
 
-NAMES = {
+RELATIVE_NAMES = {
     ("data/train/a", "data/train"): "a",
     ("data/train/a", "data/train/"): "a",
     ("data/train/b/c", "data/train"): "b/c",
@@ -494,9 +509,9 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(("key", "prefix"), NAMES)
+@pytest.mark.parametrize(("key", "prefix"), RELATIVE_NAMES)
 def test_the_name_of_an_object_in_a_channel(key, prefix):
-    assert channels.relative(key, prefix) == NAMES[key, prefix]
+    assert channels.relative(key, prefix) == RELATIVE_NAMES[key, prefix]
 
 
 @pytest.mark.parametrize("name", ["..", "../a", "a/../../b", "a/..", "/etc/passwd"])
@@ -506,32 +521,32 @@ def test_a_name_that_leads_out_of_the_channel(tmp_path, name):
     assert channels.inside(tmp_path, "a..b/...") == tmp_path / "a..b/..."
 
 
-def fetched(s3, uri: str, folder: Path) -> dict[str, str]:
-    """Return the files of an address, fetched."""
+def fetch(s3, uri: str, folder: Path) -> dict[str, str]:
+    """Fetch the files of an address, and return their texts."""
     names = channels.fetch(
         s3, {"S3Uri": uri}, folder, ROLE, [folder.parent, Path("/no")], lambda: None
     )
-    found = files(folder)
-    assert sorted(names) == sorted(found)
-    return found
+    fetched_files = file_texts(folder)
+    assert sorted(names) == sorted(fetched_files)
+    return fetched_files
 
 
 def test_what_an_address_stands_for(s3, tmp_path):
-    put(s3, "data/a", "data/b/c", "data/b/", "data-2/d", "data", "run#1/e?f", "other")
+    put_objects(s3, "data/a", "data/b/c", "data/b/", "data-2/d", "data", "run#1/e?f", "other")
     below = {"a": "data/a", "b/c": "data/b/c"}
-    assert fetched(s3, "s3://bucket/data/", tmp_path / "1") == below
+    assert fetch(s3, "s3://bucket/data/", tmp_path / "1") == below
     beside = {"data": "data", "data-2/d": "data-2/d"}
-    assert fetched(s3, "s3://bucket/data", tmp_path / "3") == below | beside
-    assert fetched(s3, "s3://bucket/data/a", tmp_path / "4") == {"a": "data/a"}
-    assert fetched(s3, "s3://bucket/run#1/", tmp_path / "5") == {"e?f": "run#1/e?f"}
-    assert fetched(s3, "s3://bucket/run#1/e?f", tmp_path / "6") == {"e?f": "run#1/e?f"}
-    assert fetched(s3, "https://s3.us-east-1.amazonaws.com/bucket/other", tmp_path / "7") == {
+    assert fetch(s3, "s3://bucket/data", tmp_path / "3") == below | beside
+    assert fetch(s3, "s3://bucket/data/a", tmp_path / "4") == {"a": "data/a"}
+    assert fetch(s3, "s3://bucket/run#1/", tmp_path / "5") == {"e?f": "run#1/e?f"}
+    assert fetch(s3, "s3://bucket/run#1/e?f", tmp_path / "6") == {"e?f": "run#1/e?f"}
+    assert fetch(s3, "https://s3.us-east-1.amazonaws.com/bucket/other", tmp_path / "7") == {
         "other": "other"
     }
     with pytest.raises(JobFailed, match="Data download failed: s3://bucket: File exists"):
-        fetched(s3, "s3://bucket", tmp_path / "8")  # `data` is a file, and a folder
+        fetch(s3, "s3://bucket", tmp_path / "8")  # `data` is a file, and a folder
     s3.delete_object(Bucket="bucket", Key="data")
-    assert fetched(s3, "s3://bucket", tmp_path / "9")["data/b/c"] == "data/b/c"
+    assert fetch(s3, "s3://bucket", tmp_path / "9")["data/b/c"] == "data/b/c"
 
 
 @pytest.mark.parametrize(
@@ -559,54 +574,57 @@ def test_what_an_address_stands_for(s3, tmp_path):
 )
 def test_an_address_with_nothing_at_it(s3, tmp_path, uri, reason):
     with pytest.raises(JobFailed, match=f"^ClientError: Data download failed:.*{reason}"):
-        fetched(s3, uri, tmp_path / "channel")
+        fetch(s3, uri, tmp_path / "channel")
 
 
 def test_a_key_that_leads_out_of_the_channel(s3, tmp_path):
-    put(s3, "data/../../out")
+    put_objects(s3, "data/../../out")
     with pytest.raises(JobFailed, match="is no name of a file"):
-        fetched(s3, "s3://bucket/data", tmp_path / "a/b/channel")
-    assert files(tmp_path) == {}
+        fetch(s3, "s3://bucket/data", tmp_path / "a/b/channel")
+    assert file_texts(tmp_path) == {}
 
 
 def test_a_folder_of_this_machine(s3, tmp_path):
-    write(tmp_path / "from/my data", "a", "b/c", "empty/")
+    write_files(tmp_path / "from/my data", "a", "b/c", "empty/")
     (tmp_path / "from/my data/link").symlink_to("a")
     uri = f"file://{tmp_path}/from/my%20data"
-    assert fetched(s3, uri, tmp_path / "1") == {"a": "a", "b/c": "b/c", "link": "a"}
-    assert fetched(s3, f"{uri}/b/c", tmp_path / "2") == {"c": "b/c"}
+    assert fetch(s3, uri, tmp_path / "1") == {"a": "a", "b/c": "b/c", "link": "a"}
+    assert fetch(s3, f"{uri}/b/c", tmp_path / "2") == {"c": "b/c"}
     os.mkfifo(tmp_path / "from/my data/pipe")
-    assert "pipe" not in fetched(s3, uri, tmp_path / "3")
+    assert "pipe" not in fetch(s3, uri, tmp_path / "3")
 
 
 def test_a_file_that_cannot_be_read_fails_the_job(s3, tmp_path, monkeypatch):
     def refused(*_):
         raise PermissionError(13, "Permission denied")
 
-    write(tmp_path / "from", "a")
+    write_files(tmp_path / "from", "a")
     monkeypatch.setattr(channels.shutil, "copyfile", refused)
     with pytest.raises(
         JobFailed, match=r"^ClientError: Data download failed: file:///\S+/from: Permission denied$"
     ):
-        fetched(s3, f"file://{tmp_path}/from", tmp_path / "channel")
+        fetch(s3, f"file://{tmp_path}/from", tmp_path / "channel")
 
 
 @pytest.mark.parametrize("mode", ["File", "FastFile"])
-@pytest.mark.parametrize("place", ["S3", "here"])
-def test_shards_are_all_of_it_once(s3, tmp_path, mode, place):
-    names = [f"data/{number:02}" for number in range(2 * PAGE + 3)]  # three pages
-    put(s3, *names)
-    write(tmp_path, *names)
-    uri = "s3://bucket/data" if place == "S3" else f"file://{tmp_path}/data"
-    for hosts in [3] if place == "S3" else [1, 2, 3, 4, 5, 6, 7, 20]:
+@pytest.mark.parametrize("source", ["S3", "here"])
+def test_shards_are_all_of_it_once(s3, tmp_path, mode, source):
+    names = [f"data/{number:02}" for number in range(2 * PAGE_SIZE + 3)]  # three pages
+    put_objects(s3, *names)
+    write_files(tmp_path, *names)
+    uri = "s3://bucket/data" if source == "S3" else f"file://{tmp_path}/data"
+    for hosts in [3] if source == "S3" else [1, 2, 3, 4, 5, 6, 7, 20]:
         request = job(channel("a", uri, sharded=True, InputMode=mode), hosts=hosts)
-        found = made(request, tmp_path / f"{hosts}")
+        layouts = make_layouts(request, tmp_path / f"{hosts}")
         stops = []
         shared = tmp_path / f"{hosts}/shared"
         channels.deliver(
-            s3, request, found, shared, [tmp_path], lambda stops=stops: stops.append(1)
+            s3, request, layouts, shared, [tmp_path], lambda stops=stops: stops.append(1)
         )
-        shards = [sorted(files(one.channel("a")).values()) for one in found.values()]
+        shards = [
+            sorted(file_texts(host_layout.channel("a")).values())
+            for host_layout in layouts.values()
+        ]
         assert sorted(sum(shards, [])) == names
         assert max(map(len, shards)) - min(map(len, shards)) <= 1
         assert len(stops) >= len(names)  # it can be stopped at each of them
@@ -614,7 +632,7 @@ def test_shards_are_all_of_it_once(s3, tmp_path, mode, place):
 
 
 def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
-    write(tmp_path / "from", "x", "y/z")
+    write_files(tmp_path / "from", "x", "y/z")
     uri = f"file://{tmp_path}/from"
     groups = [group("g", 1), group("h", 2)]
     request = job(
@@ -623,16 +641,17 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
         channel("fast", uri, groups=["h"], InputMode="FastFile"),
         groups=groups,
     )
-    found = made(request, tmp_path / "hosts")
-    channels.deliver(s3, request, found, tmp_path / "shared", [tmp_path], lambda: None)
-    first, second, third = found.values()
-    assert [path.name for path in (first.folder / "input/data").iterdir()] == ["all"]
-    assert files(second.channel("some")) == {"x": "x"} and files(third.channel("some")) == {
-        "y/z": "y/z"
-    }
-    (first.channel("all") / "x").write_text("changed")
-    assert (second.channel("all") / "x").read_text() == "x"
-    assert (second.channel("fast") / "x").samefile(third.channel("fast") / "x")  # one copy for both
+    layouts = make_layouts(request, tmp_path / "hosts")
+    channels.deliver(s3, request, layouts, tmp_path / "shared", [tmp_path], lambda: None)
+    first_host, second_host, third_host = layouts.values()
+    assert [path.name for path in (first_host.folder / "input/data").iterdir()] == ["all"]
+    assert file_texts(second_host.channel("some")) == {"x": "x"} and file_texts(
+        third_host.channel("some")
+    ) == {"y/z": "y/z"}
+    (first_host.channel("all") / "x").write_text("changed")
+    assert (second_host.channel("all") / "x").read_text() == "x"
+    # There is one copy for both.
+    assert (second_host.channel("fast") / "x").samefile(third_host.channel("fast") / "x")
     assert (tmp_path / "from/x").read_text() == "x"
 
 
@@ -642,34 +661,44 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
 @pytest.fixture
 def clock(monkeypatch):
     """The clock of an Uploader."""
-    found = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(checkpoint_sync, "time", SimpleNamespace(monotonic=lambda: found.now))
-    return found
+    fake_clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(checkpoint_sync, "time", SimpleNamespace(monotonic=lambda: fake_clock.now))
+    return fake_clock
 
 
-def uploader(s3, folder: Path, uri: str = "s3://bucket/run", **given) -> checkpoint_sync.Uploader:
+def make_uploader(
+    s3, folder: Path, uri: str = "s3://bucket/run", **more_settings
+) -> checkpoint_sync.Uploader:
     """Return an Uploader that has not started; `notes` are its messages."""
-    plain = {"lag": 0.0, "settle": 0.0, "stall_after": None, "deletions": True, "flush": False}
-    plain |= {"every": 0.01, "markers": False, "markers_uploaded": False}
+    default_settings = {
+        "lag": 0.0,
+        "settle": 0.0,
+        "stall_after": None,
+        "deletions": True,
+        "flush": False,
+    }
+    default_settings |= {"every": 0.01, "markers": False, "markers_uploaded": False}
     folder.mkdir(exist_ok=True)
     notes = []
-    found = checkpoint_sync.Uploader(s3, uri, folder, settings.Sync(**plain | given), notes.append)
-    found.notes = notes
-    return found
+    uploader = checkpoint_sync.Uploader(
+        s3, uri, folder, settings.Sync(**default_settings | more_settings), notes.append
+    )
+    uploader.notes = notes
+    return uploader
 
 
-def until(condition, *, what: str = "it") -> None:
+def wait_until(condition, *, expected: str = "it") -> None:
     """Wait for a condition."""
-    end = time.monotonic() + LIMIT
+    deadline = time.monotonic() + HANG_SECONDS
     while not condition():
-        assert time.monotonic() < end, f"{what} has not come"
+        assert time.monotonic() < deadline, f"{expected} has not come"
         time.sleep(0.02)
 
 
 def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
-    found = uploader(s3, tmp_path / "a")
-    write(
-        found.folder.root,
+    uploader = make_uploader(s3, tmp_path / "a")
+    write_files(
+        uploader.folder.root,
         "1",
         "sub/deep/2",
         ".hidden",
@@ -677,70 +706,70 @@ def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
         "x.sagemaker-ignore",
         "sub/y.sagemaker-ignore",
     )
-    (found.folder.root / "link").symlink_to("1")
-    (found.folder.root / "nowhere").symlink_to("/no/such/file")
-    (found.folder.root / "folder").symlink_to("sub")
-    os.mkfifo(found.folder.root / "pipe")
-    found._look()
+    (uploader.folder.root / "link").symlink_to("1")
+    (uploader.folder.root / "nowhere").symlink_to("/no/such/file")
+    (uploader.folder.root / "folder").symlink_to("sub")
+    os.mkfifo(uploader.folder.root / "pipe")
+    uploader._look()
     expected = ["run/.hidden", "run/1", "run/link", "run/sub/deep/2", "run/with space"]
     assert keys(s3) == expected and content(s3, "run/link") == b"1"
-    put(s3, "run/of another")
-    (found.folder.root / "sub/deep/2").unlink()
-    (found.folder.root / "1").write_text("changed")
-    found._look()
+    put_objects(s3, "run/of another")
+    (uploader.folder.root / "sub/deep/2").unlink()
+    (uploader.folder.root / "1").write_text("changed")
+    uploader._look()
     assert keys(s3) == ["run/.hidden", "run/1", "run/link", "run/of another", "run/with space"]
-    assert content(s3, "run/1") == b"changed" == content(s3, "run/link") and found.notes == []
+    assert content(s3, "run/1") == b"changed" == content(s3, "run/link") and uploader.notes == []
 
 
-def counted(found: checkpoint_sync.Uploader) -> list[str]:
-    """Return the list of what an Uploader uploads from now on."""
-    said = []
-    upload = found._upload
+def record_uploads(uploader: checkpoint_sync.Uploader) -> list[str]:
+    """Record the names that an Uploader uploads from now on in the returned list."""
+    uploaded = []
+    real_upload = uploader._upload
 
-    def noted(name: str) -> bool:
-        said.append(name)
-        return upload(name)
+    def upload_and_note(name: str) -> bool:
+        uploaded.append(name)
+        return real_upload(name)
 
-    found._upload = noted
-    return said
+    uploader._upload = upload_and_note
+    return uploaded
 
 
 def test_what_has_not_changed_is_not_uploaded_again(s3, tmp_path, clock):
-    put(s3, "run/old", "run/sub/older", "run-2/x", "run")
+    put_objects(s3, "run/old", "run/sub/older", "run-2/x", "run")
     assert checkpoint_sync.restore(s3, "s3://bucket/run", tmp_path) == (
         2,
         len("run/old" + "run/sub/older"),
     )
-    assert files(tmp_path) == {"old": "run/old", "sub/older": "run/sub/older"}
-    found = uploader(s3, tmp_path)
-    said = counted(found)
-    found._look()
-    assert said == []
-    write(tmp_path, "new")
-    found._look()
-    found._look()
-    assert said == ["new"]
-    before = (tmp_path / "new").stat()
+    assert file_texts(tmp_path) == {"old": "run/old", "sub/older": "run/sub/older"}
+    uploader = make_uploader(s3, tmp_path)
+    uploaded = record_uploads(uploader)
+    uploader._look()
+    assert uploaded == []
+    write_files(tmp_path, "new")
+    uploader._look()
+    uploader._look()
+    assert uploaded == ["new"]
+    status_before = (tmp_path / "new").stat()
     (tmp_path / "other").write_text("NEW")  # another file of the same size and time
-    os.utime(tmp_path / "other", ns=(before.st_mtime_ns, before.st_mtime_ns))
+    os.utime(tmp_path / "other", ns=(status_before.st_mtime_ns, status_before.st_mtime_ns))
     (tmp_path / "other").replace(tmp_path / "new")
-    found._look()
-    assert said == ["new", "new"] and content(s3, "run/new") == b"NEW"
+    uploader._look()
+    assert uploaded == ["new", "new"] and content(s3, "run/new") == b"NEW"
     (tmp_path / "old").replace(tmp_path / "older")
-    found._look()
+    uploader._look()
     assert keys(s3, "run/") == ["run/new", "run/older", "run/sub/older"]
     assert keys(s3, "run-2/") == ["run-2/x"]
 
 
 def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
     assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path) == (0, 0)
-    put(s3, *(f"run/{number}" for number in range(PAGE + 1)))
-    assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path)[0] == PAGE + 1
+    put_objects(s3, *(f"run/{number}" for number in range(PAGE_SIZE + 1)))
+    assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path)[0] == PAGE_SIZE + 1
     with pytest.raises(
         JobFailed, match="Checkpoint download failed: s3://no-such-bucket/x: NoSuchBucket"
     ):
         checkpoint_sync.restore(s3, "s3://no-such-bucket/x", tmp_path)
-    put(s3, "run/../../x")
+    put_objects(s3, "run/../../x")
     with pytest.raises(JobFailed, match="is no name of a file"):
         checkpoint_sync.restore(s3, "s3://bucket/run", tmp_path / "a")
 
@@ -749,270 +778,273 @@ def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
     "uri", ["s3://bucket/run", "s3://bucket/run/", "s3://bucket", "s3://bucket/"]
 )
 def test_a_copy_and_its_restoration_are_one(s3, tmp_path, clock, uri):
-    found = uploader(s3, tmp_path / "a", uri)
-    write(found.folder.root, "1", "b/2")
-    found._look()
+    uploader = make_uploader(s3, tmp_path / "a", uri)
+    write_files(uploader.folder.root, "1", "b/2")
+    uploader._look()
     assert checkpoint_sync.restore(s3, uri, tmp_path / "b") == (2, 4)
-    assert files(tmp_path / "b") == files(tmp_path / "a")
+    assert file_texts(tmp_path / "b") == file_texts(tmp_path / "a")
 
 
 def test_a_lag_counts_from_the_change(s3, tmp_path, clock):
     """A file that grows all the time is uploaded half-written."""
-    found = uploader(s3, tmp_path, lag=10.0)
+    uploader = make_uploader(s3, tmp_path, lag=10.0)
     for second in range(11):
         assert keys(s3) == []
         (tmp_path / "a").write_text("x" * (second + 1))
         clock.now = 100.0 + second
-        found._look()
+        uploader._look()
     assert content(s3, "run/a") == b"x" * 11
     (tmp_path / "a").write_text("again")
     clock.now = 150.0
-    found._look()
+    uploader._look()
     assert content(s3, "run/a") == b"x" * 11
     clock.now = 160.0
-    found._look()
+    uploader._look()
     assert content(s3, "run/a") == b"again"
 
 
 def test_a_file_that_has_not_settled_is_not_uploaded(s3, tmp_path, clock):
-    found = uploader(s3, tmp_path, settle=3.0)
+    uploader = make_uploader(s3, tmp_path, settle=3.0)
     for second in range(20):
         (tmp_path / "a").write_text("x" * (second + 1))
         clock.now = 100.0 + second
-        found._look()
+        uploader._look()
     clock.now = 121.9
-    found._look()
+    uploader._look()
     assert keys(s3) == []
     clock.now = 122.0
-    found._look()
+    uploader._look()
     assert content(s3, "run/a") == b"x" * 20
 
 
 def test_a_deletion_that_is_not_passed_on(s3, tmp_path, clock):
-    found = uploader(s3, tmp_path, deletions=False)
-    write(tmp_path, "a")
-    found._look()
+    uploader = make_uploader(s3, tmp_path, deletions=False)
+    write_files(tmp_path, "a")
+    uploader._look()
     (tmp_path / "a").unlink()
-    found._look()
+    uploader._look()
     assert keys(s3) == ["run/a"]
 
 
 def test_markers(s3, tmp_path, clock):
-    found = uploader(s3, tmp_path, markers=True)
-    write(tmp_path, "sub/a")
-    found._look()
+    uploader = make_uploader(s3, tmp_path, markers=True)
+    write_files(tmp_path, "sub/a")
+    uploader._look()
     beside = ["a", "a.sagemaker-uploaded", "a.sagemaker-uploading"]
-    assert sorted(files(tmp_path / "sub")) == beside
-    found._look()
+    assert sorted(file_texts(tmp_path / "sub")) == beside
+    uploader._look()
     assert keys(s3) == ["run/sub/a"]
     (tmp_path / "sub/a").unlink()
-    found._look()
-    assert files(tmp_path / "sub") == {} and keys(s3) == []
+    uploader._look()
+    assert file_texts(tmp_path / "sub") == {} and keys(s3) == []
 
 
 def test_markers_that_are_uploaded(s3, tmp_path, clock):
-    found = uploader(s3, tmp_path, markers=True, markers_uploaded=True)
-    write(tmp_path, "a")
-    found._look()
-    found._look()
-    assert sorted(files(tmp_path)) == ["a", "a.sagemaker-uploaded", "a.sagemaker-uploading"]
+    uploader = make_uploader(s3, tmp_path, markers=True, markers_uploaded=True)
+    write_files(tmp_path, "a")
+    uploader._look()
+    uploader._look()
+    assert sorted(file_texts(tmp_path)) == ["a", "a.sagemaker-uploaded", "a.sagemaker-uploading"]
     assert keys(s3) == ["run/a", "run/a.sagemaker-uploaded", "run/a.sagemaker-uploading"]
     (tmp_path / "a").unlink()
-    found._look()
-    found._look()
-    assert files(tmp_path) == {} and keys(s3) == []
+    uploader._look()
+    uploader._look()
+    assert file_texts(tmp_path) == {} and keys(s3) == []
 
 
-def failing(found: checkpoint_sync.Uploader, monkeypatch, deed) -> None:
+def disturb_uploads(uploader: checkpoint_sync.Uploader, monkeypatch, disturb) -> None:
     """Call a function in the middle of each upload."""
-    upload = found.s3.upload_fileobj
+    real_upload = uploader.s3.upload_fileobj
 
-    def disturbed(file, bucket, key, **more):
-        deed(found.folder.root / key.removeprefix(found.prefix))
-        return upload(file, bucket, key, **more)
+    def disturb_then_upload(file, bucket, key, **options):
+        disturb(uploader.folder.root / key.removeprefix(uploader.prefix))
+        return real_upload(file, bucket, key, **options)
 
-    monkeypatch.setattr(found.s3, "upload_fileobj", disturbed)
+    monkeypatch.setattr(uploader.s3, "upload_fileobj", disturb_then_upload)
 
 
-@pytest.mark.parametrize("gone", ["file", "folder", "a file in the folder's place"])
-def test_what_is_deleted_during_its_upload(s3, tmp_path, clock, monkeypatch, gone):
+@pytest.mark.parametrize("deleted", ["file", "folder", "a file in the folder's place"])
+def test_what_is_deleted_during_its_upload(s3, tmp_path, clock, monkeypatch, deleted):
     """The copy goes on, with and without the folder of the markers."""
-    found = uploader(s3, tmp_path, markers=True)
-    write(tmp_path, "sub/a")
+    uploader = make_uploader(s3, tmp_path, markers=True)
+    write_files(tmp_path, "sub/a")
 
     def delete(path: Path) -> None:
         if path.name == "a":
             path.unlink()
-            if gone != "file":
+            if deleted != "file":
                 path.with_name("a.sagemaker-uploading").unlink()
                 path.parent.rmdir()
-            if gone.startswith("a file"):
-                write(tmp_path, "sub")
+            if deleted.startswith("a file"):
+                write_files(tmp_path, "sub")
 
-    failing(found, monkeypatch, delete)
-    found._look()
-    write(tmp_path, "b")
-    found._look()
-    found._look()
-    assert keys(s3) == (["run/b", "run/sub"] if gone.startswith("a file") else ["run/b"])
-    assert found.notes == [] and not list(tmp_path.rglob("a.sagemaker*"))
+    disturb_uploads(uploader, monkeypatch, delete)
+    uploader._look()
+    write_files(tmp_path, "b")
+    uploader._look()
+    uploader._look()
+    assert keys(s3) == (["run/b", "run/sub"] if deleted.startswith("a file") else ["run/b"])
+    assert uploader.notes == [] and not list(tmp_path.rglob("a.sagemaker*"))
 
 
 def test_a_folder_that_is_deleted_after_an_upload_in_it(s3, tmp_path, clock, monkeypatch):
-    found = uploader(s3, tmp_path, markers=True)
-    write(tmp_path, "sub/a", "sub/b")
-    upload = found.s3.upload_fileobj
+    uploader = make_uploader(s3, tmp_path, markers=True)
+    write_files(tmp_path, "sub/a", "sub/b")
+    real_upload = uploader.s3.upload_fileobj
 
-    def last(*given, **more) -> None:
-        upload(*given, **more)
+    def upload_then_delete(*arguments, **options) -> None:
+        real_upload(*arguments, **options)
         shutil.rmtree(tmp_path / "sub", ignore_errors=True)
 
-    monkeypatch.setattr(found.s3, "upload_fileobj", last)
-    found._look()
+    monkeypatch.setattr(uploader.s3, "upload_fileobj", upload_then_delete)
+    uploader._look()
     assert len(keys(s3)) == 1
-    found._look()
-    assert keys(s3) == [] == found.notes and list(tmp_path.iterdir()) == []
+    uploader._look()
+    assert keys(s3) == [] == uploader.notes and list(tmp_path.iterdir()) == []
 
 
 def test_what_is_written_during_its_upload_is_uploaded_again(s3, tmp_path, clock, monkeypatch):
-    found = uploader(s3, tmp_path)
-    write(tmp_path, "a")
-    deeds = [lambda path: path.write_text("later"), lambda path: None]
-    failing(found, monkeypatch, lambda path: deeds.pop(0)(path))
-    found._look()
-    found._look()
-    assert content(s3, "run/a") == b"later" and deeds == []
+    uploader = make_uploader(s3, tmp_path)
+    write_files(tmp_path, "a")
+    disturbances = [lambda path: path.write_text("later"), lambda path: None]
+    disturb_uploads(uploader, monkeypatch, lambda path: disturbances.pop(0)(path))
+    uploader._look()
+    uploader._look()
+    assert content(s3, "run/a") == b"later" and disturbances == []
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypatch, first):
-    found = uploader(s3, tmp_path, "s3://bucket-2/run")
-    write(tmp_path, "a")
-    if first:
-        found._look()
-        (note,) = found.notes
+@pytest.mark.parametrize("no_bucket", [True, False])
+def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypatch, no_bucket):
+    uploader = make_uploader(s3, tmp_path, "s3://bucket-2/run")
+    write_files(tmp_path, "a")
+    if no_bucket:
+        uploader._look()
+        (note,) = uploader.notes
         assert note.startswith("the copy of checkpoints to s3://bucket-2/run/ fails: ")
     else:
 
-        def refused(path: Path) -> None:
+        def refuse(path: Path) -> None:
             raise PermissionError(13, "Permission denied")
 
         with monkeypatch.context() as patch:
-            failing(found, patch, refused)
-            found._look()
-        assert found.notes == [
+            disturb_uploads(uploader, patch, refuse)
+            uploader._look()
+        assert uploader.notes == [
             "a checkpoint is not copied to S3: a container's root has written it for itself only"
         ]
-    found.bucket = "bucket"
-    found._look()
+    uploader.bucket = "bucket"
+    uploader._look()
     assert keys(s3) == ["run/a"]
 
 
 def test_a_copy_that_stalls(s3, tmp_path, clock):
-    found = uploader(s3, tmp_path, stall_after=10.0)
+    uploader = make_uploader(s3, tmp_path, stall_after=10.0)
     waits = []
-    wait = found.ended.wait
-    found.ended.wait = lambda seconds: waits.append(seconds) or wait(seconds)
+    real_wait = uploader.ended.wait
+    uploader.ended.wait = lambda seconds: waits.append(seconds) or real_wait(seconds)
     clock.now = 109.9
-    found.start()
-    write(tmp_path, "a")
-    until(lambda: keys(s3) == ["run/a"])
+    uploader.start()
+    write_files(tmp_path, "a")
+    wait_until(lambda: keys(s3) == ["run/a"])
     clock.now = 110.0
-    said = counted(found)
-    waited = len(waits)
-    until(lambda: len(waits) > waited + 1)
-    write(tmp_path, "b")
-    until(lambda: len(waits) > waited + 20)
-    found.finish()
-    assert said == [] and keys(s3) == ["run/a"]
+    uploaded = record_uploads(uploader)
+    waits_before = len(waits)
+    wait_until(lambda: len(waits) > waits_before + 1)
+    write_files(tmp_path, "b")
+    wait_until(lambda: len(waits) > waits_before + 20)
+    uploader.finish()
+    assert uploaded == [] and keys(s3) == ["run/a"]
 
 
 @pytest.mark.parametrize("flush", [False, True])
 def test_what_the_end_leaves(s3, tmp_path, flush):
-    found = uploader(s3, tmp_path, flush=flush, lag=1000.0)
-    found.start()
-    write(tmp_path, "a")
-    until(lambda: "a" in found.seen)
-    found.finish()
-    assert keys(s3) == (["run/a"] if flush else []) and not found.is_alive()
-    found.finish()  # once more, at the end of the attempt
+    uploader = make_uploader(s3, tmp_path, flush=flush, lag=1000.0)
+    uploader.start()
+    write_files(tmp_path, "a")
+    wait_until(lambda: "a" in uploader.seen)
+    uploader.finish()
+    assert keys(s3) == (["run/a"] if flush else []) and not uploader.is_alive()
+    uploader.finish()  # once more, at the end of the attempt
     assert keys(s3) == (["run/a"] if flush else [])
 
 
 @pytest.mark.slow
 def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
     """Neither the file is there, nor an unfinished upload in parts."""
-    found = uploader(s3, tmp_path)
-    begun = threading.Event()
-    alive = found._alive
+    uploader = make_uploader(s3, tmp_path)
+    has_begun = threading.Event()
+    real_alive = uploader._alive
 
-    def slow(size: int) -> None:
-        begun.set()
-        assert found.ended.wait(LIMIT)
-        alive(size)
+    def wait_for_the_end(size: int) -> None:
+        has_begun.set()
+        assert uploader.ended.wait(HANG_SECONDS)
+        real_alive(size)
 
-    monkeypatch.setattr(found, "_alive", slow)
+    monkeypatch.setattr(uploader, "_alive", wait_for_the_end)
     for name, size in (("a", 1_000_000), ("b", 20_000_000)):
         (tmp_path / name).write_bytes(bytes(size))
     os.utime(tmp_path / "b", (1, 1))  # the oldest comes first
-    found.start()
-    assert begun.wait(LIMIT)
-    found.finish()
+    uploader.start()
+    assert has_begun.wait(HANG_SECONDS)
+    uploader.finish()
     assert keys(s3) == [] and not s3.list_multipart_uploads(Bucket="bucket").get("Uploads")
-    assert found.notes == [] and not found.seen["b"].uploaded
+    assert uploader.notes == [] and not uploader.seen["b"].uploaded
 
 
 @pytest.mark.slow
 def test_many_small_files(s3, tmp_path):
-    found = uploader(s3, tmp_path, markers=True)
-    found.start()
-    write(tmp_path, *(f"{number % 7}/{number}" for number in range(200)))
-    until(
-        lambda: len(found.seen) == 200 and all(seen.uploaded for seen in list(found.seen.values()))
+    uploader = make_uploader(s3, tmp_path, markers=True)
+    uploader.start()
+    write_files(tmp_path, *(f"{number % 7}/{number}" for number in range(200)))
+    wait_until(
+        lambda: (
+            len(uploader.seen) == 200
+            and all(file.uploaded for file in list(uploader.seen.values()))
+        )
     )
-    found.finish()
+    uploader.finish()
     assert keys(s3) == sorted(f"run/{number % 7}/{number}" for number in range(200))
-    assert found.notes == []
+    assert uploader.notes == []
 
 
 # Artefacts
 
 
-def outputs(tmp_path: Path, hosts: dict[str, list[str]]) -> dict[str, Path]:
+def make_outputs(tmp_path: Path, hosts: dict[str, list[str]]) -> dict[str, Path]:
     """Return the folders of hosts, each with files in its model."""
     for host, names in hosts.items():
-        write(tmp_path / host / "model", *names)
-        write(tmp_path / host / "output/data", "./")
+        write_files(tmp_path / host / "model", *names)
+        write_files(tmp_path / host / "output/data", "./")
     return {host: tmp_path / host for host in hosts}
 
 
-def archive(s3, key: str, folder: Path) -> dict[str, tarfile.TarInfo]:
-    """Extract an archive, and return what is in it."""
+def extract_archive(s3, key: str, folder: Path) -> dict[str, tarfile.TarInfo]:
+    """Extract an archive, and return its members by name."""
     folder.mkdir(exist_ok=True)
     # With tar, which is safe; Python's tarfile is since 3.11.4, and Debian 12 has 3.11.2.
     subprocess.run(
         ["tar", "--extract", "--gzip", "--directory", folder], input=content(s3, key), check=True
     )
     with tarfile.open(fileobj=io.BytesIO(content(s3, key))) as tar:
-        return {one.name: one for one in tar}
+        return {member.name: member for member in tar}
 
 
 def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
-    first = ["a b", "deep/c", "empty/", "same", "empty-2/"]
-    second = ["same", "ü", "empty-2/x"]
-    hosts = outputs(tmp_path, {"algo-1": first, "algo-2": second})
+    first_names = ["a b", "deep/c", "empty/", "same", "empty-2/"]
+    second_names = ["same", "ü", "empty-2/x"]
+    hosts = make_outputs(tmp_path, {"algo-1": first_names, "algo-2": second_names})
     (tmp_path / "algo-1/model/link").symlink_to("a b")
     (tmp_path / "algo-1/model/nowhere").symlink_to("not/there")
     (tmp_path / "algo-1/model/to-folder").symlink_to("deep")
     os.link(tmp_path / "algo-1/model/a b", tmp_path / "algo-1/model/twice")
     (tmp_path / "algo-2/model/same").write_text("of algo-2")
-    write(tmp_path / "algo-2/output/data", "log")
+    write_files(tmp_path / "algo-2/output/data", "log")
     notes = []
     address = artifacts.upload(s3, job(), hosts, tmp_path, notes.append)
     assert address == "s3://bucket/output/job/output/model.tar.gz"
     assert keys(s3) == ["output/job/output/model.tar.gz", "output/job/output/output.tar.gz"]
-    found = archive(s3, keys(s3)[0], tmp_path / "model")
-    assert set(found) >= {
+    members = extract_archive(s3, keys(s3)[0], tmp_path / "model")
+    assert set(members) >= {
         "a b",
         "deep/c",
         "empty",
@@ -1024,9 +1056,9 @@ def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
         "twice",
         "empty-2/x",
     }
-    assert found["empty"].isdir() and found["nowhere"].issym() and found["to-folder"].issym()
-    there = files(tmp_path / "model")
-    assert (there["same"], there["link"], there["twice"], there["a b"]) == (
+    assert members["empty"].isdir() and members["nowhere"].issym() and members["to-folder"].issym()
+    texts = file_texts(tmp_path / "model")
+    assert (texts["same"], texts["link"], texts["twice"], texts["a b"]) == (
         "of algo-2",
         "a b",
         "a b",
@@ -1035,11 +1067,11 @@ def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
     assert notes == [
         "model: same of algo-2 replaces that of algo-1; give each host names of its own"
     ]
-    assert list(archive(s3, keys(s3)[1], tmp_path / "output")) == ["log"]
+    assert list(extract_archive(s3, keys(s3)[1], tmp_path / "output")) == ["log"]
 
 
 def test_uncompressed_artefacts(s3, tmp_path):
-    hosts = outputs(tmp_path, {"algo-1": ["a b", "deep/c", "empty/"], "algo-2": ["d"]})
+    hosts = make_outputs(tmp_path, {"algo-1": ["a b", "deep/c", "empty/"], "algo-2": ["d"]})
     (tmp_path / "algo-1/model/link").symlink_to("a b")
     (tmp_path / "algo-1/model/nowhere").symlink_to("not/there")
     request = job(OutputDataConfig={"S3OutputPath": "s3://bucket", "CompressionType": "NONE"})
@@ -1055,19 +1087,19 @@ def test_uncompressed_artefacts(s3, tmp_path):
     "hosts", [{"algo-1": ["x"], "algo-2": ["x/y"]}, {"algo-1": ["x/y"], "algo-2": ["x"]}]
 )
 def test_a_file_where_another_host_has_a_folder(s3, tmp_path, hosts):
-    """The archive can be extracted."""
+    """The archive can be extracted; the file in the folder is left out."""
     notes = []
-    artifacts.upload(s3, job(), outputs(tmp_path, hosts), tmp_path, notes.append)
-    archive(s3, keys(s3)[0], tmp_path / "model")
-    assert files(tmp_path / "model") == {"x": "x"}
+    artifacts.upload(s3, job(), make_outputs(tmp_path, hosts), tmp_path, notes.append)
+    extract_archive(s3, keys(s3)[0], tmp_path / "model")
+    assert file_texts(tmp_path / "model") == {"x": "x"}
     assert (
         len(notes) == 1 and notes[0].startswith("model: x/y of algo-") and "is left out" in notes[0]
     )
 
 
 def test_nothing_is_an_empty_archive(s3, tmp_path):
-    artifacts.upload(s3, job(), outputs(tmp_path, {"algo-1": []}), tmp_path, lambda _: None)
-    assert [archive(s3, key, tmp_path / "x") for key in keys(s3)] == [{}, {}]
+    artifacts.upload(s3, job(), make_outputs(tmp_path, {"algo-1": []}), tmp_path, lambda _: None)
+    assert [extract_archive(s3, key, tmp_path / "x") for key in keys(s3)] == [{}, {}]
 
 
 # The endpoint's clients
@@ -1146,10 +1178,10 @@ def test_bucket_and_key(uri, parts):
 
 
 def test_all_pages_of_a_list(s3):
-    names = [f"x/{number:02}" for number in range(3 * PAGE)]
-    put(s3, *names, "x/", "x/folder/", "y")
+    names = [f"x/{number:02}" for number in range(3 * PAGE_SIZE)]
+    put_objects(s3, *names, "x/", "x/folder/", "y")
     assert list(clients.objects(s3, "bucket", "x/")) == [(name, 4) for name in names]
-    assert len(list(clients.objects(s3, "bucket", ""))) == 3 * PAGE + 1
+    assert len(list(clients.objects(s3, "bucket", ""))) == 3 * PAGE_SIZE + 1
 
 
 def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
@@ -1157,20 +1189,20 @@ def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "mine")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     monkeypatch.setenv("KEPT", "1")
-    found = clients.variables("http://127.0.0.1:4571", KEY)
-    assert found["AWS_ENDPOINT_URL"] == "http://127.0.0.1:4571"
-    assert (found["AWS_REGION"], found["AWS_DEFAULT_REGION"], found["KEPT"]) == (
+    variables = clients.variables("http://127.0.0.1:4571", KEY)
+    assert variables["AWS_ENDPOINT_URL"] == "http://127.0.0.1:4571"
+    assert (variables["AWS_REGION"], variables["AWS_DEFAULT_REGION"], variables["KEPT"]) == (
         "eu-west-1",
         "eu-west-1",
         "1",
     )
-    assert found["AWS_ACCESS_KEY_ID"] == "id" and found["AWS_CONFIG_FILE"] == os.devnull
-    assert not {"AWS_PROFILE", "AWS_SESSION_TOKEN"} & set(found)
+    assert variables["AWS_ACCESS_KEY_ID"] == "id" and variables["AWS_CONFIG_FILE"] == os.devnull
+    assert not {"AWS_PROFILE", "AWS_SESSION_TOKEN"} & set(variables)
 
 
 # Docker's bridge
 
-BRIDGES = {
+BRIDGE_CASES = {
     "as it is told": ([{"Subnet": "172.17.0.0/16", "Gateway": "172.17.0.9"}], {}, "172.17.0.9"),
     "after that of IPv6": (
         [{"Subnet": "fd00::/64"}, {"Subnet": "10.1.0.0/16", "Gateway": "10.1.0.1"}],
@@ -1191,10 +1223,10 @@ BRIDGES = {
 }
 
 
-@pytest.mark.parametrize("case", BRIDGES)
+@pytest.mark.parametrize("case", BRIDGE_CASES)
 def test_the_address_on_dockers_bridge(case):
     """Of a fresh Debian 12 (docker.io 20.10.24), which names no Gateway, and of others."""
-    config, options, address = BRIDGES[case]
+    config, options, address = BRIDGE_CASES[case]
     assert (
         bridge.of_docker({"IPAM": {"Driver": "default", "Config": config}, "Options": options})
         == address
@@ -1217,22 +1249,22 @@ def test_metrics_of_log_lines():
         {"Name": "count", "Regex": r"\d+"},
         {"Name": "maybe", "Regex": r"x(\d)?"},
     ]
-    found = metrics.Metrics(definitions)
+    log_metrics = metrics.Metrics(definitions)
     for line in ("loss=0.5 loss=0.25", "loss=nan", "loss=inf", "loss=", "loss=none", "x"):
-        found.line(line)
-    assert {name: one["Value"] for name, one in found.found.items()} == {
+        log_metrics.line(line)
+    assert {name: metric["Value"] for name, metric in log_metrics.found.items()} == {
         "loss": 0.25,
         "count": 25.0,
     }
-    found.line("7 x3")
-    assert {name: one["Value"] for name, one in found.found.items()} == {
+    log_metrics.line("7 x3")
+    assert {name: metric["Value"] for name, metric in log_metrics.found.items()} == {
         "loss": 0.25,
         "count": 3.0,
         "maybe": 3.0,
     }
     assert (
-        found.found["loss"]["MetricName"] == "loss"
-        and abs(found.found["loss"]["Timestamp"] - time.time()) < LIMIT
+        log_metrics.found["loss"]["MetricName"] == "loss"
+        and abs(log_metrics.found["loss"]["Timestamp"] - time.time()) < HANG_SECONDS
     )
 
 
@@ -1245,38 +1277,39 @@ def test_a_metric_that_cannot_be(regex):
 def events(client, stream: str) -> list[str]:
     """Return the messages of a stream."""
     key = {"logGroupName": logs.LOG_GROUP, "logStreamName": stream, "startFromHead": True}
-    found = []
+    messages = []
     page = client.get_log_events(**key)
     while page["events"]:
-        found += [event["message"] for event in page["events"]]
+        messages += [event["message"] for event in page["events"]]
         page = client.get_log_events(**key, nextToken=page["nextForwardToken"])
-    return found
+    return messages
 
 
 def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
     client = clients.client("logs", endpoint, "us-east-1", KEY)
-    found = logs.Logs(client, "job", tmp_path)
+    job_logs = logs.Logs(client, "job", tmp_path)
     for host in ("algo-1", "algo-2", "algo-1"):  # algo-1 twice: it was restarted
-        found.open(host)
-    point = found.line("algo-1", "step=3 loss=0.5")
+        job_logs.open(host)
+    point = job_logs.line("algo-1", "step=3 loss=0.5")
     assert (point.step, point.values) == (3, {"step": 3.0, "loss": 0.5})
-    assert found.line("algo-1", "") is None and found.line("algo-2", "ü" * 200_000) is None
-    found.send()
+    assert job_logs.line("algo-1", "") is None and job_logs.line("algo-2", "ü" * 200_000) is None
+    job_logs.send()
     for number in range(logs.MAX_BATCH_EVENTS + 1):
-        found.line("algo-1", f"line {number}")
-    found.send()
-    found.send()
+        job_logs.line("algo-1", f"line {number}")
+    job_logs.send()
+    job_logs.send()
     streams = client.describe_log_streams(logGroupName=logs.LOG_GROUP, logStreamNamePrefix="job/")[
         "logStreams"
     ]
-    first, second = (stream["logStreamName"] for stream in streams)
-    assert first == f"job/algo-1-{found.made}"
+    first_stream, second_stream = (stream["logStreamName"] for stream in streams)
+    assert first_stream == f"job/algo-1-{job_logs.made}"
     lines = [f"line {number}" for number in range(logs.MAX_BATCH_EVENTS + 1)]
-    assert events(client, first) == ["step=3 loss=0.5", *lines]
-    (long,) = events(client, second)
+    assert events(client, first_stream) == ["step=3 loss=0.5", *lines]
+    (long_line,) = events(client, second_stream)
     assert (
-        set(long) == {"ü"} and len(long.encode()) == logs.MAX_EVENT_BYTES - logs.MAX_EVENT_BYTES % 2
+        set(long_line) == {"ü"}
+        and len(long_line.encode()) == logs.MAX_EVENT_BYTES - logs.MAX_EVENT_BYTES % 2
     )
     assert (tmp_path / "algo-1.log").read_text().splitlines() == ["step=3 loss=0.5", "", *lines]
-    assert found.shown() == {"algo-1": lines[-logs.SHOWN_LINES :], "algo-2": ["ü" * 200_000]}
+    assert job_logs.shown() == {"algo-1": lines[-logs.SHOWN_LINES :], "algo-2": ["ü" * 200_000]}
     logs.Logs(client, "job-2", tmp_path / "2").open("algo-1")  # the log group exists already

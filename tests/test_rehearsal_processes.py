@@ -14,8 +14,13 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 from conftest import write_cifar
-from rehearsals import LIMIT, Rehearsal, run_command
-from test_rehearsal_clients import FAST, TUTORIAL, same, weights
+from rehearsals import HANG_SECONDS, Rehearsal, run_command
+from test_rehearsal_clients import (
+    CPU_HYPERPARAMETERS,
+    TUTORIAL_HYPERPARAMETERS,
+    same_weights,
+    weights,
+)
 
 from rehearsal.engines import bridge, processes
 from rehearsal.jobs.layout import Layout
@@ -30,7 +35,7 @@ def rehearsal(tmp_path_factory):
     os.environ["REHEARSAL_PYTHON"] = sys.executable
     try:
         with Rehearsal(folder, "--engine=processes", "--sync-every=0.2") as server:
-            assert "no Docker engine" in server.said
+            assert "no Docker engine" in server.output
             for path in write_cifar(folder / "data", images=10).iterdir():
                 server.s3.upload_file(
                     str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}"
@@ -42,9 +47,10 @@ def rehearsal(tmp_path_factory):
 
 def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://rehearsal/cifar10/"}
-    fields = {
+    arguments = {
         # SGD: its checkpoints, which are copied all the time, have a third of the default's bytes.
-        "HyperParameters": TUTORIAL | {"trainer.max_epochs": "2", "optimizer": "SGD"},
+        "HyperParameters": TUTORIAL_HYPERPARAMETERS
+        | {"trainer.max_epochs": "2", "optimizer": "SGD"},
         "Environment": {"OMP_NUM_THREADS": "1"},
         "hosts": 2,
         "InputDataConfig": [
@@ -56,34 +62,36 @@ def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
         ],
     }
     checkpoints = {"CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/run"}}
-    names = [rehearsal.create("none", **fields)]
-    whole = rehearsal.ended(names[0])
-    names.append(rehearsal.create("none", spot=True, **fields, **checkpoints))
-    end = time.monotonic() + LIMIT
+    names = [rehearsal.create("none", **arguments)]
+    uninterrupted = rehearsal.wait_until_ended(names[0])
+    names.append(rehearsal.create("none", spot=True, **arguments, **checkpoints))
+    deadline = time.monotonic() + HANG_SECONDS
     while not any(key.endswith(".ckpt") for key in rehearsal.keys("checkpoints/run/")):
-        assert time.monotonic() < end, rehearsal.lines(names[1])
+        assert time.monotonic() < deadline, rehearsal.lines(names[1])
         time.sleep(0.05)
     assert (
         run_command(rehearsal, "interrupt", names[1], "--host=algo-2", "--unwarned").returncode == 0
     )
-    interrupted = rehearsal.ended(names[1])
-    assert whole["TrainingJobStatus"] == interrupted["TrainingJobStatus"] == "Completed", (
-        whole,
+    interrupted = rehearsal.wait_until_ended(names[1])
+    assert uninterrupted["TrainingJobStatus"] == interrupted["TrainingJobStatus"] == "Completed", (
+        uninterrupted,
         interrupted,
     )
-    statuses = [one["Status"] for one in interrupted["SecondaryStatusTransitions"]]
+    statuses = [transition["Status"] for transition in interrupted["SecondaryStatusTransitions"]]
     assert statuses.count("Interrupted") == 1
     assert any("resuming from step" in line for line in rehearsal.lines(names[1])["algo-1"])
-    assert same(*(weights(rehearsal, name) for name in names))
+    assert same_weights(*(weights(rehearsal, name) for name in names))
     record = json.loads((rehearsal.folder / names[1] / "job.json").read_text())
     assert any("the application of this checkout runs" in note for note in record["notes"])
 
 
 def test_a_stop_reaches_the_program(rehearsal):
-    name = rehearsal.create("none", HyperParameters=FAST | {"trainer.max_epochs": "1000"})
+    name = rehearsal.create(
+        "none", HyperParameters=CPU_HYPERPARAMETERS | {"trainer.max_epochs": "1000"}
+    )
     rehearsal.wait_for_line(name, "step=")
     rehearsal.sagemaker.stop_training_job(TrainingJobName=name)
-    assert rehearsal.ended(name)["TrainingJobStatus"] == "Stopped"
+    assert rehearsal.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
     assert any("interrupted, resume from step" in line for line in rehearsal.lines(name)["algo-1"])
 
 
@@ -100,23 +108,23 @@ def test_what_needs_containers_is_refused(rehearsal, fields, refused):
 
 
 def test_the_orphans_of_a_killed_rehearsal_are_ended(rehearsal, tmp_path):
-    first = Rehearsal(tmp_path, "--engine=processes")
-    first.start()
-    first.s3.create_bucket(Bucket="rehearsal")
-    first.wait_for_line(first.create("none", hosts=2), "", "algo-2")
-    (owner,) = [path.parent.name for path in first.cache.rglob("lock")]
+    killed = Rehearsal(tmp_path, "--engine=processes")
+    killed.start()
+    killed.s3.create_bucket(Bucket="rehearsal")
+    killed.wait_for_line(killed.create("none", hosts=2), "", "algo-2")
+    (owner,) = [path.parent.name for path in killed.cache.rglob("lock")]
     assert f"rh{owner[:8]}-switch" in subprocess.check_output(["ip", "netns", "list"], text=True)
-    os.kill(first.process.pid, signal.SIGKILL)
-    first.process.wait()
+    os.kill(killed.process.pid, signal.SIGKILL)
+    killed.process.wait()
     # The command lines of its jobs have its folders in them.
-    mine = ["pgrep", "--full", str(first.cache)]
-    assert subprocess.run(mine, capture_output=True).stdout
-    next_one = Rehearsal(tmp_path, "--engine=processes")
-    with next_one:
-        assert "ended what a killed rehearsal had left" in next_one.said
-        assert not subprocess.run(mine, capture_output=True).stdout
-    spaces = subprocess.check_output(["ip", "netns", "list"], text=True)
-    assert owner[:8] not in spaces
+    find_processes = ["pgrep", "--full", str(killed.cache)]
+    assert subprocess.run(find_processes, capture_output=True).stdout
+    following = Rehearsal(tmp_path, "--engine=processes")
+    with following:
+        assert "ended what a killed rehearsal had left" in following.output
+        assert not subprocess.run(find_processes, capture_output=True).stdout
+    namespaces = subprocess.check_output(["ip", "netns", "list"], text=True)
+    assert owner[:8] not in namespaces
 
 
 def test_the_jobs_environment_reaches_the_program_alone(tmp_path, monkeypatch):
@@ -125,28 +133,30 @@ def test_the_jobs_environment_reaches_the_program_alone(tmp_path, monkeypatch):
     A shell, a loader or Python would run code that some variables name; nothing before the program
     does.
     """
-    trap = tmp_path / "trap"
+    trap_folder = tmp_path / "trap"
     root = tmp_path / "root"
-    for folder in (trap, root, tmp_path / "host/input/data/fast"):
+    for folder in (trap_folder, root, tmp_path / "host/input/data/fast"):
         folder.mkdir(parents=True)
     (root / "entrypoint.sh").write_text(
         "[[ $1 == train && -z $(/bin/cat) ]] && exec /usr/bin/env --null\n"
     )
-    sprung = tmp_path / "sprung"
-    (trap / "commands").write_text(f"echo $0 >>{sprung}\n")
+    sprung_file = tmp_path / "sprung"
+    (trap_folder / "commands").write_text(f"echo $0 >>{sprung_file}\n")
     for name in ("unshare", "nsenter", "mount", "bash", "python", "python3", "env"):
-        (trap / name).write_text(f"#!/bin/sh\necho {name} >>{sprung}\n")
-        (trap / name).chmod(0o755)
+        (trap_folder / name).write_text(f"#!/bin/sh\necho {name} >>{sprung_file}\n")
+        (trap_folder / name).chmod(0o755)
     for name in ("json", "sitecustomize", "os"):
-        (trap / f"{name}.py").write_text(f"open({str(sprung)!r}, 'a').write({name!r})\n")
+        (trap_folder / f"{name}.py").write_text(
+            f"open({str(sprung_file)!r}, 'a').write({name!r})\n"
+        )
     hostile = {
-        "BASH_ENV": str(trap / "commands"),
-        "ENV": str(trap / "commands"),
-        "PATH": str(trap),
-        "PYTHONPATH": str(trap),
-        "PYTHONSTARTUP": str(trap / "os.py"),
-        "PYTHONHOME": str(trap),
-        "LD_LIBRARY_PATH": str(trap),
+        "BASH_ENV": str(trap_folder / "commands"),
+        "ENV": str(trap_folder / "commands"),
+        "PATH": str(trap_folder),
+        "PYTHONPATH": str(trap_folder),
+        "PYTHONSTARTUP": str(trap_folder / "os.py"),
+        "PYTHONHOME": str(trap_folder),
+        "LD_LIBRARY_PATH": str(trap_folder),
         "LD_PRELOAD": "/no/such.so",
         "DOCKER_HOST": "tcp://evil.com",
         "UID": "0",
@@ -157,18 +167,20 @@ def test_the_jobs_environment_reaches_the_program_alone(tmp_path, monkeypatch):
     engine = processes.Processes(Path(sys.executable), "test", lambda number: None)
     network = engine.network("job", 1, False)
     try:
-        started = network.start(
+        process = network.start(
             "algo-1", 0, "", {}, Layout(tmp_path / "host", None), ["fast"], hostile
         )
-        line = f"/proc/{started.outer.pid}/cmdline"
-        assert "evil.com" not in Path(line).read_text()  # any user can read it
-        said = "\n".join(started.lines())
-        assert started.wait() == 0
+        command_line_file = f"/proc/{process.outer.pid}/cmdline"
+        assert "evil.com" not in Path(command_line_file).read_text()  # any user can read it
+        output = "\n".join(process.lines())
+        assert process.wait() == 0
     finally:
         network.close()
         bridge.remove("test")
-    assert not sprung.exists()
-    assert said.count("cannot be preloaded") == 3  # from the entry point's shell, cat and env
-    told = dict(one.partition("=")[::2] for one in said.rpartition("ignored.\n")[2].split("\0"))
-    assert {name: told[name] for name in hostile} == hostile
-    assert told["SAGEMAKER_BASE_DIR"] == str(tmp_path / "host")
+    assert not sprung_file.exists()
+    assert output.count("cannot be preloaded") == 3  # from the entry point's shell, cat and env
+    variables = dict(
+        entry.partition("=")[::2] for entry in output.rpartition("ignored.\n")[2].split("\0")
+    )
+    assert {name: variables[name] for name in hostile} == hostile
+    assert variables["SAGEMAKER_BASE_DIR"] == str(tmp_path / "host")

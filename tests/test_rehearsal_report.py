@@ -17,7 +17,7 @@ from rehearsal.jobs.record import PROVED, Record
 from rehearsal.report import charts, goodput, markup
 from rehearsal.report import page as report
 
-HOSTILE = "</script></style><img src=x onerror=alert(1)> & [red]x[/red]"
+HOSTILE_TEXT = "</script></style><img src=x onerror=alert(1)> & [red]x[/red]"
 
 
 # Goodput
@@ -29,26 +29,26 @@ def test_goodput_of_an_interruption(hosts: int):
 
     Its pace is one step a second.
     """
-    found = goodput.measure(interrupted(hosts), now=999.0)
-    first, second = found.rows
-    assert first.seconds == {
+    measured = goodput.measure(interrupted(hosts), now=999.0)
+    first_row, second_row = measured.rows
+    assert first_row.seconds == {
         "start-up": 10 * hosts,
         "kept": 30 * hosts,
         "lost": 10 * hosts,
         "ending": 10 * hosts,
     }
-    assert second.seconds == {
+    assert second_row.seconds == {
         "start-up": 10 * hosts,
         "kept": 40 * hosts,
         "lost": 0,
         "ending": 10 * hosts,
     }
-    assert (first.first_step, first.last_step, first.kept_step) == (0, 40, 30)
-    assert (second.first_step, second.last_step, second.kept_step) == (30, 70, 70)
-    assert (found.steps, found.steps_lost, found.steps_redone) == (70, 10, 10)
-    assert (found.instance_seconds, found.kept_seconds) == (120 * hosts, 70 * hosts)
-    assert found.share == pytest.approx(70 / 120)
-    assert found.caveat is None
+    assert (first_row.first_step, first_row.last_step, first_row.kept_step) == (0, 40, 30)
+    assert (second_row.first_step, second_row.last_step, second_row.kept_step) == (30, 70, 70)
+    assert (measured.steps, measured.steps_lost, measured.steps_redone) == (70, 10, 10)
+    assert (measured.instance_seconds, measured.kept_seconds) == (120 * hosts, 70 * hosts)
+    assert measured.share == pytest.approx(70 / 120)
+    assert measured.caveat is None
 
 
 def test_goodput_without_the_step_that_the_log_names():
@@ -77,18 +77,18 @@ def test_goodput_of_an_attempt_that_another_one_undoes():
     """Attempt 3 resumes from before attempt 2 began, so both lose steps."""
     record = interrupted()
     record.attempts.append(attempt(3, 200, 300, points((210, 30), (290, 110)), resumed=20))
-    found = goodput.measure(record, now=0.0)
-    assert [row.kept_step for row in found.rows] == [20, 20, 110]
+    measured = goodput.measure(record, now=0.0)
+    assert [row.kept_step for row in measured.rows] == [20, 20, 110]
     # the container of the third attempt runs from 205 s
-    assert [row.seconds["kept"] for row in found.rows] == [20, 0, 85]
-    assert found.steps_lost == 20 + 40
-    assert found.steps_redone == 10 + 50  # 31 to 40, then 21 to 70
-    assert found.steps == 110
+    assert [row.seconds["kept"] for row in measured.rows] == [20, 0, 85]
+    assert measured.steps_lost == 20 + 40
+    assert measured.steps_redone == 10 + 50  # 31 to 40, then 21 to 70
+    assert measured.steps == 110
 
 
 def test_steps_done_again_over_attempts():
     """Each time that a step is done counts, except the first, in any order of the attempts."""
-    for spans, again in (
+    for spans, redone_steps in (
         ([(0, 40), (10, 30), (20, 50)], 20 + 20),
         # 16 to 20 for the third time, up to 40 for the second time
         ([(0, 40), (10, 20), (15, 60)], 10 + 25),
@@ -97,16 +97,16 @@ def test_steps_done_again_over_attempts():
         ([(0, 10), (10, 20), (20, 30)], 0),
         ([(0, 30)] * 3, 60),
     ):
-        assert goodput._overlap(spans) == again, spans
+        assert goodput._overlap(spans) == redone_steps, spans
 
 
-@pytest.mark.parametrize("left", [0, 1, 2])
-def test_the_host_that_is_there_longest_is_billed(left: int):
-    """In each attempt, whichever host it is; a host that still runs counts, too."""
+@pytest.mark.parametrize("longest_host", [0, 1, 2])
+def test_the_host_that_is_there_longest_is_billed(longest_host: int):
+    """This holds for each attempt and any host; a host that still runs counts, too."""
     record = interrupted(3)
-    record.attempts[0].instances[left].started -= 7.0
+    record.attempts[0].instances[longest_host].started -= 7.0
     assert record.billable(999.0) == 60 + 7 + 60
-    record.attempts[1].instances[left].released = None
+    record.attempts[1].instances[longest_host].released = None
     assert record.billable(200.0) == 60 + 7 + 100
 
 
@@ -118,18 +118,18 @@ def test_goodput_of_an_attempt_without_progress():
     record = job(
         attempt(1, 0, 60, points((20, 10), (50, 40))), attempt(2, 100, 130, []), modified=130.0
     )
-    found = goodput.measure(record, now=0.0)
-    assert found.rows[1].seconds == {"start-up": 30, "kept": 0, "lost": 0, "ending": 0}
-    assert (found.rows[1].first_step, found.rows[1].bounds) == (None, None)
-    assert (found.steps, found.steps_lost, found.kept_seconds) == (40, 0, 40)
+    measured = goodput.measure(record, now=0.0)
+    assert measured.rows[1].seconds == {"start-up": 30, "kept": 0, "lost": 0, "ending": 0}
+    assert (measured.rows[1].first_step, measured.rows[1].bounds) == (None, None)
+    assert (measured.steps, measured.steps_lost, measured.kept_seconds) == (40, 0, 40)
 
 
 def test_goodput_of_a_running_job():
     """Instances that are not released are billed until now, and the figures say "so far"."""
     record = job(attempt(1, 0, None, points((20, 10), (50, 40))), status="InProgress")
-    found = goodput.measure(record, now=100.0)
-    assert (found.instance_seconds, found.kept_seconds) == (100, 40)
-    assert "so far" in found.caveat
+    measured = goodput.measure(record, now=100.0)
+    assert (measured.instance_seconds, measured.kept_seconds) == (100, 40)
+    assert "so far" in measured.caveat
 
 
 def test_goodput_of_nothing():
@@ -143,9 +143,9 @@ def test_goodput_of_nothing():
 def test_goodput_of_a_failed_job_says_so():
     record = interrupted()
     record.status = "Failed"
-    found = goodput.measure(record, now=0.0, price=3600.0, spot_price=3600.0)
-    assert "failed" in found.caveat
-    assert found.cost.saving is None
+    measured = goodput.measure(record, now=0.0, price=3600.0, spot_price=3600.0)
+    assert "failed" in measured.caveat
+    assert measured.cost.saving is None
 
 
 def test_cost():
@@ -153,10 +153,10 @@ def test_cost():
 
     They are 70 s kept, 10 s of start-up and 10 s of ending; on spot all 120 s are paid.
     """
-    found = goodput.measure(interrupted(), now=0.0, price=72.0, spot_price=36.0).cost
-    assert found.on_demand == pytest.approx(90 * 72 / 3600)
-    assert found.spot == pytest.approx(120 * 36 / 3600)
-    assert found.saving == pytest.approx(100 * (1 - 1.2 / 1.8))
+    cost = goodput.measure(interrupted(), now=0.0, price=72.0, spot_price=36.0).cost
+    assert cost.on_demand == pytest.approx(90 * 72 / 3600)
+    assert cost.spot == pytest.approx(120 * 36 / 3600)
+    assert cost.saving == pytest.approx(100 * (1 - 1.2 / 1.8))
     assert goodput.measure(interrupted(), now=0.0, price=72.0).cost.spot is None
     assert goodput.measure(interrupted(), now=0.0, spot_price=72.0).cost is None
 
@@ -170,18 +170,18 @@ def test_phases_add_up(hosts: int):
     record = interrupted(hosts)
     record.attempts[0].instances[0].released = 25.0
     record.attempts[1].instances[-1].started = 140.0
-    found = goodput.measure(record, now=0.0)
-    for row, one in zip(found.rows, record.attempts, strict=True):
-        for instance in one.instances:
+    measured = goodput.measure(record, now=0.0)
+    for row, record_attempt in zip(measured.rows, record.attempts, strict=True):
+        for instance in record_attempt.instances:
             spans = goodput.phases(row, instance, 0.0)
             assert (spans[0][1], spans[-1][2]) == (instance.started, instance.released)
             assert all(
-                before[2] == after[1] for before, after in zip(spans, spans[1:], strict=False)
+                earlier[2] == later[1] for earlier, later in zip(spans, spans[1:], strict=False)
             )
-    assert found.instance_seconds == sum(
+    assert measured.instance_seconds == sum(
         instance.released - instance.started
-        for one in record.attempts
-        for instance in one.instances
+        for record_attempt in record.attempts
+        for instance in record_attempt.instances
     )
 
 
@@ -218,67 +218,69 @@ class Page(HTMLParser):
     def handle_data(self, data):
         self.text += data
 
-    def having(self, tag: str, kind: str = "") -> list[dict]:
+    def having(self, tag: str, css_class: str = "") -> list[dict]:
         """Return the attributes of the elements with this tag and class."""
         return [
-            found
-            for name, found in self.elements
-            if name == tag and kind in (found.get("class") or "").split(" ")
+            attributes
+            for name, attributes in self.elements
+            if name == tag and css_class in (attributes.get("class") or "").split(" ")
         ]
 
 
-def page(record: Record, folder: Path, **prices: float) -> Page:
+def write_page(record: Record, folder: Path, **prices: float) -> Page:
     """Write a job's report, and return it as a Page."""
     report.write(record, folder / "report.html", **prices)
     return Page((folder / "report.html").read_text())
 
 
-def all_having(found: Page, tag: str) -> list[dict]:
-    return [attributes for name, attributes in found.elements if name == tag]
+def elements_of(page: Page, tag: str) -> list[dict]:
+    return [attributes for name, attributes in page.elements if name == tag]
 
 
 def test_page_is_well_formed_and_needs_nothing_else(tmp_path: Path):
-    found = page(interrupted(2), tmp_path, price=72.0, spot_price=36.0)
-    names = {name for name, _ in found.elements}
+    page = write_page(interrupted(2), tmp_path, price=72.0, spot_price=36.0)
+    names = {name for name, _ in page.elements}
     assert not names & {"script", "link", "img", "iframe", "object", "use", "image", "base"}
     text = (tmp_path / "report.html").read_text()
     assert text.startswith("<!doctype html>")
     assert not re.search(r"https?://|@import|url\((?!#)|\bsrc=", text)
     assert "prefers-color-scheme: dark" in text
-    assert {"58.3%", "3.60", "2.40"} <= set(re.findall(r"\d+\.\d+%?", found.text))
-    assert "saves 33 %" in found.text
+    assert {"58.3%", "3.60", "2.40"} <= set(re.findall(r"\d+\.\d+%?", page.text))
+    assert "saves 33 %" in page.text
 
 
 def test_page_is_accessible(tmp_path: Path):
-    found = page(interrupted(2), tmp_path)
-    tables = len(all_having(found, "table"))
-    assert tables == len(all_having(found, "caption")) == 3
-    drawings = [one for one in all_having(found, "svg") if one.get("role") == "img"]
-    assert drawings and len(all_having(found, "desc")) == len(drawings)
-    assert all(one.get("scope") == "col" for one in all_having(found, "th"))
-    assert all_having(found, "html")[0]["lang"] == "en"
+    page = write_page(interrupted(2), tmp_path)
+    tables = len(elements_of(page, "table"))
+    assert tables == len(elements_of(page, "caption")) == 3
+    drawings = [
+        attributes for attributes in elements_of(page, "svg") if attributes.get("role") == "img"
+    ]
+    assert drawings and len(elements_of(page, "desc")) == len(drawings)
+    assert all(attributes.get("scope") == "col" for attributes in elements_of(page, "th"))
+    assert elements_of(page, "html")[0]["lang"] == "en"
 
 
 def test_text_of_jobs_is_escaped(tmp_path: Path):
     """Text of a job is shown as it is wherever it occurs, and never makes an element."""
     record = interrupted()
-    record.name = f"name {HOSTILE}"
-    record.failure = f"failure {HOSTILE}"
-    record.notes = [f"note {HOSTILE}"]
-    record.request["HyperParameters"] = {"x": f"request {HOSTILE}"}
-    record.transitions[0].message = f"message {HOSTILE}"
-    record.interruptions[0].why = f"why {HOSTILE}"
-    for one in record.attempts:
-        one.instances[0].host = f"host {HOSTILE}"
-        one.proved = f"proved {HOSTILE}"
-        one.points = [
-            replace(point, values={f"loss {HOSTILE}": 1.0, f"{HOSTILE}/s": 2.0})
-            for point in one.points
+    record.name = f"name {HOSTILE_TEXT}"
+    record.failure = f"failure {HOSTILE_TEXT}"
+    record.notes = [f"note {HOSTILE_TEXT}"]
+    record.request["HyperParameters"] = {"x": f"request {HOSTILE_TEXT}"}
+    record.transitions[0].message = f"message {HOSTILE_TEXT}"
+    record.interruptions[0].why = f"why {HOSTILE_TEXT}"
+    for record_attempt in record.attempts:
+        record_attempt.instances[0].host = f"host {HOSTILE_TEXT}"
+        record_attempt.proved = f"proved {HOSTILE_TEXT}"
+        record_attempt.points = [
+            replace(point, values={f"loss {HOSTILE_TEXT}": 1.0, f"{HOSTILE_TEXT}/s": 2.0})
+            for point in record_attempt.points
         ]
-    found = page(record, tmp_path)
-    assert not all_having(found, "img") + all_having(found, "script")
-    for place in ("name", "failure", "note", "request", "message", "why", "host", "loss", "proved"):
-        assert f"{place} {HOSTILE}" in found.text, place
+    page = write_page(record, tmp_path)
+    assert not elements_of(page, "img") + elements_of(page, "script")
+    for kind in ("name", "failure", "note", "request", "message", "why", "host", "loss", "proved"):
+        assert f"{kind} {HOSTILE_TEXT}" in page.text, kind
 
 
 def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
@@ -287,10 +289,10 @@ def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
     The attempt's log says it (resume/verification.py); a program that says nothing gets no column.
     """
     record = interrupted()
-    said = "warning: resumed at step 30: step 33 is not that of the interrupted run: ..."
-    assert "went on" not in page(record, tmp_path).text
-    record.attempts[1].proved = PROVED.search(said)[1]
-    text = page(record, tmp_path).text
+    log_line = "warning: resumed at step 30: step 33 is not that of the interrupted run: ..."
+    assert "went on" not in write_page(record, tmp_path).text
+    record.attempts[1].proved = PROVED.search(log_line)[1]
+    text = write_page(record, tmp_path).text
     assert "went on" in text and "step 33 is not that of the interrupted run: ..." in text
 
 
@@ -308,75 +310,81 @@ def test_charts_by_name(tmp_path: Path):
         "lr": 0.1,
         "images/s": 500.0,
     }
-    for one in record.attempts:
-        one.points = [replace(point, values=point.values | values) for point in one.points]
-    found = page(record, tmp_path)
-    assert len(all_having(found, "figcaption")) == 4
-    assert all(
-        words in found.text
-        for words in ("Loss", "Accuracy", "lr", "images/s", "time since creation")
-    )
-    assert "epoch ends" not in found.text and "step ends" not in found.text
-    for one in record.attempts:
-        one.points = [
-            replace(point, values=point.values | {f"user{k}": 1.0 for k in range(9)})
-            for point in one.points
+    for record_attempt in record.attempts:
+        record_attempt.points = [
+            replace(point, values=point.values | values) for point in record_attempt.points
         ]
-    found = page(record, tmp_path)
-    assert len(all_having(found, "figcaption")) == 3
-    assert "Not drawn: lr, user0" in found.text
+    page = write_page(record, tmp_path)
+    assert len(elements_of(page, "figcaption")) == 4
+    assert all(
+        text in page.text for text in ("Loss", "Accuracy", "lr", "images/s", "time since creation")
+    )
+    assert "epoch ends" not in page.text and "step ends" not in page.text
+    for record_attempt in record.attempts:
+        record_attempt.points = [
+            replace(point, values=point.values | {f"user{number}": 1.0 for number in range(9)})
+            for point in record_attempt.points
+        ]
+    page = write_page(record, tmp_path)
+    assert len(elements_of(page, "figcaption")) == 3
+    assert "Not drawn: lr, user0" in page.text
 
 
 def test_redone_steps_are_drawn_as_such(tmp_path: Path):
     """Attempt 1 after step 30 is drawn as lost, and step 30 is marked as a restart."""
     record = interrupted()
-    for one in record.attempts:
-        one.points = [replace(point, values={"train_loss": 1 / point.step}) for point in one.points]
-    found = page(record, tmp_path)
-    lost = found.having("path", "lost")
-    assert [one["d"].count("L") for one in lost if one["d"]] == [1]  # from step 20 to 40
-    assert "lost and done again" in found.text
-    restarts = found.having("line", "restart")
-    assert [float(one["x1"]) for one in restarts] == [pytest.approx(1000 * 30 / 70, abs=0.1)]
+    for record_attempt in record.attempts:
+        record_attempt.points = [
+            replace(point, values={"train_loss": 1 / point.step}) for point in record_attempt.points
+        ]
+    page = write_page(record, tmp_path)
+    lost = page.having("path", "lost")
+    assert [path["d"].count("L") for path in lost if path["d"]] == [1]  # from step 20 to 40
+    assert "lost and done again" in page.text
+    restarts = page.having("line", "restart")
+    assert [float(line["x1"]) for line in restarts] == [pytest.approx(1000 * 30 / 70, abs=0.1)]
 
 
 @pytest.mark.parametrize(
-    ("kept", "drawn", "lost"), [(30, 3, []), (29, 2, [2]), (math.inf, 3, []), (0, 0, [3])]
+    ("kept_step", "drawn", "lost"), [(30, 3, []), (29, 2, [2]), (math.inf, 3, []), (0, 0, [3])]
 )
-def test_the_border_of_kept_and_lost(kept, drawn, lost):
+def test_the_border_of_kept_and_lost(kept_step, drawn, lost):
     """Kept and lost points meet at the border, so that no gap is seen.
 
     The point at which a later attempt resumed was kept; what was lost begins there.
     """
-    line = charts.Line([(10, 1.0), (20, 2.0), (30, 3.0)], kept=kept)
-    found = charts.figure(charts.Chart("Loss", {"loss": [line]}))
-    counted = {"curve c0": [], "curve lost c0": []}
-    for path in found.iter("path"):
+    curve = charts.Line([(10, 1.0), (20, 2.0), (30, 3.0)], kept=kept_step)
+    drawing = charts.figure(charts.Chart("Loss", {"loss": [curve]}))
+    point_counts = {"curve c0": [], "curve lost c0": []}
+    for path in drawing.iter("path"):
         if path.get("d"):
-            counted[path.get("class")].append(len(re.findall("[ML]", path.get("d"))))
-    assert (sum(counted["curve c0"]), counted["curve lost c0"]) == (drawn, lost)
-    assert ("lost and done again" in "".join(found.itertext())) == bool(lost)
+            point_counts[path.get("class")].append(len(re.findall("[ML]", path.get("d"))))
+    assert (sum(point_counts["curve c0"]), point_counts["curve lost c0"]) == (drawn, lost)
+    assert ("lost and done again" in "".join(drawing.itertext())) == bool(lost)
 
 
 def test_timeline(tmp_path: Path):
     """The bars of a host fill the wall time of its instances, with a gap between attempts."""
     record = interrupted(2)
     record.attempts[1].instances[1].restored_files = 3
-    found = page(record, tmp_path)
+    page = write_page(record, tmp_path)
     bars = {
-        kind: [
-            (float(one["x"].rstrip("%")) * 1.6, float(one["width"].rstrip("%")) * 1.6)
-            for one in found.having("rect", kind)
+        css_class: [
+            (float(rect["x"].rstrip("%")) * 1.6, float(rect["width"].rstrip("%")) * 1.6)
+            for rect in page.having("rect", css_class)
         ]
-        for kind in ("start-up", "kept", "lost", "ending", "gap")
+        for css_class in ("start-up", "kept", "lost", "ending", "gap")
     }
-    near = {kind: [(round(x), round(width)) for x, width in one] for kind, one in bars.items()}
-    assert near["gap"] == [(60, 40)] * 2
-    assert near["lost"] == [(40, 10)] * 2
-    assert near["kept"] == [(10, 30), (110, 40)] * 2
+    rounded = {
+        css_class: [(round(start), round(width)) for start, width in spans]
+        for css_class, spans in bars.items()
+    }
+    assert rounded["gap"] == [(60, 40)] * 2
+    assert rounded["lost"] == [(40, 10)] * 2
+    assert rounded["kept"] == [(10, 30), (110, 40)] * 2
     # One for the interruption, and one for its host.
-    assert len(found.having("line", "unwarned")) == 2 and not found.having("line", "warned")
-    assert len(found.having("path", "restored")) == 1
+    assert len(page.having("line", "unwarned")) == 2 and not page.having("line", "warned")
+    assert len(page.having("path", "restored")) == 1
 
 
 @pytest.mark.parametrize(
@@ -404,32 +412,32 @@ def test_timeline(tmp_path: Path):
 )
 def test_edges(record: Record, tmp_path: Path):
     """Any job can be drawn, and no number in the drawings is NaN or infinite."""
-    found = page(record, tmp_path, price=1.0, spot_price=0.5)
-    assert record.name in found.text
-    for name, attributes in found.elements:
+    page = write_page(record, tmp_path, price=1.0, spot_price=0.5)
+    assert record.name in page.text
+    for name, attributes in page.elements:
         for key, value in attributes.items():
             assert not re.search(r"\b(nan|inf)\b", value or ""), (name, key, value)
 
 
 def test_many_interruptions(tmp_path: Path):
     """All are marked and few are numbered; values that are no numbers are counted, not drawn."""
-    found = page(many(), tmp_path)
-    marks = found.having("line", "warned") + found.having("line", "unwarned")
+    page = write_page(many(), tmp_path)
+    marks = page.having("line", "warned") + page.having("line", "unwarned")
     assert len(marks) == 200  # one for each interruption, and one for its host
-    assert 5 <= len(found.having("text", "number")) <= 30
-    assert "404 values are not numbers, or too large" in found.text
+    assert 5 <= len(page.having("text", "number")) <= 30
+    assert "404 values are not numbers, or too large" in page.text
 
 
 def test_failed_job_shows_no_goodput(tmp_path: Path):
     record = interrupted()
     record.status = "Failed"
-    cells = page(record, tmp_path).having("dd", "Failed")
+    cells = write_page(record, tmp_path).having("dd", "Failed")
     assert len(cells) == 1
-    assert "58.3%" not in page(record, tmp_path).text
+    assert "58.3%" not in write_page(record, tmp_path).text
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "shown"),
     [
         (0, "0 s"),
         (3.24, "3.2 s"),
@@ -439,8 +447,8 @@ def test_failed_job_shows_no_goodput(tmp_path: Path):
         (3602, "1:00:02"),
     ],
 )
-def test_clock(seconds: float, words: str):
-    assert markup.clock(seconds) == words
+def test_clock(seconds: float, shown: str):
+    assert markup.clock(seconds) == shown
 
 
 @pytest.mark.parametrize(
@@ -465,15 +473,15 @@ def test_ticks(low: float, high: float, options: dict, expected: list[float]):
 # The terminal, in the environment that has rich
 
 
-LIVE = (ROOT / "tests/rehearsal_live.py").read_text()
+LIVE_CHECKS = (ROOT / "tests/rehearsal_live.py").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", re.findall(r"^def check_(\w+)", LIVE, re.MULTILINE))
+@pytest.mark.parametrize("name", re.findall(r"^def check_(\w+)", LIVE_CHECKS, re.MULTILINE))
 def test_terminal(name: str):
-    line = [python_of("rehearsal"), "tests/rehearsal_live.py", name]
+    command = [python_of("rehearsal"), "tests/rehearsal_live.py", name]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    completed = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr

@@ -23,7 +23,7 @@ from rehearsal.jobs.metrics import Metrics
 from rehearsal.jobs.record import Record, Transition
 
 MODEL = botocore.session.get_session().get_service_model("sagemaker")
-CREATE = MODEL.operation_model("CreateTrainingJob").input_shape
+REQUEST_SHAPE = MODEL.operation_model("CreateTrainingJob").input_shape
 ARN = "arn:aws:sagemaker:us-east-1:123456789012"
 # Strings for the model's patterns; each string field gets the first that breaks none of its limits.
 STRINGS = [
@@ -74,7 +74,7 @@ def answer(request, operation: str = "CreateTrainingJob"):
 def refusal(request, operation: str = "CreateTrainingJob") -> tuple[str, str] | None:
     """Return the code and the message of a refusal, or None if there is none.
 
-    rules.py is not asked.
+    The rules of rules.py are left out.
     """
     only_validated = type("OnlyValidated", (Service,), {operation: lambda *_: None})(None, None)
     try:
@@ -86,10 +86,10 @@ def refusal(request, operation: str = "CreateTrainingJob") -> tuple[str, str] | 
 
 def matches(pattern: str, text: str) -> bool:
     """Return whether a text satisfies a pattern of the model; its patterns are Java's."""
-    python = pattern.replace(r"\p{Alnum}", "a-zA-Z0-9").replace(
+    python_pattern = pattern.replace(r"\p{Alnum}", "a-zA-Z0-9").replace(
         r"[\p{L}\p{Z}\p{N}", "[a-zA-Z0-9äé "
     )
-    return re.fullmatch(python, text) is not None
+    return re.fullmatch(python_pattern, text) is not None
 
 
 def satisfied(value: str, shape: Shape) -> bool:
@@ -102,52 +102,52 @@ def satisfied(value: str, shape: Shape) -> bool:
     )
 
 
-def sample(shape: Shape):
+def sample_value(shape: Shape):
     """Return a value with all fields that a shape has: each list and each map with one item."""
-    kind = shape.type_name
-    if kind == "structure":
-        return {name: sample(member) for name, member in shape.members.items()}
-    if kind == "list":
-        return [sample(shape.member)]
-    if kind == "map":
-        return {sample(shape.key): sample(shape.value)}
-    if kind == "string":
+    type_name = shape.type_name
+    if type_name == "structure":
+        return {name: sample_value(member) for name, member in shape.members.items()}
+    if type_name == "list":
+        return [sample_value(shape.member)]
+    if type_name == "map":
+        return {sample_value(shape.key): sample_value(shape.value)}
+    if type_name == "string":
         return next(
             text for text in [*shape.metadata.get("enum", []), *STRINGS] if satisfied(text, shape)
         )
-    return True if kind == "boolean" else max(1, shape.metadata.get("min", 1))
+    return True if type_name == "boolean" else max(1, shape.metadata.get("min", 1))
 
 
-FULL = sample(CREATE)
+FULL_REQUEST = sample_value(REQUEST_SHAPE)
 
 
-def sites(shape: Shape, value, path: tuple = ()) -> Iterator[tuple[tuple, Shape]]:
+def value_shapes(shape: Shape, value, path: tuple = ()) -> Iterator[tuple[tuple, Shape]]:
     """Yield the path and the shape of each value in `value`; `{}` in a path is a map's value."""
     yield path, shape
     if shape.type_name == "structure":
         for name, member in shape.members.items():
-            yield from sites(member, value[name], (*path, name))
+            yield from value_shapes(member, value[name], (*path, name))
     elif shape.type_name == "list":
-        yield from sites(shape.member, value[0], (*path, 0))
+        yield from value_shapes(shape.member, value[0], (*path, 0))
     elif shape.type_name == "map":
         (key,) = value
-        yield from sites(shape.value, value[key], (*path, key))
+        yield from value_shapes(shape.value, value[key], (*path, key))
 
 
-def changed(request: dict, path: tuple, value) -> dict:
+def changed_copy(request: dict, path: tuple, value) -> dict:
     """Return a copy of the request with another value at a path, or without it."""
-    found = copy.deepcopy(request)
-    inner = found
+    copied = copy.deepcopy(request)
+    inner = copied
     for step in path[:-1]:
         inner = inner[step]
     if value is ABSENT:
         del inner[path[-1]]
     else:
         inner[path[-1]] = value
-    return found
+    return copied
 
 
-def told(path: tuple) -> str:
+def service_path(path: tuple) -> str:
     """Return a path as the service writes it."""
     steps = [
         f"{step + 1}.member" if isinstance(step, int) else step[0].lower() + step[1:]
@@ -156,33 +156,37 @@ def told(path: tuple) -> str:
     return ".".join(steps)
 
 
-SITES = {path: shape for path, shape in sites(CREATE, FULL) if path}
+VALUE_SHAPES = {path: shape for path, shape in value_shapes(REQUEST_SHAPE, FULL_REQUEST) if path}
 
 
 def parent(path: tuple) -> Shape:
     """Return the shape that contains the value at a path."""
-    return SITES.get(path[:-1], CREATE)
+    return VALUE_SHAPES.get(path[:-1], REQUEST_SHAPE)
 
 
-def lengths(shape: Shape, size: int) -> str:
+def string_of_size(shape: Shape, size: int) -> str:
     """Return a string of this size.
 
-    It satisfies the pattern if there is an obvious one that does.
+    It satisfies the pattern if an obvious string of this size does.
     """
-    text = sample(shape)
+    sample_text = sample_value(shape)
     candidates = [
-        text + "a" * (size - len(text)),
-        text + "0" * (size - len(text)),
-        "1" * (size - len(text)) + text,
+        sample_text + "a" * (size - len(sample_text)),
+        sample_text + "0" * (size - len(sample_text)),
+        "1" * (size - len(sample_text)) + sample_text,
     ]
-    candidates = [found[:size] for found in candidates]
+    candidates = [candidate[:size] for candidate in candidates]
     return next(
-        (found for found in candidates if matches(shape.metadata.get("pattern", ".*"), found)),
+        (
+            candidate
+            for candidate in candidates
+            if matches(shape.metadata.get("pattern", ".*"), candidate)
+        ),
         candidates[0],
     )
 
 
-def limits(path: tuple, shape: Shape) -> Iterator[tuple[object, str]]:
+def broken_values(path: tuple, shape: Shape) -> Iterator[tuple[object, str]]:
     """Yield values that break one limit of a shape's own, each with the service's words for it."""
     least = shape.metadata.get("min")
     most = shape.metadata.get("max")
@@ -193,12 +197,12 @@ def limits(path: tuple, shape: Shape) -> Iterator[tuple[object, str]]:
             yield least - 1, f"Member must have value greater than or equal to {least}"
         return
     if most is not None:
-        value = sized(path, shape, most + 1)
+        value = value_of_size(path, shape, most + 1)
         if shape.metadata.get("enum") is None:
             yield value, f"Member must have length less than or equal to {most}"
     if least:
         yield (
-            sized(path, shape, least - 1),
+            value_of_size(path, shape, least - 1),
             f"Member must have length greater than or equal to {least}",
         )
     if "enum" in shape.metadata:
@@ -214,127 +218,132 @@ def limits(path: tuple, shape: Shape) -> Iterator[tuple[object, str]]:
         )
 
 
-def sized(path: tuple, shape: Shape, size: int):
-    """Return a value of a size."""
+def value_of_size(path: tuple, shape: Shape, size: int):
+    """Return a value of a shape with so many items or characters."""
     if shape.type_name == "list":
-        return sample(shape) * size
+        return sample_value(shape) * size
     if shape.type_name == "map":
-        return {f"k{number}": sample(shape.value) for number in range(size)}
-    return lengths(shape, size)
+        return {f"k{number}": sample_value(shape.value) for number in range(size)}
+    return string_of_size(shape, size)
 
 
-def broken(value, path: tuple, words: str) -> str:
+def complaint(value, path: tuple, limit_text: str) -> str:
     """Return the service's words about a value at a path; "null" stands for no value."""
     if isinstance(value, dict):
         text = "{" + ", ".join(f"{key}={item}" for key, item in value.items()) + "}"
     else:
         text = "[" + ", ".join(map(str, value)) + "]" if isinstance(value, list) else str(value)
-    found = text if value == "null" else f"'{text if len(text) <= 300 else text[:297] + '...'}'"
-    return f"Value {found} at '{told(path)}' failed to satisfy constraint: {words}"
+    shown = text if value == "null" else f"'{text if len(text) <= 300 else text[:297] + '...'}'"
+    return f"Value {shown} at '{service_path(path)}' failed to satisfy constraint: {limit_text}"
 
 
-def constraints(shape: Shape) -> str:
+def constraints_text(shape: Shape) -> str:
     """Return all limits of the items of a list or a map, as the service lists them."""
-    found = shape.metadata
-    words = []
-    if "max" in found:
-        words.append(f"Member must have length less than or equal to {found['max']}")
-    if "min" in found:
-        words.append(f"Member must have length greater than or equal to {found['min']}")
-    if "enum" in found:
-        words.append(f"Member must satisfy enum value set: [{', '.join(found['enum'])}]")
-    if "pattern" in found:
-        words.append(f"Member must satisfy regular expression pattern: {found['pattern']}")
-    return f"[{', '.join(words)}]"
+    limits = shape.metadata
+    texts = []
+    if "max" in limits:
+        texts.append(f"Member must have length less than or equal to {limits['max']}")
+    if "min" in limits:
+        texts.append(f"Member must have length greater than or equal to {limits['min']}")
+    if "enum" in limits:
+        texts.append(f"Member must satisfy enum value set: [{', '.join(limits['enum'])}]")
+    if "pattern" in limits:
+        texts.append(f"Member must satisfy regular expression pattern: {limits['pattern']}")
+    return f"[{', '.join(texts)}]"
 
 
-def cases() -> Iterator[tuple[dict, str]]:
+def broken_requests() -> Iterator[tuple[dict, str]]:
     """Yield requests that break one limit, each with the service's words for it."""
-    for path, shape in SITES.items():
+    for path, shape in VALUE_SHAPES.items():
         holder = parent(path)
         if holder.type_name == "structure" and path[-1] in holder.required_members:
-            yield changed(FULL, path, ABSENT), broken("null", path, "Member must not be null")
-        for value, words in limits(path, shape):
-            request = changed(FULL, path, value)
+            yield (
+                changed_copy(FULL_REQUEST, path, ABSENT),
+                complaint("null", path, "Member must not be null"),
+            )
+        for value, limit_text in broken_values(path, shape):
+            request = changed_copy(FULL_REQUEST, path, value)
             if holder.type_name == "list" and shape.type_name != "structure":
                 yield (
                     request,
-                    broken(
-                        [value], path[:-1], f"Member must satisfy constraint: {constraints(shape)}"
+                    complaint(
+                        [value],
+                        path[:-1],
+                        f"Member must satisfy constraint: {constraints_text(shape)}",
                     ),
                 )
             elif holder.type_name == "map":
-                words = f"Map value must satisfy constraint: {constraints(shape)}"
-                yield request, broken({path[-1]: value}, path[:-1], words)
+                limit_text = f"Map value must satisfy constraint: {constraints_text(shape)}"
+                yield request, complaint({path[-1]: value}, path[:-1], limit_text)
             else:
-                yield request, broken(value, path, words)
-        for key, _ in limits(path, shape.key) if shape.type_name == "map" else ():
-            value = {key: sample(shape.value)}
-            words = f"Map key must satisfy constraint: {constraints(shape.key)}"
-            yield changed(FULL, path, value), broken(value, path, words)
+                yield request, complaint(value, path, limit_text)
+        for key, _ in broken_values(path, shape.key) if shape.type_name == "map" else ():
+            value = {key: sample_value(shape.value)}
+            limit_text = f"Map key must satisfy constraint: {constraints_text(shape.key)}"
+            yield changed_copy(FULL_REQUEST, path, value), complaint(value, path, limit_text)
 
 
-def broken_limits(value, shape: Shape) -> bool:
+def breaks_a_limit(value, shape: Shape) -> bool:
     """Return whether a value breaks a limit that botocore does not check.
 
-    Those are a greatest size, an enum and a pattern.
+    Such limits are a greatest size, an enum and a pattern.
     """
-    kind = shape.type_name
+    type_name = shape.type_name
     most = shape.metadata.get("max")
-    if kind == "structure":
+    if type_name == "structure":
         return any(
-            broken_limits(value[name], member)
+            breaks_a_limit(value[name], member)
             for name, member in shape.members.items()
             if name in value
         )
-    if kind == "string":
+    if type_name == "string":
         return not satisfied(value, shape)
-    if kind in ("integer", "long"):
+    if type_name in ("integer", "long"):
         return most is not None and value > most
-    if kind in ("list", "map") and most is not None and len(value) > most:
+    if type_name in ("list", "map") and most is not None and len(value) > most:
         return True
-    if kind == "list":
-        return any(broken_limits(item, shape.member) for item in value)
-    return kind == "map" and any(
-        broken_limits(key, shape.key) or broken_limits(item, shape.value)
+    if type_name == "list":
+        return any(breaks_a_limit(item, shape.member) for item in value)
+    return type_name == "map" and any(
+        breaks_a_limit(key, shape.key) or breaks_a_limit(item, shape.value)
         for key, item in value.items()
     )
 
 
-def allowed(request: dict) -> bool:
-    """Return whether the model allows a request, as botocore and `broken_limits` see it."""
-    return not ParamValidator().validate(request, CREATE).has_errors() and not broken_limits(
-        request, CREATE
-    )
+def model_allows(request: dict) -> bool:
+    """Return whether the model allows a request, as botocore and `breaks_a_limit` see it."""
+    return not ParamValidator().validate(
+        request, REQUEST_SHAPE
+    ).has_errors() and not breaks_a_limit(request, REQUEST_SHAPE)
 
 
 def test_a_request_with_all_fields_is_allowed():
-    assert len(SITES) > 150 and allowed(FULL)
-    assert refusal(FULL) is None
+    assert len(VALUE_SHAPES) > 150 and model_allows(FULL_REQUEST)
+    assert refusal(FULL_REQUEST) is None
 
 
 def test_each_limit_that_is_broken_is_told():
-    found = list(cases())
-    assert len(found) > 250
-    wrong = []
-    for request, words in found:
+    requests = list(broken_requests())
+    assert len(requests) > 250
+    mismatches = []
+    for request, expected_text in requests:
         code, message = refusal(request) or ("accepted", "")
-        head, _, told = message.partition(" detected: ")
+        head_of_message, _, details = message.partition(" detected: ")
         count = len(re.findall(r"failed to satisfy constraint", message))
         expected = f"{count} validation error{'s' if count > 1 else ''}"
         if (
-            allowed(request)
+            model_allows(request)
             or code != "ValidationException"
-            or words not in told.split("; ")
-            or head != expected
+            or expected_text not in details.split("; ")
+            or head_of_message != expected
         ):
-            wrong.append((words, message))
-    assert wrong == []
+            mismatches.append((expected_text, message))
+    assert mismatches == []
 
 
 def test_each_bound_may_be_reached():
     reached = 0
-    for path, shape in SITES.items():
+    for path, shape in VALUE_SHAPES.items():
         for bound in ("min", "max"):
             size = shape.metadata.get(bound)
             if (
@@ -345,9 +354,11 @@ def test_each_bound_may_be_reached():
             ):
                 continue
             number = shape.type_name in ("integer", "long")
-            request = changed(FULL, path, size if number else sized(path, shape, size))
+            request = changed_copy(
+                FULL_REQUEST, path, size if number else value_of_size(path, shape, size)
+            )
             # All but the strings whose pattern no obvious string of that length satisfies.
-            if allowed(request):
+            if model_allows(request):
                 reached += 1
                 assert refusal(request) is None, (path, size)
     assert reached > 150
@@ -365,9 +376,9 @@ WRONG_TYPES = {
 
 
 def test_a_value_of_the_wrong_type_is_refused():
-    for path, shape in SITES.items():
+    for path, shape in VALUE_SHAPES.items():
         for value in WRONG_TYPES[shape.type_name]:
-            code, message = refusal(changed(FULL, path, value)) or ("accepted", "")
+            code, message = refusal(changed_copy(FULL_REQUEST, path, value)) or ("accepted", "")
             assert code == "SerializationException", (path, value, message)
             assert re.fullmatch(
                 r"\w+_VALUE can not be converted to an? \w+|Start of .*|Expected .* or null",
@@ -378,9 +389,11 @@ def test_a_value_of_the_wrong_type_is_refused():
 
 
 def test_null_is_as_good_as_absent():
-    for path in SITES:
+    for path in VALUE_SHAPES:
         if parent(path).type_name == "structure":
-            assert refusal(changed(FULL, path, None)) == refusal(changed(FULL, path, ABSENT)), path
+            assert refusal(changed_copy(FULL_REQUEST, path, None)) == refusal(
+                changed_copy(FULL_REQUEST, path, ABSENT)
+            ), path
     request = JOB | {
         "InputDataConfig": [
             channel("a", CompressionType=None, RecordWrapperType=None, InputMode=None)
@@ -470,7 +483,7 @@ def test_the_words_of_a_refusal(fields, words):
 
 
 @pytest.mark.parametrize(
-    ("fields", "right"),
+    ("fields", "is_allowed"),
     [
         ({"Tags": [{"Key": "ключ é_1", "Value": "\u00a0٣ +-@=/:."}]}, True),
         ({"Tags": [{"Key": "a\tb", "Value": ""}]}, False),
@@ -482,13 +495,13 @@ def test_the_words_of_a_refusal(fields, words):
         ({"Environment": {"1a": "x"}}, False),
     ],
 )
-def test_patterns_are_javas(fields, right):
-    assert (refusal(JOB | fields) is None) == right
+def test_patterns_are_javas(fields, is_allowed):
+    assert (refusal(JOB | fields) is None) == is_allowed
 
 
 # The fields that are refused because nothing here emulates them. Each of the other fields is in one
 # of the lists of rules.py.
-REFUSED = [
+REFUSED_FIELDS = [
     "AlgorithmSpecification.AlgorithmName",
     "AlgorithmSpecification.TrainingImageConfig.TrainingRepositoryAuthConfig",
     "InputDataConfig.DataSource.S3DataSource.AttributeNames",
@@ -512,15 +525,15 @@ REFUSED = [
     "MlflowConfig",
     "ModelPackageConfig",
 ]
-LISTED = [*rules.EMULATED, *rules.WITHOUT_EFFECT, *REFUSED]
+LISTED_FIELDS = [*rules.EMULATED, *rules.WITHOUT_EFFECT, *REFUSED_FIELDS]
 
 
-def fields(shape: Shape, path: tuple = ()) -> Iterator[tuple]:
+def field_paths(shape: Shape, path: tuple = ()) -> Iterator[tuple]:
     """Yield the path of each field, and stop at the fields that are listed."""
     for name, member in shape.members.items():
         inner = (*path, name)
-        if any(listed.startswith(f"{dotted(inner)}.") for listed in LISTED):
-            yield from fields(member.member if member.type_name == "list" else member, inner)
+        if any(listed_field.startswith(f"{dotted(inner)}.") for listed_field in LISTED_FIELDS):
+            yield from field_paths(member.member if member.type_name == "list" else member, inner)
         else:
             yield inner
 
@@ -532,25 +545,25 @@ def dotted(path: tuple) -> str:
 
 def test_each_field_of_the_model_is_emulated_or_refused_or_noted():
     """A new field of botocore is refused, and fails this test until a list has it."""
-    assert sorted(dotted(path) for path in fields(CREATE)) == sorted(LISTED)
+    assert sorted(dotted(path) for path in field_paths(REQUEST_SHAPE)) == sorted(LISTED_FIELDS)
 
 
 def with_field(listed: str) -> dict:
     """Return a job with one more field, and the fields that it needs."""
     request = JOB | {"InputDataConfig": [channel("a")]}
-    path = next(path for path in SITES if dotted(path) == listed)
+    path = next(path for path in VALUE_SHAPES if dotted(path) == listed)
     inner = request = copy.deepcopy(request)
     for step in path[:-1]:
         if isinstance(inner, dict):
             inner.setdefault(step, {})
         inner = inner[step]
-    inner[path[-1]] = sample(SITES[path])
+    inner[path[-1]] = sample_value(VALUE_SHAPES[path])
     if "TrainingImageConfig" in listed:
         inner["TrainingRepositoryAccessMode"] = "Platform"
     return request
 
 
-@pytest.mark.parametrize("listed", REFUSED)
+@pytest.mark.parametrize("listed", REFUSED_FIELDS)
 def test_a_field_that_is_not_emulated_is_refused(listed):
     with pytest.raises(
         Refused, match=f"The rehearsal does not emulate {re.escape(listed)}; leave it out"
@@ -566,20 +579,24 @@ def test_a_field_without_effect_is_noted(listed):
 
 
 def test_a_field_that_the_model_does_not_have_is_noted():
-    request = changed(JOB | {"News": 1, "Empty": []}, ("ResourceConfig", "Colour"), "blue")
+    request = changed_copy(JOB | {"News": 1, "Empty": []}, ("ResourceConfig", "Colour"), "blue")
     notes = ["ResourceConfig.Colour", "News"]
     assert answer(request) == [
         f"{name} has no effect here: the service's model does not have it" for name in notes
     ]
 
 
-def channel(name: str, groups: list[str] | None = None, source: dict | None = None, **more) -> dict:
+def channel(
+    name: str, groups: list[str] | None = None, source: dict | None = None, **more_fields
+) -> dict:
     """Return a channel for InputDataConfig."""
-    found = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data"} | (source or {})
+    s3_source = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data"} | (source or {})
     return {
         "ChannelName": name,
-        "DataSource": {"S3DataSource": found | ({"InstanceGroupNames": groups} if groups else {})},
-    } | more
+        "DataSource": {
+            "S3DataSource": s3_source | ({"InstanceGroupNames": groups} if groups else {})
+        },
+    } | more_fields
 
 
 def group(name: str, count: int = 1) -> dict:
@@ -587,14 +604,14 @@ def group(name: str, count: int = 1) -> dict:
     return {"InstanceGroupName": name, "InstanceType": "ml.m5.xlarge", "InstanceCount": count}
 
 
-def resources(*found: dict, **more) -> dict:
+def resources(*groups: dict, **more_fields) -> dict:
     """Return a ResourceConfig of groups."""
-    return {"ResourceConfig": {"InstanceGroups": list(found)} | more}
+    return {"ResourceConfig": {"InstanceGroups": list(groups)} | more_fields}
 
 
-def algorithm(**more) -> dict:
+def algorithm(**more_fields) -> dict:
     """Return an AlgorithmSpecification."""
-    return {"AlgorithmSpecification": JOB["AlgorithmSpecification"] | more}
+    return {"AlgorithmSpecification": JOB["AlgorithmSpecification"] | more_fields}
 
 
 def stopping(spot: bool, longest: int | None, wait: int | None) -> dict:
@@ -606,7 +623,7 @@ def stopping(spot: bool, longest: int | None, wait: int | None) -> dict:
 WAIT = (
     "MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
 )
-TOGETHER = {
+FIELDS_TOGETHER = {
     "no image": (
         {"AlgorithmSpecification": {"TrainingInputMode": "File"}},
         "TrainingImage or AlgorithmName",
@@ -720,13 +737,13 @@ TOGETHER = {
         "for all channels of InputDataConfig, or for none",
     ),
 }
-PATHS = {
+CHECKPOINT_PATHS = {
     "/opt/ml/checkpoints": True,
     "/opt/ml/checkpoints/": True,
     "/opt/ml/a/b": True,
     "/opt/ml/inputs": True,
 }
-PATHS |= dict.fromkeys(
+CHECKPOINT_PATHS |= dict.fromkeys(
     ["/tmp/a", "/opt/ml", "/opt/ml/", "/opt/ml/.", "/opt/ml/model", "/opt/ml/input/", ""], False
 )
 USED = [
@@ -739,17 +756,17 @@ USED = [
     "code",
     "./input/a",
 ]
-PATHS |= dict.fromkeys(
+CHECKPOINT_PATHS |= dict.fromkeys(
     [*(f"/opt/ml/{name}" for name in USED), "/opt/ml//model", "//opt/ml/a", "/"], False
 )
-PATHS |= dict.fromkeys(
+CHECKPOINT_PATHS |= dict.fromkeys(
     ["/opt/ml/../a", "/opt/ml/a/../../../etc", "/opt/ml/a:ro", "/opt/mlx/a", "a"], False
 )
 
 
-@pytest.mark.parametrize("case", TOGETHER)
+@pytest.mark.parametrize("case", FIELDS_TOGETHER)
 def test_fields_that_go_together(case):
-    fields, refused = TOGETHER[case]
+    fields, refused = FIELDS_TOGETHER[case]
     if refused is None:
         assert answer(JOB | fields) == []
     else:
@@ -757,18 +774,18 @@ def test_fields_that_go_together(case):
             answer(JOB | fields)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", CHECKPOINT_PATHS)
 def test_where_checkpoints_may_be(path):
     request = JOB | {"CheckpointConfig": {"S3Uri": "s3://bucket/checkpoints", "LocalPath": path}}
-    if PATHS[path]:
+    if CHECKPOINT_PATHS[path]:
         assert answer(request) == []
     else:
         with pytest.raises(Refused, match=r"Invalid CheckpointConfig\.LocalPath"):
             answer(request)
 
 
-def anything(draw: random.Random, depth: int = 0):
-    """Return a JSON value."""
+def random_json(draw: random.Random, depth: int = 0):
+    """Return a random JSON value."""
     scalars = [
         "",
         "x",
@@ -802,7 +819,7 @@ def anything(draw: random.Random, depth: int = 0):
     ]
     if depth > 2 or draw.random() < 0.7:
         return draw.choice(scalars)
-    items = [anything(draw, depth + 1) for _ in range(draw.randrange(4))]
+    items = [random_json(draw, depth + 1) for _ in range(draw.randrange(4))]
     return (
         items
         if draw.random() < 0.5
@@ -815,14 +832,14 @@ def test_no_request_makes_the_service_stumble():
     groups = resources(group("g"), group("h", 2)) | {
         "InputDataConfig": [channel("a", ["g"]), channel("b", ["h"])]
     }
-    more = stopping(True, 10, 20) | {
+    more_fields = stopping(True, 10, 20) | {
         "CheckpointConfig": {"S3Uri": "s3://b/c", "LocalPath": "/opt/ml/c"},
         "Tags": [],
     }
     bases = [
-        JOB | more | {"InputDataConfig": [channel("a")], "HyperParameters": {"a": "1"}},
+        JOB | more_fields | {"InputDataConfig": [channel("a")], "HyperParameters": {"a": "1"}},
         JOB | groups,
-        FULL,
+        FULL_REQUEST,
     ]
     accepted = refused = 0
     for _ in range(2000):
@@ -832,7 +849,7 @@ def test_no_request_makes_the_service_stumble():
             while isinstance(inner, dict | list) and inner:
                 key = draw.choice(list(inner) if isinstance(inner, dict) else range(len(inner)))
                 if draw.random() < 0.35 or not isinstance(inner[key], dict | list):
-                    inner[key] = anything(draw)
+                    inner[key] = random_json(draw)
                     break
                 inner = inner[key]
         try:
@@ -844,7 +861,7 @@ def test_no_request_makes_the_service_stumble():
     assert accepted > 20 and refused > 1500
 
 
-OTHERS = [
+OTHER_OPERATIONS = [
     (
         "ListTrainingJobs",
         {"MaxResults": 0},
@@ -913,7 +930,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("operation", "request_", "refused"), OTHERS)
+@pytest.mark.parametrize(("operation", "request_", "refused"), OTHER_OPERATIONS)
 def test_other_operations(operation, request_, refused):
     with pytest.raises(Refused, match=refused):
         answer(request_, operation)
@@ -922,7 +939,7 @@ def test_other_operations(operation, request_, refused):
 @pytest.fixture
 def service() -> Service:
     """A service with 25 jobs of one region, one second apart, and one of another region."""
-    found = Checked(None, None)
+    checked_service = Checked(None, None)
     status = ["InProgress", "Completed", "Failed"]
     for number in range(26):
         record = Record(
@@ -935,17 +952,17 @@ def service() -> Service:
         record.transitions.append(Transition("Training", "", 0.0))
         region = "us-east-1" if number < 25 else "eu-west-1"
         arn = f"arn:aws:sagemaker:{region}:123456789012:training-job/{record.name}"
-        found.jobs[arn] = SimpleNamespace(record=record)
-    return found
+        checked_service.jobs[arn] = SimpleNamespace(record=record)
+    return checked_service
 
 
-def listed(service: Service, **request) -> list[str]:
+def listed_names(service: Service, **request) -> list[str]:
     """Return the names on all pages; each page has the size that the request asks for."""
     names = []
     size = request.get("MaxResults", 10)
     while True:
         page = service.answer("ListTrainingJobs", request, "us-east-1")
-        names += [one["TrainingJobName"] for one in page["TrainingJobSummaries"]]
+        names += [summary["TrainingJobName"] for summary in page["TrainingJobSummaries"]]
         if "NextToken" not in page:
             assert len(page["TrainingJobSummaries"]) <= size
             return names
@@ -956,27 +973,33 @@ def listed(service: Service, **request) -> list[str]:
 def test_lists_of_jobs(service):
     records = [job.record for job in service.jobs.values()][:25]
     names = [record.name for record in records]
-    assert listed(service) == names[::-1] == listed(service, MaxResults=5, NameContains=None)
-    assert listed(service, MaxResults=100, SortOrder="Ascending") == names
+    assert (
+        listed_names(service)
+        == names[::-1]
+        == listed_names(service, MaxResults=5, NameContains=None)
+    )
+    assert listed_names(service, MaxResults=100, SortOrder="Ascending") == names
     for size in (1, 5, 7, 24, 25, 26):
-        assert listed(service, MaxResults=size, SortBy="Name", SortOrder="Ascending") == sorted(
-            names
-        )
+        assert listed_names(
+            service, MaxResults=size, SortBy="Name", SortOrder="Ascending"
+        ) == sorted(names)
     page = service.answer("ListTrainingJobs", {"MaxResults": 25}, "us-east-1")
     assert len(page["TrainingJobSummaries"]) == 25 and "NextToken" not in page  # no page is empty
-    assert listed(service, SortBy="Name") == sorted(names, reverse=True)
+    assert listed_names(service, SortBy="Name") == sorted(names, reverse=True)
     failed = [record.name for record in records if record.status == "Failed"]
-    assert listed(service, StatusEquals="Failed", SortOrder="Ascending") == failed
+    assert listed_names(service, StatusEquals="Failed", SortOrder="Ascending") == failed
     order = [record.status for record in records]
     by_status = {record.name: record.status for record in records}
     assert [
-        by_status[name] for name in listed(service, SortBy="Status", SortOrder="Ascending")
+        by_status[name] for name in listed_names(service, SortBy="Status", SortOrder="Ascending")
     ] == sorted(order)
     tens = [name for name in sorted(names) if "-1" in name]
     assert (
-        listed(service, NameContains="-1", SortBy="Name", SortOrder="Ascending") == tens
+        listed_names(service, NameContains="-1", SortBy="Name", SortOrder="Ascending") == tens
         and len(tens) > 5
     )
-    assert listed(service, CreationTimeAfter=1003, CreationTimeBefore=1005.5) == names[3:6][::-1]
-    assert listed(service, LastModifiedTimeAfter=2024) == names[24:]
-    assert listed(service, CreationTimeAfter=5000) == []
+    assert (
+        listed_names(service, CreationTimeAfter=1003, CreationTimeBefore=1005.5) == names[3:6][::-1]
+    )
+    assert listed_names(service, LastModifiedTimeAfter=2024) == names[24:]
+    assert listed_names(service, CreationTimeAfter=5000) == []

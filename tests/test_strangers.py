@@ -55,11 +55,11 @@ class Run:
             return process.wait(HANG_SECONDS)
         finally:
             process.kill()
-            self.said = log.read_text()[length_before:]
+            self.output = log.read_text()[length_before:]
 
     def finish(self, *flags: str, **variables: str) -> dict[str, torch.Tensor]:
         """Run it to its end, and return its weights."""
-        assert self.start(*flags, **variables) == 0, self.said[-3000:]
+        assert self.start(*flags, **variables) == 0, self.output[-3000:]
         return torch.load(self.folder / "output/model/model.pt", weights_only=True)
 
 
@@ -83,10 +83,10 @@ def check(folder: Path, *flags: str, at: tuple[str, ...] = ("1:6",)) -> str:
     run = Run(folder / "run", *flags)
     expected = alone.finish()
     for position in at:
-        assert run.start(STOP_AT=position) == 143, run.said[-3000:]
+        assert run.start(STOP_AT=position) == 143, run.output[-3000:]
     assert not same(expected, run.finish())
-    assert "\nresumed at step " in run.said and "warning: resumed" not in run.said, run.said
-    return run.said
+    assert "\nresumed at step " in run.output and "warning: resumed" not in run.output, run.output
+    return run.output
 
 
 WORKERS_FLAG = "--data.workers=1"
@@ -271,11 +271,11 @@ def test_more_steps_than_before_go_on_within_the_epoch(tmp_path: Path):
     (run.folder / "output/model/model.json").unlink()
     assert (
         not same(short, run.finish())
-        and "nothing is left to train: step 15 was the last one" in run.said
+        and "nothing is left to train: step 15 was the last one" in run.output
     )
     assert rows(run) == curve and (run.folder / "output/model/model.json").read_text() == described
     run.flags[-1] = "--trainer.max_steps=33"
-    assert not same(expected, run.finish()) and "resuming from step 15: " in run.said
+    assert not same(expected, run.finish()) and "resuming from step 15: " in run.output
     assert rows(run) == rows(alone)
 
 
@@ -294,7 +294,7 @@ def test_the_last_validation_of_a_number_of_steps(tmp_path: Path, steps):
     expected = alone.finish()
     assert (
         run.start(STOP_AT=f"validation {steps}") == 143
-        and f"resume from step {steps}: SIGTERM" in run.said
+        and f"resume from step {steps}: SIGTERM" in run.output
     )
     assert not same(expected, run.finish())
     assert rows(run) == rows(alone)
@@ -337,9 +337,9 @@ def test_before_the_first_step(tmp_path: Path):
         assert run.start(STOP_AT="0:1") == 143
         assert (
             "interrupted, resume from step 0: SIGTERM; "
-            "output/data/checkpoints/step-000000000.ckpt is complete" in run.said
+            "output/data/checkpoints/step-000000000.ckpt is complete" in run.output
         )
-        assert not same(alone.finish(), run.finish()) and "resuming from step 0: " in run.said
+        assert not same(alone.finish(), run.finish()) and "resuming from step 0: " in run.output
 
 
 @pytest.mark.soak
@@ -355,9 +355,9 @@ def test_averaged_weights(tmp_path: Path):
     alone, run = (Run(tmp_path / name, *STRANGERS["averaged weights"]) for name in ("alone", "run"))
     expected = alone.finish()
     for position in ("0:5", "1:5", "2:5", "3:5"):
-        assert run.start(STOP_AT=position) == 143, run.said[-3000:]
+        assert run.start(STOP_AT=position) == 143, run.output[-3000:]
     assert not same(expected, run.finish())
-    assert not same(expected, run.finish()) and "nothing is left to train" in run.said
+    assert not same(expected, run.finish()) and "nothing is left to train" in run.output
 
 
 def test_what_no_checkpoint_can_hold_is_named_when_it_is_saved(tmp_path: Path):
@@ -366,7 +366,7 @@ def test_what_no_checkpoint_can_hold_is_named_when_it_is_saved(tmp_path: Path):
     assert (
         "error: a checkpoint of this run could not be read again: mine.thing is a strangers.Points "
         "(on_save_checkpoint() or state_dict() of strangers.Unsavable)"
-    ) in run.said
+    ) in run.output
     assert [path.name for path in tmp_path.rglob("step-*.ckpt")] == ["step-000000010.ckpt"]
 
 
@@ -389,7 +389,8 @@ def test_ranks_that_would_be_copies_are_processes_of_their_own(tmp_path: Path):
     assert run.start(STOP_AT="1:2") == 143
     assert not same(expected, run.finish())
     assert (
-        run.said.count("--trainer.strategy=ddp_spawn: runs as ddp, which computes the same\n") == 1
+        run.output.count("--trainer.strategy=ddp_spawn: runs as ddp, which computes the same\n")
+        == 1
     )
     strategy = {"class_path": "DDPStrategy", "init_args": {"start_method": "fork"}}
     assert not same(
@@ -410,7 +411,7 @@ def test_ranks_that_do_not_train_one_model_are_told_so(tmp_path: Path):
         "warning: the learning rates are 0.01 on rank 0 and 0.02 on rank 1, so their weights "
         "differ, too"
     )
-    assert run.said.count(warning) == 1
+    assert run.output.count(warning) == 1
 
 
 def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):
@@ -429,11 +430,11 @@ def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):
         "--data.times=1": "--data.times was 4, is 1",
     }.items():
         run.flags.append(flag)
-        assert run.start() == 1 and f"is of another run: {says}; continue" in run.said
+        assert run.start() == 1 and f"is of another run: {says}; continue" in run.output
         run.flags.pop()
     run.flags += ["--data.samples=8", "--data.processes=2"]
     run.finish()
-    assert "resuming from step" in run.said and "2 ranks saved it, now there are 1" in run.said
+    assert "resuming from step" in run.output and "2 ranks saved it, now there are 1" in run.output
 
 
 def test_not_exact_is_as_lightning_does(tmp_path: Path):
@@ -441,7 +442,7 @@ def test_not_exact_is_as_lightning_does(tmp_path: Path):
     run = Run(tmp_path, "--resume.exact=false", "--data.dataset=numpy")
     run.finish()
     assert (
-        run.said.count(
+        run.output.count(
             "this run is trained and saved as Lightning does; an interruption makes it start anew\n"
         )
         == 1

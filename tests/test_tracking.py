@@ -165,7 +165,7 @@ def test_the_command_line(server: Server, tmp_path: Path):
     ]
     run = test_strangers.Run(tmp_path, *flags)
     variables = server.variables(tmp_path)
-    assert run.start(KILL_AT="1:2", **variables) == -9, run.said[-3000:]
+    assert run.start(KILL_AT="1:2", **variables) == -9, run.output[-3000:]
     run.finish(**variables)
     check(server, "cli", tmp_path, tmp_path / "logs/lightning_logs/version_0/metrics.csv")
 

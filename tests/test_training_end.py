@@ -31,19 +31,19 @@ def fit(tmp_path: Path, monkeypatch, capfd):
     (tmp_path / "job/output").mkdir(parents=True)
 
     def fit(*flags: str, job: bool = True) -> tuple[str, int]:
-        places = {
+        job_folders = {
             "SM_MODEL_DIR": "model",
             "SM_OUTPUT_DIR": "output",
             "SM_OUTPUT_DATA_DIR": "output/data",
         }
-        for name, folder in places.items() if job else ():
+        for name, folder in job_folders.items() if job else ():
             monkeypatch.setenv(name, str(tmp_path / "job" / folder))
         status = 0
         try:
             train.main([*FLAGS, *flags])
         except SystemExit as leaving:
             status = leaving.code
-        for name in places:
+        for name in job_folders:
             monkeypatch.delenv(name, raising=False)
         return "".join(capfd.readouterr()), status
 

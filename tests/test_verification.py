@@ -31,18 +31,18 @@ class Broken(Run):
 
     def kill(self, at: str = "1:9") -> None:
         """Kill the run at a position of the model's, which loses a few steps."""
-        assert self.start(KILL_AT=at) == -signal.SIGKILL, self.said[-3000:]
+        assert self.start(KILL_AT=at) == -signal.SIGKILL, self.output[-3000:]
 
     def stop(self, at: str = "1:6") -> None:
         """Stop the run, which loses no step."""
-        assert self.start(STOP_AT=at) == 128 + signal.SIGTERM, self.said[-3000:]
+        assert self.start(STOP_AT=at) == 128 + signal.SIGTERM, self.output[-3000:]
 
     @property
     def verdicts(self) -> list[str]:
         """The lines in which the run says how it compares."""
         return [
             line
-            for line in self.said.splitlines()
+            for line in self.output.splitlines()
             if re.match(r"(warning: |error: .*)?resumed at step ", line)
         ]
 
@@ -95,7 +95,7 @@ def test_a_model_that_is_saved_again_has_the_same_name(tmp_path: Path):
     run.kill("1:7")
     assert (tmp_path / "mine/epoch=1-step=16.ckpt").exists()
     run.finish()
-    assert "resumed at step 12: " in run.said
+    assert "resumed at step 12: " in run.output
     expected = {f"epoch={(step - 1) // 10}-step={step}.ckpt" for step in range(4, 31, 4)} | {
         "epoch=0-step=4-v1.ckpt"
     }
@@ -351,11 +351,11 @@ def test_strict_ends_the_job(tmp_path: Path):
     for _ in range(2):
         assert run.start("--resume.strict=true") == 1
         assert (
-            "Traceback" not in run.said and sorted(tmp_path.rglob("*.ckpt")) == checkpoints_before
+            "Traceback" not in run.output and sorted(tmp_path.rglob("*.ckpt")) == checkpoints_before
         )
         assert re.search(
             r"^error: --resume\.strict: resumed at step \d+: step \d+ is not that of ",
-            run.said,
+            run.output,
             re.M,
         )
     run.finish()
@@ -394,7 +394,7 @@ def test_a_failure_tells_of_it(tmp_path: Path, monkeypatch):
         r"^error: RuntimeError: as it was told \(resumed at step \d+: step \d+ is not that of "
         r"the interrupted run: "
     )
-    assert re.search(pattern, run.said, re.M), run.said[-1000:]
+    assert re.search(pattern, run.output, re.M), run.output[-1000:]
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 1000, None], ids=["empty", "foreign", "a folder"])
@@ -408,7 +408,7 @@ def test_a_damaged_journal_harms_no_job(tmp_path: Path, content):
     else:
         path.write_bytes(content)
     run.finish()
-    assert run.said.count(f"warning: {path.relative_to(tmp_path)} is ") == 1
+    assert run.output.count(f"warning: {path.relative_to(tmp_path)} is ") == 1
     assert "no step after it is known" in run.verdicts[0]
 
 

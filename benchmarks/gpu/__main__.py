@@ -42,61 +42,62 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["report"]:
         return _report(arguments[1:])
-    given = _parser().parse_args(arguments)
-    unknown = [name for name in given.parts if name not in PARTS]
+    args = _parser().parse_args(arguments)
+    unknown = [name for name in args.parts if name not in PARTS]
     if unknown:
         return _error(f"--parts: found {unknown[0]}, allowed are {', '.join(PARTS)}")
-    if given.data_dir and not given.data_dir.is_dir():
+    if args.data_dir and not args.data_dir.is_dir():
         return _error(
-            f"--data_dir: found {given.data_dir}, allowed is a folder with CIFAR-10's "
-            "python version"
+            f"--data_dir: found {args.data_dir}, allowed is a folder with CIFAR-10's python version"
         )
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         try:
-            here = runner.call(partial(Machine.read, Path(folder)), 120, Path(folder, "log"))
+            this_machine = runner.call(
+                partial(Machine.read, Path(folder)), 120, Path(folder, "log")
+            )
         except (RuntimeError, runner.Overrun) as error:
             return _error(
                 f"GPU: asking for it failed ({error or 'no answer in 120 s'}); "
                 "look at it by nvidia-smi"
             )
-        if obstacle := here.obstacle(given.miniature):
+        if obstacle := this_machine.obstacle(args.miniature):
             return _error(obstacle)
-        log = given.out.resolve() / f"gpu-{_date()}.log"
+        log = args.out.resolve() / f"gpu-{_date()}.log"
         try:
-            check_writable(given.out, "results")
+            check_writable(args.out, "results")
         except ValueError as error:
             return _error(f"--out: {error}")
-        about = here.about | {
+        about = this_machine.about | {
             "versions": machine.versions(),
-            "commit": given.commit,
-            "miniature": given.miniature,
+            "commit": args.commit,
+            "miniature": args.miniature,
         }
         try:
-            results = Results.opened(given.out.resolve(), about | {"date": _date()}, _date())
+            results = Results.opened(args.out.resolve(), about | {"date": _date()}, _date())
         except ValueError as error:
             return _error(str(error))
-        data_dir = given.data_dir.resolve() if given.data_dir else None
-        options = Options(results, Path(folder), data_dir, given.miniature)
-        return _measure(given.parts, options, given.limit, log)
+        data_dir = args.data_dir.resolve() if args.data_dir else None
+        options = Options(results, Path(folder), data_dir, args.miniature)
+        return _measure(args.parts, options, args.limit, log)
 
 
 def _measure(names: list[str], options: Options, limit: float, log: Path) -> int:
     """Measure the parts, and print the table."""
     results = options.results
-    end = time.monotonic() + limit
+    deadline = time.monotonic() + limit
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended
     for name in [name for name in PARTS if name in names]:
         part = PARTS[name]
         if results.parts.get(name, {}).get("status") == "complete":
             print(f"{name}: complete already", flush=True)
             continue
-        left = end - time.monotonic()
+        seconds_left = deadline - time.monotonic()
         if part.needs_data and not options.data_dir:
             results.part(name)["line"] = "it needs CIFAR-10: give --data_dir"
-        elif left <= 0:
+        elif seconds_left <= 0:
             results.part(name)["line"] = f"not begun: the {limit:.0f} s of the call were over"
         else:
-            seconds = min(left, part.seconds * (SLOWER if options.miniature else 1))
+            seconds = min(seconds_left, part.seconds * (SLOWER if options.miniature else 1))
             for line in runner.run(name, part.tasks(options), results, seconds, log):
                 print(line, flush=True)
             continue
@@ -111,12 +112,12 @@ def _report(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu report")
     parser.add_argument("file", type=Path, nargs="?", help="default: the newest in results/")
     parser.add_argument("--write", action="store_true", help="put it into docs/gpu.md")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        results = Results.read(given.file) if given.file else report.newest()
+        results = Results.read(args.file) if args.file else report.newest()
     except ValueError as error:
         return _error(str(error))
-    if given.write:
+    if args.write:
         report.PAGE.write_text(report.written(report.PAGE.read_text(), results))
     print(report.text(results) if results else report.NOTHING)
     return 0

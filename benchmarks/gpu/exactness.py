@@ -57,7 +57,7 @@ def left_alone(flags: Mapping[str, str], folder: Path) -> dict[str, Any]:
 def interrupted(
     flags: Mapping[str, str],
     folder: Path,
-    known: Callable[[], list[Mapping[str, Any]]],
+    setting_records: Callable[[], list[Mapping[str, Any]]],
     number: int,
     jobs: int,
 ) -> dict[str, Any]:
@@ -66,13 +66,14 @@ def interrupted(
     The record says how the job went, and whether its weights are those of an uninterrupted one.
     `known` returns this setting's records; the first of them is of uninterrupted jobs.
     """
-    alone = next((record for record in known() if record["round"] == 0), None)
+    alone = next((record for record in setting_records() if record["round"] == 0), None)
     if not alone:
         raise SystemExit("there is no job left alone to compare with")
     with tempfile.TemporaryDirectory(dir=folder) as work, ProcessPoolExecutor(jobs, FORK) as pool:
         folders = [Path(work, str(count)) for count in range(jobs)]
         running = [
-            pool.submit(_one, flags, each, alone, f"{number} {each.name}") for each in folders
+            pool.submit(_one, flags, job_folder, alone, f"{number} {job_folder.name}")
+            for job_folder in folders
         ]
         return {"jobs": [job.result() for job in running]}
 
@@ -83,11 +84,11 @@ def _one(
     job = Job(folder, flags)
     draw = random.Random(seed)
     counts = dict.fromkeys(("kills", "stops", "wrong", "hung"), 0)
-    leaving = []
-    right = interruptions.interrupted(
-        job, alone["seconds"], alone["weights"][0], draw, counts, leaving, TRIES
+    stop_seconds = []
+    is_right = interruptions.interrupted(
+        job, alone["seconds"], alone["weights"][0], draw, counts, stop_seconds, TRIES
     )
     log = (folder / "log").read_text()
     print(log, flush=True)
     resumed = [int(step) for step in re.findall(r"^resuming from step (\d+)", log, re.MULTILINE)]
-    return {"right": right, "resumed": resumed, **counts}
+    return {"right": is_right, "resumed": resumed, **counts}

@@ -68,9 +68,9 @@ class Machine:
         memory = psutil.virtual_memory()
         disk = shutil.disk_usage(folder).free / GIB
         cores = os.cpu_count() or 1
-        all_of_it = memory.total / GIB
+        total = memory.total / GIB
         free = memory.available / GIB
-        return cls(gpu, gpu_memory, gpu_free, _driver(), trouble, cpu, cores, all_of_it, free, disk)
+        return cls(gpu, gpu_memory, gpu_free, _driver(), trouble, cpu, cores, total, free, disk)
 
     def obstacle(self, miniature: bool = False) -> str:
         """Return in one line why nothing can be measured here; "" if it can."""
@@ -87,14 +87,14 @@ class Machine:
                 "or rehearse it on a CPU with --miniature"
             )
         share = 0.1 if miniature else 1
-        for what, found, needed in (
+        for resource, free, needed in (
             ("GPU memory", self.gpu_free, 0 if miniature else LEAST_GPU_MEMORY_GIB),
             ("memory", self.free, share * LEAST_MEMORY_GIB),
             ("disk for temporary files", self.disk, share * LEAST_DISK_GIB),
         ):
-            if found < needed:
+            if free < needed:
                 return (
-                    f"{what}: {found:.1f} GiB are free, needed are {needed:g}; "
+                    f"{resource}: {free:.1f} GiB are free, needed are {needed:g}; "
                     "end what else takes it"
                 )
         return ""
@@ -123,9 +123,9 @@ def versions() -> dict[str, Any]:
 
 
 def _driver() -> str:
-    line = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
     try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return "" if done.returncode else done.stdout.strip()
+    return "" if completed.returncode else completed.stdout.strip()

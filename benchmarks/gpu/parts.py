@@ -87,19 +87,31 @@ TOGETHER = 5  # jobs that are interrupted side by side: nothing is timed there
 def resume(options: Options) -> list[Task]:
     """Interrupt jobs, n = 10 for each setting."""
     settings = {"fp32": {}} if options.miniature else RESUMED
-    short = (
+    short_run = (
         {"trainer.max_epochs": "1", "trainer.limit_train_batches": "6"} if options.miniature else {}
     )
     tasks = []
-    for setting, more in settings.items():
-        flags = exactness.FLAGS | more | short | {"trainer.accelerator": options.accelerator}
+    for setting, setting_flags in settings.items():
+        flags = (
+            exactness.FLAGS
+            | setting_flags
+            | short_run
+            | {"trainer.accelerator": options.accelerator}
+        )
         tasks.append(Task(setting, 0, partial(exactness.left_alone, flags, options.folder)))
     for number in options.rounds(10 // TOGETHER):
-        for setting, more in settings.items():
-            flags = exactness.FLAGS | more | short | {"trainer.accelerator": options.accelerator}
+        for setting, setting_flags in settings.items():
+            flags = (
+                exactness.FLAGS
+                | setting_flags
+                | short_run
+                | {"trainer.accelerator": options.accelerator}
+            )
             jobs = 1 if options.miniature else TOGETHER
-            known = partial(options.results.records, "resume", setting)
-            work = partial(exactness.interrupted, flags, options.folder, known, number, jobs)
+            setting_records = partial(options.results.records, "resume", setting)
+            work = partial(
+                exactness.interrupted, flags, options.folder, setting_records, number, jobs
+            )
             tasks.append(Task(setting, number, work))
     return tasks
 
@@ -108,9 +120,11 @@ def exact(records: Sequence[Record]) -> str:
     """Say how many interrupted jobs ended with the bits of uninterrupted ones."""
     lines = []
     for setting in dict.fromkeys(record["setting"] for record in records):
-        of_it = [record for record in records if record["setting"] == setting]
-        jobs = [job for record in of_it for job in record.get("jobs", [])]
-        alike = [len(set(record["weights"])) == 1 for record in of_it if "weights" in record]
+        setting_records = [record for record in records if record["setting"] == setting]
+        jobs = [job for record in setting_records for job in record.get("jobs", [])]
+        alike = [
+            len(set(record["weights"])) == 1 for record in setting_records if "weights" in record
+        ]
         count = {key: sum(job[key] for job in jobs) for key in ("right", "kills", "stops", "hung")}
         lines.append(
             f"- {setting}: {count['right']} of {len(jobs)} interrupted jobs ended with the bits "
@@ -141,9 +155,9 @@ def sized(setting: Setting, steps: int) -> Setting:
 def steps(options: Options) -> list[Task]:
     """Compare our training with a bare loop, three times for each setting."""
     settings = {
-        f"batch {size}, {name}": Setting(size, **more)
+        f"batch {size}, {name}": Setting(size, **variant)
         for size in (32, 256, 1024)
-        for name, more in VARIANTS.items()
+        for name, variant in VARIANTS.items()
     }
     recipes = {"precision": "bf16-mixed", "compile": True, "channels_last": True, "stem": "small"}
     settings["batch 512, as the recipe `fast`"] = Setting(512, **recipes)
@@ -248,22 +262,22 @@ def costs(options: Options) -> list[Task]:
     """Measure the cost of a start and of a checkpoint."""
     tasks = []
     for number in options.rounds(3):
-        for how in ("background", "waiting"):
-            work = partial(stalls, how, options.accelerator, 11 if options.miniature else 120)
-            tasks.append(Task(f"checkpoint, {how}", number, work))
+        for manner in ("background", "waiting"):
+            work = partial(stalls, manner, options.accelerator, 11 if options.miniature else 120)
+            tasks.append(Task(f"checkpoint, {manner}", number, work))
         tasks.append(Task("start-up", number, started))
     return tasks
 
 
-def stalls(how: str, accelerator: str, count: int) -> dict[str, Any]:
+def stalls(manner: str, accelerator: str, count: int) -> dict[str, Any]:
     """Return the seconds of each step, and of each checkpoint for which training waits.
 
     The last checkpoint is left out.
     """
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        watched = interruption_cost.train(how, how == "waiting", accelerator, count)
-        size = max(path.stat().st_size for path in Path(how).glob("step-*"))
+        watched = interruption_cost.train(manner, manner == "waiting", accelerator, count)
+        size = max(path.stat().st_size for path in Path(manner).glob("step-*"))
         os.chdir("/")
     return {
         "steps": watched.steps,
@@ -308,11 +322,15 @@ def pairs_of_rows(options: Options) -> list[Task]:
     faiss-gpu takes part if it is installed.
     """
     rows = [300] if options.miniature else [20_000, 200_000]
-    kinds = ["float32"] if options.miniature else ["float32", "bfloat16"]
+    precisions = ["float32"] if options.miniature else ["float32", "bfloat16"]
     return [
-        Task(f"{count} rows of 256, {kind}", 1, partial(compared, count, kind, options.miniature))
+        Task(
+            f"{count} rows of 256, {precision}",
+            1,
+            partial(compared, count, precision, options.miniature),
+        )
         for count in rows
-        for kind in kinds
+        for precision in precisions
     ]
 
 
@@ -332,10 +350,12 @@ def compared(rows: int, precision: str, miniature: bool) -> dict[str, Any]:
 def _against(name: str) -> Callable[[Record], float]:
     def value(record: Record) -> float:
         seconds = record["seconds"]
-        others = seconds.get(name, [])
+        their_seconds = seconds.get(name, [])
         return (
-            statistics.median(map(lambda other, own: other / own, others, seconds["ours"]))
-            if others
+            statistics.median(
+                map(lambda theirs, ours: theirs / ours, their_seconds, seconds["ours"])
+            )
+            if their_seconds
             else float("nan")
         )
 
@@ -423,11 +443,11 @@ def sweep(options: Options) -> list[Task]:
     Nothing is compiled, which would take longer than the training.
     """
     tasks = []
-    more = TINY if options.miniature else ["--model.compile=false"]
+    more_flags = TINY if options.miniature else ["--model.compile=false"]
     for seed in options.rounds(3):
         for name, changes in SWEPT.items():
             for change in changes[: 1 if options.miniature else None]:
-                flags = [*(f"--{word}" for word in change.split()), *more]
+                flags = [*(f"--{word}" for word in change.split()), *more_flags]
                 work = partial(forked, name, options.data_dir, 100 + seed, flags, options.folder)
                 tasks.append(Task(f"{name}: {change or 'as it is'}", seed, work))
     return tasks
@@ -440,15 +460,15 @@ def forked(name: str, data_dir: Path, seed: int, flags: list[str], folder: Path)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         arguments = [*accuracy.arguments(name, data_dir, seed), *flags]
         variables = os.environ | {"PYTHONPATH": str(report.ROOT)}
-        done = warm.run(
+        completed = warm.run(
             ["python", report.ROOT / "app/train.py", *arguments],
             Path(work),
             variables,
             timeout=1800,
         )
-        log = done.stdout
+        log = completed.stdout
         print(log)
-    if done.returncode:
+    if completed.returncode:
         raise SystemExit(log)
     run = accuracy.printed(log, float("nan"))
     return {"accuracy": run.accuracy, "seconds": run.seconds, "steady": run.steady}

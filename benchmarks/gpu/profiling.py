@@ -85,12 +85,12 @@ def profile(stage: str, setting: Setting, count: int, accelerator: str) -> dict[
 
 def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
     """Return the profiled time, the share of it without a kernel, and the longest kernels."""
-    kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
+    device_type = DeviceType.CUDA if on_gpu else DeviceType.CPU
     # An annotation is no kernel: it lasts from its first kernel to its last one.
     events = [
         event
         for event in profiler.events()
-        if event.device_type == kind and not event.is_user_annotation
+        if event.device_type == device_type and not event.is_user_annotation
     ]
     if not events:
         raise RuntimeError("the profiler saw no kernel: this machine does not let it (CUPTI)")
@@ -104,23 +104,23 @@ def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
             gaps.append(start - reached)
         busy += max(0.0, end - max(start, reached))
         reached = max(reached, end)
-    whole = reached - spans[0][0]
+    microseconds = reached - spans[0][0]
     totals: dict[str, list[float]] = {}
     for event in events:
-        took = event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total
+        kernel_microseconds = event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total
         entry = totals.setdefault(event.name, [0, 0.0])
         entry[0] = entry[0] + 1
-        entry[1] = entry[1] + took
-    most = sorted(totals.items(), key=lambda item: -item[1][1])[:SHOWN_KERNELS]
+        entry[1] = entry[1] + kernel_microseconds
+    longest = sorted(totals.items(), key=lambda total: -total[1][1])[:SHOWN_KERNELS]
     return {
-        "milliseconds": whole / 1e3,
-        "idle": 1 - busy / whole,
+        "milliseconds": microseconds / 1e3,
+        "idle": 1 - busy / microseconds,
         "kernels": len(events),
         "gaps": len(gaps),
         "longest_gap": max(gaps, default=0.0) / 1e3,
         "top": [
-            {"name": name[:100], "calls": calls, "milliseconds": took / 1e3}
-            for name, (calls, took) in most
+            {"name": name[:100], "calls": calls, "milliseconds": kernel_microseconds / 1e3}
+            for name, (calls, kernel_microseconds) in longest
         ],
     }
 

@@ -68,15 +68,15 @@ def table(part: Part, records: Sequence[Mapping[str, Any]]) -> str:
     settings: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
         settings.setdefault(record["setting"], []).append(record)
-    kept = {
+    columns = {
         name: value
         for name, value in part.columns.items()
         if not all(math.isnan(value(record)) for record in records)
     }
-    rows = [f"| setting | {' | '.join(kept)} | n |", "| --- " * (len(kept) + 2) + "|"]
-    for setting, of_it in settings.items():
-        cells = [cell([value(record) for record in of_it]) for value in kept.values()]
-        rows.append(f"| {setting} | {' | '.join(cells)} | {len(of_it)} |")
+    rows = [f"| setting | {' | '.join(columns)} | n |", "| --- " * (len(columns) + 2) + "|"]
+    for setting, setting_records in settings.items():
+        cells = [cell([value(record) for record in setting_records]) for value in columns.values()]
+        rows.append(f"| {setting} | {' | '.join(cells)} | {len(setting_records)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -90,12 +90,14 @@ def cell(values: Sequence[float]) -> str:
 
 def newest() -> Results | None:
     """Return the repository's newest results that are not a rehearsal's."""
-    found = [Results.read(path) for path in files(FOLDER)]
-    return next((results for results in reversed(found) if not results.about["miniature"]), None)
+    all_results = [Results.read(path) for path in files(FOLDER)]
+    return next(
+        (results for results in reversed(all_results) if not results.about["miniature"]), None
+    )
 
 
 def written(page: str, results: Results | None) -> str:
     """Return the page of the docs with these results in it."""
-    before, rest = page.split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n{text(results) if results else NOTHING + chr(10)}{END}{after}"
+    page_start, rest_of_page = page.split(BEGIN)
+    page_end = rest_of_page.split(END)[1]
+    return f"{page_start}{BEGIN}\n{text(results) if results else NOTHING + chr(10)}{END}{page_end}"

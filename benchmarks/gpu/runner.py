@@ -51,16 +51,16 @@ def call(work: Callable[[], Any], seconds: float, log: Path) -> Any:
     try:
         if not wait([receiver, process.sentinel], seconds):
             raise Overrun
-        done, value = (
+        succeeded, value = (
             receiver.recv() if receiver.poll() else (False, "it was killed, or it crashed")
         )
     except EOFError:
-        done = False
+        succeeded = False
         value = "it was killed, or it crashed"
     finally:
         _end(process)
         receiver.close()
-    if not done:
+    if not succeeded:
         raise RuntimeError(value)
     return value
 
@@ -73,12 +73,12 @@ def _work(work: Callable[[], Any], sender, log: Path) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     try:
-        answer = True, work()
+        outcome = True, work()
     except BaseException as error:
         traceback.print_exc()
-        answer = False, _line(error)
+        outcome = False, _line(error)
     sys.stdout.flush()
-    sender.send(answer)
+    sender.send(outcome)
 
 
 def _line(error: BaseException) -> str:
@@ -115,19 +115,19 @@ def run(
     """
     part = results.part(name)
     began = time.monotonic()
-    before = part["seconds"]
+    seconds_before = part["seconds"]
     failed = {}
     overran = False
     tasks = list(tasks)
-    done = {(record["setting"], record["round"]) for record in part["records"]}
+    recorded = {(record["setting"], record["round"]) for record in part["records"]}
     for task in tasks:
-        if (task.setting, task.round) in done or task.setting in failed:
+        if (task.setting, task.round) in recorded or task.setting in failed:
             continue
-        left = seconds - (time.monotonic() - began)
+        seconds_left = seconds - (time.monotonic() - began)
         try:
-            if left <= 0:
+            if seconds_left <= 0:
                 raise Overrun
-            value = call(task.work, left, log)
+            value = call(task.work, seconds_left, log)
         except Overrun:
             overran = True
             break
@@ -136,7 +136,7 @@ def run(
             yield f"{name}, {task.setting}: failed: {error}"
             continue
         part["records"].append({"setting": task.setting, "round": task.round} | value)
-        part["seconds"] = round(before + time.monotonic() - began, 1)
+        part["seconds"] = round(seconds_before + time.monotonic() - began, 1)
         results.write()
         yield (
             f"{name}, {task.setting}, round {task.round}: "
@@ -144,7 +144,7 @@ def run(
         )
     missing = len(
         {(task.setting, task.round) for task in tasks}
-        - {(r["setting"], r["round"]) for r in part["records"]}
+        - {(record["setting"], record["round"]) for record in part["records"]}
     )
     part["status"] = "failed" if failed else "unfinished" if missing else "complete"
     lines = (

@@ -52,7 +52,7 @@ class Job:
             flags["trainer"].pop("strategy", None)
         flags.setdefault("resume", {}).update(every_n_steps=every, every_n_minutes=0)
         (folder / "job.json").write_text(json.dumps(flags, indent=1))
-        self.said = ""
+        self.output = ""
 
     def start(self, **variables: str) -> warm.Started:
         """Start the job; its output is added to its log."""
@@ -83,21 +83,23 @@ class Job:
             "ZOO_COUNT": str(self.folder / "hooks"),
         }
         log = self.folder / "log"
-        self.before = log.stat().st_size if log.exists() else 0
+        self.size_before = log.stat().st_size if log.exists() else 0
         with log.open("a") as output:
             return warm.start(argv, self.folder, environment | variables, output.fileno())
 
     def wait(self, process: warm.Started, seconds: float = HANG_SECONDS) -> int | None:
         """Return the job's exit status; None if it still runs after `seconds`.
 
-        `said` is its output since its start.
+        `output` is its output since its start.
         """
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
         finally:
-            self.said = (self.folder / "log").read_bytes()[self.before :].decode(errors="replace")
+            self.output = (
+                (self.folder / "log").read_bytes()[self.size_before :].decode(errors="replace")
+            )
 
     def processes(self) -> list[int]:
         """Return the ids of all processes that work in the job's folder."""
@@ -270,7 +272,7 @@ class Reference:
     seconds: float
     hooks: int
     result: dict[str, dict]
-    said: str
+    output: str
 
 
 @dataclass
@@ -316,9 +318,9 @@ def uninterrupted_run(folder: Path, configuration: Configuration, launcher: str)
     job.end()
     if status != 0:
         raise RuntimeError(
-            f"left alone, {configuration.name!r} ended with {status}: {job.said[-2000:]}"
+            f"left alone, {configuration.name!r} ended with {status}: {job.output[-2000:]}"
         )
-    return Reference(seconds, int((folder / "hooks").read_text()), result(job), job.said)
+    return Reference(seconds, int((folder / "hooks").read_text()), result(job), job.output)
 
 
 def interrupted(
@@ -331,7 +333,7 @@ def interrupted(
     try:
         for interruption in interruptions:
             was_interrupted = interrupt(job, interruption)
-            output += job.said
+            output += job.output
             if not was_interrupted:
                 break
             round.interruptions.append(interruption)
@@ -340,11 +342,13 @@ def interrupted(
                 return round
             job.go_to_another_machine()
         status = job.wait(job.start())
-        round.outcome, round.detail = outcome_and_detail(job, reference, status, output + job.said)
+        round.outcome, round.detail = outcome_and_detail(
+            job, reference, status, output + job.output
+        )
         return round
     except FileNotFoundError as error:
         round.outcome = "lost"
-        round.detail = f"{error}: {job.said[-1000:]}"
+        round.detail = f"{error}: {job.output[-1000:]}"
         return round
     finally:
         round.seconds = float(f"{time.monotonic() - started:.2f}")
@@ -361,12 +365,12 @@ def outcome_and_detail(
     plainly = NOT_EXACT.search(output)
     limitation = plainly.group(0) if plainly else ""
     if status is None:
-        return "hung", job.said[-1500:]
+        return "hung", job.output[-1500:]
     if status != 0:
         return (
             ("said", limitation)
             if limitation
-            else ("crashed", f"status {status}: {job.said[-1500:]}")
+            else ("crashed", f"status {status}: {job.output[-1500:]}")
         )
     if not limitation and (lost := forgotten_promise(output)):
         return "lost", lost
@@ -460,7 +464,7 @@ def interrupt(job: Job, interruption: Interruption) -> bool:
         while job.processes() and time.monotonic() < deadline:
             time.sleep(0.05)
         interruption.left = len(job.end())
-    if step := re.search(r"resume from step (\d+)", job.said):
+    if step := re.search(r"resume from step (\d+)", job.output):
         interruption.step = int(step.group(1))
     return interruption.sent or interruption.status != 0
 
@@ -468,15 +472,15 @@ def interrupt(job: Job, interruption: Interruption) -> bool:
 def faults(job: Job, interruption: Interruption, launcher: str) -> tuple[str, str] | None:
     """Return outcome and detail if an interrupted job ended wrong, else None."""
     if interruption.status is None:
-        return "hung", job.said[-1500:]
+        return "hung", job.output[-1500:]
     if interruption.left:
-        return "hung", f"{interruption.left} processes were left: {job.said[-500:]}"
+        return "hung", f"{interruption.left} processes were left: {job.output[-500:]}"
     if not interruption.sent:
-        plainly = NOT_EXACT.search(job.said)
+        plainly = NOT_EXACT.search(job.output)
         return (
             ("said", plainly.group(0))
             if plainly
-            else ("crashed", f"status {interruption.status}: {job.said[-1500:]}")
+            else ("crashed", f"status {interruption.status}: {job.output[-1500:]}")
         )
     expected = {
         "SIGTERM": (0, 143, -15, 1 if LAUNCHERS[launcher] > 1 else 143),
@@ -485,6 +489,6 @@ def faults(job: Job, interruption: Interruption, launcher: str) -> tuple[str, st
     if interruption.status not in expected:
         return (
             "crashed",
-            f"status {interruption.status} after {interruption.signal}: {job.said[-1500:]}",
+            f"status {interruption.status} after {interruption.signal}: {job.output[-1500:]}",
         )
     return None
