@@ -243,7 +243,7 @@ class Restart:
             return epoch
         made = self.entries["validation_made"]
         every = self.trainer.reload_dataloaders_every_n_epochs
-        return made if every and epoch - made < every else epoch
+        return made if every and made is not None and epoch - made < every else epoch
 
     @property
     def had_validation_data(self) -> bool:

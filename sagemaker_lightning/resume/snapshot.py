@@ -133,7 +133,11 @@ class Snapshot:
             "reached": reached(trainer) if point is not ResumePoint.EPOCH else None,
             "notes": notes,
             "made": lightning_loops.epoch_of_loaders(trainer),
-            "validation_made": lightning_loops.epoch_of_validation_loaders(trainer),
+            "validation_made": (
+                lightning_loops.epoch_of_validation_loaders(trainer)
+                if trainer.reload_dataloaders_every_n_epochs
+                else None  # they stay as they are, whenever a run has made them
+            ),
             "searched": model_changes.search_results(trainer),
             "limits": self.limits_of_flags,
             "added": self._limits_added(),
