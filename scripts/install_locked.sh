@@ -31,6 +31,8 @@ elif [[ $said == *"Hash mismatch"* ]]; then
     why="the index serves another file than the one that was locked, do not install it; PIP_INDEX_URL names another index"
 elif [[ $said =~ "not found in the"|"no version of"|"no usable wheels"|"no wheels with" ]]; then
     why="the index lacks a package of this lock; set PIP_INDEX_URL to an index that has it, or lock other versions: make lock"
+elif [[ $said == *"No space left on device"* ]]; then
+    why="the disk is full, make room and try again"
 else
     why="not installed as it is locked; after a change of a list of packages: make lock"
 fi

@@ -35,6 +35,8 @@ export UV_CACHE_DIR=${UV_CACHE_DIR:-$home/.venvs/cache} UV_LINK_MODE=${UV_LINK_M
 export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL-}} SSL_CERT_FILE=${SSL_CERT_FILE:-${PIP_CERT-}}
 [[ -n $UV_DEFAULT_INDEX ]] || unset UV_DEFAULT_INDEX
 [[ -n $SSL_CERT_FILE ]] || unset SSL_CERT_FILE
+# An index may be slow, or fail for a moment: uv by itself gives up after 30 s of silence and 3 attempts.
+export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-120} UV_HTTP_RETRIES=${UV_HTTP_RETRIES:-8}
 # PyTorch's index has older copies of other packages, too. A lock's hashes, not the order of the indexes, say what is right.
 [[ -z ${TORCH-} ]] ||
     export UV_INDEX=${TORCH_INDEX_URL:-https://download.pytorch.org/whl/$TORCH} UV_INDEX_STRATEGY=unsafe-best-match

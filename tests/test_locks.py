@@ -221,6 +221,25 @@ def test_a_package_that_the_index_lacks_is_one_line(tmp_path):
     assert "set PIP_INDEX_URL to an index that has it" in last_line
 
 
+@pytest.mark.root
+def test_a_full_disk_is_named_in_the_last_line(tmp_path):
+    wheel = write_wheel(tmp_path / "index", "six", "9.9")
+    lock = f"six==9.9 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+    (tmp_path / "site").mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", tmp_path / "site"], check=True
+    )
+    try:
+        (tmp_path / "site/fills_it").write_bytes(bytes(4096))
+        refused = install(tmp_path, lock, tmp_path / "index")
+    finally:
+        subprocess.run(["umount", tmp_path / "site"], check=True)
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[-1].endswith(
+        "the disk is full, make room and try again (see above)"
+    )
+
+
 @pytest.mark.slow
 def test_another_uv_than_the_locked_one_is_not_installed(tmp_path):
     """uv.sh has pip check it."""
