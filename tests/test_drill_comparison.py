@@ -164,24 +164,24 @@ def test_what_a_run_says_of_itself():
         "resuming from step 4: x\nresumed at step 4: the next step is that of before\nerror: no\n"
         "error: a [host b]\n"
     )
-    ended = command.Ended(1, True, f"{output}last\n")
+    result = command.RunResult(1, True, f"{output}last\n")
     assert (
-        ended.verdict == "resumed at step 4: the next step is that of before"
-        and ended.error == "error: a [host b]"
+        result.verdict == "resumed at step 4: the next step is that of before"
+        and result.error == "error: a [host b]"
     )
-    ended = command.Ended(
+    result = command.RunResult(
         1,
         True,
         f"warning: {output[24:]}Traceback (most recent call last):\n  File x\nKeyError: 'x'\n",
     )
-    assert ended.verdict.startswith("warning: resumed at step 4: the next")
+    assert result.verdict.startswith("warning: resumed at step 4: the next")
     assert (
-        command.Ended(
+        command.RunResult(
             1, True, "Traceback (most recent call last):\n  File x\nKeyError: 'x'\n"
         ).error
         == "KeyError: 'x'"
     )
-    assert command.Ended(0, True, "").verdict == ""
+    assert command.RunResult(0, True, "").verdict == ""
 
 
 def test_the_working_folder_is_mirrored_and_not_written_to(tmp_path: Path, monkeypatch):

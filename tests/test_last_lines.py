@@ -44,7 +44,7 @@ def test_where_the_logs_are(save_dir, text):
 
 
 def test_that_fitting_stopped_is_said_once(monkeypatch):
-    monkeypatch.setattr(run.say_once, "said", set())
+    monkeypatch.setattr(run.say_once, "lines_before", set())
     texts = ["`Trainer.fit` stopped: `max_epochs=1` reached."] * 2 + ["another line"] * 2
     records = [logging.LogRecord("x", logging.INFO, "", 0, text, None, None) for text in texts]
     assert [run.say_once(record) for record in records] == [True, False, True, True]

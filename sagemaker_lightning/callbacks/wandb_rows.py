@@ -39,7 +39,7 @@ class Rows:
         self.sent = run.step  # rows that W&B has
         self.row = self.sent  # the row that comes next
         self.held: list[tuple] | None = [] if waits else None
-        self.said: set[str] = set()  # names of values that the file cannot have
+        self.reported_names: set[str] = set()  # names of values that the file cannot have
         path.parent.mkdir(parents=True, exist_ok=True)
         self.file = path.open("a+b" if waits else "w+b")
         run.log = self.log
@@ -127,8 +127,8 @@ class Rows:
                 json.dumps(value)
                 plain[name] = value
             except (TypeError, ValueError):
-                if name not in self.said:
-                    self.said.add(name)
+                if name not in self.reported_names:
+                    self.reported_names.add(name)
                     print(
                         f"W&B: {name} is a {type(value).__name__}, which is sent once: a resumed "
                         "run does not send it again to where it is missing",

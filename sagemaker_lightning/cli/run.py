@@ -220,10 +220,10 @@ def stopped(line: heartbeat.Heartbeat, why: str, loud: bool = True) -> None:
 def say_once(record: logging.LogRecord) -> bool:
     """Return whether to log a line: Lightning repeats "`Trainer.fit` stopped"."""
     text = record.getMessage()
-    is_new = text not in say_once.said
+    is_new = text not in say_once.lines_before
     if text.startswith("`Trainer.fit` stopped"):
-        say_once.said.add(text)
+        say_once.lines_before.add(text)
     return is_new
 
 
-say_once.said = set()
+say_once.lines_before = set()

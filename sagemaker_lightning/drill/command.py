@@ -136,27 +136,27 @@ class Interruption:
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunResult:
     """How a process ended."""
 
     status: int | None
     """Exit status; -N if signal N ended the process; None if it hung."""
     interrupted: bool
     """Whether the run reached the moment of its interruption."""
-    said: str
+    output: str
     """Everything that the process wrote to stdout and stderr."""
 
     @property
     def verdict(self) -> str:
         """The line in which a resumed run says whether it resumed exactly; "" if none."""
-        lines = [line for line in self.said.splitlines() if VERDICT.match(line)]
+        lines = [line for line in self.output.splitlines() if VERDICT.match(line)]
         return lines[-1] if lines else ""
 
     @property
     def error(self) -> str:
         """The process's own error message, in one line."""
-        lines = [line for line in self.said.splitlines() if line.startswith("error: ")]
-        return lines[-1] if lines else failures.last_error(self.said)[0] or "it said nothing"
+        lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
+        return lines[-1] if lines else failures.last_error(self.output)[0] or "it said nothing"
 
 
 class Bench:
@@ -202,7 +202,9 @@ class Bench:
         self.run.rename(kept)
         return kept
 
-    def start(self, interruption: Interruption | None = None, workers: int | None = None) -> Ended:
+    def start(
+        self, interruption: Interruption | None = None, workers: int | None = None
+    ) -> RunResult:
         """Start the command and wait until no process of it is left.
 
         Args:
@@ -248,7 +250,7 @@ class Bench:
             self._kill_all(process)
         with log.open("rb") as file:
             file.seek(log_start)
-            return Ended(status, interrupted, file.read().decode(errors="replace"))
+            return RunResult(status, interrupted, file.read().decode(errors="replace"))
 
     def _wait_for_end(
         self, process: subprocess.Popen, interruption: Interruption | None, reached: Path
@@ -403,16 +405,16 @@ class Drill:
         """
         began = time.monotonic()
         self.bench.prepare()
-        ended = self.bench.start()
-        if ended.status is None:
+        result = self.bench.start()
+        if result.status is None:
             raise Impossible(
                 f"the command, left alone, had not ended after {self.bench.timeout:.0f} s; give a "
                 "larger --timeout, or fewer --steps"
             )
-        if ended.status:
-            print(ended.said, end="", flush=True)
+        if result.status:
+            print(result.output, end="", flush=True)
             raise Impossible(
-                f"the command, left alone, fails with exit status {ended.status}: {ended.error}"
+                f"the command, left alone, fails with exit status {result.status}: {result.error}"
             )
         self.alone = self.bench.keep("alone")
         done = comparison.steps(self.alone)
@@ -462,33 +464,35 @@ class Drill:
     def _interrupt_and_restart(self, interruption: Interruption) -> str:
         """Interrupt a run and start it again; return what went wrong, "" if nothing did."""
         self.verdict = ""
-        ended = self.bench.start(interruption)
-        if not ended.interrupted:
+        result = self.bench.start(interruption)
+        if not result.interrupted:
             reason = (
                 "it hung"
-                if ended.status is None
-                else f"it ended with status {ended.status}: {ended.error}"
+                if result.status is None
+                else f"it ended with status {result.status}: {result.error}"
             )
             return (
                 "NOT REPEATED: the run did not come to the moment at which it was to be "
                 f"interrupted, but {reason}"
             )
-        if interruption.number == SIGTERM and ended.status is None:
+        if interruption.number == SIGTERM and result.status is None:
             seconds = min(SAGEMAKER_KILLS, self.bench.timeout)
             return f"HUNG: {seconds:.0f} s after SIGTERM it had not ended"
-        if interruption.number == SIGTERM and not ended.status:
+        if interruption.number == SIGTERM and not result.status:
             return (
                 "NOT STOPPED: in spite of SIGTERM it went on to its end; SageMaker would have "
                 "killed it on the way"
             )
         if interruption.number == SIGTERM and not newest_step(self.bench.run / "ml/checkpoints"):
-            return f"NO CHECKPOINT was there after SIGTERM: {ended.error}"
-        ended = self.bench.start(workers=interruption.workers)
-        self.verdict = ended.verdict
-        if ended.status is None:
+            return f"NO CHECKPOINT was there after SIGTERM: {result.error}"
+        result = self.bench.start(workers=interruption.workers)
+        self.verdict = result.verdict
+        if result.status is None:
             return f"HUNG: started again, it had not ended after {self.bench.timeout:.0f} s"
-        if ended.status:
-            return f"FAILS when it is started again, with exit status {ended.status}: {ended.error}"
+        if result.status:
+            return (
+                f"FAILS when it is started again, with exit status {result.status}: {result.error}"
+            )
         return ""
 
     def _describe_differences(self, folder: Path, interruption: Interruption) -> str:
@@ -539,9 +543,9 @@ class Drill:
     def _is_repeatable(self) -> bool:
         """Run the command alone once more and return whether the two runs are equal."""
         self.bench.prepare()
-        ended = self.bench.start()
+        result = self.bench.start()
         again = self.bench.keep("alone-again")
-        return ended.status == 0 and not comparison.differences(self.alone, again)
+        return result.status == 0 and not comparison.differences(self.alone, again)
 
 
 class Parser(argparse.ArgumentParser):

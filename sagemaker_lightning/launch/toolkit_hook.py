@@ -154,27 +154,27 @@ def _run_program(
     variables["SAGEMAKER_LIGHTNING_WATCH"] = str(watchdog.path)
     cwd = user_program.CODE_FOLDER if user_program.CODE_FOLDER.is_dir() else user_program.HOME
     files_before = user_program.written(here.model_dir)
-    ended = supervisor.run(command, cwd=cwd, variables=variables)
+    program_end = supervisor.run(command, cwd=cwd, variables=variables)
     watchdog.program_ended()
-    if supervisor.grace is None or ended.stop_signal:
-        print(f"{name}: {_describe_end(ended.status, ended.stop_signal)}", flush=True)
+    if supervisor.grace is None or program_end.stop_signal:
+        print(f"{name}: {_describe_end(program_end.status, program_end.stop_signal)}", flush=True)
     else:  # this process ended the program, for a reason that something else has given
         print(f"{name}: was ended because a rank or another host failed", flush=True)
-    failed = ProgramFailed(name, ended) if ended.status else None
+    failed = ProgramFailed(name, program_end) if program_end.status else None
     # The program's own log may mislead: if a rank has lost a peer, the cause is elsewhere.
-    is_unexplained = failed and not (failed.killed or ended.stop_signal)
+    is_unexplained = failed and not (failed.killed or program_end.stop_signal)
     is_unexplained = is_unexplained and (
         failed.lost_a_peer or (watchdog.lost_peer and not watchdog.known_reason)
     )
     reason = watchdog.wait_for_reason() if is_unexplained else watchdog.known_reason
     if failed and reason and reason.is_request:
-        raise _error_for(reason, ended.stop_signal)
+        raise _error_for(reason, program_end.stop_signal)
     # The signal by which something other than this process has told the program to stop.
-    others_signal = STOP_SIGNALS.get(ended.status) if supervisor.grace is None else None
-    if failed and (ended.stop_signal or others_signal):
+    others_signal = STOP_SIGNALS.get(program_end.status) if supervisor.grace is None else None
+    if failed and (program_end.stop_signal or others_signal):
         raise Interrupted(
-            f"{name} {_describe_end(ended.status, ended.stop_signal)}",
-            ended.stop_signal or others_signal,
+            f"{name} {_describe_end(program_end.status, program_end.stop_signal)}",
+            program_end.stop_signal or others_signal,
         )
     if reason and (is_unexplained or not reason.is_local or supervisor.grace is not None):
         raise _error_for(reason)
@@ -182,7 +182,11 @@ def _run_program(
         raise failed
     if missing := user_program.missing_model(folder, name, here, files_before):
         if folder == user_program.HOME:
-            raise Interrupted(missing, ended.stop_signal) if ended.stop_signal else NoModel(missing)
+            raise (
+                Interrupted(missing, program_end.stop_signal)
+                if program_end.stop_signal
+                else NoModel(missing)
+            )
         print(f"warning: {missing}", flush=True)
     if reason := watchdog.wait_until_all_are_done():
         raise _error_for(reason)
@@ -278,19 +282,19 @@ class ProgramFailed(Exception):
         lost_a_peer: Whether the error is that a rank lost another one.
     """
 
-    def __init__(self, name: str, ended: ProgramEnd) -> None:
-        why, self.trace = failures.last_error(ended.stderr)
-        rank, status = failures.ended_rank(ended.stderr)
+    def __init__(self, name: str, program_end: ProgramEnd) -> None:
+        why, self.trace = failures.last_error(program_end.stderr)
+        rank, status = failures.ended_rank(program_end.stderr)
         self.killed = rank if status == -signal.SIGKILL else ""
         self.lost_a_peer = why.startswith(failures.LOST_PEER)
         if self.killed or (status < 0 and not self.trace):
             advice = f": {failures.OUT_OF_MEMORY}" if self.killed else ""
             why = f"{rank} {_describe_end(status)}{advice}"
         # SIGKILL, and it was not Lightning that sent it because a rank had ended.
-        elif ended.status in (-9, 128 + 9) and not (rank or self.trace):
+        elif program_end.status in (-9, 128 + 9) and not (rank or self.trace):
             why = failures.OUT_OF_MEMORY
         super().__init__(
-            f"{name} {_describe_end(ended.status, ended.stop_signal)}: "
+            f"{name} {_describe_end(program_end.status, program_end.stop_signal)}: "
             f"{why or 'nothing on its stderr says why'}"
         )
 

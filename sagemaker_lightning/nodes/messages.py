@@ -55,10 +55,10 @@ class Greeting(_Message):
     @classmethod
     def parse(cls, line: bytes) -> Self | None:
         """Return the greeting in a line; None if there is none, whatever the line has."""
-        said = _parsed(line)
-        host = said.get("host")
-        settings = said.get("settings")
-        calls = said.get("calls")
+        fields = _parsed(line)
+        host = fields.get("host")
+        settings = fields.get("settings")
+        calls = fields.get("calls")
         if not isinstance(host, str) or not isinstance(settings, dict):
             return None
         return cls(host, settings, calls if isinstance(calls, str) else None)
@@ -100,10 +100,10 @@ class HostMessage(_Message):
     @classmethod
     def parse(cls, line: bytes) -> Self | None:
         """Return the message in a line; None if there is none, whatever the line has."""
-        said = _parsed(line)
-        if not said:
+        fields = _parsed(line)
+        if not fields:
             return None
-        dead = said.get("dead")
+        dead = fields.get("dead")
         suspicion = None
         if isinstance(dead, dict) and isinstance(dead.get("why"), str):
             doubt = dead.get("doubt")
@@ -111,12 +111,12 @@ class HostMessage(_Message):
                 dead["why"], Doubt(doubt) if doubt in list(Doubt) else Doubt.OWN_HOST
             )
         return cls(
-            status=_text(said, "status"),
-            ready="ready" in said,
-            done="done" in said,
+            status=_text(fields, "status"),
+            ready="ready" in fields,
+            done="done" in fields,
             dead=suspicion,
-            failed=_text(said, "failed"),
-            stopped=_text(said, "stopped"),
+            failed=_text(fields, "failed"),
+            stopped=_text(fields, "stopped"),
         )
 
     def merged_with(self, newer: "HostMessage") -> "HostMessage":
@@ -146,13 +146,13 @@ class RankMessage(_Message):
     @classmethod
     def parse(cls, line: bytes) -> Self:
         """Return the message in a line."""
-        said = _parsed(line)
+        fields = _parsed(line)
         return cls(
-            rank=_text(said, "rank"),
-            status=_text(said, "status"),
-            done="done" in said,
-            failed=_text(said, "failed"),
-            stopped=_text(said, "stopped"),
+            rank=_text(fields, "rank"),
+            status=_text(fields, "status"),
+            done="done" in fields,
+            failed=_text(fields, "failed"),
+            stopped=_text(fields, "stopped"),
         )
 
     @property
@@ -164,13 +164,13 @@ class RankMessage(_Message):
 def _parsed(line: bytes) -> dict[str, object]:
     """Return the JSON object in a line; {} if it has none."""
     try:
-        said = json.loads(line or b"{}")
+        fields = json.loads(line or b"{}")
     except (ValueError, RecursionError):  # the other end speaks another protocol
         return {}
-    return said if isinstance(said, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
-def _text(said: Mapping[str, object], name: str) -> str | None:
+def _text(fields: Mapping[str, object], name: str) -> str | None:
     """Return a field that has to be a text; None if it is absent or something else."""
-    value = said.get(name)
+    value = fields.get(name)
     return value if isinstance(value, str) else None
