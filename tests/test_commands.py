@@ -95,6 +95,9 @@ BETWEEN_THE_LINES = {
     "docker run IMAGE python app/train.py": RUNS_BLOCK,
     "scripts/merge_parts.py MODEL... --output=FOLDER": RUNS_BLOCK,
     "python -m sagemaker_lightning.drill -- python my_train.py": DRILL,
+    "python -m sagemaker_lightning.drill -- python my_script.py": (
+        "test_drill.py::test_a_script_with_a_trainer_of_its_own"
+    ),
     ".venvs/rehearsal/bin/python -m rehearsal exec -- python my_estimator.py": (
         "test_rehearsal.py::test_a_client_of_exec_has_nothing_of_the_persons_aws"
     ),

@@ -24,7 +24,7 @@ from containers import ROOT
 from pytorch_lightning.loggers import MLFlowLogger
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.drill.drilled_run import Drilled
+from sagemaker_lightning.resume.drilled_run import Drilled
 
 pytestmark = pytest.mark.slow
 
@@ -153,6 +153,56 @@ def test_a_drill_logs_to_no_server(tmp_path: Path):
         drilled.setup(trainer, None, "fit")
 
 
+OWN_TRAINER = """
+import sys
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from sagemaker_lightning import ExactResume, report_failures
+
+calls = 0
+
+
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, batch_idx):
+        global calls
+        calls += "counts" in sys.argv
+        return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[0] + calls)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.1)
+
+
+with report_failures():
+    resume = ExactResume("/home/me/checkpoints", seed=1)
+    model = Model()
+    data = TensorDataset(torch.linspace(0, 1, 40)[:, None])
+    for _ in range(1 + ("twice" in sys.argv)):
+        trainer = L.Trainer(max_epochs=9, callbacks=[resume], accelerator="cpu")
+        trainer.fit(model, DataLoader(data, batch_size=4, shuffle=True))
+"""
+OWN_TRAINERS = {
+    "identical": ([], 0, "identical: 1 interruption; weights, optimizers, metrics, curves, "),
+    "a variable of the script": (["counts"], 1, "likely cause: __main__.calls, which changes"),
+    "two trainings": (["twice"], 1, "a drill compares one training: found a second one"),
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"), OWN_TRAINERS.values(), ids=OWN_TRAINERS
+)
+def test_a_script_with_a_trainer_of_its_own(desk: Desk, arguments, status, message):
+    (desk.folder / "mine.py").write_text(OWN_TRAINER)
+    completed = desk.drill("--only=kill-in-epoch", "--", "python", "mine.py", *arguments)
+    assert completed.returncode == status and message in completed.stdout, completed.stdout
+
+
 WRONG = {
     "fails": (
         "Failing",
@@ -191,7 +241,7 @@ def test_a_program_that_does_not_train_with_us(desk: Desk):
     completed = desk.drill("--", "python", "hello.py")
     assert (
         completed.returncode == 1
-        and "trained nothing by sagemaker_lightning.cli.run" in completed.stdout
+        and "trained nothing with ExactResume; allowed is" in completed.stdout
     )
     completed = desk.drill("--", "./nowhere")
     assert (

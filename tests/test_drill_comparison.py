@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 
-from sagemaker_lightning.drill import command, comparison, drilled_run
-from sagemaker_lightning.resume import checkpoint_file
+from sagemaker_lightning.drill import command, comparison
+from sagemaker_lightning.resume import checkpoint_file, drilled_run
 from sagemaker_lightning.state import module_variables
 
 

@@ -35,7 +35,6 @@ from sagemaker_lightning.compat.lightning_loaders import evaluate_everything_on_
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.shutdown import Stop
-from sagemaker_lightning.drill import drilled_run
 from sagemaker_lightning.process import allocator
 from sagemaker_lightning.resume.best_model import BestModel
 from sagemaker_lightning.resume.callback import ExactResume
@@ -193,7 +192,11 @@ class CommandLine(LightningCLI):
         """
         settings_check.check(self.config, self.environment, self.application)
         if self.environment.drill:
-            drilled_run.redirect(self.config, self.environment)
+            # The drill's folders, instead of those that flags name. ExactResume does the same with
+            # its own. With None, Lightning uses the working folder, which is the drill's.
+            self.config.checkpoint.dirpath = str(self.environment.checkpoint_dir)
+            self.config.logger.save_dir = str(self.environment.log_dir)
+            self.config.trainer.default_root_dir = None
         name = self.config.model.class_path
         if self.config.data is None and not default_data.has_own_data(name):
             raise UserError(

@@ -36,7 +36,6 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported
 from sagemaker_lightning.contract.reporting import report_stop
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop
-from sagemaker_lightning.drill.drilled_run import Drilled
 from sagemaker_lightning.process import parent_process, start_notice, threads
 from sagemaker_lightning.resume.callback import ExactResume
 
@@ -101,8 +100,6 @@ def main(application: Application, args: list[str] | None = None) -> None:
             threads.divide_cpus(cli.trainer.num_devices, cli.trainer.strategy.root_device.type)
             cli.trainer.callbacks += [rank_heartbeat, StartProgress()]
             resumes.append(cli.resume)
-            if environment.drill:
-                cli.trainer.callbacks.append(Drilled(environment.drill, cli.resume))
             if cli.trainer.is_global_zero and failure_file():
                 warn_of_lost_folders(cli.config, environment)
             for folder in {str(cli.config_init.checkpoint.dirpath), str(cli.resume.folder.path)}:

@@ -86,7 +86,7 @@ class SageMakerEnvironment:
     None if there is no watch.
     """
     drill: Mapping | None = None
-    """What drill/command.py asks of the run that it drills (drill/drilled_run.py).
+    """What drill/command.py asks of the run that it drills (resume/drilled_run.py).
 
     None if this run is no drill.
     """

@@ -130,7 +130,7 @@ class Interruption:
     words: str
     number: signal.Signals
     moment: tuple
-    """Kind, epoch and batch, as drill/drilled_run.py records them."""
+    """Kind, epoch and batch, as resume/drilled_run.py records them."""
     workers: int | None = None
     """Number of data workers with which the run goes on afterwards; None for the loaders' own."""
 
@@ -166,7 +166,7 @@ class Bench:
         folder: The drill's folder. Each run uses `run` below it, so that all runs have the same
             paths; `keep` then renames that folder.
         command: The program and its arguments.
-        limits: "epochs" and "steps" (of an epoch) of each run, for drill/drilled_run.py.
+        limits: "epochs" and "steps" (of an epoch) of each run, for resume/drilled_run.py.
         timeout: Seconds after which a process counts as hung.
     """
 
@@ -420,9 +420,9 @@ class Drill:
         done = comparison.steps(self.alone)
         if not any(step["at"][0] == "batch" for step in done):
             raise Impossible(
-                "the command ended with exit status 0 and trained nothing by "
-                "sagemaker_lightning.cli.run; allowed is a program that trains by it, as "
-                "app/train.py does"
+                "the command ended with exit status 0 and trained nothing with ExactResume; "
+                "allowed is a program whose Trainer has it: app/train.py, one with SageMakerCLI, "
+                "or one with a Trainer of its own"
             )
         if not newest_step(self.alone / "ml/checkpoints"):
             raise Impossible(
@@ -669,9 +669,6 @@ def run(drill: Drill, names: Sequence[str]) -> int:
     if failed:
         print(f"NOT identical: {', '.join(failed)}", flush=True)
         return 1
-    print(
-        f"identical: {len(chosen)} interruptions; weights, optimizers, metrics, curves, model "
-        "files",
-        flush=True,
-    )
+    number = "1 interruption" if len(chosen) == 1 else f"{len(chosen)} interruptions"
+    print(f"identical: {number}; weights, optimizers, metrics, curves, model files", flush=True)
     return 0

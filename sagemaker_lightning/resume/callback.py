@@ -56,6 +56,7 @@ from sagemaker_lightning.resume import (
 )
 from sagemaker_lightning.resume.agreement import Agreement, Comparison
 from sagemaker_lightning.resume.checkpoint_dir import BackgroundWriter, CheckpointDir
+from sagemaker_lightning.resume.drilled_run import CHECKPOINT_EVERY_N_STEPS, Drilled
 from sagemaker_lightning.resume.restore import Restart
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.snapshot import Snapshot
@@ -177,8 +178,14 @@ class ExactResume(EarlyCallback):
                 f"{self._name('dirpath')}: found {dirpath}, allowed is a folder; SageMaker copies "
                 "it to S3"
             )
-        self.folder = CheckpointDir(Path(dirpath), keep, self._name("dirpath"), started=time.time())
         self.environment = environment or SageMakerEnvironment.read()
+        self.drilled = None  # what records the steps if this run is one of a drill
+        if self.environment.drill:
+            self.drilled = Drilled(self.environment.drill, self)
+            dirpath = self.environment.checkpoint_dir
+            every_n_minutes = 0
+            every_n_steps = CHECKPOINT_EVERY_N_STEPS
+        self.folder = CheckpointDir(Path(dirpath), keep, self._name("dirpath"), started=time.time())
         self.every_n_minutes = every_n_minutes
         self.every_n_steps = every_n_steps
         self.other_settings = other_settings
@@ -274,6 +281,8 @@ class ExactResume(EarlyCallback):
             self.rank_consistency,
             *others[end:],
         ]
+        if self.drilled and self.drilled not in others:
+            trainer.callbacks.append(self.drilled)
         if trainer is not self.trainer:
             # Once for a trainer: callbacks change some of them while it trains.
             self.settings_of_run = self._settings_of_run(trainer)

@@ -1,7 +1,7 @@
 """What the drill adds to a run: limits, a record of its steps, and waiting.
 
-drill/command.py starts these runs. The user's program needs no change, as long as it trains by
-cli/run.py.
+drill/command.py starts these runs. The user's program needs no change, as long as its Trainer has
+an ExactResume, which adds this to it.
 """
 
 import json
@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from sagemaker_lightning.compat import lightning_loaders
-from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import has_state
 from sagemaker_lightning.resume.user_state import user_objects
@@ -33,23 +32,13 @@ SIGNAL_WAIT_SECONDS = 60.0
 # Seconds that a run waits, after the signal was sent, for its handler to be called.
 HANDLER_WAIT_SECONDS = 5.0
 
+_has_trained: list[bool] = []
+"""Not empty if this process has begun a training: their steps would have the same numbers."""
+
 
 def records(folder: Path, rank: int) -> Path:
     """Return the file in which a rank records its steps."""
     return folder / f"steps-{rank}.jsonl"
-
-
-def redirect(config: Any, environment: SageMakerEnvironment) -> None:
-    """Send checkpoints and logs to the drill's folder; checkpoint every few steps.
-
-    The flags for these folders and intervals are overwritten.
-    """
-    config.checkpoint.dirpath = config.resume.dirpath = str(environment.checkpoint_dir)
-    config.logger.save_dir = str(environment.log_dir)
-    # With None, Lightning uses the working folder, which is the drill's.
-    config.trainer.default_root_dir = None
-    config.resume.every_n_minutes = 0
-    config.resume.every_n_steps = CHECKPOINT_EVERY_N_STEPS
 
 
 class Drilled(Callback):
@@ -78,9 +67,19 @@ class Drilled(Callback):
         self.begun: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Limit the run, before Lightning sets up the data."""
+        """Limit the run, before Lightning sets up the data.
+
+        Raises:
+            UserError: The program trains for the second time, or writes outside of the drill.
+        """
         if stage == "fit":
+            if _has_trained:
+                raise UserError(
+                    "a drill compares one training: found a second one in this program; drill a "
+                    "program that trains once"
+                )
             self._refuse_other_folders(trainer)
+            _has_trained.append(True)
             self._limit(trainer)
             self._replace_loader_preparation(trainer)
 
