@@ -90,6 +90,9 @@ def _settings_and_state(metric: _ResultMetric) -> dict[str, Any]:
     saved |= {
         "cache": metric._forward_cache,
         "state": metrics.state_of(metric) if metric.is_tensor else {},
+        # Of another dtype than the sums: those have that of the values, and the precision plugin
+        # may have changed these.
+        "defaults": dict(metric._defaults),
     }
     return saved
 
@@ -108,9 +111,8 @@ def _accumulator(trainer: Trainer, saved: Mapping[str, Any], device: torch.devic
     metric = _ResultMetric(meta, saved["is_tensor"]).to(device)
     if saved["is_tensor"]:
         metrics.restore(metric, saved["state"], device)
-        # The precision plugin may have changed the states' dtype.
-        for name, value in saved["state"]["states"].items():
-            metric._defaults[name] = metric._defaults[name].to(value.dtype)
+        for name, default in saved["defaults"].items():
+            metric._defaults[name] = default.to(device)
     else:
         metric.value = attrgetter(saved["metric_attribute"])(trainer.lightning_module)
     metric.has_reset = saved["has_reset"]

@@ -292,7 +292,7 @@ class Turns:
             "builtins",
             "itertools",
         )
-        self.batches_given = 0  # number of batches that it has given
+        self.batches_given = 0  # number of batches that it has given in this process
         self.order.mark()
         self.data.mark()
         self.first = self.order.copies(), self.data.copies()
@@ -434,7 +434,8 @@ class Turns:
             "own": encode(self.loader.state_dict()) if self.stateful else None,
             "now": self.data.encode_changes(),
             "source": self.source if within else self._source_state(),
-            "given": self.batches_given,
+            # A generator goes on in the next epoch; others begin anew, in another process, too.
+            "given": self.batches_given if self.single_pass else 0,
             "begun": self.earlier if self.must_redraw and within else self.begun,
             "over": self.over,
             "within": within,
