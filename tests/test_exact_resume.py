@@ -460,6 +460,38 @@ def test_a_logger_that_was_used_before_fit_goes_on_in_its_file(tmp_path: Path):
     assert rows_of(tmp_path / "cut/logs") == rows_of(tmp_path / "alone/logs")
 
 
+class LogsEachValidationBatch(Classifier):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.step(batch), on_step=True)
+
+
+@pytest.mark.parametrize("stop", [14, 22])
+@pytest.mark.parametrize("every", [0, 2])
+def test_the_batches_of_validations_are_counted_on(tmp_path: Path, stop: int, every: int):
+    """Lightning logs them over their number, which begins anew with new loaders."""
+
+    def train(folder: Path, until: int) -> None:
+        trainer = short_trainer(
+            folder,
+            Stops(until),
+            max_epochs=4,
+            reload_dataloaders_every_n_epochs=every,
+            val_check_interval=5,
+            logger=CSVLogger(folder / "logs"),
+        )
+        trainer.fit(LogsEachValidationBatch())
+
+    train(tmp_path / "alone", until=0)
+    with pytest.raises(SystemExit):
+        train(tmp_path / "cut", until=stop)
+    train(tmp_path / "cut", until=0)
+    rows = rows_of(tmp_path / "alone/logs")
+    assert rows_of(tmp_path / "cut/logs") == rows
+    assert max(int(row["step"]) for row in csv.DictReader(rows.splitlines())) >= (
+        19 if every else 39
+    )
+
+
 @pytest.mark.slow
 def test_what_is_logged_between_two_trainings_is_kept(tmp_path: Path, monkeypatch):
     """Even if the second one has to begin again, from the first one's checkpoint."""

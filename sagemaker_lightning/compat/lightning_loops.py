@@ -12,6 +12,7 @@ counters, hooks and checkpoints in `advance`, `on_advance_end`, `on_run_start` a
 where `setup_data` sets `_combined_loader`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -150,6 +151,19 @@ def epoch_of_loaders(trainer: Trainer) -> int | float:
 def epoch_of_validation_loaders(trainer: Trainer) -> int | float:
     """Return the epoch in which the validation loaders were made; -inf if none were."""
     return trainer.fit_loop.epoch_loop.val_loop._last_val_dl_reload_epoch
+
+
+def validation_batches_seen(trainer: Trainer) -> dict[int, int]:
+    """Return how many batches each validation loader has given, by its number.
+
+    Lightning logs a validation's steps (`on_step`) over this number, and saves it nowhere.
+    """
+    return dict(trainer.fit_loop.epoch_loop.val_loop._seen_batches_per_dataloader)
+
+
+def set_validation_batches_seen(trainer: Trainer, seen: Mapping[int, int]) -> None:
+    """Give Lightning back what `validation_batches_seen` returned."""
+    trainer.fit_loop.epoch_loop.val_loop._seen_batches_per_dataloader.update(seen)
 
 
 def end_evaluation_mode(trainer: Trainer) -> None:

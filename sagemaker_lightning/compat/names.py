@@ -62,6 +62,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_EvaluationLoop._combined_loader": "attribute",
             "_EvaluationLoop._last_val_dl_reload_epoch": "attribute",
             "_EvaluationLoop._on_evaluation_model_train": "(self)",
+            "_EvaluationLoop._seen_batches_per_dataloader": "attribute",
             "_EvaluationLoop.run": "(self, ...)",
         },
         FETCHERS: {

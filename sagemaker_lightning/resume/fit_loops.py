@@ -256,7 +256,8 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
         if not self.resume.is_training:
             super().setup_data()
             return
-        epoch = self.restart.epoch_of_validation_data(self.loaders is not None)
+        there_are_some = self.loaders is not None
+        epoch = self.restart.epoch_of_validation_data(there_are_some)
         progress = self.trainer.fit_loop.epoch_progress.current
         completed = progress.completed
         progress.completed = epoch
@@ -267,6 +268,8 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
                 super().setup_data()
         finally:
             progress.completed = completed
+        if not there_are_some:
+            self.restart.validation_data_made()
 
     def run(self) -> list:
         """Validate, and return what Lightning's loop returns.

@@ -238,12 +238,24 @@ class Restart:
         Args:
             there_are_some: Whether this run has created validation data before.
         """
-        epoch = self.trainer.current_epoch
-        if there_are_some or not self.entries:
-            return epoch
-        made = self.entries["validation_made"]
+        stay = not there_are_some and self._validation_data_stay()
+        made = self.entries["validation_made"] if stay else None
+        return self.trainer.current_epoch if made is None else made
+
+    def validation_data_made(self) -> None:
+        """Restore how many batches the validation loaders have given, once they are made."""
+        if self._validation_data_stay():
+            lightning_loops.set_validation_batches_seen(
+                self.trainer, self.entries["validation_batches"]
+            )
+
+    def _validation_data_stay(self) -> bool:
+        """Return whether the interrupted run would now have the validation data that it had."""
+        if not self.entries:
+            return False
         every = self.trainer.reload_dataloaders_every_n_epochs
-        return made if every and made is not None and epoch - made < every else epoch
+        made = self.entries["validation_made"]
+        return not every or (made is not None and self.trainer.current_epoch - made < every)
 
     @property
     def had_validation_data(self) -> bool:

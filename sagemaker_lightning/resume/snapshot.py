@@ -138,6 +138,7 @@ class Snapshot:
                 if trainer.reload_dataloaders_every_n_epochs
                 else None  # they stay as they are, whenever a run has made them
             ),
+            "validation_batches": lightning_loops.validation_batches_seen(trainer),
             "searched": model_changes.search_results(trainer),
             "limits": self.limits_of_flags,
             "added": self._limits_added(),
