@@ -435,6 +435,18 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path,
     )
 
 
+@pytest.mark.parametrize("order", ["model", "seed, model", "callback, model"])
+def test_a_model_that_nothing_seeds_is_named(tmp_path: Path, capfd, order: str):
+    torch.seed()  # as a process begins
+    if order == "seed, model":
+        pl.seed_everything(3)
+    trainer = short_trainer(tmp_path) if order == "callback, model" else None
+    model = Classifier()
+    (trainer or short_trainer(tmp_path)).fit(model)
+    warning = "the model was made before this callback, and nothing was seeded"
+    assert (warning in capfd.readouterr().out) == (order == "model")
+
+
 def rows_of(folder: Path) -> str:
     return (folder / "lightning_logs/version_0/metrics.csv").read_text()
 

@@ -8,6 +8,7 @@ step hang (Lightning issue 20806).
 """
 
 import copy
+import gc
 import os
 import threading
 import time
@@ -21,6 +22,7 @@ from signal import Signals
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
@@ -64,6 +66,8 @@ from sagemaker_lightning.resume.verification import Proof
 
 # Share of the time, at most, that training waits for checkpoints saved by the clock.
 MAX_SAVING_SHARE = 0.01
+# torch's own first seed, which is random, is larger. Seeds of programs are smaller: numpy's have to be.
+MAX_SEED = 2**32
 LOCK_SECONDS = 10.0
 """Seconds to wait for another training in the folder: a killed one may take a moment to be gone."""
 
@@ -210,7 +214,13 @@ class ExactResume(EarlyCallback):
         self.exact = exact
         self.enabled = saves and exact
         self._forget_run()
+        self.drawn_before: weakref.WeakSet[LightningModule] = weakref.WeakSet()
+        """Models that were made before, by draws that no seed decides."""
         if seed is not None and self.owns_stop:  # the command line has seeded before
+            if torch.initial_seed() > MAX_SEED:
+                self.drawn_before.update(
+                    each for each in gc.get_objects() if issubclass(type(each), LightningModule)
+                )
             seed_all("made", seed)
 
     def _forget_run(self) -> None:
@@ -402,6 +412,13 @@ class ExactResume(EarlyCallback):
         self._refuse_another_model()
         objects = self.snapshot.user_state.objects_of_module()
         if not self.restart.load(self.environment.current_host, self.settings_of_run, objects):
+            if self.trainer.lightning_module in self.drawn_before and self.trainer.is_global_zero:
+                print(
+                    f"warning: {self._name('seed')}: the model was made before this callback, and "
+                    "nothing was seeded: what it has drawn, such as its first weights, is another "
+                    "draw whenever the program begins anew; make the callback first",
+                    flush=True,
+                )
             return False
         if given_path and self.trainer.is_global_zero:
             print(
