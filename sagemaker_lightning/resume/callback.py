@@ -66,7 +66,8 @@ from sagemaker_lightning.resume.verification import Proof
 
 # Share of the time, at most, that training waits for checkpoints saved by the clock.
 MAX_SAVING_SHARE = 0.01
-# torch's own first seed, which is random, is larger. Seeds of programs are smaller: numpy's have to be.
+# torch's own first seed, which is random, is larger. Seeds of programs are not: numpy's have to be
+# smaller.
 MAX_SEED = 2**32
 LOCK_SECONDS = 10.0
 """Seconds to wait for another training in the folder: a killed one may take a moment to be gone."""
