@@ -314,6 +314,7 @@ class ExactResume(EarlyCallback):
             isinstance(strategy, DDPStrategy) and not copies_this_process(strategy)
         )
         self.exact = self.arguments["exact"] and (supported or self.enabled)
+        best_model.keep_retired(trainer, self.enabled)
         if not self.exact:
             self.seeding.leave_loaders_to_lightning(trainer)
             if trainer.is_global_zero:
