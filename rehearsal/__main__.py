@@ -33,7 +33,7 @@ try:
 except ImportError as missing:
     sys.exit(
         f"error: {sys.executable} has no {missing.name}; `make rehearsal` makes .venvs/rehearsal, "
-        "use its python; or pip install 'sagemaker-lightning[rehearsal]'"
+        "use its python; or install the extra `rehearsal` of this package"
     )
 
 

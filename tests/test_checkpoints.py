@@ -14,8 +14,11 @@ import pytest
 import torch
 import warm
 from containers import ROOT
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch.utils.data import DataLoader
 
 import sagemaker_lightning
+from sagemaker_lightning import ExactResume
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import checkpoint_file
 from sagemaker_lightning.resume.best_model import BestModel
@@ -469,6 +472,52 @@ def test_whatever_a_writer_dies_of_is_said(folder: CheckpointDir, capsys):
     writer.write(state(50), 50, 1)
     writer.wait()
     assert not writer.problem_text and chosen(folder) == folder.path_of(50)
+
+
+class Improving(LightningModule):
+    """Each epoch's model is the best so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, batch_idx):
+        return self.weight(batch).sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", -float(self.current_epoch))
+
+    def train_dataloader(self):
+        return DataLoader(torch.ones(4, 1))
+
+    val_dataloader = train_dataloader
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(("exact", "kept_while_training"), [(None, 1), (False, 1), (True, 3)])
+def test_files_that_are_not_the_best_any_more(tmp_path: Path, exact, kept_while_training):
+    """Only checkpoints to resume from need them."""
+    seen = []
+
+    class Count(Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            seen.append(len(list((tmp_path / "best").glob("*.ckpt"))))
+
+    best = BestModel(tmp_path / "best", monitor="val_loss")
+    resume = [] if exact is None else [ExactResume(tmp_path / "run", exact=exact)]
+    Trainer(
+        max_epochs=4,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[best, Count(), *resume],
+    ).fit(Improving())
+    assert seen == [0, 1, min(2, kept_while_training), kept_while_training]
+    assert [str(path) for path in (tmp_path / "best").iterdir()] == [best.best_model_path]
 
 
 def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):

@@ -8,10 +8,11 @@ commands are parsed here.
 import re
 import shlex
 import subprocess
+import sys
 
 import pytest
 import warm
-from containers import ROOT
+from containers import ROOT, copy_checkout
 from pages import FENCE, PAGES, TESTS
 
 COMMAND = re.compile(
@@ -27,6 +28,7 @@ GPU = TESTS["docs/gpu.md"]
 BETWEEN_THE_LINES = {
     "make": "test_commands.py::test_make_prints_its_targets",
     "make train": RUNS_BLOCK,
+    "make env": RUNS_BLOCK,  # make train does it first
     "make build": RUNS_BLOCK,
     "make rehearsal": RUNS_BLOCK,
     "make test-fast": "test_commands.py::test_what_make_runs_for_developers",
@@ -41,6 +43,8 @@ BETWEEN_THE_LINES = {
     ),
     "make test": "test_commands.py::test_what_continuous_integration_runs",
     "make lint": "test_commands.py::test_what_continuous_integration_runs",
+    "make format": "test_commands.py::test_format_and_clean",
+    "make clean": "test_commands.py::test_format_and_clean",
     "COMPILER=1 make build": "test_container.py::test_a_compiler_is_a_build_argument",
     "LIGHTNING_BOLTS=0 make build": "test_container.py::test_lightning_bolts_can_be_left_out",
     "LOGGERS=mlflow make build": "test_container.py::test_loggers_are_a_build_argument",
@@ -255,6 +259,22 @@ def test_what_continuous_integration_runs():
     run = (ROOT / ".ci/run").read_text()
     targets = ("lint", "test", "test-thorough")
     assert all(re.search(rf"^run make {target}$", run, re.MULTILINE) for target in targets)
+
+
+@pytest.mark.slow
+def test_format_and_clean(tmp_path):
+    """They change and remove files: this is a copy of the checkout."""
+    copy_checkout(tmp_path)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "app/train.py").write_text("a = ( 1,)\n")
+    (tmp_path / "output/model").mkdir(parents=True)
+    # What a lock asks for is there already: nothing is installed.
+    made = ["make", "--old-file=.venv/ready"]
+    subprocess.run([*made, "format"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "app/train.py").read_text() == "a = (1,)\n"
+    subprocess.run([*made, "clean"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    assert not (tmp_path / "output").exists() and not (tmp_path / ".venv").is_symlink()
+    assert (tmp_path / "app/train.py").is_file()
 
 
 @pytest.mark.soak

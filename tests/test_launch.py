@@ -741,6 +741,18 @@ def test_hyperparameters_are_checked_by_the_applications_parser(launch):
     )
 
 
+def test_a_model_in_a_source_archive_is_not_checked_if_told_so(launch):
+    """docs/clients.md has these hyperparameters: the check has no module of the archive."""
+    source = (
+        "sagemaker_submit_directory=s3://my-bucket/sourcedir.tar.gz",
+        "model=mine.Model",
+    )
+    checked = launch(*NEEDED_FLAGS, "--dry-run", *source)
+    assert checked.returncode == 1 and "No module named 'mine'" in checked.stderr
+    unchecked = launch(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", *source)
+    assert request_of(unchecked)["HyperParameters"] == dict(pair.split("=") for pair in source)
+
+
 def test_the_data_module_that_is_asked_is_that_of_the_channels(launch):
     """Ask the data module of the channels which flags there are.
 

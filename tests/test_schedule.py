@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
-from pytorch_lightning import Callback
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import OneCycleLR
+from torch.utils.data import DataLoader
 
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.cli.lr_schedules import Triangle
@@ -46,6 +47,43 @@ def test_the_triangle():
 def test_a_warmup_that_is_no_share(warmup):
     with pytest.raises(UserError, match=r"--lr_scheduler.warmup: found .* allowed is 0 to 1"):
         triangle(4, warmup=warmup)
+
+
+class OwnTriangle(LightningModule):
+    """Returns a Triangle from its own configure_optimizers."""
+
+    def __init__(self, steps: int | None) -> None:
+        super().__init__()
+        self.weights = torch.nn.Linear(1, 1)
+        self.steps = steps
+
+    def training_step(self, batch, batch_idx):
+        return self.weights(batch).sum()
+
+    def train_dataloader(self):
+        return DataLoader(torch.zeros(10, 1))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=2.0)
+        schedule = Triangle(optimizer)
+        if self.steps:
+            schedule.set_steps(self.steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.parametrize("steps", [None, 10])
+def test_without_the_command_line_it_has_to_be_told_the_steps(tmp_path, steps):
+    """It would train with a learning rate of 0, and no line would say so."""
+    recorded_rates = Rates()
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=1, default_root_dir=tmp_path, callbacks=[recorded_rates]
+    )
+    if steps:
+        trainer.fit(OwnTriangle(steps))
+        assert recorded_rates.seen == pytest.approx(triangle(10))
+        return
+    with pytest.raises(UserError, match=r"^Triangle: found no number of steps, .* call set_steps"):
+        trainer.fit(OwnTriangle(steps))
 
 
 def test_a_checkpoint_keeps_no_number_of_steps():

@@ -177,14 +177,24 @@ def test_a_source_archive_runs_even_where_there_is_code_already(job: Job, tmp_pa
     assert "THE RIGHT ONE" in run.stdout and "THE WRONG ONE" not in run.stdout
 
 
-def test_our_program_finds_the_jobs_modules(job: Job):
+@pytest.mark.parametrize("archived", [False, True])
+def test_our_program_finds_the_jobs_modules(job: Job, tmp_path: Path, archived: bool):
     """Our program finds a job's modules: `--model=mine.Model`.
 
-    The source has no program of its own, but a requirements.txt.
+    The source has no program of its own. It is a folder with a requirements.txt, or an archive
+    that a hyperparameter names, as a client without an SDK gives it (docs/clients.md).
     """
-    job.write("code/requirements.txt", "pip\n")
-    job.write("code/mine.py", "raise RuntimeError('IMPORTED')\n")
-    job.write("input/config/hyperparameters.json", '{"model": "mine.Model"}')
+    module = "raise RuntimeError('IMPORTED')\n"
+    hyperparameters = {"model": "mine.Model"}
+    if archived:
+        (tmp_path / "mine.py").write_text(module)
+        with tarfile.open(tmp_path / "sourcedir.tar.gz", "w:gz") as archive:
+            archive.add(tmp_path / "mine.py", "mine.py")
+        hyperparameters["sagemaker_submit_directory"] = str(tmp_path / "sourcedir.tar.gz")
+    else:
+        job.write("code/requirements.txt", "pip\n")
+        job.write("code/mine.py", module)
+    job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
     run = job.run()
     assert run.returncode == 1
     says = (

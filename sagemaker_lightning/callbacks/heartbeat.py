@@ -19,9 +19,13 @@ from sagemaker_lightning.nodes.messages import RankMessage
 class Heartbeat(Callback):
     """Tells the watchdog what this rank does.
 
+    The command line has one. In a script with a Trainer of its own, under our hook, the line on a
+    lost host has an epoch and a step only if the Trainer has this callback.
+
     Args:
-        path: Path of the watchdog's socket; nothing is sent if it is None or does not exist.
-        name: Name of this rank.
+        path: The watchdog's socket, `SageMakerEnvironment.read().watch`; nothing is sent if it is
+            None or does not exist.
+        name: Name of this rank in messages, such as "host algo-1, rank 0".
     """
 
     def __init__(self, path: Path | None, name: str) -> None:

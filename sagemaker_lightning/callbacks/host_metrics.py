@@ -21,7 +21,8 @@ class HostMetrics(Callback):
 
     Args:
         every_n_seconds: Seconds between two lines of system metrics.
-        host: Name of this host in the metrics; each host has its own.
+        host: Name of this host in the metrics, and of its folder. On several hosts, give each its
+            own: `SageMakerEnvironment.read().current_host`.
     """
 
     def __init__(self, every_n_seconds: float = 30.0, host: str = "localhost") -> None:

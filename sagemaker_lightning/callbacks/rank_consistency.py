@@ -19,11 +19,13 @@ from sagemaker_lightning.callbacks.gradient_weighting import (
     weight_gradients,
 )
 from sagemaker_lightning.callbacks.lr_scaling import LearningRateScaling, scale_rates
+from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_trainer import ddp_arguments
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.job_summary import masked
 from sagemaker_lightning.contract.settings import differences
+from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.deterministic import divided
 from sagemaker_lightning.data.gather import gather
 
@@ -42,9 +44,10 @@ class RankConsistency(Callback):
     """Makes several ranks train as one process would; does nothing with one rank.
 
     It does three things. Before the first step, all ranks compare their settings; a contradiction
-    raises UserError on each of them. If some ranks have one sample more than others in a batch, the
-    gradient is the one that one process would compute, provided that the loss is the mean over a
-    rank's samples. The learning rate is scaled with the number of ranks.
+    raises UserError on each of them. With loaders that ExactResume or Seeding shares out: if some
+    ranks have one sample more than others in a batch, the gradient is the one that one process
+    would compute, provided that the loss is the mean over a rank's samples. The learning rate is
+    scaled with the number of ranks.
 
         trainer = Trainer(devices=2, strategy="ddp", callbacks=[RankConsistency()])
 
@@ -129,6 +132,7 @@ class RankConsistency(Callback):
         """Compare the lengths of an epoch, scale the learning rates, and log that."""
         ranks = trainer.world_size
         _warn_of_a_batch_larger_than_the_data(trainer)
+        _warn_of_shards_divided_again(trainer, self.environment)
         # A rank with one batch more would wait in it for the others' gradients for ever.
         if ranks > 1:
             self._agree({"batches of an epoch": trainer.num_training_batches})
@@ -210,6 +214,30 @@ def _warn_of_a_batch_larger_than_the_data(trainer: Trainer) -> None:
         print(
             f"warning: a batch size of {division.batch_size} on {division.ranks} rank(s) is more "
             f"than the {division.size} samples there are: each epoch is one step, with all of them",
+            flush=True,
+        )
+
+
+def _warn_of_shards_divided_again(trainer: Trainer, environment: SageMakerEnvironment) -> None:
+    """Warn if hosts may have other samples and all ranks share the samples of a DataLoader.
+
+    Of the samples of its own files, a host then trains on the share of its ranks alone.
+    """
+    if len(environment.hosts) < 2 or not environment.sharded_channels:
+        return
+    shared = any(
+        isinstance(batches := divided(loader), Batches) and batches.ranks > 1
+        for loader in flattened(trainer.train_dataloader)
+    )
+    if shared and trainer.is_global_zero:
+        channels = ", ".join(sorted(environment.sharded_channels))
+        hosts = len(environment.hosts)
+        print(
+            f"warning: each host has other files of the channel {channels} (ShardedByS3Key), and "
+            f"all {trainer.world_size} ranks share the samples of each DataLoader: in an epoch, a "
+            f"host trains on about one in {hosts} of its own samples; give the channel as "
+            "FullyReplicated, or the Trainer use_distributed_sampler=false and the DataLoader a "
+            "sampler that shares a host's samples among its own ranks",
             flush=True,
         )
 

@@ -12,14 +12,22 @@ from sagemaker_lightning.contract.errors import UserError
 class Triangle(LambdaLR):
     """Linear warm-up to a peak, then linear decay, over the steps of the whole run.
 
-    torch's OneCycleLR needs the number of steps before there is a data set; this schedule gets it
-    from the trainer.
+    torch's OneCycleLR needs the number of steps before there is a data set. The command line gives
+    it to this schedule (`--lr_scheduler=Triangle`). In a `configure_optimizers` of your own, call
+    `set_steps`, and have Lightning step it after each batch:
+
+        schedule = Triangle(optimizer)
+        schedule.set_steps(int(self.trainer.estimated_stepping_batches))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     Args:
         optimizer: Its learning rate is the peak.
         warmup: Share of the steps that lead up to the peak, 0 to 1.
         start: Share of the peak that the first step has.
         end: Share of the peak that the step after the last one would have.
+
+    Raises:
+        UserError: `warmup` is not 0 to 1. From `step`: nobody has called `set_steps`.
     """
 
     def __init__(
@@ -37,16 +45,21 @@ class Triangle(LambdaLR):
         super().__init__(optimizer, lambda step: self.factor(step))
 
     def factor(self, step: int) -> float:
-        """Return the share of the peak that a step has; the first step is 0."""
-        if self.steps is None or step < self.warmup * self.steps:
-            warmup_steps = self.warmup * (self.steps or 0)
-            return (
-                self.start + (1 - self.start) * step / warmup_steps
-                if warmup_steps
-                else self.start
-                if self.warmup
-                else 1.0
+        """Return the share of the peak that a step has; the first step is 0.
+
+        UserError if the number of steps is not known. Only the first step does not need it: torch
+        asks for it when the schedule is made.
+        """
+        if step == 0:
+            return self.start if self.warmup else 1.0
+        if self.steps is None:
+            raise UserError(
+                "Triangle: found no number of steps, which --lr_scheduler=Triangle would give it; "
+                "in a configure_optimizers of your own, call "
+                "set_steps(int(self.trainer.estimated_stepping_batches))"
             )
+        if step < self.warmup * self.steps:
+            return self.start + (1 - self.start) * step / (self.warmup * self.steps)
         decay_steps = (1 - self.warmup) * self.steps
         return self.end + (1 - self.end) * max(
             0.0, (self.steps - step) / decay_steps if decay_steps else 0.0
@@ -94,6 +107,8 @@ def configured(
 
 def step_once(scheduler: LRScheduler | ReduceLROnPlateau) -> None:
     """Take a scheduler's first step, without a warning that its optimizer took none."""
+    if isinstance(scheduler, Triangle):
+        return  # its settings are checked when it is made, and no trainer has given it its steps
     with warnings.catch_warnings(action="ignore"):
         scheduler.step(*([0.0] if isinstance(scheduler, ReduceLROnPlateau) else []))
 

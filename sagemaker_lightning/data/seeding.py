@@ -21,8 +21,9 @@ class Seeding(Callback):
 
     Order and samples become functions of seed, epoch and position. The ranks share the batches of a
     DataLoader, each sample once; with Trainer(use_distributed_sampler=False), its own sampler has
-    to share the samples out. Other callbacks draw random numbers in their hooks: this one should be
-    the first. ExactResume has one of its own.
+    to share the samples out. An IterableDataset, and a loader of another class, keep their own
+    order and yield the samples of their own rank. Other callbacks draw random numbers in their
+    hooks: this one should be the first. ExactResume has one of its own.
 
     Args:
         seed: Decides all draws; None for a different one in each run.

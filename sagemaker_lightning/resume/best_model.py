@@ -17,13 +17,16 @@ from sagemaker_lightning.resume import checkpoint_file
 class BestModel(BestCheckpoint):
     """Lightning's ModelCheckpoint, made safe for full disks and interruptions.
 
-    It remembers no file that could not be written, and keeps the previous one instead. A metric
-    that is NaN or infinite makes no model the best: if there is no other, the last model is the
-    best. It finds the previous best model again if a resumed run's folder has moved. A file that is
-    not the best any more is removed only when no checkpoint to resume from refers to it: a run may
-    resume from each of them.
+    A metric that is NaN or infinite makes no model the best: if there is no other, the last model
+    is the best. With an ExactResume in the same Trainer, it remembers no file that could not be
+    written, and keeps the previous one instead; it finds the previous best model again if a resumed
+    run's folder has moved; and a file that is not the best any more is removed only when no
+    checkpoint to resume from refers to it: a run may resume from each of them. Without ExactResume,
+    such a file is removed at once.
     """
 
+    keeps_retired = False
+    """Whether checkpoints to resume from may refer to a file that was the best."""
     retired: Mapping[str, int] = {}  # noqa: RUF012  never changed in place
     """Files that were the best, and how many checkpoints to resume from were saved since."""
 
@@ -35,6 +38,10 @@ class BestModel(BestCheckpoint):
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's state and the files that are still to be removed."""
         return super().state_dict() | {"retired": dict(self.retired)}
+
+    def keep_retired(self, keeps: bool) -> None:
+        """Keep files that were the best until `remove_outdated` says otherwise, or not."""
+        self.keeps_retired = keeps
 
     def remove_outdated(self, trainer: Trainer, keep: int) -> None:
         """Count one more checkpoint, and remove files that no checkpoint refers to.
@@ -51,8 +58,11 @@ class BestModel(BestCheckpoint):
                 super().discard(trainer, path)
 
     def discard(self, trainer: Trainer, path: str) -> None:
-        """Mark a file that is not the best any more; it stays for now."""
-        self.retired = {**self.retired, path: 0}
+        """Mark a file that is not the best any more, or remove it if no checkpoint may need it."""
+        if self.keeps_retired:
+            self.retired = {**self.retired, path: 0}
+        else:
+            super().discard(trainer, path)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state whose files are now in this folder.
@@ -190,6 +200,12 @@ def callbacks(trainer: Trainer) -> list[BestModel]:
     return [
         callback for callback in trainer.checkpoint_callbacks if isinstance(callback, BestModel)
     ]
+
+
+def keep_retired(trainer: Trainer, keeps: bool) -> None:
+    """Let all BestModel callbacks keep files that were the best for checkpoints, or not."""
+    for callback in callbacks(trainer):
+        callback.keep_retired(keeps)
 
 
 def remove_outdated(trainer: Trainer, keep: int) -> None:

@@ -109,8 +109,8 @@ class ExactResume(EarlyCallback):
         keep: Number of checkpoints that are kept.
         exact: Whether an interrupted run resumes where it was. If not, it is trained and saved as
             Lightning does, with any strategy, and starts anew after an interruption.
-        other_settings: Whether a resumed run may have another learning rate, gradient clipping or
-            precision than before.
+        other_settings: Whether a resumed run may have another learning rate (all by one factor),
+            gradient clipping or precision than before, and another schedule, which a line names.
         strict: Whether the job ends if a resumed run does something else than the interrupted one.
         lr_scaling: What multiplies the learning rate: "none" (1), "linear" (number of ranks) or
             "sqrt" (its square root).
@@ -124,7 +124,9 @@ class ExactResume(EarlyCallback):
 
     Raises:
         UserError: An argument is of another type, a number is too small, `dirpath` is a URL, or a
-            host's name does not resolve.
+            host's name does not resolve. From `fit`: the checkpoint is of another run, the strategy
+            is neither one device nor ddp, another process trains with the folder, or a part of the
+            state cannot be saved.
     """
 
     def __init__(
@@ -334,6 +336,7 @@ class ExactResume(EarlyCallback):
             isinstance(strategy, DDPStrategy) and not copies_this_process(strategy)
         )
         self.exact = self.arguments["exact"] and (supported or self.enabled)
+        best_model.keep_retired(trainer, self.enabled)
         if not self.exact:
             self.seeding.leave_loaders_to_lightning(trainer)
             if trainer.is_global_zero:

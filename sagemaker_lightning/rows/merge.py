@@ -29,7 +29,7 @@ try:
 except ImportError as missing:
     sys.exit(
         f"error: {sys.executable} has no {missing.name}; "
-        "pip install 'sagemaker-lightning[rows]', or run `make env` and use .venv/bin/python"
+        "run `make env` and use .venv/bin/python, or install the extra `rows` of this package"
     )
 
 # Bytes that are copied at a time; a multiple of the size of every kind of number.
