@@ -39,6 +39,7 @@ from pytorch_lightning.callbacks import (
     ModelCheckpoint,
     TQDMProgressBar,
 )
+from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -446,6 +447,31 @@ def test_a_model_that_nothing_seeds_is_named(tmp_path: Path, capfd, order: str):
     (trainer or short_trainer(tmp_path)).fit(model)
     warning = "the model was made before this callback, and nothing was seeded"
     assert (warning in capfd.readouterr().out) == (order == "model")
+
+
+@pytest.mark.parametrize("by_flag", [False, True])
+def test_a_lightning_cli_resumes(tmp_path: Path, monkeypatch, capfd, by_flag: bool):
+    """Its config.yaml is in the logger's folder, which a resumed run has again."""
+    monkeypatch.chdir(tmp_path)
+
+    def train(until: int) -> None:
+        callbacks = [Stops(until)]
+        args = ["--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
+        if by_flag:
+            args += ["--trainer.callbacks+=sagemaker_lightning.ExactResume"]
+            args += ["--trainer.callbacks.dirpath=checkpoints", "--trainer.callbacks.seed=7"]
+        else:
+            callbacks.append(ExactResume("checkpoints", seed=7))
+        defaults = {"enable_progress_bar": False, "callbacks": [] if by_flag else callbacks}
+        cli = LightningCLI(Classifier, trainer_defaults=defaults, args=args, run=False)
+        cli.trainer.callbacks += callbacks[:1] if by_flag else []
+        cli.trainer.fit(cli.model)
+
+    with pytest.raises(SystemExit):
+        train(until=14)
+    train(until=0)
+    assert [path.name for path in Path("lightning_logs").iterdir()] == ["version_0"]
+    assert "resumed at step 14: the state is as it was saved" in capfd.readouterr().out
 
 
 def rows_of(folder: Path) -> str:

@@ -16,6 +16,7 @@ length (4 bytes), the event, a checksum of the event (tensorflow/core/lib/io/rec
 import csv
 import io
 import struct
+import sys
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from typing import Any
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
+from pytorch_lightning import Trainer
 from pytorch_lightning.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -80,6 +82,18 @@ class Logger(TensorBoardLogger):
         """Write the logged values."""
         super().save()
         self.next_save_at = time.monotonic() + self.seconds_between_saves
+
+
+def write_config_again(trainer: Trainer) -> None:
+    """Let LightningCLI write its config.yaml, although the interrupted run has written one.
+
+    It refuses to, unless told otherwise (`save_config_kwargs`), and a logger's folder is a new one
+    in each run that resumes nothing.
+    """
+    cli = sys.modules.get("pytorch_lightning.cli")  # programs without it need not import it
+    for callback in trainer.callbacks:
+        if cli and isinstance(callback, cli.SaveConfigCallback):
+            callback.overwrite = True
 
 
 class Trainings:

@@ -311,6 +311,8 @@ class ExactResume(EarlyCallback):
             loggers.prepare_files(
                 trainer.loggers, self.folder.logger_states(), self.folder.path, trains
             )
+            if self.folder.checkpoints():
+                loggers.write_config_again(trainer)
         else:
             loggers.prepare_files(trainer.loggers, (), None, trains)
 
