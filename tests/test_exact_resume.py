@@ -469,9 +469,14 @@ def test_a_lightning_cli_resumes(tmp_path: Path, monkeypatch, capfd, by_flag: bo
 
     with pytest.raises(SystemExit):
         train(until=14)
+    with pytest.raises(SystemExit):
+        train(until=17)
     train(until=0)
     assert [path.name for path in Path("lightning_logs").iterdir()] == ["version_0"]
-    assert "resumed at step 14: the state is as it was saved" in capfd.readouterr().out
+    output = capfd.readouterr().out
+    assert "resumed at step 14: the state is as it was saved" in output
+    assert "resumed at step 17: the state is as it was saved" in output
+    assert "overwrite" not in output
 
 
 def rows_of(folder: Path) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
-from pytorch_lightning import Trainer
+from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -84,16 +84,24 @@ class Logger(TensorBoardLogger):
         self.next_save_at = time.monotonic() + self.seconds_between_saves
 
 
+def config_writers(trainer: Trainer) -> list[Callback]:
+    """Return what writes the config.yaml of a LightningCLI: Lightning's SaveConfigCallbacks."""
+    cli = sys.modules.get("pytorch_lightning.cli")  # programs without it need not import it
+    return [
+        callback
+        for callback in trainer.callbacks
+        if cli and isinstance(callback, cli.SaveConfigCallback)
+    ]
+
+
 def write_config_again(trainer: Trainer) -> None:
-    """Let LightningCLI write its config.yaml, although the interrupted run has written one.
+    """Let a LightningCLI write its config.yaml, although the interrupted run has written one.
 
     It refuses to, unless told otherwise (`save_config_kwargs`), and a logger's folder is a new one
     in each run that resumes nothing.
     """
-    cli = sys.modules.get("pytorch_lightning.cli")  # programs without it need not import it
-    for callback in trainer.callbacks:
-        if cli and isinstance(callback, cli.SaveConfigCallback):
-            callback.overwrite = True
+    for callback in config_writers(trainer):
+        callback.overwrite = True
 
 
 class Trainings:

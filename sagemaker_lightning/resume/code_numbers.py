@@ -20,6 +20,7 @@ from pytorch_lightning.callbacks import (
 )
 from torch import nn
 
+from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.resume.optimizer_arguments import as_texts, labelled
 from sagemaker_lightning.state import object_graph
 
@@ -46,10 +47,12 @@ def describe(trainer: Trainer) -> dict[str, str] | None:
     """
     if trainer.lightning_module in _used:
         return None
+    writers = loggers.config_writers(trainer)
     callbacks = [
         callback
         for callback in trainer.callbacks
         if not isinstance(callback, SHOWS)
+        and callback not in writers
         and not type(callback).__module__.startswith(OURS)
         and callback not in _used
     ]
