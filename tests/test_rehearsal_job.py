@@ -200,6 +200,20 @@ def test_a_report_that_fails(rehearsed):
     assert record.notes == ["its report could not be written: TypeError: a fault"]
 
 
+def test_a_log_that_cannot_be_written(rehearsed):
+    """The job goes on, as its container is well."""
+    job = rehearsed.job()
+    host = rehearsed.container()
+    (file_name,) = job.logs.last
+    (job.folder / "logs" / f"{file_name}.log").mkdir()
+    host.line_queue.put("step=3")
+    host.line_queue.put("step=4")
+    host.end(0)
+    record = wait_until_ended(job)
+    assert (record.status, record.step) == ("Completed", 4)
+    assert record.notes == [f"the log of {file_name} could not be written: Is a directory"]
+
+
 @pytest.mark.parametrize("faulty_step", ["network", "image", "start"])
 def test_a_fault_at_a_start(rehearsed, faulty_step):
     rehearsed.engine.faults[faulty_step] = KeyError("x" * 5000)

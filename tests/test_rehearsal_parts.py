@@ -1290,12 +1290,17 @@ def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
     job_logs = logs.Logs(client, "job", tmp_path)
     for host in ("algo-1", "algo-2", "algo-1"):  # algo-1 twice: it was restarted
         job_logs.open(host)
-    point = job_logs.line("algo-1", "step=3 loss=0.5")
+
+    def take(host: str, text: str):
+        job_logs.write(host, text)
+        return job_logs.line(host, text)
+
+    point = take("algo-1", "step=3 loss=0.5")
     assert (point.step, point.values) == (3, {"step": 3.0, "loss": 0.5})
-    assert job_logs.line("algo-1", "") is None and job_logs.line("algo-2", "ü" * 200_000) is None
+    assert take("algo-1", "") is None and take("algo-2", "ü" * 200_000) is None
     job_logs.send()
     for number in range(logs.MAX_BATCH_EVENTS + 1):
-        job_logs.line("algo-1", f"line {number}")
+        take("algo-1", f"line {number}")
     job_logs.send()
     job_logs.send()
     streams = client.describe_log_streams(logGroupName=logs.LOG_GROUP, logStreamNamePrefix="job/")[

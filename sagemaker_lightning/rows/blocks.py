@@ -7,6 +7,7 @@ or another source has another folder.
 
 import hashlib
 import json
+import re
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.rows import partition, parts
 
 Arrays = Mapping[str, np.ndarray]
+NAME = re.compile(r"\d{15}-\d{15}\.npz", re.ASCII)
 
 
 class Blocks:
@@ -44,10 +46,12 @@ class Blocks:
 
     def named(self) -> list[range]:
         """Return the rows of each block file, without a look into the files."""
-        return [
+        named_rows = [
             range(*map(int, path.stem.split("-")))
             for path in sorted(self.folder.glob("[0-9]*-[0-9]*.npz"))
+            if NAME.fullmatch(path.name)
         ]
+        return [rows for rows in named_rows if rows]
 
     def whole(self) -> list[range]:
         """Return the rows of each intact block.
@@ -60,8 +64,9 @@ class Blocks:
             try:
                 with zipfile.ZipFile(path) as archive:
                     damaged = archive.testzip()
-            except (zipfile.BadZipFile, OSError) as error:
-                damaged = str(error)
+            # A damaged file can raise nearly any exception.
+            except Exception as error:
+                damaged = str(error) or type(error).__name__
             if damaged:
                 print(
                     f"warning: {path} is damaged ({damaged}); its rows are done again", flush=True
