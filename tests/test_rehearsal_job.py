@@ -300,6 +300,22 @@ def test_notes_without_end(rehearsed):
     ]
 
 
+def test_a_job_that_does_not_end_is_left_and_none_starts(rehearsed, monkeypatch, capsys):
+    monkeypatch.setattr("rehearsal.api.service.HURRY_SECONDS", 0.2)
+    job = rehearsed.job()
+    container = rehearsed.container()
+    container.on_signal = lambda _: None  # it cannot be killed
+    service = Service(None, None)
+    service.jobs["arn"] = job
+    hurry = threading.Event()
+    hurry.set()
+    service.close(hurry)
+    assert capsys.readouterr().out == "left without a report, as it does not end: job\n"
+    assert job.is_alive() and service.is_closing
+    container.end(137)
+    assert wait_until_ended(job).status == "Stopped"
+
+
 # Interruptions
 
 SPOT_FIELDS = {
