@@ -767,6 +767,26 @@ def test_many_strangers(endpoint):
     assert 8 <= most_threads - threads_before <= 16
 
 
+def test_nobody_waits_for_a_slow_upload(endpoint):
+    """A host's upload may stop in the middle."""
+    key = {"Bucket": "rehearsal", "Key": "slow"}
+    s3 = client(
+        "s3",
+        endpoint.endpoint,
+        key=endpoint.key,
+        config=Config(signature_version="s3v4", read_timeout=10, retries={"total_max_attempts": 1}),
+    )
+    url = urlsplit(s3.generate_presigned_url("put_object", key))
+    request = request_bytes(f"PUT {url.path}?{url.query} HTTP/1.1", {"Host": endpoint.host})
+    with socket.create_connection((LOOPBACK, endpoint.port)) as connection:
+        connection.sendall(request.replace(b"Content-Length: 0", b"Content-Length: 1000") + b"x")
+        time.sleep(0.3)  # it is being read
+        s3.put_object(**key, Body=b"y")
+        connection.sendall(b"x" * 999)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    assert s3.get_object(**key)["Body"].read() == b"x" * 1000
+
+
 WITHOUT_THREADS = """
 import threading
 from rehearsal.api import sockets
