@@ -531,6 +531,22 @@ def fetch(s3, uri: str, folder: Path) -> dict[str, str]:
     return fetched_files
 
 
+def test_a_stop_ends_the_copying_of_a_folder(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in "abc":
+        (tmp_path / "data" / name).touch()
+    asked = []
+
+    def go_on() -> None:
+        asked.append(None)
+        if len(asked) == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        channels.fetch_files(tmp_path / "data", "file://", tmp_path / "copy", [tmp_path], go_on)
+    assert len(list((tmp_path / "copy").iterdir())) == 1
+
+
 def test_what_an_address_stands_for(s3, tmp_path):
     put_objects(s3, "data/a", "data/b/c", "data/b/", "data-2/d", "data", "run#1/e?f", "other")
     below = {"a": "data/a", "b/c": "data/b/c"}

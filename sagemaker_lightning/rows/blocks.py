@@ -8,6 +8,7 @@ or another source has another folder.
 import hashlib
 import json
 import re
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,6 +125,7 @@ def compute(
     size: int,
     function: Callable[[range], Arrays],
     say: Callable[[str], None],
+    has_failed: threading.Event,
 ) -> None:
     """Compute and commit the rows of `part` that are not in `done`.
 
@@ -134,6 +136,7 @@ def compute(
         size: The largest number of rows of a block.
         function: Takes rows and returns their arrays by name.
         say: Gets a line about the progress, every 5 seconds at most.
+        has_failed: Set when another device has failed: no further block is computed.
     """
     missing_ranges = partition.missing(part, done)
     total = sum(map(len, missing_ranges))
@@ -143,6 +146,8 @@ def compute(
     computed = 0
     for piece in missing_ranges:
         for first in range(piece.start, piece.stop, size):
+            if has_failed.is_set():
+                return
             rows = range(first, min(first + size, piece.stop))
             blocks.commit(rows, check(function(rows), rows))
             computed += len(rows)
