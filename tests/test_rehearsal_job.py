@@ -21,6 +21,7 @@ import pytest
 from records import interrupted
 
 from rehearsal import settings
+from rehearsal.api.errors import Refused
 from rehearsal.api.service import Service
 from rehearsal.engines import processes
 from rehearsal.engines.processes import Process, Processes
@@ -311,7 +312,11 @@ def test_a_job_that_does_not_end_is_left_and_none_starts(rehearsed, monkeypatch,
     hurry.set()
     service.close(hurry)
     assert capsys.readouterr().out == "left without a report, as it does not end: job\n"
-    assert job.is_alive() and service.is_closing
+    assert job.is_alive()
+    service.settings = job.settings
+    service.place = lambda *_: job.place
+    with pytest.raises(Refused, match="The rehearsal is ending"):
+        service.CreateTrainingJob(job.request, "us-east-1")
     container.end(137)
     assert wait_until_ended(job).status == "Stopped"
 
