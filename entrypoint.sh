@@ -114,6 +114,8 @@ temporary=
 settle
 activate
 help_an_older_driver
+# A job that gives an entry point of its own replaces CMD, too; `exec` without a command does nothing, and ends with 0.
+(($#)) || set -- train
 if [[ ${1-} == train ]]; then
     (($# == 1)) || fail "train takes no flags (found: ${*:2}); hyperparameters are in $base/input/config/hyperparameters.json"
     prepare

@@ -1,13 +1,14 @@
 """The "python version" of CIFAR-10, read as untrusted input.
 
 It is described at https://www.cs.toronto.edu/~kriz/cifar.html. A data channel is input: it must not
-run code. Therefore pickles are read by an unpickler that can build only arrays and plain
-containers, whatever their checksum.
+run code. Therefore pickles are read by an unpickler that can build only plain containers and
+descriptions of arrays, whatever their checksum.
 """
 
 import io
 import os
 import pickle
+import reprlib
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -25,21 +26,74 @@ TEST_FILES = ("test_batch",)
 # A real batch has 31 MB. A larger file than this is no CIFAR-10 batch, and is not read into memory.
 MAX_BYTES = 256 * 2**20
 
+
+class _Dtype:
+    """A pickle's words about a type of numbers."""
+
+    name: object = ""
+
+    def __init__(self, name: object, *_) -> None:
+        self.name = name
+
+    def __setstate__(self, state: object) -> None:
+        """Ignore the order of a number's bytes: it has one only."""
+
+
+class _Array:
+    """A pickle's words about an array.
+
+    Nothing of numpy is called with them: numpy believes what a pickle says about memory, pointers
+    included.
+    """
+
+    shape: object = None
+    dtype: object = None
+    is_fortran: object = False
+    content: object = None
+
+    def __init__(self, *_) -> None:
+        """Take what numpy's function of protocols 0 to 4 takes; the rest comes as the state."""
+
+    def __setstate__(self, state: tuple) -> None:
+        _, self.shape, self.dtype, self.is_fortran, content = state
+        # Python 2's bytes
+        self.content = content.encode("latin-1") if isinstance(content, str) else content
+
+    def __str__(self) -> str:
+        """Return its type and shape, in one short line whatever they are."""
+        return f"{reprlib.repr(getattr(self.dtype, 'name', None))} {reprlib.repr(self.shape)}"
+
+    def images(self) -> np.ndarray | None:
+        """Return the array, uint8 [N, 3072]; None if it is another one."""
+        content = self.content
+        if (
+            not isinstance(content, bytes | bytearray)
+            or type(self.dtype) is not _Dtype
+            or self.dtype.name != "u1"
+            or self.shape != (len(content) // 3072, 3072)
+            or len(content) % 3072
+        ):
+            return None
+        array = np.frombuffer(content, dtype=np.uint8)
+        return array.reshape(3072, -1).T if self.is_fortran else array.reshape(-1, 3072)
+
+
+class _ArrayFromBuffer(_Array):
+    """An array of protocol 5."""
+
+    def __init__(self, content: object, dtype: object, shape: object, order: object) -> None:
+        self.__setstate__((None, shape, dtype, order == "F", content))
+
+
 # What a pickled array needs (numpy 1 and 2, protocols 0 to 5). Python 2 and protocols below 3 write
-# bytes by `_codecs.encode`. `str.encode` does the same, and no pickle can tamper with it, as it is
-# a C method.
+# bytes by `_codecs.encode`. `str.encode` does the same. No pickle can tamper with any of these: it
+# cannot change what has a `__setstate__`, nor a C method.
 _ALLOWED = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
     ("_codecs", "encode"): str.encode,
-    **{
-        (f"numpy.{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0]
-        for core in ("core", "_core")
-    },
-    **{
-        (f"numpy.{core}.numeric", "_frombuffer"): np.empty(1).__reduce_ex__(5)[0]
-        for core in ("core", "_core")
-    },
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _Array for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _ArrayFromBuffer for core in ("core", "_core")},
 }
 
 
@@ -51,7 +105,7 @@ class Missing(FileNotFoundError, UserError):
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Builds arrays and plain containers only.
+    """Builds plain containers and descriptions of arrays only.
 
     It refuses anything else that a pickle names, before it is imported.
     """
@@ -179,29 +233,21 @@ def _decode(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     except Exception as error:  # a damaged pickle raises nearly anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{where} is not a CIFAR-10 batch: {reason}; copy it again") from None
-    batch = {str(key): value for key, value in batch.items()} if isinstance(batch, dict) else {}
+    batch = batch if isinstance(batch, dict) else {}
     data = batch.get("data")
     labels = batch.get("labels")
-    if (
-        not isinstance(data, np.ndarray)
-        or data.dtype != np.uint8
-        or data.ndim != 2
-        or data.shape[1] != 3072
-    ):
-        description = (
-            f"{data.dtype} {list(data.shape)}"
-            if isinstance(data, np.ndarray)
-            else type(data).__name__
-        )
-        raise UserError(f"{where}: 'data' is {description}, must be uint8 [N, 3072]")
-    if not isinstance(labels, list) or len(labels) != len(data):
+    images = data.images() if isinstance(data, _Array) else None
+    if images is None:
+        description = str(data) if isinstance(data, _Array) else type(data).__name__
+        raise UserError(f"{where}: 'data' is {description}, must be uint8 'u1' (N, 3072)")
+    if not isinstance(labels, list) or len(labels) != len(images):
         description = (
             f"{len(labels)} of them" if isinstance(labels, list) else type(labels).__name__
         )
         raise UserError(
-            f"{where}: 'labels' must be a list of {len(data)} numbers, found {description}"
+            f"{where}: 'labels' must be a list of {len(images)} numbers, found {description}"
         )
     wrong = [label for label in labels if type(label) is not int or not 0 <= label <= 9]
     if wrong:
-        raise UserError(f"{where}: label {wrong[0]!r} found, allowed are 0 to 9")
-    return data.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)
+        raise UserError(f"{where}: label {reprlib.repr(wrong[0])} found, allowed are 0 to 9")
+    return images.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)

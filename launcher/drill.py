@@ -47,7 +47,9 @@ def run(request: dict, where: str, data: Mapping[str, str]) -> None:
         variables = request.get("Environment", {})
         if where == "image":
             image = request["AlgorithmSpecification"]["TrainingImage"]
-            command = in_image(image, config.parent, data, variables)
+            variables_file = Path(base, "variables")
+            variables_file.write_text(_lines(variables))
+            command = in_image(image, config.parent, data, variables_file)
             environment = dict(os.environ)
         else:
             command, environment = here(Path(base), data, variables)
@@ -65,16 +67,26 @@ def run(request: dict, where: str, data: Mapping[str, str]) -> None:
         )
 
 
-def in_image(
-    image: str, config: Path, data: Mapping[str, str], variables: Mapping[str, str]
-) -> list[str]:
+def _lines(variables: Mapping[str, str]) -> str:
+    """Return variables as the lines that docker reads; ValueError if a value is several lines."""
+    for name, value in variables.items():
+        if "\n" in value or "\r" in value:
+            raise ValueError(
+                f"--drill: found a line break in the variable {name}, which docker run cannot be "
+                "given in a file; leave the variable out, or drill in this checkout"
+            )
+    return "".join(f"{name}={value}\n" for name, value in variables.items())
+
+
+def in_image(image: str, config: Path, data: Mapping[str, str], variables_file: Path) -> list[str]:
     """Return the command that drills in the image.
 
     Args:
         image: Its address.
         config: The folder with hyperparameters.json, mounted at /opt/ml/input/config.
         data: The folder of each channel, mounted below /opt/ml/input/data.
-        variables: The job's own environment variables.
+        variables_file: Has the job's own environment variables, as NAME=VALUE lines. They may be
+            secret, and others can read a command line.
     """
     mounts = {str(config): "/opt/ml/input/config"} | {
         data[name]: f"/opt/ml/input/data/{name}" for name in data
@@ -82,7 +94,6 @@ def in_image(
     options = [
         word for source, target in mounts.items() for word in ("--volume", f"{source}:{target}:ro")
     ]
-    options += [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
     return [
         os.environ.get("DOCKER", "docker"),
         "run",
@@ -90,6 +101,7 @@ def in_image(
         SHARED_MEMORY_FLAG,
         *GPU_FLAGS,
         *options,
+        f"--env-file={variables_file}",
         image,
         "python",
         *DRILL_COMMAND,

@@ -71,7 +71,14 @@ def main() -> None:
     try:
         {"serve": _serve, "exec": _exec, "interrupt": _interrupt}[args.command](args)
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        # It may be what a job's program has written, and a terminal obeys control sequences.
+        sys.exit(
+            "error: "
+            + "".join(
+                sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1]
+                for sign in str(error)
+            )
+        )
 
 
 def _serve(args: argparse.Namespace) -> None:

@@ -4,9 +4,12 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
+import stat
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,6 +18,7 @@ from rehearsal.engines import bridge, containers
 
 # The file with the person's key, which only this user can read.
 KEY = "key"
+NAME = re.compile("[0-9a-f]{12}")
 
 
 def root() -> Path:
@@ -37,9 +41,14 @@ class Owner:
         self.root = root()
         self.root.mkdir(parents=True, exist_ok=True)
         self.folder = self.root / uuid.uuid4().hex[:12]
-        self.folder.mkdir(mode=0o700)
-        self.lock = (self.folder / "lock").open("w")
-        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        # A job may be called "lock" or "key": jobs have a folder of their own.
+        self.jobs = self.folder / "jobs"
+        # Another rehearsal takes a folder whose lock is not held for a killed one's.
+        with locked(self.root):
+            self.folder.mkdir(mode=0o700)
+            self.lock = (self.folder / "lock").open("w")
+            fcntl.flock(self.lock, fcntl.LOCK_EX)
+        self.jobs.mkdir()
 
     @property
     def label(self) -> str:
@@ -64,19 +73,23 @@ class Owner:
         `client` is Docker's, or None.
         """
         lines = []
+        with locked(self.root):
+            folders = set(self.root.iterdir())
         # An owner of containers may have its folder elsewhere, or the folder may be gone.
-        folders = set(filter(Path.is_dir, self.root.iterdir()))
         folders |= set(map(Path, containers.owners(client))) if client else set()
-        for folder in sorted(folders - {self.folder}):
+        for folder in sorted(filter(is_owners, folders - {self.folder})):
             if alive(folder):
                 continue
+            was_there = folder.exists()
             count = containers.remove_all(client, str(folder)) if client else 0
             count += end_processes(folder / "processes") + bridge.remove(folder.name)
             empty(folder, client)
-            lines.append(
-                f"ended what a killed rehearsal had left: {count} containers, networks and "
-                f"processes, {folder}"
-            )
+            # A person's own container may have the label of a rehearsal that is gone.
+            if count or was_there:
+                lines.append(
+                    f"ended what a killed rehearsal had left: {count} containers, networks and "
+                    f"processes, {folder}"
+                )
         return lines
 
     def close(self, client) -> None:
@@ -104,6 +117,34 @@ def key_of(endpoint: str) -> Key:
         f"--endpoint: no rehearsal answers at {endpoint}; start one by `make rehearsal`, as this "
         "user"
     )
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder while the block runs."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_owners(folder: Path) -> bool:
+    """Return whether a path is one of an owner's folder, which may be gone.
+
+    What an owner has left is removed, and a label is anybody's text: a container has the labels of
+    its image, too.
+    """
+    if not (folder.is_absolute() and folder.parent.name == root().name):
+        return False
+    try:
+        return bool(NAME.fullmatch(folder.name)) and stat.S_ISDIR(folder.lstat().st_mode)
+    except FileNotFoundError:
+        return True
+    # It cannot be a path, or it is in another user's folder.
+    except (OSError, ValueError):
+        return False
 
 
 def alive(folder: Path) -> bool:

@@ -96,7 +96,7 @@ def _serve_endpoint(
             return Place(
                 engine=engine,
                 clients=partial(clients, region),
-                work=owner.folder,
+                work=owner.jobs,
                 variables=keys.of_job(job).variables
                 | {"AWS_ENDPOINT_URL": for_jobs, "AWS_REGION": region}
                 | {"TRAINING_JOB_NAME": name, "TRAINING_JOB_ARN": job},

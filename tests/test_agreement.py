@@ -1,6 +1,8 @@
 """All ranks learn of a signal to one rank at the next step, however long steps take."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,6 +60,25 @@ with shutdown.Stop(Path("nowhere"), lambda line: print(line, flush=True)) as hea
     time.sleep(3)
     print("the batch is done", flush=True)
 """
+
+
+RANK_WHOSE_OUTPUT_IS_CLOSED = """
+import os, signal, sys, time
+from pathlib import Path
+from sagemaker_lightning.contract import shutdown
+sys.stdout.close()
+with shutdown.Stop(Path("nowhere"), lambda line: print(line, flush=True)):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(%s)
+"""
+
+
+def test_a_signal_ends_a_process_whose_output_is_closed():
+    run = subprocess.run(
+        [sys.executable, "-c", RANK_WHOSE_OUTPUT_IS_CLOSED % ranks.HANG_SECONDS],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert run.returncode == 143
 
 
 @pytest.mark.slow

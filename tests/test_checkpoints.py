@@ -63,6 +63,8 @@ def test_what_is_written_is_read(folder: CheckpointDir):
     assert examine(path) == (30, 210)
     # Somebody who knows only torch can read it.
     assert torch.equal(torch.load(path)["weights"], torch.full((100,), 30.0))
+    os.mkfifo(folder.path_of(40))  # reading it would wait for ever
+    torch.save({checkpoint_file.ENTRIES_KEY: {"loggers": []}}, folder.path_of(50))  # not ours
     assert CheckpointDir(folder.path, 3).logger_states() == [{"version": 3}]
     assert (folder.path / "last.ckpt").samefile(path)
 
@@ -518,6 +520,33 @@ def test_files_that_are_not_the_best_any_more(tmp_path: Path, exact, kept_while_
     ).fit(Improving())
     assert seen == [0, 1, min(2, kept_while_training), kept_while_training]
     assert [str(path) for path in (tmp_path / "best").iterdir()] == [best.best_model_path]
+
+
+def test_a_checkpoint_names_no_file_to_remove_outside_of_its_folder(tmp_path: Path):
+    """The state may be forged; files that are not the best any more are removed."""
+    here = BestModel(tmp_path / "here", monitor="loss", save_top_k=3)
+    there = BestModel(tmp_path / "there", monitor="loss", save_top_k=3)
+    own_name = str(tmp_path / "there/best.ckpt")
+    foreign_names = [
+        str(tmp_path / "code.ckpt"),
+        str(tmp_path / "there/../code.ckpt"),
+        "s3://bucket/code.ckpt",
+    ]
+    for foreign_name in foreign_names:
+        forged = there.state_dict() | {
+            name: foreign_name
+            for name in ("best_model_path", "kth_best_model_path", "last_model_path")
+        }
+        forged["best_k_models"] = {path: torch.tensor(1.0) for path in (own_name, foreign_name)}
+        forged["retired"] = {foreign_name: 9, own_name: 9}
+        here.load_state_dict(forged)
+        moved_name = str(tmp_path / "here/best.ckpt")
+        assert here.retired == {moved_name: 9} and [*here.best_k_models] == [moved_name]
+        assert here.best_model_path == here.kth_best_model_path == here.last_model_path == ""
+    on_s3 = BestModel("s3://bucket/run", monitor="loss")
+    kept = {"retired": {"s3://bucket/run/best.ckpt": 0}}
+    on_s3.load_state_dict(on_s3.state_dict() | kept)
+    assert on_s3.retired == kept["retired"]
 
 
 def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):

@@ -110,6 +110,34 @@ def test_a_pickle_cannot_run_code(folder, tmp_path, code_position):
     assert not (tmp_path / "ran").exists()
 
 
+class Forged:
+    """Asks numpy for an array with these arguments."""
+
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+    def __reduce__(self):
+        return np.ndarray, self.arguments
+
+
+def test_a_pickle_cannot_forge_pointers(folder):
+    """Numpy would take an array of objects whose addresses are in the file."""
+    data = Forged((1,), np.dtype("O"), b"A" * 8)
+    (folder / cifar10_files.FOLDER / "data_batch_3").write_bytes(
+        pickle.dumps({"data": data, "labels": [0]}, protocol=3)
+    )
+    with pytest.raises(UserError, match="data_batch_3: 'data' is None None, must be"):
+        read(folder)
+
+
+def test_columns_of_an_array_may_be_stored_one_after_the_other(folder):
+    content = batch(20, 9)
+    content["data"] = np.asfortranarray(content["data"])
+    for protocol in (2, 5):
+        (folder / cifar10_files.FOLDER / "test_batch").write_bytes(pickle.dumps(content, protocol))
+        assert (read(folder, train=False)[0].reshape(20, -1) == content["data"]).all()
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -117,8 +145,8 @@ def test_a_pickle_cannot_run_code(folder, tmp_path, code_position):
         (b"<html>not found</html>", "not a CIFAR-10 batch"),
         (pickle.dumps([1, 2]), "'data' is NoneType"),
         (pickle.dumps({"labels": [0]}), "'data' is NoneType"),
-        (pickle.dumps({"data": np.zeros((2, 3072), np.float32), "labels": [0, 1]}), "float32"),
-        (pickle.dumps({"data": np.zeros((2, 3072), object), "labels": [0, 1]}), "object"),
+        (pickle.dumps({"data": np.zeros((2, 3072), np.float32), "labels": [0, 1]}), "f4"),
+        (pickle.dumps({"data": np.zeros((2, 3072), object), "labels": [0, 1]}), "O8"),
         (pickle.dumps({"data": np.zeros((2, 1024), np.uint8), "labels": [0, 1]}), "1024"),
         (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "fine_labels": [0, 1]}), "'labels'"),
         (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}), "'labels'"),

@@ -95,6 +95,19 @@ def test_a_mounted_folder_is_a_channel(code: Job):
     assert f'["my-data"] {code.base}/input/data/my-data' in code.run().stdout
 
 
+def test_no_command_is_train(job: Job):
+    """A job that gives this script as its entry point replaces CMD, too."""
+    job.write("output", "no folder")
+    ends = [
+        subprocess.run(
+            [ROOT / "entrypoint.sh", *command], env=job.variables, capture_output=True, text=True
+        )
+        for command in ([], ["train"])
+    ]
+    assert ends[0].returncode == ends[1].returncode == 1
+    assert ends[0].stderr == ends[1].stderr != ""
+
+
 def test_flags_after_train_are_refused(job: Job):
     run = job.run("train", "--trainer.max_epochs=3")
     assert run.returncode == 1

@@ -118,6 +118,18 @@ def test_a_long_message_leaves_room(tmp_path):
     )
 
 
+def test_a_reason_that_is_not_utf_8(tmp_path):
+    """A file's name may have any bytes, and a job's own program writes what it likes."""
+    write(tmp_path / "failure", "error: no file caf\udce9.py")
+    assert (tmp_path / "failure").read_text() == "error: no file caf\\udce9.py"
+
+
+def test_a_failure_file_of_the_program_that_is_not_utf_8(tmp_path, monkeypatch):
+    (tmp_path / "failure").write_bytes(b"arr\xeat\xe9")
+    monkeypatch.setattr(toolkit_hook.environment, "output_dir", str(tmp_path))
+    assert toolkit_hook._report(UserError("wrong")) == "arr\ufffdt\ufffd"
+
+
 TWO_OF_TORCHRUN = """Failures:
 [1]:
   rank      : 1 (local_rank: 1)

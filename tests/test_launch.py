@@ -852,7 +852,10 @@ def test_hyperparameters_are_checked_by_the_images_parser(launch, image):
 DOCKER_STAND_IN = """#!/bin/sh
 echo "$@" >>"$RECORD"
 for word in "$@"; do
-    case "$word" in *:/opt/ml/input/config:ro) cat "${word%%:*}/hyperparameters.json" >>"$RECORD" ;; esac
+    case "$word" in
+        *:/opt/ml/input/config:ro) cat "${word%%:*}/hyperparameters.json" >>"$RECORD"; echo >>"$RECORD" ;;
+        --env-file=*) cat "${word#*=}" >>"$RECORD" ;;
+    esac
 done
 case "$*" in *sagemaker_lightning.drill*) exit "$DRILLED";; esac
 """  # noqa: E501
@@ -868,18 +871,19 @@ def test_a_job_is_drilled_before_it_is_started(launch, tmp_path, drilled):
     variables = {"DOCKER": str(stub), "RECORD": str(tmp_path / "record"), "DRILLED": str(drilled)}
     flags = [
         "--check-hyperparameters=image",
-        "--env=A=b",
+        "--env=TOKEN=secret value",
         DATA_FLAG,
         "--drill",
         "--drill-data=training=some",
     ]
     completed = launch(*NEEDED_FLAGS, *flags, "--dry-run", "trainer.max_epochs=3", **variables)
-    line, sent = (tmp_path / "record").read_text().splitlines()[1:]
-    assert line.endswith(
-        f"--volume {tmp_path}/some:/opt/ml/input/data/training:ro --env A=b {IMAGE} "
-        "python -m sagemaker_lightning.drill -- train"
-    )
+    line, sent, sent_variables = (tmp_path / "record").read_text().splitlines()[-3:]
+    assert f"--volume {tmp_path}/some:/opt/ml/input/data/training:ro --env-file=" in line
+    assert line.endswith(f" {IMAGE} python -m sagemaker_lightning.drill -- train")
     assert line.startswith("run --rm ") and json.loads(sent) == {"trainer.max_epochs": "3"}
+    # Others can read a command line, and a log is kept.
+    assert sent_variables == "TOKEN=secret value"
+    assert "secret" not in line + completed.stderr
     if drilled:
         assert (
             completed.returncode == 1

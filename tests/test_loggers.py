@@ -8,10 +8,11 @@ import json
 from pathlib import Path
 
 import pytest
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from test_interruptions import points
 from test_strangers import Run
 
-from sagemaker_lightning.callbacks.loggers import ContinuedWriter
+from sagemaker_lightning.callbacks.loggers import ContinuedWriter, prepare_files
 
 LOGGERS = [
     {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}},
@@ -84,6 +85,19 @@ def test_a_log_that_is_lost_is_said(tmp_path: Path):
         in run.output
     )
     assert "later" in file.read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize("version", ["/code", "../code", "..", "a/../../code"])
+def test_a_checkpoint_leads_to_no_logs_outside_of_their_folder(tmp_path: Path, version, capsys):
+    """Its file may be forged; the logs of the interrupted run are written anew."""
+    for kind in (CSVLogger, TensorBoardLogger):
+        logger = kind(tmp_path, name="logs")
+        state = {"kind": kind.__name__, "name": "logs", "version": version}
+        prepare_files([logger], [state])
+        assert logger.log_dir == str(tmp_path / "logs/version_0")
+        assert f"this run logs to version 0, the interrupted run logged to version {version}" in (
+            capsys.readouterr().out
+        )
 
 
 def rows(folder: Path, waits: bool) -> ContinuedWriter:

@@ -317,6 +317,7 @@ ARCHIVES = {
     ),
     "a negative length": (bomb(header_of(tarfile.REGTYPE, -(2**30))), "is damaged or no archive"),
     "half an archive": (hostile(b"{}" * 9999)[:60], "is damaged or no archive"),
+    "half a header of gzip": (b"\x1f\x8b\x08", "is damaged or no archive"),
     "no archive": (b"PK\3\4", "is damaged or no archive"),
     "nothing": (b"", "is damaged or no archive"),
 }
@@ -346,6 +347,22 @@ def test_too_many_files(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "MAX_FILES", 3)
     write_parts(tmp_path / "parts")
     assert "more than 3 files" in refused([tmp_path / "parts"], tmp_path / "merged")
+
+
+@pytest.mark.parametrize(("place", "value"), [(8, 1), (10, 8), (10, 99), (6, 255), (0, 0)])
+def test_a_damaged_block_is_done_again(tmp_path, capsys, place, value):
+    """The directory at a zip's end may say: encrypted, compressed, or of a later version."""
+    run_blocks = blocks.Blocks(tmp_path, {})
+    for rows in (range(0, 5), range(5, 9)):
+        run_blocks.commit(rows, {"x": np.arange(len(rows))})
+    damaged, intact = sorted(run_blocks.folder.iterdir())
+    content = bytearray(damaged.read_bytes())
+    content[content.rindex(b"PK\1\2") + place] = value
+    damaged.write_bytes(content)
+    for name in ("0-5.npz", "1x-2.npz", f"{9:015d}-{9:015d}.npz"):
+        (run_blocks.folder / name).touch()  # somebody else's
+    assert run_blocks.whole() == run_blocks.named() == [range(5, 9)] and not damaged.exists()
+    assert f"warning: {damaged} is damaged (" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("model", ["nothing", "a\0b", "n" * 5000, "/dev/zero", "pipe"])

@@ -564,6 +564,7 @@ STRANGE = {
     "a name that is a list": greeting(host=["algo-2"]),
     "settings that are a list": greeting(settings=[1]),
     "who calls another host": greeting(calls="algo-3"),
+    "who has the name of the host that it calls": greeting(host="algo-1"),
     "nested": b"[" * 100_000 + b"\n",
 }
 

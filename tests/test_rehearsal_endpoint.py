@@ -230,13 +230,22 @@ def test_a_stranger_gets_nothing(endpoint, case, address):
 
 @pytest.mark.parametrize(
     "request_line",
-    ["", "GET", "GET /", "GET / HTTP/9.9", "GET / HTTP/1.1\r\nno header", "\x16\x03\x01"],
+    [
+        "",
+        "GET",
+        "GET /",
+        "GET / HTTP/9.9",
+        "GET http://[ HTTP/1.1",
+        "GET / HTTP/1.1\r\nno header",
+        "\x16\x03\x01",
+    ],
 )
 def test_what_is_no_request_gets_no_version(endpoint, request_line):
     with socket.create_connection((LOOPBACK, endpoint.port), timeout=30) as connection:
         connection.sendall(f"{request_line}\r\n\r\n".encode())
         answer = connection.recv(65536).decode().lower()
     assert "python" not in answer and "werkzeug" not in answer and "200 ok" not in answer
+    assert "Traceback" not in endpoint.output
 
 
 HOST_HEADERS = {
@@ -756,6 +765,61 @@ def test_many_strangers(endpoint):
         connection.close()
     assert endpoint.s3.get_object(Bucket="rehearsal", Key="secret")["Body"].read() == b"treasure"
     assert 8 <= most_threads - threads_before <= 16
+
+
+def test_nobody_waits_for_a_slow_upload(endpoint):
+    """A host's upload may stop in the middle."""
+    key = {"Bucket": "rehearsal", "Key": "slow"}
+    s3 = client(
+        "s3",
+        endpoint.endpoint,
+        key=endpoint.key,
+        config=Config(signature_version="s3v4", read_timeout=10, retries={"total_max_attempts": 1}),
+    )
+    url = urlsplit(s3.generate_presigned_url("put_object", key))
+    request = request_bytes(f"PUT {url.path}?{url.query} HTTP/1.1", {"Host": endpoint.host})
+    with socket.create_connection((LOOPBACK, endpoint.port)) as connection:
+        connection.sendall(request.replace(b"Content-Length: 0", b"Content-Length: 1000") + b"x")
+        time.sleep(0.3)  # it is being read
+        s3.put_object(**key, Body=b"y")
+        connection.sendall(b"x" * 999)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    assert s3.get_object(**key)["Body"].read() == b"x" * 1000
+
+
+WITHOUT_THREADS = """
+import threading
+from rehearsal.api import sockets
+
+sockets.MAX_CONNECTIONS = 1
+sockets.QUEUE_SECONDS = 0.1
+server = sockets.Server("127.0.0.1", 0, None, sockets.Handler)
+
+
+def fail(thread):
+    raise RuntimeError("can't start new thread")
+
+
+threading.Thread.start = fail
+for _ in range(2):
+    try:
+        server.process_request(None, None)
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_a_machine_without_threads_frees_the_places_of_requests():
+    command = [python_of("rehearsal"), "-c", WITHOUT_THREADS]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    assert printed == "can't start new thread\n" * 2
+
+
+def test_an_error_hands_no_control_sequence_to_the_terminal():
+    """It may be what a job's program has written."""
+    command = [python_of("rehearsal"), "-m", "rehearsal", "--run=\x1b[2Jü"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stderr
+    assert printed.startswith("error: --run: \\x1b[2Jü cannot be read")
 
 
 # Clients, unmodified

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from containers import ROOT
+from environments import python_of
 
 from rehearsal import settings
 from rehearsal.jobs import artifacts, checkpoint_sync, folders
@@ -470,3 +472,73 @@ def test_a_copy_that_fails_goes_on(host):
     uploader.finish()
     assert set(store.content) == {"run/good"}
     assert uploader.notes[0] == "the copy of checkpoints to s3://bucket/run/ fails: a fault"
+
+
+# A rehearsal starts beside containers, given as NAME=LABEL; prints which are gone afterwards.
+STARTING_PROGRAM = """
+import sys
+from types import SimpleNamespace
+from rehearsal import owner
+from rehearsal.engines import containers
+
+
+def container(text):
+    name, _, label = text.partition("=")
+    return SimpleNamespace(
+        name=name, labels={containers.LABEL: label}, remove=lambda **_: print("removed", name)
+    )
+
+
+def listed(filters, **_):
+    wanted = filters["label"].partition("=")[2]
+    return [each for each in made if not wanted or each.labels[containers.LABEL] == wanted]
+
+
+made = [container(text) for text in sys.argv[1:]]
+client = SimpleNamespace(
+    containers=SimpleNamespace(list=listed),
+    networks=SimpleNamespace(list=lambda **_: []),
+    images=SimpleNamespace(list=lambda **_: []),
+)
+starting = owner.Owner()
+starting.end_orphans(client)
+starting.close(client)
+"""
+
+
+def test_only_what_an_owner_has_left_is_removed_at_the_next_start(tmp_path):
+    """A label is any text: containers have those of their images."""
+    cache = tmp_path / "cache" / "sagemaker-lightning-rehearsal"
+    dead = tmp_path / "elsewhere" / "sagemaker-lightning-rehearsal" / ("a" * 12)
+    linked = cache / ("b" * 12)
+    precious = [
+        tmp_path / "work/file",
+        tmp_path / "elsewhere/sagemaker-lightning-rehearsal/notes/file",
+        tmp_path / "work" / ("c" * 12) / "file",
+    ]
+    for path in [*precious, cache / ("d" * 12) / "processes", dead / "jobs/file"]:
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+    linked.symlink_to(tmp_path / "work")
+    labels = ["", ".", str(linked), *(str(path.parent) for path in precious), str(precious[0])]
+    named = [f"rehearsal-{label[-12:][:6]}-{number}={label}" for number, label in enumerate(labels)]
+    completed = subprocess.run(
+        [
+            python_of("rehearsal"),
+            "-c",
+            STARTING_PROGRAM,
+            *named,
+            f"rehearsal-aaaaaa-job-algo-1={dead}",
+            f"mine={dead}",
+        ],
+        # An empty label is the working folder.
+        cwd=tmp_path / "work",
+        env=os.environ | {"XDG_CACHE_HOME": str(cache.parent), "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=HANG_SECONDS,
+    )
+    assert completed.stdout == "removed rehearsal-aaaaaa-job-algo-1\n"
+    assert all(path.exists() for path in precious) and linked.is_symlink()
+    assert not dead.exists() and not (cache / ("d" * 12)).exists()

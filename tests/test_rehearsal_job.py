@@ -21,6 +21,7 @@ import pytest
 from records import interrupted
 
 from rehearsal import settings
+from rehearsal.api.errors import Refused
 from rehearsal.api.service import Service
 from rehearsal.engines import processes
 from rehearsal.engines.processes import Process, Processes
@@ -200,6 +201,20 @@ def test_a_report_that_fails(rehearsed):
     assert record.notes == ["its report could not be written: TypeError: a fault"]
 
 
+def test_a_log_that_cannot_be_written(rehearsed):
+    """The job goes on, as its container is well."""
+    job = rehearsed.job()
+    host = rehearsed.container()
+    (file_name,) = job.logs.last
+    (job.folder / "logs" / f"{file_name}.log").mkdir()
+    host.line_queue.put("step=3")
+    host.line_queue.put("step=4")
+    host.end(0)
+    record = wait_until_ended(job)
+    assert (record.status, record.step) == ("Completed", 4)
+    assert record.notes == [f"the log of {file_name} could not be written: Is a directory"]
+
+
 @pytest.mark.parametrize("faulty_step", ["network", "image", "start"])
 def test_a_fault_at_a_start(rehearsed, faulty_step):
     rehearsed.engine.faults[faulty_step] = KeyError("x" * 5000)
@@ -284,6 +299,26 @@ def test_notes_without_end(rehearsed):
         f"note {MAX_NOTES - 1}",
         "more notes are left out",
     ]
+
+
+def test_a_job_that_does_not_end_is_left_and_none_starts(rehearsed, monkeypatch, capsys):
+    monkeypatch.setattr("rehearsal.api.service.HURRY_SECONDS", 0.2)
+    job = rehearsed.job()
+    container = rehearsed.container()
+    container.on_signal = lambda _: None  # it cannot be killed
+    service = Service(None, None)
+    service.jobs["arn"] = job
+    hurry = threading.Event()
+    hurry.set()
+    service.close(hurry)
+    assert capsys.readouterr().out == "left without a report, as it does not end: job\n"
+    assert job.is_alive()
+    service.settings = job.settings
+    service.place = lambda *_: job.place
+    with pytest.raises(Refused, match="The rehearsal is ending"):
+        service.CreateTrainingJob(job.request, "us-east-1")
+    container.end(137)
+    assert wait_until_ended(job).status == "Stopped"
 
 
 # Interruptions

@@ -531,6 +531,22 @@ def fetch(s3, uri: str, folder: Path) -> dict[str, str]:
     return fetched_files
 
 
+def test_a_stop_ends_the_copying_of_a_folder(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in "abc":
+        (tmp_path / "data" / name).touch()
+    asked = []
+
+    def go_on() -> None:
+        asked.append(None)
+        if len(asked) == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        channels.fetch_files(tmp_path / "data", "file://", tmp_path / "copy", [tmp_path], go_on)
+    assert len(list((tmp_path / "copy").iterdir())) == 1
+
+
 def test_what_an_address_stands_for(s3, tmp_path):
     put_objects(s3, "data/a", "data/b/c", "data/b/", "data-2/d", "data", "run#1/e?f", "other")
     below = {"a": "data/a", "b/c": "data/b/c"}
@@ -1290,12 +1306,17 @@ def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
     job_logs = logs.Logs(client, "job", tmp_path)
     for host in ("algo-1", "algo-2", "algo-1"):  # algo-1 twice: it was restarted
         job_logs.open(host)
-    point = job_logs.line("algo-1", "step=3 loss=0.5")
+
+    def take(host: str, text: str):
+        job_logs.write(host, text)
+        return job_logs.line(host, text)
+
+    point = take("algo-1", "step=3 loss=0.5")
     assert (point.step, point.values) == (3, {"step": 3.0, "loss": 0.5})
-    assert job_logs.line("algo-1", "") is None and job_logs.line("algo-2", "ü" * 200_000) is None
+    assert take("algo-1", "") is None and take("algo-2", "ü" * 200_000) is None
     job_logs.send()
     for number in range(logs.MAX_BATCH_EVENTS + 1):
-        job_logs.line("algo-1", f"line {number}")
+        take("algo-1", f"line {number}")
     job_logs.send()
     job_logs.send()
     streams = client.describe_log_streams(logGroupName=logs.LOG_GROUP, logStreamNamePrefix="job/")[

@@ -1,11 +1,15 @@
 """rows/table.py: rows from .npy and Parquet files, and errors in such files."""
 
+import time
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.rows import job
 from sagemaker_lightning.rows import table as embeddings
 from sagemaker_lightning.rows.table import Table
 
@@ -111,3 +115,34 @@ def test_a_number_beyond_float32(tmp_path):
         UserError, match="x: rows.npy, row 2 has a number that is not finite in float32"
     ):
         Table.read(tmp_path, "x")[range(4)]
+
+
+def test_an_error_on_one_device_ends_the_work_of_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    for name in ("allocator.keep_freed_memory", "threads.divide_cpus", "signal.signal"):
+        monkeypatch.setattr(f"sagemaker_lightning.rows.job.{name}", lambda *_: None)
+    np.save(tmp_path / "rows.npy", np.zeros((100, 1), np.float32))
+    environment = SimpleNamespace(
+        training_is_sharded=False,
+        current_host="algo-1",
+        hosts=["algo-1"],
+        model_dir=tmp_path / "model",
+        checkpoint_dir=tmp_path / "checkpoints",
+        revision="",
+    )
+    computed = []
+
+    def make(device):
+        def compute(rows):
+            if device.index == 1:
+                raise UserError("cuda:1 is broken")
+            time.sleep(0.02)
+            computed.append(rows)
+            return np.zeros(len(rows))
+
+        return compute
+
+    flags = SimpleNamespace(input=None, weights=None, block_rows=1)
+    with pytest.raises(UserError, match="cuda:1 is broken"):
+        job.run(environment, Table.read(tmp_path, "channel"), flags, {}, make)
+    assert len(computed) < 50

@@ -290,6 +290,7 @@ def test_the_summary_masks_what_looks_like_a_credential(job: Job):
         "wandb.token": "k2",
         "db_password": "k3",
         "url": "https://me:k4@host/",
+        "index": "https://k6k6k6@host/",
         "aws": "AKIA" + "K5K5" * 4,
     }
     program(job, "print('RAN')", lr="0.1", **secret)
@@ -298,7 +299,7 @@ def test_the_summary_masks_what_looks_like_a_credential(job: Job):
     assert run.returncode == 0, run.stdout
     assert not [
         value
-        for value in ("k1", "k2", "k3", "k4", "K5K5", "not for the log")
+        for value in ("k1", "k2", "k3", "k4", "K5K5", "k6", "not for the log")
         if value in run.stdout
     ]
     for line in (

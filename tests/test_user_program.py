@@ -153,6 +153,11 @@ LOGS = {  # as pip 23 and 26 write them
         "pip could not install git+https://******@host/x.git: fatal: unable to access "
         "https://******@host/x.git (git",
     ),
+    "a secret where the line is cut": (
+        f"  fatal: {'x' * 480} https://me:k5k5k5k5@host/x.git\n"
+        "  ERROR: [present-rich] git clone https://host/x.git exited with 128\n",
+        f"pip could not install what it asks for: fatal: {'x' * 480} https://****; correct",
+    ),
     "its own fault": (
         "ERROR: Exception:\nTraceback (most recent call last):\n"
         "UnicodeDecodeError: bad\n"

@@ -18,6 +18,7 @@ from rank_process import let_run, process
 
 from sagemaker_lightning.callbacks import heartbeat
 from sagemaker_lightning.callbacks.heartbeat import Heartbeat
+from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import OUT_OF_MEMORY
 from sagemaker_lightning.nodes.mesh import StopReason
 from sagemaker_lightning.nodes.messages import HostMessage, RankMessage
@@ -60,6 +61,14 @@ def watch(monkeypatch) -> Iterator[Watchdog]:
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.2)
     with watched() as watchdog:
         yield watchdog
+
+
+def test_a_folder_whose_path_is_too_long_for_a_socket(tmp_path, monkeypatch):
+    folder = tmp_path / ("x" * 90)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    with pytest.raises(UserError, match=rf"TMPDIR: no socket can be made in {folder}/watch-"):
+        watched().__enter__()
 
 
 def rank(watch: Watchdog, name: str = RANK_NAME) -> Heartbeat:

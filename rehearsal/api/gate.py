@@ -9,27 +9,30 @@ import hashlib
 import hmac
 import io
 import re
+import shutil
 import time
 from calendar import timegm
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import BinaryIO
 from urllib.parse import quote, unquote_to_bytes
 
 from botocore.auth import SigV4Auth
 from botocore.credentials import Credentials
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Request
+from werkzeug.wsgi import get_input_stream
 
 from rehearsal.api.access_keys import Key
 
 # The service that our own requests are signed for, beside AWS's services.
 OWN_SERVICE = "rehearsal"
 MIB = 2**20
-# The largest request in bytes. S3's requests are not limited here, because moto reads them itself.
+# The largest request in bytes. Those of S3 go to a file, and are not limited.
 MAX_REQUEST_BYTES = {"sagemaker": MIB, OWN_SERVICE: MIB}
-# What a job's hosts have to say may come in one piece.
-MAX_OTHER_REQUEST_BYTES = 256 * MIB
+# PutLogEvents, the largest one, has at most 1 MiB on AWS.
+MAX_OTHER_REQUEST_BYTES = 8 * MIB
 # Seconds that the time of a signature may be off, as on AWS.
 MAX_SKEW_SECONDS = 15 * 60
 SCOPE = r"([\w.-]{1,128})/(\d{8})/([a-z0-9-]+)/([a-z0-9-]+)/aws4_request"
@@ -115,7 +118,6 @@ def caller(environ: dict, find: Callable[[str], Key | None]) -> Caller:
             f"found the access key {claim.id}, which is not this rehearsal's; {SIGN_IT}",
             "InvalidAccessKeyId",
         )
-    environ.get("rehearsal.welcome", lambda: None)()
     signed_at = time.strptime(claim.time, "%Y%m%dT%H%M%SZ")
     if not -MAX_SKEW_SECONDS <= time.time() - timegm(
         signed_at
@@ -137,6 +139,7 @@ def caller(environ: dict, find: Callable[[str], Key | None]) -> Caller:
             f"found a signature that the secret of {key.id} does not make; {SIGN_IT}",
             "SignatureDoesNotMatch",
         )
+    environ.get("rehearsal.welcome", lambda: None)()
     return Caller(key, claim.service, claim.region)
 
 
@@ -234,7 +237,23 @@ def read(environ: dict, most: int) -> bytes:
             "RequestEntityTooLarge",
             413,
         )
+    _leave(environ, io.BytesIO(body), len(body))
+    return body
+
+
+def read_to(file: BinaryIO, environ: dict) -> None:
+    """Read a request's body into a file, and leave it there for whoever answers.
+
+    Raises HTTPException if the client leaves before it has sent all of it.
+    """
+    shutil.copyfileobj(get_input_stream(environ), file, MIB)
+    size = file.tell()
+    file.seek(0)
+    _leave(environ, file, size)
+
+
+def _leave(environ: dict, file: BinaryIO, size: int) -> None:
+    """Make a file a request's body."""
     environ.pop("HTTP_TRANSFER_ENCODING", None)
     environ.pop("wsgi.input_terminated", None)
-    environ.update({"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))})
-    return body
+    environ.update({"wsgi.input": file, "CONTENT_LENGTH": str(size)})

@@ -5,11 +5,13 @@ Everything else is refused.
 """
 
 import json
+import tempfile
 import threading
 from collections.abc import Callable
 from xml.sax.saxutils import escape
 
 from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
+from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Request, Response
 
 from rehearsal.api import gate, sockets
@@ -110,6 +112,15 @@ class Endpoint:
         application = self.moto[caller.service]
 
         def answer(environ: dict, start_response: Callable):
+            # A slow client must not hold a lock while it sends.
+            with tempfile.SpooledTemporaryFile(gate.MIB) as body:
+                try:
+                    gate.read_to(body, environ)
+                except HTTPException as error:
+                    return error(environ, start_response)
+                return answer_whole(environ, start_response)
+
+        def answer_whole(environ: dict, start_response: Callable):
             with self.locks[hash(environ["PATH_INFO"]) % len(self.locks)]:
                 try:
                     if caller.service == "sts":

@@ -1,6 +1,7 @@
 """SageMaker's operations on training jobs, as in its API reference."""
 
 import copy
+import math
 import re
 import threading
 import time
@@ -17,6 +18,8 @@ from rehearsal.jobs.record import ENDED, Record, Secondary
 from rehearsal.jobs.schedule import Due, ordered
 from rehearsal.settings import Settings
 
+# The longest time in seconds that jobs get to end by themselves after they were killed.
+HURRY_SECONDS = 30.0
 # The account number that moto uses.
 ACCOUNT = "123456789012"
 
@@ -36,6 +39,7 @@ class Service:
         self.jobs: dict[str, Job] = {}
         self.tags: dict[str, dict[str, str]] = {}
         self.lock = threading.Lock()
+        self.is_closing = False
 
     def answer(self, operation: str, request: dict, region: str) -> dict:
         """Answer one of SageMaker's operations; Refused is the service's error."""
@@ -61,6 +65,8 @@ class Service:
         record = Record(name, copy.deepcopy(request), time.time(), notes=notes)
         metrics = Metrics(request["AlgorithmSpecification"].get("MetricDefinitions") or [])
         with self.lock:
+            if self.is_closing:
+                raise Refused("ResourceLimitExceeded", "The rehearsal is ending")
             if any(
                 job.record.name == name
                 for job in self.jobs.values()
@@ -73,7 +79,8 @@ class Service:
                 )
             job = self.jobs[arn] = Job(record, place, self.settings, metrics)
             self.tags[arn] = {tag["Key"]: tag["Value"] for tag in request.get("Tags") or []}
-        job.start()
+            # `close` waits for the jobs that run.
+            job.start()
         return {"TrainingJobArn": arn}
 
     def DescribeTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802
@@ -165,9 +172,10 @@ class Service:
         Raises ValueError if that is not possible, with the reason.
         """
         name, hosts, warned, gap = ordered(order)
-        job = next((job for job in self.jobs.values() if job.record.name == name), None)
+        jobs = list(self.jobs.values())
+        job = next((job for job in jobs if job.record.name == name), None)
         if job is None:
-            job_names = ", ".join(other.record.name for other in self.jobs.values())
+            job_names = ", ".join(other.record.name for other in jobs)
             raise ValueError(
                 f"JOB: found {name!r}, allowed is one of: "
                 f"{job_names or 'none, as there are no jobs'}"
@@ -194,8 +202,21 @@ class Service:
         return [(job.record, job.logs.shown()) for job in list(self.jobs.values())]
 
     def close(self, hurry: threading.Event) -> None:
-        """Stop all jobs and wait for their ends; once `hurry` is set, with SIGKILL."""
+        """Stop all jobs and wait for their ends; once `hurry` is set, with SIGKILL.
+
+        No job starts any more. A job may be copying data or pulling an image, which nothing ends:
+        HURRY_SECONDS after `hurry`, what still runs is left, with a line.
+        """
+        with self.lock:
+            self.is_closing = True
+        until = math.inf
         while running := [job for job in self.jobs.values() if job.is_alive()]:
+            if hurry.is_set():
+                until = min(until, time.monotonic() + HURRY_SECONDS)
+            if time.monotonic() >= until:
+                names = ", ".join(job.record.name for job in running)
+                print(f"left without a report, as it does not end: {names}", flush=True)
+                return
             for job in running:
                 if not job.wishes.stop or hurry.is_set():
                     job.wishes.ask_to_stop(hurry.is_set())

@@ -6,6 +6,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from urllib.parse import urlsplit
 
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
@@ -68,6 +70,15 @@ class Handler(WSGIRequestHandler):
         self.patience = Patience(self.connection)
         self.rfile = io.BufferedReader(self.patience, 65536)
 
+    def run_wsgi(self) -> None:
+        """Answer the request, if its address is one."""
+        try:
+            urlsplit(self.path)
+        except ValueError:
+            self.send_error(HTTPStatus.BAD_REQUEST)
+        else:
+            super().run_wsgi()
+
     def make_environ(self) -> dict:
         """Return the environment; `rehearsal.welcome` in it gives the request more time."""
         return super().make_environ() | {"rehearsal.welcome": self.patience.welcome}
@@ -83,6 +94,9 @@ class Handler(WSGIRequestHandler):
 
     def log(self, *_) -> None:
         """Log nothing."""
+
+    def log_request(self, *_) -> None:
+        """Log nothing, and do not look at the address, which may be none."""
 
 
 class Server(ThreadedWSGIServer):
@@ -101,10 +115,14 @@ class Server(ThreadedWSGIServer):
 
     def process_request(self, request, client_address) -> None:
         """Answer in a thread of its own, if one is free within QUEUE_SECONDS."""
-        if self.free.acquire(timeout=QUEUE_SECONDS):
-            super().process_request(request, client_address)
-        else:
+        if not self.free.acquire(timeout=QUEUE_SECONDS):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread was started, which would free it
+            self.free.release()
+            raise
 
     def process_request_thread(self, request, client_address) -> None:
         """Answer, and free the thread."""

@@ -35,8 +35,7 @@ class Containers:
     def __init__(self, owner: str, gpus: bool) -> None:
         self.owner = owner
         self.gpus = gpus
-        # Two rehearsals may have jobs of the same name.
-        self.prefix = f"rehearsal-{PurePath(owner).name[:6]}"
+        self.prefix = prefix_of(owner)
         self.client = docker.from_env()
         self.bridge = bridge.of_docker(self.client.networks.get("bridge").attrs)
 
@@ -210,6 +209,14 @@ def remove(network) -> bool:
     return False
 
 
+def prefix_of(owner: str) -> str:
+    """Return how the names of an owner's containers and networks begin.
+
+    Two rehearsals may have jobs of the same name.
+    """
+    return f"rehearsal-{PurePath(owner).name[:6]}"
+
+
 def owners(client) -> set[str]:
     """Return the owners of all containers and networks that exist."""
     everything = {"label": LABEL}
@@ -223,11 +230,16 @@ def owners(client) -> set[str]:
 
 
 def remove_all(client, owner: str) -> int:
-    """Remove an owner's containers and networks; return how many."""
+    """Remove an owner's containers and networks; return how many.
+
+    They are known by label and name: a person's own container has the labels of its image.
+    """
     filters = {"label": f"{LABEL}={owner}"}
-    containers = client.containers.list(all=True, filters=filters, ignore_removed=True)
+
+    def owned(things: list) -> list:
+        return [thing for thing in things if thing.name.startswith(f"{prefix_of(owner)}-")]
+
+    containers = owned(client.containers.list(all=True, filters=filters, ignore_removed=True))
     for container in containers:
         Container(container).remove()
-    return len(containers) + sum(
-        remove(network) for network in client.networks.list(filters=filters)
-    )
+    return len(containers) + sum(map(remove, owned(client.networks.list(filters=filters))))

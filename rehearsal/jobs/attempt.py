@@ -238,6 +238,11 @@ class Attempt:
                     job.wishes.messages.put(None)
                 if line := job.metrics.line(text):
                     job.note(line)
+                # The job itself is well, whatever becomes of its log.
+                try:
+                    job.logs.write(host, text)
+                except OSError as error:
+                    job.note(f"the log of {host} could not be written: {error.strerror}")
             status = container.wait()
         # The engine is gone, or somebody else has removed the container.
         except Exception as error:

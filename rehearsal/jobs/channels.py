@@ -108,7 +108,7 @@ def fetch(
     bucket, prefix = clients.split(uri)
     try:
         if uri.startswith("file://"):
-            return fetch_files(local(uri), uri, folder, allow)
+            return fetch_files(local(uri), uri, folder, allow, go_on)
         keys = {relative(key, prefix): key for key, _ in clients.objects(s3, bucket, prefix)}
         for name, key in keys.items():
             go_on()
@@ -128,7 +128,9 @@ def fetch(
     return list(keys)
 
 
-def fetch_files(source: Path, uri: str, folder: Path, allow: list[Path]) -> list[str]:
+def fetch_files(
+    source: Path, uri: str, folder: Path, allow: list[Path], go_on: Callable[[], None]
+) -> list[str]:
     """Copy a folder of this machine, or one file; return the names of the files.
 
     A link may lead to what is below an allowed folder.
@@ -140,6 +142,7 @@ def fetch_files(source: Path, uri: str, folder: Path, allow: list[Path]) -> list
         )
     base = source.parent if source.is_file() else source
     for path in files:
+        go_on()
         if not below(path, allow):
             raise JobFailed(
                 f"ClientError: Data download failed: {uri}: found {path}, a link out of it, "

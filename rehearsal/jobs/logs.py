@@ -93,9 +93,12 @@ class Logs:
             # The service refuses an empty message.
             if message:
                 self.waiting[host].append({"timestamp": int(moment * 1000), "message": message})
-            with (self.folder / f"{host}.log").open("a") as file:
-                file.write(text + "\n")
         return record.point(text, moment)
+
+    def write(self, host: str, text: str) -> None:
+        """Write a line to the host's file; OSError if that cannot be done."""
+        with (self.folder / f"{host}.log").open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
 
     def send(self) -> None:
         """Send the waiting lines to CloudWatch Logs."""

@@ -308,12 +308,23 @@ def prepare_files(
         if isinstance(logger, (MLFlowLogger, WandbLogger)):
             _continue_run(logger, state["version"], trains)
             continue
-        lightning_loggers.set_version_if_none(logger, state["version"])
+        if _is_name(state["version"]):
+            lightning_loggers.set_version_if_none(logger, state["version"])
         if logger.version == state["version"]:
             if isinstance(logger, ContinuedCSVLogger):
                 logger.continue_file(trains)
         elif trains and isinstance(logger, FILE_LOGGERS):
             _say_that_it_is_another(logger, state["version"], "version")
+
+
+def _is_name(version: Any) -> bool:
+    """Return whether a version of a checkpoint, which is input, names a folder or a file.
+
+    A path would lead to files outside of the logger's folder, which are then written anew.
+    """
+    return isinstance(version, int) or (
+        isinstance(version, str) and version not in ("", "..") and Path(version).name == version
+    )
 
 
 def _use_ours(logger: Any, folder: Path | None) -> None:
@@ -360,7 +371,7 @@ def _flush(logger: Any) -> None:
 def _continue_run(logger: Any, run_id: str | None, trains: bool) -> None:
     """Make a logger of a server continue the interrupted run."""
     is_mlflow = isinstance(logger, MLFlowLogger)
-    if not run_id or (is_mlflow and not mlflow_points.is_there(logger, run_id)):
+    if not _is_name(run_id) or (is_mlflow and not mlflow_points.is_there(logger, run_id)):
         return
     lightning_loggers.set_version_if_none(logger, run_id)
     if lightning_loggers.version(logger) != run_id:

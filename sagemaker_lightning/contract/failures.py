@@ -224,7 +224,8 @@ def write(failure_file: Path, line: str, trace: str = "", mode: str = "x") -> No
     """
     room = FAILURE_REASON_CHARACTERS - len(line) - 1
     try:
-        with failure_file.open(mode) as file:
+        # A file's name, which an error may have in it, need not be UTF-8.
+        with failure_file.open(mode, encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{line}\n{trace[-room:]}" if trace and room > 0 else line)
     except FileExistsError:
         pass

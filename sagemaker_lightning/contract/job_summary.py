@@ -18,10 +18,10 @@ SECRET_NAME = re.compile(
     r"secret|password|passwd|token|credential|api[-_.]?key|(private|access)[-_.]?key", re.IGNORECASE
 )
 # AWS key id, AWS secret key, a PEM block, tokens of GitHub, Hugging Face, OpenAI and Slack, a JWT,
-# user:password in a URL.
+# user:password or a token in a URL.
 SECRET_VALUE = re.compile(
     r"\b(AKIA|ASIA)[0-9A-Z]{16}\b|(?<![\w/+])[\w/+]{40}(?![\w/+=])|-----BEGIN"
-    r"|\b(gh[pousr]_|github_pat_|hf_|sk-|xox[bpas]-)\w{10}|\beyJ[\w-]{10,}\.|://[^/\s:]+:[^/\s@]+@"
+    r"|\b(gh[pousr]_|github_pat_|hf_|sk-|xox[bpas]-)\w{10}|\beyJ[\w-]{10,}\.|://[^/\s@]+@"
 )
 
 

@@ -233,14 +233,17 @@ class Stop:
 
     def end_process(self, why: str) -> None:
         """End this process now, after it has told `why` and from which step to resume."""
-        self.tell(
-            interruption_message(
-                newest_step(self.folder), f"{signal.Signals(self.signal_number).name}; {why}"
+        try:
+            self.tell(
+                interruption_message(
+                    newest_step(self.folder), f"{signal.Signals(self.signal_number).name}; {why}"
+                )
             )
-        )
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(status(self.signal_number))
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        # Nobody reads the output any more, or it is closed: the signal ends this process, too.
+        finally:
+            os._exit(status(self.signal_number))
 
 
 class TrainingStop(Stop):

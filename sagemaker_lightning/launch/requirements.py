@@ -116,6 +116,6 @@ def explain(log: str, status: str = "1") -> str:
         why = f"{why or 'no answer'} (the package index was not reached)"
         advice = "give the job a network that reaches the index, or remove that line"
     why = " ".join(why.split()) or f"pip ended with exit status {status}, and its log says no more"
-    return CREDENTIALS.sub(
-        "://******@", f"pip could not install {package[:200]}: {why[:500]}; {advice}"
-    )
+    # Before they are cut: half an address shows its password.
+    package, why = (CREDENTIALS.sub("://******@", text) for text in (package, why))
+    return f"pip could not install {package[:200]}: {why[:500]}; {advice}"

@@ -340,9 +340,10 @@ def _report(error: BaseException) -> str:
     line = f"{prefix}{_reason(error)} [host {os.environ.get('CURRENT_HOST', 'unknown')}]"
     path = Path(environment.output_dir, "failure")
     try:
-        # A rank may have written the file first. If it only lost another rank, or was stopped
-        # because of that, what it wrote is not the reason, and the reason replaces it if we know.
-        written = path.read_text() if path.is_file() else ""
+        # A rank, or the job's own program, may have written the file first. If a rank only lost
+        # another one, or was stopped because of that, what it wrote is not the reason, and the
+        # reason replaces it if we know.
+        written = path.read_text(errors="replace") if path.is_file() else ""
         knows = isinstance(error, OtherFailed) or getattr(error, "killed", "")
         is_replaced = not written or (
             knows and written.startswith((f"error: {failures.LOST_PEER}", "interrupted"))
@@ -353,7 +354,7 @@ def _report(error: BaseException) -> str:
             else "".join(traceback.format_exception(error))
         )
         failures.write(path, line, trace, mode="w" if is_replaced else "x")
-        return path.read_text().splitlines()[0]
+        return path.read_text(errors="replace").splitlines()[0]
     except OSError as unwritable:
         print(
             f"{line}\nerror: {path} could not be written: {unwritable.strerror}",

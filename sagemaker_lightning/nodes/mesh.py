@@ -219,7 +219,8 @@ class Mesh:
         """
         greeting = Greeting.parse(await self._read_line(reader) or b"")
         # If the caller wants another host, this host now has the address that the other one had.
-        if not greeting or not (name or greeting.calls == self.host):
+        # Nobody else has this host's own name.
+        if not greeting or not (name or greeting.calls == self.host) or greeting.host == self.host:
             writer.close()
             return False
         caller = greeting.host

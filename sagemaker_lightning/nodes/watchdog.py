@@ -94,7 +94,14 @@ class Watchdog:
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         try:
-            self._run_in_loop(self._open())
+            self._run_in_loop(self._open_for_ranks())
+        except OSError as error:
+            raise UserError(
+                f"TMPDIR: no socket can be made in {self.folder.name} ({error.strerror or error}); "
+                "set TMPDIR to a folder with a short path, such as /tmp"
+            ) from None
+        try:
+            self._run_in_loop(self._open_for_hosts())
         except OSError as error:
             raise UserError(
                 f"port {self.mesh.port}: this host cannot listen on it ({error.strerror}); it is "
@@ -179,10 +186,12 @@ class Watchdog:
         with suppress(TimeoutError):
             self._run_in_loop(asyncio.wait_for(poll(), limit))
 
-    async def _open(self) -> None:
+    async def _open_for_ranks(self) -> None:
         self.server = await asyncio.start_unix_server(
             self._accept_rank, self.path, limit=MAX_MESSAGE_BYTES
         )
+
+    async def _open_for_hosts(self) -> None:
         if self.mesh.others:
             await self.mesh.open()
 

@@ -70,7 +70,7 @@ class BestModel(BestCheckpoint):
         Lightning would forget the best model, and start again with a later one.
         """
         state = self._in_this_folder(state_dict)
-        self.retired = state.get("retired", {})
+        self.retired = state["retired"]
         super().load_state_dict(state)
 
     def files(self) -> list[Path]:
@@ -89,7 +89,7 @@ class BestModel(BestCheckpoint):
         states = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get(
             "callbacks", {}
         )
-        best = self._in_this_folder(states.get(self.state_key, {})).get("best_model_path", "")
+        best = self._in_this_folder(states.get(self.state_key, {}))["best_model_path"]
         problem = _file_problem(best)
         return f"{Path(best).name}, the best model, which {problem}" if problem else ""
 
@@ -119,20 +119,29 @@ class BestModel(BestCheckpoint):
         return name
 
     def _in_this_folder(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state with the paths of all files changed to this folder."""
+        """Return a state with the paths of all files changed to this folder.
+
+        Other files are left out: a checkpoint is input, and files that are not the best any more
+        are removed.
+        """
         old_folder = str(state.get("dirpath"))
         new_folder = str(self.dirpath)
 
-        def moved(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {moved(name): score for name, score in value.items()}
-            return (
-                new_folder + value.removeprefix(old_folder)
-                if isinstance(value, str) and value.startswith(old_folder)
-                else value
-            )
+        def moved(path: str) -> str:
+            if path.startswith(old_folder):
+                path = new_folder + path.removeprefix(old_folder)
+            return path if _is_below(path, new_folder) else ""
 
-        return {name: moved(value) for name, value in state.items()} | {"dirpath": self.dirpath}
+        def all_moved(scores: dict[str, Any]) -> dict[str, Any]:
+            return {moved(path): score for path, score in scores.items() if moved(path)}
+
+        paths = ("best_model_path", "kth_best_model_path", "last_model_path")
+        return (
+            state
+            | {name: moved(state.get(name, "")) for name in paths}
+            | {name: all_moved(state.get(name, {})) for name in ("best_k_models", "retired")}
+            | {"dirpath": self.dirpath}
+        )
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         """Return whether a model is one of the best.
@@ -183,6 +192,13 @@ class BestModel(BestCheckpoint):
                     f"warning: training goes on, but {problem}; the best model is still {best}",
                     flush=True,
                 )
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """Return whether a path or a URL is one of a file in a folder, or in a folder there."""
+    if "://" in path:
+        return path.startswith(f"{folder}/") and ".." not in path.split("/")
+    return Path(path).parent.resolve().is_relative_to(Path(folder).resolve())
 
 
 def _file_problem(model: str) -> str:

@@ -124,6 +124,8 @@ class CheckpointDir:
     def logger_states(self) -> list[dict[str, Any]]:
         """Return what the newest checkpoint says of the run's loggers; empty without one."""
         for _, path in self.checkpoints():
+            if isinstance(identify(path), str):
+                continue
             # A damaged file may raise anything; `choose_checkpoint` reports it.
             with suppress(Exception):
                 return torch.load(path, weights_only=True, mmap=True)[ENTRIES_KEY]["loggers"]

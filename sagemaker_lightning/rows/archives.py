@@ -10,6 +10,7 @@ import sys
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -68,7 +69,9 @@ class Model:
     def _files_of_archive(self) -> Iterator[tuple[str, BinaryIO]]:
         with self.path.open("rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
-        with _LimitedArchive.open(self.path, "r|gz" if zipped else "r|") as archive:
+        with _expecting_damage():
+            archive = _LimitedArchive.open(self.path, "r|gz" if zipped else "r|")
+        with archive:
             while member := archive.next():
                 path = Path(member.name)
                 if path.is_absolute() or ".." in path.parts:
@@ -94,6 +97,18 @@ class Model:
             )
 
 
+@contextmanager
+def _expecting_damage() -> Iterator[None]:
+    """Raise ReadError in place of what tarfile's own code raises for a damaged header."""
+    try:
+        yield
+    except (tarfile.TarError, EOFError, zlib.error, OSError):
+        raise
+    # That can be nearly any exception.
+    except Exception as error:
+        raise tarfile.ReadError(str(error) or type(error).__name__) from None
+
+
 class _LimitedArchive(tarfile.TarFile):
     """An archive that is read as a stream, with headers of bounded length.
 
@@ -106,12 +121,8 @@ class _LimitedArchive(tarfile.TarFile):
             self.fileobj = _LimitedFile(self.fileobj)
         self.fileobj.limit(MAX_HEADER_BYTES)
         try:
-            return super().next()
-        except (tarfile.TarError, EOFError, zlib.error, OSError):
-            raise
-        # A damaged header can raise nearly any exception.
-        except Exception as error:
-            raise tarfile.ReadError(str(error) or type(error).__name__) from None
+            with _expecting_damage():
+                return super().next()
         finally:
             self.fileobj.limit(UNLIMITED)  # for the content of a file
 

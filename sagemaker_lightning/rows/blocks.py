@@ -7,6 +7,8 @@ or another source has another folder.
 
 import hashlib
 import json
+import re
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.rows import partition, parts
 
 Arrays = Mapping[str, np.ndarray]
+NAME = re.compile(r"\d{15}-\d{15}\.npz", re.ASCII)
 
 
 class Blocks:
@@ -44,10 +47,12 @@ class Blocks:
 
     def named(self) -> list[range]:
         """Return the rows of each block file, without a look into the files."""
-        return [
+        named_rows = [
             range(*map(int, path.stem.split("-")))
             for path in sorted(self.folder.glob("[0-9]*-[0-9]*.npz"))
+            if NAME.fullmatch(path.name)
         ]
+        return [rows for rows in named_rows if rows]
 
     def whole(self) -> list[range]:
         """Return the rows of each intact block.
@@ -60,8 +65,9 @@ class Blocks:
             try:
                 with zipfile.ZipFile(path) as archive:
                     damaged = archive.testzip()
-            except (zipfile.BadZipFile, OSError) as error:
-                damaged = str(error)
+            # A damaged file can raise nearly any exception.
+            except Exception as error:
+                damaged = str(error) or type(error).__name__
             if damaged:
                 print(
                     f"warning: {path} is damaged ({damaged}); its rows are done again", flush=True
@@ -119,6 +125,7 @@ def compute(
     size: int,
     function: Callable[[range], Arrays],
     say: Callable[[str], None],
+    has_failed: threading.Event,
 ) -> None:
     """Compute and commit the rows of `part` that are not in `done`.
 
@@ -129,6 +136,7 @@ def compute(
         size: The largest number of rows of a block.
         function: Takes rows and returns their arrays by name.
         say: Gets a line about the progress, every 5 seconds at most.
+        has_failed: Set when another device has failed: no further block is computed.
     """
     missing_ranges = partition.missing(part, done)
     total = sum(map(len, missing_ranges))
@@ -138,6 +146,8 @@ def compute(
     computed = 0
     for piece in missing_ranges:
         for first in range(piece.start, piece.stop, size):
+            if has_failed.is_set():
+                return
             rows = range(first, min(first + size, piece.stop))
             blocks.commit(rows, check(function(rows), rows))
             computed += len(rows)

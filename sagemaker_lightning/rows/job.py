@@ -14,8 +14,9 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -153,15 +154,23 @@ def run(
         torch.device("cpu")
     ]
     threads.divide_cpus(1, devices[0].type)
+    has_failed = threading.Event()
     with ThreadPoolExecutor(len(devices)) as pool:
-        jobs = []
-        for device, piece in zip(devices, partition.devices(part, len(devices)), strict=True):
-            function = make(device)
-            size = min(flags.block_rows or 2**62, getattr(function, "size", 1024))
-            say = partial(_print_progress, host if len(devices) == 1 else f"{host} {device}")
-            jobs.append(pool.submit(compute, blocks, piece, done, size, function, say))
-        for job in jobs:
-            job.result()
+        try:
+            jobs = []
+            for device, piece in zip(devices, partition.devices(part, len(devices)), strict=True):
+                function = make(device)
+                size = min(flags.block_rows or 2**62, getattr(function, "size", 1024))
+                say = partial(_print_progress, host if len(devices) == 1 else f"{host} {device}")
+                jobs.append(
+                    pool.submit(compute, blocks, piece, done, size, function, say, has_failed)
+                )
+            for job in as_completed(jobs):
+                job.result()
+        # The pool waits for the other devices, which may have hours to go.
+        except BaseException:
+            has_failed.set()
+            raise
     path = parts.write(environment.model_dir, part, blocks.read(part), manifest)
     print(f"model: {path}", flush=True)
 
