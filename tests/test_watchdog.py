@@ -4,11 +4,13 @@ What a rank says, and what its silence means. Ranks are connections of this proc
 dies the kernel closes its connection; here the test does. tests/test_mesh.py has several hosts.
 """
 
+import asyncio
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +71,22 @@ def test_a_folder_whose_path_is_too_long_for_a_socket(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     with pytest.raises(UserError, match=rf"TMPDIR: no socket can be made in {folder}/watch-"):
         watched().__enter__()
+
+
+def test_it_ends_although_a_task_drops_a_cancellation():
+    """As `wait_for` of Python 3.11 may do."""
+
+    async def go_on() -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        await asyncio.sleep(3600)
+
+    watchdog = watched().__enter__()
+    asyncio.run_coroutine_threadsafe(go_on(), watchdog.loop)
+    leaving = threading.Thread(target=watchdog.__exit__, daemon=True)
+    leaving.start()
+    leaving.join(HANG_SECONDS)
+    assert not leaving.is_alive()
 
 
 def rank(watch: Watchdog, name: str = RANK_NAME) -> Heartbeat:

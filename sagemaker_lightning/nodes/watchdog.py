@@ -200,8 +200,12 @@ class Watchdog:
         if self.mesh.others:
             await self.mesh.close()
         remaining = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in remaining:
-            task.cancel()
+        # More than once: `wait_for` of Python 3.11 drops a cancellation that comes just when what
+        # it waits for is done (https://github.com/python/cpython/issues/86296).
+        while pending := [task for task in remaining if not task.done()]:
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=0.1)
         await asyncio.gather(*remaining, return_exceptions=True)
 
     async def _accept_rank(
