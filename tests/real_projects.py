@@ -278,9 +278,8 @@ def table(results: list[dict]) -> str:
     """Return the results of the projects as a table in Markdown."""
     lines = [
         "| package | what it trains | rounds | stops | kills | resumed | outcome |",
-        "| --- | --- " * 3 + "| --- |",
+        "| --- " * 7 + "|",
     ]
-    lines[1] = "| --- " * 7 + "|"
     for report in sorted(results, key=lambda entry: entry["name"]):
         about = re.search(
             r'^"""(.*?)"""$',
@@ -295,7 +294,7 @@ def table(results: list[dict]) -> str:
         sums = [str(sum(entry[name] for entry in rounds)) for name in ("stops", "kills", "resumed")]
         cells = [
             f"{report['name']} {report['version']}",
-            about.rstrip("."),
+            " ".join(about.split()).rstrip("."),
             str(len(rounds)),
             *sums,
         ]
