@@ -431,6 +431,34 @@ class Thaws(Classifier):
             self.trainer.strategy.setup_optimizers(self.trainer)
 
 
+class Clipped(Classifier):
+    """Clips by the norm of all gradients, and trains the head alone: the others' add up."""
+
+    def on_before_optimizer_step(self, optimizer):
+        nn.utils.clip_grad_norm_(self.parameters(), 0.1)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.head.parameters(), 0.5)
+
+
+class InTurns(Classifier):
+    """Trains two heads in turns; momentum moves a weight whose gradient is zero, not missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([self.head, copy.deepcopy(self.head)])
+
+    def training_step(self, batch, batch_idx):
+        self.head = self.heads[batch_idx // 2 % 2]
+        return super().training_step(batch, batch_idx)
+
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        optimizer.zero_grad(set_to_none=False)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)
+
+
 class Skips(Classifier):
     """Skips batches, and the rest of an epoch."""
 
@@ -647,6 +675,16 @@ def hooked(job):
 
 def thaws(job):
     trainer(job).fit(model := Thaws(), points())
+    return [model], ""
+
+
+def clipped(job):
+    trainer(job).fit(model := Clipped(), points())
+    return [model], ""
+
+
+def in_turns(job):
+    trainer(job).fit(model := InTurns(), points())
     return [model], ""
 
 
