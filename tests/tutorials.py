@@ -402,6 +402,21 @@ class Counts(Classifier):
         return super().training_step(batch, batch_idx) / (1 + 0.1 * Counts.steps)
 
 
+class Lists(Classifier):
+    """Collects an epoch's losses in a list of the class, which its end clears."""
+
+    outputs = []
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.outputs.append(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("mean", torch.stack(self.outputs).mean())
+        self.outputs.clear()
+
+
 class Swaps(Classifier):
     """Has another activation from its second epoch on."""
 
@@ -661,6 +676,11 @@ def labels(job):
 def counts(job):
     trainer(job).fit(model := Counts(), points())
     return [model], Counts.steps
+
+
+def lists(job):
+    trainer(job).fit(model := Lists(), points())
+    return [model], ""
 
 
 def swaps(job):

@@ -128,7 +128,7 @@ class UserState:
         }
         plain = self.state.encode_changes()
         self._report_unsaved()
-        if point is ResumePoint.EPOCH:
+        if point:
             self._report_variables()
         return {
             "plain": plain,
