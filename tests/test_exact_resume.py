@@ -170,13 +170,14 @@ TUTORIAL_CASES = {
     "thaws": [{"STOP_AT": "2:9"}, {"STOP_AT": "3:2"}, {"KILL_AT": "3:5"}],
     "clipped": [{"STOP_AT": "0:4"}, {"KILL_AT": "2:1"}],
     "in_turns": [{"STOP_AT": "1:0"}],
+    "inner": [{"STOP_AT": "0:4"}, {"KILL_AT": "2:1"}],
     "skips": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:6"}, {"KILL_AT": "2:5"}],
     "resumable": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:9"}],
     "draws": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:9"}],
     "ranks": [{"STOP_AT": "1:2"}],
 }
 """Where each of tests/tutorials.py is interrupted."""
-IN_EACH_TEST = ("drawn", "mining", "thaws", "skips", "clipped", "in_turns")
+IN_EACH_TEST = ("drawn", "mining", "thaws", "skips", "clipped", "in_turns", "inner")
 
 
 @pytest.mark.slow

@@ -474,6 +474,52 @@ class InTurns(Classifier):
         return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)
 
 
+class Sharp(torch.optim.SGD):
+    """As SAM: steps by an optimizer within it, which shares the groups that a schedule changes."""
+
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
+        self.base_optimizer = torch.optim.SGD(self.param_groups, **options)
+        self.param_groups = self.base_optimizer.param_groups
+
+    def step(self, closure=None):
+        return self.base_optimizer.step(closure)
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.base_optimizer.param_groups = self.param_groups
+
+
+class Signed(torch.optim.Optimizer):
+    """As lion-pytorch: moves weights by the sign of the mean of their gradients."""
+
+    def __init__(self, params, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                mean = self.state[weight].setdefault("mean", torch.zeros_like(weight))
+                weight -= group["lr"] * mean.lerp_(weight.grad, 0.1).sign()
+
+
+class Inner(Classifier):
+    """Has an optimizer that Lightning does not know, and one within Lightning's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_optimizer = Signed(self.head.parameters(), 0.01)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.head_optimizer.step()
+        self.head_optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        optimizer = Sharp(self.backbone.parameters(), lr=0.1, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
 class Skips(Classifier):
     """Skips batches, and the rest of an epoch."""
 
@@ -705,6 +751,11 @@ def clipped(job):
 
 def in_turns(job):
     trainer(job).fit(model := InTurns(), points())
+    return [model], ""
+
+
+def inner(job):
+    trainer(job).fit(model := Inner(), points())
     return [model], ""
 
 

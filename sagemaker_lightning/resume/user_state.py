@@ -5,7 +5,8 @@ does not know.
 """
 
 import io
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
@@ -127,7 +129,8 @@ class UserState:
             if self.trainer_settings.get(name, value) != value
         }
         plain = self.state.encode_changes()
-        self._report_unsaved()
+        stateful, unsaved = self._encode_stateful()
+        self._report_unsaved(unsaved)
         if point:
             self._report_variables()
         return {
@@ -139,9 +142,7 @@ class UserState:
                 path: encode(generators.state_of(object_))
                 for path, object_ in self._generators().items()
             },
-            "stateful": {
-                path: encode(object_.state_dict()) for path, object_ in self._stateful().items()
-            },
+            "stateful": stateful,
             "settings": settings,
             "eval": [name for name, module in model.named_modules() if not module.training],
             "frozen": [
@@ -248,10 +249,16 @@ class UserState:
                 )
             self.reported.add(name)
 
-    def _report_unsaved(self) -> None:
-        """Print, once, which changed containers hold something that cannot be saved."""
+    def _report_unsaved(self, others: Mapping[tuple[str, str], str]) -> None:
+        """Print, once, which changed containers hold something that cannot be saved.
+
+        Args:
+            others: What else cannot be saved, and why, by path of its owner and attribute.
+        """
         unsaved = {
-            key: reason for key, reason in self.state.unsaved.items() if key not in self.reported
+            key: reason
+            for key, reason in (self.state.unsaved | others).items()
+            if key not in self.reported
         }
         for key, (value, *description) in self.state.opaque_containers().items():
             if key not in self.reported and self.containers_at_start.get(key) != description:
@@ -304,9 +311,10 @@ class UserState:
         for path, object_ in self._generators().items():
             if path in saved["generators"]:
                 generators.restore(object_, decode(saved["generators"][path]))
-        for path, object_ in self._stateful().items():
-            if path in saved["stateful"]:
-                object_.load_state_dict(decode(saved["stateful"][path]))
+        with _sharing_groups(self._stateful().values()):
+            for path, object_ in self._stateful().items():
+                if path in saved["stateful"]:
+                    object_.load_state_dict(decode(saved["stateful"][path]))
         for name, value in saved["settings"].items():
             setattr(self.trainer, name, value)
             self.trainer_settings[name] = CHANGED_BEFORE
@@ -397,10 +405,22 @@ class UserState:
             }
         )
 
-    def _stateful(self) -> dict[str, Any]:
-        """Return a library's objects that save and load their state.
+    def _encode_stateful(self) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
+        """Return the encoded states of `_stateful`, and why others have none."""
+        states = {}
+        unsaved = {}
+        for path, object_ in self._stateful().items():
+            try:
+                states[path] = encode(object_.state_dict())
+            except NotPlain as error:
+                owner, _, name = path.rpartition(".")
+                unsaved[owner, name] = f"holds a {error.kind}"
+        return states, unsaved
 
-        An example is an optimizer that the user's code keeps for itself.
+    def _stateful(self) -> dict[str, Any]:
+        """Return a library's objects that save and load their state, and optimizers of any class.
+
+        These are optimizers that Lightning does not know, such as one within another one.
         """
         saved_elsewhere = {id(value) for value in self.trainer.optimizers}
         saved_elsewhere |= {id(config.scheduler) for config in self.trainer.lr_scheduler_configs}
@@ -417,6 +437,29 @@ class UserState:
             for path, value in object_graph.walk(user_objects(self.trainer), code=False)
             if not isinstance(value, excluded)
             and id(value) not in saved_elsewhere
-            and object_graph.is_library_class(type(value))
+            and (object_graph.is_library_class(type(value)) or isinstance(value, Optimizer))
             and has_state(value)
         }
+
+
+@contextmanager
+def _sharing_groups(objects: Iterable[Any]) -> Iterator[None]:
+    """Let optimizers that load their states in the block keep their groups and states.
+
+    `load_state_dict` makes new ones. An optimizer within another one, as SAM has it, shares them:
+    a schedule sets the rates of the one, and the other one steps.
+    """
+    kept = [
+        (object_, object_.param_groups, object_.state)
+        for object_ in objects
+        if isinstance(object_, Optimizer) and vars(object_).keys() >= {"param_groups", "state"}
+    ]
+    yield
+    for optimizer, groups, state in kept:
+        for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+            group.update({**loaded, "params": group["params"]})
+        if optimizer.state is not state:
+            state.clear()
+            state.update(optimizer.state)
+        optimizer.param_groups = groups
+        optimizer.state = state
