@@ -155,6 +155,7 @@ TUTORIAL_CASES = {
     "measured": [{"STOP_AT": "0:7"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
     "adapting": [{"STOP_AT": "0:4"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
     "averaged": [{"STOP_AT": "0:4"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
+    "anchored": [{"STOP_AT": "0:4"}, {"KILL_AT": "2:1"}],
     "copied": [{"STOP_AT": "0:4"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
     "stopped_early": [{"STOP_AT": "0:9"}, {"STOP_AT": "2:3"}],
     "combined": [{"STOP_AT": "0:8"}, {"STOP_AT": "1:9"}, {"KILL_AT": "3:2"}],
@@ -177,7 +178,7 @@ TUTORIAL_CASES = {
     "ranks": [{"STOP_AT": "1:2"}],
 }
 """Where each of tests/tutorials.py is interrupted."""
-IN_EACH_TEST = ("drawn", "mining", "thaws", "skips", "clipped", "in_turns", "inner")
+IN_EACH_TEST = ("drawn", "mining", "thaws", "skips", "clipped", "in_turns", "inner", "anchored")
 
 
 @pytest.mark.slow

@@ -254,6 +254,30 @@ class Average(L.Callback):
         pl_module.load_state_dict(self.shadow)
 
 
+class Anchored(Classifier):
+    """Stays near the weights that a training begins with."""
+
+    def on_fit_start(self):
+        self.anchor = {name: weight.detach().clone() for name, weight in self.named_parameters()}
+
+    def training_step(self, batch, batch_idx):
+        drift = [
+            (each - self.anchor[name]).square().sum() for name, each in self.named_parameters()
+        ]
+        return super().training_step(batch, batch_idx) + 0.1 * sum(drift)
+
+
+class Decays(L.Callback):
+    """Lowers each learning rate from the one that the optimizer begins with."""
+
+    def on_train_start(self, trainer, pl_module):
+        self.rates = [group["lr"] for group in trainer.optimizers[0].param_groups]
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        for group, rate in zip(trainer.optimizers[0].param_groups, self.rates, strict=True):
+            group["lr"] = rate / (1 + 0.2 * trainer.global_step)
+
+
 class Copied(L.Callback):
     """A momentum copy of the whole model, made when training starts."""
 
@@ -633,6 +657,11 @@ def adapting(job):
 
 def averaged(job):
     trainer(job, callbacks=[Average()]).fit(model := Classifier(), points(), val())
+    return [model], ""
+
+
+def anchored(job):
+    trainer(job, callbacks=[Decays()]).fit(model := Anchored(), points())
     return [model], ""
 
 

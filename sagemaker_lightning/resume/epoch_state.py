@@ -5,7 +5,6 @@ norm's statistics) equal on all ranks at the start of a forward pass only, and v
 rank's own.
 """
 
-import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from torchmetrics import Metric, MetricTracker
 
 from sagemaker_lightning.compat import lightning_loops, lightning_metrics, metrics
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.start_hooks import is_of_library
 from sagemaker_lightning.resume.user_state import UserState, user_objects
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import decode, encode
@@ -108,10 +108,10 @@ def _with_lasting_gradients(trainer: Trainer) -> dict[str, nn.Parameter]:
     is_removed_by_lightning = (
         model.automatic_optimization
         and not lightning_loops.gradients_accumulate(trainer)
-        and _is_of_library(type(model).optimizer_zero_grad)
+        and is_of_library(type(model).optimizer_zero_grad)
         # These may not remove them, but set them to zero. An optimizer still moves such a weight.
-        and all(_is_of_library(type(optimizer).zero_grad) for optimizer in trainer.optimizers)
-        and all(_is_of_library(owner.on_before_zero_grad) for owner in owners)
+        and all(is_of_library(type(optimizer).zero_grad) for optimizer in trainer.optimizers)
+        and all(is_of_library(owner.on_before_zero_grad) for owner in owners)
     )
     if not is_removed_by_lightning:
         return parameters
@@ -126,12 +126,6 @@ def _with_lasting_gradients(trainer: Trainer) -> dict[str, nn.Parameter]:
         for name, parameter in parameters.items()
         if parameter.requires_grad and id(parameter) not in removed_ids
     }
-
-
-def _is_of_library(function: Callable) -> bool:
-    """Return whether a function or a method is a library's."""
-    is_function = isinstance(function, (types.FunctionType, types.MethodType))
-    return is_function and object_graph.is_library_class(function)
 
 
 def newest_metrics(trainer: Trainer) -> dict[str, Any]:

@@ -388,7 +388,7 @@ class Restart:
                 self.trainer, self._rank_state, mid_epoch=self.point is not ResumePoint.EPOCH
             )
         epoch_state.restore_gradients(self.trainer, self.entries["ranks"])
-        user_state.restore(self._rank_state["held"], only_plain)
+        user_state.restore(self._rank_state["held"], only_plain, self._same_ranks)
 
     def optimizers_made(self) -> None:
         """Compare what `configure_optimizers` has made with that of the checkpoint's run.

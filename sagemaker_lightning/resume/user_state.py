@@ -21,6 +21,7 @@ from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
 from sagemaker_lightning.compat.torch_modules import hooks
 from sagemaker_lightning.data.sample_seeding import has_state
+from sagemaker_lightning.resume import start_hooks
 from sagemaker_lightning.resume.restore_check import LOADER_ATTRIBUTES
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators, module_variables, object_graph
@@ -44,10 +45,7 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         trainer: Lightning's trainer.
     """
     objects: dict[str, Any] = {"model": trainer.lightning_module, "datamodule": trainer.datamodule}
-    objects |= {
-        f"callbacks.{position} {type(object_).__name__}": object_
-        for position, object_ in enumerate(trainer.callbacks)
-    }
+    objects |= start_hooks.objects_of_hooks(trainer)
     # state_dict() has the whole state of a library's optimizer. It lacks the plain attributes of a
     # class of the user's.
     own_optimizers = [
@@ -92,6 +90,8 @@ class UserState:
         self.containers_at_start: dict[tuple[str, str], list] = {}
         self.variables_at_start: dict[str, bytes] = {}  # digests of variables by name
         self.reported: set = set()  # what a message was printed for
+        self.hooks: start_hooks.StartHooks | None = None  # while hooks begin the training
+        self.computed: set[tuple[str, str]] = set()  # values that these hooks have computed
 
     def objects_of_module(self) -> dict[str, Any]:
         """Return the objects that the module has, by name."""
@@ -103,8 +103,20 @@ class UserState:
         objects = self.objects_of_module().items()
         return next((name for name, object_ in objects if object_ is value), "")
 
+    def hooks_begin(self) -> None:
+        """Note that hooks at the start of training run next."""
+        self.hooks = start_hooks.StartHooks(self.trainer)
+
+    def hooks_ended(self) -> None:
+        """Save from now on what these hooks have computed."""
+        if self.hooks:
+            self.computed |= self.hooks.computed()
+            self.state.touch(self.computed)
+            self.hooks = None
+
     def mark_start(self) -> None:
         """Take the present state as the one at the start."""
+        self.hooks_ended()
         self.state.mark()
         self.attributes_at_start = self.state.opaque_attributes()
         self.containers_at_start = {
@@ -137,6 +149,7 @@ class UserState:
             "plain": plain,
             "data": self._data_identity(plain),
             "modules": self._modules(),
+            "computed": sorted(self.computed & self.state.unchanged),
             "made": sorted(self.state.opaque_attributes() - self.attributes_at_start),
             "generators": {
                 path: encode(generators.state_of(object_))
@@ -287,12 +300,16 @@ class UserState:
                     flush=True,
                 )
 
-    def restore(self, saved: Mapping[str, Any], only_plain: bool = False) -> None:
+    def restore(
+        self, saved: Mapping[str, Any], only_plain: bool = False, same_ranks: bool = True
+    ) -> None:
         """Restore what `encode_changes` returned, as far as the objects exist.
 
         Args:
             saved: What `encode_changes` returned.
             only_plain: Whether to restore only plain values.
+            same_ranks: Whether this rank has saved it. If not, what hooks have computed at the
+                start is left as they have: it may be this rank's own.
         """
         model = self.trainer.lightning_module
         # A dataset may create something once and set a flag that says so. Where the thing is
@@ -300,10 +317,11 @@ class UserState:
         incomplete = {
             path for path, _ in self.missing_attributes(saved) if path in self._data_paths()
         }
+        own = set() if same_ranks else set(map(tuple, saved["computed"]))
         plain = {
             key: value
             for key, value in saved["plain"].items()
-            if key[0] not in incomplete or type(value) is not bool
+            if key not in own and (key[0] not in incomplete or type(value) is not bool)
         }
         self.state.restore(plain)
         if only_plain:
