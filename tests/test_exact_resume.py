@@ -172,13 +172,24 @@ TUTORIAL_CASES = {
     "clipped": [{"STOP_AT": "0:4"}, {"KILL_AT": "2:1"}],
     "in_turns": [{"STOP_AT": "1:0"}],
     "inner": [{"STOP_AT": "0:4"}, {"KILL_AT": "2:1"}],
+    "stages": [{"KILL_AT": "0:7"}, {"STOP_AT": "1:3"}],
     "skips": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:6"}, {"KILL_AT": "2:5"}],
     "resumable": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:9"}],
     "draws": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:9"}],
     "ranks": [{"STOP_AT": "1:2"}],
 }
 """Where each of tests/tutorials.py is interrupted."""
-IN_EACH_TEST = ("drawn", "mining", "thaws", "skips", "clipped", "in_turns", "inner", "anchored")
+IN_EACH_TEST = (
+    "drawn",
+    "mining",
+    "thaws",
+    "skips",
+    "clipped",
+    "in_turns",
+    "inner",
+    "anchored",
+    "stages",
+)
 
 
 @pytest.mark.slow
@@ -201,6 +212,7 @@ def test_a_tutorial(tmp_path: Path, case: str):
     [
         ("counts", "__main__.Counts.steps changes while training, and no checkpoint has it: a"),
         ("lists", "__main__.Lists.outputs changes while training, and no checkpoint has it: a"),
+        ("unseeded", "the numbers in model.directions differ; likely because of data that were"),
         ("swaps", "the class or the hooks of model.backbone.2 differ"),
         ("hooked", "the class or the hooks of model.backbone differ"),
     ],

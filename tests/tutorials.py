@@ -544,6 +544,17 @@ class Inner(Classifier):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
 
+class Directed(Classifier):
+    """Sees its features in directions that are drawn once."""
+
+    def __init__(self, directions: torch.Tensor) -> None:
+        super().__init__()
+        self.directions = directions
+
+    def forward(self, inputs):
+        return self.head(self.backbone(inputs) @ self.directions)
+
+
 class Skips(Classifier):
     """Skips batches, and the rest of an epoch."""
 
@@ -785,6 +796,22 @@ def in_turns(job):
 
 def inner(job):
     trainer(job).fit(model := Inner(), points())
+    return [model], ""
+
+
+def stages(job):
+    made = trainer(job, "first", max_epochs=1, limit_train_batches=5)
+    made.fit(first := Classifier(), points())
+    model = Directed(torch.randn(8, 8))
+    model.backbone = first.backbone
+    made = trainer(job, "second", max_epochs=2)
+    made.fit(model, points())
+    return [model], ""
+
+
+def unseeded(job):
+    model = Directed(torch.from_numpy(np.random.default_rng().normal(size=(8, 8))).float())
+    trainer(job).fit(model, points())
     return [model], ""
 
 

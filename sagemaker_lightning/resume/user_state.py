@@ -33,6 +33,7 @@ PARTS = "dataset", "collate_fn", *SAMPLERS
 """Parts of a DataLoader that may have state."""
 TRAINING = "train."
 VALIDATION = "val."
+CODE_ROOTS = "model", "callbacks."
 """How the names of what the loaders have begin, by stage."""
 # Stands for the start value of a setting that the interrupted run changed.
 CHANGED_BEFORE = object()
@@ -171,8 +172,9 @@ class UserState:
     def _data_identity(self, changed: Collection[tuple[str, str]]) -> dict[str, Any]:
         """Return what tells the training and validation data from others, by name.
 
-        These are lengths, and the numbers that the datasets hold: of those that the program has
-        made and nothing has changed since. A text may rightly be another one, such as a folder.
+        These are lengths, and the numbers that the datasets hold, or the model and the callbacks in
+        arrays, such as directions drawn once: of those that the program has made and nothing has
+        changed since. A text may rightly be another one, such as a folder.
 
         Args:
             changed: The plain values that are others than at the start; they are saved themselves.
@@ -195,7 +197,12 @@ class UserState:
         numbers = {
             f"the numbers in {'.'.join(key)}": mark
             for key, mark in self.state.numbers().items()
-            if key[0].startswith(stages) and key not in changed
+            if key not in changed
+            and (
+                key[0].startswith(stages)
+                # A list in the code is compared with other numbers of the code.
+                or (key[0].startswith(CODE_ROOTS) and key in self.state.arrays_at_start)
+            )
         }
         return lengths | numbers | self._batches(stages)
 

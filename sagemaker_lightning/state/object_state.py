@@ -56,6 +56,7 @@ class PlainState:
         self.skip = skip
         self.at_start: dict[tuple[str, str], bytes] = {}
         self.numbers_at_start: set[tuple[str, str]] = set()
+        self.arrays_at_start: set[tuple[str, str]] = set()  # those of them that are one array
         self.touched: set[tuple[str, str]] = set()
         self.unchanged: set[tuple[str, str]] = set()
         """Values that `encode_changes` has returned and that are as at the start."""
@@ -71,6 +72,9 @@ class PlainState:
         values = self._plain_values()
         self.at_start = {key: _fingerprint(value) for key, value in values.items()}
         self.numbers_at_start = {key for key, value in values.items() if _is_numbers(value)}
+        self.arrays_at_start = {
+            key for key in self.numbers_at_start if isinstance(values[key], (Tensor, np.ndarray))
+        }
 
     def numbers(self) -> dict[tuple[str, str], bytes]:
         """Return a hash of each value at the start that consists of numbers alone.
