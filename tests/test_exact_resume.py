@@ -173,6 +173,7 @@ TUTORIAL_CASES = {
     "in_turns": [{"STOP_AT": "1:0"}],
     "inner": [{"STOP_AT": "0:4"}, {"KILL_AT": "2:1"}],
     "stages": [{"KILL_AT": "0:7"}, {"STOP_AT": "1:3"}],
+    "centered": [{"STOP_AT": "0:4"}, {"KILL_AT": "2:1"}],
     "skips": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:6"}, {"KILL_AT": "2:5"}],
     "resumable": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:9"}],
     "draws": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:9"}],
@@ -189,6 +190,7 @@ IN_EACH_TEST = (
     "inner",
     "anchored",
     "stages",
+    "centered",
 )
 
 
@@ -214,6 +216,7 @@ def test_a_tutorial(tmp_path: Path, case: str):
         ("lists", "__main__.Lists.outputs changes while training, and no checkpoint has it: a"),
         ("unseeded", "the numbers in model.directions differ; likely because of data that were"),
         ("swaps", "the class or the hooks of model.backbone.2 differ"),
+        ("slowed", "the class or the hooks of model.backbone.0 differ"),
         ("hooked", "the class or the hooks of model.backbone differ"),
     ],
 )

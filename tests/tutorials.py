@@ -457,6 +457,51 @@ class Hooked(Classifier):
             self.backbone.register_forward_hook(lambda _, args, out: out + torch.randn_like(out))
 
 
+class Slowed(Classifier):
+    """Trains a layer more slowly from its second epoch on, by a hook of its weight."""
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.backbone[0].weight.register_hook(lambda gradient: 0.1 * gradient)
+
+
+class Centering:
+    """Subtracts the running mean of what a layer returns."""
+
+    def __init__(self) -> None:
+        self.mean = torch.zeros(())
+
+    def __call__(self, module, arguments, output):
+        self.mean = 0.9 * self.mean + 0.1 * output.detach().mean()
+        return output - self.mean
+
+
+class Shrinking:
+    """Shrinks the weights after each step, less and less."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    @torch.no_grad()
+    def __call__(self, optimizer, arguments, options):
+        self.steps += 1
+        for weight in optimizer.param_groups[0]["params"]:
+            weight *= 1 - 0.1 / self.steps
+
+
+class Centered(Classifier):
+    """Has hooks with states that nothing else knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone[0].register_forward_hook(Centering())
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        optimizer.register_step_post_hook(Shrinking())
+        return optimizer
+
+
 class Thaws(Classifier):
     """Makes its optimizers anew once all weights are trained."""
 
@@ -776,6 +821,16 @@ def swaps(job):
 
 def hooked(job):
     trainer(job).fit(model := Hooked(), points())
+    return [model], ""
+
+
+def slowed(job):
+    trainer(job).fit(model := Slowed(), points())
+    return [model], ""
+
+
+def centered(job):
+    trainer(job).fit(model := Centered(), points())
     return [model], ""
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
-from sagemaker_lightning.compat.torch_modules import hooks
+from sagemaker_lightning.compat.torch_modules import hooks, step_hooks
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume import start_hooks
 from sagemaker_lightning.resume.restore_check import LOADER_ATTRIBUTES
@@ -60,6 +60,18 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         f"loggers.{position} {type(object_).__name__}": object_
         for position, object_ in enumerate(trainer.loggers)
         if not object_graph.is_library_class(type(object_))
+    }
+    modules = dict(trainer.lightning_module.named_modules()) if trainer.lightning_module else {}
+    owners = [(f"model.{name}", hooks(module)) for name, module in modules.items()]
+    owners += [
+        (f"optimizers.{position}", step_hooks(optimizer))
+        for position, optimizer in enumerate(trainer.optimizers)
+    ]
+    objects |= {
+        f"hooks.{name}.{position}": hook
+        for name, hooks_of_owner in owners
+        for position, hook in enumerate(hooks_of_owner)
+        if module_variables.is_own(hook)
     }
     for stage, loaders in (("train", trainer.train_dataloader), ("val", trainer.val_dataloaders)):
         for number, loader in enumerate(flattened(loaders)):
@@ -243,14 +255,18 @@ class UserState:
     def _modules(self) -> dict[str, str]:
         """Return the class of each of the model's modules, and how many hooks it has, by name.
 
-        A module that was replaced while training, or that has got a hook, is in no checkpoint.
+        A module that was replaced while training, or that has got a hook, is in no checkpoint. Nor
+        is a hook of an optimizer.
         """
         return {
             f"the class or the hooks of model.{name}".removesuffix("."): (
                 # A lazy module gets its final class with the first batch.
-                f"{type(module).__name__.removeprefix('Lazy')} {hooks(module)}"
+                f"{type(module).__name__.removeprefix('Lazy')} {len(hooks(module))}"
             )
             for name, module in self.trainer.lightning_module.named_modules()
+        } | {
+            f"the hooks of optimizers.{position}": str(len(step_hooks(optimizer)))
+            for position, optimizer in enumerate(self.trainer.optimizers)
         }
 
     def _variables(self) -> dict[str, bytes]:
@@ -426,7 +442,7 @@ class UserState:
             {
                 name: value
                 for name, value in user_objects(self.trainer).items()
-                if "." not in name or name.startswith("callbacks")
+                if "." not in name or name.startswith(("callbacks", "hooks"))
             }
         )
 

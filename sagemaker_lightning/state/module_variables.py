@@ -131,6 +131,13 @@ def _variables_of(owner: type | types.FunctionType) -> dict[str, Any]:
     }
 
 
+def is_own(code: Any) -> bool:
+    """Return whether a function, a class or an object's class is the user's own."""
+    while isinstance(code, functools.partial):
+        code = code.func
+    return _is_own(getattr(code, "__module__", None) or "")
+
+
 @functools.cache
 def _is_own(module: str) -> bool:
     """Return whether the user has written a module, given by its name."""
