@@ -174,6 +174,7 @@ TUTORIAL_CASES = {
     "inner": [{"STOP_AT": "0:4"}, {"KILL_AT": "2:1"}],
     "stages": [{"KILL_AT": "0:7"}, {"STOP_AT": "1:3"}],
     "centered": [{"STOP_AT": "0:4"}, {"KILL_AT": "2:1"}],
+    "tracked": [{"STOP_AT": "0:4"}, {"STOP_AT": "1:9"}],
     "skips": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:6"}, {"KILL_AT": "2:5"}],
     "resumable": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:9"}],
     "draws": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:9"}],
@@ -191,6 +192,7 @@ IN_EACH_TEST = (
     "anchored",
     "stages",
     "centered",
+    "tracked",
 )
 
 

@@ -600,6 +600,36 @@ class Directed(Classifier):
         return self.head(self.backbone(inputs) @ self.directions)
 
 
+class Tracker:
+    """What is counted in an epoch."""
+
+    def __init__(self) -> None:
+        self.losses = []
+
+
+class Tracked(Classifier):
+    """Makes a part before training and an object for each epoch, by methods of its own."""
+
+    def make_scale(self):
+        self.scale = nn.Linear(1, 1)
+        self.trainer.optimizers[0].add_param_group({"params": self.scale.parameters()})
+
+    def begin_epoch(self):
+        self.tracker = Tracker()
+
+    def on_fit_start(self):
+        self.make_scale()
+
+    @torch.no_grad()
+    def on_train_epoch_start(self):
+        self.begin_epoch()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.tracker.losses.append(loss.item())
+        return self.scale(loss.view(1)).squeeze() * (1 + sum(self.tracker.losses))
+
+
 class Skips(Classifier):
     """Skips batches, and the rest of an epoch."""
 
@@ -867,6 +897,11 @@ def stages(job):
 def unseeded(job):
     model = Directed(torch.from_numpy(np.random.default_rng().normal(size=(8, 8))).float())
     trainer(job).fit(model, points())
+    return [model], ""
+
+
+def tracked(job):
+    trainer(job).fit(model := Tracked(), points())
     return [model], ""
 
 

@@ -509,9 +509,10 @@ class Restart:
     def recreate_objects(self, user_state: UserState) -> None:
         """Run again the hooks that created objects that no checkpoint can hold.
 
-        This is needed only within an epoch, where Lightning does not run these hooks.
+        Within an epoch, Lightning does not run these hooks. At its end, the objects still have the
+        epoch's state, which other hooks may use.
         """
-        if self.resumes_within_epoch:
+        if self.entries:
             model_changes.run_creating_hooks(
                 self.trainer, user_state.missing_attributes(self._rank_state["held"])
             )
