@@ -61,12 +61,12 @@ def another_order(self, epoch, turn) -> list:
     return order(self, epoch + 1, turn)
 
 
-def of_modes(self, state, wholly=True) -> None:
+def of_modes(self, *arguments) -> None:
     """Restore everything except the modes of modules and which parameters are trained."""
     model = self.trainer.lightning_module
     modes = [item.training for item in model.modules()]
     trained = [item.requires_grad for item in model.parameters()]
-    restore(self, state, wholly)
+    restore(self, *arguments)
     for item, mode in zip(model.modules(), modes, strict=True):
         item.training = mode
     for item, gradient in zip(model.parameters(), trained, strict=True):

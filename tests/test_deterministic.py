@@ -110,6 +110,26 @@ def test_any_sampler_that_draws_is_exact():
         assert batches(DataLoader(data, batch_size=4, sampler=make()), epoch=3) != all_batches
 
 
+class Endless(RandomSampler):
+    """As mmengine's: it has the length of the data, and no end."""
+
+    drawn = 0
+
+    def __iter__(self):
+        while self.drawn < 100:  # whoever draws all of it fails, and does not hang
+            self.drawn += len(self.data_source)
+            yield from super().__iter__()
+        raise AssertionError("drawn beyond its length")
+
+
+def test_a_sampler_with_a_length_and_no_end():
+    data = TensorDataset(torch.arange(30))
+    make = lambda: DataLoader(data, batch_size=4, sampler=Endless(data))  # noqa: E731
+    all_batches = batches(make())
+    assert sorted(sum((batch for (batch,) in all_batches), [])) == list(range(30))
+    assert batches(make(), start=5) == all_batches[5:]
+
+
 def test_batches_of_ones_own_go_to_the_ranks_in_turn():
     class Pairs(BatchSampler):
         def __iter__(self):

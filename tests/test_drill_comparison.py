@@ -3,11 +3,13 @@
 They are the list of interruptions, the working folder, and the comparison.
 """
 
+import functools
 import itertools
 import json
 from pathlib import Path
 
 import pytest
+import records
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
@@ -251,6 +253,71 @@ def test_variables_that_change_are_named():
             digests_before, module_variables.variable_digests(objects, objects)
         )
         == named
+    )
+
+
+class Meter:
+    """A sum of losses, as in PyTorch's ImageNet example; other such sums follow."""
+
+    instances = []
+
+    def __init__(self) -> None:
+        self.sum = 0.0
+        self.instances.append(self)
+
+
+METER = Meter()
+BANK = torch.zeros(100_000, 2)
+FRIEND = torch.nn.BatchNorm1d(2)
+MODEL = Meter()
+MODELS = [MODEL]
+
+
+@functools.lru_cache
+def projection(size):
+    return torch.randn(size)
+
+
+@functools.lru_cache
+def squares(size):
+    return torch.arange(size) ** 2
+
+
+def remembers(number):
+    """Change all of these."""
+    remembers.calls += 1
+    METER.sum += number
+    BANK[:] = number
+    FRIEND(torch.ones(2, 2) * number)
+    records.limit = number
+    MODELS[0].sum += number
+    projection(number), squares(number)
+
+
+remembers.calls = 0
+
+
+def test_objects_in_variables_that_change_are_named(monkeypatch):
+    """What a checkpoint has is not named, nor a cache of what is computed again."""
+    monkeypatch.setattr(records, "limit", 0, raising=False)
+    digests = lambda: module_variables.variable_digests(  # noqa: E731
+        {"collate_fn": remembers, "model": MODEL}, {"model": MODEL}
+    )
+    before = digests()
+    assert digests() == before
+    remembers(3)
+    changed = module_variables.changed_variables(before, digests())
+    assert [name for name in changed if "FRIEND.running" not in name] == [
+        "records.limit",
+        "test_drill_comparison.BANK",
+        "test_drill_comparison.FRIEND.num_batches_tracked",
+        "test_drill_comparison.METER.sum",
+        "test_drill_comparison.projection",
+        "test_drill_comparison.remembers.calls",
+    ]
+    Meter()
+    assert "test_drill_comparison.Meter.instances" in module_variables.changed_variables(
+        before, digests()
     )
 
 

@@ -4,7 +4,9 @@ And what of them has changed, for long values, too.
 """
 
 import io
+import time
 from collections import deque, namedtuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from torch.utils._pytree import tree_map
 from torchmetrics import MeanMetric
 
 from sagemaker_lightning.compat import metrics
-from sagemaker_lightning.resume import epoch_state
+from sagemaker_lightning.resume import epoch_state, start_hooks
 from sagemaker_lightning.state.encoding import PACKED_FROM, decode, encode, without_devices
 from sagemaker_lightning.state.object_state import COMPARED_IN_FULL, PlainState
 
@@ -243,3 +245,26 @@ def test_a_metric_stays_on_its_device():
     metric.reset()
     epoch_state.restore_rank_state(trainer, epoch_state.copy_to_cpu(known), mid_epoch=False)
     assert metric.mean_value.device.type == "cpu" and metric.compute() == 3.0
+
+
+def test_what_hooks_compute_at_the_start_is_told_from_what_may_rightly_differ():
+    class Starts(Callback):
+        def on_fit_start(self, trainer, pl_module):
+            self.anchor = {"weight": torch.ones(2)}
+            self.baseline = 0.3
+            self.mean = [1, None, np.float32(0.5)]
+            self.folder = "/tmp"
+            self.total_steps = 40
+            self.named = {"a": "b", "c": torch.ones(1)}
+            self.data = torch.zeros(start_hooks.MIN_ELEMENTS + 1)
+            self.began = time.time()
+            self.timer = {"began": time.monotonic(), "laps": 0}
+
+    starts = Starts()
+    trainer = SimpleNamespace(lightning_module=LightningModule(), callbacks=[starts])
+    hooks = start_hooks.StartHooks(trainer)
+    starts.on_fit_start(trainer, trainer.lightning_module)
+    assert hooks.computed() == {
+        ("callbacks.0 Starts", name) for name in ("anchor", "baseline", "mean")
+    }
+    assert start_hooks.StartHooks(trainer).computed() == set()

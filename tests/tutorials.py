@@ -254,6 +254,30 @@ class Average(L.Callback):
         pl_module.load_state_dict(self.shadow)
 
 
+class Anchored(Classifier):
+    """Stays near the weights that a training begins with."""
+
+    def on_fit_start(self):
+        self.anchor = {name: weight.detach().clone() for name, weight in self.named_parameters()}
+
+    def training_step(self, batch, batch_idx):
+        drift = [
+            (each - self.anchor[name]).square().sum() for name, each in self.named_parameters()
+        ]
+        return super().training_step(batch, batch_idx) + 0.1 * sum(drift)
+
+
+class Decays(L.Callback):
+    """Lowers each learning rate from the one that the optimizer begins with."""
+
+    def on_train_start(self, trainer, pl_module):
+        self.rates = [group["lr"] for group in trainer.optimizers[0].param_groups]
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        for group, rate in zip(trainer.optimizers[0].param_groups, self.rates, strict=True):
+            group["lr"] = rate / (1 + 0.2 * trainer.global_step)
+
+
 class Copied(L.Callback):
     """A momentum copy of the whole model, made when training starts."""
 
@@ -402,6 +426,21 @@ class Counts(Classifier):
         return super().training_step(batch, batch_idx) / (1 + 0.1 * Counts.steps)
 
 
+class Lists(Classifier):
+    """Collects an epoch's losses in a list of the class, which its end clears."""
+
+    outputs = []
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.outputs.append(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("mean", torch.stack(self.outputs).mean())
+        self.outputs.clear()
+
+
 class Swaps(Classifier):
     """Has another activation from its second epoch on."""
 
@@ -418,6 +457,51 @@ class Hooked(Classifier):
             self.backbone.register_forward_hook(lambda _, args, out: out + torch.randn_like(out))
 
 
+class Slowed(Classifier):
+    """Trains a layer more slowly from its second epoch on, by a hook of its weight."""
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.backbone[0].weight.register_hook(lambda gradient: 0.1 * gradient)
+
+
+class Centering:
+    """Subtracts the running mean of what a layer returns."""
+
+    def __init__(self) -> None:
+        self.mean = torch.zeros(())
+
+    def __call__(self, module, arguments, output):
+        self.mean = 0.9 * self.mean + 0.1 * output.detach().mean()
+        return output - self.mean
+
+
+class Shrinking:
+    """Shrinks the weights after each step, less and less."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    @torch.no_grad()
+    def __call__(self, optimizer, arguments, options):
+        self.steps += 1
+        for weight in optimizer.param_groups[0]["params"]:
+            weight *= 1 - 0.1 / self.steps
+
+
+class Centered(Classifier):
+    """Has hooks with states that nothing else knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone[0].register_forward_hook(Centering())
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        optimizer.register_step_post_hook(Shrinking())
+        return optimizer
+
+
 class Thaws(Classifier):
     """Makes its optimizers anew once all weights are trained."""
 
@@ -429,6 +513,121 @@ class Thaws(Classifier):
         if self.current_epoch == 2:
             self.backbone.requires_grad_(True)
             self.trainer.strategy.setup_optimizers(self.trainer)
+
+
+class Clipped(Classifier):
+    """Clips by the norm of all gradients, and trains the head alone: the others' add up."""
+
+    def on_before_optimizer_step(self, optimizer):
+        nn.utils.clip_grad_norm_(self.parameters(), 0.1)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.head.parameters(), 0.5)
+
+
+class InTurns(Classifier):
+    """Trains two heads in turns; momentum moves a weight whose gradient is zero, not missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([self.head, copy.deepcopy(self.head)])
+
+    def training_step(self, batch, batch_idx):
+        self.head = self.heads[batch_idx // 2 % 2]
+        return super().training_step(batch, batch_idx)
+
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        optimizer.zero_grad(set_to_none=False)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)
+
+
+class Sharp(torch.optim.SGD):
+    """As SAM: steps by an optimizer within it, which shares the groups that a schedule changes."""
+
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
+        self.base_optimizer = torch.optim.SGD(self.param_groups, **options)
+        self.param_groups = self.base_optimizer.param_groups
+
+    def step(self, closure=None):
+        return self.base_optimizer.step(closure)
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.base_optimizer.param_groups = self.param_groups
+
+
+class Signed(torch.optim.Optimizer):
+    """As lion-pytorch: moves weights by the sign of the mean of their gradients."""
+
+    def __init__(self, params, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                mean = self.state[weight].setdefault("mean", torch.zeros_like(weight))
+                weight -= group["lr"] * mean.lerp_(weight.grad, 0.1).sign()
+
+
+class Inner(Classifier):
+    """Has an optimizer that Lightning does not know, and one within Lightning's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_optimizer = Signed(self.head.parameters(), 0.01)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.head_optimizer.step()
+        self.head_optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        optimizer = Sharp(self.backbone.parameters(), lr=0.1, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+class Directed(Classifier):
+    """Sees its features in directions that are drawn once."""
+
+    def __init__(self, directions: torch.Tensor) -> None:
+        super().__init__()
+        self.directions = directions
+
+    def forward(self, inputs):
+        return self.head(self.backbone(inputs) @ self.directions)
+
+
+class Tracker:
+    """What is counted in an epoch."""
+
+    def __init__(self) -> None:
+        self.losses = []
+
+
+class Tracked(Classifier):
+    """Makes a part before training and an object for each epoch, by methods of its own."""
+
+    def make_scale(self):
+        self.scale = nn.Linear(1, 1)
+        self.trainer.optimizers[0].add_param_group({"params": self.scale.parameters()})
+
+    def begin_epoch(self):
+        self.tracker = Tracker()
+
+    def on_fit_start(self):
+        self.make_scale()
+
+    @torch.no_grad()
+    def on_train_epoch_start(self):
+        self.begin_epoch()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.tracker.losses.append(loss.item())
+        return self.scale(loss.view(1)).squeeze() * (1 + sum(self.tracker.losses))
 
 
 class Skips(Classifier):
@@ -547,6 +746,11 @@ def averaged(job):
     return [model], ""
 
 
+def anchored(job):
+    trainer(job, callbacks=[Decays()]).fit(model := Anchored(), points())
+    return [model], ""
+
+
 def copied(job):
     trainer(job, callbacks=[Copied()]).fit(model := Classifier(), points(), val())
     return [model], ""
@@ -635,6 +839,11 @@ def counts(job):
     return [model], Counts.steps
 
 
+def lists(job):
+    trainer(job).fit(model := Lists(), points())
+    return [model], ""
+
+
 def swaps(job):
     trainer(job).fit(model := Swaps(), points())
     return [model], ""
@@ -645,8 +854,54 @@ def hooked(job):
     return [model], ""
 
 
+def slowed(job):
+    trainer(job).fit(model := Slowed(), points())
+    return [model], ""
+
+
+def centered(job):
+    trainer(job).fit(model := Centered(), points())
+    return [model], ""
+
+
 def thaws(job):
     trainer(job).fit(model := Thaws(), points())
+    return [model], ""
+
+
+def clipped(job):
+    trainer(job).fit(model := Clipped(), points())
+    return [model], ""
+
+
+def in_turns(job):
+    trainer(job).fit(model := InTurns(), points())
+    return [model], ""
+
+
+def inner(job):
+    trainer(job).fit(model := Inner(), points())
+    return [model], ""
+
+
+def stages(job):
+    made = trainer(job, "first", max_epochs=1, limit_train_batches=5)
+    made.fit(first := Classifier(), points())
+    model = Directed(torch.randn(8, 8))
+    model.backbone = first.backbone
+    made = trainer(job, "second", max_epochs=2)
+    made.fit(model, points())
+    return [model], ""
+
+
+def unseeded(job):
+    model = Directed(torch.from_numpy(np.random.default_rng().normal(size=(8, 8))).float())
+    trainer(job).fit(model, points())
+    return [model], ""
+
+
+def tracked(job):
+    trainer(job).fit(model := Tracked(), points())
     return [model], ""
 
 

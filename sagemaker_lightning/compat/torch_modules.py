@@ -5,9 +5,11 @@ the second name of those that have two; and a user's module may override them. O
 `Module.__init__` in torch/nn/modules/module.py.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 LAST_RATES_ATTRIBUTE = "_last_lr"
 """Attribute of a scheduler that has what `get_last_lr` returns; nothing public sets it.
@@ -28,18 +30,33 @@ def buffers(module: nn.Module) -> dict[str, Tensor | None]:
     return module._buffers
 
 
-def hooks(module: nn.Module) -> int:
-    """Return how many hooks for its forward and backward pass a module has got.
+def hooks(module: nn.Module) -> list[Callable]:
+    """Return the hooks for its forward and backward pass of a module and of its parameters.
 
-    A lazy module has one of its own until the first batch (torch/nn/modules/lazy.py).
+    A lazy module's own one, which it has until the first batch, is left out
+    (torch/nn/modules/lazy.py).
     """
-    hooks_by_kind = (
+    hooks_by_kind = [
         module._forward_hooks,
         module._forward_pre_hooks,
         module._backward_hooks,
         module._backward_pre_hooks,
-    )
-    return sum(map(len, hooks_by_kind)) - hasattr(module, "_initialize_hook")
+    ]
+    for parameter in parameters(module).values():
+        if parameter is not None:
+            hooks_by_kind += [parameter._backward_hooks, parameter._post_accumulate_grad_hooks]
+    return [
+        hook
+        for hooks_of_kind in hooks_by_kind
+        for hook in (hooks_of_kind or {}).values()
+        if getattr(hook, "__func__", None) is not nn.modules.lazy.LazyModuleMixin._infer_parameters
+    ]
+
+
+def step_hooks(optimizer: Optimizer) -> list[Callable]:
+    """Return the hooks for the steps of an optimizer."""
+    kinds = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+    return [hook for kind in kinds for hook in getattr(optimizer, kind, {}).values()]
 
 
 def keep_metadata(copied: dict[str, Any], original: Any) -> None:

@@ -49,6 +49,7 @@ class Batches(Sampler):
         self.drawn = 0
         """A hash of what the sampler has drawn first; equal on all ranks that share its batches."""
         length = sized_len(self.sampler)
+        self.length = length
         self.endless = length is None
         if self.endless:
             self.course = None
@@ -143,13 +144,14 @@ class Batches(Sampler):
             place += len(indices)
 
     def _order(self, epoch: int, turn: int) -> list:
-        """Return all that the sampler draws in an epoch."""
+        """Return what the sampler draws in an epoch, up to its length."""
         with isolate_rng():
             self._seed(epoch, turn)
             for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
                 if hasattr(sampler, "set_epoch"):
                     sampler.set_epoch(epoch)
-            return list(self.sampler)
+            # Some samplers have a length and no end. The one draw more lets others come to theirs.
+            return list(itertools.islice(self.sampler, self.length + 1))[: self.length]
 
     def _seed(self, epoch: int, *more: int) -> None:
         key = ("order", *self.seed, epoch, *more) if any(more) else ("order", *self.seed, epoch)

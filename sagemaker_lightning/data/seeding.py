@@ -65,8 +65,14 @@ class Seeding(Callback):
         self.changed.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the process and the user's loaders as they were."""
+        """Leave the process and the user's loaders as they were.
+
+        Seed what the program draws next, such as the weights of another model: a run that has
+        nothing left to train comes here with other draws than one that trains.
+        """
         self.changed.close()
+        if stage == "fit":
+            seed_all("after", self.seed)
 
     def leave_loaders_to_lightning(self, trainer: Trainer) -> None:
         """Leave the preparation of the loaders to Lightning."""

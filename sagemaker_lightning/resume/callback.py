@@ -819,7 +819,7 @@ class ExactResume(EarlyCallback):
 
 
 class _OptimizersMade(Callback):
-    """Tells an ExactResume that the optimizers are made, before hooks of others change them.
+    """Tells an ExactResume that the optimizers are made, before hooks of others run.
 
     Args:
         resume: The ExactResume.
@@ -832,3 +832,9 @@ class _OptimizersMade(Callback):
         """Compare the optimizers with those of the checkpoint's run."""
         if self.resume.exact and not is_search_only(trainer):
             self.resume.restart.optimizers_made()
+            self.resume.snapshot.user_state.hooks_begin()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note what others' hooks find."""
+        if self.resume.exact and not is_search_only(trainer):
+            self.resume.snapshot.user_state.hooks_begin()

@@ -16,6 +16,7 @@ from torchmetrics import Metric, MetricTracker
 
 from sagemaker_lightning.compat import lightning_loops, lightning_metrics, metrics
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.start_hooks import is_of_library
 from sagemaker_lightning.resume.user_state import UserState, user_objects
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import decode, encode
@@ -74,20 +75,18 @@ def rank_state(
 
 
 def gradients(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Tensor] | None:
-    """Return the gradients that the next optimizer step adds to, by parameter.
+    """Return the gradients that are left for the next optimizer step, by parameter.
 
     All ranks call it.
 
     Returns:
         None if they are equal to those of rank 0.
     """
-    model = trainer.lightning_module
-    if model.automatic_optimization and not lightning_loops.gradients_accumulate(trainer):
+    parameters = _with_lasting_gradients(trainer)
+    if not parameters:
         return None if trainer.global_rank else {}
     gradients_by_name = {
-        name: parameter.grad
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
+        name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None
     }
     gradients_by_name = copy_to_cpu(gradients_by_name)
     digests = gather(digest(gradients_by_name))
@@ -96,6 +95,37 @@ def gradients(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Tens
         if trainer.global_rank and digests[trainer.global_rank] == digests[0]
         else gradients_by_name
     )
+
+
+def _with_lasting_gradients(trainer: Trainer) -> dict[str, nn.Parameter]:
+    """Return the parameters whose gradients Lightning does not remove before the next step.
+
+    They are equal on all ranks, and known without a look at the gradients.
+    """
+    model = trainer.lightning_module
+    parameters = dict(model.named_parameters())
+    owners = (model, *trainer.callbacks)
+    is_removed_by_lightning = (
+        model.automatic_optimization
+        and not lightning_loops.gradients_accumulate(trainer)
+        and is_of_library(type(model).optimizer_zero_grad)
+        # These may not remove them, but set them to zero. An optimizer still moves such a weight.
+        and all(is_of_library(type(optimizer).zero_grad) for optimizer in trainer.optimizers)
+        and all(is_of_library(owner.on_before_zero_grad) for owner in owners)
+    )
+    if not is_removed_by_lightning:
+        return parameters
+    removed_ids = {
+        id(parameter)
+        for optimizer in trainer.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    return {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.requires_grad and id(parameter) not in removed_ids
+    }
 
 
 def newest_metrics(trainer: Trainer) -> dict[str, Any]:

@@ -110,6 +110,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         """
         loaders_before = self.loaders
         snapshot = self.resume.snapshot
+        snapshot.user_state.hooks_ended()  # what follows are data
         objects_before = (
             snapshot.user_state.state_before_data()
             if loaders_before is not None and self.resume.is_training
@@ -256,6 +257,7 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
         if not self.resume.is_training:
             super().setup_data()
             return
+        self.resume.snapshot.user_state.hooks_ended()  # what follows are data
         there_are_some = self.loaders is not None
         epoch = self.restart.epoch_of_validation_data(there_are_some)
         progress = self.trainer.fit_loop.epoch_progress.current

@@ -4,6 +4,8 @@ Examples are buffers that came to be while training, the result of a search, and
 created.
 """
 
+import inspect
+import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch.nn.utils import prune
 
 from sagemaker_lightning.compat import lightning_callbacks
 from sagemaker_lightning.compat.torch_modules import buffers, parameters
+from sagemaker_lightning.resume import start_hooks
 from sagemaker_lightning.resume.epoch_state import has_values
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.user_state import user_objects
@@ -60,21 +63,36 @@ def resize_buffers(model: nn.Module, state: Mapping[str, Any]) -> None:
 def names_in_start_hooks(trainer: Trainer) -> set[str]:
     """Return the names of model parts that hooks before training may create.
 
-    They are all names that the user's on_fit_start and on_train_start mention.
+    They are all names that the user's on_fit_start and on_train_start mention, or the functions
+    that they call.
     """
     owners = [
         owner
         for owner in (trainer.lightning_module, *trainer.callbacks)
         if not object_graph.is_library_class(type(owner))
     ]
-    hooks = [
-        getattr(type(owner), name)
-        for owner in owners
-        for name in ("on_fit_start", "on_train_start")
-    ]
-    return {
-        name for hook in hooks for name in getattr(getattr(hook, "__code__", None), "co_names", ())
-    }
+    return set().union(
+        *(_names_in_hook(type(owner), name) for owner in owners for name in start_hooks.HOOKS)
+    )
+
+
+def _names_in_hook(class_: type, hook: str) -> set[str]:
+    """Return the names that a class's hook mentions, or its own functions that the hook calls.
+
+    Args:
+        class_: The class.
+        hook: The name of the hook.
+    """
+    names: set[str] = set()
+    functions = [getattr(class_, hook)]
+    while functions:
+        function = inspect.unwrap(functions.pop())
+        if not isinstance(function, types.FunctionType) or start_hooks.is_of_library(function):
+            continue
+        new_names = object_graph.names_in_code(function.__code__) - names
+        names |= new_names
+        functions += [getattr(class_, name, function.__globals__.get(name)) for name in new_names]
+    return names
 
 
 def take_later_weights(state: dict[str, Any], model: nn.Module, names: set[str]) -> dict[str, Any]:
@@ -207,8 +225,7 @@ def run_creating_hooks(trainer: Trainer, missing_attributes: list[tuple[str, str
         if not isinstance(owner, (Callback, LightningModule)):
             continue
         missing = {attribute for path, attribute in missing_attributes if path == name}
-        hook = type(owner).on_train_epoch_start
-        if missing & set(hook.__code__.co_names):
+        if missing & _names_in_hook(type(owner), "on_train_epoch_start"):
             if isinstance(owner, Callback):
                 owner.on_train_epoch_start(trainer, trainer.lightning_module)
             else:

@@ -36,7 +36,7 @@ from sagemaker_lightning.resume import (
 from sagemaker_lightning.resume.agreement import Agreement
 from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir, choose_checkpoint
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.resume.user_state import UserState
+from sagemaker_lightning.resume.user_state import CODE_ROOTS, UserState
 from sagemaker_lightning.state.encoding import from_plain, to_plain
 
 
@@ -131,6 +131,7 @@ class Restart:
             )
             print(f"resuming from step {self.step}: {path}{note}", flush=True)
         numbers = self.entries["run"]["numbers"]
+        has_trained_before = self.code_numbers is None
         self.code_numbers = numbers if self.code_numbers is None else self.code_numbers
         if self._same_ranks and not self.other_settings:
             self._warn_of_other_code(
@@ -147,6 +148,13 @@ class Restart:
             if self._same_ranks
             else {}
         )
+        if has_trained_before:  # the program may have changed the model's arrays since
+            own_arrays = tuple(f"the numbers in {root}" for root in CODE_ROOTS)
+            self.saved_digests = {
+                name: value
+                for name, value in self.saved_digests.items()
+                if not name.startswith(own_arrays)
+            }
         checkpoint = from_plain(
             checkpoint | rank_overrides,
             self._rank_state["notes"] if rank_overrides else self.entries["notes"],
@@ -400,7 +408,7 @@ class Restart:
                 self.trainer, self._rank_state, mid_epoch=self.point is not ResumePoint.EPOCH
             )
         epoch_state.restore_gradients(self.trainer, self.entries["ranks"])
-        user_state.restore(self._rank_state["held"], only_plain)
+        user_state.restore(self._rank_state["held"], only_plain, self._same_ranks)
 
     def optimizers_made(self) -> None:
         """Compare what `configure_optimizers` has made with that of the checkpoint's run.
@@ -513,9 +521,10 @@ class Restart:
     def recreate_objects(self, user_state: UserState) -> None:
         """Run again the hooks that created objects that no checkpoint can hold.
 
-        This is needed only within an epoch, where Lightning does not run these hooks.
+        Within an epoch, Lightning does not run these hooks. At its end, the objects still have the
+        epoch's state, which other hooks may use.
         """
-        if self.resumes_within_epoch:
+        if self.entries:
             model_changes.run_creating_hooks(
                 self.trainer, user_state.missing_attributes(self._rank_state["held"])
             )

@@ -5,7 +5,8 @@ does not know.
 """
 
 import io
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,12 +14,14 @@ import torch
 from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
-from sagemaker_lightning.compat.torch_modules import hooks
+from sagemaker_lightning.compat.torch_modules import hooks, step_hooks
 from sagemaker_lightning.data.sample_seeding import has_state
+from sagemaker_lightning.resume import start_hooks
 from sagemaker_lightning.resume.restore_check import LOADER_ATTRIBUTES
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators, module_variables, object_graph
@@ -30,6 +33,7 @@ PARTS = "dataset", "collate_fn", *SAMPLERS
 """Parts of a DataLoader that may have state."""
 TRAINING = "train."
 VALIDATION = "val."
+CODE_ROOTS = "model", "callbacks."
 """How the names of what the loaders have begin, by stage."""
 # Stands for the start value of a setting that the interrupted run changed.
 CHANGED_BEFORE = object()
@@ -42,10 +46,7 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         trainer: Lightning's trainer.
     """
     objects: dict[str, Any] = {"model": trainer.lightning_module, "datamodule": trainer.datamodule}
-    objects |= {
-        f"callbacks.{position} {type(object_).__name__}": object_
-        for position, object_ in enumerate(trainer.callbacks)
-    }
+    objects |= start_hooks.objects_of_hooks(trainer)
     # state_dict() has the whole state of a library's optimizer. It lacks the plain attributes of a
     # class of the user's.
     own_optimizers = [
@@ -59,6 +60,18 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         f"loggers.{position} {type(object_).__name__}": object_
         for position, object_ in enumerate(trainer.loggers)
         if not object_graph.is_library_class(type(object_))
+    }
+    modules = dict(trainer.lightning_module.named_modules()) if trainer.lightning_module else {}
+    owners = [(f"model.{name}", hooks(module)) for name, module in modules.items()]
+    owners += [
+        (f"optimizers.{position}", step_hooks(optimizer))
+        for position, optimizer in enumerate(trainer.optimizers)
+    ]
+    objects |= {
+        f"hooks.{name}.{position}": hook
+        for name, hooks_of_owner in owners
+        for position, hook in enumerate(hooks_of_owner)
+        if module_variables.is_own(hook)
     }
     for stage, loaders in (("train", trainer.train_dataloader), ("val", trainer.val_dataloaders)):
         for number, loader in enumerate(flattened(loaders)):
@@ -90,6 +103,8 @@ class UserState:
         self.containers_at_start: dict[tuple[str, str], list] = {}
         self.variables_at_start: dict[str, bytes] = {}  # digests of variables by name
         self.reported: set = set()  # what a message was printed for
+        self.hooks: start_hooks.StartHooks | None = None  # while hooks begin the training
+        self.computed: set[tuple[str, str]] = set()  # values that these hooks have computed
 
     def objects_of_module(self) -> dict[str, Any]:
         """Return the objects that the module has, by name."""
@@ -101,8 +116,20 @@ class UserState:
         objects = self.objects_of_module().items()
         return next((name for name, object_ in objects if object_ is value), "")
 
+    def hooks_begin(self) -> None:
+        """Note that hooks at the start of training run next."""
+        self.hooks = start_hooks.StartHooks(self.trainer)
+
+    def hooks_ended(self) -> None:
+        """Save from now on what these hooks have computed."""
+        if self.hooks:
+            self.computed |= self.hooks.computed()
+            self.state.touch(self.computed)
+            self.hooks = None
+
     def mark_start(self) -> None:
         """Take the present state as the one at the start."""
+        self.hooks_ended()
         self.state.mark()
         self.attributes_at_start = self.state.opaque_attributes()
         self.containers_at_start = {
@@ -127,21 +154,21 @@ class UserState:
             if self.trainer_settings.get(name, value) != value
         }
         plain = self.state.encode_changes()
-        self._report_unsaved()
-        if point is ResumePoint.EPOCH:
+        stateful, unsaved = self._encode_stateful()
+        self._report_unsaved(unsaved)
+        if point:
             self._report_variables()
         return {
             "plain": plain,
             "data": self._data_identity(plain),
             "modules": self._modules(),
+            "computed": sorted(self.computed & self.state.unchanged),
             "made": sorted(self.state.opaque_attributes() - self.attributes_at_start),
             "generators": {
                 path: encode(generators.state_of(object_))
                 for path, object_ in self._generators().items()
             },
-            "stateful": {
-                path: encode(object_.state_dict()) for path, object_ in self._stateful().items()
-            },
+            "stateful": stateful,
             "settings": settings,
             "eval": [name for name, module in model.named_modules() if not module.training],
             "frozen": [
@@ -157,8 +184,9 @@ class UserState:
     def _data_identity(self, changed: Collection[tuple[str, str]]) -> dict[str, Any]:
         """Return what tells the training and validation data from others, by name.
 
-        These are lengths, and the numbers that the datasets hold: of those that the program has
-        made and nothing has changed since. A text may rightly be another one, such as a folder.
+        These are lengths, and the numbers that the datasets hold, or the model and the callbacks in
+        arrays, such as directions drawn once: of those that the program has made and nothing has
+        changed since. A text may rightly be another one, such as a folder.
 
         Args:
             changed: The plain values that are others than at the start; they are saved themselves.
@@ -181,7 +209,12 @@ class UserState:
         numbers = {
             f"the numbers in {'.'.join(key)}": mark
             for key, mark in self.state.numbers().items()
-            if key[0].startswith(stages) and key not in changed
+            if key not in changed
+            and (
+                key[0].startswith(stages)
+                # A list in the code is compared with other numbers of the code.
+                or (key[0].startswith(CODE_ROOTS) and key in self.state.arrays_at_start)
+            )
         }
         return lengths | numbers | self._batches(stages)
 
@@ -222,14 +255,18 @@ class UserState:
     def _modules(self) -> dict[str, str]:
         """Return the class of each of the model's modules, and how many hooks it has, by name.
 
-        A module that was replaced while training, or that has got a hook, is in no checkpoint.
+        A module that was replaced while training, or that has got a hook, is in no checkpoint. Nor
+        is a hook of an optimizer.
         """
         return {
             f"the class or the hooks of model.{name}".removesuffix("."): (
                 # A lazy module gets its final class with the first batch.
-                f"{type(module).__name__.removeprefix('Lazy')} {hooks(module)}"
+                f"{type(module).__name__.removeprefix('Lazy')} {len(hooks(module))}"
             )
             for name, module in self.trainer.lightning_module.named_modules()
+        } | {
+            f"the hooks of optimizers.{position}": str(len(step_hooks(optimizer)))
+            for position, optimizer in enumerate(self.trainer.optimizers)
         }
 
     def _variables(self) -> dict[str, bytes]:
@@ -248,10 +285,16 @@ class UserState:
                 )
             self.reported.add(name)
 
-    def _report_unsaved(self) -> None:
-        """Print, once, which changed containers hold something that cannot be saved."""
+    def _report_unsaved(self, others: Mapping[tuple[str, str], str]) -> None:
+        """Print, once, which changed containers hold something that cannot be saved.
+
+        Args:
+            others: What else cannot be saved, and why, by path of its owner and attribute.
+        """
         unsaved = {
-            key: reason for key, reason in self.state.unsaved.items() if key not in self.reported
+            key: reason
+            for key, reason in (self.state.unsaved | others).items()
+            if key not in self.reported
         }
         for key, (value, *description) in self.state.opaque_containers().items():
             if key not in self.reported and self.containers_at_start.get(key) != description:
@@ -280,12 +323,16 @@ class UserState:
                     flush=True,
                 )
 
-    def restore(self, saved: Mapping[str, Any], only_plain: bool = False) -> None:
+    def restore(
+        self, saved: Mapping[str, Any], only_plain: bool = False, same_ranks: bool = True
+    ) -> None:
         """Restore what `encode_changes` returned, as far as the objects exist.
 
         Args:
             saved: What `encode_changes` returned.
             only_plain: Whether to restore only plain values.
+            same_ranks: Whether this rank has saved it. If not, what hooks have computed at the
+                start is left as they have: it may be this rank's own.
         """
         model = self.trainer.lightning_module
         # A dataset may create something once and set a flag that says so. Where the thing is
@@ -293,10 +340,11 @@ class UserState:
         incomplete = {
             path for path, _ in self.missing_attributes(saved) if path in self._data_paths()
         }
+        own = set() if same_ranks else set(map(tuple, saved["computed"]))
         plain = {
             key: value
             for key, value in saved["plain"].items()
-            if key[0] not in incomplete or type(value) is not bool
+            if key not in own and (key[0] not in incomplete or type(value) is not bool)
         }
         self.state.restore(plain)
         if only_plain:
@@ -304,9 +352,10 @@ class UserState:
         for path, object_ in self._generators().items():
             if path in saved["generators"]:
                 generators.restore(object_, decode(saved["generators"][path]))
-        for path, object_ in self._stateful().items():
-            if path in saved["stateful"]:
-                object_.load_state_dict(decode(saved["stateful"][path]))
+        with _sharing_groups(self._stateful().values()):
+            for path, object_ in self._stateful().items():
+                if path in saved["stateful"]:
+                    object_.load_state_dict(decode(saved["stateful"][path]))
         for name, value in saved["settings"].items():
             setattr(self.trainer, name, value)
             self.trainer_settings[name] = CHANGED_BEFORE
@@ -393,14 +442,26 @@ class UserState:
             {
                 name: value
                 for name, value in user_objects(self.trainer).items()
-                if "." not in name or name.startswith("callbacks")
+                if "." not in name or name.startswith(("callbacks", "hooks"))
             }
         )
 
-    def _stateful(self) -> dict[str, Any]:
-        """Return a library's objects that save and load their state.
+    def _encode_stateful(self) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
+        """Return the encoded states of `_stateful`, and why others have none."""
+        states = {}
+        unsaved = {}
+        for path, object_ in self._stateful().items():
+            try:
+                states[path] = encode(object_.state_dict())
+            except NotPlain as error:
+                owner, _, name = path.rpartition(".")
+                unsaved[owner, name] = f"holds a {error.kind}"
+        return states, unsaved
 
-        An example is an optimizer that the user's code keeps for itself.
+    def _stateful(self) -> dict[str, Any]:
+        """Return a library's objects that save and load their state, and optimizers of any class.
+
+        These are optimizers that Lightning does not know, such as one within another one.
         """
         saved_elsewhere = {id(value) for value in self.trainer.optimizers}
         saved_elsewhere |= {id(config.scheduler) for config in self.trainer.lr_scheduler_configs}
@@ -417,6 +478,29 @@ class UserState:
             for path, value in object_graph.walk(user_objects(self.trainer), code=False)
             if not isinstance(value, excluded)
             and id(value) not in saved_elsewhere
-            and object_graph.is_library_class(type(value))
+            and (object_graph.is_library_class(type(value)) or isinstance(value, Optimizer))
             and has_state(value)
         }
+
+
+@contextmanager
+def _sharing_groups(objects: Iterable[Any]) -> Iterator[None]:
+    """Let optimizers that load their states in the block keep their groups and states.
+
+    `load_state_dict` makes new ones. An optimizer within another one, as SAM has it, shares them:
+    a schedule sets the rates of the one, and the other one steps.
+    """
+    kept = [
+        (object_, object_.param_groups, object_.state)
+        for object_ in objects
+        if isinstance(object_, Optimizer) and vars(object_).keys() >= {"param_groups", "state"}
+    ]
+    yield
+    for optimizer, groups, state in kept:
+        for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+            group.update({**loaded, "params": group["params"]})
+        if optimizer.state is not state:
+            state.clear()
+            state.update(optimizer.state)
+        optimizer.param_groups = groups
+        optimizer.state = state

@@ -1,20 +1,40 @@
 """Find changes in a user's variables that no checkpoint has.
 
-These are variables of modules, of classes and of some closures, and iterators.
+These are variables of modules, of classes, of functions and of some closures, what the user's
+objects in them hold, and iterators.
 """
 
+import functools
 import operator
 import pickle
+import re
+import sys
 import types
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from sagemaker_lightning.compat.torch_modules import buffers, parameters
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.object_state import digest, is_small
 
 COUNTERS = ("builtins", "itertools")  # modules whose iterators can be asked for their position
 MAX_REMAINING = 10_000  # an iterator with more elements left is not examined
+SAMPLED = 4096  # elements of a larger list or array that are compared
+INSTALLED = {"site-packages", "dist-packages"}  # folders of modules that the user has not written
+CODE = types.FunctionType, types.ModuleType, type
+CACHE = type(functools.lru_cache(len))
+DRAWS = re.compile(
+    r"rand|rand[in]\w*|random\w*|RandomState|default_rng|(\w+_)?(normal|uniform)_?|choices?|shuffle"
+    "|sample|multinomial|bernoulli_?|dropout"
+)
+"""Names of functions that draw random numbers."""
 
 
 def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, bytes]:
@@ -28,9 +48,10 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     """
     # Functions created by the same line have the same names.
     digests: dict[str, bytes] = defaultdict(bytes)
+    variables: dict[str, Any] = {}
     saved_ids = {id(object_) for _, object_ in object_graph.walk(saved, code=False)}
     seen_ids = set()
-    for path, object_ in object_graph.walk(roots):
+    for path, object_ in _reached(roots):
         if isinstance(object_, types.FunctionType):
             for name, value in object_graph.function_members(object_):
                 seen_ids.add(id(value))
@@ -40,20 +61,25 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                     and not _is_counter(value)
                 ):
                     continue
-                owner = (
-                    object_.__module__
-                    if name in object_.__globals__
-                    else f"{object_.__module__}.{object_.__qualname__}"
-                )
-                digests[f"{owner}.{name}"] += _digest_or_position(value)
-        elif isinstance(object_, type):
-            for name, value in vars(object_).items():
-                if not name.startswith("__"):
+                if name in object_.__globals__:
+                    variables[f"{object_.__module__}.{name}"] = value
+                else:
                     digests[f"{object_.__module__}.{object_.__qualname__}.{name}"] += (
                         _digest_or_position(value)
                     )
+            variables |= _variables_of_modules(object_)
+            variables |= _variables_of(object_)
+        elif isinstance(object_, type):
+            variables |= _variables_of(object_)
         elif _is_counter(object_) and id(object_) not in seen_ids:
             digests[path] += _digest_or_position(object_)
+    digests |= {name: _digest_or_position(value) for name, value in variables.items()}
+    objects = {
+        name: value
+        for name, value in variables.items()
+        if not digests[name] and not isinstance(value, (*CODE, Tensor, np.ndarray))
+    }
+    digests |= _digests_of_objects(objects, saved_ids)
     return {name: state for name, state in digests.items() if state}
 
 
@@ -67,14 +93,111 @@ def changed_variables(before: Mapping[str, bytes], after: Mapping[str, bytes]) -
     return sorted(name for name, state in before.items() if after.get(name, state) != state)
 
 
+def _reached(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield path and object of what code reaches, in other modules of the user's too."""
+    seen_ids = set()
+    while roots:
+        further = {}
+        for path, object_ in object_graph.walk(roots):
+            if id(object_) not in seen_ids:
+                seen_ids.add(id(object_))
+                yield path, object_
+                if isinstance(object_, types.FunctionType):
+                    further |= _variables_of_modules(object_)
+        roots = {name: value for name, value in further.items() if id(value) not in seen_ids}
+
+
+def _variables_of_modules(function: types.FunctionType) -> dict[str, Any]:
+    """Return what a user's function may read as `module.variable`, of the user's modules."""
+    if object_graph.is_library_class(function):
+        return {}
+    names = object_graph.names_in_code(function.__code__)
+    values = [function.__globals__[name] for name in names if name in function.__globals__]
+    modules = [value for value in values if isinstance(value, types.ModuleType)]
+    return {
+        f"{module.__name__}.{name}": vars(module)[name]
+        for module in modules
+        if _is_own(module.__name__)
+        for name in sorted(names & vars(module).keys())
+    }
+
+
+def _variables_of(owner: type | types.FunctionType) -> dict[str, Any]:
+    """Return the variables of a class or a function, by name."""
+    return {
+        f"{owner.__module__}.{owner.__qualname__}.{name}": value
+        for name, value in vars(owner).items()
+        if not name.startswith("__")
+    }
+
+
+def is_own(code: Any) -> bool:
+    """Return whether a function, a class or an object's class is the user's own."""
+    while isinstance(code, functools.partial):
+        code = code.func
+    return _is_own(getattr(code, "__module__", None) or "")
+
+
+@functools.cache
+def _is_own(module: str) -> bool:
+    """Return whether the user has written a module, given by its name."""
+    file = Path(getattr(sys.modules.get(module), "__file__", None) or "")
+    is_library = module.partition(".")[0] in object_graph.LIBRARIES
+    return not is_library and INSTALLED.isdisjoint(file.parts)
+
+
+def _digests_of_objects(objects: Mapping[str, Any], saved_ids: set[int]) -> dict[str, bytes]:
+    """Return digests of what objects hold, by name: of the user's own, of modules and containers.
+
+    Args:
+        objects: The objects by name.
+        saved_ids: Ids of the objects that a checkpoint has.
+    """
+    digests = {}
+    for path, owner in object_graph.walk(objects, code=False):
+        if id(owner) in saved_ids or isinstance(owner, CODE):
+            continue
+        values: dict[str, Any] = {}
+        if isinstance(owner, (dict, list, deque)):
+            digests[path] = digest(len(owner))
+        elif isinstance(owner, Metric):
+            digests[path] = digest(owner.update_count)
+        elif isinstance(owner, nn.Module):
+            # Of a network that is trained or averaged, the small tensors change, too.
+            tensors = parameters(owner) | buffers(owner)
+            values |= {
+                name: each
+                for name, each in tensors.items()
+                if not isinstance(each, nn.parameter.UninitializedTensorMixin) and is_small(each)
+            }
+        if _is_own(type(owner).__module__):
+            values |= object_graph.attributes(owner)
+        digests |= {f"{path}.{name}": _digest_or_position(each) for name, each in values.items()}
+    return digests
+
+
 def _digest_or_position(value: Any) -> bytes:
     """Return bytes that identify a value; empty if it cannot be compared."""
+    if isinstance(value, CACHE):
+        # What it keeps is drawn anew; of anything else, a resumed run computes the same.
+        code = getattr(getattr(value, "__wrapped__", None), "__code__", None)
+        draws = code and any(map(DRAWS.fullmatch, object_graph.names_in_code(code)))
+        return digest(value.cache_info().currsize) if draws else b""
     if not _is_counter(value):
-        return digest(value) if is_small(value) else b""
+        return digest(value if is_small(value) else _sample(value))
     try:
         return pickle.dumps(value) if operator.length_hint(value, 0) <= MAX_REMAINING else b""
     except Exception:  # its elements may be of any class, which may raise anything
         return b""
+
+
+def _sample(value: Any) -> Any:
+    """Return some elements of a large list, tensor or array; of others, their length."""
+    is_array = isinstance(value, np.ndarray)
+    if is_array or (isinstance(value, Tensor) and value.layout == torch.strided):
+        rows = value[:: 1 + len(value) // SAMPLED]
+        return rows.reshape(len(rows), -1)[:, 0] if len(rows) else rows
+    return value[:: 1 + len(value) // SAMPLED] if isinstance(value, list) else len(value)
 
 
 def _is_counter(value: Any) -> bool:

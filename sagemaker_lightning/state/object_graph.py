@@ -234,16 +234,16 @@ def function_members(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield "defaults", function.__defaults__ or ()
     yield "kwdefaults", function.__kwdefaults__ or {}
     if (function.__module__ or "").partition(".")[0] not in LIBRARIES:
-        for name in sorted(_names_in_code(function.__code__)):
+        for name in sorted(names_in_code(function.__code__)):
             if name in function.__globals__:
                 global_value = function.__globals__[name]
                 if not isinstance(global_value, type) or not is_library_class(global_value):
                     yield name, global_value
 
 
-def _names_in_code(code: types.CodeType) -> set[str]:
+def names_in_code(code: types.CodeType) -> set[str]:
     """Return the names that a function's code and the functions within it mention."""
     inner_functions = (
         constant for constant in code.co_consts if isinstance(constant, types.CodeType)
     )
-    return set(code.co_names).union(*map(_names_in_code, inner_functions))
+    return set(code.co_names).union(*map(names_in_code, inner_functions))

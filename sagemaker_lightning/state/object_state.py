@@ -11,7 +11,7 @@ import pickle
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,10 @@ class PlainState:
         self.skip = skip
         self.at_start: dict[tuple[str, str], bytes] = {}
         self.numbers_at_start: set[tuple[str, str]] = set()
+        self.arrays_at_start: set[tuple[str, str]] = set()  # those of them that are one array
         self.touched: set[tuple[str, str]] = set()
+        self.unchanged: set[tuple[str, str]] = set()
+        """Values that `encode_changes` has returned and that are as at the start."""
         self.unsaved: dict[tuple[str, str], str] = {}
         """Changed values that cannot be saved, and why.
 
@@ -69,6 +72,9 @@ class PlainState:
         values = self._plain_values()
         self.at_start = {key: _fingerprint(value) for key, value in values.items()}
         self.numbers_at_start = {key for key, value in values.items() if _is_numbers(value)}
+        self.arrays_at_start = {
+            key for key in self.numbers_at_start if isinstance(values[key], (Tensor, np.ndarray))
+        }
 
     def numbers(self) -> dict[tuple[str, str], bytes]:
         """Return a hash of each value at the start that consists of numbers alone.
@@ -78,13 +84,21 @@ class PlainState:
         # A kind of array that is not saved, such as a memory map, has none.
         return {key: self.at_start[key] for key in self.numbers_at_start if self.at_start[key]}
 
-    def touch(self) -> None:
-        """Count all that has changed since `mark` as changed from now on."""
-        self.touched |= {
-            key
-            for key, value in self._plain_values().items()
-            if self.at_start.get(key) != _fingerprint(value)
-        }
+    def touch(self, keys: Collection[tuple[str, str]] | None = None) -> None:
+        """Count values as changed from now on.
+
+        Args:
+            keys: The values; None for all that have changed since `mark`.
+        """
+        self.touched |= (
+            {
+                key
+                for key, value in self._plain_values().items()
+                if self.at_start.get(key) != _fingerprint(value)
+            }
+            if keys is None
+            else set(keys)
+        )
 
     def copies(self) -> dict[tuple[str, str], Any]:
         """Return copies of the present plain values, for `encode_changes` and `encode_all`.
@@ -121,13 +135,16 @@ class PlainState:
             kept: What `copies` returned; without it, the present values are returned.
         """
         values = {}
+        self.unchanged.clear()
         for key, value in (self._plain_values() if kept is None else kept).items():
             try:
                 is_large = _size(value) > COMPARED_IN_FULL
                 encoded_value = None if is_large else encode(value)
-                if key in self.touched or self.at_start.get(key) != (
+                is_unchanged = self.at_start.get(key) == (
                     _sampled_hash(value) if is_large else _full_hash(encoded_value)
-                ):
+                )
+                if key in self.touched or not is_unchanged:
+                    self.unchanged |= {key} if is_unchanged else set()
                     if _size(value) > MAX_SAVED:
                         self.unsaved[key] = f"holds {_size(value):,} elements"
                     else:

@@ -1,0 +1,118 @@
+"""Values that hooks at the start of training compute from the weights or the optimizers.
+
+Examples are the weights that a penalty holds the model to, and the learning rate that a schedule
+lowers. In a resumed run, these hooks see the checkpoint's weights and rates. So a checkpoint has
+what they have computed first.
+"""
+
+import dataclasses
+import time
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from pytorch_lightning import Trainer
+from torch import Tensor
+
+from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.encoding import decode
+from sagemaker_lightning.state.object_state import PlainState
+
+HOOKS = "on_fit_start", "on_train_start"
+CLOCKS = time.time, time.monotonic, time.perf_counter, time.process_time
+MIN_ELEMENTS = 1 << 20
+"""Elements that a value may have; also allowed are as many as the weights have.
+
+A larger one is data that a hook has loaded.
+"""
+
+
+def is_of_library(function: Callable) -> bool:
+    """Return whether a function or a method is a library's."""
+    is_function = isinstance(function, (types.FunctionType, types.MethodType))
+    return is_function and object_graph.is_library_class(function)
+
+
+def objects_of_hooks(trainer: Trainer) -> dict[str, Any]:
+    """Return the model and the callbacks, by the names that all state goes by.
+
+    Args:
+        trainer: Lightning's trainer.
+    """
+    return {"model": trainer.lightning_module} | {
+        f"callbacks.{position} {type(callback).__name__}": callback
+        for position, callback in enumerate(trainer.callbacks)
+    }
+
+
+class StartHooks:
+    """Finds what the hooks compute that run between the call and `computed`.
+
+    Args:
+        trainer: Lightning's trainer.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.state = PlainState(partial(objects_of_hooks, trainer))
+        self.are_users = not all(
+            is_of_library(getattr(owner, name))
+            for owner in objects_of_hooks(trainer).values()
+            for name in HOOKS
+        )
+        if self.are_users:
+            self.state.mark()
+        self.began = [clock() for clock in CLOCKS]
+
+    def computed(self) -> set[tuple[str, str]]:
+        """Return which plain values were computed since: path of the object, attribute.
+
+        Text and whole numbers do not follow from weights, and may rightly be others in another
+        run, such as a folder or a number of steps. So may a time.
+        """
+        if not self.are_users:
+            return set()
+        weights = sum(each.numel() for each in self.trainer.lightning_module.parameters())
+        allowed = max(MIN_ELEMENTS, weights)
+        changes = {key: decode(value) for key, value in self.state.encode_changes().items()}
+        return {
+            key
+            for key, value in changes.items()
+            if (leaves := list(_leaves(value)))
+            and all(
+                isinstance(leaf, (int, float, complex, np.number, Tensor, np.ndarray, type(None)))
+                for leaf in leaves
+            )
+            and any(map(self._may_follow_from_weights, leaves))
+            and sum(map(_size, leaves)) <= allowed
+        }
+
+    def _may_follow_from_weights(self, value: Any) -> bool:
+        """Return whether a value is an array or a number with a fraction, and no time."""
+        if isinstance(value, (float, np.floating)):
+            clocks = zip(self.began, CLOCKS, strict=True)
+            return not any(began <= value <= clock() for began, clock in clocks)
+        return isinstance(value, (Tensor, complex)) or (
+            isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+        )
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield what a value holds that is no container; of a long container, its first elements."""
+    if dataclasses.is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        for _, element in zip(range(object_graph.MAX_ELEMENTS), value, strict=False):
+            yield from _leaves(element)
+    else:
+        yield value
+
+
+def _size(value: Any) -> int:
+    """Return the number of elements of a leaf."""
+    return value.numel() if isinstance(value, Tensor) else np.size(value)
