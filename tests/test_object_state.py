@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import EarlyStopping, LambdaCallback
 from torch.utils._pytree import tree_map
 from torchmetrics import MeanMetric
 
@@ -243,3 +244,64 @@ def test_a_metric_stays_on_its_device():
     metric.reset()
     epoch_state.restore_rank_state(trainer, epoch_state.copy_to_cpu(known), mid_epoch=False)
     assert metric.mean_value.device.type == "cpu" and metric.compute() == 3.0
+
+
+class Counting(LightningModule):
+    """A user's module that calls its state as Lightning's code calls methods of other objects."""
+
+    def __init__(self):
+        super().__init__()
+        self.step = 0
+        self.values = []
+        self.data = {}
+        self.save_hyperparameters()
+
+
+class Tracker:
+    """Counts batches; its method is a hook."""
+
+    def __init__(self):
+        self.batches = 0
+
+    def update(self, *arguments):
+        self.batches += 1
+
+
+def changed_names(change, **roots) -> list[str]:
+    """Return the names of what is saved once `change` has been called."""
+    state = PlainState(lambda: roots)
+    state.mark()
+    change()
+    changes = state.encode_changes()
+    assert state.unsaved == {}
+    return [".".join(key) for key in changes]
+
+
+def test_an_attribute_may_have_the_name_of_a_librarys_method():
+    model = Counting()
+
+    def change():
+        model.step += 1
+        model.values.append(1.0)
+        model.data["a"] = 1
+
+    assert changed_names(change, model=model) == ["model.step", "model.values", "model.data"]
+
+
+def test_what_lightning_sets_on_its_objects_is_no_state_of_the_user():
+    model, stopping = Counting(), EarlyStopping("loss")
+
+    def change():
+        model.automatic_optimization = False
+        model.eval()
+        stopping.wait_count = 3
+
+    assert changed_names(change, model=model, stopping=stopping) == []
+
+
+def test_the_object_whose_method_is_a_hook_is_reached():
+    tracker = Tracker()
+    callback = LambdaCallback(on_train_batch_end=tracker.update)
+    assert changed_names(tracker.update, callback=callback) == [
+        "callback.on_train_batch_end.self.batches"
+    ]

@@ -6,7 +6,9 @@ functions, closures and the globals that a function reads. It does not enter ten
 and the insides of libraries.
 """
 
+import dis
 import functools
+import itertools
 import random
 import sys
 import types
@@ -20,7 +22,7 @@ from pytorch_lightning import Callback, LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from sagemaker_lightning.compat.lightning_trainer import TRAINER_ATTRIBUTES
+from sagemaker_lightning.compat.lightning_trainer import SET_BY_LIGHTNING
 from sagemaker_lightning.compat.torch_data import ITERATOR_ATTRIBUTE
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
@@ -203,22 +205,50 @@ def attributes(value: Any) -> dict[str, Any]:
 @functools.cache
 def _handled_by_libraries(class_: type) -> frozenset[str]:
     """Return the names of attributes that a library's base classes handle."""
-    names: set[str] = {*TRAINER_ATTRIBUTES, ITERATOR_ATTRIBUTE, *LOADER_ATTRIBUTES}
+    names: set[str] = {*SET_BY_LIGHTNING, ITERATOR_ATTRIBUTE, *LOADER_ATTRIBUTES}
     if issubclass(class_, torch.optim.Optimizer):
         names |= OPTIMIZER_ATTRIBUTES
     for base in class_.__mro__:
-        is_excluded = base in BASES or (issubclass(base, Callback) and is_library_class(base))
+        is_excluded = base in BASES or (issubclass(class_, Callback) and is_library_class(base))
         if is_excluded or (base.__module__ or "").startswith(LIGHTNINGS):
-            for member in vars(base).values():
-                function = (
-                    member.fget
-                    if isinstance(member, property)
-                    else getattr(member, "__func__", member)
-                )
-                if isinstance(function, types.FunctionType):
-                    names |= set(function.__code__.co_names)
-            names |= set(vars(base)) | set(getattr(base, "__annotations__", ()))
+            names |= _own_attributes(base)
     return frozenset(names)
+
+
+@functools.cache
+def _own_attributes(base: type) -> set[str]:
+    """Return the names of attributes that a class declares, or sets on its own objects.
+
+    Names that its code has for other objects are not among them: a user's `self.step` is no state
+    of Lightning's because Lightning calls `optimizer.step()`. Nor are its methods: what an object
+    has in place of one, a user has put there.
+    """
+    names = set(getattr(base, "__annotations__", ()))
+    for name, member in vars(base).items():
+        function = getattr(member, "__func__", member)
+        if isinstance(function, types.FunctionType):
+            names |= _set_on_self(function)
+            continue
+        names.add(name)
+        if isinstance(member, property):
+            accessors = (member.fget, member.fset)
+            names = names.union(
+                *(_set_on_self(get) for get in accessors if isinstance(get, types.FunctionType))
+            )
+    return names
+
+
+def _set_on_self(function: types.FunctionType) -> set[str]:
+    """Return the names of the attributes that a method sets on its first argument."""
+    first_argument = function.__code__.co_varnames[:1]
+    # Before Python stores an attribute, it loads the object, in one instruction with the value or
+    # in one of its own.
+    return {
+        instruction.argval
+        for previous, instruction in itertools.pairwise(dis.get_instructions(function))
+        if instruction.opname == "STORE_ATTR"
+        and (previous.argrepr.rpartition(", ")[2],) == first_argument
+    }
 
 
 def closure(function: types.FunctionType) -> dict[str, Any]:
