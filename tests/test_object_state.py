@@ -4,7 +4,11 @@ And what of them has changed, for long values, too.
 """
 
 import io
+from array import array
 from collections import deque, namedtuple
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -305,3 +309,64 @@ def test_the_object_whose_method_is_a_hook_is_reached():
     assert changed_names(tracker.update, callback=callback) == [
         "callback.on_train_batch_end.self.batches"
     ]
+
+
+@dataclass(slots=True, frozen=True)
+class Transition:
+    """A step in slots."""
+
+    x: float
+    y: list
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Transition(1.5, [2, 3]),
+        np.array([(1.5, 2)], dtype=[("x", "f4"), ("y", "i8")]),
+        np.array([(1, 2.5)], dtype=np.dtype([("x", "i1"), ("y", "f8")], align=True)),
+        np.array([(1.5, 2)], dtype=[("x", "f4"), ("y", "i8")])[0],
+        np.array([[1, 2], [3, None]], dtype=object),
+        np.array(["2020-01-02"], dtype="M8[D]"),
+        np.datetime64("2020-01-02"),
+        Decimal("0.10"),
+        Fraction(1, 3),
+        array("d", [1.5, 2.5]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_come_back_as_they_were(value):
+    restored, _ = round_trip(value)
+    assert type(restored) is type(value) and str(restored) == str(value)
+    assert getattr(restored, "dtype", None) == getattr(value, "dtype", None)
+
+
+def test_an_array_of_lists_has_its_shape():
+    values = np.empty(2, dtype=object)
+    values[0], values[1] = [1, 2], [3, 4]
+    restored, _ = round_trip(values)
+    assert restored.shape == (2,) and restored[1] == [3, 4]
+
+
+@pytest.mark.parametrize("size", [3, COMPARED_IN_FULL + 1])
+def test_an_array_of_objects_is_saved_when_it_changes(size):
+    owner = type("Mine", (), {})()
+    owner.value = np.array(["a"] * size, dtype=object)
+    assert changed_names(lambda: None, mine=owner) == []
+    assert changed_names(lambda: owner.value.put(1, "b"), mine=owner) == ["mine.value"]
+
+
+def test_an_array_of_a_class_that_cannot_be_saved_is_told_once_it_changes(tmp_path):
+    """A memory map is in a file."""
+    owner = type("Mine", (), {})()
+    owner.value = np.ma.masked_array(np.zeros(3), mask=[0, 0, 1])
+    owner.fields = np.zeros(2, dtype={"names": "ab", "formats": ["f4", "i4"], "offsets": [0, 0]})
+    owner.mapped = np.memmap(tmp_path / "mapped", shape=(3,), mode="w+")
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    assert state.encode_changes() == {} and state.unsaved == {}
+    owner.value[0] = owner.mapped[0] = owner.fields["a"][1] = 1
+    assert state.encode_changes() == {} and state.unsaved == {
+        ("mine", "value"): "is a numpy.ma.MaskedArray",
+        ("mine", "fields"): "is a numpy.ndarray",
+    }

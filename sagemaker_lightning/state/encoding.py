@@ -7,17 +7,22 @@ Objects are created only of classes that the reading program has imported itself
 classes' code runs.
 """
 
+import contextlib
 import dataclasses
 import enum
 import sys
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path, PurePath
-from types import MappingProxyType
+from types import MappingProxyType, MemberDescriptorType
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from torch import Tensor
 
 from sagemaker_lightning.compat import namespaces
@@ -35,7 +40,6 @@ FACTORIES = {
     "str": str,
     "bool": bool,
 }
-SEQUENCES = {"set": set, "frozenset": frozenset}
 NOTE_KEY = "#"
 VALUE_KEY = "value"
 """The keys of a dict that stands for a value of another type."""
@@ -79,22 +83,8 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
         or isinstance(value, Tensor)
     ):
         return None
-    if isinstance(value, np.generic) and value.dtype.kind in "biufcSU":
-        return ("scalar", value.dtype.str), value.item()
-    if (
-        class_ is np.ndarray
-        and value.dtype.kind in "biufc"
-        and value.dtype.isnative
-        and value.dtype.itemsize <= 16
-    ):
-        try:
-            return ("array", value.dtype.str), torch.from_numpy(
-                np.ascontiguousarray(value)
-            ).reshape(value.shape).clone()
-        except TypeError:  # torch does not have this type
-            return ("bytes", value.dtype.str, value.shape), value.tobytes()
-    if class_ is np.ndarray and value.dtype.kind in "biufcSUmM":
-        return ("bytes", value.dtype.str, value.shape), value.tobytes()
+    if isinstance(value, (np.generic, np.ndarray)) and (plainer := _array_to_plainer(value)):
+        return plainer
     if class_ is deque:
         return ("deque", value.maxlen), list(value)
     if class_ in (set, frozenset):
@@ -109,6 +99,10 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
         return ("counter",), dict(value)
     if isinstance(value, PurePath):
         return ("path",), str(value)
+    if class_ in (Decimal, Fraction):
+        return (class_.__name__,), str(value)
+    if class_ is array:
+        return ("numbers", value.typecode), value.tobytes()
     if class_ in (range, slice):
         return (class_.__name__,), (value.start, value.stop, value.step)
     name = (class_.__module__, class_.__qualname__)
@@ -121,8 +115,74 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
         and not isinstance(value, (*DATA_CLASSES, torch.nn.Module))
         and _imported(*name) is class_
     ):
-        return ("fields", *name), dict(vars(value)) if hasattr(value, "__dict__") else {}
+        # A field in a slot is not in `__dict__`, which may have more than fields.
+        fields = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        return ("fields", *name), getattr(value, "__dict__", {}) | {
+            field: getattr(value, field) for field in fields
+        }
     raise TypeError
+
+
+def _array_to_plainer(value: np.generic | np.ndarray) -> tuple[tuple, Any] | None:
+    """Return what `to_plainer` does of an array or a scalar of numpy; None if it is not plain."""
+    if isinstance(value, np.generic):
+        if value.dtype.kind in "biufcSU":
+            return ("scalar", value.dtype.str), value.item()
+        return ("item",), np.asarray(value)
+    if type(value) is not np.ndarray:
+        return None
+    if value.dtype.kind in "biufc" and value.dtype.isnative and value.dtype.itemsize <= 16:
+        with contextlib.suppress(TypeError):  # torch does not have this type
+            return ("array", value.dtype.str), torch.from_numpy(
+                np.ascontiguousarray(value)
+            ).reshape(value.shape).clone()
+    if value.dtype.kind == "O":
+        return ("objects", value.shape), value.reshape(-1).tolist()
+    if not is_readable(value.dtype):
+        return None
+    has_fields = value.dtype.names is not None
+    form = dtype_to_descr(value.dtype) if has_fields else value.dtype.str
+    return ("bytes", form, value.shape), value.tobytes()
+
+
+def is_readable(dtype: np.dtype) -> bool:
+    """Return whether an array of this type can be made again of its bytes."""
+    try:
+        return dtype.kind in "biufcSUmMV" and not dtype.hasobject and bool(dtype_to_descr(dtype))
+    except ValueError:  # fields that overlap, or in another order than their bytes
+        return False
+
+
+def _array_of_objects(values: Sequence, shape: tuple[int, ...]) -> np.ndarray:
+    """Return an array whose elements are these values, even if they are lists."""
+    array_ = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        array_[index] = value
+    return array_.reshape(shape)
+
+
+# How a value is made of the plainer one and the details of the note, by the kind of the note.
+OF_PLAINER: dict[str, Callable[..., Any]] = {
+    "scalar": lambda value, dtype: np.dtype(dtype).type(value),
+    "item": lambda value: value[()],
+    "array": lambda value, dtype: value.numpy().astype(np.dtype(dtype), copy=True),
+    "bytes": lambda value, form, shape: (
+        np.frombuffer(value, dtype=descr_to_dtype(form)).reshape(shape).copy()
+    ),
+    "objects": _array_of_objects,
+    "deque": lambda value, length: deque(value, maxlen=length),
+    "set": set,
+    "frozenset": frozenset,
+    "defaultdict": lambda value, factory: defaultdict(FACTORIES.get(factory), value),
+    "counter": Counter,
+    "path": Path,
+    "Decimal": Decimal,
+    "Fraction": Fraction,
+    "numbers": lambda value, typecode: array(typecode, value),
+    "range": lambda value: range(*value),
+    "slice": lambda value: slice(*value),
+    "on": lambda value, device_type: _on_device(value, device_type),
+}
 
 
 def from_plainer(note: tuple, value: Any) -> Any:
@@ -136,26 +196,8 @@ def from_plainer(note: tuple, value: Any) -> Any:
         UserError: This program does not have the value's class.
     """
     kind_of_value, *details = note
-    if kind_of_value == "scalar":
-        return np.dtype(details[0]).type(value)
-    if kind_of_value == "array":
-        return value.numpy().astype(np.dtype(details[0]), copy=True)
-    if kind_of_value == "bytes":
-        return np.frombuffer(value, dtype=np.dtype(details[0])).reshape(details[1]).copy()
-    if kind_of_value == "deque":
-        return deque(value, maxlen=details[0])
-    if kind_of_value in SEQUENCES:
-        return SEQUENCES[kind_of_value](value)
-    if kind_of_value == "defaultdict":
-        return defaultdict(FACTORIES.get(details[0]), value)
-    if kind_of_value == "counter":
-        return Counter(value)
-    if kind_of_value == "path":
-        return Path(value)
-    if kind_of_value in ("range", "slice"):
-        return {"range": range, "slice": slice}[kind_of_value](*value)
-    if kind_of_value == "on":
-        return _on_device(value, details[0])
+    if kind_of_value in OF_PLAINER:
+        return OF_PLAINER[kind_of_value](value, *details)
     class_ = _imported(*details)
     if kind_of_value == "enum" and isinstance(class_, enum.EnumMeta):
         return class_[value]
@@ -168,7 +210,11 @@ def from_plainer(note: tuple, value: Any) -> Any:
         return tuple.__new__(class_, value)
     if kind_of_value == "fields" and dataclasses.is_dataclass(class_):
         object_ = object.__new__(class_)
-        object_.__dict__.update(value)
+        for field, part in value.items():
+            if isinstance(getattr(class_, field, None), MemberDescriptorType):  # a slot
+                object.__setattr__(object_, field, part)  # even if the class is frozen
+            else:
+                object_.__dict__[field] = part
         return object_
     raise UserError(
         f"a checkpoint holds a {'.'.join(map(str, details))}, which this program does not have"

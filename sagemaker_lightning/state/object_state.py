@@ -20,7 +20,7 @@ from pytorch_lightning.core.mixins import HyperparametersMixin
 from torch import Tensor, nn
 
 from sagemaker_lightning.compat.torch_modules import buffers, parameters
-from sagemaker_lightning.state.encoding import NotPlain, decode, encode
+from sagemaker_lightning.state.encoding import NotPlain, decode, encode, is_readable
 from sagemaker_lightning.state.object_graph import (
     GENERATORS,
     MAX_ELEMENTS,
@@ -135,6 +135,8 @@ class PlainState:
             except NotPlain as error:
                 if isinstance(value, CONTAINERS):
                     self.unsaved[key] = f"holds a {error.kind}"
+                elif self.at_start.get(key) != _fingerprint(value):
+                    self.unsaved[key] = f"is a {error.kind}"
         return values
 
     def opaque_attributes(self) -> set[tuple[str, str]]:
@@ -275,10 +277,12 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
         (str, bytes, int, float, complex, bool, type(None), np.generic, torch.dtype, torch.device),
     ):
         return True
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "biufcSUmM"
+    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
+        return depth == 0 or is_readable(value.dtype)  # one that cannot be saved is told
     if depth > 8:
         return False
+    if isinstance(value, np.ndarray):
+        return _is_plain(value.reshape(-1)[:MAX_ELEMENTS].tolist(), depth + 1)
     if isinstance(value, dict):
         return all(
             _is_plain(element, depth + 1)
@@ -339,11 +343,17 @@ def digest(value: Any) -> bytes:
 
 
 def _fingerprint(value: Any) -> bytes:
-    """Return bytes that tell, in this process, whether a value changes."""
+    """Return bytes that tell, in this process, whether a value changes.
+
+    Empty for a value that is not plain, but for an array: a memory map is in a file already.
+    """
     try:
-        return _sampled_hash(value) if _size(value) > COMPARED_IN_FULL else digest(value)
+        return (
+            _sampled_hash(value) if _size(value) > COMPARED_IN_FULL else _full_hash(encode(value))
+        )
     except NotPlain:
-        return b""
+        is_in_memory = isinstance(value, np.ndarray) and not isinstance(value, np.memmap)
+        return _full_hash(value.tobytes()) if is_in_memory else b""
 
 
 def _sampled_hash(value: Any) -> bytes:
@@ -355,6 +365,8 @@ def _sampled_hash(value: Any) -> bytes:
     """
     step = 1 + _size(value) // MAX_ELEMENTS
     checksum: Any = 0
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        value = value.reshape(-1).tolist()
     if isinstance(value, (Tensor, np.ndarray)):
         array = value.detach() if isinstance(value, Tensor) else value
         if (
