@@ -9,6 +9,7 @@ from collections import deque, namedtuple
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from torchmetrics import MeanMetric
 
 from sagemaker_lightning.compat import metrics
 from sagemaker_lightning.resume import epoch_state
+from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.encoding import PACKED_FROM, decode, encode, without_devices
 from sagemaker_lightning.state.object_state import COMPARED_IN_FULL, PlainState
 
@@ -370,3 +372,29 @@ def test_an_array_of_a_class_that_cannot_be_saved_is_told_once_it_changes(tmp_pa
         ("mine", "value"): "is a numpy.ma.MaskedArray",
         ("mine", "fields"): "is a numpy.ndarray",
     }
+
+
+def test_each_element_of_a_dict_has_a_path_of_its_own():
+    """Layers of one size have one text, that of an object has its address."""
+    owner = type("Mine", (), {})()
+    owner.by_layer = {torch.nn.Linear(2, 2): Tracker() for _ in range(2)}
+    owner.by_object = {object(): Tracker() for _ in range(2)}
+    owner.by_number = {1: Tracker(), "1": Tracker()}
+    trackers = [
+        tracker
+        for trackers in (owner.by_layer, owner.by_object, owner.by_number)
+        for tracker in trackers.values()
+    ]
+    assert changed_names(lambda: [tracker.update() for tracker in trackers], mine=owner) == [
+        "mine.by_layer.Linear#0.batches",
+        "mine.by_layer.Linear#1.batches",
+        "mine.by_object.object#0.batches",
+        "mine.by_object.object#1.batches",
+        "mine.by_number.1.batches",
+        "mine.by_number.1#1.batches",
+    ]
+
+
+def test_a_generator_in_a_librarys_object_is_found():
+    engine = SimpleNamespace(rng=np.random.default_rng(0))
+    assert generators.find({"engine": engine}) == {"engine.rng": engine.rng}

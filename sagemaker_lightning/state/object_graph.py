@@ -7,6 +7,7 @@ and the insides of libraries.
 """
 
 import dis
+import enum
 import functools
 import itertools
 import random
@@ -50,6 +51,8 @@ LEAVES = (
     torch.device,
     torch.Size,
 )
+NAMING = (str, bytes, int, float, np.generic, type(None), tuple, type, enum.Enum)
+"""Classes of keys whose text names an element of a dict."""
 # Classes of these packages have nothing that a user wrote. Their functions read no globals that a
 # user may change.
 LIBRARIES = {
@@ -138,10 +141,16 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
     """Yield name and value of what an object holds."""
     class_ = type(value)
     if isinstance(value, dict):
+        names: set[str] = set()
         for index, (key, member) in enumerate(value.items()):
             if index == MAX_ELEMENTS:
                 return
-            yield str(key), member
+            # The text of an object, such as a layer, may be that of others, or have an address.
+            name = str(key) if isinstance(key, NAMING) else f"{type(key).__name__}#{index}"
+            if name in names:  # the texts of 1 and "1" are equal
+                name += f"#{index}"
+            names.add(name)
+            yield name, member
     elif isinstance(value, (list, tuple, deque)):
         for index, member in enumerate(value):
             if index == MAX_ELEMENTS:
@@ -173,6 +182,11 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
             for member in class_.__mro__:
                 if not is_library_class(member):
                     yield f"({member.__name__})", member
+    elif not class_.__module__.startswith(LIGHTNINGS):
+        # Such as the engine of a sequence of points, which a user has made for a model.
+        for name, member in getattr(value, "__dict__", {}).items():
+            if isinstance(member, GENERATORS):
+                yield name, member
 
 
 def attributes(value: Any) -> dict[str, Any]:
