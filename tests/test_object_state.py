@@ -22,7 +22,7 @@ from torchmetrics import MeanMetric
 from sagemaker_lightning.compat import metrics
 from sagemaker_lightning.resume import epoch_state
 from sagemaker_lightning.state import generators
-from sagemaker_lightning.state.encoding import PACKED_FROM, decode, encode, without_devices
+from sagemaker_lightning.state.encoding import PACKED_FROM, comparable, decode, encode
 from sagemaker_lightning.state.object_state import COMPARED_IN_FULL, PlainState
 
 Step = namedtuple("Step", "state reward done")
@@ -206,7 +206,7 @@ def test_on_a_machine_without_that_device_they_are_on_the_cpu():
 
 def test_a_tensor_that_is_the_same_elsewhere_is_the_same():
     held = {"a": [torch.ones(2)], "b": (1, None)}
-    assert str(without_devices(encode({"a": [Elsewhere(torch.ones(2))], "b": (1, None)}))) == str(
+    assert str(comparable(encode({"a": [Elsewhere(torch.ones(2))], "b": (1, None)}))) == str(
         encode(held)
     )
 
@@ -398,3 +398,42 @@ def test_each_element_of_a_dict_has_a_path_of_its_own():
 def test_a_generator_in_a_librarys_object_is_found():
     engine = SimpleNamespace(rng=np.random.default_rng(0))
     assert generators.find({"engine": engine}) == {"engine.rng": engine.rng}
+
+
+@pytest.mark.parametrize("removed", [0, 7, 25])
+@pytest.mark.parametrize("number", [3, 19, 20, 33, 38, 500])
+def test_a_set_of_numbers_has_its_order_again(number, removed):
+    """The table of a set does not shrink when elements are removed."""
+
+    def made():
+        owner = type("Mine", (), {})()
+        owner.pool = {3 * element for element in range(number)}
+        return owner
+
+    owner = made()
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    for element in list(owner.pool)[: min(removed, number - 1)]:
+        owner.pool.remove(element)
+    changes = state.encode_changes()
+    order = list(owner.pool)
+    owner = made()
+    pool = owner.pool
+    state.restore(changes)
+    assert list(pool) == order and owner.pool is pool and state.reordered == set()
+
+
+def test_a_set_whose_order_cannot_be_had_is_known():
+    owner = type("Mine", (), {})()
+    state = PlainState(lambda: {"mine": owner})
+    owner.pool = {1, 2, 3}
+    changes = state.encode_changes()
+    assert list(changes) == [("mine", "pool")]
+    changes["mine", "pool"]["value"].reverse()
+    assert comparable(changes) == comparable(state.encode_changes())
+    state.restore(changes)
+    assert state.reordered == {("mine", "pool")}
+    owner.pool = {"a", "b"}
+    state.reordered.clear()
+    state.restore(state.encode_changes())
+    assert state.reordered == set()

@@ -40,6 +40,7 @@ FACTORIES = {
     "str": str,
     "bool": bool,
 }
+BYTES_PER_SLOT = 16  # of the table of a set in CPython
 NOTE_KEY = "#"
 VALUE_KEY = "value"
 """The keys of a dict that stands for a value of another type."""
@@ -87,10 +88,10 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
         return plainer
     if class_ is deque:
         return ("deque", value.maxlen), list(value)
+    if class_ is set and all(map(_has_one_hash, value)):
+        return ("set", sys.getsizeof(value)), list(value)
     if class_ in (set, frozenset):
-        return (class_.__name__,), sorted(
-            value, key=lambda element: (type(element).__name__, repr(element))
-        )
+        return (class_.__name__,), _sorted(value)
     if class_ is defaultdict and (
         value.default_factory is None or value.default_factory in FACTORIES.values()
     ):
@@ -153,6 +154,42 @@ def is_readable(dtype: np.dtype) -> bool:
         return False
 
 
+def _has_one_hash(value: Any) -> bool:
+    """Return whether a value has the same hash in each process, as numbers have."""
+    return type(value) in (int, float, bool) or (
+        type(value) is tuple and all(map(_has_one_hash, value))
+    )
+
+
+def _sorted(values: Iterable) -> list:
+    return sorted(values, key=lambda element: (type(element).__name__, repr(element)))
+
+
+def fill_set(target: set, elements: Sequence, size: int) -> set:
+    """Fill a set so that its elements come in the order of `elements`, if that can be had.
+
+    Their order depends on the length of the set's table, which grows as elements are added, and
+    mostly stays when some are removed.
+
+    Args:
+        target: The set, which is emptied first.
+        elements: Its elements, in the order in which another set had them.
+        size: The other set's size in memory, in bytes.
+    """
+    target.clear()
+    target.update(elements)
+    if sys.getsizeof(target) != size:
+        # A dict that is added to an empty set gives it twice as many slots as it has elements.
+        length = max(0, (size - sys.getsizeof(set())) // BYTES_PER_SLOT // 2 - 1)
+        fillers = [object() for _ in range(length - len(elements))]
+        target.clear()
+        target.update(dict.fromkeys([*elements[:length], *fillers]))
+        target.update(elements[length:])
+        for filler in fillers:  # difference_update() would make the table smaller
+            target.discard(filler)
+    return target
+
+
 def _array_of_objects(values: Sequence, shape: tuple[int, ...]) -> np.ndarray:
     """Return an array whose elements are these values, even if they are lists."""
     array_ = np.empty(len(values), dtype=object)
@@ -171,7 +208,7 @@ OF_PLAINER: dict[str, Callable[..., Any]] = {
     ),
     "objects": _array_of_objects,
     "deque": lambda value, length: deque(value, maxlen=length),
-    "set": set,
+    "set": lambda value, size=0: fill_set(set(), value, size) if size else set(value),
     "frozenset": frozenset,
     "defaultdict": lambda value, factory: defaultdict(FACTORIES.get(factory), value),
     "counter": Counter,
@@ -284,16 +321,32 @@ def decode(value: Any) -> Any:
     return class_((key, decode(element)) for key, element in value.items())
 
 
-def without_devices(value: Any) -> Any:
-    """Return what `encode` returned, without the devices of its tensors."""
+def is_in_order(value: Any, decoded: Any) -> bool:
+    """Return whether a set has the order of the one that was encoded; true of other values.
+
+    Args:
+        value: What `encode` returned.
+        decoded: What `decode` made of it.
+    """
+    is_ordered_set = type(decoded) is set and len(value[NOTE_KEY]) > 1
+    return not is_ordered_set or list(decoded) == value[VALUE_KEY]
+
+
+def comparable(value: Any) -> Any:
+    """Return what `encode` returned, without what may differ where the values are equal.
+
+    That is the device of a tensor, and the order of a set.
+    """
     class_ = type(value)
     if class_ in (list, tuple):
-        return class_(map(without_devices, value))
+        return class_(map(comparable, value))
     if class_ not in (dict, OrderedDict):
         return value
     if NOTE_KEY in value and value[NOTE_KEY][0] == "on":
         return value[VALUE_KEY]
-    return class_((key, without_devices(element)) for key, element in value.items())
+    if NOTE_KEY in value and value[NOTE_KEY][0] == "set":
+        return {NOTE_KEY: ("set",), VALUE_KEY: _sorted(value[VALUE_KEY])}
+    return class_((key, comparable(element)) for key, element in value.items())
 
 
 def _as_arrays(values: Sequence) -> tuple[tuple, Any] | None:

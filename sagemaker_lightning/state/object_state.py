@@ -8,6 +8,7 @@ import copy
 import functools
 import hashlib
 import pickle
+import sys
 import types
 import zlib
 from collections import deque
@@ -20,7 +21,14 @@ from pytorch_lightning.core.mixins import HyperparametersMixin
 from torch import Tensor, nn
 
 from sagemaker_lightning.compat.torch_modules import buffers, parameters
-from sagemaker_lightning.state.encoding import NotPlain, decode, encode, is_readable
+from sagemaker_lightning.state.encoding import (
+    NotPlain,
+    decode,
+    encode,
+    fill_set,
+    is_in_order,
+    is_readable,
+)
 from sagemaker_lightning.state.object_graph import (
     GENERATORS,
     MAX_ELEMENTS,
@@ -63,6 +71,9 @@ class PlainState:
         Of values that cannot be encoded, only containers are listed. Other objects are created
         again by the code that holds them.
         """
+
+        self.reordered: set[tuple[str, str]] = set()
+        """Restored sets whose elements come in another order than before."""
 
     def mark(self) -> None:
         """Take the present state as the one at the start."""
@@ -183,7 +194,10 @@ class PlainState:
                 isinstance(owner, nn.Module)
                 and (name in parameters(owner) or name in buffers(owner))
             ):
-                _set_attribute(owner, name, decode(value), settled_ids)
+                decoded = decode(value)
+                _set_attribute(owner, name, decoded, settled_ids)
+                if not is_in_order(value, decoded):
+                    self.reordered.add((path, name))
         if touch:
             self.touched |= saved.keys()
 
@@ -480,12 +494,14 @@ def _set_attribute(owner: Any, name: str, value: Any, settled_ids: set[int]) -> 
             current.clear()
             current.extend(value)
             return
-        if isinstance(current, (dict, set)):
-            if isinstance(current, dict):
-                value = {
-                    key: _in_place(current.get(key), element, settled_ids)
-                    for key, element in value.items()
-                }
+        if isinstance(current, set):
+            fill_set(current, list(value), sys.getsizeof(value))
+            return
+        if isinstance(current, dict):
+            value = {
+                key: _in_place(current.get(key), element, settled_ids)
+                for key, element in value.items()
+            }
             current.clear()
             current.update(value)
             return
