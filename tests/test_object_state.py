@@ -23,6 +23,7 @@ from sagemaker_lightning.compat import metrics
 from sagemaker_lightning.resume import epoch_state
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.encoding import PACKED_FROM, comparable, decode, encode
+from sagemaker_lightning.state.object_graph import MAX_MEMBERS, MAX_OBJECTS
 from sagemaker_lightning.state.object_state import COMPARED_IN_FULL, PlainState
 
 Step = namedtuple("Step", "state reward done")
@@ -437,3 +438,38 @@ def test_a_set_whose_order_cannot_be_had_is_known():
     state.reordered.clear()
     state.restore(state.encode_changes())
     assert state.reordered == set()
+
+
+def test_each_object_of_a_long_list_is_read():
+    owner = type("Mine", (), {})()
+    owner.trackers = [Tracker() for _ in range(1000)]
+    assert changed_names(owner.trackers[999].update, mine=owner) == ["mine.trackers.999.batches"]
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_list_of_too_many_objects_is_told_once_they_change(is_nested):
+    owner = type("Mine", (), {})()
+    trackers = [Tracker() for _ in range(MAX_MEMBERS + 1)]
+    owner.trackers = {"a": trackers} if is_nested else trackers
+    owner.steps = deque([Transition(1.0, [])] * (MAX_MEMBERS + 1))  # is saved as a whole
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    assert state.encode_changes() == {} and state.unsaved == {}
+    owner.steps.append(Transition(2.0, []))
+    assert state.encode_changes().keys() == {("mine", "steps")} and state.unsaved == {}
+    trackers[3].update()
+    state.encode_changes()
+    assert state.unsaved == {("mine", "trackers"): "holds too many objects that change"}
+
+
+def test_many_objects_of_one_attribute_take_nothing_from_another():
+    owner = type("Mine", (), {})()
+    owner.corpus = [[[index] for index in range(100)] for _ in range(1 + MAX_OBJECTS // 100)]
+    owner.tracker = Tracker()
+    assert changed_names(owner.tracker.update, mine=owner) == ["mine.tracker.batches"]
+    owner.corpus[0].append(Tracker())
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    owner.corpus[0][-1].update()
+    state.encode_changes()
+    assert state.unsaved == {("mine", "corpus"): "holds too many objects that change"}

@@ -28,9 +28,11 @@ from sagemaker_lightning.compat.torch_data import ITERATOR_ATTRIBUTE
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 LOADER_ATTRIBUTES = ("exactly", "planned")  # what data/deterministic.py gives a DataLoader
-MAX_OBJECTS = 20_000  # objects that one walk yields, at most
-MAX_ELEMENTS = 256  # elements of a container that are read; a longer one holds samples
+MAX_OBJECTS = 20_000  # objects that a walk yields of each attribute of a root, at most
+MAX_MEMBERS = 1024  # elements of a container that a walk enters; a longer one holds samples
+MAX_ELEMENTS = 256  # elements of a container by which its kind is judged
 
+CONTAINERS = (dict, list, tuple, deque)
 LEAVES = (
     str,
     bytes,
@@ -112,29 +114,44 @@ def is_library_class(class_: type) -> bool:
 
 
 def walk(
-    roots: Mapping[str, Any], skip: tuple = (), code: bool = True
+    roots: Mapping[str, Any], skip: tuple = (), code: bool = True, cut: set[str] | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Yield the path and the object for each object reached from `roots`, once each.
+
+    Many objects in one attribute of a root, such as the sentences of a corpus, take nothing away
+    from the others.
 
     Args:
         roots: The objects to start from, by name.
         skip: Classes whose objects are yielded but not entered.
         code: Whether to enter what functions and classes hold.
+        cut: Gets the paths under which not all objects are yielded, because they are too many.
     """
+    cut = set() if cut is None else cut
     seen: set[int] = set()
-    objects_left = MAX_OBJECTS
-    stack = [(path, root) for path, root in reversed(list(roots.items()))]
-    while stack and objects_left:
-        path, value = stack.pop()
+    stack = [(path, root, 0) for path, root in reversed(list(roots.items()))]
+    attribute = ""
+    objects_left = 0
+    while stack:
+        path, value, depth = stack.pop()
         if isinstance(value, LEAVES) or id(value) in seen:
+            continue
+        if depth < 2:  # a root or an attribute of one
+            attribute = path
+            objects_left = MAX_OBJECTS
+        if not objects_left:
+            cut.add(attribute)
             continue
         seen.add(id(value))
         objects_left -= 1
         yield path, value
+        is_container = isinstance(value, CONTAINERS)
+        if is_container and len(value) > MAX_MEMBERS:
+            cut.add(path)
         if not isinstance(value, (*GENERATORS, *skip)):
-            stack += [
-                (f"{path}.{name}", member) for name, member in reversed(list(_members(value, code)))
-            ]
+            members = reversed(list(_members(value, code)))
+            member_depth = 2 if is_container else depth + 1
+            stack += [(f"{path}.{name}", member, member_depth) for name, member in members]
 
 
 def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901 (branches by type)
@@ -142,19 +159,15 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
     class_ = type(value)
     if isinstance(value, dict):
         names: set[str] = set()
-        for index, (key, member) in enumerate(value.items()):
-            if index == MAX_ELEMENTS:
-                return
+        for index, (key, member) in enumerate(itertools.islice(value.items(), MAX_MEMBERS)):
             # The text of an object, such as a layer, may be that of others, or have an address.
             name = str(key) if isinstance(key, NAMING) else f"{type(key).__name__}#{index}"
             if name in names:  # the texts of 1 and "1" are equal
                 name += f"#{index}"
             names.add(name)
             yield name, member
-    elif isinstance(value, (list, tuple, deque)):
-        for index, member in enumerate(value):
-            if index == MAX_ELEMENTS:
-                return
+    elif isinstance(value, CONTAINERS):
+        for index, member in enumerate(itertools.islice(value, MAX_MEMBERS)):
             yield str(index), member
     elif isinstance(value, functools.partial):
         yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))

@@ -132,7 +132,8 @@ class PlainState:
             kept: What `copies` returned; without it, the present values are returned.
         """
         values = {}
-        for key, value in (self._plain_values() if kept is None else kept).items():
+        plain_values = self._plain_values() if kept is None else kept
+        for key, value in plain_values.items():
             try:
                 is_large = _size(value) > COMPARED_IN_FULL
                 encoded_value = None if is_large else encode(value)
@@ -148,6 +149,8 @@ class PlainState:
                     self.unsaved[key] = f"holds a {error.kind}"
                 elif self.at_start.get(key) != _fingerprint(value):
                     self.unsaved[key] = f"is a {error.kind}"
+        cut = self._cut_attributes(values) - plain_values.keys()
+        self.unsaved |= dict.fromkeys(cut, "holds too many objects that change")
         return values
 
     def opaque_attributes(self) -> set[tuple[str, str]]:
@@ -200,6 +203,24 @@ class PlainState:
                     self.reordered.add((path, name))
         if touch:
             self.touched |= saved.keys()
+
+    def _cut_attributes(self, changed: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Return the attributes of whose objects some have changed, and others are not read.
+
+        Args:
+            changed: The plain values that have changed.
+        """
+        cut: set[str] = set()
+        owners = dict(walk(self.roots(), self.skip, code=False, cut=cut))
+        changed_paths = [f"{path}." for path, _ in changed] if cut else []
+        attributes_ = set()
+        for path in cut:
+            if any(changed_path.startswith(f"{path}.") for changed_path in changed_paths):
+                owner, _, name = path.rpartition(".")
+                while _is_container(owners.get(owner)):
+                    owner, _, name = owner.rpartition(".")
+                attributes_.add((owner, name))
+        return attributes_
 
     def _plain_values(self) -> dict[tuple[str, str], Any]:
         """Return all plain values by path and attribute."""
