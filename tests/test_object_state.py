@@ -4,11 +4,13 @@ And what of them has changed, for long values, too.
 """
 
 import io
+import sys
 from array import array
 from collections import deque, namedtuple
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,9 +22,10 @@ from torch.utils._pytree import tree_map
 from torchmetrics import MeanMetric
 
 from sagemaker_lightning.compat import metrics
+from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import epoch_state
 from sagemaker_lightning.state import generators
-from sagemaker_lightning.state.encoding import PACKED_FROM, comparable, decode, encode
+from sagemaker_lightning.state.encoding import PACKED_FROM, NotPlain, comparable, decode, encode
 from sagemaker_lightning.state.object_graph import MAX_MEMBERS, MAX_OBJECTS
 from sagemaker_lightning.state.object_state import COMPARED_IN_FULL, PlainState
 
@@ -473,3 +476,88 @@ def test_many_objects_of_one_attribute_take_nothing_from_another():
     owner.corpus[0][-1].update()
     state.encode_changes()
     assert state.unsaved == {("mine", "corpus"): "holds too many objects that change"}
+
+
+class Slotted:
+    """Has one attribute, in a slot."""
+
+    __slots__ = ("sum",)
+
+    def __init__(self):
+        self.sum = 0.0
+
+
+def first_loss(output):
+    return output.square().mean()
+
+
+class Switching(Tracker):
+    """Holds functions and objects that others can take the place of."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss = first_loss
+        self.act = torch.relu
+        self.both = {"loss": torch.nn.functional.mse_loss}
+        self.step = self.update
+        self.local = lambda output: output
+        self.scaled = partial(first_loss, 2.0)
+        self.meter = Slotted()
+
+    def reset(self, *arguments):
+        self.batches = 0
+
+    def switch(self):
+        self.loss = torch.nn.functional.l1_loss
+        self.act = torch.tanh
+        self.both["loss"] = torch.nn.functional.gelu
+        self.step = self.reset
+
+    def switch_what_has_no_name(self):
+        self.local = lambda output: 2 * output
+        self.scaled = partial(first_loss, 3.0)
+        self.meter = Tracker()
+
+
+def test_a_function_or_method_that_another_took_the_place_of_comes_back():
+    owner = Switching()
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    assert state.encode_changes() == {}
+    owner.switch()
+    file = io.BytesIO()
+    torch.save(state.encode_changes(), file)
+    changes = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    owner = Switching()
+    state.restore(changes)
+    assert owner.loss is torch.nn.functional.l1_loss and owner.act is torch.tanh
+    assert owner.both == {"loss": torch.nn.functional.gelu} and owner.step == owner.reset
+    assert state.encode_changes() == changes
+
+
+def test_what_cannot_come_back_differs_after_a_resume():
+    """A lambda, arguments, an object of another class: its attributes are not given to this one."""
+    owner = Switching()
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    owner.switch_what_has_no_name()
+    changes = state.encode_changes()
+    owner = Switching()
+    state.restore(changes)
+    now = state.encode_changes()
+    assert {".".join(key) for key in changes if now.get(key) != changes[key]} == {
+        "mine.local",
+        "mine.scaled",
+        "mine.meter",
+        "mine.meter.batches",
+    }
+
+
+@pytest.mark.parametrize(
+    "names", [("os", "system"), ("torch", "load"), ("builtins", "exec"), ("torch.hub", "load")]
+)
+def test_a_checkpoint_names_no_function_that_may_do_anything(names):
+    with pytest.raises(UserError, match="this program does not have"):
+        decode({"#": ("function",), "value": names})
+    with pytest.raises(NotPlain):
+        encode(getattr(sys.modules[names[0]], names[1]))

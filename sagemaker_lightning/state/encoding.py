@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PurePath
-from types import MappingProxyType, MemberDescriptorType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MemberDescriptorType
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,10 @@ from torch import Tensor
 from sagemaker_lightning.compat import namespaces
 from sagemaker_lightning.compat.torch_modules import keep_metadata
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.state.object_graph import LIBRARIES
 
 SCALARS = (type(None), bool, int, float, complex, str, bytes)
+FUNCTIONS = (FunctionType, BuiltinFunctionType)
 READABLE = (*SCALARS, torch.dtype, torch.device, torch.Size, bytearray)
 FACTORIES = {
     "int": int,
@@ -106,6 +108,14 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
         return ("numbers", value.typecode), value.tobytes()
     if class_ in (range, slice):
         return (class_.__name__,), (value.start, value.stop, value.step)
+    return _named_to_plainer(value)
+
+
+def _named_to_plainer(value: Any) -> tuple[tuple, Any]:
+    """Return what `to_plainer` does of a function, and of an object of a user's class."""
+    if isinstance(value, FUNCTIONS) and (function_name := _function_name(value)):
+        return ("function",), function_name
+    class_ = type(value)
     name = (class_.__module__, class_.__qualname__)
     if isinstance(value, enum.Enum):
         return ("enum", *name), value.name
@@ -122,6 +132,41 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
             field: getattr(value, field) for field in fields
         }
     raise TypeError
+
+
+def _function_name(function: Any) -> tuple[str, str] | None:
+    """Return the module and the name by which `_function` finds a function, or None."""
+    module = function.__module__
+    for name in (function.__qualname__, function.__name__):
+        if module and _imported(module, name) is function and _is_calculating(function):
+            return module, name
+    return None
+
+
+def _function(names: tuple[str, str]) -> Any:
+    """Return the function of a user or of torch that `_function_name` has named.
+
+    Raises:
+        UserError: This program does not have it.
+    """
+    function = _imported(*names)
+    if not isinstance(function, FUNCTIONS) or not _is_calculating(function):
+        raise UserError(f"a checkpoint holds {'.'.join(names)}, which this program does not have")
+    return function
+
+
+def _is_calculating(function: Any) -> bool:
+    """Return whether a function is a user's, or calculates with tensors.
+
+    A checkpoint names no other one, such as one that runs a program.
+    """
+    module = function.__module__ or ""
+    is_builtin = isinstance(function, BuiltinFunctionType)
+    return (
+        module.startswith(("torch.nn.functional", "torch._C._nn", "torch._C._special"))
+        or (module == "torch" and is_builtin)
+        or (module.partition(".")[0] not in LIBRARIES and not is_builtin)
+    )
 
 
 def _array_to_plainer(value: np.generic | np.ndarray) -> tuple[tuple, Any] | None:
@@ -213,6 +258,7 @@ OF_PLAINER: dict[str, Callable[..., Any]] = {
     "defaultdict": lambda value, factory: defaultdict(FACTORIES.get(factory), value),
     "counter": Counter,
     "path": Path,
+    "function": _function,
     "Decimal": Decimal,
     "Fraction": Fraction,
     "numbers": lambda value, typecode: array(typecode, value),

@@ -12,7 +12,7 @@ import sys
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from sagemaker_lightning.compat.torch_modules import buffers, parameters
 from sagemaker_lightning.state.encoding import (
+    NOTE_KEY,
+    VALUE_KEY,
     NotPlain,
     decode,
     encode,
@@ -64,6 +66,7 @@ class PlainState:
         self.skip = skip
         self.at_start: dict[tuple[str, str], bytes] = {}
         self.numbers_at_start: set[tuple[str, str]] = set()
+        self.opaque_at_start: dict[tuple[str, str], Any] = {}
         self.touched: set[tuple[str, str]] = set()
         self.unsaved: dict[tuple[str, str], str] = {}
         """Changed values that cannot be saved, and why.
@@ -80,6 +83,7 @@ class PlainState:
         values = self._plain_values()
         self.at_start = {key: _fingerprint(value) for key, value in values.items()}
         self.numbers_at_start = {key for key, value in values.items() if _is_numbers(value)}
+        self.opaque_at_start = self._opaque_values(values)
 
     def numbers(self) -> dict[tuple[str, str], bytes]:
         """Return a hash of each value at the start that consists of numbers alone.
@@ -151,19 +155,31 @@ class PlainState:
                     self.unsaved[key] = f"is a {error.kind}"
         cut = self._cut_attributes(values) - plain_values.keys()
         self.unsaved |= dict.fromkeys(cut, "holds too many objects that change")
+        if kept is None:
+            values |= {
+                key: description
+                for key, description in self._opaque_values(plain_values).items()
+                if key in self.touched or self.opaque_at_start.get(key, description) != description
+            }
         return values
 
     def opaque_attributes(self) -> set[tuple[str, str]]:
         """Return the present attributes whose values are not plain."""
-        plain_keys = self._plain_values().keys()
-        owners = [
-            (path, object_)
-            for path, object_ in walk(self.roots(), self.skip, code=False)
-            if not _is_container(object_)
-        ]
+        return set(self._opaque_values(self._plain_values()))
+
+    def _opaque_values(self, plain: Container[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+        """Return what the attributes are whose values are not plain: a class, or a function.
+
+        Args:
+            plain: The attributes whose values are plain.
+        """
         return {
-            (path, name) for path, object_ in owners for name in attributes(object_)
-        } - plain_keys
+            (path, name): _describe(owner, value)
+            for path, owner in walk(self.roots(), self.skip, code=False)
+            if not _is_container(owner)
+            for name, value in attributes(owner).items()
+            if (path, name) not in plain
+        }
 
     def opaque_containers(self) -> dict[tuple[str, str], tuple]:
         """Return the containers that hold something that is not plain, and tables.
@@ -193,14 +209,20 @@ class PlainState:
         settled_ids = _module_tensor_ids(owners.values())
         for (path, name), value in saved.items():
             owner = owners.get(path)
-            if owner is not None and not (
+            if owner is None or (
                 isinstance(owner, nn.Module)
                 and (name in parameters(owner) or name in buffers(owner))
             ):
-                decoded = decode(value)
-                _set_attribute(owner, name, decoded, settled_ids)
-                if not is_in_order(value, decoded):
-                    self.reordered.add((path, name))
+                continue
+            if _is_description(value):
+                method = value[VALUE_KEY]
+                if value[NOTE_KEY] == METHOD and hasattr(type(owner), method):
+                    _set_attribute(owner, name, getattr(owner, method), settled_ids)
+                continue
+            decoded = decode(value)
+            _set_attribute(owner, name, decoded, settled_ids)
+            if not is_in_order(value, decoded):
+                self.reordered.add((path, name))
         if touch:
             self.touched |= saved.keys()
 
@@ -236,6 +258,36 @@ class PlainState:
                 if _is_plain(value) and not _is_of_modules(value, owned):
                     values[path, name] = value
         return values
+
+
+METHOD = ("method",)
+OBJECT = ("object",)
+"""Notes of the description of a value that is not plain: a method of its owner, or any other."""
+
+
+def _describe(owner: Any, value: Any) -> dict[str, Any]:
+    """Return, encoded, the name of a method of the owner's, or of an object's class or function."""
+    if isinstance(value, types.MethodType) and value.__self__ is owner:
+        return {NOTE_KEY: METHOD, VALUE_KEY: value.__func__.__name__}
+    return {NOTE_KEY: OBJECT, VALUE_KEY: _name_of(value)}
+
+
+def _name_of(value: Any) -> str:
+    """Return a name by which another function, or an object of another class, is recognised."""
+    if isinstance(value, functools.partial):
+        return f"{_name_of(value.func)} {digest([value.args, value.keywords]).hex()}"
+    if isinstance(value, types.FunctionType):
+        # Lambdas of one function have one name.
+        return f"{value.__module__}.{value.__qualname__}:{value.__code__.co_firstlineno}"
+    is_named = isinstance(value, (type, types.MethodType, types.BuiltinFunctionType))
+    named = value if is_named else type(value)
+    # A lazy module gets its final class with the first batch.
+    return f"{named.__module__}.{named.__qualname__.removeprefix('Lazy')}"
+
+
+def _is_description(value: Any) -> bool:
+    """Return whether an encoded value is what `_describe` returned."""
+    return type(value) is dict and value.get(NOTE_KEY) in (METHOD, OBJECT)
 
 
 def is_table(value: Any) -> bool:
@@ -539,8 +591,9 @@ def _set_attribute(owner: Any, name: str, value: Any, settled_ids: set[int]) -> 
             return
         value = value.to(current.device) if value.is_cpu else value
     if isinstance(owner, types.FunctionType):
-        owner.__closure__[owner.__code__.co_freevars.index(name)].cell_contents = value
+        if name in owner.__code__.co_freevars:  # of the function that was there before, too
+            owner.__closure__[owner.__code__.co_freevars.index(name)].cell_contents = value
+    elif isinstance(getattr(type(owner), name, None), types.MemberDescriptorType):  # a slot
+        object.__setattr__(owner, name, value)
     elif hasattr(owner, "__dict__"):
         owner.__dict__[name] = value
-    else:
-        object.__setattr__(owner, name, value)
