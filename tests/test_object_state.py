@@ -25,7 +25,15 @@ from sagemaker_lightning.compat import metrics
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import epoch_state
 from sagemaker_lightning.state import generators
-from sagemaker_lightning.state.encoding import PACKED_FROM, NotPlain, comparable, decode, encode
+from sagemaker_lightning.state.encoding import (
+    PACKED_FROM,
+    NotPlain,
+    comparable,
+    decode,
+    encode,
+    from_plain,
+    to_plain,
+)
 from sagemaker_lightning.state.object_graph import MAX_MEMBERS, MAX_OBJECTS
 from sagemaker_lightning.state.object_state import COMPARED_IN_FULL, PlainState
 
@@ -561,3 +569,34 @@ def test_a_checkpoint_names_no_function_that_may_do_anything(names):
         decode({"#": ("function",), "value": names})
     with pytest.raises(NotPlain):
         encode(getattr(sys.modules[names[0]], names[1]))
+
+
+class Image(torch.Tensor):
+    """A tensor that says what it is, as torchvision's do."""
+
+
+@pytest.mark.parametrize("attributes", [{}, {"size": (5, 5)}])
+def test_a_tensor_of_a_users_class_comes_back_as_one(attributes):
+    image = torch.ones(2).as_subclass(Image)
+    vars(image).update(attributes)
+    notes = {}
+    file = io.BytesIO()
+    torch.save(to_plain({"a": image}, notes, str), file)
+    state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    for restored in (round_trip(image)[0], from_plain(state, notes)["a"]):
+        assert type(restored) is Image and vars(restored) == attributes
+        assert torch.equal(restored, image)
+
+
+def test_a_tensor_of_a_class_that_no_module_has_is_named():
+    image = torch.ones(2).as_subclass(type("Local", (Image,), {}))
+    with pytest.raises(NotPlain, match="Local"):
+        encode([image])
+    owner = type("Mine", (), {})()
+    owner.image = image
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    assert state.encode_changes() == {} and state.unsaved == {}
+    image.add_(1)
+    assert state.encode_changes() == {}
+    assert state.unsaved == {("mine", "image"): f"is a {__name__}.Local"}

@@ -83,7 +83,7 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
     if (
         class_ in READABLE
         or class_ in (list, tuple, dict, OrderedDict)
-        or isinstance(value, Tensor)
+        or (isinstance(value, Tensor) and not _is_of_users_class(value))
     ):
         return None
     if isinstance(value, (np.generic, np.ndarray)) and (plainer := _array_to_plainer(value)):
@@ -119,6 +119,9 @@ def _named_to_plainer(value: Any) -> tuple[tuple, Any]:
     name = (class_.__module__, class_.__qualname__)
     if isinstance(value, enum.Enum):
         return ("enum", *name), value.name
+    if isinstance(value, Tensor) and _imported(*name) is class_:
+        tensor = value.as_subclass(Tensor)
+        return ("tensor", *name), [tensor, vars(value).copy()] if vars(value) else tensor
     if isinstance(value, tuple) and hasattr(class_, "_fields") and _imported(*name) is class_:
         return ("named", *name), list(value)
     if (
@@ -291,6 +294,11 @@ def from_plainer(note: tuple, value: Any) -> Any:
         and len(class_._fields) == len(value)
     ):
         return tuple.__new__(class_, value)
+    if kind_of_value == "tensor" and isinstance(class_, type) and issubclass(class_, Tensor):
+        tensor, attributes = value if isinstance(value, list) else (value, {})
+        tensor = tensor.as_subclass(class_)
+        tensor.__dict__.update(attributes)
+        return tensor
     if kind_of_value == "fields" and dataclasses.is_dataclass(class_):
         object_ = object.__new__(class_)
         for field, part in value.items():
@@ -328,7 +336,7 @@ def encode(value: Any, path: tuple = ()) -> Any:
     class_ = type(value)
     if class_ in READABLE:
         return value
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not _is_of_users_class(value):
         copy = _cpu_copy(value)
         device = value.device.type
         return copy if device == "cpu" else {NOTE_KEY: ("on", device), VALUE_KEY: copy}
@@ -470,7 +478,7 @@ def to_plain(
     class_ = type(value)
     if class_ in READABLE:
         return value
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not _is_of_users_class(value):
         return _cpu_copy(value) if copies else value
     try:
         if class_ in (list, tuple):
@@ -557,6 +565,16 @@ def _on_device(tensor: Tensor, device_type: str) -> Tensor:
         if accelerator is not None and accelerator.type == device_type
         else tensor
     )
+
+
+def _is_of_users_class(tensor: Tensor) -> bool:
+    """Return whether a tensor is of a class that torch does not read: a tensor that knows more.
+
+    A class that wraps other tensors, such as quantized ones, reads and writes itself.
+    """
+    class_ = type(tensor)
+    is_wrapper = class_.__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return class_.__module__.partition(".")[0] != "torch" and not is_wrapper
 
 
 def _cpu_copy(tensor: Tensor) -> Tensor:

@@ -439,6 +439,8 @@ def _fingerprint(value: Any) -> bytes:
             _sampled_hash(value) if _size(value) > COMPARED_IN_FULL else _full_hash(encode(value))
         )
     except NotPlain:
+        if isinstance(value, Tensor):
+            return digest(value.as_subclass(Tensor))
         is_in_memory = isinstance(value, np.ndarray) and not isinstance(value, np.memmap)
         return _full_hash(value.tobytes()) if is_in_memory else b""
 
