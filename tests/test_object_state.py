@@ -600,3 +600,34 @@ def test_a_tensor_of_a_class_that_no_module_has_is_named():
     image.add_(1)
     assert state.encode_changes() == {}
     assert state.unsaved == {("mine", "image"): f"is a {__name__}.Local"}
+
+
+def restored_loss():
+    """Return an owner whose loss, of a calculation, is restored."""
+    owner = type("Mine", (), {})()
+    owner.losses = [torch.zeros(1)]
+    weight = torch.ones(1, requires_grad=True)
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    owner.losses[0] = 2 * weight
+    file = io.BytesIO()
+    torch.save(state.encode_changes(), file)
+    changes = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    owner.losses = [torch.zeros(1)]
+    state.restore(changes)
+    assert str(state.encode_changes()) == str(changes) and owner.losses[0].requires_grad
+    return owner
+
+
+def test_a_calculated_tensor_is_told_when_a_gradient_reaches_it(capsys):
+    owner = restored_loss()
+    (3 * owner.losses[0]).backward()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("warning: mine.losses was calculated before the interruption")
+
+
+def test_a_calculated_tensor_that_is_only_logged_is_not_told(capsys):
+    owner = restored_loss()
+    owner.losses[0] += torch.ones(1)
+    (torch.ones(1, requires_grad=True) * owner.losses[0].detach()).backward()
+    assert owner.losses[0].item() == 3 and capsys.readouterr().out == ""

@@ -46,6 +46,8 @@ BYTES_PER_SLOT = 16  # of the table of a set in CPython
 NOTE_KEY = "#"
 VALUE_KEY = "value"
 """The keys of a dict that stands for a value of another type."""
+GRAPH = ("graph",)
+"""The note of a tensor that is the result of a calculation with gradients."""
 # Never created from a file.
 DATA_CLASSES = torch.utils.data.Dataset, torch.utils.data.Sampler, torch.utils.data.DataLoader
 
@@ -339,7 +341,8 @@ def encode(value: Any, path: tuple = ()) -> Any:
     if isinstance(value, Tensor) and not _is_of_users_class(value):
         copy = _cpu_copy(value)
         device = value.device.type
-        return copy if device == "cpu" else {NOTE_KEY: ("on", device), VALUE_KEY: copy}
+        copy = copy if device == "cpu" else {NOTE_KEY: ("on", device), VALUE_KEY: copy}
+        return copy if value.grad_fn is None else {NOTE_KEY: GRAPH, VALUE_KEY: copy}
     if class_ is list and set(map(type, value)) <= set(SCALARS):  # fast for long lists
         return value.copy()
     if class_ in (list, tuple):
@@ -357,11 +360,17 @@ def encode(value: Any, path: tuple = ()) -> Any:
     return {NOTE_KEY: note, VALUE_KEY: encode(plainer, path)}
 
 
-def decode(value: Any) -> Any:
-    """Return the value that `encode` was given."""
+def decode(value: Any, watch: Callable[[Tensor], Any] | None = None) -> Any:
+    """Return the value that `encode` was given.
+
+    Args:
+        value: What `encode` returned.
+        watch: Is called with each tensor that was the result of a calculation: it requires a
+            gradient again, but what it was calculated of is gone.
+    """
     class_ = type(value)
     if class_ in (list, tuple):
-        return class_(decode(element) for element in value)
+        return class_(decode(element, watch) for element in value)
     if class_ not in (dict, OrderedDict):
         return value.clone() if isinstance(value, Tensor) else value
     if NOTE_KEY in value and value[NOTE_KEY][0] == "together":
@@ -370,9 +379,16 @@ def decode(value: Any) -> Any:
         )
     if NOTE_KEY in value:
         note = value[NOTE_KEY]
-        plain_value = decode(value[VALUE_KEY])
+        plain_value = decode(value[VALUE_KEY], watch)
+        if note == GRAPH:
+            # A leaf could not be changed in place.
+            with torch.enable_grad():
+                tensor = plain_value.requires_grad_().clone()
+            if watch is not None:
+                watch(tensor)
+            return tensor
         return dict(plain_value) if note[0] == "dict" else from_plainer(note, plain_value)
-    return class_((key, decode(element)) for key, element in value.items())
+    return class_((key, decode(element, watch)) for key, element in value.items())
 
 
 def is_in_order(value: Any, decoded: Any) -> bool:
@@ -420,6 +436,8 @@ def _as_arrays(values: Sequence) -> tuple[tuple, Any] | None:
         if len({(value.dtype, value.shape) for value in values}) == 1:
             return ("arrays", first_value.shape), encode(np.concatenate(values, axis=None))
     elif class_ is Tensor and first_value.layout == torch.strided and not first_value.is_quantized:
+        if any(value.grad_fn is not None for value in values):
+            return None
         if len({(value.dtype, value.shape, value.device) for value in values}) == 1:
             return ("tensors",), encode(torch.stack(tuple(values)))
     elif issubclass(class_, np.generic) and len({value.dtype for value in values}) == 1:

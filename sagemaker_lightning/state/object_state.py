@@ -219,7 +219,7 @@ class PlainState:
                 if value[NOTE_KEY] == METHOD and hasattr(type(owner), method):
                     _set_attribute(owner, name, getattr(owner, method), settled_ids)
                 continue
-            decoded = decode(value)
+            decoded = decode(value, functools.partial(_report_backward, f"{path}.{name}"))
             _set_attribute(owner, name, decoded, settled_ids)
             if not is_in_order(value, decoded):
                 self.reordered.add((path, name))
@@ -283,6 +283,28 @@ def _name_of(value: Any) -> str:
     named = value if is_named else type(value)
     # A lazy module gets its final class with the first batch.
     return f"{named.__module__}.{named.__qualname__.removeprefix('Lazy')}"
+
+
+def _report_backward(name: str, tensor: Tensor) -> None:
+    """Print once a gradient reaches a restored tensor, from where it would have gone on.
+
+    Most tensors that were calculated before are only logged, or are calculated anew before that.
+
+    Args:
+        name: Name of the attribute that holds the tensor.
+        tensor: The tensor.
+    """
+
+    def report(_gradient: Tensor) -> None:
+        handle.remove()
+        print(
+            f"warning: {name} was calculated before the interruption, and no checkpoint can hold "
+            "how: this step lacks its gradients, and the run may end with other weights; keep the "
+            "batch there, and calculate from it in the step that uses it",
+            flush=True,
+        )
+
+    handle = tensor.register_hook(report)
 
 
 def _is_description(value: Any) -> bool:
@@ -534,7 +556,8 @@ def _in_place(current: Any, value: Any, settled_ids: set[int]) -> Any:
         return value
     if (current.shape, current.dtype, current.layout) != (value.shape, value.dtype, value.layout):
         return value
-    if value.device not in (current.device, torch.device("cpu")):
+    # One that a step has calculated has had no place there before.
+    if not value.is_leaf or value.device not in (current.device, torch.device("cpu")):
         return value
     if id(current) in settled_ids:
         return current if digest(current) == digest(value) else value
