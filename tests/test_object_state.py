@@ -4,20 +4,39 @@ And what of them has changed, for long values, too.
 """
 
 import io
+import sys
 import time
+from array import array
 from collections import deque, namedtuple
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import EarlyStopping, LambdaCallback
 from torch.utils._pytree import tree_map
 from torchmetrics import MeanMetric
 
 from sagemaker_lightning.compat import metrics
+from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import epoch_state, start_hooks
-from sagemaker_lightning.state.encoding import PACKED_FROM, decode, encode, without_devices
+from sagemaker_lightning.state import generators
+from sagemaker_lightning.state.encoding import (
+    PACKED_FROM,
+    NotPlain,
+    comparable,
+    decode,
+    encode,
+    from_plain,
+    to_plain,
+    without_devices,
+)
+from sagemaker_lightning.state.object_graph import MAX_MEMBERS, MAX_OBJECTS
 from sagemaker_lightning.state.object_state import COMPARED_IN_FULL, PlainState
 
 Step = namedtuple("Step", "state reward done")
@@ -201,7 +220,7 @@ def test_on_a_machine_without_that_device_they_are_on_the_cpu():
 
 def test_a_tensor_that_is_the_same_elsewhere_is_the_same():
     held = {"a": [torch.ones(2)], "b": (1, None)}
-    assert str(without_devices(encode({"a": [Elsewhere(torch.ones(2))], "b": (1, None)}))) == str(
+    assert str(comparable(encode({"a": [Elsewhere(torch.ones(2))], "b": (1, None)}))) == str(
         encode(held)
     )
 
@@ -268,3 +287,372 @@ def test_what_hooks_compute_at_the_start_is_told_from_what_may_rightly_differ():
         ("callbacks.0 Starts", name) for name in ("anchor", "baseline", "mean")
     }
     assert start_hooks.StartHooks(trainer).computed() == set()
+
+
+class Counting(LightningModule):
+    """A user's module that calls its state as Lightning's code calls methods of other objects."""
+
+    def __init__(self):
+        super().__init__()
+        self.step = 0
+        self.values = []
+        self.data = {}
+        self.save_hyperparameters()
+
+
+class Tracker:
+    """Counts batches; its method is a hook."""
+
+    def __init__(self):
+        self.batches = 0
+
+    def update(self, *arguments):
+        self.batches += 1
+
+
+def changed_names(change, **roots) -> list[str]:
+    """Return the names of what is saved once `change` has been called."""
+    state = PlainState(lambda: roots)
+    state.mark()
+    change()
+    changes = state.encode_changes()
+    assert state.unsaved == {}
+    return [".".join(key) for key in changes]
+
+
+def test_an_attribute_may_have_the_name_of_a_librarys_method():
+    model = Counting()
+
+    def change():
+        model.step += 1
+        model.values.append(1.0)
+        model.data["a"] = 1
+
+    assert changed_names(change, model=model) == ["model.step", "model.values", "model.data"]
+
+
+def test_what_lightning_sets_on_its_objects_is_no_state_of_the_user():
+    model, stopping = Counting(), EarlyStopping("loss")
+
+    def change():
+        model.automatic_optimization = False
+        model.eval()
+        stopping.wait_count = 3
+
+    assert changed_names(change, model=model, stopping=stopping) == []
+
+
+def test_the_object_whose_method_is_a_hook_is_reached():
+    tracker = Tracker()
+    callback = LambdaCallback(on_train_batch_end=tracker.update)
+    assert changed_names(tracker.update, callback=callback) == [
+        "callback.on_train_batch_end.self.batches"
+    ]
+
+
+@dataclass(slots=True, frozen=True)
+class Transition:
+    """A step in slots."""
+
+    x: float
+    y: list
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Transition(1.5, [2, 3]),
+        np.array([(1.5, 2)], dtype=[("x", "f4"), ("y", "i8")]),
+        np.array([(1, 2.5)], dtype=np.dtype([("x", "i1"), ("y", "f8")], align=True)),
+        np.array([(1.5, 2)], dtype=[("x", "f4"), ("y", "i8")])[0],
+        np.array([[1, 2], [3, None]], dtype=object),
+        np.array(["2020-01-02"], dtype="M8[D]"),
+        np.datetime64("2020-01-02"),
+        Decimal("0.10"),
+        Fraction(1, 3),
+        array("d", [1.5, 2.5]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_come_back_as_they_were(value):
+    restored, _ = round_trip(value)
+    assert type(restored) is type(value) and str(restored) == str(value)
+    assert getattr(restored, "dtype", None) == getattr(value, "dtype", None)
+
+
+def test_an_array_of_lists_has_its_shape():
+    values = np.empty(2, dtype=object)
+    values[0], values[1] = [1, 2], [3, 4]
+    restored, _ = round_trip(values)
+    assert restored.shape == (2,) and restored[1] == [3, 4]
+
+
+@pytest.mark.parametrize("size", [3, COMPARED_IN_FULL + 1])
+def test_an_array_of_objects_is_saved_when_it_changes(size):
+    owner = type("Mine", (), {})()
+    owner.value = np.array(["a"] * size, dtype=object)
+    assert changed_names(lambda: None, mine=owner) == []
+    assert changed_names(lambda: owner.value.put(1, "b"), mine=owner) == ["mine.value"]
+
+
+def test_an_array_of_a_class_that_cannot_be_saved_is_told_once_it_changes(tmp_path):
+    """A memory map is in a file."""
+    owner = type("Mine", (), {})()
+    owner.value = np.ma.masked_array(np.zeros(3), mask=[0, 0, 1])
+    owner.fields = np.zeros(2, dtype={"names": "ab", "formats": ["f4", "i4"], "offsets": [0, 0]})
+    owner.mapped = np.memmap(tmp_path / "mapped", shape=(3,), mode="w+")
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    assert state.encode_changes() == {} and state.unsaved == {}
+    owner.value[0] = owner.mapped[0] = owner.fields["a"][1] = 1
+    assert state.encode_changes() == {} and state.unsaved == {
+        ("mine", "value"): "is a numpy.ma.MaskedArray",
+        ("mine", "fields"): "is a numpy.ndarray",
+    }
+
+
+def test_each_element_of_a_dict_has_a_path_of_its_own():
+    """Layers of one size have one text, that of an object has its address."""
+    owner = type("Mine", (), {})()
+    owner.by_layer = {torch.nn.Linear(2, 2): Tracker() for _ in range(2)}
+    owner.by_object = {object(): Tracker() for _ in range(2)}
+    owner.by_number = {1: Tracker(), "1": Tracker()}
+    trackers = [
+        tracker
+        for trackers in (owner.by_layer, owner.by_object, owner.by_number)
+        for tracker in trackers.values()
+    ]
+    assert changed_names(lambda: [tracker.update() for tracker in trackers], mine=owner) == [
+        "mine.by_layer.Linear#0.batches",
+        "mine.by_layer.Linear#1.batches",
+        "mine.by_object.object#0.batches",
+        "mine.by_object.object#1.batches",
+        "mine.by_number.1.batches",
+        "mine.by_number.1#1.batches",
+    ]
+
+
+def test_a_generator_in_a_librarys_object_is_found():
+    engine = SimpleNamespace(rng=np.random.default_rng(0))
+    assert generators.find({"engine": engine}) == {"engine.rng": engine.rng}
+
+
+@pytest.mark.parametrize("removed", [0, 7, 25])
+@pytest.mark.parametrize("number", [3, 19, 20, 33, 38, 500])
+def test_a_set_of_numbers_has_its_order_again(number, removed):
+    """The table of a set does not shrink when elements are removed."""
+
+    def made():
+        owner = type("Mine", (), {})()
+        owner.pool = {3 * element for element in range(number)}
+        return owner
+
+    owner = made()
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    for element in list(owner.pool)[: min(removed, number - 1)]:
+        owner.pool.remove(element)
+    changes = state.encode_changes()
+    order = list(owner.pool)
+    owner = made()
+    pool = owner.pool
+    state.restore(changes)
+    assert list(pool) == order and owner.pool is pool and state.reordered == set()
+
+
+def test_a_set_whose_order_cannot_be_had_is_known():
+    owner = type("Mine", (), {})()
+    state = PlainState(lambda: {"mine": owner})
+    owner.pool = {1, 2, 3}
+    changes = state.encode_changes()
+    assert list(changes) == [("mine", "pool")]
+    changes["mine", "pool"]["value"].reverse()
+    assert comparable(changes) == comparable(state.encode_changes())
+    state.restore(changes)
+    assert state.reordered == {("mine", "pool")}
+    owner.pool = {"a", "b"}
+    state.reordered.clear()
+    state.restore(state.encode_changes())
+    assert state.reordered == set()
+
+
+def test_each_object_of_a_long_list_is_read():
+    owner = type("Mine", (), {})()
+    owner.trackers = [Tracker() for _ in range(1000)]
+    assert changed_names(owner.trackers[999].update, mine=owner) == ["mine.trackers.999.batches"]
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_list_of_too_many_objects_is_told_once_they_change(is_nested):
+    owner = type("Mine", (), {})()
+    trackers = [Tracker() for _ in range(MAX_MEMBERS + 1)]
+    owner.trackers = {"a": trackers} if is_nested else trackers
+    owner.steps = deque([Transition(1.0, [])] * (MAX_MEMBERS + 1))  # is saved as a whole
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    assert state.encode_changes() == {} and state.unsaved == {}
+    owner.steps.append(Transition(2.0, []))
+    assert state.encode_changes().keys() == {("mine", "steps")} and state.unsaved == {}
+    trackers[3].update()
+    state.encode_changes()
+    assert state.unsaved == {("mine", "trackers"): "holds too many objects that change"}
+
+
+def test_many_objects_of_one_attribute_take_nothing_from_another():
+    owner = type("Mine", (), {})()
+    owner.corpus = [[[index] for index in range(100)] for _ in range(1 + MAX_OBJECTS // 100)]
+    owner.tracker = Tracker()
+    assert changed_names(owner.tracker.update, mine=owner) == ["mine.tracker.batches"]
+    owner.corpus[0].append(Tracker())
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    owner.corpus[0][-1].update()
+    state.encode_changes()
+    assert state.unsaved == {("mine", "corpus"): "holds too many objects that change"}
+
+
+class Slotted:
+    """Has one attribute, in a slot."""
+
+    __slots__ = ("sum",)
+
+    def __init__(self):
+        self.sum = 0.0
+
+
+def first_loss(output):
+    return output.square().mean()
+
+
+class Switching(Tracker):
+    """Holds functions and objects that others can take the place of."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss = first_loss
+        self.act = torch.relu
+        self.both = {"loss": torch.nn.functional.mse_loss}
+        self.step = self.update
+        self.local = lambda output: output
+        self.scaled = partial(first_loss, 2.0)
+        self.meter = Slotted()
+
+    def reset(self, *arguments):
+        self.batches = 0
+
+    def switch(self):
+        self.loss = torch.nn.functional.l1_loss
+        self.act = torch.tanh
+        self.both["loss"] = torch.nn.functional.gelu
+        self.step = self.reset
+
+    def switch_what_has_no_name(self):
+        self.local = lambda output: 2 * output
+        self.scaled = partial(first_loss, 3.0)
+        self.meter = Tracker()
+
+
+def test_a_function_or_method_that_another_took_the_place_of_comes_back():
+    owner = Switching()
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    assert state.encode_changes() == {}
+    owner.switch()
+    file = io.BytesIO()
+    torch.save(state.encode_changes(), file)
+    changes = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    owner = Switching()
+    state.restore(changes)
+    assert owner.loss is torch.nn.functional.l1_loss and owner.act is torch.tanh
+    assert owner.both == {"loss": torch.nn.functional.gelu} and owner.step == owner.reset
+    assert state.encode_changes() == changes
+
+
+def test_what_cannot_come_back_differs_after_a_resume():
+    """A lambda, arguments, an object of another class: its attributes are not given to this one."""
+    owner = Switching()
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    owner.switch_what_has_no_name()
+    changes = state.encode_changes()
+    owner = Switching()
+    state.restore(changes)
+    now = state.encode_changes()
+    assert {".".join(key) for key in changes if now.get(key) != changes[key]} == {
+        "mine.local",
+        "mine.scaled",
+        "mine.meter",
+        "mine.meter.batches",
+    }
+
+
+@pytest.mark.parametrize(
+    "names", [("os", "system"), ("torch", "load"), ("builtins", "exec"), ("torch.hub", "load")]
+)
+def test_a_checkpoint_names_no_function_that_may_do_anything(names):
+    with pytest.raises(UserError, match="this program does not have"):
+        decode({"#": ("function",), "value": names})
+    with pytest.raises(NotPlain):
+        encode(getattr(sys.modules[names[0]], names[1]))
+
+
+class Image(torch.Tensor):
+    """A tensor that says what it is, as torchvision's do."""
+
+
+@pytest.mark.parametrize("attributes", [{}, {"size": (5, 5)}])
+def test_a_tensor_of_a_users_class_comes_back_as_one(attributes):
+    image = torch.ones(2).as_subclass(Image)
+    vars(image).update(attributes)
+    notes = {}
+    file = io.BytesIO()
+    torch.save(to_plain({"a": image}, notes, str), file)
+    state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    for restored in (round_trip(image)[0], from_plain(state, notes)["a"]):
+        assert type(restored) is Image and vars(restored) == attributes
+        assert torch.equal(restored, image)
+
+
+def test_a_tensor_of_a_class_that_no_module_has_is_named():
+    image = torch.ones(2).as_subclass(type("Local", (Image,), {}))
+    with pytest.raises(NotPlain, match="Local"):
+        encode([image])
+    owner = type("Mine", (), {})()
+    owner.image = image
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    assert state.encode_changes() == {} and state.unsaved == {}
+    image.add_(1)
+    assert state.encode_changes() == {}
+    assert state.unsaved == {("mine", "image"): f"is a {__name__}.Local"}
+
+
+def restored_loss():
+    """Return an owner whose loss, of a calculation, is restored."""
+    owner = type("Mine", (), {})()
+    owner.losses = [torch.zeros(1)]
+    weight = torch.ones(1, requires_grad=True)
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    owner.losses[0] = 2 * weight
+    file = io.BytesIO()
+    torch.save(state.encode_changes(), file)
+    changes = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    owner.losses = [torch.zeros(1)]
+    state.restore(changes)
+    assert str(state.encode_changes()) == str(changes) and owner.losses[0].requires_grad
+    return owner
+
+
+def test_a_calculated_tensor_is_told_when_a_gradient_reaches_it(capsys):
+    owner = restored_loss()
+    (3 * owner.losses[0]).backward()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("warning: mine.losses was calculated before the interruption")
+
+
+def test_a_calculated_tensor_that_is_only_logged_is_not_told(capsys):
+    owner = restored_loss()
+    owner.losses[0] += torch.ones(1)
+    (torch.ones(1, requires_grad=True) * owner.losses[0].detach()).backward()
+    assert owner.losses[0].item() == 3 and capsys.readouterr().out == ""

@@ -5,10 +5,12 @@ from typing import Any
 from pytorch_lightning import LightningModule
 from pytorch_lightning.strategies import DDPStrategy
 
-TRAINER_ATTRIBUTES = {"trainer", "_trainer"}
-"""Attributes by which modules, data modules and callbacks know their trainer.
+SET_BY_LIGHTNING = {"trainer", "_trainer", "_hparams_initial"}
+"""Attributes that Lightning sets on modules, data modules and callbacks from outside.
 
-They are no state of theirs. On an upgrade: see LightningModule.__init__ in core/module.py.
+These are their trainer, and the hyperparameters as they were first. They are no state of theirs. On
+an upgrade: see LightningModule.__init__ in core/module.py and save_hyperparameters in
+utilities/parsing.py.
 """
 
 

@@ -170,6 +170,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         },
         "pytorch_lightning": {
             "LightningModule._compiler_ctx": "attribute",
+            "LightningModule._hparams_initial": "attribute",
             "LightningModule._trainer": "attribute",
         },
     },

@@ -13,7 +13,7 @@ from pytorch_lightning import Trainer
 from torch import Tensor
 
 from sagemaker_lightning.state import batch_digest
-from sagemaker_lightning.state.encoding import without_devices
+from sagemaker_lightning.state.encoding import comparable
 
 WEIGHT_KEYS = "state_dict", "current_model_state", "averaging_state"
 """Parts of a checkpoint; the model may rightly have more or less of them than was saved."""
@@ -64,8 +64,8 @@ def fingerprint(state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> dict
         values |= dict(_named_values(part, rank_state[part]))
     for part in USER_PARTS:
         for path, value in rank_state["held"][part].items():
-            values[".".join(path) if isinstance(path, tuple) else f"{part} {path}"] = (
-                without_devices(value)
+            values[".".join(path) if isinstance(path, tuple) else f"{part} {path}"] = comparable(
+                value
             )
     values |= rank_state["held"].get("data", {}) | rank_state["held"]["modules"]
     for part in ("eval", "frozen"):

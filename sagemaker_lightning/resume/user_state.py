@@ -323,6 +323,17 @@ class UserState:
                     flush=True,
                 )
 
+    def _report_reordered(self) -> None:
+        """Print, once for each, which sets have got their elements in another order."""
+        for path, name in sorted(self.state.reordered - self.reported):
+            if self.trainer.is_global_zero:
+                print(
+                    f"{path}.{name} is a set, and its elements come in another order than before "
+                    "the interruption: if training depends on it, sort them first",
+                    flush=True,
+                )
+        self.reported |= self.state.reordered
+
     def restore(
         self, saved: Mapping[str, Any], only_plain: bool = False, same_ranks: bool = True
     ) -> None:
@@ -347,6 +358,7 @@ class UserState:
             if key not in own and (key[0] not in incomplete or type(value) is not bool)
         }
         self.state.restore(plain)
+        self._report_reordered()
         if only_plain:
             return
         for path, object_ in self._generators().items():

@@ -7,24 +7,31 @@ Objects are created only of classes that the reading program has imported itself
 classes' code runs.
 """
 
+import contextlib
 import dataclasses
 import enum
 import sys
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path, PurePath
-from types import MappingProxyType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MemberDescriptorType
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from torch import Tensor
 
 from sagemaker_lightning.compat import namespaces
 from sagemaker_lightning.compat.torch_modules import keep_metadata
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.state.object_graph import LIBRARIES
 
 SCALARS = (type(None), bool, int, float, complex, str, bytes)
+FUNCTIONS = (FunctionType, BuiltinFunctionType)
 READABLE = (*SCALARS, torch.dtype, torch.device, torch.Size, bytearray)
 FACTORIES = {
     "int": int,
@@ -35,10 +42,12 @@ FACTORIES = {
     "str": str,
     "bool": bool,
 }
-SEQUENCES = {"set": set, "frozenset": frozenset}
+BYTES_PER_SLOT = 16  # of the table of a set in CPython
 NOTE_KEY = "#"
 VALUE_KEY = "value"
 """The keys of a dict that stands for a value of another type."""
+GRAPH = ("graph",)
+"""The note of a tensor that is the result of a calculation with gradients."""
 # Never created from a file.
 DATA_CLASSES = torch.utils.data.Dataset, torch.utils.data.Sampler, torch.utils.data.DataLoader
 
@@ -76,31 +85,17 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
     if (
         class_ in READABLE
         or class_ in (list, tuple, dict, OrderedDict)
-        or isinstance(value, Tensor)
+        or (isinstance(value, Tensor) and not _is_of_users_class(value))
     ):
         return None
-    if isinstance(value, np.generic) and value.dtype.kind in "biufcSU":
-        return ("scalar", value.dtype.str), value.item()
-    if (
-        class_ is np.ndarray
-        and value.dtype.kind in "biufc"
-        and value.dtype.isnative
-        and value.dtype.itemsize <= 16
-    ):
-        try:
-            return ("array", value.dtype.str), torch.from_numpy(
-                np.ascontiguousarray(value)
-            ).reshape(value.shape).clone()
-        except TypeError:  # torch does not have this type
-            return ("bytes", value.dtype.str, value.shape), value.tobytes()
-    if class_ is np.ndarray and value.dtype.kind in "biufcSUmM":
-        return ("bytes", value.dtype.str, value.shape), value.tobytes()
+    if isinstance(value, (np.generic, np.ndarray)) and (plainer := _array_to_plainer(value)):
+        return plainer
     if class_ is deque:
         return ("deque", value.maxlen), list(value)
+    if class_ is set and all(map(_has_one_hash, value)):
+        return ("set", sys.getsizeof(value)), list(value)
     if class_ in (set, frozenset):
-        return (class_.__name__,), sorted(
-            value, key=lambda element: (type(element).__name__, repr(element))
-        )
+        return (class_.__name__,), _sorted(value)
     if class_ is defaultdict and (
         value.default_factory is None or value.default_factory in FACTORIES.values()
     ):
@@ -109,11 +104,26 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
         return ("counter",), dict(value)
     if isinstance(value, PurePath):
         return ("path",), str(value)
+    if class_ in (Decimal, Fraction):
+        return (class_.__name__,), str(value)
+    if class_ is array:
+        return ("numbers", value.typecode), value.tobytes()
     if class_ in (range, slice):
         return (class_.__name__,), (value.start, value.stop, value.step)
+    return _named_to_plainer(value)
+
+
+def _named_to_plainer(value: Any) -> tuple[tuple, Any]:
+    """Return what `to_plainer` does of a function, and of an object of a user's class."""
+    if isinstance(value, FUNCTIONS) and (function_name := _function_name(value)):
+        return ("function",), function_name
+    class_ = type(value)
     name = (class_.__module__, class_.__qualname__)
     if isinstance(value, enum.Enum):
         return ("enum", *name), value.name
+    if isinstance(value, Tensor) and _imported(*name) is class_:
+        tensor = value.as_subclass(Tensor)
+        return ("tensor", *name), [tensor, vars(value).copy()] if vars(value) else tensor
     if isinstance(value, tuple) and hasattr(class_, "_fields") and _imported(*name) is class_:
         return ("named", *name), list(value)
     if (
@@ -121,8 +131,146 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
         and not isinstance(value, (*DATA_CLASSES, torch.nn.Module))
         and _imported(*name) is class_
     ):
-        return ("fields", *name), dict(vars(value)) if hasattr(value, "__dict__") else {}
+        # A field in a slot is not in `__dict__`, which may have more than fields.
+        fields = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        return ("fields", *name), getattr(value, "__dict__", {}) | {
+            field: getattr(value, field) for field in fields
+        }
     raise TypeError
+
+
+def _function_name(function: Any) -> tuple[str, str] | None:
+    """Return the module and the name by which `_function` finds a function, or None."""
+    module = function.__module__
+    for name in (function.__qualname__, function.__name__):
+        if module and _imported(module, name) is function and _is_calculating(function):
+            return module, name
+    return None
+
+
+def _function(names: tuple[str, str]) -> Any:
+    """Return the function of a user or of torch that `_function_name` has named.
+
+    Raises:
+        UserError: This program does not have it.
+    """
+    function = _imported(*names)
+    if not isinstance(function, FUNCTIONS) or not _is_calculating(function):
+        raise UserError(f"a checkpoint holds {'.'.join(names)}, which this program does not have")
+    return function
+
+
+def _is_calculating(function: Any) -> bool:
+    """Return whether a function is a user's, or calculates with tensors.
+
+    A checkpoint names no other one, such as one that runs a program.
+    """
+    module = function.__module__ or ""
+    is_builtin = isinstance(function, BuiltinFunctionType)
+    return (
+        module.startswith(("torch.nn.functional", "torch._C._nn", "torch._C._special"))
+        or (module == "torch" and is_builtin)
+        or (module.partition(".")[0] not in LIBRARIES and not is_builtin)
+    )
+
+
+def _array_to_plainer(value: np.generic | np.ndarray) -> tuple[tuple, Any] | None:
+    """Return what `to_plainer` does of an array or a scalar of numpy; None if it is not plain."""
+    if isinstance(value, np.generic):
+        if value.dtype.kind in "biufcSU":
+            return ("scalar", value.dtype.str), value.item()
+        return ("item",), np.asarray(value)
+    if type(value) is not np.ndarray:
+        return None
+    if value.dtype.kind in "biufc" and value.dtype.isnative and value.dtype.itemsize <= 16:
+        with contextlib.suppress(TypeError):  # torch does not have this type
+            return ("array", value.dtype.str), torch.from_numpy(
+                np.ascontiguousarray(value)
+            ).reshape(value.shape).clone()
+    if value.dtype.kind == "O":
+        return ("objects", value.shape), value.reshape(-1).tolist()
+    if not is_readable(value.dtype):
+        return None
+    has_fields = value.dtype.names is not None
+    form = dtype_to_descr(value.dtype) if has_fields else value.dtype.str
+    return ("bytes", form, value.shape), value.tobytes()
+
+
+def is_readable(dtype: np.dtype) -> bool:
+    """Return whether an array of this type can be made again of its bytes."""
+    try:
+        return dtype.kind in "biufcSUmMV" and not dtype.hasobject and bool(dtype_to_descr(dtype))
+    except ValueError:  # fields that overlap, or in another order than their bytes
+        return False
+
+
+def _has_one_hash(value: Any) -> bool:
+    """Return whether a value has the same hash in each process, as numbers have."""
+    return type(value) in (int, float, bool) or (
+        type(value) is tuple and all(map(_has_one_hash, value))
+    )
+
+
+def _sorted(values: Iterable) -> list:
+    return sorted(values, key=lambda element: (type(element).__name__, repr(element)))
+
+
+def fill_set(target: set, elements: Sequence, size: int) -> set:
+    """Fill a set so that its elements come in the order of `elements`, if that can be had.
+
+    Their order depends on the length of the set's table, which grows as elements are added, and
+    mostly stays when some are removed.
+
+    Args:
+        target: The set, which is emptied first.
+        elements: Its elements, in the order in which another set had them.
+        size: The other set's size in memory, in bytes.
+    """
+    target.clear()
+    target.update(elements)
+    if sys.getsizeof(target) != size:
+        # A dict that is added to an empty set gives it twice as many slots as it has elements.
+        length = max(0, (size - sys.getsizeof(set())) // BYTES_PER_SLOT // 2 - 1)
+        fillers = [object() for _ in range(length - len(elements))]
+        target.clear()
+        target.update(dict.fromkeys([*elements[:length], *fillers]))
+        target.update(elements[length:])
+        for filler in fillers:  # difference_update() would make the table smaller
+            target.discard(filler)
+    return target
+
+
+def _array_of_objects(values: Sequence, shape: tuple[int, ...]) -> np.ndarray:
+    """Return an array whose elements are these values, even if they are lists."""
+    array_ = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        array_[index] = value
+    return array_.reshape(shape)
+
+
+# How a value is made of the plainer one and the details of the note, by the kind of the note.
+OF_PLAINER: dict[str, Callable[..., Any]] = {
+    "scalar": lambda value, dtype: np.dtype(dtype).type(value),
+    "item": lambda value: value[()],
+    "array": lambda value, dtype: value.numpy().astype(np.dtype(dtype), copy=True),
+    "bytes": lambda value, form, shape: (
+        np.frombuffer(value, dtype=descr_to_dtype(form)).reshape(shape).copy()
+    ),
+    "objects": _array_of_objects,
+    "deque": lambda value, length: deque(value, maxlen=length),
+    "set": lambda value, size=0: fill_set(set(), value, size) if size else set(value),
+    "frozenset": frozenset,
+    "defaultdict": lambda value, factory: defaultdict(FACTORIES.get(factory), value),
+    "counter": Counter,
+    "path": Path,
+    "function": _function,
+    "Decimal": Decimal,
+    "Fraction": Fraction,
+    "numbers": lambda value, typecode: array(typecode, value),
+    "range": lambda value: range(*value),
+    "slice": lambda value: slice(*value),
+    "on": lambda value, device_type: _on_device(value, device_type),
+}
 
 
 def from_plainer(note: tuple, value: Any) -> Any:
@@ -136,26 +284,8 @@ def from_plainer(note: tuple, value: Any) -> Any:
         UserError: This program does not have the value's class.
     """
     kind_of_value, *details = note
-    if kind_of_value == "scalar":
-        return np.dtype(details[0]).type(value)
-    if kind_of_value == "array":
-        return value.numpy().astype(np.dtype(details[0]), copy=True)
-    if kind_of_value == "bytes":
-        return np.frombuffer(value, dtype=np.dtype(details[0])).reshape(details[1]).copy()
-    if kind_of_value == "deque":
-        return deque(value, maxlen=details[0])
-    if kind_of_value in SEQUENCES:
-        return SEQUENCES[kind_of_value](value)
-    if kind_of_value == "defaultdict":
-        return defaultdict(FACTORIES.get(details[0]), value)
-    if kind_of_value == "counter":
-        return Counter(value)
-    if kind_of_value == "path":
-        return Path(value)
-    if kind_of_value in ("range", "slice"):
-        return {"range": range, "slice": slice}[kind_of_value](*value)
-    if kind_of_value == "on":
-        return _on_device(value, details[0])
+    if kind_of_value in OF_PLAINER:
+        return OF_PLAINER[kind_of_value](value, *details)
     class_ = _imported(*details)
     if kind_of_value == "enum" and isinstance(class_, enum.EnumMeta):
         return class_[value]
@@ -166,9 +296,18 @@ def from_plainer(note: tuple, value: Any) -> Any:
         and len(class_._fields) == len(value)
     ):
         return tuple.__new__(class_, value)
+    if kind_of_value == "tensor" and isinstance(class_, type) and issubclass(class_, Tensor):
+        tensor, attributes = value if isinstance(value, list) else (value, {})
+        tensor = tensor.as_subclass(class_)
+        tensor.__dict__.update(attributes)
+        return tensor
     if kind_of_value == "fields" and dataclasses.is_dataclass(class_):
         object_ = object.__new__(class_)
-        object_.__dict__.update(value)
+        for field, part in value.items():
+            if isinstance(getattr(class_, field, None), MemberDescriptorType):  # a slot
+                object.__setattr__(object_, field, part)  # even if the class is frozen
+            else:
+                object_.__dict__[field] = part
         return object_
     raise UserError(
         f"a checkpoint holds a {'.'.join(map(str, details))}, which this program does not have"
@@ -199,10 +338,11 @@ def encode(value: Any, path: tuple = ()) -> Any:
     class_ = type(value)
     if class_ in READABLE:
         return value
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not _is_of_users_class(value):
         copy = _cpu_copy(value)
         device = value.device.type
-        return copy if device == "cpu" else {NOTE_KEY: ("on", device), VALUE_KEY: copy}
+        copy = copy if device == "cpu" else {NOTE_KEY: ("on", device), VALUE_KEY: copy}
+        return copy if value.grad_fn is None else {NOTE_KEY: GRAPH, VALUE_KEY: copy}
     if class_ is list and set(map(type, value)) <= set(SCALARS):  # fast for long lists
         return value.copy()
     if class_ in (list, tuple):
@@ -220,11 +360,17 @@ def encode(value: Any, path: tuple = ()) -> Any:
     return {NOTE_KEY: note, VALUE_KEY: encode(plainer, path)}
 
 
-def decode(value: Any) -> Any:
-    """Return the value that `encode` was given."""
+def decode(value: Any, watch: Callable[[Tensor], Any] | None = None) -> Any:
+    """Return the value that `encode` was given.
+
+    Args:
+        value: What `encode` returned.
+        watch: Is called with each tensor that was the result of a calculation: it requires a
+            gradient again, but what it was calculated of is gone.
+    """
     class_ = type(value)
     if class_ in (list, tuple):
-        return class_(decode(element) for element in value)
+        return class_(decode(element, watch) for element in value)
     if class_ not in (dict, OrderedDict):
         return value.clone() if isinstance(value, Tensor) else value
     if NOTE_KEY in value and value[NOTE_KEY][0] == "together":
@@ -233,21 +379,44 @@ def decode(value: Any) -> Any:
         )
     if NOTE_KEY in value:
         note = value[NOTE_KEY]
-        plain_value = decode(value[VALUE_KEY])
+        plain_value = decode(value[VALUE_KEY], watch)
+        if note == GRAPH:
+            # A leaf could not be changed in place.
+            with torch.enable_grad():
+                tensor = plain_value.requires_grad_().clone()
+            if watch is not None:
+                watch(tensor)
+            return tensor
         return dict(plain_value) if note[0] == "dict" else from_plainer(note, plain_value)
-    return class_((key, decode(element)) for key, element in value.items())
+    return class_((key, decode(element, watch)) for key, element in value.items())
 
 
-def without_devices(value: Any) -> Any:
-    """Return what `encode` returned, without the devices of its tensors."""
+def is_in_order(value: Any, decoded: Any) -> bool:
+    """Return whether a set has the order of the one that was encoded; true of other values.
+
+    Args:
+        value: What `encode` returned.
+        decoded: What `decode` made of it.
+    """
+    is_ordered_set = type(decoded) is set and len(value[NOTE_KEY]) > 1
+    return not is_ordered_set or list(decoded) == value[VALUE_KEY]
+
+
+def comparable(value: Any) -> Any:
+    """Return what `encode` returned, without what may differ where the values are equal.
+
+    That is the device of a tensor, and the order of a set.
+    """
     class_ = type(value)
     if class_ in (list, tuple):
-        return class_(map(without_devices, value))
+        return class_(map(comparable, value))
     if class_ not in (dict, OrderedDict):
         return value
     if NOTE_KEY in value and value[NOTE_KEY][0] == "on":
         return value[VALUE_KEY]
-    return class_((key, without_devices(element)) for key, element in value.items())
+    if NOTE_KEY in value and value[NOTE_KEY][0] == "set":
+        return {NOTE_KEY: ("set",), VALUE_KEY: _sorted(value[VALUE_KEY])}
+    return class_((key, comparable(element)) for key, element in value.items())
 
 
 def _as_arrays(values: Sequence) -> tuple[tuple, Any] | None:
@@ -267,6 +436,8 @@ def _as_arrays(values: Sequence) -> tuple[tuple, Any] | None:
         if len({(value.dtype, value.shape) for value in values}) == 1:
             return ("arrays", first_value.shape), encode(np.concatenate(values, axis=None))
     elif class_ is Tensor and first_value.layout == torch.strided and not first_value.is_quantized:
+        if any(value.grad_fn is not None for value in values):
+            return None
         if len({(value.dtype, value.shape, value.device) for value in values}) == 1:
             return ("tensors",), encode(torch.stack(tuple(values)))
     elif issubclass(class_, np.generic) and len({value.dtype for value in values}) == 1:
@@ -325,7 +496,7 @@ def to_plain(
     class_ = type(value)
     if class_ in READABLE:
         return value
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not _is_of_users_class(value):
         return _cpu_copy(value) if copies else value
     try:
         if class_ in (list, tuple):
@@ -412,6 +583,16 @@ def _on_device(tensor: Tensor, device_type: str) -> Tensor:
         if accelerator is not None and accelerator.type == device_type
         else tensor
     )
+
+
+def _is_of_users_class(tensor: Tensor) -> bool:
+    """Return whether a tensor is of a class that torch does not read: a tensor that knows more.
+
+    A class that wraps other tensors, such as quantized ones, reads and writes itself.
+    """
+    class_ = type(tensor)
+    is_wrapper = class_.__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return class_.__module__.partition(".")[0] != "torch" and not is_wrapper
 
 
 def _cpu_copy(tensor: Tensor) -> Tensor:

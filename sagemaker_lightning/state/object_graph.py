@@ -6,7 +6,10 @@ functions, closures and the globals that a function reads. It does not enter ten
 and the insides of libraries.
 """
 
+import dis
+import enum
 import functools
+import itertools
 import random
 import sys
 import types
@@ -20,14 +23,16 @@ from pytorch_lightning import Callback, LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from sagemaker_lightning.compat.lightning_trainer import TRAINER_ATTRIBUTES
+from sagemaker_lightning.compat.lightning_trainer import SET_BY_LIGHTNING
 from sagemaker_lightning.compat.torch_data import ITERATOR_ATTRIBUTE
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 LOADER_ATTRIBUTES = ("exactly", "planned")  # what data/deterministic.py gives a DataLoader
-MAX_OBJECTS = 20_000  # objects that one walk yields, at most
-MAX_ELEMENTS = 256  # elements of a container that are read; a longer one holds samples
+MAX_OBJECTS = 20_000  # objects that a walk yields of each attribute of a root, at most
+MAX_MEMBERS = 1024  # elements of a container that a walk enters; a longer one holds samples
+MAX_ELEMENTS = 256  # elements of a container by which its kind is judged
 
+CONTAINERS = (dict, list, tuple, deque)
 LEAVES = (
     str,
     bytes,
@@ -48,6 +53,8 @@ LEAVES = (
     torch.device,
     torch.Size,
 )
+NAMING = (str, bytes, int, float, np.generic, type(None), tuple, type, enum.Enum)
+"""Classes of keys whose text names an element of a dict."""
 # Classes of these packages have nothing that a user wrote. Their functions read no globals that a
 # user may change.
 LIBRARIES = {
@@ -107,43 +114,60 @@ def is_library_class(class_: type) -> bool:
 
 
 def walk(
-    roots: Mapping[str, Any], skip: tuple = (), code: bool = True
+    roots: Mapping[str, Any], skip: tuple = (), code: bool = True, cut: set[str] | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Yield the path and the object for each object reached from `roots`, once each.
+
+    Many objects in one attribute of a root, such as the sentences of a corpus, take nothing away
+    from the others.
 
     Args:
         roots: The objects to start from, by name.
         skip: Classes whose objects are yielded but not entered.
         code: Whether to enter what functions and classes hold.
+        cut: Gets the paths under which not all objects are yielded, because they are too many.
     """
+    cut = set() if cut is None else cut
     seen: set[int] = set()
-    objects_left = MAX_OBJECTS
-    stack = [(path, root) for path, root in reversed(list(roots.items()))]
-    while stack and objects_left:
-        path, value = stack.pop()
+    stack = [(path, root, 0) for path, root in reversed(list(roots.items()))]
+    attribute = ""
+    objects_left = 0
+    while stack:
+        path, value, depth = stack.pop()
         if isinstance(value, LEAVES) or id(value) in seen:
+            continue
+        if depth < 2:  # a root or an attribute of one
+            attribute = path
+            objects_left = MAX_OBJECTS
+        if not objects_left:
+            cut.add(attribute)
             continue
         seen.add(id(value))
         objects_left -= 1
         yield path, value
+        is_container = isinstance(value, CONTAINERS)
+        if is_container and len(value) > MAX_MEMBERS:
+            cut.add(path)
         if not isinstance(value, (*GENERATORS, *skip)):
-            stack += [
-                (f"{path}.{name}", member) for name, member in reversed(list(_members(value, code)))
-            ]
+            members = reversed(list(_members(value, code)))
+            member_depth = 2 if is_container else depth + 1
+            stack += [(f"{path}.{name}", member, member_depth) for name, member in members]
 
 
 def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901 (branches by type)
     """Yield name and value of what an object holds."""
     class_ = type(value)
     if isinstance(value, dict):
-        for index, (key, member) in enumerate(value.items()):
-            if index == MAX_ELEMENTS:
-                return
-            yield str(key), member
-    elif isinstance(value, (list, tuple, deque)):
-        for index, member in enumerate(value):
-            if index == MAX_ELEMENTS:
-                return
+        names: set[str] = set()
+        for index, (key, member) in enumerate(itertools.islice(value.items(), MAX_MEMBERS)):
+            # The text of an object, such as a layer, may be that of others, or have an address.
+            name = str(key) if isinstance(key, NAMING) else f"{type(key).__name__}#{index}"
+            if name in names:  # the texts of 1 and "1" are equal
+                name += f"#{index}"
+            names.add(name)
+            yield name, member
+    elif isinstance(value, CONTAINERS):
+        for index, member in enumerate(itertools.islice(value, MAX_MEMBERS)):
             yield str(index), member
     elif isinstance(value, functools.partial):
         yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
@@ -171,6 +195,11 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
             for member in class_.__mro__:
                 if not is_library_class(member):
                     yield f"({member.__name__})", member
+    elif not class_.__module__.startswith(LIGHTNINGS):
+        # Such as the engine of a sequence of points, which a user has made for a model.
+        for name, member in getattr(value, "__dict__", {}).items():
+            if isinstance(member, GENERATORS):
+                yield name, member
 
 
 def attributes(value: Any) -> dict[str, Any]:
@@ -203,22 +232,50 @@ def attributes(value: Any) -> dict[str, Any]:
 @functools.cache
 def _handled_by_libraries(class_: type) -> frozenset[str]:
     """Return the names of attributes that a library's base classes handle."""
-    names: set[str] = {*TRAINER_ATTRIBUTES, ITERATOR_ATTRIBUTE, *LOADER_ATTRIBUTES}
+    names: set[str] = {*SET_BY_LIGHTNING, ITERATOR_ATTRIBUTE, *LOADER_ATTRIBUTES}
     if issubclass(class_, torch.optim.Optimizer):
         names |= OPTIMIZER_ATTRIBUTES
     for base in class_.__mro__:
-        is_excluded = base in BASES or (issubclass(base, Callback) and is_library_class(base))
+        is_excluded = base in BASES or (issubclass(class_, Callback) and is_library_class(base))
         if is_excluded or (base.__module__ or "").startswith(LIGHTNINGS):
-            for member in vars(base).values():
-                function = (
-                    member.fget
-                    if isinstance(member, property)
-                    else getattr(member, "__func__", member)
-                )
-                if isinstance(function, types.FunctionType):
-                    names |= set(function.__code__.co_names)
-            names |= set(vars(base)) | set(getattr(base, "__annotations__", ()))
+            names |= _own_attributes(base)
     return frozenset(names)
+
+
+@functools.cache
+def _own_attributes(base: type) -> set[str]:
+    """Return the names of attributes that a class declares, or sets on its own objects.
+
+    Names that its code has for other objects are not among them: a user's `self.step` is no state
+    of Lightning's because Lightning calls `optimizer.step()`. Nor are its methods: what an object
+    has in place of one, a user has put there.
+    """
+    names = set(getattr(base, "__annotations__", ()))
+    for name, member in vars(base).items():
+        function = getattr(member, "__func__", member)
+        if isinstance(function, types.FunctionType):
+            names |= _set_on_self(function)
+            continue
+        names.add(name)
+        if isinstance(member, property):
+            accessors = (member.fget, member.fset)
+            names = names.union(
+                *(_set_on_self(get) for get in accessors if isinstance(get, types.FunctionType))
+            )
+    return names
+
+
+def _set_on_self(function: types.FunctionType) -> set[str]:
+    """Return the names of the attributes that a method sets on its first argument."""
+    first_argument = function.__code__.co_varnames[:1]
+    # Before Python stores an attribute, it loads the object, in one instruction with the value or
+    # in one of its own.
+    return {
+        instruction.argval
+        for previous, instruction in itertools.pairwise(dis.get_instructions(function))
+        if instruction.opname == "STORE_ATTR"
+        and (previous.argrepr.rpartition(", ")[2],) == first_argument
+    }
 
 
 def closure(function: types.FunctionType) -> dict[str, Any]:

@@ -8,10 +8,11 @@ import copy
 import functools
 import hashlib
 import pickle
+import sys
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,16 @@ from pytorch_lightning.core.mixins import HyperparametersMixin
 from torch import Tensor, nn
 
 from sagemaker_lightning.compat.torch_modules import buffers, parameters
-from sagemaker_lightning.state.encoding import NotPlain, decode, encode
+from sagemaker_lightning.state.encoding import (
+    NOTE_KEY,
+    VALUE_KEY,
+    NotPlain,
+    decode,
+    encode,
+    fill_set,
+    is_in_order,
+    is_readable,
+)
 from sagemaker_lightning.state.object_graph import (
     GENERATORS,
     MAX_ELEMENTS,
@@ -57,6 +67,7 @@ class PlainState:
         self.at_start: dict[tuple[str, str], bytes] = {}
         self.numbers_at_start: set[tuple[str, str]] = set()
         self.arrays_at_start: set[tuple[str, str]] = set()  # those of them that are one array
+        self.opaque_at_start: dict[tuple[str, str], Any] = {}
         self.touched: set[tuple[str, str]] = set()
         self.unchanged: set[tuple[str, str]] = set()
         """Values that `encode_changes` has returned and that are as at the start."""
@@ -67,6 +78,9 @@ class PlainState:
         again by the code that holds them.
         """
 
+        self.reordered: set[tuple[str, str]] = set()
+        """Restored sets whose elements come in another order than before."""
+
     def mark(self) -> None:
         """Take the present state as the one at the start."""
         values = self._plain_values()
@@ -75,6 +89,7 @@ class PlainState:
         self.arrays_at_start = {
             key for key in self.numbers_at_start if isinstance(values[key], (Tensor, np.ndarray))
         }
+        self.opaque_at_start = self._opaque_values(values)
 
     def numbers(self) -> dict[tuple[str, str], bytes]:
         """Return a hash of each value at the start that consists of numbers alone.
@@ -136,7 +151,8 @@ class PlainState:
         """
         values = {}
         self.unchanged.clear()
-        for key, value in (self._plain_values() if kept is None else kept).items():
+        plain_values = self._plain_values() if kept is None else kept
+        for key, value in plain_values.items():
             try:
                 is_large = _size(value) > COMPARED_IN_FULL
                 encoded_value = None if is_large else encode(value)
@@ -152,19 +168,35 @@ class PlainState:
             except NotPlain as error:
                 if isinstance(value, CONTAINERS):
                     self.unsaved[key] = f"holds a {error.kind}"
+                elif self.at_start.get(key) != _fingerprint(value):
+                    self.unsaved[key] = f"is a {error.kind}"
+        cut = self._cut_attributes(values) - plain_values.keys()
+        self.unsaved |= dict.fromkeys(cut, "holds too many objects that change")
+        if kept is None:
+            values |= {
+                key: description
+                for key, description in self._opaque_values(plain_values).items()
+                if key in self.touched or self.opaque_at_start.get(key, description) != description
+            }
         return values
 
     def opaque_attributes(self) -> set[tuple[str, str]]:
         """Return the present attributes whose values are not plain."""
-        plain_keys = self._plain_values().keys()
-        owners = [
-            (path, object_)
-            for path, object_ in walk(self.roots(), self.skip, code=False)
-            if not _is_container(object_)
-        ]
+        return set(self._opaque_values(self._plain_values()))
+
+    def _opaque_values(self, plain: Container[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+        """Return what the attributes are whose values are not plain: a class, or a function.
+
+        Args:
+            plain: The attributes whose values are plain.
+        """
         return {
-            (path, name) for path, object_ in owners for name in attributes(object_)
-        } - plain_keys
+            (path, name): _describe(owner, value)
+            for path, owner in walk(self.roots(), self.skip, code=False)
+            if not _is_container(owner)
+            for name, value in attributes(owner).items()
+            if (path, name) not in plain
+        }
 
     def opaque_containers(self) -> dict[tuple[str, str], tuple]:
         """Return the containers that hold something that is not plain, and tables.
@@ -194,13 +226,40 @@ class PlainState:
         settled_ids = _module_tensor_ids(owners.values())
         for (path, name), value in saved.items():
             owner = owners.get(path)
-            if owner is not None and not (
+            if owner is None or (
                 isinstance(owner, nn.Module)
                 and (name in parameters(owner) or name in buffers(owner))
             ):
-                _set_attribute(owner, name, decode(value), settled_ids)
+                continue
+            if _is_description(value):
+                method = value[VALUE_KEY]
+                if value[NOTE_KEY] == METHOD and hasattr(type(owner), method):
+                    _set_attribute(owner, name, getattr(owner, method), settled_ids)
+                continue
+            decoded = decode(value, functools.partial(_report_backward, f"{path}.{name}"))
+            _set_attribute(owner, name, decoded, settled_ids)
+            if not is_in_order(value, decoded):
+                self.reordered.add((path, name))
         if touch:
             self.touched |= saved.keys()
+
+    def _cut_attributes(self, changed: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Return the attributes of whose objects some have changed, and others are not read.
+
+        Args:
+            changed: The plain values that have changed.
+        """
+        cut: set[str] = set()
+        owners = dict(walk(self.roots(), self.skip, code=False, cut=cut))
+        changed_paths = [f"{path}." for path, _ in changed] if cut else []
+        attributes_ = set()
+        for path in cut:
+            if any(changed_path.startswith(f"{path}.") for changed_path in changed_paths):
+                owner, _, name = path.rpartition(".")
+                while _is_container(owners.get(owner)):
+                    owner, _, name = owner.rpartition(".")
+                attributes_.add((owner, name))
+        return attributes_
 
     def _plain_values(self) -> dict[tuple[str, str], Any]:
         """Return all plain values by path and attribute."""
@@ -216,6 +275,58 @@ class PlainState:
                 if _is_plain(value) and not _is_of_modules(value, owned):
                     values[path, name] = value
         return values
+
+
+METHOD = ("method",)
+OBJECT = ("object",)
+"""Notes of the description of a value that is not plain: a method of its owner, or any other."""
+
+
+def _describe(owner: Any, value: Any) -> dict[str, Any]:
+    """Return, encoded, the name of a method of the owner's, or of an object's class or function."""
+    if isinstance(value, types.MethodType) and value.__self__ is owner:
+        return {NOTE_KEY: METHOD, VALUE_KEY: value.__func__.__name__}
+    return {NOTE_KEY: OBJECT, VALUE_KEY: _name_of(value)}
+
+
+def _name_of(value: Any) -> str:
+    """Return a name by which another function, or an object of another class, is recognised."""
+    if isinstance(value, functools.partial):
+        return f"{_name_of(value.func)} {digest([value.args, value.keywords]).hex()}"
+    if isinstance(value, types.FunctionType):
+        # Lambdas of one function have one name.
+        return f"{value.__module__}.{value.__qualname__}:{value.__code__.co_firstlineno}"
+    is_named = isinstance(value, (type, types.MethodType, types.BuiltinFunctionType))
+    named = value if is_named else type(value)
+    # A lazy module gets its final class with the first batch.
+    return f"{named.__module__}.{named.__qualname__.removeprefix('Lazy')}"
+
+
+def _report_backward(name: str, tensor: Tensor) -> None:
+    """Print once a gradient reaches a restored tensor, from where it would have gone on.
+
+    Most tensors that were calculated before are only logged, or are calculated anew before that.
+
+    Args:
+        name: Name of the attribute that holds the tensor.
+        tensor: The tensor.
+    """
+
+    def report(_gradient: Tensor) -> None:
+        handle.remove()
+        print(
+            f"warning: {name} was calculated before the interruption, and no checkpoint can hold "
+            "how: this step lacks its gradients, and the run may end with other weights; keep the "
+            "batch there, and calculate from it in the step that uses it",
+            flush=True,
+        )
+
+    handle = tensor.register_hook(report)
+
+
+def _is_description(value: Any) -> bool:
+    """Return whether an encoded value is what `_describe` returned."""
+    return type(value) is dict and value.get(NOTE_KEY) in (METHOD, OBJECT)
 
 
 def is_table(value: Any) -> bool:
@@ -292,10 +403,12 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
         (str, bytes, int, float, complex, bool, type(None), np.generic, torch.dtype, torch.device),
     ):
         return True
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "biufcSUmM"
+    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
+        return depth == 0 or is_readable(value.dtype)  # one that cannot be saved is told
     if depth > 8:
         return False
+    if isinstance(value, np.ndarray):
+        return _is_plain(value.reshape(-1)[:MAX_ELEMENTS].tolist(), depth + 1)
     if isinstance(value, dict):
         return all(
             _is_plain(element, depth + 1)
@@ -356,11 +469,19 @@ def digest(value: Any) -> bytes:
 
 
 def _fingerprint(value: Any) -> bytes:
-    """Return bytes that tell, in this process, whether a value changes."""
+    """Return bytes that tell, in this process, whether a value changes.
+
+    Empty for a value that is not plain, but for an array: a memory map is in a file already.
+    """
     try:
-        return _sampled_hash(value) if _size(value) > COMPARED_IN_FULL else digest(value)
+        return (
+            _sampled_hash(value) if _size(value) > COMPARED_IN_FULL else _full_hash(encode(value))
+        )
     except NotPlain:
-        return b""
+        if isinstance(value, Tensor):
+            return digest(value.as_subclass(Tensor))
+        is_in_memory = isinstance(value, np.ndarray) and not isinstance(value, np.memmap)
+        return _full_hash(value.tobytes()) if is_in_memory else b""
 
 
 def _sampled_hash(value: Any) -> bytes:
@@ -372,6 +493,8 @@ def _sampled_hash(value: Any) -> bytes:
     """
     step = 1 + _size(value) // MAX_ELEMENTS
     checksum: Any = 0
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        value = value.reshape(-1).tolist()
     if isinstance(value, (Tensor, np.ndarray)):
         array = value.detach() if isinstance(value, Tensor) else value
         if (
@@ -450,7 +573,8 @@ def _in_place(current: Any, value: Any, settled_ids: set[int]) -> Any:
         return value
     if (current.shape, current.dtype, current.layout) != (value.shape, value.dtype, value.layout):
         return value
-    if value.device not in (current.device, torch.device("cpu")):
+    # One that a step has calculated has had no place there before.
+    if not value.is_leaf or value.device not in (current.device, torch.device("cpu")):
         return value
     if id(current) in settled_ids:
         return current if digest(current) == digest(value) else value
@@ -485,12 +609,14 @@ def _set_attribute(owner: Any, name: str, value: Any, settled_ids: set[int]) -> 
             current.clear()
             current.extend(value)
             return
-        if isinstance(current, (dict, set)):
-            if isinstance(current, dict):
-                value = {
-                    key: _in_place(current.get(key), element, settled_ids)
-                    for key, element in value.items()
-                }
+        if isinstance(current, set):
+            fill_set(current, list(value), sys.getsizeof(value))
+            return
+        if isinstance(current, dict):
+            value = {
+                key: _in_place(current.get(key), element, settled_ids)
+                for key, element in value.items()
+            }
             current.clear()
             current.update(value)
             return
@@ -507,8 +633,9 @@ def _set_attribute(owner: Any, name: str, value: Any, settled_ids: set[int]) -> 
             return
         value = value.to(current.device) if value.is_cpu else value
     if isinstance(owner, types.FunctionType):
-        owner.__closure__[owner.__code__.co_freevars.index(name)].cell_contents = value
+        if name in owner.__code__.co_freevars:  # of the function that was there before, too
+            owner.__closure__[owner.__code__.co_freevars.index(name)].cell_contents = value
+    elif isinstance(getattr(type(owner), name, None), types.MemberDescriptorType):  # a slot
+        object.__setattr__(owner, name, value)
     elif hasattr(owner, "__dict__"):
         owner.__dict__[name] = value
-    else:
-        object.__setattr__(owner, name, value)
