@@ -34,7 +34,6 @@ from sagemaker_lightning.state.encoding import (
     encode,
     from_plain,
     to_plain,
-    without_devices,
 )
 from sagemaker_lightning.state.object_graph import MAX_MEMBERS, MAX_OBJECTS
 from sagemaker_lightning.state.object_state import COMPARED_IN_FULL, PlainState

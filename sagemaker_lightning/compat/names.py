@@ -226,7 +226,12 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "Module._metadata": "attribute",
             "Module._parameters": "attribute",
         },
-        "torch.nn.modules.lazy": {"LazyModuleMixin._initialize_hook": "attribute"},
+        "torch": {"Tensor._post_accumulate_grad_hooks": "attribute"},
+        "torch.nn.modules.lazy": {"LazyModuleMixin._infer_parameters": "(self, module, args, ...)"},
+        "torch.optim": {
+            "Optimizer._optimizer_step_post_hooks": "attribute",
+            "Optimizer._optimizer_step_pre_hooks": "attribute",
+        },
         "torch.optim.lr_scheduler": {
             "ChainedScheduler._schedulers": "attribute",
             "LRScheduler._last_lr": "attribute",
