@@ -172,9 +172,10 @@ TUTORIAL_CASES = {
     "resumable": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:9"}],
     "draws": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:9"}],
     "ranks": [{"STOP_AT": "1:2"}],
+    "recipe": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:6"}, {"KILL_AT": "2:5"}],
 }
 """Where each of tests/tutorials.py is interrupted."""
-IN_EACH_TEST = ("drawn", "mining", "thaws", "skips")
+IN_EACH_TEST = ("drawn", "mining", "thaws", "skips", "recipe")
 
 
 @pytest.mark.slow
@@ -198,10 +199,11 @@ def test_a_tutorial(tmp_path: Path, case: str):
         ("counts", "__main__.Counts.steps changes while training, and no checkpoint has it: a"),
         ("swaps", "the class or the hooks of model.backbone.2 differ"),
         ("hooked", "the class or the hooks of model.backbone differ"),
+        ("pending", "warning: model.pending was calculated before the interruption"),
     ],
 )
 def test_what_no_checkpoint_has_is_said(tmp_path: Path, case: str, says: str):
-    """A variable of a class, a module that is replaced, a hook: a stopped run would be silent."""
+    """A stopped run would be silent about them."""
     status, stopped = run(tmp_path, case, TUTORIALS, STOP_AT="2:9")
     assert status == 143
     status, ended = run(tmp_path, case, TUTORIALS)
