@@ -449,6 +449,76 @@ class Swaps(Classifier):
             self.backbone[2] = nn.Tanh()
 
 
+@dataclass(slots=True)
+class Seen:
+    """A sample that was seen."""
+
+    inputs: list
+    labels: list
+
+
+class Recipe(Classifier):
+    """Warms up by a count of its own, changes its loss, replays samples, and draws from a pool."""
+
+    def __init__(self):
+        super().__init__()
+        self.step = 0
+        self.distance = nn.functional.mse_loss
+        self.memory = deque(maxlen=9)
+        self.pool = {37 * number for number in range(50)}
+        self.scales = {layer: Scale() for layer in self.modules() if isinstance(layer, nn.Linear)}
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.distance = nn.functional.l1_loss
+
+    def training_step(self, batch, batch_idx):
+        self.step += 1
+        self.memory.append(Seen(*(part.tolist() for part in batch)))
+        replayed = random.choice(self.memory)
+        chosen = random.choice(list(self.pool))
+        self.pool.remove(chosen)
+        for layer, scale in self.scales.items():
+            scale.update(layer.weight)
+        outputs = self(torch.tensor(replayed.inputs)) * sum(s.mean for s in self.scales.values())
+        distance = self.distance(outputs, torch.tensor(replayed.labels) + chosen / 1000)
+        return super().training_step(batch, batch_idx) + min(1.0, self.step / 20) * distance
+
+
+class Scale:
+    """The mean of a layer's weights, of all steps."""
+
+    def __init__(self):
+        self.mean = 1.0
+
+    def update(self, weight):
+        self.mean = 0.9 * self.mean + 0.1 * weight.detach().abs().mean().item()
+
+
+class Tempered:
+    """Averages the loss, for the model to use; its method is a hook."""
+
+    def __init__(self):
+        self.average = 1.0
+
+    def update(self, trainer, model, outputs, batch, batch_idx):
+        self.average = 0.9 * self.average + 0.1 * outputs["loss"].item()
+        model.head[0].p = min(0.5, 0.2 * self.average)
+
+
+class Pending(Classifier):
+    """Adds each second loss to the next one, in one backward pass."""
+
+    pending = None
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx % 2:
+            self.pending = loss
+            return None
+        return loss if self.pending is None else loss + self.pending
+
+
 class Hooked(Classifier):
     """Adds noise to its features from its second epoch on."""
 
@@ -846,6 +916,17 @@ def lists(job):
 
 def swaps(job):
     trainer(job).fit(model := Swaps(), points())
+    return [model], ""
+
+
+def recipe(job):
+    callback = ready.LambdaCallback(on_train_batch_end=Tempered().update)
+    trainer(job, callbacks=[callback]).fit(model := Recipe(), points())
+    return [model], [model.step, sorted(model.pool)]
+
+
+def pending(job):
+    trainer(job).fit(model := Pending(), points())
     return [model], ""
 
 

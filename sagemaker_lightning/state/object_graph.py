@@ -235,8 +235,11 @@ def _handled_by_libraries(class_: type) -> frozenset[str]:
     names: set[str] = {*SET_BY_LIGHTNING, ITERATOR_ATTRIBUTE, *LOADER_ATTRIBUTES}
     if issubclass(class_, torch.optim.Optimizer):
         names |= OPTIMIZER_ATTRIBUTES
+    callbacks = [
+        base for base in class_.__mro__ if issubclass(base, Callback) and is_library_class(base)
+    ]
     for base in class_.__mro__:
-        is_excluded = base in BASES or (issubclass(class_, Callback) and is_library_class(base))
+        is_excluded = base in BASES or any(issubclass(callback, base) for callback in callbacks)
         if is_excluded or (base.__module__ or "").startswith(LIGHTNINGS):
             names |= _own_attributes(base)
     return frozenset(names)

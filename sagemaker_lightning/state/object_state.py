@@ -338,7 +338,8 @@ def _snapshot(value: Any) -> Any:
     """Return a copy of a value; a shallow one if it is a long container."""
     if isinstance(value, Tensor):
         return value.detach().clone()
-    if _size(value) > MAX_ELEMENTS and not isinstance(value, np.ndarray):
+    is_array = isinstance(value, np.ndarray) and not value.dtype.hasobject
+    if _size(value) > MAX_ELEMENTS and not is_array:
         return copy.copy(value)
     with contextlib.suppress(NotPlain):
         return decode(encode(value))
