@@ -632,7 +632,7 @@ def test_a_logger_in_memory_has_the_earlier_values(tmp_path: Path, capfd):
     assert train(tmp_path / "run", 0) == expected and len(expected["train_loss_step"]) == 11
     assert "History" not in capfd.readouterr().out
     train(tmp_path / "arrays", 1, as_arrays=True)
-    says = "test_exact_resume.History.values holds a numpy.ma.MaskedArray, which no checkpoint can hold"
+    says = "History.values holds a numpy.ma.MaskedArray, which no checkpoint can hold"
     assert capfd.readouterr().out.count(says) == 1
 
 
