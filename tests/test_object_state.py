@@ -586,7 +586,15 @@ def test_what_cannot_come_back_differs_after_a_resume():
 
 
 @pytest.mark.parametrize(
-    "names", [("os", "system"), ("torch", "load"), ("builtins", "exec"), ("torch.hub", "load")]
+    "names",
+    [
+        ("os", "system"),
+        ("torch", "load"),
+        ("builtins", "exec"),
+        ("torch.hub", "load"),
+        ("subprocess", "call"),
+        ("pytest", "main"),
+    ],
 )
 def test_a_checkpoint_names_no_function_that_may_do_anything(names):
     with pytest.raises(UserError, match="this program does not have"):

@@ -28,7 +28,7 @@ from torch import Tensor
 from sagemaker_lightning.compat import namespaces
 from sagemaker_lightning.compat.torch_modules import keep_metadata
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.state.object_graph import LIBRARIES
+from sagemaker_lightning.state.object_graph import is_own_module
 
 SCALARS = (type(None), bool, int, float, complex, str, bytes)
 FUNCTIONS = (FunctionType, BuiltinFunctionType)
@@ -163,14 +163,15 @@ def _function(names: tuple[str, str]) -> Any:
 def _is_calculating(function: Any) -> bool:
     """Return whether a function is a user's, or calculates with tensors.
 
-    A checkpoint names no other one, such as one that runs a program.
+    A checkpoint names no other one, such as one that runs a program: it is input, and what the
+    program has imported may do anything.
     """
     module = function.__module__ or ""
     is_builtin = isinstance(function, BuiltinFunctionType)
     return (
         module.startswith(("torch.nn.functional", "torch._C._nn", "torch._C._special"))
         or (module == "torch" and is_builtin)
-        or (module.partition(".")[0] not in LIBRARIES and not is_builtin)
+        or (is_own_module(module) and not is_builtin)
     )
 
 

@@ -8,11 +8,9 @@ import functools
 import operator
 import pickle
 import re
-import sys
 import types
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,6 @@ from sagemaker_lightning.state.object_state import digest, is_small
 COUNTERS = ("builtins", "itertools")  # modules whose iterators can be asked for their position
 MAX_REMAINING = 10_000  # an iterator with more elements left is not examined
 SAMPLED = 4096  # elements of a larger list or array that are compared
-INSTALLED = {"site-packages", "dist-packages"}  # folders of modules that the user has not written
 CODE = types.FunctionType, types.ModuleType, type
 CACHE = type(functools.lru_cache(len))
 DRAWS = re.compile(
@@ -117,7 +114,7 @@ def _variables_of_modules(function: types.FunctionType) -> dict[str, Any]:
     return {
         f"{module.__name__}.{name}": vars(module)[name]
         for module in modules
-        if _is_own(module.__name__)
+        if object_graph.is_own_module(module.__name__)
         for name in sorted(names & vars(module).keys())
     }
 
@@ -135,15 +132,7 @@ def is_own(code: Any) -> bool:
     """Return whether a function, a class or an object's class is the user's own."""
     while isinstance(code, functools.partial):
         code = code.func
-    return _is_own(getattr(code, "__module__", None) or "")
-
-
-@functools.cache
-def _is_own(module: str) -> bool:
-    """Return whether the user has written a module, given by its name."""
-    file = Path(getattr(sys.modules.get(module), "__file__", None) or "")
-    is_library = module.partition(".")[0] in object_graph.LIBRARIES
-    return not is_library and INSTALLED.isdisjoint(file.parts)
+    return object_graph.is_own_module(getattr(code, "__module__", None) or "")
 
 
 def _digests_of_objects(objects: Mapping[str, Any], saved_ids: set[int]) -> dict[str, bytes]:
@@ -170,7 +159,7 @@ def _digests_of_objects(objects: Mapping[str, Any], saved_ids: set[int]) -> dict
                 for name, each in tensors.items()
                 if not isinstance(each, nn.parameter.UninitializedTensorMixin) and is_small(each)
             }
-        if _is_own(type(owner).__module__):
+        if object_graph.is_own_module(type(owner).__module__):
             values |= object_graph.attributes(owner)
         digests |= {f"{path}.{name}": _digest_or_position(each) for name, each in values.items()}
     return digests

@@ -15,6 +15,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,7 @@ LIBRARIES = {
     "builtins",
     *sys.stdlib_module_names,
 }
+INSTALLED = {"site-packages", "dist-packages"}  # folders of modules that the user has not written
 LIGHTNINGS = ("pytorch_lightning.", "lightning.", "sagemaker_lightning.")
 ENTERED_CLASSES = (
     nn.Module,
@@ -106,6 +108,14 @@ BASES = (
     Metric,
     torch.utils.data.Dataset,
 )
+
+
+@functools.cache
+def is_own_module(name: str) -> bool:
+    """Return whether the user has written a module, given by its name."""
+    file = Path(getattr(sys.modules.get(name), "__file__", None) or "")
+    is_library = name.partition(".")[0] in LIBRARIES
+    return not is_library and INSTALLED.isdisjoint(file.parts)
 
 
 def is_library_class(class_: type) -> bool:
