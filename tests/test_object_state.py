@@ -273,17 +273,20 @@ def test_what_hooks_compute_at_the_start_is_told_from_what_may_rightly_differ():
             self.mean = [1, None, np.float32(0.5)]
             self.folder = "/tmp"
             self.total_steps = 40
+            self.first_step = trainer.global_step
             self.named = {"a": "b", "c": torch.ones(1)}
             self.data = torch.zeros(start_hooks.MIN_ELEMENTS + 1)
             self.began = time.time()
             self.timer = {"began": time.monotonic(), "laps": 0}
 
     starts = Starts()
-    trainer = SimpleNamespace(lightning_module=LightningModule(), callbacks=[starts])
+    trainer = SimpleNamespace(
+        lightning_module=LightningModule(), callbacks=[starts], global_step=12, current_epoch=1
+    )
     hooks = start_hooks.StartHooks(trainer)
     starts.on_fit_start(trainer, trainer.lightning_module)
     assert hooks.computed() == {
-        ("callbacks.0 Starts", name) for name in ("anchor", "baseline", "mean")
+        ("callbacks.0 Starts", name) for name in ("anchor", "baseline", "mean", "first_step")
     }
     assert start_hooks.StartHooks(trainer).computed() == set()
 

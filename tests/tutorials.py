@@ -272,10 +272,12 @@ class Decays(L.Callback):
 
     def on_train_start(self, trainer, pl_module):
         self.rates = [group["lr"] for group in trainer.optimizers[0].param_groups]
+        self.first_step = trainer.global_step
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        steps = trainer.global_step - self.first_step
         for group, rate in zip(trainer.optimizers[0].param_groups, self.rates, strict=True):
-            group["lr"] = rate / (1 + 0.2 * trainer.global_step)
+            group["lr"] = rate / (1 + 0.2 * steps)
 
 
 class Copied(L.Callback):

@@ -71,24 +71,37 @@ class StartHooks:
         """Return which plain values were computed since: path of the object, attribute.
 
         Text and whole numbers do not follow from weights, and may rightly be others in another
-        run, such as a folder or a number of steps. So may a time.
+        run, such as a folder or a number of steps. So may a time. But a number that is the step or
+        the epoch is where the training began.
         """
         if not self.are_users:
             return set()
         weights = sum(each.numel() for each in self.trainer.lightning_module.parameters())
         allowed = max(MIN_ELEMENTS, weights)
         changes = {key: decode(value) for key, value in self.state.encode_changes().items()}
+        counters = self.trainer.global_step, self.trainer.current_epoch
         return {
             key
             for key, value in changes.items()
-            if (leaves := list(_leaves(value)))
-            and all(
+            if (type(value) is int and value in counters) or self._are_numbers(value, allowed)
+        }
+
+    def _are_numbers(self, value: Any, allowed: int) -> bool:
+        """Return whether a value is made of numbers that may follow from weights or rates.
+
+        Args:
+            value: A plain value.
+            allowed: Elements that it may have.
+        """
+        leaves = list(_leaves(value))
+        return (
+            all(
                 isinstance(leaf, (int, float, complex, np.number, Tensor, np.ndarray, type(None)))
                 for leaf in leaves
             )
             and any(map(self._may_follow_from_weights, leaves))
             and sum(map(_size, leaves)) <= allowed
-        }
+        )
 
     def _may_follow_from_weights(self, value: Any) -> bool:
         """Return whether a value is an array or a number with a fraction, and no time."""
