@@ -196,24 +196,23 @@ def digest(value) -> str:
     return hashlib.sha256(text + bits.numpy().tobytes()).hexdigest()[:16]
 
 
-def curves(folder: Path) -> dict[str, object]:
-    """Return each value of TensorBoard's files by tag and step.
+def curves(folder: Path) -> dict[str, str]:
+    """Return the values of TensorBoard's files by tag and step, each once.
 
-    A value that is written twice has to be the same.
+    A training that was killed before its first checkpoint has left a file of its own. What it has
+    written is written again, and has to be the same.
     """
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-    values_by_name: dict[str, object] = {}
+    values_by_name: dict[str, set[str]] = {}
     for path in sorted(folder.rglob("events.out.tfevents.*")):
         if "/system/" in str(path):
             continue
         for event in LegacyEventFileLoader(str(path)).Load():
             for value in event.summary.value:
-                name = f"{value.tag}@{event.step}"
-                number = value.simple_value if value.HasField("simple_value") else str(value)
-                if values_by_name.setdefault(name, number) != number and number == number:
-                    values_by_name[name] = f"{values_by_name[name]} and {number}"
-    return values_by_name
+                number = value.simple_value if value.HasField("simple_value") else value
+                values_by_name.setdefault(f"{value.tag}@{event.step}", set()).add(str(number))
+    return {name: " and ".join(sorted(values)) for name, values in values_by_name.items()}
 
 
 def tables(files: list[Path]) -> dict[str, object]:
