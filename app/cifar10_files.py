@@ -28,7 +28,7 @@ MAX_BYTES = 256 * 2**20
 
 
 class _Dtype:
-    """A pickle's words about a type of numbers."""
+    """What a pickle says about a type of numbers."""
 
     name: object = ""
 
@@ -40,7 +40,7 @@ class _Dtype:
 
 
 class _Array:
-    """A pickle's words about an array.
+    """What a pickle says about an array.
 
     Nothing of numpy is called with them: numpy believes what a pickle says about memory, pointers
     included.
@@ -79,7 +79,7 @@ class _Array:
 
 
 class _ArrayFromBuffer(_Array):
-    """An array of protocol 5."""
+    """What a pickle of protocol 5 says about an array."""
 
     def __init__(self, content: object, dtype: object, shape: object, order: object) -> None:
         self.__setstate__((None, shape, dtype, order == "F", content))

@@ -48,7 +48,7 @@ def run(request: dict, where: str, data: Mapping[str, str]) -> None:
         if where == "image":
             image = request["AlgorithmSpecification"]["TrainingImage"]
             variables_file = Path(base, "variables")
-            variables_file.write_text(_lines(variables))
+            variables_file.write_text(_env_file_text(variables))
             command = in_image(image, config.parent, data, variables_file)
             environment = dict(os.environ)
         else:
@@ -67,8 +67,8 @@ def run(request: dict, where: str, data: Mapping[str, str]) -> None:
         )
 
 
-def _lines(variables: Mapping[str, str]) -> str:
-    """Return variables as the lines that docker reads; ValueError if a value is several lines."""
+def _env_file_text(variables: Mapping[str, str]) -> str:
+    """Return the text of an --env-file of Docker's; ValueError if a value is several lines."""
     for name, value in variables.items():
         if "\n" in value or "\r" in value:
             raise ValueError(

@@ -30,6 +30,7 @@ try:
     from rehearsal import owner, session, settings
     from rehearsal.api import clients, gate
     from rehearsal.api.access_keys import Key
+    from sagemaker_lightning.contract.errors import printable
 except ImportError as missing:
     sys.exit(
         f"error: {sys.executable} has no {missing.name}; `make rehearsal` makes .venvs/rehearsal, "
@@ -72,13 +73,7 @@ def main() -> None:
         {"serve": _serve, "exec": _exec, "interrupt": _interrupt}[args.command](args)
     except (ValueError, OSError) as error:
         # It may be what a job's program has written, and a terminal obeys control sequences.
-        sys.exit(
-            "error: "
-            + "".join(
-                sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1]
-                for sign in str(error)
-            )
-        )
+        sys.exit("error: " + printable(str(error), kept="\n"))
 
 
 def _serve(args: argparse.Namespace) -> None:

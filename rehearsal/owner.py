@@ -18,7 +18,7 @@ from rehearsal.engines import bridge, containers
 
 # The file with the person's key, which only this user can read.
 KEY = "key"
-NAME = re.compile("[0-9a-f]{12}")
+FOLDER_NAME = re.compile("[0-9a-f]{12}")
 
 
 def root() -> Path:
@@ -77,7 +77,7 @@ class Owner:
             folders = set(self.root.iterdir())
         # An owner of containers may have its folder elsewhere, or the folder may be gone.
         folders |= set(map(Path, containers.owners(client))) if client else set()
-        for folder in sorted(filter(is_owners, folders - {self.folder})):
+        for folder in sorted(filter(is_owner_folder, folders - {self.folder})):
             if alive(folder):
                 continue
             was_there = folder.exists()
@@ -130,8 +130,8 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def is_owners(folder: Path) -> bool:
-    """Return whether a path is one of an owner's folder, which may be gone.
+def is_owner_folder(folder: Path) -> bool:
+    """Return whether a path is that of an owner's folder, which may be gone.
 
     What an owner has left is removed, and a label is anybody's text: a container has the labels of
     its image, too.
@@ -139,7 +139,7 @@ def is_owners(folder: Path) -> bool:
     if not (folder.is_absolute() and folder.parent.name == root().name):
         return False
     try:
-        return bool(NAME.fullmatch(folder.name)) and stat.S_ISDIR(folder.lstat().st_mode)
+        return bool(FOLDER_NAME.fullmatch(folder.name)) and stat.S_ISDIR(folder.lstat().st_mode)
     except FileNotFoundError:
         return True
     # It cannot be a path, or it is in another user's folder.

@@ -758,6 +758,24 @@ def val() -> DataLoader:
     return DataLoader(Points(16), 4)
 
 
+ONE_MODEL = {
+    "newton": Newton,
+    "lists": Lists,
+    "swaps": Swaps,
+    "pending": Pending,
+    "hooked": Hooked,
+    "slowed": Slowed,
+    "centered": Centered,
+    "thaws": Thaws,
+    "clipped": Clipped,
+    "in_turns": InTurns,
+    "inner": Inner,
+    "tracked": Tracked,
+    "draws": Draws,
+}
+"""Cases that train one model on the points, and nothing else."""
+
+
 def gan(job):
     made = trainer(job)
     made.fit(model := GAN(), points())
@@ -871,11 +889,6 @@ def contrast(job):
     return [model], model.pointer
 
 
-def newton(job):
-    trainer(job).fit(model := Newton(), points())
-    return [model], ""
-
-
 def cycled(job):
     steps = ready.GradientAccumulationScheduler({0: 1, 2: 2})
     made = trainer(job, callbacks=[steps], check_val_every_n_epoch=2)
@@ -911,60 +924,10 @@ def counts(job):
     return [model], Counts.steps
 
 
-def lists(job):
-    trainer(job).fit(model := Lists(), points())
-    return [model], ""
-
-
-def swaps(job):
-    trainer(job).fit(model := Swaps(), points())
-    return [model], ""
-
-
 def recipe(job):
     callback = ready.LambdaCallback(on_train_batch_end=Tempered().update)
     trainer(job, callbacks=[callback]).fit(model := Recipe(), points())
     return [model], [model.step, sorted(model.pool)]
-
-
-def pending(job):
-    trainer(job).fit(model := Pending(), points())
-    return [model], ""
-
-
-def hooked(job):
-    trainer(job).fit(model := Hooked(), points())
-    return [model], ""
-
-
-def slowed(job):
-    trainer(job).fit(model := Slowed(), points())
-    return [model], ""
-
-
-def centered(job):
-    trainer(job).fit(model := Centered(), points())
-    return [model], ""
-
-
-def thaws(job):
-    trainer(job).fit(model := Thaws(), points())
-    return [model], ""
-
-
-def clipped(job):
-    trainer(job).fit(model := Clipped(), points())
-    return [model], ""
-
-
-def in_turns(job):
-    trainer(job).fit(model := InTurns(), points())
-    return [model], ""
-
-
-def inner(job):
-    trainer(job).fit(model := Inner(), points())
-    return [model], ""
 
 
 def stages(job):
@@ -983,11 +946,6 @@ def unseeded(job):
     return [model], ""
 
 
-def tracked(job):
-    trainer(job).fit(model := Tracked(), points())
-    return [model], ""
-
-
 def skips(job):
     trainer(job).fit(model := Skips(), points(), val())
     return [model], ""
@@ -999,21 +957,23 @@ def resumable(job):
     return [model], data.served
 
 
-def draws(job):
-    trainer(job).fit(model := Draws(), points())
-    return [model], ""
-
-
 def ranks(job):
     made = trainer(job, devices=2, strategy="ddp", max_epochs=2)
     made.fit(model := Cycled(), points(), val())
     return [model], ""
 
 
+def one_model(job, make: type[L.LightningModule]):
+    trainer(job).fit(model := make(), points())
+    return [model], ""
+
+
 def main() -> None:
     job = SageMakerEnvironment.read()
     with report_failures(job):
-        models, results = globals()[sys.argv[1]](job)
+        case = sys.argv[1]
+        is_one_model = case in ONE_MODEL
+        models, results = one_model(job, ONE_MODEL[case]) if is_one_model else globals()[case](job)
         state = [each.numpy().tobytes() for one in models for each in one.state_dict().values()]
         print("WEIGHTS", hashlib.sha256(b"".join(state)).hexdigest(), flush=True)
         print("BEST", results, flush=True)

@@ -90,23 +90,19 @@ def resume(options: Options) -> list[Task]:
     short_run = (
         {"trainer.max_epochs": "1", "trainer.limit_train_batches": "6"} if options.miniature else {}
     )
-    tasks = []
-    for setting, setting_flags in settings.items():
-        flags = (
-            exactness.FLAGS
-            | setting_flags
-            | short_run
-            | {"trainer.accelerator": options.accelerator}
-        )
-        tasks.append(Task(setting, 0, partial(exactness.left_alone, flags, options.folder)))
+    flags_of_settings = {
+        setting: exactness.FLAGS
+        | setting_flags
+        | short_run
+        | {"trainer.accelerator": options.accelerator}
+        for setting, setting_flags in settings.items()
+    }
+    tasks = [
+        Task(setting, 0, partial(exactness.left_alone, flags, options.folder))
+        for setting, flags in flags_of_settings.items()
+    ]
     for number in options.rounds(10 // TOGETHER):
-        for setting, setting_flags in settings.items():
-            flags = (
-                exactness.FLAGS
-                | setting_flags
-                | short_run
-                | {"trainer.accelerator": options.accelerator}
-            )
+        for setting, flags in flags_of_settings.items():
             jobs = 1 if options.miniature else TOGETHER
             setting_records = partial(options.results.records, "resume", setting)
             work = partial(

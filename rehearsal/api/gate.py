@@ -237,22 +237,22 @@ def read(environ: dict, most: int) -> bytes:
             "RequestEntityTooLarge",
             413,
         )
-    _leave(environ, io.BytesIO(body), len(body))
+    _set_body(environ, io.BytesIO(body), len(body))
     return body
 
 
 def read_to(file: BinaryIO, environ: dict) -> None:
-    """Read a request's body into a file, and leave it there for whoever answers.
+    """Read a request's body into a file, which becomes the body for whoever answers.
 
     Raises HTTPException if the client leaves before it has sent all of it.
     """
     shutil.copyfileobj(get_input_stream(environ), file, MIB)
     size = file.tell()
     file.seek(0)
-    _leave(environ, file, size)
+    _set_body(environ, file, size)
 
 
-def _leave(environ: dict, file: BinaryIO, size: int) -> None:
+def _set_body(environ: dict, file: BinaryIO, size: int) -> None:
     """Make a file a request's body."""
     environ.pop("HTTP_TRANSFER_ENCODING", None)
     environ.pop("wsgi.input_terminated", None)

@@ -71,7 +71,7 @@ class Handler(WSGIRequestHandler):
         self.rfile = io.BufferedReader(self.patience, 65536)
 
     def run_wsgi(self) -> None:
-        """Answer the request, if its address is one."""
+        """Answer the request; an invalid address gets status 400."""
         try:
             urlsplit(self.path)
         except ValueError:
@@ -96,7 +96,7 @@ class Handler(WSGIRequestHandler):
         """Log nothing."""
 
     def log_request(self, *_) -> None:
-        """Log nothing, and do not look at the address, which may be none."""
+        """Log nothing, and do not parse the address, which may be invalid."""
 
 
 class Server(ThreadedWSGIServer):

@@ -26,7 +26,7 @@ from sagemaker_lightning.cli.suggestions import (
     why_not,
 )
 from sagemaker_lightning.compat import jsonargparse_types
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.errors import UserError, printable
 
 REFUSED = (ArgumentError, OSError, ValueError, OverflowError, RecursionError)
 """Exceptions that the parser raises for wrong flags."""
@@ -395,10 +395,7 @@ def _join_lines(lines: list[str]) -> str:
         else:
             text += f"{'; also ' if text else ''}{shortened(part, MAX_CHARACTERS - 100)}"
     text += f"; also wrong: {listed(left_out, 80)}" if left_out else ""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text
-    )
+    return printable(text)
 
 
 def _explain_unknown_flag(flag: str, parser: ArgumentParser) -> str:

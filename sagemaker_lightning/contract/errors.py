@@ -1,4 +1,4 @@
-"""UserError: a mistake of the user's, raised as one on purpose."""
+"""UserError: a mistake of the user's, raised on purpose. And texts that are safe to print."""
 
 
 class UserError(ValueError):
@@ -8,3 +8,16 @@ class UserError(ValueError):
     contract/failures.py shows that line alone. It shows any other error, a plain ValueError too,
     with its traceback. A user's own model, data module or callback may raise it as well.
     """
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Return a text from elsewhere, with escapes in place of what a terminal would obey.
+
+    Args:
+        text: It may have new lines or control sequences.
+        kept: Characters that stay as they are.
+    """
+    return "".join(
+        character if character.isprintable() or character in kept else ascii(character)[1:-1]
+        for character in text
+    )

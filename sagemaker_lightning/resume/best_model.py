@@ -40,7 +40,7 @@ class BestModel(BestCheckpoint):
         return super().state_dict() | {"retired": dict(self.retired)}
 
     def keep_retired(self, keeps: bool) -> None:
-        """Keep files that were the best until `remove_outdated` says otherwise, or not."""
+        """Set whether files that were the best are kept until `remove_outdated` removes them."""
         self.keeps_retired = keeps
 
     def remove_outdated(self, trainer: Trainer, keep: int) -> None:
@@ -195,7 +195,7 @@ class BestModel(BestCheckpoint):
 
 
 def _is_below(path: str, folder: str) -> bool:
-    """Return whether a path or a URL is one of a file in a folder, or in a folder there."""
+    """Return whether a path or a URL is below a folder."""
     if "://" in path:
         return path.startswith(f"{folder}/") and ".." not in path.split("/")
     return Path(path).parent.resolve().is_relative_to(Path(folder).resolve())

@@ -201,7 +201,7 @@ class ExactResume(EarlyCallback):
         self.rank_consistency = RankConsistency(
             self.environment, settings, lr_scaling, other_settings
         )
-        self.optimizers_made = _OptimizersMade(self)
+        self.before_others = _BeforeOtherCallbacks(self)
         self.stop = stop
         self.owns_stop = stop is None
         self.has_warned_of_signals = False  # whether a warning said that no signal comes here
@@ -270,7 +270,7 @@ class ExactResume(EarlyCallback):
         if trainer.state.fn != TrainerFn.FITTING:
             self._continue_logs(trainer, trains=False)
             return
-        own = (self.seeding, self.optimizers_made, self.rank_consistency)
+        own = (self.seeding, self.before_others, self.rank_consistency)
         others = [each for each in trainer.callbacks if not any(each is mine for mine in own)]
         for callback in others:
             if isinstance(callback, ExactResume) and callback is not self:
@@ -289,7 +289,7 @@ class ExactResume(EarlyCallback):
         end = min(ends, default=len(others))
         trainer.callbacks = [
             self.seeding,
-            self.optimizers_made,
+            self.before_others,
             *others[:end],
             self.rank_consistency,
             *others[end:],
@@ -818,8 +818,8 @@ class ExactResume(EarlyCallback):
         self.save_seconds = self.saved_at - started
 
 
-class _OptimizersMade(Callback):
-    """Tells an ExactResume that the optimizers are made, before hooks of others run.
+class _BeforeOtherCallbacks(Callback):
+    """Tells an ExactResume that training begins, before the hooks of other callbacks run.
 
     Args:
         resume: The ExactResume.
@@ -835,6 +835,6 @@ class _OptimizersMade(Callback):
             self.resume.snapshot.user_state.hooks_begin()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note what others' hooks find."""
+        """Note the state that the hooks of others find."""
         if self.resume.exact and not is_search_only(trainer):
             self.resume.snapshot.user_state.hooks_begin()

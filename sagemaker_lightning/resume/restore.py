@@ -132,7 +132,7 @@ class Restart:
             print(f"resuming from step {self.step}: {path}{note}", flush=True)
         numbers = self.entries["run"]["numbers"]
         has_trained_before = self.code_numbers is None
-        self.code_numbers = numbers if self.code_numbers is None else self.code_numbers
+        self.code_numbers = numbers if has_trained_before else self.code_numbers
         if self._same_ranks and not self.other_settings:
             self._warn_of_other_code(
                 code_numbers.differences(numbers or {}, self.code_numbers or {})

@@ -23,6 +23,7 @@ try:
     import numpy as np
 
     from sagemaker_lightning.contract.atomic_files import atomic_write, json_text
+    from sagemaker_lightning.contract.errors import printable
     from sagemaker_lightning.rows.archives import Model, opened
     from sagemaker_lightning.rows.manifests import LARGEST_NUMBER, manifests, ordered, title
     from sagemaker_lightning.rows.parts import HEADER_BYTES, header
@@ -224,7 +225,7 @@ def main() -> None:
     except ValueError as error:
         # The names in the message come from whoever made the parts: they must not put new lines or
         # control sequences on the terminal.
-        line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(error))
+        line = printable(str(error))
         sys.exit(f"error: {line if len(line) <= 1000 else f'{line[:997]}...'}")
     for name, kind in manifest["arrays"].items():
         print(f"{args.output / name}.npy: {np.dtype(kind['dtype'])} {kind['shape']}")

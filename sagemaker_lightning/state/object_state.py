@@ -49,6 +49,10 @@ MAX_SAVED = 1 << 26  # elements, at most, of a value that is saved
 MAX_CHECKSUMMED_BYTES = 1 << 28  # bytes, at most, of an array whose checksum is taken
 
 
+Owners = list[tuple[str, Any]]
+"""Objects that hold values, each with its path."""
+
+
 class PlainState:
     """The plain state of the objects reached from `roots`.
 
@@ -83,13 +87,14 @@ class PlainState:
 
     def mark(self) -> None:
         """Take the present state as the one at the start."""
-        values = self._plain_values()
+        owners = self._owners()
+        values = self._plain_values(owners)
         self.at_start = {key: _fingerprint(value) for key, value in values.items()}
         self.numbers_at_start = {key for key, value in values.items() if _is_numbers(value)}
         self.arrays_at_start = {
             key for key in self.numbers_at_start if isinstance(values[key], (Tensor, np.ndarray))
         }
-        self.opaque_at_start = self._opaque_values(values)
+        self.opaque_at_start = self._opaque_values(owners, values)
 
     def numbers(self) -> dict[tuple[str, str], bytes]:
         """Return a hash of each value at the start that consists of numbers alone.
@@ -108,7 +113,7 @@ class PlainState:
         self.touched |= (
             {
                 key
-                for key, value in self._plain_values().items()
+                for key, value in self._plain_values(self._owners()).items()
                 if self.at_start.get(key) != _fingerprint(value)
             }
             if keys is None
@@ -123,7 +128,7 @@ class PlainState:
         """
         return {
             key: _snapshot(value)
-            for key, value in self._plain_values().items()
+            for key, value in self._plain_values(self._owners()).items()
             if _size(value) <= MAX_COPIED
         }
 
@@ -136,7 +141,8 @@ class PlainState:
             kept: What `copies` returned; without it, the present values are returned.
         """
         values = {}
-        for key, value in (self._plain_values() if kept is None else kept).items():
+        present = self._plain_values(self._owners()) if kept is None else kept
+        for key, value in present.items():
             with contextlib.suppress(NotPlain):
                 values[key] = encode(value)
         return values
@@ -151,7 +157,9 @@ class PlainState:
         """
         values = {}
         self.unchanged.clear()
-        plain_values = self._plain_values() if kept is None else kept
+        cut: set[str] = set()
+        owners = self._owners(cut)
+        plain_values = self._plain_values(owners) if kept is None else kept
         for key, value in plain_values.items():
             try:
                 is_large = _size(value) > COMPARED_IN_FULL
@@ -170,29 +178,33 @@ class PlainState:
                     self.unsaved[key] = f"holds a {error.kind}"
                 elif self.at_start.get(key) != _fingerprint(value):
                     self.unsaved[key] = f"is a {error.kind}"
-        cut = self._cut_attributes(values) - plain_values.keys()
-        self.unsaved |= dict.fromkeys(cut, "holds too many objects that change")
+        cut_attributes = _cut_attributes(dict(owners), cut, values) - plain_values.keys()
+        self.unsaved |= dict.fromkeys(cut_attributes, "holds too many objects that change")
         if kept is None:
             values |= {
                 key: description
-                for key, description in self._opaque_values(plain_values).items()
+                for key, description in self._opaque_values(owners, plain_values).items()
                 if key in self.touched or self.opaque_at_start.get(key, description) != description
             }
         return values
 
     def opaque_attributes(self) -> set[tuple[str, str]]:
         """Return the present attributes whose values are not plain."""
-        return set(self._opaque_values(self._plain_values()))
+        owners = self._owners()
+        return set(self._opaque_values(owners, self._plain_values(owners)))
 
-    def _opaque_values(self, plain: Container[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+    def _opaque_values(
+        self, owners: Owners, plain: Container[tuple[str, str]]
+    ) -> dict[tuple[str, str], Any]:
         """Return what the attributes are whose values are not plain: a class, or a function.
 
         Args:
+            owners: What `_owners` returned.
             plain: The attributes whose values are plain.
         """
         return {
             (path, name): _describe(owner, value)
-            for path, owner in walk(self.roots(), self.skip, code=False)
+            for path, owner in owners
             if not _is_container(owner)
             for name, value in attributes(owner).items()
             if (path, name) not in plain
@@ -204,9 +216,10 @@ class PlainState:
         Each comes with its length and a hash of its elements' ids, which tell whether it changes;
         a table, to which one mostly adds by making another, with its own id.
         """
-        plain_keys = self._plain_values().keys()
+        owners = self._owners()
+        plain_keys = self._plain_values(owners).keys()
         containers = {}
-        for path, owner in walk(self.roots(), self.skip, code=False):
+        for path, owner in owners:
             for name, value in {} if _is_container(owner) else attributes(owner).items():
                 if isinstance(value, CONTAINERS) and (path, name) not in plain_keys:
                     elements = value.values() if isinstance(value, dict) else value
@@ -222,7 +235,7 @@ class PlainState:
             saved: What `encode_changes` returned.
             touch: Whether these values count as changed from now on, whatever a later `mark` finds.
         """
-        owners = dict(walk(self.roots(), self.skip, code=False))
+        owners = dict(self._owners())
         settled_ids = _module_tensor_ids(owners.values())
         for (path, name), value in saved.items():
             owner = owners.get(path)
@@ -243,28 +256,17 @@ class PlainState:
         if touch:
             self.touched |= saved.keys()
 
-    def _cut_attributes(self, changed: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Return the attributes of whose objects some have changed, and others are not read.
+    def _owners(self, cut: set[str] | None = None) -> Owners:
+        """Return the objects that hold the values, each with its path.
 
         Args:
-            changed: The plain values that have changed.
+            cut: Gets the paths under which there are too many objects.
         """
-        cut: set[str] = set()
-        owners = dict(walk(self.roots(), self.skip, code=False, cut=cut))
-        changed_paths = [f"{path}." for path, _ in changed] if cut else []
-        attributes_ = set()
-        for path in cut:
-            if any(changed_path.startswith(f"{path}.") for changed_path in changed_paths):
-                owner, _, name = path.rpartition(".")
-                while _is_container(owners.get(owner)):
-                    owner, _, name = owner.rpartition(".")
-                attributes_.add((owner, name))
-        return attributes_
+        return list(walk(self.roots(), self.skip, code=False, cut=cut))
 
-    def _plain_values(self) -> dict[tuple[str, str], Any]:
-        """Return all plain values by path and attribute."""
+    def _plain_values(self, owners: Owners) -> dict[tuple[str, str], Any]:
+        """Return all plain values of owners by path and attribute."""
         values = {}
-        owners = list(walk(self.roots(), self.skip, code=False))
         owned = _module_tensor_ids(owner for _, owner in owners)
         for path, owner in owners:
             if _is_container(owner) or isinstance(
@@ -275,6 +277,27 @@ class PlainState:
                 if _is_plain(value) and not _is_of_modules(value, owned):
                     values[path, name] = value
         return values
+
+
+def _cut_attributes(
+    owners: Mapping[str, Any], cut: Iterable[str], changed: Iterable[tuple[str, str]]
+) -> set[tuple[str, str]]:
+    """Return the attributes of whose objects some have changed, and others are not read.
+
+    Args:
+        owners: The objects by path.
+        cut: The paths under which there are too many objects.
+        changed: The plain values that have changed.
+    """
+    changed_paths = [f"{path}." for path, _ in changed] if cut else []
+    attributes_ = set()
+    for path in cut:
+        if any(changed_path.startswith(f"{path}.") for changed_path in changed_paths):
+            owner, _, name = path.rpartition(".")
+            while _is_container(owners.get(owner)):
+                owner, _, name = owner.rpartition(".")
+            attributes_.add((owner, name))
+    return attributes_
 
 
 METHOD = ("method",)
