@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import boto3
+import warm
 from containers import ROOT
 from environments import python_of
 
@@ -120,9 +121,11 @@ def script(
 ):
     """Run one of scripts/ and return its exit status, stdout and stderr, both apart."""
     path = ROOT / "scripts" / name
-    start = [sys.executable] if path.suffix == ".py" else []
+    if path.suffix == ".py":
+        command = ["python", path, *arguments]
+        return warm.run_apart(command, folder or Path.cwd(), environment, timeout)
     return subprocess.run(
-        [*start, str(path), *arguments],
+        [str(path), *arguments],
         env=environment,
         cwd=folder,
         capture_output=True,

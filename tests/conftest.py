@@ -1,5 +1,6 @@
 """Fixtures and hooks of all tests: data, runs of `train`, the image, order, leaks."""
 
+import gc
 import json
 import os
 import pickle
@@ -36,8 +37,9 @@ CIFAR_CLASSES = [
 
 
 @pytest.fixture(autouse=True)
-def check_for_leaks():
+def check_for_leaks(request):
     """Fail a test that leaks a variable, a signal handler or a process group."""
+    warm.is_slow_test = request.node.get_closest_marker("slow") is not None
     variables = _checked_variables()
     handlers = _handlers()
     yield
@@ -261,6 +263,7 @@ def pytest_sessionstart(session):
 
 def pytest_unconfigure(config):
     """Tell the sweeper to sweep, and wait until it has."""
+    gc.unfreeze()  # some libraries look, as the interpreter ends, for objects that are left
     if hasattr(config, "sweeper"):
         config.sweeper.stdin.write(f"{sweeper.DONE_LINE if config.came_to_its_end else ''}\n")
         config.sweeper.stdin.close()
@@ -307,6 +310,11 @@ def pytest_collection_modifyitems(config, items):
             marked = [item for item in items if item.get_closest_marker(marker)]
             config.hook.pytest_deselected(items=marked)
             items[:] = [item for item in items if item not in set(marked)]
+
+
+def pytest_collection_finish(session):
+    """Take what is imported out of the collector's sight: it need not look at it in each test."""
+    gc.freeze()
 
 
 def pytest_xdist_make_scheduler(config, log):

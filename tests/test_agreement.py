@@ -41,6 +41,7 @@ def calls_until_heard(counts: int) -> list[int]:
     return calls
 
 
+@pytest.mark.slow
 def test_it_is_heard_at_the_next_call(tmp_path: Path):
     ended = ranks.run(calls_until_heard, 300, folder=tmp_path)
     assert [ended_rank.value for ended_rank in ended] == [[2, 2], [2, 2]], [

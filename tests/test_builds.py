@@ -23,6 +23,8 @@ import pytest
 from containers import DOCKER, ROOT, build, build_variables, copy_checkout, docker
 from test_locks import LOCK_TEXTS, STANZA_PATTERN, write_wheel
 
+from rehearsal.engines import bridge
+
 # tests/test_container.py has the image as it is, tests/test_locks.py the locks.
 pytestmark = [pytest.mark.docker, pytest.mark.thorough]
 
@@ -61,7 +63,7 @@ def tags() -> Iterator[list[str]]:
 @pytest.fixture
 def served_folder(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """Serve a folder where builds reach it; yield its address and the folder."""
-    gateway = docker("network", "inspect", "bridge", "--format={{(index .IPAM.Config 0).Gateway}}")
+    network = json.loads(docker("network", "inspect", "bridge").stdout)[0]
     (tmp_path / "served").mkdir()
 
     class Handler(SimpleHTTPRequestHandler):
@@ -69,7 +71,7 @@ def served_folder(tmp_path: Path) -> Iterator[tuple[str, Path]]:
             pass
 
     server = ThreadingHTTPServer(
-        (gateway.stdout.strip(), 0), partial(Handler, directory=tmp_path / "served")
+        (bridge.of_docker(network), 0), partial(Handler, directory=tmp_path / "served")
     )
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

@@ -268,6 +268,7 @@ def test_a_huge_file_is_not_read(folder):
         read(folder)
 
 
+@pytest.mark.slow
 def test_a_download_is_checked_and_whole_or_absent(tmp_path, monkeypatch):
     """The dataset's host cannot be reached from here: a server on loopback stands in for it."""
     source = tmp_path / "source"

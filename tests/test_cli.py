@@ -37,6 +37,7 @@ def cli(*flags: str, **environment) -> CommandLine:
     return CommandLine(SageMakerEnvironment(**environment), list(flags), train.APPLICATION)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -56,6 +57,7 @@ def test_a_program_without_defaults_says_what_it_needs(flags, says):
         CommandLine(SageMakerEnvironment(), flags)
 
 
+@pytest.mark.slow
 def test_without_flags():
     command_line = cli()
     assert (
@@ -65,6 +67,7 @@ def test_without_flags():
     assert command_line.trainer.max_epochs == TRAINER_YAML["trainer"]["max_epochs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["{}={}", "{} {}"])
 def test_every_flag_of_the_original(shape, cifar):
     flags = {
@@ -119,6 +122,7 @@ def test_the_defaults_of_the_data_module_are_the_originals():
     )
 
 
+@pytest.mark.slow
 def test_the_order_of_precedence(tmp_path, monkeypatch):
     """Class default < SageMaker's directories < trainer.yaml < flags.
 
@@ -173,6 +177,7 @@ def test_the_order_of_precedence(tmp_path, monkeypatch):
     assert command_line.trainer.max_epochs == 3 and command_line.datamodule.data_dir == "/flag3"
 
 
+@pytest.mark.slow
 def test_the_channel_reaches_a_class_that_a_flag_names():
     command_line = cli(
         "--data=CIFAR10DataModule", "--data.batch_size=8", channels={"training": Path("/channel")}
@@ -182,6 +187,7 @@ def test_the_channel_reaches_a_class_that_a_flag_names():
     )
 
 
+@pytest.mark.slow
 def test_other_peoples_classes(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     command_line = cli(
@@ -204,6 +210,7 @@ FRACTION_FLAGS = [
 SENT_AND_READ = [(1, 1), ("1", 1), ('"1"', 1), (2, 2), (1.0, 1.0), ("1.0", 1.0), ("0.5", 0.5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "number"), SENT_AND_READ, ids=repr)
 def test_one_batch_is_not_all_batches(sent, number, tmp_path):
     """As a flag, as a hyperparameter of every client, and in a file.
@@ -257,6 +264,7 @@ def test_a_folder_of_data_is_read_and_not_ignored(flags, content, cifar, tmp_pat
     ) is CIFAR10DataModule and command_line.datamodule.data_dir == str(cifar)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [{}, {"training": Path("/channel")}])
 def test_a_model_with_loaders_of_its_own_trains_on_them(channels, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
@@ -289,6 +297,7 @@ def test_equal_num_classes_are_no_contradiction():
     assert cli("--model.num_classes=10").model.hparams.num_classes == 10
 
 
+@pytest.mark.slow
 def test_all_settings_have_a_sentence(capsys):
     for flag in ("--help", "--data.help=CIFAR10DataModule", "--model.help=ResNet18"):
         with pytest.raises(SystemExit) as leaving:
@@ -311,6 +320,7 @@ def test_all_settings_have_a_sentence(capsys):
         assert len(help_text.split()) > 5, name
 
 
+@pytest.mark.slow
 def test_the_number_of_nodes_is_the_jobs(capsys):
     hosts = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
     assert (
@@ -567,6 +577,7 @@ def test_a_wrong_class_lists_those_that_are_allowed(flag, names):
     assert not internal & set(classes) and not [name for name in classes if name.startswith("_")]
 
 
+@pytest.mark.slow
 def test_a_module_that_cannot_be_imported_says_where_it_fails(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine_raises.py").write_text("\nraise RuntimeError('my bug')\n")
@@ -671,6 +682,7 @@ def test_a_file_of_flags_that_is_not_there_says_where_it_was_looked_for(tmp_path
         cli(f"--config={'x' * 5000}")
 
 
+@pytest.mark.slow
 def test_any_number_of_mistakes_has_room_in_the_failure_file():
     wrong = [f"--wrong.number{number}={'x' * 2000}" for number in range(40)]
     wrong += [
@@ -694,6 +706,7 @@ def test_a_gpu_on_a_machine_without_one(name):
         cli(f"--trainer.accelerator={name}")
 
 
+@pytest.mark.slow
 def test_smddp_where_the_package_is_not_installed():
     with pytest.raises(
         UserError,

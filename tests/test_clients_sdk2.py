@@ -48,6 +48,7 @@ def model_of(archive: Path) -> Path:
     return folder
 
 
+@pytest.mark.thorough  # without the client: tests/test_train.py
 def test_the_originals_hyperparameters(client: Client, image: str, cifar: Path, tmp_path: Path):
     """A user changes some of them, and mounts folders of this machine.
 
@@ -74,6 +75,7 @@ def test_the_originals_hyperparameters(client: Client, image: str, cifar: Path, 
     assert list(output.glob("data/tensorboard/algo-1-*/tutorial/version_0/events.*"))
 
 
+@pytest.mark.soak  # by SDK 3, too; and a script on two instances, below
 def test_two_instances_from_and_to_s3(
     client: Client, image: str, cifar: Path, bucket, tmp_path: Path
 ):
@@ -109,6 +111,7 @@ def test_hyperparameters_of_every_kind(client: Client, image: str, tmp_path: Pat
     known_arrived(unpacked(tmp_path / "out/output.tar.gz"))
 
 
+@pytest.mark.thorough  # without the client: tests/test_toolkit.py
 def test_unknown_hyperparameters(client: Client, image: str, tmp_path: Path):
     """They arrive with their values, the job fails, and the client says so."""
     job = {
@@ -128,7 +131,7 @@ def test_unknown_hyperparameters(client: Client, image: str, tmp_path: Path):
     assert not list(unpacked(tmp_path / "out/model.tar.gz").iterdir())
 
 
-@pytest.mark.thorough  # without a source, above; an entry script by SDK 3
+@pytest.mark.soak  # without a source, above; an entry script by SDK 3
 def test_hyperparameters_beside_a_source(client: Client, image: str, bucket, tmp_path: Path):
     """The image's program runs with a source archive of the job in S3.
 
@@ -209,7 +212,7 @@ def test_what_the_client_sends_for_a_distribution(client: Client):
     [
         pytest.param({"torch_distributed": ENABLED}, False, marks=pytest.mark.soak),
         # By SDK 3: tests/test_clients_sdk3.py; the toolkit's part: tests/test_toolkit.py.
-        pytest.param({"pytorchddp": ENABLED}, True, marks=pytest.mark.thorough),
+        pytest.param({"pytorchddp": ENABLED}, True, marks=pytest.mark.soak),
     ],
     ids=["torch_distributed", "pytorchddp"],
 )

@@ -61,7 +61,7 @@ def test_unknown_hyperparameters(trained):
     assert "\n" not in failure
 
 
-@pytest.mark.thorough  # by SDK 2
+@pytest.mark.thorough  # without a client: tests/test_nodes.py
 def test_two_instances(trained, cifar: Path):
     """The SDK names an interface that no container has, ethwe: our code must not rely on it."""
     hyperparameters = SHORT | {"data.val_split": 40, "trainer.enable_checkpointing": True}
@@ -109,7 +109,7 @@ def test_torchrun_of_a_plain_pytorch_script(trained):
     assert list(state_in(artifacts)) == ["weight"]
 
 
-@pytest.mark.thorough  # a plain script, above
+@pytest.mark.soak  # a plain script, above
 def test_torchrun_of_our_own(trained):
     """One host has two processes, and keeps the variables that torchrun sets."""
     source = {"entry_script": "train_two.py", "source_dir": SOURCE}

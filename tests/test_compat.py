@@ -58,6 +58,7 @@ def test_the_documents_say_what_would_replace_each_seam():
     assert sorted(rows) == sorted(names.NEEDS)
 
 
+@pytest.mark.slow
 def test_no_private_name_has_moved():
     """One line for each name that has changed, and the code of ours that needs it."""
     moved = []
@@ -245,6 +246,7 @@ def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
     assert sorted(taken) == expected
 
 
+@pytest.mark.slow
 def test_nobody_goes_around_the_seam():
     """Ruff cannot see these: private names of a foreign base class, and names in strings.
 

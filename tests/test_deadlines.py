@@ -65,6 +65,7 @@ def test_by_default_a_lost_rank_ends_all_in_time_too():
     assert deadlines.HOST_APPEARS > 2 * deadlines.LONGEST_PAUSE
 
 
+@pytest.mark.slow
 def test_the_table_is_what_is_used():
     from sagemaker_lightning.launch import torchrun_command
 

@@ -48,6 +48,7 @@ def noisy(**options) -> DataLoader:
     return DataLoader(Noisy(43), batch_size=4, **{"shuffle": True} | options)
 
 
+@pytest.mark.slow
 def test_chance_is_a_function_of_seed_epoch_and_position():
     all_batches = batches(noisy())
     assert len(all_batches) == 11 and sorted(sum((batch[2] for batch in all_batches), [])) == list(
@@ -80,6 +81,7 @@ def test_the_generators_of_the_process_are_left_alone():
     assert torch.equal(torch.rand(1), expected)
 
 
+@pytest.mark.slow
 def test_ranks_take_each_sample_once():
     one_process = [
         sorted(batch[2]) for batch in batches(DataLoader(Noisy(43), batch_size=12, shuffle=True))

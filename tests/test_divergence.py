@@ -79,6 +79,7 @@ def test_a_loss_that_is_infinite_fails_the_job_at_its_step(fit, tmp_path: Path, 
     assert not [name for name in checkpoints(tmp_path) if "5" in name]
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_are_never_saved(fit, tmp_path: Path):
     """The loss of step 5 is finite, and the weights after it are not.
 
@@ -96,6 +97,7 @@ def test_weights_that_are_not_finite_are_never_saved(fit, tmp_path: Path):
     ]
 
 
+@pytest.mark.slow
 def test_with_another_learning_rate_the_run_goes_on_from_before(fit, tmp_path: Path):
     flags = [
         "--model.how=rate",
@@ -121,6 +123,7 @@ def test_with_another_learning_rate_the_run_goes_on_from_before(fit, tmp_path: P
     assert state["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.02 * 0.5**2)
 
 
+@pytest.mark.slow
 def test_what_is_no_divergence(fit):
     """A skipped batch is no divergence; with the user's flag, no loss is one.
 
@@ -143,6 +146,7 @@ def diverge_on_a_rank(flags: list[str]) -> None:
     train.main([*FLAGS, *QUIET, "--trainer.strategy=ddp", *flags])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flag", ["--resume.every_n_steps=1", "--trainer.enable_checkpointing=false"]
 )
@@ -214,6 +218,7 @@ NAN = math.nan
 INF = math.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("found", "flag", "warned", "best"),
     [

@@ -413,6 +413,7 @@ def test_a_mistake_in_the_flags_is_one_line(desk: Desk):
     assert completed.returncode == 2 and completed.stdout.count("\n") == 1
 
 
+@pytest.mark.thorough  # one rank is above
 @pytest.mark.parametrize(
     "launcher",
     [

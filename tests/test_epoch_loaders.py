@@ -134,6 +134,7 @@ ALWAYS_RUN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 3])
 @pytest.mark.parametrize(
     "name",
@@ -173,6 +174,7 @@ def test_workers_that_stay_are_said_to_begin_anew(capsys, options, begin_anew):
     assert capsys.readouterr().out.count(warning) == begin_anew
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_loaders_that_are_made_anew():
     """No worker outlives loaders that are made anew, except those that stay.
 
@@ -347,6 +349,7 @@ def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
     assert np.random.default_rng().random() != np.random.default_rng().random()
 
 
+@pytest.mark.slow
 def test_a_dataset_in_a_worker_is_that_of_the_beginning_of_its_epoch():
     """A dataset in a worker is that of the beginning of its epoch.
 

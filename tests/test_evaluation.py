@@ -68,6 +68,7 @@ def test_of_a_model_of_which_nothing_was_trained(at_a_desk, capfd, flags):
     assert "Error" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--resume.exact=false"]], ids=" ".join)
 def test_after_a_training(at_a_desk, flags):
     command_line = cli("--trainer.max_epochs=1", *flags)

@@ -138,7 +138,9 @@ SOAK_CASES = ("averaged", "streamed", "searched")
     [pytest.param(case, marks=pytest.mark.soak if case in SOAK_CASES else ()) for case in CASES],
 )
 def test_a_program_of_ones_own(tmp_path: Path, case: str):
-    check(tmp_path, case, *CASES[case])
+    *_, ended = check(tmp_path, case, *CASES[case])
+    if case == "three_ranks":  # none is ended by the end of rank 0, which is done first
+        assert len(results(ended)) == 3
     if case == "loaders":
         expected, resumed = (
             (tmp_path / name / "curves/lightning_logs") for name in ("alone", "run")
@@ -286,6 +288,7 @@ class PressCtrlC(pl.Callback):
                 os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_a_training_leaves_the_process_as_it_was(tmp_path: Path):
     """This holds after a failure, and if a wakeup descriptor for signals is set."""
     reading, writing = os.pipe()
@@ -399,6 +402,7 @@ def without_lightnings(loader: DataLoader) -> dict[str, object]:
     return {name: value for name, value in vars(loader).items() if name != "worker_init_fn"}
 
 
+@pytest.mark.slow
 def test_a_training_leaves_no_flag_function_or_class_changed(tmp_path: Path):
     """The user's loaders stay the same, too: a notebook may use them afterwards."""
 
@@ -435,6 +439,7 @@ class Fails(pl.Callback):
             raise RuntimeError("as it was told")
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path, capfd):
     """The kernel of a notebook lives on; fit is called on the same trainer or a new one."""
     expected = Classifier()
@@ -474,6 +479,7 @@ def test_a_model_that_nothing_seeds_is_named(tmp_path: Path, capfd, order: str):
     assert (warning in capfd.readouterr().out) == (order == "model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_flag", [False, True])
 def test_a_lightning_cli_resumes(tmp_path: Path, monkeypatch, capfd, by_flag: bool):
     """Its config.yaml is in the logger's folder, which a resumed run has again."""
@@ -508,6 +514,7 @@ def rows_of(folder: Path) -> str:
     return (folder / "lightning_logs/version_0/metrics.csv").read_text()
 
 
+@pytest.mark.slow
 def test_a_logger_that_was_used_before_fit_goes_on_in_its_file(tmp_path: Path):
     """A validation before the training opens the logger's file, in each run."""
 
@@ -534,6 +541,7 @@ class LogsEachValidationBatch(Classifier):
         self.log("val_loss", self.step(batch), on_step=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [14, 22])
 @pytest.mark.parametrize("every", [0, 2])
 def test_the_batches_of_validations_are_counted_on(tmp_path: Path, stop: int, every: int):
@@ -616,6 +624,7 @@ class History(Logger):
         return np.ma.masked_array([value]) if self.as_arrays else value
 
 
+@pytest.mark.slow
 def test_a_logger_in_memory_has_the_earlier_values(tmp_path: Path, capfd):
     """If a checkpoint can hold them; else a line names it."""
 
@@ -668,6 +677,7 @@ def test_what_is_logged_by_hand_before_fit_is_kept(tmp_path: Path, capfd):
     )
 
 
+@pytest.mark.slow
 def test_a_program_that_trains_on_comes_by_its_first_training_again(tmp_path: Path, capfd):
     """Its checkpoint is of an epoch beyond the limit of the first training."""
     model = Classifier()
@@ -685,6 +695,7 @@ class Untested(Classifier):
     val_dataloader = validation_step = None
 
 
+@pytest.mark.slow
 def test_a_training_that_is_done_ends_with_the_hooks_of_its_start(tmp_path: Path):
     """A callback's on_train_end uses what its on_train_start has made, such as the progress bar."""
     model = Untested()
@@ -727,6 +738,7 @@ class WithScaler(Classifier):
         self.scaler = checkpoint["parameters"]["scaler"]
 
 
+@pytest.mark.slow
 def test_objects_that_the_model_has_may_be_in_its_checkpoints(tmp_path: Path):
     """A resumed run has its own object there; the user's files have what Lightning writes."""
     expected = WithScaler()
@@ -780,6 +792,7 @@ def test_who_loses_sigterm_is_known(handler: str, says: bool):
 # One line each ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hosts_find_each_other(tmp_path: Path, monkeypatch):
     """Without our launcher; what the user or torchrun has set stays."""
     for name in ("MASTER_ADDR", "NODE_RANK"):  # restored after the test
@@ -858,6 +871,7 @@ def test_checkpoints_of_another_program_are_one_line(tmp_path: Path):
         short_trainer(tmp_path).fit(Classifier())
 
 
+@pytest.mark.slow
 def test_another_model_with_the_same_folder_is_one_line(tmp_path: Path):
     """It would get the weights of the first one."""
     short_trainer(tmp_path).fit(Classifier())
@@ -879,6 +893,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_with_the_same_folder_is_one_line(tmp_path: Path, monkeypatch):
     """Until the first one is killed, even if a data worker of it lives on."""
     monkeypatch.setattr(callback, "LOCK_SECONDS", 0.0)
@@ -944,6 +959,7 @@ def numbers(seed: int, samples: int = 8) -> TensorDataset:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize(
     ("loader", "says"),
@@ -985,6 +1001,7 @@ class Drawn(Classifier):
         self.first_numbers.setdefault(self.current_epoch, float(batch[0][0, 0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epoch", "every"), [(1, 1), (2, 1), (3, 1), (1, 3), (4, 3)])
 def test_validation_data_that_are_drawn_anew_every_other_epoch(tmp_path: Path, epoch, every):
     options = {"reload_dataloaders_every_n_epochs": 2, "check_val_every_n_epoch": every}
@@ -1000,6 +1017,7 @@ def test_validation_data_that_are_drawn_anew_every_other_epoch(tmp_path: Path, e
     assert interrupted.first_numbers | resumed.first_numbers == uninterrupted.first_numbers
 
 
+@pytest.mark.slow
 def test_other_batches_are_said_at_an_epochs_end_too(tmp_path: Path, capfd):
     with pytest.raises(SystemExit):
         short_trainer(tmp_path, PressCtrlC(1, batch=10), max_epochs=2).fit(Untested())
@@ -1034,6 +1052,7 @@ class Patient(pl.Callback):
         self.count += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "limits", "says"),
     [
@@ -1063,6 +1082,7 @@ def test_other_numbers_of_the_code_are_said(tmp_path: Path, capfd, model, limits
     )
 
 
+@pytest.mark.slow
 def test_another_learning_rate_is_one_line(tmp_path: Path):
     """It would have no effect: the checkpoint has its own."""
     with pytest.raises(SystemExit):
@@ -1224,6 +1244,7 @@ ARGUMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "now", "says"), ARGUMENTS)
 def test_another_argument_of_an_optimizer_or_schedule_is_one_line(
     tmp_path: Path, before, now, says
@@ -1236,6 +1257,7 @@ def test_another_argument_of_an_optimizer_or_schedule_is_one_line(
     short_trainer(tmp_path / "run").fit(Scheduled(before))
 
 
+@pytest.mark.slow
 def test_more_epochs_than_a_schedule_was_made_for_are_said(tmp_path: Path, capfd):
     """Once: the run goes on with them."""
 
@@ -1264,6 +1286,7 @@ class Warmup(pl.Callback):
             group["lr"] = self.rate * min(1, (trainer.global_step + 1) / 10)
 
 
+@pytest.mark.slow
 def test_who_sets_another_learning_rate_is_named(tmp_path: Path, capfd):
     with pytest.raises(SystemExit):
         short_trainer(tmp_path, PressCtrlC(1), Warmup(0.05)).fit(Classifier())
@@ -1275,6 +1298,7 @@ def test_who_sets_another_learning_rate_is_named(tmp_path: Path, capfd):
     ) in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_search_comes_again_in_another_training(tmp_path: Path):
     """A resumed run does not search again; the same callback may be used once more."""
     finder = LearningRateFinder(num_training_steps=3)
@@ -1404,6 +1428,7 @@ def test_a_disk_that_is_full_from_the_start_is_one_line(tmp_path: Path, monkeypa
         short_trainer(tmp_path).fit(Classifier())
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_removed_while_training_is_made_again(tmp_path: Path):
     class Removes(pl.Callback):
         def on_train_epoch_start(self, trainer, pl_module):
@@ -1488,6 +1513,7 @@ def test_a_copy_is_one_of_its_own(tmp_path: Path):
 # Where a run begins -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [11, 15])
 def test_ckpt_path_is_where_a_run_begins(tmp_path: Path, capfd, steps):
     """A run begins with Lightning's checkpoint; a resumed run begins with its own."""
@@ -1592,6 +1618,7 @@ EARLY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", EARLY)
 def test_a_mistake_before_report_failures_is_entered_is_a_line_too(tmp_path: Path, mistake):
     """The five lines read the environment, and import, before that."""

@@ -132,6 +132,7 @@ def test_the_tutorials_command_and_hyperparameters_parse():
     )
 
 
+@pytest.mark.slow
 def test_the_strategies_that_were_accelerators():
     names = re.findall(
         r"`([\w=.-]+)`",

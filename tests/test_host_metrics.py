@@ -84,6 +84,7 @@ class Busy(Callback):
             pass
 
 
+@pytest.mark.slow
 def test_the_share_of_a_busy_processor_is_above_0(tmp_path: Path, capsys):
     ranks.trainer([HostMetrics(0), Busy()], max_steps=2).fit(
         ranks.Regression(), ranks.Numbered(44, batch_size=5)
@@ -92,6 +93,7 @@ def test_the_share_of_a_busy_processor_is_above_0(tmp_path: Path, capsys):
     assert len(shares) == 2 and min(shares) > 0
 
 
+@pytest.mark.slow
 def test_flags_and_what_the_environment_says(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     two_hosts = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}

@@ -90,6 +90,7 @@ def test_sagemakers_own_are_left_out_and_names_keep_their_dots():
     assert flags(hyperparameters_given) == ["--a=x=y", "--b.c=1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "encode", ENCODINGS, ids=["sdk2 Estimator", "sdk2 source_dir", "sdk3", "JSON types"]
 )

@@ -85,7 +85,13 @@ def uninterrupted(tmp_path_factory) -> Ranks:
     return job
 
 
-@pytest.mark.parametrize("program", ["app/train_multi_node.py", "app/train_torchrun.py"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "app/train_multi_node.py",
+        pytest.param("app/train_torchrun.py", marks=pytest.mark.thorough),
+    ],
+)
 def test_two_ranks(uninterrupted: Ranks, tmp_path: Path, program):
     job = Ranks(tmp_path / "ml")
     job.own = job.own | {"SAGEMAKER_PROGRAM": program}

@@ -170,6 +170,7 @@ def test_a_text_that_is_nested_too_deeply_is_a_text():
     assert hyperparameters.text(DEEP) == DEEP
 
 
+@pytest.mark.slow
 def test_what_the_toolkit_cannot_use_is_one_line_and_no_framework_error(job: Job):
     """A fault that nobody looks for; here a hyperparameter of the SDK's."""
     groups = [{"instance_group_name": "g", "instance_type": "x", "hosts": ["a"]}]

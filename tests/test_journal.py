@@ -89,6 +89,7 @@ def test_it_is_written_no_more_often_than_it_may_take_time(tmp_path: Path, monke
     assert written == [RECORD.size, 99 * RECORD.size]
 
 
+@pytest.mark.slow
 def test_of_a_damaged_one_what_is_before_it_is_read(tmp_path: Path):
     rank_journal = begun(tmp_path)
     for number in range(10):

@@ -924,7 +924,8 @@ def test_a_job_that_fails_is_drilled_in_this_checkout(launch):
 
 
 def test_each_metric_is_found_in_the_log_of_a_real_training(launch, tmp_path):
-    flags = ["--trainer.max_epochs=1", "--data.batch_size=256"]
+    flags = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=3"]
+    flags += ["--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1"]
     flags += ["--trainer.accelerator=cpu", "--progress.every_n_seconds=0"]
     training = warm.run(["python", ROOT / "app/train.py", *flags], tmp_path)
     assert training.returncode == 0, training.stdout

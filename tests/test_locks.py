@@ -177,6 +177,7 @@ def install(tmp_path: Path, lock: str, index: Path) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_wheel_that_is_not_the_locked_one_is_not_installed(tmp_path):
     """An index serves another file for `six`, and the lock's own entry refuses it.
 

@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 
 import pytest
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from jsonargparse import ArgumentParser
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from test_interruptions import points
 from test_strangers import Run
 
@@ -98,6 +99,17 @@ def test_a_checkpoint_leads_to_no_logs_outside_of_their_folder(tmp_path: Path, v
         assert f"this run logs to version 0, the interrupted run logged to version {version}" in (
             capsys.readouterr().out
         )
+
+
+def test_a_parser_still_finds_the_class_of_a_logger_by_its_name(tmp_path: Path):
+    """A program may make a LightningCLI after a training."""
+    prepared = CSVLogger(tmp_path)
+    prepare_files([prepared], [])
+    assert type(prepared) is not CSVLogger
+    parser = ArgumentParser()
+    parser.add_argument("--logger", type=Logger)
+    parsed = parser.parse_args(["--logger=CSVLogger", f"--logger.save_dir={tmp_path}"])
+    assert parsed.logger.class_path == "pytorch_lightning.loggers.CSVLogger"
 
 
 def rows(folder: Path, waits: bool) -> ContinuedWriter:

@@ -371,6 +371,7 @@ def test_a_model_that_is_none(tmp_path, model):
     assert "found no such file" in refused([tmp_path / model], tmp_path / "merged")
 
 
+@pytest.mark.slow
 def test_the_command_says_it_in_one_line_and_hands_no_escape_to_the_terminal(tmp_path):
     write_parts(tmp_path / "parts")
     edited(

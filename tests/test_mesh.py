@@ -179,6 +179,7 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [False, True])
 def test_a_host_that_never_appears(hosts, known):
     """The host that looked says why; each host calls those before it in the list."""
@@ -205,6 +206,7 @@ def test_a_host_that_never_appears(hosts, known):
     assert becomes_true(lambda: len(hosts.ended["algo-1"]) == 1)  # at once: nobody waits for it
 
 
+@pytest.mark.slow
 def test_who_does_not_answer_is_said_by_the_one_who_called(hosts):
     hosts.names["algo-1"] = hosts.address("algo-1")
     hosts.start("algo-2", hosts=ALL_HOSTS[:2], connect_timeout=0.6)
@@ -364,6 +366,7 @@ def test_the_reason_of_a_host_that_fails(hosts, stopped):
     assert hosts.up["algo-3"].reason.is_request is stopped
 
 
+@pytest.mark.slow
 def test_a_host_that_leaves_waits_until_its_reason_is_read(hosts, monkeypatch):
     """A host that fails stays until its reason was read, but not for ever.
 
@@ -439,6 +442,7 @@ def ranks(hosts, monkeypatch) -> Ranks:
     return Ranks(hosts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended", [False, True], ids=["programs that hang", "programs that end"])
 def test_a_rank_that_its_launcher_took_with_it_is_not_the_reason(ranks, ended):
     """A rank that its launcher took with it is not named as the reason.
@@ -514,6 +518,7 @@ def test_who_is_told_to_stop_is_so_whatever_is_suspected(ranks):
         assert ranks.hosts.reasons(*ALL_HOSTS[:2]) == ["interrupted, resume from step 7"] * 2
 
 
+@pytest.mark.slow
 def test_of_two_that_may_be_the_reason_the_first_is(ranks):
     ranks.die("2", 0)
     ranks.suspected(1)
@@ -569,6 +574,7 @@ STRANGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", STRANGE.values(), ids=STRANGE)
 def test_a_stranger_is_hung_up_on(hosts, sent, caplog):
     hosts.start("algo-1", hosts=ALL_HOSTS[:2], silence_timeout=0.3)
@@ -579,6 +585,7 @@ def test_a_stranger_is_hung_up_on(hosts, sent, caplog):
     assert not becomes_true(lambda: hosts.up["algo-1"].reason, 0.2)
 
 
+@pytest.mark.slow
 def test_a_second_host_of_a_name_is_hung_up_on(hosts):
     hosts.start(*ALL_HOSTS[:2], hosts=ALL_HOSTS[:2], silence_timeout=60.0)
     hosts.meet()
@@ -586,6 +593,7 @@ def test_a_second_host_of_a_name_is_hung_up_on(hosts):
     assert not becomes_true(lambda: hosts.up["algo-1"].reason, 0.3)
 
 
+@pytest.mark.slow
 def test_settings_of_a_stranger_may_be_anything(hosts):
     hosts.start("algo-1", hosts=ALL_HOSTS[:2], settings_of_host={"a": "x"}, silence_timeout=0.3)
     hostile(hosts, "algo-1", greeting(settings={"a": {}}))
@@ -595,6 +603,7 @@ def test_settings_of_a_stranger_may_be_anything(hosts):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("caller", "reached"), [("algo-2", "algo-3"), ("algo-3", "algo-1")])
 def test_a_name_that_leads_to_another_host_at_first(hosts, caller, reached):
     """The name's address belonged to another host before; its own host is not up yet."""

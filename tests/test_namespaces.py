@@ -364,6 +364,7 @@ AT_ONCE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("installed", AT_ONCE)
 def test_threads_import_both_at_once(tmp_path: Path, installed: str):
     install(tmp_path, installed, seconds=0.05)

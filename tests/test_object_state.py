@@ -500,6 +500,7 @@ def test_a_list_of_too_many_objects_is_told_once_they_change(is_nested):
     assert state.unsaved == {("mine", "trackers"): "holds too many objects that change"}
 
 
+@pytest.mark.slow
 def test_many_objects_of_one_attribute_take_nothing_from_another():
     owner = type("Mine", (), {})()
     owner.corpus = [[[index] for index in range(100)] for _ in range(1 + MAX_OBJECTS // 100)]

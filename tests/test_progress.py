@@ -94,6 +94,7 @@ def test_epochs_shorter_than_the_interval_and_no_validation(tmp_path, capsys, mo
     assert [re.search(r"step=(\d+)", line)[1] for line in lines] == ["3", "6", "9"]
 
 
+@pytest.mark.slow
 def test_without_a_known_end_the_time_left_is_unknown(tmp_path, capsys):
     trainer = Trainer(
         default_root_dir=tmp_path,

@@ -508,10 +508,16 @@ def test_what_a_containers_root_has_left_is_removed_by_one_that_sees_nothing_els
 @pytest.mark.parametrize(
     ("rule", "wanted"),
     [
-        ("at step 3 unwarned", ["Interrupted", "Completed"]),
+        pytest.param(
+            "at step 3 unwarned", ["Interrupted", "Completed"], marks=pytest.mark.thorough
+        ),
         ("every 2s 2 times of any warned gap 0.5s", ["Interrupted", "Interrupted", "Completed"]),
         ("every 1s", ["Interrupted", "MaxWaitTimeExceeded"]),
-        ("every 0.5s unwarned gap 60s", ["Interrupted", "MaxWaitTimeExceeded"]),
+        pytest.param(
+            "every 0.5s unwarned gap 60s",
+            ["Interrupted", "MaxWaitTimeExceeded"],
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_spot_by_a_rule(tmp_path, image, rule, wanted):
@@ -583,7 +589,14 @@ def test_a_copy_that_stalls_lags_and_brings_its_markers_back(tmp_path, image):
         assert {"1", "1.sagemaker-uploaded"} <= set(server.lines(second_job)["algo-1"])
 
 
-@pytest.mark.parametrize("folder", ["the same folder", "a folder of its own", "its folder is gone"])
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param("the same folder", marks=pytest.mark.thorough),
+        pytest.param("a folder of its own", marks=pytest.mark.thorough),
+        "its folder is gone",
+    ],
+)
 def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, image, folder):
     name = "orphans"  # the same for both
     killed, at_work, following = (

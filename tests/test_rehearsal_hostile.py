@@ -506,6 +506,7 @@ starting.close(client)
 """
 
 
+@pytest.mark.slow
 def test_only_what_an_owner_has_left_is_removed_at_the_next_start(tmp_path):
     """A label is any text: containers have those of their images."""
     cache = tmp_path / "cache" / "sagemaker-lightning-rehearsal"

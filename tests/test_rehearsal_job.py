@@ -301,6 +301,7 @@ def test_notes_without_end(rehearsed):
     ]
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_end_is_left_and_none_starts(rehearsed, monkeypatch, capsys):
     monkeypatch.setattr("rehearsal.api.service.HURRY_SECONDS", 0.2)
     job = rehearsed.job()
@@ -336,6 +337,7 @@ def interrupt_by_hand(job: Job, **order) -> str:
     return service.interrupt({"name": "job", "hosts": [], "warned": True, "gap": 0.0} | order)
 
 
+@pytest.mark.slow
 def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
     """The program may end two minutes later, which does not count."""
     job = rehearsed.job(**SPOT_FIELDS)
@@ -437,6 +439,7 @@ SLOW_LINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regex", SLOW_LINES)
 def test_a_metric_that_stalls(rehearsed, regex):
     """Its definition is left out with a note; the log and the other metrics go on."""

@@ -547,6 +547,7 @@ def test_a_stop_ends_the_copying_of_a_folder(tmp_path):
     assert len(list((tmp_path / "copy").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_what_an_address_stands_for(s3, tmp_path):
     put_objects(s3, "data/a", "data/b/c", "data/b/", "data-2/d", "data", "run#1/e?f", "other")
     below = {"a": "data/a", "b/c": "data/b/c"}
@@ -622,6 +623,7 @@ def test_a_file_that_cannot_be_read_fails_the_job(s3, tmp_path, monkeypatch):
         fetch(s3, f"file://{tmp_path}/from", tmp_path / "channel")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["File", "FastFile"])
 @pytest.mark.parametrize("source", ["S3", "here"])
 def test_shards_are_all_of_it_once(s3, tmp_path, mode, source):
@@ -777,6 +779,7 @@ def test_what_has_not_changed_is_not_uploaded_again(s3, tmp_path, clock):
     assert keys(s3, "run-2/") == ["run-2/x"]
 
 
+@pytest.mark.slow
 def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
     assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path) == (0, 0)
     put_objects(s3, *(f"run/{number}" for number in range(PAGE_SIZE + 1)))
@@ -953,6 +956,7 @@ def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypa
     assert keys(s3) == ["run/a"]
 
 
+@pytest.mark.slow
 def test_a_copy_that_stalls(s3, tmp_path, clock):
     uploader = make_uploader(s3, tmp_path, stall_after=10.0)
     waits = []
@@ -1193,6 +1197,7 @@ def test_bucket_and_key(uri, parts):
     assert clients.split(uri) == parts
 
 
+@pytest.mark.slow
 def test_all_pages_of_a_list(s3):
     names = [f"x/{number:02}" for number in range(3 * PAGE_SIZE)]
     put_objects(s3, *names, "x/", "x/folder/", "y")
@@ -1301,6 +1306,7 @@ def events(client, stream: str) -> list[str]:
     return messages
 
 
+@pytest.mark.slow
 def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
     client = clients.client("logs", endpoint, "us-east-1", KEY)
     job_logs = logs.Logs(client, "job", tmp_path)

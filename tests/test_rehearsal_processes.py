@@ -45,6 +45,7 @@ def rehearsal(tmp_path_factory):
         del os.environ["REHEARSAL_PYTHON"]
 
 
+@pytest.mark.thorough  # two ranks of one host: tests/test_interrupted_ranks.py
 def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://rehearsal/cifar10/"}
     arguments = {

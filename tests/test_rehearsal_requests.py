@@ -322,6 +322,7 @@ def test_a_request_with_all_fields_is_allowed():
     assert refusal(FULL_REQUEST) is None
 
 
+@pytest.mark.slow
 def test_each_limit_that_is_broken_is_told():
     requests = list(broken_requests())
     assert len(requests) > 250
@@ -341,6 +342,7 @@ def test_each_limit_that_is_broken_is_told():
     assert mismatches == []
 
 
+@pytest.mark.slow
 def test_each_bound_may_be_reached():
     reached = 0
     for path, shape in VALUE_SHAPES.items():
@@ -375,6 +377,7 @@ WRONG_TYPES = {
 }
 
 
+@pytest.mark.slow
 def test_a_value_of_the_wrong_type_is_refused():
     for path, shape in VALUE_SHAPES.items():
         for value in WRONG_TYPES[shape.type_name]:
@@ -827,6 +830,7 @@ def random_json(draw: random.Random, depth: int = 0):
     )
 
 
+@pytest.mark.slow
 def test_no_request_makes_the_service_stumble():
     draw = random.Random(0)
     groups = resources(group("g"), group("h", 2)) | {

@@ -131,6 +131,7 @@ def test_the_wait_for_names_ends_with_its_limit(monkeypatch):
     assert slept == pytest.approx([0.1, 0.15, 0.225, 0.125])
 
 
+@pytest.mark.slow
 def test_a_name_that_resolves_later_is_waited_for(monkeypatch):
     """A name that resolves later is waited for.
 

@@ -125,11 +125,13 @@ def rates(tmp_path, *flags: str) -> list[float]:
     return recorded_rates.seen
 
 
+@pytest.mark.slow
 def test_it_is_stepped_after_each_batch(tmp_path):
     rates_seen = rates(tmp_path, "--lr_scheduler=app.schedule.Triangle")
     assert rates_seen == pytest.approx([0, 1, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25])
 
 
+@pytest.mark.slow
 def test_a_cycle_that_is_shorter_than_the_run_is_refused_at_its_start(tmp_path):
     flags = ["--lr_scheduler=OneCycleLR", "--lr_scheduler.max_lr=2", "--lr_scheduler.total_steps=9"]
     with pytest.raises(
@@ -139,6 +141,7 @@ def test_a_cycle_that_is_shorter_than_the_run_is_refused_at_its_start(tmp_path):
         rates(tmp_path, *flags)
 
 
+@pytest.mark.slow
 def test_so_is_torchs_one_cycle(tmp_path):
     rates_seen = rates(
         tmp_path,
@@ -156,6 +159,7 @@ def test_so_is_torchs_one_cycle(tmp_path):
     assert rates_seen == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_others_are_stepped_after_each_epoch(tmp_path):
     rates_seen = rates(tmp_path, "--lr_scheduler=ExponentialLR", "--lr_scheduler.gamma=0.5")
     assert rates_seen == [2.0] * 5 + [1.0] * 5

@@ -28,6 +28,7 @@ def living(mark: str) -> list[list[str]]:
     return [line for line in lines if any(mark in part for part in line)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "prefix",
     ["", "setsid "],
@@ -75,6 +76,7 @@ sys.exit(len(signals))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name"),
     [(subprocess, "Popen"), (threading, "Thread")],
@@ -96,6 +98,7 @@ def test_a_signal_at_the_start_reaches_the_program_once(tmp_path, monkeypatch, m
     assert (end.status, end.stop_signal) == (1, signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_other_peoples_processes_are_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(supervise, "REST_IS_KILLED", 0.5)
     mark = f"other-{uuid.uuid4().hex}"
@@ -125,6 +128,7 @@ assert supervisor.Supervisor().run(["sh", "-c", program], Path.cwd()).status == 
 """
 
 
+@pytest.mark.slow
 def test_what_came_from_outside_is_left_alone(tmp_path):
     """As a session of remote debugging; it has none of the job's variables."""
     mark = f"session-{uuid.uuid4().hex}"

@@ -189,6 +189,7 @@ def test_too_many_processes_are_refused(monkeypatch):
     threads.check_process_count(64)
 
 
+@pytest.mark.slow
 def test_a_training_with_too_many_processes_never_starts(monkeypatch, tmp_path, capsys):
     def fit(*_):
         raise AssertionError("it was started")

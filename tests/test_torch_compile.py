@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 import warm
 from containers import ROOT
 
@@ -37,6 +38,7 @@ def graphs(folder: Path, prepare: str) -> tuple[list, int]:
     return tuple(json.loads(run.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 def test_each_shape_has_a_kernel_of_its_own(tmp_path: Path):
     """Numbers that change with each step do not have one."""
     shapes, shapes_compiled_twice = graphs(
@@ -45,6 +47,7 @@ def test_each_shape_has_a_kernel_of_its_own(tmp_path: Path):
     assert shapes == [["12"], ["4"], ["7"]] and shapes_compiled_twice <= 2
 
 
+@pytest.mark.slow
 def test_torchs_own_choice_depends_on_what_came_before(tmp_path: Path):
     # The second graph serves 7, too, and 12 from then on.
     assert graphs(tmp_path, "")[0] == [["12"], ["4"]]

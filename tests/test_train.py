@@ -29,7 +29,7 @@ SHORT_TRAINING = FEW_BATCHES | {"trainer.max_epochs": "2", "data.batch_size": "3
 
 
 @pytest.mark.parametrize(
-    ("epochs", "least"), [("3", 0.5), pytest.param("20", 0.95, marks=pytest.mark.soak)]
+    ("epochs", "least"), [("2", 0.5), pytest.param("20", 0.95, marks=pytest.mark.soak)]
 )
 def test_nothing_given_trains_on_the_default_data(job: Job, epochs: str, least: float):
     """A job without any input trains on the default data.

@@ -164,6 +164,7 @@ def test_what_lightning_finds_in_a_setting_when_it_trains_is_one_line(
     assert (tmp_path / "job/output/failure").read_text().startswith(f"error: {says}")
 
 
+@pytest.mark.slow
 def test_the_checkpoints_of_a_finished_job_are_no_output(fit, tmp_path: Path):
     folder = tmp_path / "job/output/data/checkpoints"
     assert fit("--model.how=loss", "--resume.every_n_steps=1")[1] == 1
@@ -183,6 +184,7 @@ def test_the_checkpoints_of_a_finished_job_are_no_output(fit, tmp_path: Path):
     ]
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_the_data_is_told(fit):
     output, status = fit("--model=foreign.Model", "--data=foreign.Data", "--data.size=5")
     assert status == 0
@@ -192,6 +194,7 @@ def test_a_batch_larger_than_the_data_is_told(fit):
     ) in output
 
 
+@pytest.mark.slow
 def test_on_a_desk_and_in_a_checkpoint_folder_they_stay(fit, tmp_path: Path, monkeypatch):
     output, status = fit("--model.how=", job=False)
     assert status == 0 and "checkpoints: output/data/checkpoints" in output
@@ -201,6 +204,7 @@ def test_on_a_desk_and_in_a_checkpoint_folder_they_stay(fit, tmp_path: Path, mon
     assert (tmp_path / "job/checkpoints/step-000000008.ckpt").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hyperparameters", "says"),
     [
@@ -229,6 +233,7 @@ def test_a_job_without_a_model_is_no_success(job: Job, hyperparameters, says):
     assert (job.base / "model/model.pt").read_text() == "an earlier model"
 
 
+@pytest.mark.slow
 def test_a_program_of_the_jobs_own_may_leave_no_model(job: Job):
     job.write("code/train.py", "print('done')")
     job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.py"}')

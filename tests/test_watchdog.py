@@ -126,6 +126,7 @@ def test_a_rank_that_is_told_to_stop(watch):
     ]
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_without_a_word(watch):
     die(rank(watch))
     assert becomes_true(lambda: watch.reasons_given)
@@ -135,6 +136,7 @@ def test_a_rank_that_dies_without_a_word(watch):
     )
 
 
+@pytest.mark.slow
 def test_a_rank_whose_launcher_has_ended_is_no_reason(watch):
     """The launcher's exit status says more: the toolkit reads it in the time that is left."""
     watch.program_ended()
@@ -144,6 +146,7 @@ def test_a_rank_whose_launcher_has_ended_is_no_reason(watch):
     assert watch.wait_for_reason().why == DEAD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, signal.SIGKILL, signal.SIGABRT])
 def test_a_forked_worker_does_not_hold_the_line_of_a_rank(watch, number):
     """A DataLoader's worker outlives a rank for a while, whether the rank left or was killed."""
@@ -169,6 +172,7 @@ def test_a_forked_worker_does_not_hold_the_line_of_a_rank(watch, number):
             os.close(descriptor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "act",
     [lambda connection: connection.done(), lambda connection: connection.failed(LOST_PEER_ERROR)],
@@ -206,6 +210,7 @@ def test_how_a_rank_ended(watch, code, reason, doubt):
         assert watch.reason == StopReason(reason, is_local=True, doubt=doubt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code", ["os.kill(os.getpid(), signal.SIGTERM)", "os._exit(143)", "os._exit(130)"]
 )
@@ -289,6 +294,7 @@ def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
     assert watch.reason == StopReason(AFTER, is_local=True, doubt=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "act", [lambda line: line.failed(LOST_PEER_ERROR), die], ids=["lost a peer", "died"]
 )
@@ -333,6 +339,7 @@ def test_a_rank_that_may_have_been_ended_with_another_waits_for_another_node(mon
         assert watch.wait_for_reason().why == AFTER
 
 
+@pytest.mark.slow
 def test_that_time_is_within_the_wait_for_a_reason(monkeypatch):
     """A waiting program hears of the dead rank in time, even if no better reason comes."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.4)
@@ -384,6 +391,7 @@ def test_a_launcher_whose_rank_is_dead_is_left_time_to_end_by_itself(monkeypatch
         assert becomes_true(lambda: watch.reasons_given)
 
 
+@pytest.mark.slow
 def test_the_first_reason_counts(watch):
     rank(watch).failed("error: boom")
     assert becomes_true(lambda: watch.reason)
@@ -395,6 +403,7 @@ def test_the_first_reason_counts(watch):
     )
 
 
+@pytest.mark.slow
 def test_who_fails_by_itself_is_not_told_to_end(watch):
     watch.fail("the program cannot be had", is_request=False)
     assert becomes_true(lambda: watch.reason)

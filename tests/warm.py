@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import faulthandler
 import fcntl
+import gc
 import io
 import json
 import logging
@@ -56,6 +57,8 @@ FORK_SERVER = multiprocessing.get_context("forkserver")
 FORK_SERVER.set_forkserver_preload(list(PRELOADED))
 # The folder in which each process notes its environment: /proc/PID/environ still has the server's.
 notes_dir = os.environ.get("WARM_NOTES")
+# Whether the test that runs may start processes: `make test-fast` leaves those tests out.
+is_slow_test = True
 OWN_FOLDERS = str(ROOT / "app"), str(ROOT / "sagemaker_lightning")
 # An environment of tests/real_projects.py also uses the packages of another environment.
 ADDED_PACKAGES = {path for path in sys.path if Path(path).name == "site-packages"}
@@ -125,10 +128,12 @@ def start(
     folder: Path,
     variables: Mapping[str, str] = os.environ,
     output: int | None = None,
+    errors: int | None = None,
 ) -> Started:
     """Start `argv` in `folder` with exactly these variables.
 
-    Both streams go to file descriptor `output`, or else to the pipe `stdout` of what is returned.
+    Both streams go to file descriptor `output`, or else to the pipe `stdout` of what is returned;
+    the stream of errors goes to file descriptor `errors` if that is given.
     """
     ensure_server()
     reading = None
@@ -144,6 +149,7 @@ def start(
                 str(folder),
                 dict(variables),
                 _SentDescriptor(output),
+                _SentDescriptor(output if errors is None else errors),
                 notes_dir,
             ),
         )
@@ -173,6 +179,25 @@ def run(
     finally:
         started.kill()
     return subprocess.CompletedProcess([str(word) for word in argv], started.returncode, output, "")
+
+
+def run_apart(
+    argv: Sequence[object],
+    folder: Path,
+    variables: Mapping[str, str] = os.environ,
+    timeout: float = 300,
+) -> subprocess.CompletedProcess:
+    """Do as `run`, with what is written to the stream of errors in `stderr`."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        started = start(argv, folder, variables, output.fileno(), errors.fileno())
+        try:
+            started.wait(timeout)
+        finally:
+            started.kill()
+        for file in (output, errors):
+            file.seek(0)
+        words = [str(word) for word in argv]
+        return subprocess.CompletedProcess(words, started.returncode, output.read(), errors.read())
 
 
 def environ(pid: int) -> dict[str, str]:
@@ -208,6 +233,7 @@ def stacks(pid: int) -> str:
 def ensure_server() -> None:
     """Start the server if it does not run; it has a PYTHONPATH of its own."""
     global notes_dir
+    assert is_slow_test, "a test that starts processes which import torch is marked `slow`"
     if notes_dir is None:
         notes_dir = tempfile.mkdtemp(prefix="warm-")
         atexit.register(shutil.rmtree, notes_dir, ignore_errors=True)
@@ -236,7 +262,12 @@ class _SentDescriptor:
 
 
 def _begin(
-    argv: list[str], folder: str, variables: dict[str, str], output: int, shared_notes_dir: str
+    argv: list[str],
+    folder: str,
+    variables: dict[str, str],
+    output: int,
+    errors: int,
+    shared_notes_dir: str,
 ) -> None:
     """Become the requested process; this runs in a child of the server.
 
@@ -244,10 +275,10 @@ def _begin(
     """
     global notes_dir
     notes_dir = shared_notes_dir
-    for number in (1, 2):
-        os.dup2(output, number)
-    if output > 2:
-        os.close(output)
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    for number in {output, errors} - {1, 2}:
+        os.close(number)
     # Data workers need this: a child of a fork server would start them through the server.
     multiprocessing.set_start_method("fork", force=True)
     _become(argv, folder, variables)
@@ -281,6 +312,7 @@ def _become(argv: list[str], folder: str | None, variables: Mapping[str, str]) -
 
 def _reset_process() -> None:
     """Remove what the server left: signal handlers, streams, modules, thread counts."""
+    gc.freeze()  # else each collection would look at, and copy, what the server has imported
     signal.set_wakeup_fd(-1)
     for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) not in (signal.SIG_IGN, signal.SIG_DFL, None):

@@ -345,6 +345,8 @@ def _use_ours(logger: Any, folder: Path | None) -> None:
 def _put_before_its_class(logger: Any, ours: type, **attributes: Any) -> None:
     own_class = type(logger)
     attributes["__module__"] = own_class.__module__
+    # A parser that looks a class up by its name, jsonargparse's, passes local ones over.
+    attributes["__qualname__"] = f"_put_before_its_class.<locals>.{own_class.__qualname__}"
     logger.__class__ = type(own_class.__name__, (ours, own_class), attributes)
 
 

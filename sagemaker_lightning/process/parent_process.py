@@ -37,10 +37,25 @@ def end_with_launcher(variables: Mapping[str, str]) -> None:
     """Let the kernel kill this process, if it is a rank, when its launcher ends."""
     if "LOCAL_RANK" not in variables:
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _set_death_signal(signal.SIGKILL)
     # The kernel sends no signal for a launcher that had ended before this call.
     if _has_ended(variables.get(LAUNCHER_VARIABLE, "")):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def outlive_launcher(variables: Mapping[str, str]) -> None:
+    """Let this process, if it is a rank, go on when its launcher ends.
+
+    A program may have work for each rank after its training, and rank 0 may be done with its own
+    first.
+    """
+    if "LOCAL_RANK" in variables:
+        _set_death_signal(0)
+
+
+def _set_death_signal(number: int) -> None:
+    """Choose the signal that the kernel sends this process when its parent ends; 0: none."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def become_launcher(variables: MutableMapping[str, str]) -> None:

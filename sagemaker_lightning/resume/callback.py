@@ -331,6 +331,8 @@ class ExactResume(EarlyCallback):
             UserError: Runs with the trainer's strategy cannot be resumed, or the folder cannot be
                 written to.
         """
+        if self.owns_stop:
+            parent_process.end_with_launcher(os.environ)
         if stage != "fit" or is_search_only(trainer):
             return
         strategy = trainer.strategy
@@ -567,13 +569,16 @@ class ExactResume(EarlyCallback):
         self.changed.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the trainer's loops and the signals as they were before."""
+        """Leave the trainer's loops and the signals as they were before, and a rank to itself."""
         if stage == "fit" and self.owns_stop:
             self._leave_signals()
             fit_loops.remove(trainer)
             model_changes.search_again(trainer)
         loggers.end_training(trainer.loggers)
         self.changed.close()
+        if self.owns_stop:
+            parent_process.outlive_launcher(os.environ)
+            trainer.strategy.barrier("until no rank ends with its launcher any more")
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
