@@ -247,6 +247,7 @@ def test_whole_numbers_of_other_peoples_classes(monkeypatch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "content"),
     [

@@ -270,6 +270,7 @@ def test_a_source_that_the_client_sends_to_s3(client: Client, image: str, bucket
     assert f"GIVEN {arguments}" in run.stdout
 
 
+@pytest.mark.thorough  # without the client: tests/test_toolkit.py
 def test_a_script_that_fails(client: Client, image: str, tmp_path: Path):
     job = {"image_uri": image, "instance_count": 1, "entry_point": "fails.py", "source_dir": SOURCE}
     run = client.run("sdk2_pytorch.py", job | {"output_path": f"file://{tmp_path}/out"})

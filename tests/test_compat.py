@@ -310,6 +310,7 @@ def test_a_version_that_is_not_supported_is_one_line(monkeypatch):
     assert not versions.unsupported(name, pytorch_lightning.__version__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["train.py", "train_multi_node.py"])
 def test_a_job_that_has_installed_another_version_ends_with_that_line(tmp_path: Path, program):
     """Before Lightning is imported, which may fail, and as the job's FailureReason."""

@@ -50,6 +50,7 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("output/data/checkpoints/*.ckpt"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [

@@ -467,6 +467,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path,
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["model", "seed, model", "callback, model"])
 def test_a_model_that_nothing_seeds_is_named(tmp_path: Path, capfd, order: str):
     torch.seed()  # as a process begins
@@ -919,6 +920,7 @@ def test_a_run_with_other_settings_is_one_line(tmp_path: Path):
         short_trainer(tmp_path, accumulate_grad_batches=2).fit(Classifier())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("samples", "seed", "says"),
     [

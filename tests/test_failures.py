@@ -455,6 +455,7 @@ def test_a_mistake_that_a_data_worker_finds_is_one_line(tmp_path, capsys):
     assert capsys.readouterr().err == "error: --data.folder: found UserError: in it\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "traced"),
     [(ValueError("not enough values"), True), (UserError("sagemaker_program: found x"), False)],

@@ -80,6 +80,7 @@ def test_the_page_has_the_table_of_the_program():
     } == REPLACED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flag", "text"), ROWS.items(), ids=ROWS)
 def test_an_old_flag_is_told_what_replaced_it(flag, text):
     with pytest.raises(UserError) as error:

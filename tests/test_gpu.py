@@ -93,6 +93,7 @@ def test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing(cifar
     assert report.text(Results.read(file)) in again.stdout  # the table comes from the file alone
 
 
+@pytest.mark.thorough  # a part that overruns, below
 @pytest.mark.slow
 def test_a_part_of_a_rehearsal(tmp_path):
     completed = rehearse(f"--out={tmp_path}", "--commit=abc", "--parts=similarity")

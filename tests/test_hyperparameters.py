@@ -124,6 +124,7 @@ def test_through_the_real_command_line(encode):
     assert config.checkpoint.save_last is True and config.checkpoint.mode == "min"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["1.10", "true", "null", "007", "1e5", "[x]", "{a: b}", "a: b", "", " x ", "None of it"]
 )

@@ -291,6 +291,7 @@ def test_one_continuous_curve(tmp_path: Path):
     assert [path.name for path in (tmp_path / "run" / board).iterdir()] == ["version_0"]
 
 
+@pytest.mark.thorough  # in a folder, above; live on S3: tests/test_live_outputs.py
 def test_one_continuous_curve_on_s3(bucket, tmp_path: Path):
     """A server that speaks S3's protocol: moto's."""
     flags = ["--logger.flush_secs=1"]

@@ -833,6 +833,7 @@ def test_an_image_that_cannot_be_had_is_said_to_be_so(launch):
     ), completed.stderr
 
 
+@pytest.mark.thorough  # by this checkout's, above
 @pytest.mark.docker
 def test_hyperparameters_are_checked_by_the_images_parser(launch, image):
     assert docker("tag", image, IMAGE).returncode == 0

@@ -434,6 +434,7 @@ def test_an_audit(database):
     )
 
 
+@pytest.mark.thorough  # of the image: tests/test_container.py
 @pytest.mark.slow
 def test_the_sbom_of_an_environment(tmp_path):
     """`make sbom` lists the packages, nearly all with a licence; here, of this environment."""

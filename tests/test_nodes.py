@@ -225,7 +225,11 @@ def test_the_main_node_is_killed(image: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "program", [LAUNCHERS[0], pytest.param(LAUNCHERS[1], marks=pytest.mark.soak)]
+    "program",
+    [
+        pytest.param(LAUNCHERS[0], marks=pytest.mark.thorough),
+        pytest.param(LAUNCHERS[1], marks=pytest.mark.soak),
+    ],
 )
 def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
     with job_nodes(

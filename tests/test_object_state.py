@@ -127,6 +127,7 @@ def test_long_lists_come_back_as_they_were(value):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make, change",
     [

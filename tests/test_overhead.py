@@ -104,7 +104,13 @@ print(float(cloud_io._is_object_storage is before))
 PROGRAMS = {"left out": IMPORTED, "other threads": MEANWHILE, "switched off": LEFT_AS_IT_IS}
 
 
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=name, marks=() if name == "left out" else pytest.mark.soak)
+        for name, program in PROGRAMS.items()
+    ],
+)
 def test_lightning_comes_without_what_it_imports_in_vain(program):
     completed = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
@@ -112,7 +118,9 @@ def test_lightning_comes_without_what_it_imports_in_vain(program):
     assert float(completed.stdout) == 1 and not completed.stderr
 
 
-@pytest.mark.parametrize("name", ["train.py", "train_multi_node.py"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("train.py", marks=pytest.mark.soak), "train_multi_node.py"]
+)
 def test_a_program_imports_that_way(name, tmp_path):
     """A stray import of Lightning before that would cost a third of the start."""
     command = [sys.executable, "-X", "importtime", str(ROOT / "app" / name), "--help"]

@@ -36,9 +36,10 @@ torch.save(kept, "weights.pt")
     ("saved_expression", "outcome"),
     [
         ("model.state_dict()", "identical"),
-        (
+        pytest.param(
             "(model.state_dict(), trainer.logged_metrics, time.time())",
             "two runs that nothing interrupts differ",
+            marks=pytest.mark.thorough,
         ),
     ],
 )

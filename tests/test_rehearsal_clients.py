@@ -214,6 +214,7 @@ def test_launch(rehearsal, image, tmp_path):
     assert ": Completed" in completed.stdout
 
 
+@pytest.mark.thorough  # without Docker: tests/test_rehearsal_endpoint.py
 def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tmp_path):
     """The do-it-yourself article's request, as its JSON, sent by the AWS CLI.
 

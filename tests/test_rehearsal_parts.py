@@ -566,6 +566,7 @@ def test_what_an_address_stands_for(s3, tmp_path):
     assert fetch(s3, "s3://bucket", tmp_path / "9")["data/b/c"] == "data/b/c"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("uri", "reason"),
     [

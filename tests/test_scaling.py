@@ -89,6 +89,7 @@ def test_a_training_that_fails_says_why():
     assert completed.stderr.splitlines()[-1] == "error: ours-1: a training ended, see above"
 
 
+@pytest.mark.soak  # the numbers of turns are checked by the benchmark itself, too
 def test_turns_fit_into_an_epoch():
     completed = scaling("local", "--n", "1", "--batch_size", "1000")
     assert completed.returncode == 1

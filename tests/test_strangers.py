@@ -179,8 +179,19 @@ STRANGERS = {
 
 
 # The soak runs these. Other tests have their mechanism alone: tests/test_object_state.py,
-# test_own_loaders.py and test_epoch_loaders.py.
+# test_own_loaders.py and test_epoch_loaders.py; or they are configurations of the zoo, too.
 IN_SOAK_ONLY = [
+    "a curriculum",
+    "a group of parameters that is added later",
+    "a search for a rate",
+    "accumulation by schedule",
+    "an optimizer with a counter",
+    "averaged weights",
+    "finetuning",
+    "gradients that are added up by hand",
+    "overfit batches",
+    "two optimizers, by hand",
+    "unfrozen",
     "a RandomState",
     "a random.Random",
     "a counter in a dataset",

@@ -145,6 +145,7 @@ def test_a_script_at_random_places(server: Server, tmp_path: Path, seed: int):
     interrupted(server, tmp_path, devices=devices)
 
 
+@pytest.mark.thorough  # a script of ones own, above
 @pytest.mark.slow
 def test_the_command_line(server: Server, tmp_path: Path):
     """The model logs by hand as the training starts, too."""

@@ -111,6 +111,7 @@ def somebodys(request, monkeypatch) -> Callable[[str, str], str]:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "says"), STEPS.items(), ids=STEPS)
 def test_a_fault_of_somebodys_code_has_its_traceback(fit, somebodys, tmp_path: Path, line, says):
     output, status = fit(f"--model={somebodys('training_step(self, *_)', line)}")

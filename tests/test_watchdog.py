@@ -202,6 +202,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "reason", "doubt"), ENDS.values(), ids=ENDS)
 def test_how_a_rank_ended(watch, code, reason, doubt):
     with process(watch.path, RANK_NAME, code) as started:
