@@ -11,6 +11,7 @@ import functools
 import gc
 import logging
 import os
+import pickle
 import random
 import re
 import shutil
@@ -1510,6 +1511,20 @@ def test_a_copy_is_one_of_its_own(tmp_path: Path):
         copied = copy.deepcopy(original)
         assert copied.seeding is not original.seeding and copied.folder.path == original.folder.path
         assert copied.arguments == original.arguments
+
+
+def test_a_callback_is_pickled_with_its_arguments(tmp_path: Path):
+    """A library may save the callbacks beside a model, and read them again (darts does)."""
+    resume = ExactResume(tmp_path, seed=3, keep=5)
+    trainer = short_trainer(tmp_path / "a")
+    trainer.fit(Classifier())
+    used = [entry for entry in trainer.callbacks if isinstance(entry, ExactResume)]
+    for original in (resume, *used):
+        pickled = pickle.dumps(original)
+        state = torch.get_rng_state()
+        read = pickle.loads(pickled)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert type(read) is ExactResume and read.arguments == original.arguments
 
 
 # Where a run begins -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 And what of them has changed, for long values, too.
 """
 
+import enum
 import io
 import sys
 import time
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
-from types import SimpleNamespace
+from types import BuiltinFunctionType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -381,6 +382,52 @@ def test_values_come_back_as_they_were(value):
     restored, _ = round_trip(value)
     assert type(restored) is type(value) and str(restored) == str(value)
     assert getattr(restored, "dtype", None) == getattr(value, "dtype", None)
+
+
+class Checked:
+    """A field's descriptor, which raises anything when it is read (anomalib has such)."""
+
+    def __set__(self, instance: object, value: object) -> None:
+        vars(instance)["_image"] = value
+
+    def __get__(self, instance: object, owner: type) -> object:
+        raise NameError("Callable")
+
+
+@dataclass
+class Item:
+    """A user's data."""
+
+    image: int
+
+
+Item.image = Checked()
+
+
+class Foreign:
+    """A function of a C++ extension: it has no `__qualname__` (Boost.Python's)."""
+
+    __class__ = property(lambda self: BuiltinFunctionType)
+    __name__ = "f"
+
+
+class Raising(enum.Enum):
+    """What looks at it gets an error."""
+
+    ONE = 1
+    name = property(lambda self: 1 / 0)
+
+
+def test_what_a_users_object_raises_is_no_matter_of_ours():
+    """Its code does not run where it need not; else the object is one that cannot be saved."""
+    restored, _ = round_trip(Item(3))
+    assert type(restored) is Item and vars(restored) == {"_image": 3}
+    for value in (Foreign(), Raising.ONE):
+        with pytest.raises(NotPlain):
+            encode([value])
+    tracker = Tracker()
+    tracker.function = Foreign()
+    assert changed_names(lambda: None, tracker=tracker) == []
 
 
 def test_an_array_of_lists_has_its_shape():

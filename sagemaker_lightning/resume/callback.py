@@ -28,6 +28,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
 from sagemaker_lightning.callbacks import divergence, loggers
@@ -249,6 +250,10 @@ class ExactResume(EarlyCallback):
             for name, value in self.arguments.items()
         }
         return type(self)(**arguments)
+
+    def __reduce__(self) -> tuple:
+        """Pickle the arguments: a library may save the callbacks beside a model (darts does)."""
+        return _unpickle, (type(self), self.arguments)
 
     def _name(self, argument: str) -> str:
         """Return how messages name an argument: the command line has a flag for it."""
@@ -821,6 +826,12 @@ class ExactResume(EarlyCallback):
         self.saved_step = self.trainer.global_step
         self.checkpoint_due = False
         self.save_seconds = self.saved_at - started
+
+
+def _unpickle(class_: type[ExactResume], arguments: dict[str, Any]) -> ExactResume:
+    """Return a callback with the same arguments, which knows of no run and has seeded nothing."""
+    with isolate_rng():
+        return class_(**arguments)
 
 
 class _BeforeOtherCallbacks(Callback):

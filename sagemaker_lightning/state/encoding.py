@@ -16,6 +16,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from inspect import getattr_static
 from pathlib import Path, PurePath
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MemberDescriptorType
 from typing import Any
@@ -110,7 +111,10 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
         return ("numbers", value.typecode), value.tobytes()
     if class_ in (range, slice):
         return (class_.__name__,), (value.start, value.stop, value.step)
-    return _named_to_plainer(value)
+    try:
+        return _named_to_plainer(value)
+    except Exception as error:  # an object of any class may raise anything when it is looked at
+        raise TypeError(type(value)) from error
 
 
 def _named_to_plainer(value: Any) -> tuple[tuple, Any]:
@@ -131,10 +135,16 @@ def _named_to_plainer(value: Any) -> tuple[tuple, Any]:
         and not isinstance(value, (*DATA_CLASSES, torch.nn.Module))
         and _imported(*name) is class_
     ):
-        # A field in a slot is not in `__dict__`, which may have more than fields.
-        fields = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        # A field in a slot is not in `__dict__`, which may have more than fields. Any other
+        # descriptor of the class is a user's code.
+        slots = [
+            field.name
+            for field in dataclasses.fields(value)
+            if isinstance(getattr_static(class_, field.name, None), MemberDescriptorType)
+            and hasattr(value, field.name)
+        ]
         return ("fields", *name), getattr(value, "__dict__", {}) | {
-            field: getattr(value, field) for field in fields
+            slot: getattr(value, slot) for slot in slots
         }
     raise TypeError
 
@@ -142,7 +152,8 @@ def _named_to_plainer(value: Any) -> tuple[tuple, Any]:
 def _function_name(function: Any) -> tuple[str, str] | None:
     """Return the module and the name by which `_function` finds a function, or None."""
     module = function.__module__
-    for name in (function.__qualname__, function.__name__):
+    # A function of a C++ extension may have no __qualname__ (Boost.Python's).
+    for name in (getattr(function, "__qualname__", ""), function.__name__):
         if module and _imported(module, name) is function and _is_calculating(function):
             return module, name
     return None
@@ -305,7 +316,7 @@ def from_plainer(note: tuple, value: Any) -> Any:
     if kind_of_value == "fields" and dataclasses.is_dataclass(class_):
         object_ = object.__new__(class_)
         for field, part in value.items():
-            if isinstance(getattr(class_, field, None), MemberDescriptorType):  # a slot
+            if isinstance(getattr_static(class_, field, None), MemberDescriptorType):  # a slot
                 object.__setattr__(object_, field, part)  # even if the class is frozen
             else:
                 object_.__dict__[field] = part

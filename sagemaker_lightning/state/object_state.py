@@ -320,7 +320,7 @@ def _name_of(value: Any) -> str:
         # Lambdas of one function have one name.
         return f"{value.__module__}.{value.__qualname__}:{value.__code__.co_firstlineno}"
     is_named = isinstance(value, (type, types.MethodType, types.BuiltinFunctionType))
-    named = value if is_named else type(value)
+    named = value if is_named and hasattr(value, "__qualname__") else type(value)
     # A lazy module gets its final class with the first batch.
     return f"{named.__module__}.{named.__qualname__.removeprefix('Lazy')}"
 
