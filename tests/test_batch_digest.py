@@ -5,6 +5,7 @@ The digest of a batch is the same on each device.
 
 from collections import UserDict, namedtuple
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -121,6 +122,29 @@ def test_what_is_in_it_counts():
         list(batch.values()),
     ):
         assert digest_of(changed) != digest_of(batch)
+
+
+class Index:
+    """Keeps its answers, as pandas' Index does, which neuralforecast has in its batches."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self._cache: dict = {}
+
+    @cached_property
+    def number(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._cache.setdefault("engine", set(self.names))
+
+
+def test_what_an_object_keeps_of_its_answers_does_not_count():
+    index = Index(["a", "b"])
+    digest = digest_of(index)
+    assert index.number == 2 and "a" in index and set(vars(index)) > {"number"}
+    assert digest_of(index) == digest
+    assert digest_of(Index(["a", "c"])) != digest
 
 
 def test_nothing_makes_it_fail_or_take_long():

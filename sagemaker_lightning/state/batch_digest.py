@@ -98,8 +98,10 @@ def _add_members(value: Any, digests: list[LeafDigest], depth: int) -> None:
         members = list(value.values())
     else:
         attributes = {} if isinstance(value, type) else getattr(value, "__dict__", {})
-        names = list(attributes)
-        members = list(attributes.values())
+        # What an object keeps of its own answers is there or not, whatever the data are.
+        cached = _cached_names(type(value)) if attributes else ()
+        names = [name for name in attributes if name not in cached and "cache" not in name]
+        members = [attributes[name] for name in names]
     stride = max(1, -(-len(members) // MAX_MEMBERS))
     digests.append(len(members))
     digests += [_text_digest(str(name)) for name in names[::stride]]
@@ -188,6 +190,17 @@ def _shape_digest(dtype: str, shape: tuple) -> int:
 @functools.lru_cache(maxsize=1024)
 def _text_digest(text: str) -> int:
     return zlib.crc32(text.encode(errors="replace"))
+
+
+@functools.lru_cache(maxsize=1024)
+def _cached_names(class_: type) -> frozenset[str]:
+    """Return the names of a class's properties that are calculated once."""
+    return frozenset(
+        name
+        for base in class_.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, functools.cached_property)
+    )
 
 
 @functools.cache
