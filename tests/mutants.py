@@ -3,12 +3,13 @@
     make mutants
     python tests/mutants.py [--n 200] [--seed 1] [--jobs 2]
                             [--only sagemaker_lightning/contract/shutdown.py ...]
+                            [--tests tests/test_shutdown.py ...]
 
 Each mutant is a copy of the checkout with one operator, constant, condition, return or call
-changed. Tests run on it until one fails: first the quick tests that run the changed line (coverage
-finds them once, before the first mutant), then the files of tests that name its module, and all
-that train. A mutant on which all tests pass survives, and is printed. Tests run in a child of a
-server that has imported torch and Lightning, so most mutants cost seconds.
+changed. First, all tests but those of containers run once, and coverage finds which of them run
+each line, also in the processes that they start. Of these, the quickest run on a mutant until one
+fails, up to five minutes of tests. A mutant on which they pass survives, and is printed. Tests run
+in a child of a server that has imported torch and Lightning, so most mutants cost seconds.
 """
 
 import argparse
@@ -31,14 +32,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import coverage
+import lanes
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("app", "sagemaker_lightning")
-QUICK = "not slow and not docker and not soak"
-SLOW = "slow and not docker and not soak"
+MEASURED = "not docker and not soak"
+MEASURING_SECONDS = 3600
+BATCH_SECONDS = (3, 30, 300)
+"""Tests that take so long together, all before them included, are one run of pytest."""
 PASSED = (0, 5)  # exit statuses of pytest; 5: all tests are left out
-HANG_SECONDS = 600  # a mutant whose tests take longer counts as found
+MIN_HANG_SECONDS, HANG_FACTOR = 60, 5
+"""A mutant's tests that take longer than this, and that much longer than usual, find it."""
 SWAPPED_OPERATORS = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -59,6 +64,16 @@ SWAPPED_OPERATORS = {
     ast.And: ast.Or,
     ast.Or: ast.And,
 }
+
+
+def lines_of_functions(tree: ast.Module) -> set[int]:
+    """Return the numbers of the lines that run when a function is called."""
+    return {
+        line
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for line in range(function.body[0].lineno, function.end_lineno + 1)
+    }
 
 
 def mutations(tree: ast.Module) -> Iterator[tuple[str, ast.AST, ast.AST]]:
@@ -103,43 +118,29 @@ def mutated(source: str, node: ast.AST, replacement: ast.AST) -> str:
     ).decode()
 
 
-def tests_of(module: str) -> list[str]:
-    """Return the test files that name a module, and all that train.
-
-    The module's own file comes first, then the quick ones.
-    """
-    files = sorted((ROOT / "tests").glob("test_*.py"))
-    naming = []
-    dotted = module.removesuffix(".py").replace("/", ".")
-    package, _, module_name = dotted.rpartition(".")
-    for path in files:
-        text = path.read_text()
-        imports = rf"from {package} import (\([^)]*|[^\n(]*)\b{module_name}\b"
-        if path.stem == f"test_{module_name}" or re.search(
-            rf"\b{dotted}\b|{imports}|{module}", text
-        ):
-            naming.append(path)
-    training = [
-        ROOT / f"tests/test_{name}.py"
-        for name in ("exact_resume", "cli", "train", "interruptions", "interrupted_ranks")
-    ]
-    naming += [path for path in training if path not in naming]
-    chosen = [path for path in naming if "mark.docker" not in path.read_text().partition("def ")[0]]
-    slow = [path for path in chosen if "mark.slow" in path.read_text().partition("def ")[0]]
-    chosen.sort(key=lambda path: (path.stem != f"test_{module_name}", path in slow))
-    return [str(path.relative_to(ROOT)) for path in chosen]
+COVERAGE_SETTINGS = """\
+[run]
+source =
+    {folder}/app
+    {folder}/sagemaker_lightning
+data_file = {folder}/coverage
+parallel = true
+sigterm = true
+context = ${{PYTEST_CURRENT_TEST-}}
+"""
 
 
 class _Recorder:
     """A plugin of pytest: tells coverage which test runs, and records seconds and failures."""
 
-    def __init__(self, measured: coverage.Coverage) -> None:
+    def __init__(self, measured: coverage.Coverage | None) -> None:
         self.measured = measured
         self.seconds: dict[str, float] = {}
         self.failed: list[str] = []
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        self.measured.switch_context(item.nodeid)
+        if self.measured:
+            self.measured.switch_context(item.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
@@ -147,10 +148,11 @@ class _Recorder:
             self.failed.append(report.nodeid)
 
 
-def _run_tests(folder: str, tests: list[str], markers: str, measure: bool) -> None:
+def _run_tests(folder: str, tests: list[str], timeout: float, measure: bool) -> None:
     """Run tests on a copy of the checkout, and exit with pytest's status.
 
-    If `measure`, write which tests run each line, their seconds and failures, into the copy.
+    Write the tests that fail into the copy. If `measure`, run all, and write which tests run each
+    line, too, here or in a process that a test starts.
     """
     output = os.open(f"{folder}/log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):
@@ -164,101 +166,163 @@ def _run_tests(folder: str, tests: list[str], markers: str, measure: bool) -> No
     for name in [name for name in sys.modules if name.partition(".")[0] == "sagemaker_lightning"]:
         del sys.modules[name]
     os.environ["PYTHONPATH"] = folder
-    options = ["-q", "-p", "no:cacheprovider", "-m", markers, f"--timeout={HANG_SECONDS}"]
-    if not measure:
-        os._exit(pytest.main([*options, "-x", *tests]))
-    measured = coverage.Coverage(
-        f"{folder}/coverage", source=[f"{folder}/{name}" for name in SOURCES], config_file=False
-    )
+    options = ["-q", "-p", "no:cacheprovider", f"--timeout={timeout:.0f}"]
+    measured = None
+    if measure:
+        options += ["-m", MEASURED]
+        settings = Path(folder, "coveragerc")
+        settings.write_text(COVERAGE_SETTINGS.format(folder=folder))
+        measured = coverage.Coverage(config_file=str(settings))
+        os.environ["COVERAGE_PROCESS_START"] = str(settings)
+        measured.start()
+    else:
+        options.append("-x")
     recorder = _Recorder(measured)
-    measured.start()
-    pytest.main([*options, *tests], plugins=[recorder])
-    measured.stop()
-    data = measured.get_data()
-    tests_of_lines = {
+    status = pytest.main([*options, *tests], plugins=[recorder])
+    lines = {}
+    if measured:
+        measured.stop()
+        measured.save()
+        measured.combine()
+        lines = _tests_of_lines(measured.get_data(), folder)
+    Path(folder, "recorded.json").write_text(json.dumps([recorder.failed, recorder.seconds, lines]))
+    os._exit(status)
+
+
+def _tests_of_lines(data: coverage.CoverageData, folder: str) -> dict[str, dict[str, list[str]]]:
+    """Return the tests that run each line of each module."""
+    return {
         str(Path(file).relative_to(folder)): {
-            str(line): [test for test in tests if test]
+            # Of a process, the context is PYTEST_CURRENT_TEST: a test and its phase.
+            str(line): sorted({re.sub(r" \(\w+\)$", "", test) for test in tests if test})
             for line, tests in data.contexts_by_lineno(file).items()
         }
         for file in data.measured_files()
     }
-    Path(folder, "measured.json").write_text(
-        json.dumps([tests_of_lines, recorder.seconds, recorder.failed])
-    )
-    os._exit(0)
 
 
-def run_tests(folder: Path, tests: list[str], markers: str, measure: bool = False) -> int | None:
-    """Run tests on the copy; return pytest's exit status, or None if they hang."""
+def run_tests(folder: Path, tests: list[str], seconds: float, measure: bool = False) -> list:
+    """Run tests on the copy until one fails, or all if `measure`.
+
+    Args:
+        folder: The copy.
+        tests: Files or tests.
+        seconds: How long they take without a change.
+        measure: Whether to record which tests run each line.
+
+    Returns:
+        What is wrong ([] if all pass), the seconds of each test, the tests that run each line.
+    """
+    recorded = folder / "recorded.json"
+    recorded.unlink(missing_ok=True)
+    timeout = MIN_HANG_SECONDS + HANG_FACTOR * seconds
     context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=_run_tests, args=(str(folder), tests, markers, measure))
+    process = context.Process(target=_run_tests, args=(str(folder), tests, timeout, measure))
     process.start()
-    process.join(None if measure else HANG_SECONDS)
+    process.join(MEASURING_SECONDS if measure else 2 * timeout)
     status = process.exitcode
     if status is None:
         os.killpg(process.pid, 9)
         process.join()
-    return status
+    if not recorded.exists():
+        return [["it hangs or ends early"], {}, {}]
+    result = json.loads(recorded.read_text())
+    if status not in PASSED and not result[0]:
+        result[0] = [f"pytest ends with {status}"]
+    return result
 
 
 class Judge:
     """Says which mutants survive.
 
     Args:
-        folder: A copy of the checkout.
-        modules: The modules that will be changed.
+        folders: Copies of the checkout; tests run in all of them at a time.
+        files: The files of tests.
     """
 
-    def __init__(self, folder: Path, modules: set[str]) -> None:
-        files = sorted({file for module in modules for file in tests_of(module)})
-        run_tests(folder, files, QUICK, measure=True)
-        measured = json.loads((folder / "measured.json").read_text())
-        self.tests_of_lines: dict[str, dict[str, list[str]]] = measured[0]
-        self.seconds: dict[str, float] = measured[1]
-        self.failed: list[str] = measured[2]
+    def __init__(self, folders: list[Path], files: list[str]) -> None:
+        self.tests_of_lines: dict[str, dict[str, set[str]]] = {}
+        self.seconds: dict[str, float] = {}
+        self.failed: set[str] = set()
         self.sound: dict[str, bool] = {}
-        """For each file of tests that has failed: whether it passes without a change."""
+        """For each test that has failed on a mutant: whether it passes without a change."""
+        parts: list[list[str]] = [[] for _ in folders]
+        known = lanes.durations()
+        load = [0.0] * len(parts)
+        by_lane: dict[str, list[str]] = {}
+        for file in files:
+            by_lane.setdefault(lanes.lane(file), []).append(file)
+        for members in by_lane.values():
+            emptiest = load.index(min(load))
+            parts[emptiest] += members
+            load[emptiest] += sum(known.get(file, 0.0) for file in members)
+        with concurrent.futures.ThreadPoolExecutor(len(folders)) as pool:
+            parts = [part for part in parts if part]
+            measured = pool.map(lambda *part: run_tests(*part, 600, True), folders, parts)
+            for failed, seconds, lines in measured:
+                self.failed |= set(failed)
+                self.seconds |= seconds
+                for module, tests in lines.items():
+                    known_tests = self.tests_of_lines.setdefault(module, {})
+                    for line, names in tests.items():
+                        known_tests.setdefault(line, set()).update(names)
 
-    def quick_tests(self, module: str, node: ast.AST) -> list[str]:
-        """Return the quick tests that run a node's lines, the quickest first."""
+    def batches(self, module: str, node: ast.AST, in_function: bool) -> Iterator[list[str]]:
+        """Yield the tests that run a node's lines, the quickest first, up to some seconds.
+
+        What stands outside of functions runs when the module is imported: then they are the
+        module's tests.
+        """
         lines = self.tests_of_lines.get(module, {})
-        tests = {
-            test
-            for line in range(node.lineno, node.end_lineno + 1)
-            for test in lines.get(str(line), ())
-        }
-        return sorted(tests - set(self.failed), key=lambda test: self.seconds.get(test, 0.0))
+        numbers = map(str, range(node.lineno, node.end_lineno + 1)) if in_function else lines
+        tests = {test for number in numbers for test in lines.get(number, ())}
+        tests = (tests & self.seconds.keys()) - self.failed
+        total = 0.0
+        batch: list[str] = []
+        limits = list(BATCH_SECONDS)
+        for test in sorted(tests, key=lambda test: (self.seconds[test], test)):
+            total += self.seconds[test]
+            while limits and total > limits[0]:
+                del limits[0]
+                if batch:
+                    yield batch
+                batch = []
+            if not limits and total > self.seconds[test]:
+                return
+            batch.append(test)
+        if batch:
+            yield batch
 
-    def survives(self, folder: Path, module: str, source: str, node: ast.AST) -> bool:
-        """Return whether all tests of a module pass on a changed source of it.
+    def survives(
+        self, folder: Path, module: str, source: str, node: ast.AST, in_function: bool
+    ) -> bool:
+        """Return whether all tests that run a node pass on a changed source of its module.
 
-        A file that also fails on the unchanged source proves nothing.
+        A test that also fails on the unchanged source proves nothing.
         """
         path = folder / module
         original = path.read_text()
-
-        def passes(tests: list[str], markers: str) -> bool:
-            path.write_text(source)
-            try:
-                return run_tests(folder, tests, markers) in PASSED
-            finally:
-                path.write_text(original)
-
-        quick = self.quick_tests(module, node)
-        if quick and not passes(quick, QUICK):
-            return False
-        # Without a quick test, what is changed runs when it is imported, or in another process.
-        markers = SLOW if quick else "not docker and not soak"
-        for file in tests_of(module):
-            if passes([file], markers):
-                continue
-            if file not in self.sound:
-                self.sound[file] = run_tests(folder, [file], markers) in PASSED
-                if not self.sound[file]:
-                    print(f"LEFT OUT {file}: it fails without a change, too", flush=True)
-            if self.sound[file]:
-                return False
+        for batch in self.batches(module, node, in_function):
+            while batch:
+                path.write_text(source)
+                try:
+                    wrong = run_tests(folder, batch, sum(map(self.seconds.get, batch)))[0]
+                finally:
+                    path.write_text(original)
+                if not wrong:
+                    break
+                if not set(wrong) <= set(batch) or self._is_sound(folder, wrong[0]):
+                    return False
+                batch = [test for test in batch if test not in wrong]
         return True
+
+    def _is_sound(self, folder: Path, test: str) -> bool:
+        """Return whether a test passes without a change."""
+        if test not in self.sound:
+            self.sound[test] = not run_tests(folder, [test], self.seconds[test])[0]
+            if not self.sound[test]:
+                print(f"LEFT OUT {test}: it fails without a change, too", flush=True)
+        return self.sound[test]
 
 
 @contextlib.contextmanager
@@ -283,6 +347,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="*", help="files below app/ or sagemaker_lightning/; default: all"
     )
+    parser.add_argument("--tests", nargs="*", help="files of tests; default: all")
     args = parser.parse_args()
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         [
@@ -299,28 +364,37 @@ def main() -> None:
     candidates = []
     for module in modules:
         source = (ROOT / module).read_text()
-        candidates += [(module, source, *mutation) for mutation in mutations(ast.parse(source))]
+        tree = ast.parse(source)
+        lines = lines_of_functions(tree)
+        candidates += [
+            (module, source, *mutation, mutation[1].lineno in lines) for mutation in mutations(tree)
+        ]
     chosen = random.Random(args.seed).sample(candidates, min(args.n, len(candidates)))
     survivors = 0
     with contextlib.ExitStack() as stack:
+        folders = [stack.enter_context(checkout()) for _ in range(args.jobs)]
+        all_files = [f"tests/{path.name}" for path in sorted((ROOT / "tests").glob("test_*.py"))]
+        judge = Judge(folders, args.tests or all_files)
+        print(
+            f"measured: {len(judge.seconds)} tests, of which {len(judge.failed)} fail "
+            f"{sorted(judge.failed)}",
+            flush=True,
+        )
         checkouts = queue.SimpleQueue()
-        for _ in range(args.jobs):
-            checkouts.put(stack.enter_context(checkout()))
-        folder = checkouts.get()
-        judge = Judge(folder, {mutant[0] for mutant in chosen})
-        checkouts.put(folder)
+        for folder in folders:
+            checkouts.put(folder)
 
         def verdict(mutant: tuple) -> tuple[bool, float]:
-            module, source, _, node, other = mutant
+            module, source, _, node, other, in_function = mutant
             folder = checkouts.get()
             began = time.monotonic()
-            alive = judge.survives(folder, module, mutated(source, node, other), node)
+            alive = judge.survives(folder, module, mutated(source, node, other), node, in_function)
             checkouts.put(folder)
             return alive, time.monotonic() - began
 
         pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(args.jobs))
         verdicts = zip(chosen, pool.map(verdict, chosen), strict=True)
-        for number, ((module, source, kind, node, other), (alive, seconds)) in enumerate(
+        for number, ((module, source, kind, node, other, _), (alive, seconds)) in enumerate(
             verdicts, 1
         ):
             survivors += alive

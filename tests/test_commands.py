@@ -292,7 +292,8 @@ def test_format_and_clean(tmp_path):
         ),
         (
             "mutants",
-            "--n 1 --only sagemaker_lightning/compat/jsonargparse_types.py",
+            "--n 1 --only sagemaker_lightning/compat/jsonargparse_types.py"
+            " --tests tests/test_compat.py tests/test_cli.py",
             r"1 mutants \(seed 1\): 0 survived",
         ),
     ],

@@ -8,7 +8,7 @@ import io
 import sys
 import time
 from array import array
-from collections import deque, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -428,6 +428,31 @@ def test_what_a_users_object_raises_is_no_matter_of_ours():
     tracker = Tracker()
     tracker.function = Foreign()
     assert changed_names(lambda: None, tracker=tracker) == []
+
+
+class Kind(enum.Enum):
+    """Names the entries of a cache (darts does so)."""
+
+    PAST = "past"
+    FUTURE = "future"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {Kind.PAST: (0, 3), Kind.FUTURE: [torch.ones(1)]},
+        OrderedDict({Kind.FUTURE: 1, Kind.PAST: 2, "n": 3}),
+        defaultdict(int, {Kind.PAST: 1}),
+        Counter([Kind.PAST, Kind.PAST]),
+        {Transition(1.5, 2): 1, Decimal("0.1"): 2},
+        {(Kind.PAST, 0): {frozenset({1, 2}): Kind.FUTURE}},
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_keys_of_a_dict_come_back_as_they_were(value):
+    restored, _ = round_trip(value)
+    assert type(restored) is type(value)
+    assert list(restored.items()) == list(value.items())
 
 
 def test_an_array_of_lists_has_its_shape():

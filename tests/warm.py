@@ -240,6 +240,7 @@ def ensure_server() -> None:
     own_environment = dict(os.environ)
     python_path = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
     os.environ.update(PYTHONPATH=python_path, OMP_NUM_THREADS="1", WARM_NOTES=notes_dir)
+    os.environ.pop("COVERAGE_PROCESS_START", None)
     try:
         forkserver.ensure_running()
     finally:
@@ -297,6 +298,8 @@ def _become(argv: list[str], folder: str | None, variables: Mapping[str, str]) -
         if folder is not None:
             os.chdir(folder)
         _reset_process()
+        if "COVERAGE_PROCESS_START" in variables:  # tests/mutants.py
+            _measure()
         status = _exit_status(argv)
     except BaseException:
         traceback.print_exc()
@@ -360,6 +363,16 @@ def _reset_process() -> None:
     rank_zero_only.rank = int(next((rank for rank in ranks if rank), 0))
     subprocess._fork_exec = _fork_exec
     os.execve = _execve
+
+
+def _measure() -> None:
+    """Record which lines run, until the process ends, as a new interpreter would."""
+    import coverage
+
+    if started := coverage.Coverage.current():  # before the fork
+        started._auto_save = False
+        started.stop()
+    coverage.process_startup(force=True)
 
 
 def _exit_status(argv: list[str]) -> int:

@@ -361,12 +361,13 @@ def encode(value: Any, path: tuple = ()) -> Any:
         if len(value) > PACKED_FROM and (arrays := _as_arrays(value)):
             return {NOTE_KEY: ("together", class_.__name__, arrays[0]), VALUE_KEY: arrays[1]}
         return class_(encode(element, (*path, index)) for index, element in enumerate(value))
-    if class_ in (dict, OrderedDict) and NOTE_KEY not in value:
+    if class_ in (dict, OrderedDict) and (keys := _plain_keys(value)) is not None:
         return class_(
-            (_plain_key(key, path), encode(element, (*path, key))) for key, element in value.items()
+            (plain, encode(element, (*path, key)))
+            for plain, (key, element) in zip(keys, value.items(), strict=True)
         )
     try:
-        note, plainer = to_plainer(value) or (("dict",), list(value.items()))
+        note, plainer = to_plainer(value) or ((class_.__name__,), list(value.items()))
     except TypeError:
         raise NotPlain(path, value) from None
     return {NOTE_KEY: note, VALUE_KEY: encode(plainer, path)}
@@ -399,7 +400,9 @@ def decode(value: Any, watch: Callable[[Tensor], Any] | None = None) -> Any:
             if watch is not None:
                 watch(tensor)
             return tensor
-        return dict(plain_value) if note[0] == "dict" else from_plainer(note, plain_value)
+        if dict_class := {"dict": dict, "OrderedDict": OrderedDict}.get(note[0]):
+            return dict_class(plain_value)
+        return from_plainer(note, plain_value)
     return class_((key, decode(element, watch)) for key, element in value.items())
 
 
@@ -571,6 +574,14 @@ def from_plain(
             for noted_path, element in enumerate(value)
         )
     return from_plainer(notes[path], value) if path in notes else value
+
+
+def _plain_keys(value: Mapping) -> list | None:
+    """Return the keys of a dict as plain values; None if one has none, such as an Enum's member."""
+    try:
+        return None if NOTE_KEY in value else [_plain_key(key, ()) for key in value]
+    except NotPlain:
+        return None
 
 
 def _plain_key(key: Any, path: tuple) -> Any:
