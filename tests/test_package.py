@@ -71,7 +71,11 @@ assert "torchvision" not in sys.modules and "jsonargparse" not in sys.modules
     ("imports", "name"),
     [
         ("import sys, lightning as L, sagemaker_lightning", "lightning.pytorch"),
-        ("import sys, sagemaker_lightning, lightning as L", "pytorch_lightning"),
+        pytest.param(
+            "import sys, sagemaker_lightning, lightning as L",
+            "pytorch_lightning",
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["after Lightning", "before Lightning"],
 )

@@ -511,7 +511,11 @@ def test_what_a_containers_root_has_left_is_removed_by_one_that_sees_nothing_els
         pytest.param(
             "at step 3 unwarned", ["Interrupted", "Completed"], marks=pytest.mark.thorough
         ),
-        ("every 2s 2 times of any warned gap 0.5s", ["Interrupted", "Interrupted", "Completed"]),
+        pytest.param(
+            "every 2s 2 times of any warned gap 0.5s",
+            ["Interrupted", "Interrupted", "Completed"],
+            marks=pytest.mark.thorough,
+        ),
         ("every 1s", ["Interrupted", "MaxWaitTimeExceeded"]),
         pytest.param(
             "every 0.5s unwarned gap 60s",
