@@ -16,8 +16,11 @@ RUN_ID = b"0123456789abcdef"
 
 @pytest.fixture(autouse=True)
 def each_at_once(monkeypatch):
-    """Write each record as soon as it comes."""
+    """Write each record as soon as it comes; no file stays open."""
     monkeypatch.setattr(journal, "MAX_WAITING_SHARE", float("inf"))
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    yield
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened
 
 
 def step(number: int) -> Step:
@@ -154,7 +157,10 @@ def test_text_in_it_is_harmless_to_print(tmp_path: Path):
 def test_a_full_disk_ends_it_and_not_the_job(tmp_path: Path, monkeypatch):
     rank_journal = begun(tmp_path)
 
+    tries = []
+
     def full(file: int, content: bytes) -> int:
+        tries.append(content)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
@@ -162,4 +168,4 @@ def test_a_full_disk_ends_it_and_not_the_job(tmp_path: Path, monkeypatch):
     rank_journal.add(step(2))
     rank_journal.remove_before((9, 9))
     rank_journal.close()
-    assert rank_journal.problem == "No space left on device"
+    assert rank_journal.problem == "No space left on device" and len(tries) == 1

@@ -455,6 +455,30 @@ def test_keys_of_a_dict_come_back_as_they_were(value):
     assert list(restored.items()) == list(value.items())
 
 
+class Level(int):
+    """A number of a class of its own, which no checkpoint can hold (RDKit has such)."""
+
+
+def test_of_what_cannot_be_saved_a_change_is_said():
+    """Also where it is a key, or the last of a long list; what stays as it is needs no word."""
+    tracker = Tracker()
+    tracker.numbers = {Level(1): [0], "b": 2}
+    tracker.tree = [{Level(2): {"a": torch.zeros(1)}}]
+    tracker.long = [0] * 1000 + [object()]
+    state = PlainState(lambda: {"tracker": tracker})
+    state.mark()
+    assert state.encode_changes() == {} and state.unsaved == {}
+    tracker.numbers[next(iter(tracker.numbers))].append(1)
+    tracker.tree[0][Level(2)]["a"] += 1
+    tracker.long[0] = 1
+    state.encode_changes()
+    assert state.unsaved == {
+        ("tracker", "numbers"): f"holds a {__name__}.Level",
+        ("tracker", "tree"): f"holds a {__name__}.Level",
+        ("tracker", "long"): "holds a builtins.object",
+    }
+
+
 def test_an_array_of_lists_has_its_shape():
     values = np.empty(2, dtype=object)
     values[0], values[1] = [1, 2], [3, 4]

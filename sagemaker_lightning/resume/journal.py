@@ -129,6 +129,9 @@ class Journal:
     def close(self) -> None:
         """Write everything and close the file."""
         self.write()
+        self._close_file()
+
+    def _close_file(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor = -1
@@ -136,9 +139,7 @@ class Journal:
     def _replace_file(self) -> None:
         """Replace the file by one with all records."""
         try:
-            if self.descriptor >= 0:
-                os.close(self.descriptor)
-                self.descriptor = -1
+            self._close_file()
             # Training does not wait for the disk: a record that a crash of the machine loses is one
             # that is not compared.
             with atomic_write(self.path, sync=False) as file:
@@ -151,9 +152,7 @@ class Journal:
     def _give_up(self, error: OSError) -> None:
         """Stop writing because of an error."""
         self.problem = str(error.strerror)
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor = -1
+        self._close_file()
 
 
 def files(folder: Path) -> list[Path]:

@@ -174,10 +174,9 @@ class PlainState:
                     else:
                         values[key] = encode(value) if is_large else encoded_value
             except NotPlain as error:
-                if isinstance(value, CONTAINERS):
-                    self.unsaved[key] = f"holds a {error.kind}"
-                elif self.at_start.get(key) != _fingerprint(value):
-                    self.unsaved[key] = f"is a {error.kind}"
+                if self.at_start.get(key) != _fingerprint(value):
+                    verb = "holds" if isinstance(value, CONTAINERS) else "is"
+                    self.unsaved[key] = f"{verb} a {error.kind}"
         cut_attributes = _cut_attributes(dict(owners), cut, values) - plain_values.keys()
         self.unsaved |= dict.fromkeys(cut_attributes, "holds too many objects that change")
         if kept is None:
@@ -495,7 +494,8 @@ def digest(value: Any) -> bytes:
 def _fingerprint(value: Any) -> bytes:
     """Return bytes that tell, in this process, whether a value changes.
 
-    Empty for a value that is not plain, but for an array: a memory map is in a file already.
+    Of what a container holds that is not plain, it tells which objects they are. Empty for any
+    other value that is not plain, but for an array: a memory map is in a file already.
     """
     try:
         return (
@@ -504,8 +504,22 @@ def _fingerprint(value: Any) -> bytes:
     except NotPlain:
         if isinstance(value, Tensor):
             return digest(value.as_subclass(Tensor))
+        if isinstance(value, CONTAINERS):
+            return _full_hash(_with_ids(value))
         is_in_memory = isinstance(value, np.ndarray) and not isinstance(value, np.memmap)
         return _full_hash(value.tobytes()) if is_in_memory else b""
+
+
+def _with_ids(value: Any) -> Any:
+    """Return a container's elements, encoded; of one that is not plain, its id."""
+    if isinstance(value, dict):
+        return [type(value).__name__, _with_ids(list(value)), _with_ids(list(value.values()))]
+    if isinstance(value, CONTAINERS):
+        return [type(value).__name__, *map(_with_ids, value)]
+    try:
+        return encode(value)
+    except NotPlain:
+        return id(value)
 
 
 def _sampled_hash(value: Any) -> bytes:
