@@ -58,7 +58,7 @@ from sagemaker_lightning import (
 from sagemaker_lightning.callbacks.loggers import read_events
 from sagemaker_lightning.compat import versions
 from sagemaker_lightning.contract import reporting, shutdown
-from sagemaker_lightning.resume import callback, checkpoint_dir, folder_lock
+from sagemaker_lightning.resume import callback, checkpoint_dir, folder_lock, journal
 
 PROGRAM = ROOT / "tests/own_trainer.py"
 TUTORIALS = ROOT / "tests/tutorials.py"
@@ -1525,6 +1525,26 @@ def test_a_callback_is_pickled_with_its_arguments(tmp_path: Path):
         read = pickle.loads(pickled)
         assert torch.equal(torch.get_rng_state(), state)
         assert type(read) is ExactResume and read.arguments == original.arguments
+
+
+@pytest.mark.slow
+def test_the_journal_has_what_follows_the_oldest_checkpoint(tmp_path: Path):
+    """With what was done before it, an epoch at most, it begins with an epoch's first batch."""
+    resume = ExactResume(tmp_path, seed=1, keep=1, every_n_minutes=0)
+    short_trainer(tmp_path, max_epochs=5, callbacks=[resume]).fit(Classifier())
+    (checkpoint,) = tmp_path.glob("step-*.ckpt")
+    run = torch.load(checkpoint, weights_only=True)["sagemaker_lightning"]["journal"]
+    steps = journal.read(tmp_path, run, 0, 1)[0]
+    assert [step.position for step in steps] == [(e, b) for e in (3, 4) for b in range(11)]
+
+
+@pytest.mark.slow
+def test_lightnings_profiler_sees_the_loader(tmp_path: Path):
+    profiler = pl.profilers.SimpleProfiler()
+    trainer = short_trainer(tmp_path, profiler=profiler)
+    trainer.fit(Classifier())
+    waits = profiler.recorded_durations["[EpochLoop].train_dataloader_next"]
+    assert len(waits) >= trainer.num_training_batches
 
 
 # Where a run begins -------------------------------------------------------------------------------
