@@ -78,6 +78,18 @@ def test_it_has_a_bound(tmp_path: Path, monkeypatch):
     rank_journal.close()
 
 
+def test_its_file_has_a_bound(tmp_path: Path):
+    """However long the run is, and however few steps come between two checkpoints."""
+    rank_journal = begun(tmp_path)
+    for number in range(200):
+        rank_journal.add(step(number))
+        if number % 10 == 9:
+            rank_journal.remove_before((number // 10, 0))
+            assert files(tmp_path)[0].stat().st_size <= HEADER.size + 20 * RECORD.size
+            assert len(read(tmp_path, RUN_ID, 0, 2)[0]) >= 10
+    rank_journal.close()
+
+
 def test_it_is_written_no_more_often_than_it_may_take_time(tmp_path: Path, monkeypatch):
     written = []
     monkeypatch.setattr(journal, "MAX_WAITING_SHARE", 1e-9)

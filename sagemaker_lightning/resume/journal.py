@@ -74,6 +74,7 @@ class Journal:
         self.path = folder / f"journal-{rank}.bin"
         self.header = _packed_with_checksum(HEADER, MARK, run, rank, ranks, machine.encode()[:400])
         self.records: dict[Position, bytes] = {}
+        self.records_in_file = 0  # with those that were removed, or were replaced, since
         self.descriptor = -1
         self.problem = ""
         self.unwritten = bytearray()
@@ -90,6 +91,7 @@ class Journal:
         if len(self.records) < MAX_RECORDS or step.position in self.records:
             self.records[step.position] = _packed_record(step)
             self.unwritten += self.records[step.position]
+            self.records_in_file += 1
             if time.monotonic() >= self.next_write_at:
                 self.write()
 
@@ -114,11 +116,10 @@ class Journal:
         return problem
 
     def remove_before(self, first: Position) -> None:
-        """Remove the steps before a position."""
-        outdated = [place for place in self.records if place < first]
-        for place in outdated:
+        """Remove the steps before a position; from the file, once most of it is outdated."""
+        for place in [place for place in self.records if place < first]:
             del self.records[place]
-        if len(outdated) > len(self.records) and self.descriptor >= 0:
+        if self.records_in_file > 2 * len(self.records) and self.descriptor >= 0:
             self._replace_file()
 
     def remove_after(self, last: Position) -> None:
@@ -144,6 +145,7 @@ class Journal:
             # that is not compared.
             with atomic_write(self.path, sync=False) as file:
                 file.write(self.header + b"".join(self.records.values()))
+            self.records_in_file = len(self.records)
             self.descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             self._give_up(error)
