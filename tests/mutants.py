@@ -3,13 +3,15 @@
     make mutants
     python tests/mutants.py [--n 200] [--seed 1] [--jobs 2]
                             [--only sagemaker_lightning/contract/shutdown.py ...]
-                            [--tests tests/test_shutdown.py ...]
+                            [--tests tests/test_journal.py ...]
+                            [--seconds 120] [--measured FILE]
 
 Each mutant is a copy of the checkout with one operator, constant, condition, return or call
 changed. First, all tests but those of containers run once, and coverage finds which of them run
-each line, also in the processes that they start. Of these, the quickest run on a mutant until one
-fails, up to five minutes of tests. A mutant on which they pass survives, and is printed. Tests run
-in a child of a server that has imported torch and Lightning, so most mutants cost seconds.
+each line, also in the processes that they start. Of these, the quickest of each file run on a mutant
+until one fails, then the second of each file, and so on. A mutant on which they pass for so many
+seconds survives, and is printed. Tests run in a child of a server that has imported torch and
+Lightning, so most mutants cost seconds.
 """
 
 import argparse
@@ -39,7 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("app", "sagemaker_lightning")
 MEASURED = "not docker and not soak"
 MEASURING_SECONDS = 3600
-BATCH_SECONDS = (3, 30, 300)
+QUICK_SECONDS = (3, 20)
 """Tests that take so long together, all before them included, are one run of pytest."""
 PASSED = (0, 5)  # exit statuses of pytest; 5: all tests are left out
 MIN_HANG_SECONDS, HANG_FACTOR = 60, 5
@@ -232,43 +234,56 @@ def run_tests(folder: Path, tests: list[str], seconds: float, measure: bool = Fa
     return result
 
 
-class Judge:
-    """Says which mutants survive.
+def measure(folders: list[Path], files: list[str]) -> list:
+    """Return the tests that fail, the seconds of each test, the tests that run each line.
 
     Args:
         folders: Copies of the checkout; tests run in all of them at a time.
         files: The files of tests.
     """
+    parts: list[list[str]] = [[] for _ in folders]
+    part_seconds = [0.0] * len(parts)
+    lane_files: dict[str, list[str]] = {}
+    for file in files:
+        lane_files.setdefault(lanes.lane(file), []).append(file)
+    file_seconds = lanes.durations()
+    for members in lane_files.values():
+        emptiest = part_seconds.index(min(part_seconds))
+        parts[emptiest] += members
+        part_seconds[emptiest] += sum(file_seconds.get(file, 0.0) for file in members)
+    failed: list[str] = []
+    seconds: dict[str, float] = {}
+    lines: dict[str, dict[str, list[str]]] = {}
+    with concurrent.futures.ThreadPoolExecutor(len(folders)) as pool:
+        parts = [part for part in parts if part]
+        for result in pool.map(lambda *part: run_tests(*part, 600, True), folders, parts):
+            failed += result[0]
+            seconds |= result[1]
+            for module, tests_of_lines in result[2].items():
+                of_module = lines.setdefault(module, {})
+                for line, tests in tests_of_lines.items():
+                    of_module.setdefault(line, []).extend(tests)
+    return [failed, seconds, lines]
 
-    def __init__(self, folders: list[Path], files: list[str]) -> None:
-        self.tests_of_lines: dict[str, dict[str, set[str]]] = {}
-        self.seconds: dict[str, float] = {}
-        self.failed: set[str] = set()
+
+class Judge:
+    """Says which mutants survive.
+
+    Args:
+        measured: What `measure` returned.
+        seconds: How long tests run on a mutant, about.
+    """
+
+    def __init__(self, measured: list, seconds: float) -> None:
+        self.failed = set(measured[0])
+        self.seconds: dict[str, float] = measured[1]
+        self.tests_of_lines: dict[str, dict[str, list[str]]] = measured[2]
+        self.limits = (*QUICK_SECONDS, seconds)
         self.sound: dict[str, bool] = {}
         """For each test that has failed on a mutant: whether it passes without a change."""
-        parts: list[list[str]] = [[] for _ in folders]
-        known = lanes.durations()
-        load = [0.0] * len(parts)
-        by_lane: dict[str, list[str]] = {}
-        for file in files:
-            by_lane.setdefault(lanes.lane(file), []).append(file)
-        for members in by_lane.values():
-            emptiest = load.index(min(load))
-            parts[emptiest] += members
-            load[emptiest] += sum(known.get(file, 0.0) for file in members)
-        with concurrent.futures.ThreadPoolExecutor(len(folders)) as pool:
-            parts = [part for part in parts if part]
-            measured = pool.map(lambda *part: run_tests(*part, 600, True), folders, parts)
-            for failed, seconds, lines in measured:
-                self.failed |= set(failed)
-                self.seconds |= seconds
-                for module, tests in lines.items():
-                    known_tests = self.tests_of_lines.setdefault(module, {})
-                    for line, names in tests.items():
-                        known_tests.setdefault(line, set()).update(names)
 
     def batches(self, module: str, node: ast.AST, in_function: bool) -> Iterator[list[str]]:
-        """Yield the tests that run a node's lines, the quickest first, up to some seconds.
+        """Yield the tests that run a node's lines, the quickest of each file first.
 
         What stands outside of functions runs when the module is imported: then they are the
         module's tests.
@@ -277,19 +292,22 @@ class Judge:
         numbers = map(str, range(node.lineno, node.end_lineno + 1)) if in_function else lines
         tests = {test for number in numbers for test in lines.get(number, ())}
         tests = (tests & self.seconds.keys()) - self.failed
+        by_file: dict[str, list[str]] = {}
+        for test in sorted(tests, key=lambda test: (self.seconds[test], test)):
+            by_file.setdefault(test.partition("::")[0], []).append(test)
+        place = {test: number for names in by_file.values() for number, test in enumerate(names)}
         total = 0.0
         batch: list[str] = []
-        limits = list(BATCH_SECONDS)
-        for test in sorted(tests, key=lambda test: (self.seconds[test], test)):
+        limits = list(self.limits)
+        for test in sorted(tests, key=lambda test: (place[test], self.seconds[test])):
             total += self.seconds[test]
-            while limits and total > limits[0]:
-                del limits[0]
-                if batch:
-                    yield batch
-                batch = []
-            if not limits and total > self.seconds[test]:
-                return
             batch.append(test)
+            if total >= limits[0]:
+                yield batch
+                batch = []
+                limits = [limit for limit in limits if limit > total]
+                if not limits:
+                    return
         if batch:
             yield batch
 
@@ -348,6 +366,10 @@ def main() -> None:
         "--only", nargs="*", help="files below app/ or sagemaker_lightning/; default: all"
     )
     parser.add_argument("--tests", nargs="*", help="files of tests; default: all")
+    parser.add_argument("--seconds", type=float, default=120, help="of tests on a mutant, about")
+    parser.add_argument(
+        "--measured", type=Path, help="file for what the tests run; it is used if it is there"
+    )
     args = parser.parse_args()
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         [
@@ -374,7 +396,13 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folders = [stack.enter_context(checkout()) for _ in range(args.jobs)]
         all_files = [f"tests/{path.name}" for path in sorted((ROOT / "tests").glob("test_*.py"))]
-        judge = Judge(folders, args.tests or all_files)
+        if args.measured and args.measured.exists():
+            measured = json.loads(args.measured.read_text())
+        else:
+            measured = measure(folders, args.tests or all_files)
+            if args.measured:
+                args.measured.write_text(json.dumps(measured))
+        judge = Judge(measured, args.seconds)
         print(
             f"measured: {len(judge.seconds)} tests, of which {len(judge.failed)} fail "
             f"{sorted(judge.failed)}",
