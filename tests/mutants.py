@@ -8,10 +8,10 @@
 
 Each mutant is a copy of the checkout with one operator, constant, condition, return or call
 changed. First, all tests but those of containers run once, and coverage finds which of them run
-each line, also in the processes that they start. Of these, the quickest of each file run on a mutant
-until one fails, then the second of each file, and so on. A mutant on which they pass for so many
-seconds survives, and is printed. Tests run in a child of a server that has imported torch and
-Lightning, so most mutants cost seconds.
+each line, also in the processes that they start. Of these, the quickest run on a mutant until one
+fails, then the quickest of each file, the second of each file, and so on. A mutant on which they
+pass for so many seconds survives, and is printed. Tests run in a child of a server that has
+imported torch and Lightning, so most mutants cost seconds.
 """
 
 import argparse
@@ -41,8 +41,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("app", "sagemaker_lightning")
 MEASURED = "not docker and not soak"
 MEASURING_SECONDS = 3600
-QUICK_SECONDS = (3, 20)
-"""Tests that take so long together, all before them included, are one run of pytest."""
+QUICK_SECONDS = 5
+"""The quickest tests, which take so long together, run first."""
 PASSED = (0, 5)  # exit statuses of pytest; 5: all tests are left out
 MIN_HANG_SECONDS, HANG_FACTOR = 60, 5
 """A mutant's tests that take longer than this, and that much longer than usual, find it."""
@@ -278,12 +278,12 @@ class Judge:
         self.failed = set(measured[0])
         self.seconds: dict[str, float] = measured[1]
         self.tests_of_lines: dict[str, dict[str, list[str]]] = measured[2]
-        self.limits = (*QUICK_SECONDS, seconds)
+        self.limit = seconds
         self.sound: dict[str, bool] = {}
         """For each test that has failed on a mutant: whether it passes without a change."""
 
     def batches(self, module: str, node: ast.AST, in_function: bool) -> Iterator[list[str]]:
-        """Yield the tests that run a node's lines, the quickest of each file first.
+        """Yield the quickest tests that run a node's lines, then the quickest of each file.
 
         What stands outside of functions runs when the module is imported: then they are the
         module's tests.
@@ -292,22 +292,24 @@ class Judge:
         numbers = map(str, range(node.lineno, node.end_lineno + 1)) if in_function else lines
         tests = {test for number in numbers for test in lines.get(number, ())}
         tests = (tests & self.seconds.keys()) - self.failed
-        by_file: dict[str, list[str]] = {}
-        for test in sorted(tests, key=lambda test: (self.seconds[test], test)):
-            by_file.setdefault(test.partition("::")[0], []).append(test)
-        place = {test: number for names in by_file.values() for number, test in enumerate(names)}
+        quickest_first = sorted(tests, key=lambda test: (self.seconds[test], test))
         total = 0.0
         batch: list[str] = []
-        limits = list(self.limits)
-        for test in sorted(tests, key=lambda test: (place[test], self.seconds[test])):
+        while quickest_first and total < QUICK_SECONDS:
+            batch.append(quickest_first.pop(0))
+            total += self.seconds[batch[-1]]
+        if batch:
+            yield batch
+        by_file: dict[str, list[str]] = {}
+        for test in quickest_first:
+            by_file.setdefault(test.partition("::")[0], []).append(test)
+        place = {test: number for names in by_file.values() for number, test in enumerate(names)}
+        batch = []
+        for test in sorted(quickest_first, key=lambda test: (place[test], self.seconds[test])):
+            if total >= self.limit:
+                break
             total += self.seconds[test]
             batch.append(test)
-            if total >= limits[0]:
-                yield batch
-                batch = []
-                limits = [limit for limit in limits if limit > total]
-                if not limits:
-                    return
         if batch:
             yield batch
 

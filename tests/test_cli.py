@@ -679,6 +679,10 @@ def test_a_file_of_flags_that_is_not_there_says_where_it_was_looked_for(tmp_path
         UserError, match=f"^--config: found 'mine.yaml', which is no file in {tmp_path}; allowed is"
     ):
         cli("--config=mine.yaml")
+    with pytest.raises(UserError, match="^--config: found 'mine.yaml', which is no file in"):
+        cli("--config", "mine.yaml")
+    with pytest.raises(UserError, match="--config: expected one argument$"):
+        cli("--config")
     with pytest.raises(UserError, match="^--config: found 'xxx.*, which is no file in"):
         cli(f"--config={'x' * 5000}")
 

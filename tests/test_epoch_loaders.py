@@ -344,6 +344,9 @@ def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
 
     numbers = made()
     assert numbers == made() and len(set(numbers)) == 4
+    for size in (1, 8, 63, 128, 1000):  # all of its bits are drawn
+        drawn = [unseeded.bits(size) for _ in range(40)]
+        assert max(drawn).bit_length() == size and any(bits & 1 for bits in drawn)
     assert random.SystemRandom().random() != random.SystemRandom().random()
     unseeded.end()
     assert np.random.default_rng().random() != np.random.default_rng().random()

@@ -1527,6 +1527,57 @@ def test_a_callback_is_pickled_with_its_arguments(tmp_path: Path):
         assert type(read) is ExactResume and read.arguments == original.arguments
 
 
+class Harder(torch.utils.data.Sampler):
+    """Draws an epoch at its start, by weights that training changes meanwhile.
+
+    It shares the model's generator.
+    """
+
+    def __init__(self, model: pl.LightningModule) -> None:
+        self.weights = np.ones(43)
+        self.model = model
+
+    def __len__(self) -> int:
+        return 43
+
+    def __iter__(self):
+        probabilities = self.weights / self.weights.sum()
+        return iter(self.model.draws.choice(43, 43, p=probabilities).tolist())
+
+
+class Mining(Classifier):
+    """A model that draws more of what has a large loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws = np.random.default_rng(3)
+        self.seen = 0
+        self.sampler = Harder(self)
+
+    def train_dataloader(self):
+        return DataLoader(Noisy(), self.batch_size, sampler=self.sampler)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx) -> None:
+        self.seen += 1
+        loss = outputs["loss"].item()
+        self.sampler.weights[4 * batch_idx] += self.seen * loss * self.draws.random()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [0, 7, 10])
+def test_what_training_changes_in_a_sampler_counts_for_the_next_epoch(tmp_path: Path, batch: int):
+    model = Mining()
+    short_trainer(tmp_path / "alone", max_epochs=3).fit(alone := copy.deepcopy(model))
+    with pytest.raises(SystemExit):
+        trainer = short_trainer(tmp_path / "interrupted", PressCtrlC(1, batch), max_epochs=3)
+        trainer.fit(copy.deepcopy(model))
+    resumed = copy.deepcopy(model)
+    short_trainer(tmp_path / "interrupted", max_epochs=3).fit(resumed)
+    assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
+    assert (resumed.sampler.weights == alone.sampler.weights).all()
+    assert resumed.seen == alone.seen == 33 and resumed.draws.random() == alone.draws.random()
+
+
 @pytest.mark.slow
 def test_the_journal_has_what_follows_the_oldest_checkpoint(tmp_path: Path):
     """It begins with the first batch of an epoch."""

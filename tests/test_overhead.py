@@ -5,9 +5,11 @@ import re
 import subprocess
 import sys
 
+import fsspec
 import pytest
 import torch
 from conftest import ROOT
+from lightning_fabric.utilities import cloud_io
 from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric
 
 from sagemaker_lightning.compat import overhead
@@ -142,6 +144,12 @@ def test_a_program_imports_that_way(name, tmp_path):
         "sklearn",
         "matplotlib",
     }
+
+
+def test_what_lightning_takes_for_object_storage_it_still_does():
+    overhead.trim_lightning()
+    assert not cloud_io._is_object_storage(fsspec.filesystem("file"))
+    assert cloud_io._is_object_storage(fsspec.filesystem("s3", anon=True))
 
 
 def test_a_logged_value_is_moved_to_another_device_only():

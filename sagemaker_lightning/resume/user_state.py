@@ -381,18 +381,22 @@ class UserState:
     def restore_samplers(self, saved: Mapping[str, Any]) -> None:
         """Restore what has changed in the training samplers since they have drawn this epoch.
 
-        The loaders restore the state from which they have drawn it, and draw it again.
+        The loaders restore the state from which they have drawn it, and draw it again. What a
+        sampler shares with the model or a callback belongs to it, too.
 
         Args:
             saved: What `encode_changes` returned.
         """
-        self.state.restore(
-            {
-                key: value
-                for key, value in saved["plain"].items()
-                if key[0].startswith(TRAINING) and key[0].endswith(SAMPLERS)
-            }
-        )
+        samplers = {
+            path: object_
+            for path, object_ in user_objects(self.trainer).items()
+            if path.startswith(TRAINING) and path.endswith(SAMPLERS)
+        }
+        ids = {id(object_) for _, object_ in object_graph.walk(samplers, skip=(Dataset,))}
+        self.state.restore(saved["plain"], ids=ids)
+        for path, generator in self._generators().items():
+            if id(generator) in ids and path in saved["generators"]:
+                generators.restore(generator, decode(saved["generators"][path]))
 
     def _warn_of_iterators(self) -> None:
         """Warn, once for each, of iterators whose position no checkpoint can hold.

@@ -227,14 +227,20 @@ class PlainState:
                     containers[path, name] = value, getattr(value, "shape", ()), id(value)
         return containers
 
-    def restore(self, saved: Mapping[tuple[str, str], Any], touch: bool = True) -> None:
+    def restore(
+        self,
+        saved: Mapping[tuple[str, str], Any],
+        touch: bool = True,
+        ids: Container[int] | None = None,
+    ) -> None:
         """Restore what `encode_changes` returned.
 
         Args:
             saved: What `encode_changes` returned.
             touch: Whether these values count as changed from now on, whatever a later `mark` finds.
+            ids: The ids of the objects that are restored; None for all.
         """
-        owners = dict(self._owners())
+        owners = {path: owner for path, owner in self._owners() if ids is None or id(owner) in ids}
         settled_ids = _module_tensor_ids(owners.values())
         for (path, name), value in saved.items():
             owner = owners.get(path)
