@@ -4,6 +4,7 @@ They do not depend on the number of workers or ranks.
 """
 
 import copy
+import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import Exact, divided, exact
-from sagemaker_lightning.data.seeded_indices import seed_all
+from sagemaker_lightning.data.seeded_indices import Found, seed_all
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.state import object_graph
 
@@ -314,3 +315,14 @@ def test_what_a_loader_has_of_ours_is_no_state_of_the_users():
     assert "collate_fn.self" in paths and "collate_fn.self.dataset" in paths
     assert not [path for path in paths if re.search("planned|exactly", path)]
     assert set(object_graph.LOADER_ATTRIBUTES) == set(Exact.__annotations__)
+
+
+def test_a_generator_that_was_not_there_before_is_found():
+    """Else no batch is drawn a second time."""
+    dataset = SimpleNamespace(own=random.Random(0), late=None)
+    found = Found({"dataset": dataset})
+    assert not found.more()
+    dataset.late = random.Random(1)
+    assert found.more() and not found.more()
+    dataset.late = None
+    assert not found.more()

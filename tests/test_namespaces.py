@@ -45,6 +45,11 @@ def test_a_module_is_the_same_under_both_names(packages: tuple[str, str]):
         )
 
 
+def test_any_other_name_is_left():
+    for name in ("torch.nn", "lightningfast", "pytorch_lightning_extra", ""):
+        assert namespaces.first_name(name) == name
+
+
 def test_the_names_of_the_root():
     import lightning_fabric.utilities.seed
 
