@@ -268,6 +268,7 @@ class Meter:
 
 METER = Meter()
 BANK = torch.zeros(100_000, 2)
+SCORES = [0] * 100_000
 FRIEND = torch.nn.BatchNorm1d(2)
 MODEL = Meter()
 MODELS = [MODEL]
@@ -288,6 +289,7 @@ def remembers(number):
     remembers.calls += 1
     METER.sum += number
     BANK[:] = number
+    SCORES[0] = number
     FRIEND(torch.ones(2, 2) * number)
     records.limit = number
     MODELS[0].sum += number
@@ -312,6 +314,7 @@ def test_objects_in_variables_that_change_are_named(monkeypatch):
         "test_drill_comparison.BANK",
         "test_drill_comparison.FRIEND.num_batches_tracked",
         "test_drill_comparison.METER.sum",
+        "test_drill_comparison.SCORES",
         "test_drill_comparison.projection",
         "test_drill_comparison.remembers.calls",
     ]

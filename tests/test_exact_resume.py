@@ -1527,6 +1527,34 @@ def test_a_callback_is_pickled_with_its_arguments(tmp_path: Path):
         assert type(read) is ExactResume and read.arguments == original.arguments
 
 
+@pytest.mark.slow
+def test_the_mean_of_an_epoch_is_of_all_its_batches(tmp_path: Path):
+    model = Classifier()
+    alone = short_trainer(tmp_path / "alone")
+    alone.fit(copy.deepcopy(model))
+    with pytest.raises(SystemExit):
+        short_trainer(tmp_path / "run", PressCtrlC(1, batch=7)).fit(copy.deepcopy(model))
+    resumed = short_trainer(tmp_path / "run")
+    resumed.fit(model)
+    assert resumed.callback_metrics == alone.callback_metrics
+    assert "train_loss_epoch" in resumed.callback_metrics
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluates", ["validate", "test", "predict"])
+def test_an_evaluation_takes_the_checkpoint_that_it_is_given(tmp_path: Path, evaluates: str):
+    trained = Classifier()
+    trainer = short_trainer(tmp_path / "run")
+    trainer.fit(trained)
+    trainer.save_checkpoint(tmp_path / "given.ckpt")
+    for folder in ("run", "another"):
+        model = Classifier()
+        evaluate = getattr(short_trainer(tmp_path / folder), evaluates)
+        evaluate(model, ckpt_path=tmp_path / "given.ckpt")
+        weights = zip(model.state_dict().values(), trained.state_dict().values(), strict=True)
+        assert all(torch.equal(*each) for each in weights)
+
+
 class Harder(torch.utils.data.Sampler):
     """Draws an epoch at its start, by weights that training changes meanwhile.
 

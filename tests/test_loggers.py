@@ -5,6 +5,7 @@ No point is lost, and none is there twice.
 
 import csv
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,13 @@ from jsonargparse import ArgumentParser
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from test_interruptions import points
 from test_strangers import Run
+from torch.utils.tensorboard import SummaryWriter
 
-from sagemaker_lightning.callbacks.loggers import ContinuedWriter, prepare_files
+from sagemaker_lightning.callbacks.loggers import (
+    ContinuedWriter,
+    prepare_files,
+    remove_later_events,
+)
 
 LOGGERS = [
     {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}},
@@ -162,3 +168,21 @@ def test_a_file_that_is_written_anew_is_whole_or_as_it_was(tmp_path: Path, monke
     with pytest.raises(ZeroDivisionError):
         first_rows.save()
     assert (tmp_path / "metrics.csv").read_bytes() == content_before
+
+
+@pytest.mark.slow
+def test_files_of_tensorboard_are_cut_off_at_a_moment(tmp_path: Path):
+    """A file that was begun later is removed; what was written in a later pause stays."""
+    moments = []
+    for name in ("a", "b"):
+        with SummaryWriter(tmp_path, filename_suffix=name) as writer:
+            moments.append(time.time())
+            for step in range(3):
+                writer.add_scalar("loss", 1.0, step, walltime=moments[-1] + 10 * step)
+    assert len(points(tmp_path)) == 6
+    start = moments[0]
+    remove_later_events(str(tmp_path), start + 15, [(moments[1] + 20, moments[1] + 21)])
+    assert len(points(tmp_path)) == 5  # all of a, and two of b
+    remove_later_events(str(tmp_path), start)
+    assert points(tmp_path) == [("loss", 0, [1.0])]
+    assert [path.name[-1] for path in tmp_path.iterdir()] == ["a"]
