@@ -466,6 +466,7 @@ def test_of_what_cannot_be_saved_a_change_is_said():
     tracker.tree = [{Level(2): {"a": torch.zeros(1)}}]
     tracker.long = [0] * 1000 + [object()]
     state = PlainState(lambda: {"tracker": tracker})
+    assert state.encode_changes() and len(state.unsaved) == 3
     state.mark()
     assert state.encode_changes() == {} and state.unsaved == {}
     tracker.numbers[next(iter(tracker.numbers))].append(1)

@@ -157,6 +157,7 @@ class PlainState:
         """
         values = {}
         self.unchanged.clear()
+        self.unsaved.clear()
         cut: set[str] = set()
         owners = self._owners(cut)
         plain_values = self._plain_values(owners) if kept is None else kept
