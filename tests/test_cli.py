@@ -13,7 +13,7 @@ import torch
 import yaml
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from sagemaker_lightning.cli import smddp
+from sagemaker_lightning.cli import smddp, suggestions
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract import hyperparameters
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
@@ -31,6 +31,12 @@ TRAINER_YAML = yaml.safe_load((Path(__file__).parent.parent / "app/trainer.yaml"
 def no_flags_of_pytest(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def whole_lists(monkeypatch):
+    """Have all classes listed: those of other tests, which are loaded here, would fill the line."""
+    monkeypatch.setattr(suggestions, "listed", lambda names, room: ", ".join(names))
 
 
 def cli(*flags: str, **environment) -> CommandLine:
@@ -564,6 +570,7 @@ WRONG_CLASSES = {
 
 
 @pytest.mark.parametrize(("flag", "names"), WRONG_CLASSES.items(), ids=WRONG_CLASSES)
+@pytest.mark.usefixtures("whole_lists")
 def test_a_wrong_class_lists_those_that_are_allowed(flag, names):
     with pytest.raises(UserError) as error:
         cli(f"{flag}=Nonesuch")
@@ -579,6 +586,7 @@ def test_a_wrong_class_lists_those_that_are_allowed(flag, names):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("whole_lists")
 def test_a_module_that_cannot_be_imported_says_where_it_fails(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine_raises.py").write_text("\nraise RuntimeError('my bug')\n")

@@ -22,6 +22,7 @@ import threading
 import time
 import types
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -1525,6 +1526,163 @@ def test_a_callback_is_pickled_with_its_arguments(tmp_path: Path):
         read = pickle.loads(pickled)
         assert torch.equal(torch.get_rng_state(), state)
         assert type(read) is ExactResume and read.arguments == original.arguments
+
+
+class Fading(Noisy):
+    """Points whose noise training changes; data workers have copies of it."""
+
+    def __init__(self) -> None:
+        self.noise = 1.0
+
+    def __getitem__(self, index: int):
+        inputs, labels = super().__getitem__(index)
+        return self.noise * inputs, labels
+
+
+class Batches:
+    """An iterable of batches, in place of a DataLoader; it counts them."""
+
+    def __init__(self) -> None:
+        self.noise = 1.0
+
+    def __len__(self) -> int:
+        return 11
+
+    def __iter__(self):
+        for _ in range(11):
+            self.noise *= 0.99
+            yield self.noise * torch.randn(4, 2), torch.randint(2, (4, 1)).float()
+
+
+class FadingLoader(DataLoader):
+    """A DataLoader with an attribute of its own, which the iteration changes."""
+
+    noise = 1.0
+
+    def __iter__(self):
+        for inputs, labels in super().__iter__():
+            self.noise *= 0.99
+            yield self.noise * inputs, labels
+
+
+class Around:
+    """A loader around another one."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.loader = loader
+        self.noise = 1.0
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self):
+        for inputs, labels in self.loader:
+            yield self.noise * inputs, labels
+
+
+class Curriculum(Classifier):
+    """A model that changes the data on which it is trained."""
+
+    def __init__(self, make_loader: Callable) -> None:
+        super().__init__()
+        self.make_loader = make_loader
+
+    def train_dataloader(self):
+        return self.make_loader()
+
+    def changing(self):
+        loader = self.trainer.train_dataloader
+        return loader if hasattr(loader, "noise") else loader.dataset
+
+    def on_train_batch_end(self, outputs, batch, batch_idx) -> None:
+        self.changing().noise *= 1 - 0.1 * outputs["loss"].item()
+
+
+class KeptCurriculum(Curriculum):
+    """It keeps the data, too."""
+
+    def train_dataloader(self):
+        self.data = self.make_loader()
+        return self.data
+
+
+class Darkening(Classifier):
+    """Its validations change the weights, and what they validate changes, too."""
+
+    def val_dataloader(self):
+        return FadingLoader(Noisy(), self.batch_size)
+
+    def validation_step(self, batch, batch_idx):
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.mul_(1 - 0.001 * batch[0].mean())
+
+
+class StopsAt(pl.Callback):
+    """Presses Ctrl-C at a batch of an epoch."""
+
+    def __init__(self, epoch: int, batch: int) -> None:
+        self.at = epoch, batch
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if (trainer.current_epoch, batch_idx) == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+CHANGING = {
+    "a dataset": lambda: Curriculum(lambda: DataLoader(Fading(), 4, shuffle=True)),
+    "a dataset of a data worker": lambda: Curriculum(
+        lambda: DataLoader(Fading(), 4, shuffle=True, num_workers=1)
+    ),
+    "an iterable": lambda: Curriculum(Batches),
+    "an iterable that the model keeps": lambda: KeptCurriculum(Batches),
+    "a DataLoader of a class of one's own": lambda: Curriculum(
+        lambda: FadingLoader(Noisy(), 4, shuffle=True)
+    ),
+    "a loader around one with a data worker": lambda: Curriculum(
+        lambda: Around(DataLoader(Noisy(), 4, shuffle=True, num_workers=1))
+    ),
+    "a loader of validations": Darkening,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [(0, 5), (1, 0), (1, 5)])
+@pytest.mark.parametrize("case", CHANGING)
+def test_what_changes_in_the_data_is_as_it_was(tmp_path: Path, case: str, at: tuple[int, int]):
+    model = CHANGING[case]()
+    short_trainer(tmp_path / "alone", max_epochs=3).fit(alone := copy.deepcopy(model))
+    with pytest.raises(SystemExit):
+        trainer = short_trainer(tmp_path / "interrupted", StopsAt(*at), max_epochs=3)
+        trainer.fit(copy.deepcopy(model))
+    resumed = copy.deepcopy(model)
+    short_trainer(tmp_path / "interrupted", max_epochs=3).fit(resumed)
+    assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
+    if isinstance(model, Curriculum):
+        assert resumed.changing().noise == alone.changing().noise < 1
+
+
+class Iterating(Classifier):
+    """It has an iterator of its own, with data workers."""
+
+    def on_fit_start(self) -> None:
+        self.batches = iter(DataLoader(torch.arange(400.0), 4, num_workers=2))
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels = batch
+        return super().training_step((inputs + next(self.batches).mean(), labels), batch_idx)
+
+
+@pytest.mark.slow
+def test_an_iterator_of_ones_own_is_told_of_and_left_alone(tmp_path: Path, capfd):
+    """Some of its attributes belong to its workers: others from before would break it."""
+    with pytest.raises(SystemExit):
+        short_trainer(tmp_path, StopsAt(0, 5)).fit(Iterating())
+    short_trainer(tmp_path).fit(Iterating())
+    warnings = re.findall(
+        r"^warning: (.*) and no checkpoint can hold", capfd.readouterr().out, re.M
+    )
+    assert warnings == ["model.batches is a _MultiProcessingDataLoaderIter,"] * 2
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.partition import PartitionedLoader
 from sagemaker_lightning.data.sample_seeding import DrawnWithState, Plan, drawing, has_state
-from sagemaker_lightning.state.object_graph import LOADER_ATTRIBUTES
+from sagemaker_lightning.state.object_graph import LOADER_ATTRIBUTES, is_library_class
 
 
 def position(trainer: Trainer) -> tuple[int, int]:
@@ -183,7 +183,8 @@ def order_of(loader: Any, stateful: bool) -> dict[str, Any]:
         return {}
     if not isinstance(loader, DataLoader):
         return {"loader": loader}
-    return {name: getattr(loader, name, None) for name in ("sampler", "batch_sampler")}
+    objects = {name: getattr(loader, name, None) for name in ("sampler", "batch_sampler")}
+    return objects if is_library_class(type(loader)) else objects | {"loader": loader}
 
 
 def data_of(loader: Any, stateful: bool) -> dict[str, Any]:

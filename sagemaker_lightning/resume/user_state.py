@@ -4,7 +4,6 @@ This is plain state, random generators, train or eval mode of modules, and optim
 does not know.
 """
 
-import io
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -31,6 +30,8 @@ from sagemaker_lightning.state.object_state import PlainState, is_table
 SAMPLERS = "sampler", "batch_sampler"
 PARTS = "dataset", "collate_fn", *SAMPLERS
 """Parts of a DataLoader that may have state."""
+OWN_LOADER = "loader"
+"""Name of a loader of a class of the user's, which may have state itself."""
 TRAINING = "train."
 VALIDATION = "val."
 CODE_ROOTS = "model", "callbacks."
@@ -77,10 +78,13 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         for number, loader in enumerate(flattened(loaders)):
             if not has_state(loader):
                 parts = {name: getattr(loader, name, None) for name in PARTS}
+                stateful = {name for name in SAMPLERS if has_state(parts[name])}
+                if not stateful and not object_graph.is_library_class(type(loader)):
+                    parts[OWN_LOADER] = loader
                 objects |= {
                     f"{stage}.{number}.{name}": part
                     for name, part in parts.items()
-                    if name not in SAMPLERS or not has_state(part)
+                    if name not in stateful
                 }
     return objects
 
@@ -382,17 +386,21 @@ class UserState:
         """Restore what has changed in the training samplers since they have drawn this epoch.
 
         The loaders restore the state from which they have drawn it, and draw it again. What a
-        sampler shares with the model or a callback belongs to it, too.
+        sampler shares with the model or a callback belongs to it, too. A loader of a class of the
+        user's is restored as a whole.
 
         Args:
             saved: What `encode_changes` returned.
         """
-        samplers = {
+        parts = {
             path: object_
             for path, object_ in user_objects(self.trainer).items()
-            if path.startswith(TRAINING) and path.endswith(SAMPLERS)
+            if path.startswith(TRAINING)
         }
+        samplers = {path: parts[path] for path in parts if path.endswith(SAMPLERS)}
+        loaders = {path: parts[path] for path in parts if path.endswith(OWN_LOADER)}
         ids = {id(object_) for _, object_ in object_graph.walk(samplers, skip=(Dataset,))}
+        ids |= {id(object_) for _, object_ in object_graph.walk(loaders)}
         self.state.restore(saved["plain"], ids=ids)
         for path, generator in self._generators().items():
             if id(generator) in ids and path in saved["generators"]:
@@ -404,11 +412,7 @@ class UserState:
         These are a library's iterators other than files.
         """
         for path, value in object_graph.walk(user_objects(self.trainer), code=False):
-            is_half_done = (
-                isinstance(value, Iterator)
-                and object_graph.is_library_class(type(value))
-                and not isinstance(value, io.IOBase)
-            )
+            is_half_done = object_graph.is_library_iterator(value)
             if (
                 is_half_done
                 and not has_state(value)

@@ -9,6 +9,7 @@ and the insides of libraries.
 import dis
 import enum
 import functools
+import io
 import itertools
 import random
 import sys
@@ -123,6 +124,15 @@ def is_library_class(class_: type) -> bool:
     return (class_.__module__ or "").partition(".")[0] in LIBRARIES
 
 
+def is_library_iterator(value: Any) -> bool:
+    """Return whether a value is an iterator of a library's, and no file."""
+    return (
+        issubclass(type(value), Iterator)
+        and is_library_class(type(value))
+        and not issubclass(type(value), io.IOBase)
+    )
+
+
 def walk(
     roots: Mapping[str, Any], skip: tuple = (), code: bool = True, cut: set[str] | None = None
 ) -> Iterator[tuple[str, Any]]:
@@ -216,8 +226,11 @@ def attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of a user's object by name.
 
     Those that a library's own code handles are left out. Of a function, return the variables that
-    it has closed over.
+    it has closed over. A library's iterator has none: its position, and what its workers do, are
+    more than its attributes.
     """
+    if is_library_iterator(value):
+        return {}
     excluded = _handled_by_libraries(type(value))
     if isinstance(value, Metric):
         excluded = excluded | value.metric_state.keys()
