@@ -307,7 +307,13 @@ def pytest_collection_modifyitems(config, items):
     named = any("::" in arg for arg in config.args)
     for marker in () if named else ("thorough", "soak"):
         if marker not in config.option.markexpr:
-            marked = [item for item in items if item.get_closest_marker(marker)]
+            # A test that has both is of the soak.
+            other = "soak" if marker == "thorough" else ""
+            marked = [
+                item
+                for item in items
+                if item.get_closest_marker(marker) and not item.get_closest_marker(other)
+            ]
             config.hook.pytest_deselected(items=marked)
             items[:] = [item for item in items if item not in set(marked)]
 
