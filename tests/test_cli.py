@@ -19,6 +19,7 @@ from sagemaker_lightning.contract import hyperparameters
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import divided
+from sagemaker_lightning.state.object_graph import is_library_class
 
 from app import train
 from app.data import CIFAR10DataModule, DigitsDataModule
@@ -34,9 +35,17 @@ def no_flags_of_pytest(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def whole_lists(monkeypatch):
-    """Have all classes listed: those of other tests, which are loaded here, would fill the line."""
-    monkeypatch.setattr(suggestions, "listed", lambda names, room: ", ".join(names))
+def only_installed_classes(monkeypatch):
+    """Have the classes of other tests, which this process has imported, left out of lists."""
+    is_made_by_flags = suggestions._is_made_by_flags
+    monkeypatch.setattr(
+        suggestions,
+        "_is_made_by_flags",
+        lambda kind: (
+            is_made_by_flags(kind)
+            or not (kind.__module__.startswith("app.") or is_library_class(kind))
+        ),
+    )
 
 
 def cli(*flags: str, **environment) -> CommandLine:
@@ -570,7 +579,7 @@ WRONG_CLASSES = {
 
 
 @pytest.mark.parametrize(("flag", "names"), WRONG_CLASSES.items(), ids=WRONG_CLASSES)
-@pytest.mark.usefixtures("whole_lists")
+@pytest.mark.usefixtures("only_installed_classes")
 def test_a_wrong_class_lists_those_that_are_allowed(flag, names):
     with pytest.raises(UserError) as error:
         cli(f"{flag}=Nonesuch")
@@ -586,7 +595,7 @@ def test_a_wrong_class_lists_those_that_are_allowed(flag, names):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("whole_lists")
+@pytest.mark.usefixtures("only_installed_classes")
 def test_a_module_that_cannot_be_imported_says_where_it_fails(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine_raises.py").write_text("\nraise RuntimeError('my bug')\n")
@@ -609,6 +618,7 @@ def test_the_settings_are_not_printed_where_a_flag_is_wrong(capsys):
     assert "seed_everything" not in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("only_installed_classes")
 def test_all_wrong_flags_are_named_at_once(tmp_path):
     with pytest.raises(UserError) as error:
         cli(
@@ -624,7 +634,7 @@ def test_all_wrong_flags_are_named_at_once(tmp_path):
         "allowed are CLASSES or the import path",
         str(error.value),
     )
-    assert message == (  # the classes are all that this process has imported, other tests' included
+    assert message == (  # the classes are all that this process has imported
         "--max_epochs: is no flag here; did you mean --trainer.max_epochs?; "
         "also --data: found 'Nope', allowed are CLASSES or the import path of a subclass "
         "of LightningDataModule; also stray: is no flag here; flags are --config, "

@@ -21,10 +21,17 @@ import pytorch_lightning
 import torch
 from containers import ROOT
 from pytorch_lightning.callbacks import StochasticWeightAveraging
+from pytorch_lightning.demos.boring_classes import BoringModel
 
-from sagemaker_lightning.compat import lightning_callbacks, names, namespaces, versions
+from sagemaker_lightning.compat import (
+    lightning_callbacks,
+    names,
+    namespaces,
+    versions,
+)
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process import lightning_import
+from sagemaker_lightning.state import object_graph
 
 APP = ROOT / "app"
 RUNTIME = ROOT / "sagemaker_lightning"
@@ -344,3 +351,15 @@ def test_an_average_counts_again_even_after_an_error():
         assert callback._latest_update_epoch == 7
         raise ZeroDivisionError
     assert callback._latest_update_epoch == epoch_before != 7
+
+
+@pytest.mark.slow
+def test_all_attributes_that_lightning_gives_a_trainer_are_known(tmp_path: Path):
+    """What a trainer has besides, a user has added."""
+    trainer = pytorch_lightning.Trainer(
+        max_epochs=1, limit_train_batches=2, logger=False, default_root_dir=tmp_path
+    )
+    trainer.fit(BoringModel())
+    trainer.validate(BoringModel(), verbose=False)
+    trainer.predict(BoringModel())
+    assert object_graph.attributes(object_graph.added_to(trainer)) == {}

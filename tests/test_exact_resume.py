@@ -43,7 +43,7 @@ from pytorch_lightning.callbacks import (
 )
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 import sagemaker_lightning
 from sagemaker_lightning import (
@@ -60,6 +60,8 @@ from sagemaker_lightning.callbacks.loggers import read_events
 from sagemaker_lightning.compat import versions
 from sagemaker_lightning.contract import reporting, shutdown
 from sagemaker_lightning.resume import callback, checkpoint_dir, folder_lock, journal
+from sagemaker_lightning.resume.user_state import user_objects
+from sagemaker_lightning.state import object_graph
 
 PROGRAM = ROOT / "tests/own_trainer.py"
 TUTORIALS = ROOT / "tests/tutorials.py"
@@ -1660,6 +1662,102 @@ def test_what_changes_in_the_data_is_as_it_was(tmp_path: Path, case: str, at: tu
     assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
     if isinstance(model, Curriculum):
         assert resumed.changing().noise == alone.changing().noise < 1
+
+
+class Adding(Classifier):
+    """It keeps the mean of its losses at an object of Lightning's or torch's, and trains by it."""
+
+    def __init__(self, owner: str) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def on_train_batch_end(self, outputs, batch, batch_idx) -> None:
+        owner = {
+            "trainer": self.trainer,
+            "optimizer": self.trainer.optimizers[0],
+            "Lightning's optimizer": self.optimizers(),
+            "loader": self.trainer.train_dataloader,
+        }[self.owner]
+        if not hasattr(owner, "losses"):
+            owner.losses = []
+        owner.losses.append(outputs["loss"].item())
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.mul_(1 - 0.0003 * sum(owner.losses))
+
+
+class AddingToParameters(Classifier):
+    def on_train_batch_end(self, outputs, batch, batch_idx) -> None:
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.count = getattr(parameter, "count", 0) + 1
+                average = getattr(parameter, "average", parameter)
+                parameter.average = average * 0.9 + parameter * 0.1
+                parameter.add_(parameter.average, alpha=-0.001 * parameter.count)
+
+
+def doubled(samples: list) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, labels = default_collate(samples)
+    return 2 * inputs, labels
+
+
+class Collating(Classifier):
+    """It has its batches put together in another way from the second epoch on."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.trainer.train_dataloader.collate_fn = doubled
+
+
+ADDING = {
+    **{
+        f"to the {owner}": functools.partial(Adding, owner)
+        for owner in ("trainer", "optimizer", "Lightning's optimizer", "loader")
+    },
+    "to parameters": AddingToParameters,
+    "a function to the loader": Collating,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [(0, 5), (1, 5)])
+@pytest.mark.parametrize("case", ADDING)
+def test_what_is_added_to_a_librarys_object_is_there_again(
+    tmp_path: Path, case: str, at: tuple[int, int]
+):
+    model = ADDING[case]()
+    short_trainer(tmp_path / "alone", max_epochs=3).fit(alone := copy.deepcopy(model))
+    with pytest.raises(SystemExit):
+        trainer = short_trainer(tmp_path / "interrupted", StopsAt(*at), max_epochs=3)
+        trainer.fit(copy.deepcopy(model))
+    resumed = copy.deepcopy(model)
+    short_trainer(tmp_path / "interrupted", max_epochs=3).fit(resumed)
+    assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
+
+
+class Sees(pl.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        objects = user_objects(trainer)
+        self.added = {
+            name: object_graph.attributes(object_)
+            for name, object_ in objects.items()
+            if isinstance(object_, object_graph.Added)
+        }
+
+
+@pytest.mark.slow
+def test_what_libraries_set_themselves_is_not_added(tmp_path: Path):
+    sees = Sees()
+    short_trainer(tmp_path, sees).fit(model := Classifier())
+    parameters = {f"parameters.{name}": {} for name, _ in model.named_parameters()}
+    collating = {"collate_fn": default_collate}
+    assert sees.added == parameters | {
+        "trainer": {},
+        "optimizers.0": {},
+        "lightning_optimizers.0": {},
+        "train.0.loader": collating,
+        "val.0.loader": collating,
+    }
 
 
 class Iterating(Classifier):

@@ -13,6 +13,31 @@ an upgrade: see LightningModule.__init__ in core/module.py and save_hyperparamet
 utilities/parsing.py.
 """
 
+SET_ON_TRAINER = {
+    "_default_root_dir",
+    "_last_val_time",
+    "_val_check_time_interval",
+    "callbacks",
+    "check_val_every_n_epoch",
+    "datamodule",
+    "fast_dev_run",
+    "limit_predict_batches",
+    "limit_test_batches",
+    "limit_train_batches",
+    "limit_val_batches",
+    "log_every_n_steps",
+    "num_sanity_val_steps",
+    "overfit_batches",
+    "profiler",
+    "reload_dataloaders_every_n_epochs",
+    "val_check_interval",
+}
+"""Attributes that Lightning's connectors and loops set on a trainer from outside.
+
+They are not among those that a user has added. On an upgrade, tests/test_compat.py names those that
+are missing here.
+"""
+
 
 def ddp_arguments(strategy: DDPStrategy) -> dict[str, Any]:
     """Return the arguments that a strategy will give DistributedDataParallel.

@@ -173,6 +173,11 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "LightningModule._hparams_initial": "attribute",
             "LightningModule._trainer": "attribute",
         },
+        f"{CONNECTORS}.callback_connector": {"_CallbackConnector._default_root_dir": "attribute"},
+        EVALUATION: {"_EvaluationLoop._last_val_time": "attribute | absent"},
+        "pytorch_lightning.trainer.setup": {
+            "_init_debugging_flags._val_check_time_interval": "local | absent"
+        },
     },
     "lightning_loggers": {
         "pytorch_lightning.loggers": {

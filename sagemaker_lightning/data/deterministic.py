@@ -29,7 +29,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.partition import PartitionedLoader
 from sagemaker_lightning.data.sample_seeding import DrawnWithState, Plan, drawing, has_state
-from sagemaker_lightning.state.object_graph import LOADER_ATTRIBUTES, is_library_class
+from sagemaker_lightning.state.object_graph import LOADER_ATTRIBUTES, added_to
 
 
 def position(trainer: Trainer) -> tuple[int, int]:
@@ -183,8 +183,8 @@ def order_of(loader: Any, stateful: bool) -> dict[str, Any]:
         return {}
     if not isinstance(loader, DataLoader):
         return {"loader": loader}
-    objects = {name: getattr(loader, name, None) for name in ("sampler", "batch_sampler")}
-    return objects if is_library_class(type(loader)) else objects | {"loader": loader}
+    parts = {name: getattr(loader, name, None) for name in ("sampler", "batch_sampler")}
+    return parts | {"loader": added_to(loader)}
 
 
 def data_of(loader: Any, stateful: bool) -> dict[str, Any]:

@@ -25,13 +25,14 @@ from sagemaker_lightning.resume.restore_check import LOADER_ATTRIBUTES
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators, module_variables, object_graph
 from sagemaker_lightning.state.encoding import NotPlain, decode, encode
+from sagemaker_lightning.state.object_graph import added_to, owner_of
 from sagemaker_lightning.state.object_state import PlainState, is_table
 
 SAMPLERS = "sampler", "batch_sampler"
 PARTS = "dataset", "collate_fn", *SAMPLERS
 """Parts of a DataLoader that may have state."""
-OWN_LOADER = "loader"
-"""Name of a loader of a class of the user's, which may have state itself."""
+LOADER = "loader"
+"""Name of a loader, of which a user may have made the class, or have added something to it."""
 TRAINING = "train."
 VALIDATION = "val."
 CODE_ROOTS = "model", "callbacks."
@@ -48,14 +49,14 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
     """
     objects: dict[str, Any] = {"model": trainer.lightning_module, "datamodule": trainer.datamodule}
     objects |= start_hooks.objects_of_hooks(trainer)
-    # state_dict() has the whole state of a library's optimizer. It lacks the plain attributes of a
-    # class of the user's.
-    own_optimizers = [
-        (position, object_)
-        for position, object_ in enumerate(trainer.optimizers)
-        if not object_graph.is_library_class(type(object_))
-    ]
-    objects |= {f"optimizers.{position}": object_ for position, object_ in own_optimizers}
+    # state_dict() has the state of a library's optimizer. It lacks the plain attributes of a class
+    # of the user's, and what a user has added.
+    objects |= {
+        f"optimizers.{position}": (
+            added_to(optimizer) if object_graph.is_library_class(type(optimizer)) else optimizer
+        )
+        for position, optimizer in enumerate(trainer.optimizers)
+    }
     # Those that keep what they log in memory; libraries' loggers write files.
     objects |= {
         f"loggers.{position} {type(object_).__name__}": object_
@@ -78,14 +79,31 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         for number, loader in enumerate(flattened(loaders)):
             if not has_state(loader):
                 parts = {name: getattr(loader, name, None) for name in PARTS}
-                stateful = {name for name in SAMPLERS if has_state(parts[name])}
-                if not stateful and not object_graph.is_library_class(type(loader)):
-                    parts[OWN_LOADER] = loader
+                if isinstance(loader, DataLoader):
+                    parts[LOADER] = added_to(loader, but=("collate_fn",))
+                elif not object_graph.is_library_class(type(loader)):
+                    parts[LOADER] = loader
                 objects |= {
                     f"{stage}.{number}.{name}": part
                     for name, part in parts.items()
-                    if name not in stateful
+                    if name not in SAMPLERS or not has_state(part)
                 }
+    return objects | _additions(trainer)
+
+
+def _additions(trainer: Trainer) -> dict[str, Any]:
+    """Return what may have been added to objects of Lightning's and torch's, by name."""
+    objects: dict[str, Any] = {"trainer": added_to(trainer)}
+    if (model := trainer.lightning_module) is None:
+        return objects
+    wrappers = model.optimizers() if trainer.optimizers else []
+    objects |= {
+        f"lightning_optimizers.{position}": added_to(wrapper)
+        for position, wrapper in enumerate(wrappers if isinstance(wrappers, list) else [wrappers])
+    }
+    objects |= {
+        f"parameters.{name}": added_to(parameter) for name, parameter in model.named_parameters()
+    }
     return objects
 
 
@@ -319,7 +337,7 @@ class UserState:
         )
         for (path, name), reason in unsaved.items():
             if path in owners:
-                owner_class = type(owners[path])
+                owner_class = type(owner_of(owners[path]))
                 print(
                     f"{owner_class.__module__}.{owner_class.__qualname__}.{name} {reason}, which "
                     "no checkpoint can hold: a resumed run starts without it; keep numbers, text, "
@@ -386,8 +404,8 @@ class UserState:
         """Restore what has changed in the training samplers since they have drawn this epoch.
 
         The loaders restore the state from which they have drawn it, and draw it again. What a
-        sampler shares with the model or a callback belongs to it, too. A loader of a class of the
-        user's is restored as a whole.
+        sampler shares with the model or a callback belongs to it, too; and so does what the loader
+        holds besides.
 
         Args:
             saved: What `encode_changes` returned.
@@ -398,9 +416,9 @@ class UserState:
             if path.startswith(TRAINING)
         }
         samplers = {path: parts[path] for path in parts if path.endswith(SAMPLERS)}
-        loaders = {path: parts[path] for path in parts if path.endswith(OWN_LOADER)}
+        loaders = {path: parts[path] for path in parts if path.endswith(LOADER)}
         ids = {id(object_) for _, object_ in object_graph.walk(samplers, skip=(Dataset,))}
-        ids |= {id(object_) for _, object_ in object_graph.walk(loaders)}
+        ids |= {id(owner_of(object_)) for _, object_ in object_graph.walk(loaders)}
         self.state.restore(saved["plain"], ids=ids)
         for path, generator in self._generators().items():
             if id(generator) in ids and path in saved["generators"]:
@@ -450,10 +468,14 @@ class UserState:
     def _trainer_settings(self) -> dict[str, Any]:
         """Return the trainer's settings that a callback may change."""
         plain_types = (int, float, bool, str, type(None))
+        added = object_graph.attributes(added_to(self.trainer))
         return {
             name: value
             for name, value in vars(self.trainer).items()
-            if name[0] != "_" and type(value) in plain_types and name != "should_stop"
+            if name not in added
+            and name[0] != "_"
+            and type(value) in plain_types
+            and name != "should_stop"
         }
 
     def _generators(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ and the insides of libraries.
 import dis
 import enum
 import functools
+import inspect
 import io
 import itertools
 import random
@@ -21,11 +22,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from pytorch_lightning import Callback, LightningDataModule, LightningModule
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from sagemaker_lightning.compat.lightning_trainer import SET_BY_LIGHTNING
+from sagemaker_lightning.compat.lightning_trainer import SET_BY_LIGHTNING, SET_ON_TRAINER
 from sagemaker_lightning.compat.torch_data import ITERATOR_ATTRIBUTE
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
@@ -91,7 +92,34 @@ LIBRARIES = {
 }
 INSTALLED = {"site-packages", "dist-packages"}  # folders of modules that the user has not written
 LIGHTNINGS = ("pytorch_lightning.", "lightning.", "sagemaker_lightning.")
+
+
+class Added:
+    """What a user has added to an object of a library's, such as a trainer or a parameter.
+
+    Args:
+        owner: The object; what is set here is set there.
+        excluded: Names of the library's own attributes.
+    """
+
+    __slots__ = ("excluded", "owner")
+
+    def __init__(self, owner: Any, excluded: frozenset[str]) -> None:
+        self.owner = owner
+        self.excluded = excluded
+
+    @property
+    def __dict__(self) -> dict[str, Any]:
+        return vars(self.owner)
+
+
+def owner_of(value: Any) -> Any:
+    """Return the object of which `Added` stands for a part; another value itself."""
+    return value.owner if isinstance(value, Added) else value
+
+
 ENTERED_CLASSES = (
+    Added,
     nn.Module,
     Callback,
     LightningDataModule,
@@ -99,8 +127,9 @@ ENTERED_CLASSES = (
     torch.utils.data.Sampler,
     torch.utils.data.DataLoader,
 )
-# Attributes that the base class of optimizers handles itself: state, groups, hooks.
-OPTIMIZER_ATTRIBUTES = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
+# Attributes that the base class of optimizers handles itself (state, groups, hooks) and those that
+# a learning-rate schedule sets.
+OPTIMIZER_ATTRIBUTES = frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {"step", "_opt_called"}
 BASES = (
     nn.Module,
     LightningModule,
@@ -231,6 +260,13 @@ def attributes(value: Any) -> dict[str, Any]:
     """
     if is_library_iterator(value):
         return {}
+    if isinstance(value, Added):
+        return {
+            name: member
+            for name, member in vars(value).items()
+            # Lightning notes what a loader was made with, as __pl_saved_args.
+            if name not in value.excluded and not name.startswith("__")
+        }
     excluded = _handled_by_libraries(type(value))
     if isinstance(value, Metric):
         excluded = excluded | value.metric_state.keys()
@@ -268,6 +304,28 @@ def _handled_by_libraries(class_: type) -> frozenset[str]:
     return frozenset(names)
 
 
+def added_to(owner: Any, but: tuple[str, ...] = ()) -> Added:
+    """Return what a user, or a class of the user's, has added to an object of a library's class.
+
+    Args:
+        owner: The object.
+        but: Names of attributes of the library's that are returned, too.
+    """
+    return Added(owner, _set_by_libraries(type(owner), but))
+
+
+@functools.cache
+def _set_by_libraries(class_: type, but: tuple[str, ...]) -> frozenset[str]:
+    """Return the names of attributes, but for some, that the libraries' bases have or set."""
+    names = {*LOADER_ATTRIBUTES}
+    if issubclass(class_, torch.optim.Optimizer):
+        names |= OPTIMIZER_ATTRIBUTES
+    if issubclass(class_, Trainer):
+        names |= SET_ON_TRAINER
+    names = names.union(*map(_own_attributes, filter(is_library_class, class_.__mro__)))
+    return frozenset(names.difference(but))
+
+
 @functools.cache
 def _own_attributes(base: type) -> set[str]:
     """Return the names of attributes that a class declares, or sets on its own objects.
@@ -293,12 +351,13 @@ def _own_attributes(base: type) -> set[str]:
 
 def _set_on_self(function: types.FunctionType) -> set[str]:
     """Return the names of the attributes that a method sets on its first argument."""
-    first_argument = function.__code__.co_varnames[:1]
+    code = getattr(inspect.unwrap(function), "__code__", function.__code__)
+    first_argument = code.co_varnames[:1]
     # Before Python stores an attribute, it loads the object, in one instruction with the value or
     # in one of its own.
     return {
         instruction.argval
-        for previous, instruction in itertools.pairwise(dis.get_instructions(function))
+        for previous, instruction in itertools.pairwise(dis.get_instructions(code))
         if instruction.opname == "STORE_ATTR"
         and (previous.argrepr.rpartition(", ")[2],) == first_argument
     }

@@ -36,6 +36,7 @@ from sagemaker_lightning.state.object_graph import (
     MAX_ELEMENTS,
     attributes,
     closure,
+    owner_of,
     walk,
 )
 
@@ -241,7 +242,11 @@ class PlainState:
             touch: Whether these values count as changed from now on, whatever a later `mark` finds.
             ids: The ids of the objects that are restored; None for all.
         """
-        owners = {path: owner for path, owner in self._owners() if ids is None or id(owner) in ids}
+        owners = {
+            path: owner
+            for path, owner in self._owners()
+            if ids is None or id(owner_of(owner)) in ids
+        }
         settled_ids = _module_tensor_ids(owners.values())
         for (path, name), value in saved.items():
             owner = owners.get(path)
