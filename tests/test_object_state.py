@@ -418,6 +418,15 @@ class Raising(enum.Enum):
     name = property(lambda self: 1 / 0)
 
 
+class Library:
+    """A C library, which has a function for each name that it is asked for (llvmlite has such)."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> object:
+        return object()
+
+
 def test_what_a_users_object_raises_is_no_matter_of_ours():
     """Its code does not run where it need not; else the object is one that cannot be saved."""
     restored, _ = round_trip(Item(3))
@@ -427,6 +436,7 @@ def test_what_a_users_object_raises_is_no_matter_of_ours():
             encode([value])
     tracker = Tracker()
     tracker.function = Foreign()
+    tracker.library = Library()
     assert changed_names(lambda: None, tracker=tracker) == []
 
 

@@ -21,7 +21,12 @@ from torch import Tensor
 
 from sagemaker_lightning.callbacks.lr_scaling import GROUP_KEYS, SCHEDULER_ATTRIBUTES
 from sagemaker_lightning.compat.torch_modules import INNER_SCHEDULERS, inner_schedulers
-from sagemaker_lightning.state.object_graph import MAX_ELEMENTS, closure, is_library_class
+from sagemaker_lightning.state.object_graph import (
+    MAX_ELEMENTS,
+    closure,
+    is_library_class,
+    namespace,
+)
 from sagemaker_lightning.state.object_state import digest
 
 KERNEL_ARGUMENTS = {"foreach", "fused", "capturable", "differentiable"}
@@ -225,7 +230,7 @@ def _numbers_in(value: Any, depth: int = MAX_DEPTH) -> list | None:
             *_plain([*parts, *closure(value).values(), *read], depth),
         ]
     if callable(value) and not isinstance(value, type) and not is_library_class(type(value)):
-        return _plain([part for _, part in sorted(getattr(value, "__dict__", {}).items())], depth)
+        return _plain([part for _, part in sorted(namespace(value).items())], depth)
     return None
 
 

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sagemaker_lightning.state.object_graph import namespace
+
 MAX_WORDS = 8192  # words of a tensor that are read, at most: 64 KiB
 MAX_MEMBERS = 32  # elements of a list or dict that are read, at equal distances
 MAX_LEAVES = 128  # digests of a batch, at most
@@ -97,7 +99,7 @@ def _add_members(value: Any, digests: list[LeafDigest], depth: int) -> None:
         names = list(value)
         members = list(value.values())
     else:
-        attributes = {} if isinstance(value, type) else getattr(value, "__dict__", {})
+        attributes = {} if isinstance(value, type) else namespace(value)
         # What an object keeps of its own answers is there or not, whatever the data are.
         cached = _cached_names(type(value)) if attributes else ()
         names = [name for name in attributes if name not in cached and "cache" not in name]

@@ -86,6 +86,8 @@ LIBRARIES = {
     "tensorboard",
     "fsspec",
     "cv2",
+    "llvmlite",
+    "numba",
     "zmq",
     "builtins",
     *sys.stdlib_module_names,
@@ -246,9 +248,20 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
                     yield f"({member.__name__})", member
     elif not class_.__module__.startswith(LIGHTNINGS):
         # Such as the engine of a sequence of points, which a user has made for a model.
-        for name, member in getattr(value, "__dict__", {}).items():
+        for name, member in namespace(value).items():
             if isinstance(member, GENERATORS):
                 yield name, member
+
+
+def namespace(value: Any) -> Mapping[str, Any]:
+    """Return an object's `__dict__`; {} if it has none.
+
+    An object without one may answer any name, as that of a C library does: it is not asked.
+    """
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
 
 
 def attributes(value: Any) -> dict[str, Any]:
@@ -274,7 +287,7 @@ def attributes(value: Any) -> dict[str, Any]:
         return {} if (value.__module__ or "").partition(".")[0] in LIBRARIES else closure(value)
     values = {
         name: attribute
-        for name, attribute in getattr(value, "__dict__", {}).items()
+        for name, attribute in namespace(value).items()
         if name not in excluded or isinstance(attribute, types.FunctionType)
     }
     for base in type(value).__mro__:

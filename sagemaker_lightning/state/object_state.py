@@ -36,6 +36,7 @@ from sagemaker_lightning.state.object_graph import (
     MAX_ELEMENTS,
     attributes,
     closure,
+    namespace,
     owner_of,
     walk,
 )
@@ -410,9 +411,7 @@ def _is_of_modules(value: Any, owned: set[int]) -> bool:
 def _hyperparameters(owner: Any) -> dict[str, Any]:
     """Return a module's or data module's plain hyperparameters, as one attribute."""
     hyperparameters = (
-        getattr(owner, "__dict__", {}).get(HYPERPARAMETERS)
-        if isinstance(owner, HyperparametersMixin)
-        else None
+        namespace(owner).get(HYPERPARAMETERS) if isinstance(owner, HyperparametersMixin) else None
     )
     return (
         {}
@@ -644,9 +643,8 @@ def _set_attribute(owner: Any, name: str, value: Any, settled_ids: set[int]) -> 
         value: The saved value.
         settled_ids: Ids of tensors that belong to a module or were restored already.
     """
-    current = (
-        closure(owner) if isinstance(owner, types.FunctionType) else getattr(owner, "__dict__", {})
-    ).get(name)
+    variables = closure(owner) if isinstance(owner, types.FunctionType) else namespace(owner)
+    current = variables.get(name)
     if name == HYPERPARAMETERS and isinstance(current, dict):
         current.update(value)
         return
