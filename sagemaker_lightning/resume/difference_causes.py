@@ -30,6 +30,7 @@ MAX_CAUSES = 3  # causes that are named
 RANDOM_CLASS_NAME = re.compile(r"rng|random|generator", re.IGNORECASE)
 """The name of a class that draws random numbers, of whatever library."""
 KNOWN_CLASSES = (
+    object_graph.Added,
     Tensor,
     nn.Module,
     Callback,
@@ -239,7 +240,7 @@ def _owner_and_attribute(objects: Mapping[str, Any], path: str) -> str:
     """
     while True:
         path, _, name = path.rpartition(".")
-        owner = objects.get(path)
+        owner = object_graph.owner_of(objects.get(path))
         if owner is None:
             return path or name
         if isinstance(owner, types.FunctionType):
