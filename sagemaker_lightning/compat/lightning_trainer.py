@@ -30,6 +30,7 @@ SET_ON_TRAINER = {
     "overfit_batches",
     "profiler",
     "reload_dataloaders_every_n_epochs",
+    "val_check_batch",
     "val_check_interval",
 }
 """Attributes that Lightning's connectors and loops set on a trainer from outside.
