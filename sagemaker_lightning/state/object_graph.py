@@ -269,9 +269,9 @@ def attributes(value: Any) -> dict[str, Any]:
 
     Those that a library's own code handles are left out. Of a function, return the variables that
     it has closed over. A library's iterator has none: its position, and what its workers do, are
-    more than its attributes.
+    more than its attributes. Nor has a trainer: what a user has added to it is a root of its own.
     """
-    if is_library_iterator(value):
+    if is_library_iterator(value) or isinstance(value, Trainer):
         return {}
     if isinstance(value, Added):
         return {
