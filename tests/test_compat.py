@@ -23,12 +23,7 @@ from containers import ROOT
 from pytorch_lightning.callbacks import StochasticWeightAveraging
 from pytorch_lightning.demos.boring_classes import BoringModel
 
-from sagemaker_lightning.compat import (
-    lightning_callbacks,
-    names,
-    namespaces,
-    versions,
-)
+from sagemaker_lightning.compat import lightning_callbacks, names, namespaces, versions
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process import lightning_import
 from sagemaker_lightning.state import object_graph

@@ -1631,6 +1631,16 @@ class StopsAt(pl.Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+def resumed_and_alone(folder: Path, model: Classifier, at: tuple[int, int]) -> list[Classifier]:
+    """Train a model with an interruption and without one; return both models."""
+    short_trainer(folder / "alone", max_epochs=3).fit(alone := copy.deepcopy(model))
+    with pytest.raises(SystemExit):
+        trainer = short_trainer(folder / "interrupted", StopsAt(*at), max_epochs=3)
+        trainer.fit(copy.deepcopy(model))
+    short_trainer(folder / "interrupted", max_epochs=3).fit(resumed := copy.deepcopy(model))
+    return [resumed, alone]
+
+
 CHANGING = {
     "a dataset": lambda: Curriculum(lambda: DataLoader(Fading(), 4, shuffle=True)),
     "a dataset of a data worker": lambda: Curriculum(
@@ -1652,15 +1662,9 @@ CHANGING = {
 @pytest.mark.parametrize("at", [(0, 5), (1, 0), (1, 5)])
 @pytest.mark.parametrize("case", CHANGING)
 def test_what_changes_in_the_data_is_as_it_was(tmp_path: Path, case: str, at: tuple[int, int]):
-    model = CHANGING[case]()
-    short_trainer(tmp_path / "alone", max_epochs=3).fit(alone := copy.deepcopy(model))
-    with pytest.raises(SystemExit):
-        trainer = short_trainer(tmp_path / "interrupted", StopsAt(*at), max_epochs=3)
-        trainer.fit(copy.deepcopy(model))
-    resumed = copy.deepcopy(model)
-    short_trainer(tmp_path / "interrupted", max_epochs=3).fit(resumed)
+    resumed, alone = resumed_and_alone(tmp_path, CHANGING[case](), at)
     assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
-    if isinstance(model, Curriculum):
+    if isinstance(resumed, Curriculum):
         assert resumed.changing().noise == alone.changing().noise < 1
 
 
@@ -1725,13 +1729,7 @@ ADDING = {
 def test_what_is_added_to_a_librarys_object_is_there_again(
     tmp_path: Path, case: str, at: tuple[int, int]
 ):
-    model = ADDING[case]()
-    short_trainer(tmp_path / "alone", max_epochs=3).fit(alone := copy.deepcopy(model))
-    with pytest.raises(SystemExit):
-        trainer = short_trainer(tmp_path / "interrupted", StopsAt(*at), max_epochs=3)
-        trainer.fit(copy.deepcopy(model))
-    resumed = copy.deepcopy(model)
-    short_trainer(tmp_path / "interrupted", max_epochs=3).fit(resumed)
+    resumed, alone = resumed_and_alone(tmp_path, ADDING[case](), at)
     assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
 
 
