@@ -90,6 +90,28 @@ def test_a_pickle_of_python_2(folder):
     assert read(folder, train=False)[0].shape == (20, 3, 32, 32)
 
 
+def pickled_by_python_2(content: bytes, images: int) -> bytes:
+    """Return a batch of so many images as Python 2 pickles it: the content is a str of bytes."""
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntU\x01btR"
+        b"(I1\n(I%d\nI3072\ntcnumpy\ndtype\n(U\x02u1I0\nI1\ntR(I3\nU\x01|NNNI-1\nI-1\nI0\ntb"
+        b"I00\nT%btb" % (images, len(content).to_bytes(4, "little") + content)
+    )
+    return b"\x80\x02}(U\x04data%bU\x06labels](%beu." % (array, b"K\x05" * images)
+
+
+def test_the_bytes_of_python_2_are_the_images(folder):
+    """So are the batches that the authors ship."""
+    content = bytes(range(256)) * 24
+    path = folder / cifar10_files.FOLDER / "test_batch"
+    path.write_bytes(pickled_by_python_2(content, 2))
+    images, labels = read(folder, train=False)
+    assert images.tobytes() == content and labels.tolist() == [5, 5]
+    path.write_bytes(pickled_by_python_2(content + b"12345", 2))
+    with pytest.raises(UserError, match=r"test_batch: 'data' is 'u1' \(2, 3072\), must be uint8"):
+        read(folder, train=False)
+
+
 class Evil:
     """Runs a command when it is unpickled."""
 
@@ -148,8 +170,8 @@ def test_columns_of_an_array_may_be_stored_one_after_the_other(folder):
         (pickle.dumps({"data": np.zeros((2, 3072), np.float32), "labels": [0, 1]}), "f4"),
         (pickle.dumps({"data": np.zeros((2, 3072), object), "labels": [0, 1]}), "O8"),
         (pickle.dumps({"data": np.zeros((2, 1024), np.uint8), "labels": [0, 1]}), "1024"),
-        (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "fine_labels": [0, 1]}), "'labels'"),
-        (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}), "'labels'"),
+        (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "fine_labels": [0, 1]}), "NoneType"),
+        (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}), "1 of them"),
         (
             pickle.dumps(batch(10, 0, labels=list(range(1, 11)))),
             "label 10 found, allowed are 0 to 9",
@@ -240,6 +262,10 @@ def test_a_missing_batch_an_empty_and_an_absent_folder(folder, tmp_path):
         UserError, match=r"channel training: .*empty holds no CIFAR-10 \(found: nothing\)"
     ):
         read(tmp_path / "empty")
+    for name in "fbdace":
+        (tmp_path / "empty" / name).touch()
+    with pytest.raises(UserError, match=r"\(found: a, b, c, d, e\)"):
+        read(tmp_path / "empty")
     with pytest.raises(UserError, match="no such folder"):
         read(tmp_path / "absent")
 
@@ -268,6 +294,21 @@ def test_a_huge_file_is_not_read(folder):
         read(folder)
 
 
+def test_a_file_may_be_as_large_as_the_limit(folder, monkeypatch):
+    size = (folder / cifar10_files.FOLDER / "test_batch").stat().st_size
+    copy = shutil.copytree(folder, folder.with_name("packed"))
+    pack(copy)
+    monkeypatch.setattr(cifar10_files, "MAX_BYTES", size)
+    assert len(read(folder, train=False)[1]) == len(read(copy, train=False)[1]) == 40
+    monkeypatch.setattr(cifar10_files, "MAX_BYTES", size - 1)
+    for channel, says in (
+        (folder, f"test_batch has {size} bytes"),
+        (copy, "test_batch is missing"),
+    ):
+        with pytest.raises(UserError, match=says):
+            read(channel, train=False)
+
+
 @pytest.mark.slow
 def test_a_download_is_checked_and_whole_or_absent(tmp_path, monkeypatch):
     """The dataset's host cannot be reached from here: a server on loopback stands in for it."""
@@ -280,7 +321,7 @@ def test_a_download_is_checked_and_whole_or_absent(tmp_path, monkeypatch):
         monkeypatch.setattr(
             CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{cifar10_files.ARCHIVE}"
         )
-        download_twice(source, tmp_path / "target", monkeypatch)
+        download_twice(source, tmp_path / "new/target", monkeypatch)
         server.shutdown()
 
 

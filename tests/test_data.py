@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torchvision.transforms import functional
 
 from sagemaker_lightning.contract.errors import UserError
 
-from app.augmentation import PADDING, Augmentation, Normalize
+from app.augmentation import PADDING, Augmentation, Normalize, generator
 from app.data import CIFAR10DataModule, DigitsDataModule
 from app.in_memory import ResidentLoader, ResidentSet
 
@@ -196,14 +197,24 @@ def test_augmentation_is_torchvisions_for_the_same_choices():
         image = functional.hflip(image) if choices.flip[k] else image
         expected = functional.normalize(functional.to_tensor(image), mean, std)
         assert torch.equal(actual[k], expected)
-    assert (
-        choices.top.unique().tolist()
-        == choices.left.unique().tolist()
-        == list(range(2 * PADDING + 1))
-    )
+    assert choices.top.unique().tolist() == choices.left.unique().tolist() == list(range(9))
     assert 0 < int(choices.flip.sum()) < 64
     assert not Augmentation.of_epoch(seed=1, epoch=2, size=64, flip=False).flip.any()
     assert torch.equal(Normalize()(images), images / 255)
+
+
+def test_choices_are_others_for_each_epoch_and_each_seed():
+    epochs = [
+        Augmentation.of_epoch(seed, epoch, size=64, flip=True)
+        for seed, epoch in ((1, 0), (1, 1), (2, 0), ("1, node 0", 0))
+    ]
+    for name in ("top", "left", "flip", "centre"):
+        assert len({tuple(getattr(choices, name).flatten().tolist()) for choices in epochs}) == 4
+
+
+def test_a_later_version_draws_what_this_one_does():
+    """A run that is resumed with another image would see other samples."""
+    assert generator("order", 42, 3).initial_seed() == 6342303972418037727
 
 
 def test_cutout_is_the_papers_for_the_same_centres():
@@ -252,6 +263,111 @@ def test_num_workers_and_pin_memory_change_nothing_and_say_so(cifar, capsys):
             f"warning: --data.{name}={str(value).lower()} is ignored: "
         )
     assert not torch.equal(plain[0], first_batch(seed=1)[0])
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_loaders_are_what_the_settings_say(normalize):
+    settings = {"batch_size": 7, "seed": 3, "drop_last": True, "cutout": 2}
+    module = ranks.Numbered(50, normalize=normalize, **settings)
+    module.setup()
+    conversion = Normalize(module.mean, module.std) if normalize else Normalize()
+    expected = {
+        "train": ResidentLoader(
+            module.sets["train"],
+            normalize=conversion,
+            shuffle=True,
+            augment=True,
+            flip=True,
+            **settings,
+        )
+    } | {
+        split: ResidentLoader(module.sets[split], normalize=conversion, batch_size=7)
+        for split in ("val", "test")
+    }
+    module_loaders = {
+        "train": module.train_dataloader(),
+        "val": module.val_dataloader(),
+        "test": module.test_dataloader(),
+    }
+    for split, module_loader in module_loaders.items():
+        for batch, expected_batch in zip(module_loader, expected[split], strict=True):
+            assert all(map(torch.equal, batch, expected_batch))
+
+
+def test_without_shuffling_the_images_come_in_their_order_and_whole():
+    module = ranks.Numbered(50, batch_size=7, shuffle=False)
+    module.setup("fit")
+    expected = ResidentLoader(
+        module.sets["train"],
+        batch_size=7,
+        normalize=Normalize(module.mean, module.std),
+        seed=42,
+        augment=True,
+        flip=True,
+    )
+    for batch, expected_batch in zip(module.train_dataloader(), expected, strict=True):
+        assert all(map(torch.equal, batch, expected_batch))
+    assert sum(labels_of(expected), []) == module.sets["train"].labels.tolist()
+
+
+class Counted(ranks.Numbered):
+    """Counts how often it is read."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(50, **options)
+        self.read = []
+
+    def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
+        self.read.append(train)
+        return super().load(train)
+
+
+@pytest.mark.parametrize(
+    ("stages", "read"),
+    [
+        (["fit", "validate", "fit"], [True]),
+        (["validate", "fit"], [True]),
+        (["test", "predict"], [False]),
+        (["predict", "test"], [False]),
+        ([None, "fit", "test", None], [True, False]),
+    ],
+)
+def test_each_stage_reads_what_it_needs_and_nothing_is_read_twice(stages, read):
+    module = Counted()
+    for stage in stages:
+        module.setup(stage)
+    assert module.read == read
+    assert list(module.sets) == ["train", "val"] * (True in read) + ["test"] * (False in read)
+
+
+def test_the_first_rank_alone_says_that_a_setting_has_no_effect(capsys):
+    for is_first in (False, True):
+        module = Counted(num_workers=2)
+        module.trainer = SimpleNamespace(is_global_zero=is_first, node_rank=0, num_nodes=1)
+        module.setup("fit")
+        assert ("--data.num_workers=2 is ignored" in capsys.readouterr().out) is is_first
+
+
+def test_the_fingerprint_is_that_of_what_is_trained_and_validated_on():
+    modules = [ranks.Numbered(50), ranks.Numbered(50), ranks.Numbered(50, seed=1)]
+    modules += [ranks.Numbered(50, val_split=5), ranks.Numbered(51)]
+    for module in modules:
+        module.setup("fit")
+    modules += [ranks.Numbered(50)]
+    modules[-1].setup("fit")
+    modules[-1].sets["val"].labels[3] += 1
+    first, same, *others = [module.fingerprint for module in modules]
+    assert first == same and len({first, *others}) == 1 + len(others)
+    assert len(first) == 16 and int(first, 16) >= 0
+
+
+def test_the_statistics_of_cifar_10_are_those_of_lightning_bolts():
+    assert CIFAR10DataModule.mean == pytest.approx((0.49139, 0.48235, 0.44667), abs=1e-5)
+    assert CIFAR10DataModule.std == pytest.approx((0.24706, 0.24353, 0.26157), abs=1e-5)
+
+
+def test_a_cat_may_be_mirrored_and_a_digit_may_not():
+    assert CIFAR10DataModule.flip and not DigitsDataModule.flip
 
 
 class Recorder(LightningModule):
@@ -332,12 +448,26 @@ def test_digits_are_scikit_learns_and_every_split_is_apart():
         ({"val_split": 0}, "--data.val_split"),
         ({"val_split": 1.5}, "--data.val_split"),
         ({"val_split": -0.1}, "--data.val_split"),
-        ({"batch_size": 0}, "--data.batch_size"),
+        ({"batch_size": 0}, "--data.batch_size: found 0, allowed is 1 or more"),
+        ({"seed": -1}, "--data.seed: found -1, allowed is 0 or more"),
+        ({"cutout": -1}, "--data.cutout: found -1, allowed is 0 or more"),
     ],
 )
 def test_a_wrong_setting_is_named(cifar, options, flag):
     with pytest.raises(UserError, match=flag):
         CIFAR10DataModule(str(cifar), **options).setup("fit")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_size": 1}, {"seed": 0}, {"cutout": 1}, {"val_split": 1}, {"val_split": 199}],
+    ids=str,
+)
+def test_the_least_and_the_most_that_is_allowed(cifar, options):
+    module = CIFAR10DataModule(str(cifar), **{"val_split": 20} | options)
+    module.setup("fit")
+    images, labels = next(iter(module.train_dataloader()))
+    assert len(images) == len(labels) == min(module.batch_size, 200 - module.val_split)
 
 
 def test_no_data_dir_says_what_to_do():

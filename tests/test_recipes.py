@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import ROOT
 from torch import nn
-from torchvision.models import resnet18
+from torchvision.models import ResNet, resnet18
 
 from sagemaker_lightning.cli import export
 from sagemaker_lightning.cli.lightning_cli import CommandLine
@@ -151,11 +151,54 @@ def test_a_compiled_model_needs_a_compiler(monkeypatch):
         ResNet18(num_classes=10, compile=True)
 
 
+def test_a_compiled_model_is_compiled_when_it_is_first_used(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(nn.Module, "compile", lambda module: compiled.append(type(module)))
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    ResNet18(num_classes=10, compile=True)
+    ResNet18(num_classes=10)
+    assert compiled == [ResNet]
+
+
+def test_what_the_steps_log():
+    """Of validation and test it is the mean over all ranks, weighted by the batches' sizes."""
+    model = ResNet18(num_classes=10, label_smoothing=0.3).eval()
+    images = torch.rand(5, 3, 32, 32)
+    logits = model(images).detach()
+    labels = torch.where(torch.arange(5) < 3, logits.argmax(1), logits.argmin(1))
+    logged = {}
+    model.log_dict = lambda values, **options: logged.update({tuple(values): (values, options)})
+    for step in (model.training_step, model.validation_step, model.test_step):
+        step((images, labels), 0)
+    assert [options for _, options in logged.values()] == [
+        {"batch_size": 5},
+        {"batch_size": 5, "sync_dist": True},
+        {"batch_size": 5, "sync_dist": True},
+    ]
+    values = {
+        name: float(value)
+        for logged_values, _ in logged.values()
+        for name, value in logged_values.items()
+    }
+    loss = nn.functional.cross_entropy(logits, labels).item()
+    smoothed = nn.functional.cross_entropy(logits, labels, label_smoothing=0.3).item()
+    expected = {"train_loss": smoothed, "train_acc": 0.6, "val_loss": loss, "val_acc": 0.6}
+    assert values == pytest.approx(expected | {"test_loss": loss, "test_acc": 0.6}, rel=1e-4)
+
+
+def test_the_optimizer_that_is_used_if_none_is_named():
+    optimizer = ResNet18(num_classes=10).configure_optimizers()
+    assert type(optimizer) is torch.optim.Adam
+    assert optimizer.defaults["lr"] == 1e-3 and optimizer.defaults["fused"] is True
+
+
 def test_label_smoothing(tmp_path):
-    with pytest.raises(
-        UserError, match=r"--model.label_smoothing: found 1.0, allowed is 0 to less than 1"
-    ):
-        ResNet18(num_classes=10, label_smoothing=1.0)
+    for smoothing in (1.0, -0.1):
+        with pytest.raises(
+            UserError,
+            match=rf"--model.label_smoothing: found {smoothing}, allowed is 0 to less than 1",
+        ):
+            ResNet18(num_classes=10, label_smoothing=smoothing)
     images = torch.rand(8, 3, 32, 32)
     labels = torch.arange(8)
     losses = []

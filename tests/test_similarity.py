@@ -18,8 +18,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import warm
 from conftest import ROOT
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.rows.table import Table
+
+from app import similarity
+from app.similarity import Compared, Similarity
 
 pytestmark = pytest.mark.slow
 
@@ -168,6 +175,136 @@ def test_many_columns_are_looked_through_in_groups(tmp_path):
     expected = unit[:100] @ unit.T
     expected[range(100), range(100)] = -np.inf
     assert nearest({"scores": np.load(path), "neighbours": neighbours}, expected, 3)
+
+
+def compared(table: np.ndarray, **settings) -> Compared:
+    """Return what compares the rows of a table in this process."""
+    given = Table(Path("channel"), ("rows.npy",), (table,), "channel training")
+    return Compared(Similarity(**settings), given, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 3}, {"threshold": 0.05}, {"dense": True}], ids=str)
+def test_rows_that_do_not_stay_on_the_device_are_compared_as_those_that_do(settings):
+    """Half of the memory is for the rows; here they take more than half of 0.01 GiB."""
+    table = rows(1400, 1000)
+    small = compared(table, memory=0.01, **settings)
+    large = compared(table, **settings)
+    assert small.whole is None and large.whole.shape == (1400, 1000)
+    part = range(700, 740)
+    actual, expected = small(part), large(part)
+    assert actual.keys() == expected.keys()
+    for name, array in expected.items():
+        assert np.allclose(actual[name], array, atol=1e-6)
+    table[735] = 0
+    with pytest.raises(UserError, match="channel training: row 735 is all 0"):
+        compared(table, memory=0.01, **settings)(part)
+
+
+@pytest.mark.parametrize(
+    ("count", "columns", "settings", "size"),
+    [
+        # 0.01 GiB without the rows, halved, by 4 bytes for 2 scores of each of 2**15 columns and
+        # for 4 rows, and what is returned
+        (40_000, 4, {"top_k": 3}, (10_737_418 - 640_000) // 2 // (262_208 + 12)),
+        (40_000, 4, {"dense": True}, (10_737_418 - 640_000) // 2 // (262_208 + 320_000)),
+        (40_000, 4, {"threshold": 0.5}, (10_737_418 - 640_000) // 2 // (262_208 + 2_560_000)),
+        (1400, 1000, {"top_k": 3}, 10_737_418 // 2 // (27_200 + 12)),
+        (40_000, 4, {"top_k": 3, "precision": "float16"}, (10_737_418 - 320_000) // 2 // 262_220),
+        (200_000, 1, {"threshold": 0.5}, 1),
+        (100, 4, {"top_k": 3}, 1024),
+    ],
+)
+def test_a_block_has_as_many_rows_as_the_memory_holds(count, columns, settings, size):
+    assert compared(np.ones((count, columns), np.float32), memory=0.01, **settings).size == size
+
+
+def test_a_row_is_its_own_neighbour_where_that_is_asked_for():
+    table = rows(5)
+    assert sorted(compared(table, top_k=4)(range(1, 2))["neighbours"][0]) == [0, 2, 3, 4]
+    result = compared(table, top_k=5, itself=True)(range(1, 3))
+    assert result["neighbours"][:, 0].tolist() == [1, 2]
+    assert result["scores"][:, 0] == pytest.approx([1, 1])
+    for itself, most in ((False, 4), (True, 5)):
+        with pytest.raises(
+            UserError, match=f"--top_k: found 6, allowed is 1 to {most}: there are 5"
+        ):
+            compared(table, top_k=6, itself=itself)
+
+
+@pytest.mark.parametrize("factor", [1e37, 1e-37])
+def test_the_greatest_and_the_least_numbers_have_a_direction(factor):
+    table = rows(50)
+    actual = compared(table * np.float32(factor), dense=True)(range(50))["scores"]
+    assert np.allclose(actual, compared(table, dense=True)(range(50))["scores"], atol=1e-6)
+
+
+def test_rows_with_equal_scores_come_by_number():
+    tiles = [
+        (0, torch.tensor([[0.5, 0.75, 0.25, 0.75]])),
+        (4, torch.tensor([[0.75, 1.0, 0.125]])),
+        (7, torch.tensor([[1.0]])),
+    ]
+    best = similarity.nearest(iter(tiles), 6)
+    assert best["neighbours"].tolist() == [[5, 7, 1, 3, 4, 0]]
+    assert best["scores"].tolist() == [[1.0, 1.0, 0.75, 0.75, 0.75, 0.5]]
+
+
+def test_pairs_at_the_threshold_count_and_come_row_by_row():
+    tiles = [
+        (0, torch.tensor([[0.5, 0.25], [0.0, 0.75], [0.0, 0.0]])),
+        (2, torch.tensor([[1.0], [0.5], [0.375]])),
+    ]
+    pairs = similarity.above(iter(tiles), 0.5, 3)
+    assert {name: values.tolist() for name, values in pairs.items()} == {
+        "counts": [2, 2, 0],
+        "neighbours": [0, 2, 1, 2],
+        "scores": [0.5, 1.0, 0.75, 0.5],
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"memory": 0.009}, "--memory: found 0.009, allowed is 0.01 or more"),
+        ({"memory": float("nan")}, "--memory: found nan, allowed"),
+        ({"threshold": -1.5}, "--threshold: found -1.5, allowed is -1 to 1"),
+        ({"threshold": float("nan")}, "--threshold: found nan"),
+        ({"top_k": 1, "threshold": 0.0}, "--top_k, --threshold: found both"),
+    ],
+)
+def test_a_setting_that_is_none(settings, says):
+    with pytest.raises(UserError, match=says):
+        Similarity(**settings)
+
+
+def test_what_is_asked_for_unless_something_else_is():
+    assert Similarity().top_k == 10 and Similarity(top_k=1).top_k == 1
+    for others in ({"threshold": -1.0}, {"threshold": 1.0}, {"threshold": 0.0}, {"dense": True}):
+        assert Similarity(**others, memory=0.01).top_k is None
+
+
+def test_the_settings_that_decide_the_result(tmp_path, monkeypatch):
+    """Blocks that were computed with another memory are good."""
+    np.save(tmp_path / "rows.npy", rows(20))
+    asked = []
+    monkeypatch.setattr("sagemaker_lightning.rows.job.run", lambda *given: asked.append(given[3]))
+
+    def settings(*flags: str) -> dict:
+        similarity.main([f"--input={tmp_path}/rows.npy", *flags])
+        return asked.pop()
+
+    plain = settings()
+    assert plain == settings("--memory=2") == settings("--top_k=10") == settings("--block_rows=3")
+    assert plain["numbers"] == ["neighbours"] and settings("--dense=true")["numbers"] == []
+    changed = [
+        "--top_k=9",
+        "--threshold=0.5",
+        "--dense=true",
+        "--precision=float16",
+        "--itself=true",
+    ]
+    for flag in changed:
+        assert settings(flag) != plain
 
 
 def test_all_pairs_above_a_threshold(tmp_path):
