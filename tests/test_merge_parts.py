@@ -12,13 +12,17 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from containers import ROOT
 
-from sagemaker_lightning.rows import archives, blocks, merge, parts
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.rows import archives, blocks, manifests, merge, parts
 
 ROW_COUNT = 30
 HOST_COUNT = 3
@@ -91,6 +95,75 @@ def arrays_of(folder: Path) -> dict:
     """Return the part of the first manifest that describes the arrays."""
     (path,) = (folder / "algo-1").glob("manifest-*.json")
     return json.loads(path.read_text())["arrays"]
+
+
+def loaded(folder: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a merge."""
+    return {path.stem: np.load(path) for path in folder.glob("*.npy")}
+
+
+def same(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    """Return whether two sets of arrays have the same names, kinds and numbers."""
+    return actual.keys() == expected.keys() and all(
+        actual[name].dtype == array.dtype and np.array_equal(actual[name], array)
+        for name, array in expected.items()
+    )
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_merge_says_what_it_has_merged(tmp_path, sharded, monkeypatch, capsys):
+    """And it copies in pieces, here of two numbers."""
+    expected = write_parts(tmp_path / "parts", sharded)
+    monkeypatch.setattr(merge, "PIECE_BYTES", 16)
+    output = tmp_path / "new/merged"
+    monkeypatch.setattr(sys, "argv", ["merge", str(tmp_path / "parts"), f"--output={output}"])
+    merge.main()
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        f"{output}/counts.npy: int64 [30]",
+        f"{output}/neighbours.npy: int64 [30, 2]",
+        f"{output}/scores.npy: float32 [30]",
+    ]
+    assert same(loaded(output), expected)
+    hosts = ("algo-1", "algo-2", "algo-3")
+    whole_files = {"a.npy": [0, 20], "b.npy": [20, 30]}
+    own_files = {f"{name}.npy": [10 * n, 10 * n + 10] for n, name in enumerate(hosts)}
+    assert json.loads((output / "manifest.json").read_text()) == {
+        "rows": 30,
+        "files": own_files if sharded else whole_files,
+        "settings": {"k": 2, "numbers": ["neighbours"]},
+        "arrays": {
+            "neighbours": {"dtype": "<i8", "shape": [30, 2]},
+            "scores": {"dtype": "<f4", "shape": [30]},
+            "counts": {"dtype": "<i8", "shape": [30]},
+        },
+    }
+
+
+def test_hosts_without_rows_and_rows_without_entries(tmp_path):
+    """There may be more hosts than rows, and no pair above a threshold."""
+    hosts = ["algo-1", "algo-2", "algo-3"]
+    about = {"source": "s", "settings": {}, "total": 2, "hosts": hosts, "files": {"a.npy": 2}}
+    nothing = {"counts": np.zeros(1, np.int64), "scores": np.zeros((0, 3), np.float32)}
+    for host, rows in zip(hosts, (range(1), range(1, 1), range(1, 2)), strict=True):
+        given = [(rows, nothing)] if rows else []
+        parts.write(tmp_path / "deep/parts", rows, given, about | {"host": host})
+    merge.merge([str(tmp_path / "deep/parts")], tmp_path / "merged")
+    expected = {"counts": np.zeros(2, np.int64), "scores": np.zeros((0, 3), np.float32)}
+    assert same(loaded(tmp_path / "merged"), expected)
+
+
+def test_a_part_may_be_larger_than_the_headers_of_an_archive(tmp_path):
+    rows = range(2**18 + 1)
+    about = {"source": "s", "settings": {}, "host": "a", "hosts": ["a"], "total": len(rows)}
+    array = np.asfortranarray(np.arange(2 * len(rows)).reshape(-1, 2))
+    about["files"] = {"x.npy": len(rows)}
+    parts.write(tmp_path / "parts", rows, [(rows, {"n": array})], about)
+    model = tmp_path / "model.tar"
+    with tarfile.open(model, "w") as tar:
+        for path in (tmp_path / "parts").iterdir():
+            tar.add(path, path.name)
+    merge.merge([str(model)], tmp_path / "merged")
+    assert same(loaded(tmp_path / "merged"), {"n": array})
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -260,6 +333,313 @@ def test_what_could_not_be_merged_is_refused_in_its_first_block(block):
         blocks.check(block, range(3))
 
 
+def contradict(key: str, value: object) -> Callable[[Path], None]:
+    """Return what changes a key of the first manifest."""
+    return lambda folder: edited(folder, **{key: value})
+
+
+def contradict_array(name: str, **changes: object) -> Callable[[Path], None]:
+    """Return what changes the first manifest's description of an array."""
+
+    def change(folder: Path) -> None:
+        arrays = arrays_of(folder)
+        edited(folder, arrays=arrays | {name: arrays[name] | changes})
+
+    return change
+
+
+def without_total(folder: Path) -> None:
+    (path,) = (folder / "algo-1").glob("manifest-*.json")
+    about = json.loads(path.read_text())
+    del about["total"]
+    path.write_text(json.dumps(about))
+
+
+def with_arrays(count: int) -> Callable[[Path], None]:
+    """Return what gives the first part so many arrays."""
+
+    def change(folder: Path) -> None:
+        array = arrays_of(folder)["scores"]
+        edited(folder, arrays={f"scores{n}": array | {"file": f"{n}.npy"} for n in range(count)})
+
+    return change
+
+
+def nested(levels: int) -> list:
+    """Return lists in lists, on so many levels."""
+    return [nested(levels - 1)] if levels > 1 else []
+
+
+CONTRADICTIONS = {
+    "no total": (without_total, "total is missing"),
+    "a total below 0": (contradict("total", -1), "total: not whole numbers from 0 on"),
+    "more rows than there are": (contradict("rows", [0, 31]), r"rows are \[0, 31\], of 30 in all"),
+    "three borders of rows": (contradict("rows", [0, 5, 10]), r"rows are \[0, 5, 10\], of 30"),
+    "hosts that are numbers": (contradict("hosts", ["algo-1", 2]), "hosts are not names"),
+    "a host twice": (contradict("hosts", ["algo-1", "algo-1"]), "hosts are not names"),
+    "a host that is none of them": (contradict("host", "algo-4"), "hosts are not names"),
+    "files of less than a row": (contradict("files", {"a": 31, "b": -1}), "files: not whole"),
+    "files of other rows": (
+        contradict("files", {"a": 20, "b": 9}),
+        "its files have 29 rows, which",
+    ),
+    "numbers that are a name": (contradict("settings", {"numbers": "x"}), "is no list of names"),
+    "numbers that are no names": (contradict("settings", {"numbers": [1]}), "is no list of names"),
+    "numbers that are fractions": (
+        contradict("settings", {"k": 2, "numbers": ["scores"]}),
+        "scores is to have numbers of rows, and is <f4",
+    ),
+    "no array": (contradict("arrays", {}), "it has 0 arrays; allowed are 1 to 100"),
+    "100 arrays": (with_arrays(100), "merge parts of one job"),
+    "101 arrays": (with_arrays(101), "it has 101 arrays; allowed are 1 to 100"),
+    "counts of too few rows": (
+        contradict_array("counts", shape=[9]),
+        "its arrays have .*'counts': 9",
+    ),
+    "arrays of two lengths": (
+        contradict_array("scores", shape=[9]),
+        "its arrays have .*'scores': 9",
+    ),
+    "two arrays in a file": (
+        lambda folder: contradict_array("scores", file=arrays_of(folder)["counts"]["file"])(folder),
+        "two of its arrays are in one file",
+    ),
+    "an array without a checksum": (
+        contradict_array("scores", blake2b=None),
+        "scores has no dtype, file or blake2b",
+    ),
+    "an array of 2**60 bytes": (contradict_array("scores", shape=[2**58]), "its arrays have"),
+    "an array of more": (contradict_array("scores", shape=[2**58 + 1]), "which is too large"),
+    "an array of nothing of more": (
+        contradict_array("scores", shape=[0, 2**58 + 1]),
+        "which is too large",
+    ),
+    "a length of more": (contradict_array("scores", shape=[2**60 + 1]), "the shape of scores: not"),
+    "20 levels": (
+        contradict("settings", {"a": nested(18)}),
+        "is of another settings",
+    ),
+    "21 levels": (contradict("settings", {"a": nested(19)}), "or too deep a one"),
+    "a row of another kind": (
+        contradict_array("scores", dtype="<i4"),
+        r"scores is <f4 \[\] a row, others have <i4",
+    ),
+    "the file of another part": (
+        contradict_array("scores", file="scores-000000000000010-000000000000020.npy"),
+        r"scores-000000000000010-000000000000020.npy is of both .*rows 0 to 9.*rows 10 to 19",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "says"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_a_manifest_that_contradicts_itself_or_another(tmp_path, change, says):
+    write_parts(tmp_path / "parts")
+    change(tmp_path / "parts")
+    with pytest.raises(ValueError, match=says):
+        merge.merge([str(tmp_path / "parts")], tmp_path / "merged")
+
+
+def test_parts_of_hosts_with_files_of_their_own_that_contradict_each_other(tmp_path):
+    write_parts(tmp_path / "parts", sharded=True)
+    folders = [tmp_path / f"parts/algo-{number}" for number in (1, 2, 3)]
+    line = refused([*folders, folders[1]], tmp_path / "merged")
+    assert line.endswith("are both of algo-2")
+    assert refused(folders[:2], tmp_path / "merged").startswith("the part of algo-3 is missing")
+    edited(tmp_path / "parts", files={"algo-3.npy": 10})
+    assert refused(folders, tmp_path / "merged").startswith("algo-3.npy is in both ")
+    edited(tmp_path / "parts", files={"algo-1.npy": 10}, rows=[1, 10])
+    assert "rows are [1, 10], of None in all" in refused(folders, tmp_path / "merged")
+
+
+def small_numbers(folder: Path, rows: list[int], **arrays: np.ndarray) -> list[str]:
+    """Write a part for each of these numbers of rows, and return the MODELs.
+
+    Their hosts have files of their own; `n` has numbers of rows, int8.
+    """
+    about = {"source": "s", "settings": {"numbers": ["n"]}, "total": None}
+    about["hosts"] = [f"host-{number}" for number in range(len(rows))]
+    for host, count in zip(about["hosts"], rows, strict=True):
+        block = {"n": arrays.get(host.replace("-", "_"), np.arange(count, dtype=np.int8))}
+        about |= {"host": host, "files": {f"{host}.npy": count}}
+        parts.write(folder / host, range(count), [(range(count), block)], about)
+    return [str(folder / host) for host in about["hosts"]]
+
+
+def test_row_numbers_fit_their_kind_and_are_those_of_the_hosts_rows(tmp_path):
+    merge.merge(small_numbers(tmp_path / "fit", [100, 27]), tmp_path / "merged")
+    assert np.load(tmp_path / "merged/n.npy").tolist() == list(range(127))
+    models = small_numbers(tmp_path / "many", [100, 29])
+    assert "is int8, which cannot number 129 rows" in refused(models, tmp_path / "more")
+    for number, least_and_most in ((3, "0 to 3"), (-1, "-1 to 1")):
+        numbers = np.array([0, 1, number], np.int8)
+        models = small_numbers(tmp_path / str(number), [3, 3], host_1=numbers)
+        line = refused(models, tmp_path / "more")
+        assert f"has {least_and_most}; allowed are numbers of its 3 rows" in line
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("length", [-1, 1, 3 - 160])
+def test_a_file_that_is_longer_or_shorter_than_its_manifest_says(tmp_path, length, sharded):
+    write_parts(tmp_path / "parts", sharded)
+    (path,) = (tmp_path / "parts/algo-2").glob("neighbours-*.npy")
+    content = path.read_bytes()
+    path.write_bytes(content[:length] if length < 0 else content + bytes(length))
+    line = refused([tmp_path / "parts"], tmp_path / "merged")
+    assert line.endswith(f"{path.name} is damaged: its checksum does not match; copy it again")
+    path.unlink()
+    assert f"{path.name} is missing, which its manifest names" in refused(
+        [tmp_path / "parts"], tmp_path / "merged"
+    )
+
+
+def test_what_is_too_large_in_all_is_refused_before_anything_is_read(tmp_path):
+    """Each part has an array of 2**60 bytes, as far as its manifest goes."""
+    write_parts(tmp_path / "parts")
+    shutil.rmtree(tmp_path / "parts/algo-3")
+    for number, rows in ((1, [0, 10]), (2, [10, 20])):
+        (path,) = (tmp_path / f"parts/algo-{number}").glob("manifest-*.json")
+        about = json.loads(path.read_text())
+        arrays = {"counts": about["arrays"]["counts"]}
+        arrays["scores"] = about["arrays"]["scores"] | {"shape": [2**58]}
+        about |= {"arrays": arrays, "total": 20, "files": {"a.npy": 20}, "rows": rows}
+        path.write_text(json.dumps(about))
+    line = refused([tmp_path / "parts"], tmp_path / "merged")
+    assert line == f"scores is <f4 [{2**59}] in all, which is too large"
+
+
+def test_manifests_have_a_size_in_all(tmp_path, monkeypatch):
+    write_parts(tmp_path / "parts")
+    sizes = [path.stat().st_size for path in (tmp_path / "parts").rglob("manifest-*.json")]
+    monkeypatch.setattr(manifests, "MAX_ALL_MANIFEST_BYTES", sum(sizes))
+    merge.merge([str(tmp_path / "parts")], tmp_path / "merged")
+    monkeypatch.setattr(manifests, "MAX_ALL_MANIFEST_BYTES", sum(sizes) - 1)
+    assert "it has more than" in refused([tmp_path / "parts"], tmp_path / "more")
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [("n" * 100, True), ("n" * 101, False), ("é" * 50, True), ("é" * 51, False), ("a b.c", True)],
+)
+def test_the_name_of_an_array(name, allowed):
+    if allowed:
+        parts.check_name(name)
+    else:
+        with pytest.raises(UserError, match="names of up to 100 letters"):
+            parts.check_name(name)
+
+
+ABOUT = {"host": "a", "total": 10, "source": "s", "settings": {}, "hosts": ["a"], "files": {}}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([(0, 5), (6, 10)], "rows 5 to 6 are missing"),
+        ([(0, 5), (4, 10)], "rows 5 to 4 are missing"),
+        ([(0, 5)], "rows 5 to 10 are missing"),
+        ([(0, 5), (5, 10, {"y": np.zeros(5)})], "or have other arrays than those before"),
+        (
+            [(0, 5), (5, 10, {"x": np.zeros(5, np.int64)})],
+            r"rows of int64 \[\] after rows of float64",
+        ),
+        (
+            [(0, 5), (5, 10, {"x": np.zeros((5, 2))})],
+            r"rows of float64 \[2\] after rows of float64",
+        ),
+    ],
+)
+def test_blocks_that_make_no_part(tmp_path, given, says):
+    def made() -> list:
+        return [
+            (range(start, stop), (arrays or [{"x": np.zeros(stop - start)}])[0])
+            for start, stop, *arrays in given
+        ]
+
+    with pytest.raises(ValueError, match=says):
+        parts.write(tmp_path, range(10), made(), ABOUT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_of_a_part_is_removed(tmp_path):
+    left = tmp_path / "x-000000000000000-000000000000010.npy.abc.sagemaker-ignore"
+    others = tmp_path / "x-000000000000010-000000000000020.npy.abc.sagemaker-ignore"
+    for path in (left, others):
+        path.touch()
+    parts.write(tmp_path, range(10), [(range(10), {"x": np.zeros(10)})], ABOUT)
+    assert not left.exists() and others.exists()
+
+
+def test_blocks_that_overlap_are_read_once(tmp_path):
+    """The one that begins first is used, and of several the longest."""
+    run_blocks = blocks.Blocks(tmp_path / "new/checkpoints", {"b": 1, "a": 2})
+    for start, stop, block in ((0, 4, 1), (0, 6, 2), (2, 5, 3), (5, 9, 4), (9, 10, 5)):
+        rows = range(start, stop)
+        counts = np.arange(stop - start) % 3
+        entries = np.repeat(np.arange(start, stop), counts)
+        run_blocks.commit(rows, {"counts": counts, "row": entries, "block": 0 * entries + block})
+    for part in (range(10), range(3, 9), range(5, 6), range(9, 9)):
+        pieces = [(rows, arrays) for rows, arrays in run_blocks.read(part)]
+        assert [row for rows, _ in pieces for row in rows] == list(part)
+        for rows, arrays in pieces:
+            assert np.array_equal(arrays["row"], np.repeat(rows, arrays["counts"]))
+    pieces = [(rows, set(arrays["block"].tolist())) for rows, arrays in run_blocks.read(range(10))]
+    assert pieces == [(range(6), {2}), (range(6, 9), {4}), (range(9, 10), set())]
+    plain = blocks.cut({"x": np.arange(5)}, range(3, 8), range(4, 6))
+    assert plain["x"].tolist() == [1, 2]
+
+
+def test_a_run_is_known_by_its_settings_in_any_order(tmp_path):
+    folders = [
+        blocks.Blocks(tmp_path, run).folder
+        for run in ({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1, "b": 3})
+    ]
+    assert folders[0] == folders[1] != folders[2]
+
+
+def test_progress_is_said_every_five_seconds_and_at_the_end(tmp_path, monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(blocks, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    lines = []
+
+    def compute(rows: range) -> np.ndarray:
+        clock.now += 2.5
+        return np.zeros(len(rows))
+
+    def run(part: range, done: list[range]) -> None:
+        given = blocks.Blocks(tmp_path, {"part": str(part)})
+        blocks.compute(given, part, done, 10, compute, lines.append, threading.Event())
+
+    run(range(50), [])
+    assert lines == [
+        "rows=20/50 rows/s=4.0 left=8s",
+        "rows=40/50 rows/s=4.0 left=2s",
+        "rows=50/50 rows/s=4.0 left=0s",
+    ]
+    lines.clear()
+    run(range(20, 50), [range(15, 40)])
+    assert lines == ["rows 20 to 50: 20 are done already", "rows=10/10 rows/s=4.0 left=0s"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (np.zeros(2), r"result: float64 \[2\] for 3 rows; .* whose first dimension is 3"),
+        (np.float64(1), r"result: float64 \[\] for 3 rows"),
+        ({"counts": [1, 2], "x": np.zeros(3)}, "counts: int64 .* first dimension is 3"),
+        ({"counts": [1, 2, 1], "x": np.zeros(3)}, "x: float64 .* first dimension is 4"),
+    ],
+)
+def test_what_does_not_fit_the_rows(returned, says):
+    with pytest.raises(UserError, match=f"the function returned {says}"):
+        blocks.check(returned, range(3))
+
+
+def test_what_fits_the_rows():
+    assert list(blocks.check([1, 2, 3], range(3))) == ["result"]
+    counted = blocks.check({"counts": [1, 0, 1], "x": np.zeros(2)}, range(3))
+    assert {name: len(array) for name, array in counted.items()} == {"counts": 3, "x": 2}
+
+
 def hostile(text: bytes | None = None, **attributes) -> bytes:
     """Return a model.tar.gz with one member.
 
@@ -299,6 +679,10 @@ ARCHIVES = {
     ),
     "a device": (hostile(type=tarfile.CHRTYPE), "is a link or no regular file"),
     "a pipe": (hostile(type=tarfile.FIFOTYPE), "is a link or no regular file"),
+    "a file with holes": (hostile(type=tarfile.GNUTYPE_SPARSE), "is a link or no regular file"),
+    "a name of a megabyte": (hostile(name="n" * 1_040_000), "has no part"),
+    "a name of a mebibyte": (hostile(name="n" * 2**20), "its headers are too long"),
+    "a link of another name": (hostile(type=tarfile.SYMTYPE, name="x"), "has no part"),
     "an absolute name": (hostile(b"{}", name="/etc/manifest-x.json"), "which is outside of it"),
     "a name above": (hostile(b"{}", name="../manifest-x.json"), "which is outside of it"),
     "depth": (hostile(b"[" * 10**6), "maximum recursion depth"),
@@ -343,10 +727,21 @@ def test_a_folder_with_a_link_or_a_pipe_in_a_files_place(tmp_path):
             assert says in (line := refused([folder], tmp_path / "merged")) or "in no part" in line
 
 
+def test_a_folder_with_a_link_or_a_pipe_of_another_name(tmp_path):
+    expected = write_parts(tmp_path / "parts")
+    (tmp_path / "parts/README").symlink_to("/etc/passwd")
+    os.mkfifo(tmp_path / "parts/pipe")
+    merge.merge([str(tmp_path / "parts")], tmp_path / "merged")
+    assert same(loaded(tmp_path / "merged"), expected)
+
+
 def test_too_many_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "MAX_FILES", 3)
     write_parts(tmp_path / "parts")
-    assert "more than 3 files" in refused([tmp_path / "parts"], tmp_path / "merged")
+    files = sum(path.is_file() for path in (tmp_path / "parts").rglob("*"))
+    monkeypatch.setattr(archives, "MAX_FILES", files - 1)
+    assert f"more than {files - 1} files" in refused([tmp_path / "parts"], tmp_path / "merged")
+    monkeypatch.setattr(archives, "MAX_FILES", files)
+    merge.merge([str(tmp_path / "parts")], tmp_path / "merged")
 
 
 @pytest.mark.parametrize(("place", "value"), [(8, 1), (10, 8), (10, 99), (6, 255), (0, 0)])

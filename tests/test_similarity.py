@@ -278,7 +278,9 @@ def test_a_setting_that_is_none(settings, says):
 
 
 def test_what_is_asked_for_unless_something_else_is():
-    assert Similarity().top_k == 10 and Similarity(top_k=1).top_k == 1
+    default = Similarity()
+    assert (default.top_k, default.memory, default.precision) == (10, 1.0, "float32")
+    assert Similarity(top_k=1).top_k == 1
     for others in ({"threshold": -1.0}, {"threshold": 1.0}, {"threshold": 0.0}, {"dense": True}):
         assert Similarity(**others, memory=0.01).top_k is None
 
