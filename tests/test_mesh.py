@@ -28,6 +28,7 @@ from sagemaker_lightning.contract import deadlines
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.nodes import mesh
 from sagemaker_lightning.nodes.mesh import Mesh, StopReason
+from sagemaker_lightning.nodes.messages import Doubt, HostMessage, RankMessage, Suspicion
 from sagemaker_lightning.nodes.watchdog import Watchdog
 
 HANG_SECONDS = 120.0  # what is waited for comes within a few
@@ -162,6 +163,7 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
     assert "does not resolve" not in hosts.up["algo-2"].mesh.others["algo-1"].problem
     hosts.start("algo-1")
     assert hosts.up["algo-1"].wait_until_all_are_ready() is None
+    assert hosts.up["algo-1"].mesh.status == "its program had just started"
     assert [future.result(HANG_SECONDS) for future in ready] == [None, None]
 
     ended = hosts.work.submit(hosts.up["algo-1"].wait_until_all_are_done)
@@ -214,6 +216,53 @@ def test_who_does_not_answer_is_said_by_the_one_who_called(hosts):
     hosts.start("algo-1", hosts=("algo-1", "algo-9"), connect_timeout=0.1)
     hosts.names["algo-9"] = hosts.address("algo-9")
     assert "its name is that of 127.77.0.10, but it never called; see" in hosts.reasons("algo-1")[0]
+
+
+def test_of_many_hosts_that_are_missing_six_are_named(hosts):
+    all_hosts = tuple(f"algo-{number}" for number in range(1, 10))
+    hosts.start("algo-1", hosts=all_hosts, connect_timeout=0.01)
+    (reason,) = hosts.reasons("algo-1")
+    assert "; nor did algo-3, algo-4, algo-5, algo-6, algo-7; see whether it started" in reason
+
+
+def test_a_name_server_that_does_not_answer_is_not_waited_for(hosts, monkeypatch, caplog):
+    """And its answer may come when nobody waits for it any more."""
+    monkeypatch.setattr("sagemaker_lightning.nodes.mesh.ENDS_BY_ITSELF", 0.05)
+    answers = threading.Event()
+    threads = []
+    resolve = mesh.socket.getaddrinfo
+
+    def resolve_late(name, *args, **options):
+        if name == "algo-2":
+            threads.append(threading.current_thread())
+            answers.wait(HANG_SECONDS)
+            name = hosts.address("algo-2")
+        return resolve(name, *args, **options)
+
+    monkeypatch.setattr(mesh.socket, "getaddrinfo", resolve_late)
+    hosts.start("algo-1", hosts=ALL_HOSTS[:2], connect_timeout=0.01)
+    assert "its name does not resolve (no answer); see" in hosts.reasons("algo-1")[0]
+    answers.set()
+    for thread in threads:
+        thread.join(HANG_SECONDS)
+        assert thread.daemon  # Python does not wait for it at its exit
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), hosts.up["algo-1"].loop).result()
+    assert threads and caplog.records == []
+
+
+def test_a_call_that_nobody_answers_ends(hosts, monkeypatch):
+    """A network that drops packets answers nothing."""
+    monkeypatch.setattr("sagemaker_lightning.nodes.mesh.ENDS_BY_ITSELF", 0.05)
+
+    async def hang(*_, **__) -> None:
+        await asyncio.sleep(HANG_SECONDS)
+
+    monkeypatch.setattr(mesh.asyncio, "open_connection", hang)
+    hosts.names["algo-1"] = hosts.address("algo-1")
+    hosts.start("algo-2", hosts=ALL_HOSTS[:2])
+    called = hosts.up["algo-2"].mesh.others["algo-1"]
+    assert becomes_true(lambda: called.problem != "it never called")
+    assert called.problem == f"it does not answer on port {hosts.port} (no answer)"
 
 
 @pytest.mark.slow
@@ -350,8 +399,12 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_the_reason_of_a_host_that_fails(hosts, stopped):
-    """It says why and leaves; hosts that appear later hear the reason from the others."""
+def test_the_reason_of_a_host_that_fails(hosts, stopped, monkeypatch):
+    """It says why and leaves; hosts that appear later hear the reason from the others.
+
+    The programs of the others are ended at once: they do not end by themselves.
+    """
+    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 600.0)
     hosts.start(*ALL_HOSTS[:2])
     assert becomes_true(lambda: hosts.up["algo-1"].mesh.others["algo-2"].last_heard)
     hosts.up["algo-2"].fail("host algo-2: boom", is_request=stopped)
@@ -361,6 +414,8 @@ def test_the_reason_of_a_host_that_fails(hosts, stopped):
         "host algo-2: boom", is_local=False, is_request=stopped
     )
     assert becomes_true(lambda: hosts.ended["algo-1"]) and not hosts.ended["algo-2"]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((hosts.address("algo-2"), hosts.port), HANG_SECONDS)
     hosts.start("algo-3")
     assert hosts.reasons("algo-3") == ["host algo-2: boom"]
     assert hosts.up["algo-3"].reason.is_request is stopped
@@ -381,7 +436,7 @@ def test_a_host_that_leaves_waits_until_its_reason_is_read(hosts, monkeypatch):
     leaving = hosts.leave("algo-3")
     assert not becomes_true(leaving.done, 0.4)
     going_on.set()
-    leaving.result(HANG_SECONDS)
+    leaving.result(30.0)  # less than the time after which it leaves in any case
     assert hosts.reasons("algo-1", "algo-2") == ["boom", "boom"]
 
     monkeypatch.setattr("sagemaker_lightning.nodes.mesh.ENDS_BY_ITSELF", 0.3)
@@ -508,6 +563,8 @@ def test_what_happens_after_a_rank_was_killed_comes_of_it(ranks):
             assert reason.startswith(
                 "the dead one ended without giving a reason: it was killed by SIGKILL"
             )
+        for name, watch in ranks.hosts.up.items():
+            assert watch.reason.is_local is (name == "algo-2")
 
 
 def test_who_is_told_to_stop_is_so_whatever_is_suspected(ranks):
@@ -585,6 +642,72 @@ def test_a_stranger_is_hung_up_on(hosts, sent, caplog):
     assert not becomes_true(lambda: hosts.up["algo-1"].reason, 0.2)
 
 
+def test_a_message_may_have_a_mebibyte_and_no_more(hosts):
+    hosts.start("algo-1", hosts=ALL_HOSTS[:2], silence_timeout=60.0)
+    rest = 2**20 - len(greeting(settings={"a": ""}))
+    for length, is_answered in ((rest + 2, False), (rest, True)):
+        sent = greeting(settings={"a": "x" * length})
+        assert (hostile(hosts, "algo-1", sent, b"the end\n") != b"") is is_answered
+
+
+def test_a_host_that_says_what_is_no_message_is_lost(hosts):
+    hosts.start("algo-1", hosts=ALL_HOSTS[:2], silence_timeout=60.0)
+    hostile(hosts, "algo-1", greeting(), b'{"status": "epoch 1"}\n', b"nonsense\n")
+    assert hosts.reasons("algo-1") == [
+        "lost algo-2: its connection broke off; last heard 0 s ago: epoch 1"
+    ]
+
+
+@pytest.mark.slow
+def test_a_host_that_answers_by_another_name_is_hung_up_on_and_called_again(hosts):
+    with socket.create_server((hosts.address("algo-1"), hosts.port)) as server:
+        server.settimeout(HANG_SECONDS)
+        hosts.names["algo-1"] = hosts.address("algo-1")
+        hosts.start("algo-2", silence_timeout=60.0)
+        with server.accept()[0] as connection:
+            connection.settimeout(HANG_SECONDS / 4)
+            connection.sendall(b'{"host": "algo-3", "settings": {}}\n')
+            with connection.makefile("rb") as lines:
+                assert json.loads(lines.read()) == json.loads(greeting())
+    assert hosts.up["algo-2"].mesh.others["algo-3"].last_heard is None
+    hosts.start("algo-1", "algo-3", silence_timeout=60.0)
+    hosts.meet()
+
+
+MESSAGES = {
+    b'{"dead": {"why": "x", "doubt": 0}}': HostMessage(dead=Suspicion("x", Doubt.NONE)),
+    b'{"dead": {"why": "x", "doubt": 1}}': HostMessage(dead=Suspicion("x", Doubt.OTHER_HOST)),
+    b'{"dead": {"why": "x", "doubt": 3}}': HostMessage(dead=Suspicion("x", Doubt.OWN_HOST)),
+    b'{"dead": {"why": "x"}}': HostMessage(dead=Suspicion("x", Doubt.OWN_HOST)),
+    b'{"dead": {"why": 1}, "done": true}': HostMessage(done=True),
+    b'{"dead": "x", "ready": true}': HostMessage(ready=True),
+    b'{"status": 1, "failed": [], "stopped": {}}': HostMessage(),
+    b'{"failed": "a", "stopped": "b"}': HostMessage(failed="a", stopped="b"),
+    b"{}": None,
+    b'["status"]': None,
+}
+
+
+@pytest.mark.parametrize("line", MESSAGES)
+def test_of_a_message_what_is_of_another_kind_is_left_out(line):
+    assert HostMessage.parse(line) == MESSAGES[line]
+
+
+def test_a_message_is_read_as_it_was_sent():
+    message = HostMessage("", True, True, Suspicion("x", Doubt.NONE), "", "b")
+    assert HostMessage.parse(message.line()) == message
+    assert HostMessage(status="new").merged_with(HostMessage()).status == "new"
+    assert json.loads(HostMessage(ready=True).line()) == {"ready": True}
+    for rank_message in (RankMessage("a", "b", True, "c", "d"), RankMessage()):
+        assert RankMessage.parse(rank_message.line()) == rank_message
+
+
+@pytest.mark.parametrize("said", [{"done": True}, {"failed": ""}, {"stopped": ""}], ids=str)
+def test_a_rank_that_has_said_so_has_explained_its_end(said):
+    assert RankMessage(**said).explains_end
+    assert not RankMessage(rank="a", status="epoch 1").explains_end
+
+
 @pytest.mark.slow
 def test_a_second_host_of_a_name_is_hung_up_on(hosts):
     hosts.start(*ALL_HOSTS[:2], hosts=ALL_HOSTS[:2], silence_timeout=60.0)
@@ -625,6 +748,7 @@ def test_a_port_that_is_taken(hosts):
         pytest.raises(ValueError, match=says),
     ):
         hosts.start("algo-1")
+    assert hosts.up["algo-1"].thread.daemon  # the process can end
 
 
 HEARD = {  # seconds since the others were heard, which of them is lost, and who is named

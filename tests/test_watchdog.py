@@ -7,6 +7,7 @@ dies the kernel closes its connection; here the test does. tests/test_mesh.py ha
 import asyncio
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -69,8 +70,17 @@ def test_a_folder_whose_path_is_too_long_for_a_socket(tmp_path, monkeypatch):
     folder = tmp_path / ("x" * 90)
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    with pytest.raises(UserError, match=rf"TMPDIR: no socket can be made in {folder}/watch-"):
+    says = rf"TMPDIR: no socket can be made in {folder}/watch-\w+ \(AF_UNIX path too long\); set"
+    with pytest.raises(UserError, match=says):
         watched().__enter__()
+
+
+def test_the_only_host_listens_on_no_port():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        watched(port=taken.getsockname()[1]) as watch,
+    ):
+        assert watch.wait_until_all_are_ready() is None
 
 
 def test_it_ends_although_a_task_drops_a_cancellation():
@@ -188,6 +198,19 @@ def test_no_reason_to_end(watch, act):
     )
 
 
+def test_a_rank_of_whose_launcher_nothing_is_known_may_have_been_the_first(watch):
+    """Here it has ended before the loop hears of it."""
+    gone = threading.Event()
+    watch.loop.call_soon_threadsafe(gone.wait, HANG_SECONDS)
+    if not (rank_pid := os.fork()):
+        rank(watch)
+        os._exit(0)
+    os.waitpid(rank_pid, 0)
+    gone.set()
+    assert becomes_true(lambda: watch.reason)
+    assert watch.reason == StopReason(DEAD, is_local=True, doubt=1)
+
+
 ENDS = {
     "killed": (
         "os.kill(os.getpid(), signal.SIGKILL)",
@@ -291,8 +314,11 @@ def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
     second.failed(LOST_PEER_ERROR)
     assert becomes_true(lambda: watch.lost_peer)
     die(first_heartbeat)
+    assert becomes_true(lambda: watch.own_suspicion)
+    die(rank(watch, "host algo-2, local rank 2"))
     assert becomes_true(lambda: watch.reason)
     assert watch.reason == StopReason(AFTER, is_local=True, doubt=2)
+    assert watch.suspicions == [watch.reason]  # of two that may have come of it, it is the first
 
 
 @pytest.mark.slow
@@ -351,7 +377,7 @@ def test_that_time_is_within_the_wait_for_a_reason(monkeypatch):
         die(rank(watch))
         # After 0.5 s of 0.9 s, and not after 3 * 0.4 s.
         assert watch.wait_for_reason() == StopReason(AFTER, is_local=True, doubt=2)
-        assert watch.has_waited
+        assert watch.has_waited and watch.known_reason is None
 
 
 def test_on_the_only_host_nobody_is_waited_for(monkeypatch):
@@ -376,6 +402,7 @@ def test_a_rank_that_was_killed_is_named_at_once(monkeypatch):
     ):
         let_run(started)
         assert watch.wait_for_reason().why == ENDS["killed"][1]
+        assert watch.reason is None and watch.known_reason.why == ENDS["killed"][1]
 
 
 @pytest.mark.slow
@@ -442,4 +469,5 @@ def test_a_watch_that_is_gone_harms_no_rank():
         rank_heartbeat = rank(watch)
     rank_heartbeat.done()
     rank_heartbeat.failed("error: x")
-    assert not watch.path.exists() and not watch.thread.is_alive()
+    assert not watch.path.exists() and not watch.thread.is_alive() and watch.loop.is_closed()
+    assert not watch.path.parent.exists()
