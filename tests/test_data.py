@@ -271,27 +271,20 @@ def test_the_loaders_are_what_the_settings_say(normalize):
     module = ranks.Numbered(50, normalize=normalize, **settings)
     module.setup()
     conversion = Normalize(module.mean, module.std) if normalize else Normalize()
-    expected = {
-        "train": ResidentLoader(
-            module.sets["train"],
-            normalize=conversion,
-            shuffle=True,
-            augment=True,
-            flip=True,
-            **settings,
-        )
-    } | {
-        split: ResidentLoader(module.sets[split], normalize=conversion, batch_size=7)
-        for split in ("val", "test")
-    }
-    module_loaders = {
-        "train": module.train_dataloader(),
-        "val": module.val_dataloader(),
-        "test": module.test_dataloader(),
-    }
-    for split, module_loader in module_loaders.items():
-        for batch, expected_batch in zip(module_loader, expected[split], strict=True):
-            assert all(map(torch.equal, batch, expected_batch))
+    expected = ResidentLoader(
+        module.sets["train"],
+        normalize=conversion,
+        shuffle=True,
+        augment=True,
+        flip=True,
+        **settings,
+    )
+    for batch, expected_batch in zip(module.train_dataloader(), expected, strict=True):
+        assert all(map(torch.equal, batch, expected_batch))
+    for split, evaluated in (("val", module.val_dataloader()), ("test", module.test_dataloader())):
+        images, labels = map(torch.cat, zip(*evaluated, strict=True))
+        assert torch.equal(images, conversion(module.sets[split].images))
+        assert torch.equal(labels, module.sets[split].labels)
 
 
 def test_without_shuffling_the_images_come_in_their_order_and_whole():
@@ -304,6 +297,7 @@ def test_without_shuffling_the_images_come_in_their_order_and_whole():
         seed=42,
         augment=True,
         flip=True,
+        cutout=0,
     )
     for batch, expected_batch in zip(module.train_dataloader(), expected, strict=True):
         assert all(map(torch.equal, batch, expected_batch))
@@ -468,6 +462,18 @@ def test_the_least_and_the_most_that_is_allowed(cifar, options):
     module.setup("fit")
     images, labels = next(iter(module.train_dataloader()))
     assert len(images) == len(labels) == min(module.batch_size, 200 - module.val_split)
+
+
+def test_data_is_downloaded_if_that_is_asked_for(tmp_path, monkeypatch):
+    folders = []
+    monkeypatch.setattr("app.cifar10_files.download", folders.append)
+    monkeypatch.chdir(tmp_path)
+    CIFAR10DataModule("cifar").prepare_data()
+    assert folders == []
+    CIFAR10DataModule("cifar", download=True).prepare_data()
+    assert folders == [tmp_path / "cifar"]
+    with pytest.raises(UserError, match=f"--data.data_dir=cifar: {tmp_path}/cifar holds no CIFAR"):
+        CIFAR10DataModule("cifar").setup("fit")
 
 
 def test_no_data_dir_says_what_to_do():

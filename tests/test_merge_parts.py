@@ -17,8 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import boto3
 import numpy as np
 import pytest
+from botocore.exceptions import ClientError
 from containers import ROOT
 
 from sagemaker_lightning.contract.errors import UserError
@@ -150,6 +152,34 @@ def test_hosts_without_rows_and_rows_without_entries(tmp_path):
     merge.merge([str(tmp_path / "deep/parts")], tmp_path / "merged")
     expected = {"counts": np.zeros(2, np.int64), "scores": np.zeros((0, 3), np.float32)}
     assert same(loaded(tmp_path / "merged"), expected)
+
+
+def test_models_on_s3_are_downloaded_and_leave_nothing(tmp_path, monkeypatch):
+    expected = write_parts(tmp_path / "parts")
+    made_with = []
+
+    class Client:
+        """A client of S3: there is one bucket."""
+
+        def __init__(self, service: str, **options) -> None:
+            made_with.append((service, options["region_name"]))
+            config = options["config"]
+            assert (config.connect_timeout, config.retries) == (5, {"mode": "standard"})
+
+        def download_file(self, bucket: str, key: str, path: str) -> None:
+            if bucket != "bucket":
+                raise ClientError({"Error": {"Code": "404", "Message": "no bucket"}}, "HeadObject")
+            archived(tmp_path / "parts" / key, Path(path))
+
+    monkeypatch.setattr(boto3, "client", Client)
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    addresses = [f"s3://bucket/algo-{number}" for number in (1, 2, 3)]
+    merge.merge(addresses, tmp_path / "merged")
+    assert same(loaded(tmp_path / "merged"), expected)
+    assert len(list((tmp_path / "merged").iterdir())) == len(expected) + 1
+    assert made_with == [("s3", "eu-central-1")] * 3
+    line = refused(["s3://other/algo-1"], tmp_path / "more")
+    assert line.startswith("s3://other/algo-1 could not be fetched: ") and "no bucket" in line
 
 
 def test_a_part_may_be_larger_than_the_headers_of_an_archive(tmp_path):
@@ -588,6 +618,13 @@ def test_blocks_that_overlap_are_read_once(tmp_path):
     assert plain["x"].tolist() == [1, 2]
 
 
+def test_nothing_in_a_block_is_unpickled(tmp_path):
+    run_blocks = blocks.Blocks(tmp_path, {})
+    run_blocks.commit(range(3), {"x": np.array([{}] * 3, object)})
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        list(run_blocks.read(range(3)))
+
+
 def test_a_run_is_known_by_its_settings_in_any_order(tmp_path):
     folders = [
         blocks.Blocks(tmp_path, run).folder
@@ -733,6 +770,21 @@ def test_a_folder_with_a_link_or_a_pipe_of_another_name(tmp_path):
     os.mkfifo(tmp_path / "parts/pipe")
     merge.merge([str(tmp_path / "parts")], tmp_path / "merged")
     assert same(loaded(tmp_path / "merged"), expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda path: path.symlink_to("/etc/passwd"), "Too many levels of symbolic links"),
+        (os.mkfifo, "manifest-x.json is damaged"),
+    ],
+    ids=["a link", "a pipe"],
+)
+def test_a_file_that_becomes_something_else_after_a_look_at_it(tmp_path, monkeypatch, make, says):
+    (tmp_path / "parts").mkdir()
+    make(tmp_path / "parts/manifest-x.json")
+    monkeypatch.setattr(archives.stat, "S_ISREG", lambda mode: True)
+    assert says in refused([tmp_path / "parts"], tmp_path / "merged")
 
 
 def test_too_many_files(tmp_path, monkeypatch):

@@ -347,6 +347,13 @@ def test_hosts_with_different_settings(hosts, settings, other_settings, says):
     )
 
 
+def test_a_job_may_have_a_hundred_long_hyperparameters(hosts):
+    settings = {f"hyperparameter {number}": "x" * 2500 for number in range(100)}
+    hosts.start(*ALL_HOSTS[:2], hosts=ALL_HOSTS[:2], settings_of_host=settings)
+    hosts.meet()
+    assert hosts.up["algo-1"].reason is hosts.up["algo-2"].reason is None
+
+
 def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
     """Hosts compare all settings of the job, with secrets masked.
 

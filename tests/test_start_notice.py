@@ -3,7 +3,9 @@
 A quick start says nothing, and neither does one that is done.
 """
 
+import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from sagemaker_lightning.callbacks.progress import StartProgress
-from sagemaker_lightning.process import start_notice
+from sagemaker_lightning.process import start, start_notice
+
+from app import train_multi_node
 
 ROOT = Path(__file__).resolve().parents[1]
 PREAMBLE = """
@@ -117,3 +121,42 @@ def test_the_first_step_is_the_end(monkeypatch):
     assert len(activities) == 2 and None not in activities
     callback.on_train_batch_end(None, None, None, None, 0)
     assert activities[-1] is None
+
+
+PROGRAMS = {
+    "train.py": "sagemaker_lightning.cli.run.main",
+    "train_multi_node.py": "app.train.main",
+    "train_torchrun.py": "sagemaker_lightning.launch.torchrun_command.main",
+    "split.py": "sagemaker_lightning.rows.job.main",
+    "similarity.py": "sagemaker_lightning.rows.job.read",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_announces_its_start_before_it_does_anything(program, monkeypatch):
+    did = []
+    for name in ("before_lightning", "before_torch"):
+        monkeypatch.setattr(start, name, lambda: did.append("start"))
+    monkeypatch.setattr(start_notice, "begin", lambda what: did.append("start"))
+    monkeypatch.setattr("sagemaker_lightning.contract.shutdown.leave_at_once", lambda: None)
+    monkeypatch.setattr(PROGRAMS[program], lambda *given: did.append("main") or sys.exit(0))
+    monkeypatch.setattr(sys, "argv", [program])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(ROOT / "app" / program), run_name="__main__")
+    assert did == ["start", "main"]
+
+
+@pytest.mark.parametrize("hosts", [["algo-1"], ["algo-1", "algo-2"]], ids=len)
+def test_a_host_that_is_not_alone_says_that_it_waits_for_the_others(hosts, monkeypatch):
+    monkeypatch.setenv("SM_HOSTS", json.dumps(hosts))
+    monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
+    did = []
+    monkeypatch.setattr(start_notice, "set_activity", did.append)
+    monkeypatch.setattr(
+        "sagemaker_lightning.contract.rendezvous.join",
+        lambda environment, variables: did.append((environment.hosts, variables is os.environ)),
+    )
+    monkeypatch.setattr("app.train.main", did.append)
+    train_multi_node.main(["--flag"])
+    said = ["waiting for the other hosts"] if len(hosts) > 1 else []
+    assert did == [*said, (tuple(hosts), True), ["--flag"]]

@@ -128,6 +128,12 @@ def test_a_rank_that_raises_is_quoted(watch):
     assert watch.own_suspicion is None or watch.own_suspicion.why != DEAD  # it has said why
 
 
+def test_a_rank_may_say_why_at_length(watch):
+    rank(watch).failed(f"error: {'x' * 2**17}")
+    assert becomes_true(lambda: watch.reason)
+    assert watch.reason.why == f"a rank failed: {'x' * 2**17}"
+
+
 def test_a_rank_that_is_told_to_stop(watch):
     rank(watch).stopped("interrupted, resume from step 7")
     assert becomes_true(lambda: watch.reasons_given)
