@@ -168,8 +168,9 @@ def test_what_the_steps_log():
     labels = torch.where(torch.arange(5) < 3, logits.argmax(1), logits.argmin(1))
     logged = {}
     model.log_dict = lambda values, **options: logged.update({tuple(values): (values, options)})
-    for step in (model.training_step, model.validation_step, model.test_step):
-        step((images, labels), 0)
+    with torch.no_grad():
+        for step in (model.training_step, model.validation_step, model.test_step):
+            step((images, labels), 0)
     assert [options for _, options in logged.values()] == [
         {"batch_size": 5},
         {"batch_size": 5, "sync_dist": True},
