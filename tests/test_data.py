@@ -1,6 +1,8 @@
 """The data path: a pure function of (seed, epoch, position), with Lightning Bolts' split."""
 
+import io
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -340,6 +342,15 @@ def test_the_first_rank_alone_says_that_a_setting_has_no_effect(capsys):
         module.trainer = SimpleNamespace(is_global_zero=is_first, node_rank=0, num_nodes=1)
         module.setup("fit")
         assert ("--data.num_workers=2 is ignored" in capsys.readouterr().out) is is_first
+
+
+def test_what_the_data_says_is_in_the_log_at_once(monkeypatch):
+    """Even if the output is a file."""
+    log = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(log))
+    module = Counted(pin_memory=True)
+    module.setup("fit")
+    assert log.getvalue().startswith(b"warning: --data.pin_memory=true is ignored")
 
 
 def test_the_fingerprint_is_that_of_what_is_trained_and_validated_on():

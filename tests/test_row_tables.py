@@ -4,6 +4,7 @@ And rows/job.py in this process: what a host computes, says and leaves. tests/te
 has whole jobs.
 """
 
+import io
 import json
 import signal
 import sys
@@ -235,6 +236,25 @@ def test_a_host_computes_its_rows_in_blocks_and_says_so(host, capsys):
     assert "algo-1: rows 0 to 2500: 2500 are done already" in capsys.readouterr().out
     host.run(settings={"power": 2})
     assert len(host.computed) == 6  # and these of another
+
+
+def test_what_a_host_says_is_in_its_log_at_once(host, monkeypatch):
+    """Even if its output is a file, or if it is killed after that."""
+    host.write_rows(10)
+    log = io.BytesIO()
+    logs = []
+
+    def compute(rows: range) -> np.ndarray:
+        logs.append(log.getvalue())
+        return np.zeros(len(rows))
+
+    write = job.parts.write
+    monkeypatch.setattr(
+        job.parts, "write", lambda *given: logs.append(log.getvalue()) or write(*given)
+    )
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(log))
+    host.run(function=compute)
+    assert [text.count(b"\n") for text in (*logs, log.getvalue())] == [1, 2, 3]
 
 
 def test_a_block_has_as_many_rows_as_flag_and_function_allow(host):
