@@ -631,7 +631,9 @@ def test_a_run_is_known_by_its_settings_in_any_order(tmp_path):
         for run in ({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1, "b": 3})
     ]
     assert folders[0] == folders[1] != folders[2]
-    assert folders[0] == tmp_path / "blocks-ec55c9ec4b598e6f"  # a later version finds what this one left
+    assert (
+        folders[0] == tmp_path / "blocks-ec55c9ec4b598e6f"
+    )  # a later version finds what this one left
 
 
 def test_progress_is_said_every_five_seconds_and_at_the_end(tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ from sagemaker_lightning.contract import deadlines
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.nodes import mesh
 from sagemaker_lightning.nodes.mesh import Mesh, StopReason
-from sagemaker_lightning.nodes.messages import Doubt, HostMessage, RankMessage, Suspicion
+from sagemaker_lightning.nodes.messages import Doubt, Greeting, HostMessage, RankMessage, Suspicion
 from sagemaker_lightning.nodes.watchdog import Watchdog
 
 HANG_SECONDS = 120.0  # what is waited for comes within a few
@@ -698,6 +698,19 @@ MESSAGES = {
 @pytest.mark.parametrize("line", MESSAGES)
 def test_of_a_message_what_is_of_another_kind_is_left_out(line):
     assert HostMessage.parse(line) == MESSAGES[line]
+
+
+GREETINGS = {
+    b'{"host": "a", "settings": {"b": 1}, "calls": "c"}': Greeting("a", {"b": 1}, "c"),
+    b'{"host": "a", "settings": {}, "calls": ["c"]}': Greeting("a", {}),
+    b'{"host": ["a"], "settings": {}}': None,
+    b'{"host": "a", "settings": []}': None,
+}
+
+
+@pytest.mark.parametrize("line", GREETINGS)
+def test_a_greeting_has_a_name_and_settings(line):
+    assert Greeting.parse(line) == GREETINGS[line]
 
 
 def test_a_message_is_read_as_it_was_sent():

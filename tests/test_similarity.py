@@ -192,7 +192,9 @@ def test_rows_that_do_not_stay_on_the_device_are_compared_as_those_that_do(setti
     assert small.whole is None and large.whole.shape == (1400, 1000)
     part = range(700, 740)
     actual, expected = small(part), large(part)
-    assert actual.keys() == expected.keys()
+    counts = {"counts"} if "threshold" in settings else set()
+    neighbours = set() if "dense" in settings else {"neighbours"}
+    assert actual.keys() == expected.keys() == {"scores"} | counts | neighbours
     for name, array in expected.items():
         assert np.allclose(actual[name], array, atol=1e-6)
     table[735] = 0
@@ -203,19 +205,31 @@ def test_rows_that_do_not_stay_on_the_device_are_compared_as_those_that_do(setti
 @pytest.mark.parametrize(
     ("count", "columns", "settings", "size"),
     [
-        # 0.01 GiB without the rows, halved, by 4 bytes for 2 scores of each of 2**15 columns and
-        # for 4 rows, and what is returned
-        (40_000, 4, {"top_k": 3}, (10_737_418 - 640_000) // 2 // (262_208 + 12)),
-        (40_000, 4, {"dense": True}, (10_737_418 - 640_000) // 2 // (262_208 + 320_000)),
-        (40_000, 4, {"threshold": 0.5}, (10_737_418 - 640_000) // 2 // (262_208 + 2_560_000)),
-        (1400, 1000, {"top_k": 3}, 10_737_418 // 2 // (27_200 + 12)),
+        # The memory without the rows, halved, by 4 bytes for 2 scores of each of 2**15 columns and
+        # for 4 rows, and by what is returned
+        (40_000, 4, {"top_k": 30_000}, (10_737_418 - 640_000) // 2 // (262_208 + 120_000)),
+        (40_000, 4, {"dense": True, "memory": 0.1}, (107_374_182 - 640_000) // 2 // 582_208),
+        (40_000, 4, {"threshold": 0.5, "memory": 1.0}, (2**30 - 640_000) // 2 // 2_822_208),
         (40_000, 4, {"top_k": 3, "precision": "float16"}, (10_737_418 - 320_000) // 2 // 262_220),
+        (1400, 1000, {"top_k": 3}, 10_737_418 // 2 // (27_200 + 12)),
+        (1400, 800, {"top_k": 3}, (10_737_418 - 4_480_000) // 2 // (24_000 + 12)),
         (200_000, 1, {"threshold": 0.5}, 1),
         (100, 4, {"top_k": 3}, 1024),
     ],
 )
 def test_a_block_has_as_many_rows_as_the_memory_holds(count, columns, settings, size):
-    assert compared(np.ones((count, columns), np.float32), memory=0.01, **settings).size == size
+    table = np.ones((count, columns), np.float32)
+    assert compared(table, **{"memory": 0.01} | settings).size == size
+
+
+def test_a_row_is_not_its_own_neighbour_wherever_it_is():
+    table = rows(33_000, 4)
+    part = range(32_760, 32_780)  # 2**15 columns are compared at a time
+    unit = table.astype(np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    expected = unit[part] @ unit.T
+    expected[range(len(part)), part] = -np.inf
+    assert nearest(compared(table, top_k=2)(part), expected, 2)
 
 
 def test_a_row_is_its_own_neighbour_where_that_is_asked_for():
@@ -268,6 +282,7 @@ def test_pairs_at_the_threshold_count_and_come_row_by_row():
         ({"memory": 0.009}, "--memory: found 0.009, allowed is 0.01 or more"),
         ({"memory": float("nan")}, "--memory: found nan, allowed"),
         ({"threshold": -1.5}, "--threshold: found -1.5, allowed is -1 to 1"),
+        ({"threshold": 1.5}, "--threshold: found 1.5, allowed is -1 to 1"),
         ({"threshold": float("nan")}, "--threshold: found nan"),
         ({"top_k": 1, "threshold": 0.0}, "--top_k, --threshold: found both"),
     ],

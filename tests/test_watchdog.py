@@ -251,7 +251,7 @@ def test_a_rank_that_was_told_to_stop_before_it_could_say_so_is_no_reason(watch,
 
 
 @pytest.mark.parametrize(
-    "way_to_end", ["os.abort()", "say(failed='error: lost a peer'); os._exit(1)"]
+    "way_to_end", ["os.abort()", "os._exit(0)", "say(failed='error: lost a peer'); os._exit(1)"]
 )
 def test_a_rank_that_its_launcher_takes_with_it(watch, way_to_end):
     """The kernel kills a rank with its launcher.
