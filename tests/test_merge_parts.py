@@ -401,7 +401,9 @@ def nested(levels: int) -> list:
 
 
 CONTRADICTIONS = {
-    "no total": (without_total, "total is missing"),
+    "no total": (without_total, "total is missing, or of another kind than int"),
+    "rows below 0": (contradict("rows", [-1, 9]), "rows: not whole numbers from 0 on"),
+    "rows backwards": (contradict("rows", [20, 10]), r"rows are \[20, 10\], of 30 in all"),
     "a total below 0": (contradict("total", -1), "total: not whole numbers from 0 on"),
     "more rows than there are": (contradict("rows", [0, 31]), r"rows are \[0, 31\], of 30 in all"),
     "three borders of rows": (contradict("rows", [0, 5, 10]), r"rows are \[0, 5, 10\], of 30"),
