@@ -708,6 +708,78 @@ def test_a_training_that_is_done_ends_with_the_hooks_of_its_start(tmp_path: Path
         short_trainer(tmp_path, TQDMProgressBar(), enable_progress_bar=True).fit(model)
 
 
+class StopsEarly(pl.Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = True
+
+
+@pytest.mark.slow
+def test_a_training_that_was_ended_early_stays_so(tmp_path: Path, capfd):
+    """Its last score is known. And a program may change its arrays between two trainings."""
+    model = Untested()
+    model.directions = np.ones(3)
+    scores = []
+    for callbacks in ([StopsEarly()], []):
+        best = ModelCheckpoint(tmp_path / "best", monitor="train_loss_epoch")
+        options = {"max_epochs": 3, "enable_checkpointing": True}
+        trainer = short_trainer(tmp_path / "run", *callbacks, best, **options)
+        trainer.fit(model)
+        scores.append(best.current_score)
+        model.directions = 2 * model.directions
+    output = capfd.readouterr().out
+    assert trainer.global_step == 11 and "step 11 was the last one" in output
+    assert "warning: resumed" not in output
+    assert scores[0] is not None and scores[0] == scores[1]
+
+
+class Validating(Classifier):
+    """Counts what it validates, also in the check before training, and knows two folders."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+        self.validated = 0
+
+    def val_dataloader(self):
+        self.data_folder = self.folder
+        return super().val_dataloader()
+
+    def validation_step(self, batch, batch_idx):
+        self.validated += 1
+
+
+@pytest.mark.slow
+def test_the_check_before_training_counts_once(tmp_path: Path):
+    """What is made with the data is no change: a resumed run may have another folder."""
+    with pytest.raises(SystemExit):
+        short_trainer(tmp_path, StopsAt(0, 2), limit_val_batches=2).fit(Validating("a"))
+    short_trainer(tmp_path, limit_val_batches=2).fit(model := Validating("b"))
+    assert model.validated == 2 + 2
+    assert model.folder == model.data_folder == "b"
+
+
+class Growing(Untested):
+    """Makes a part of it in a hook, if it is told to."""
+
+    def __init__(self, grows: bool) -> None:
+        super().__init__()
+        self.grows = grows
+
+    def on_fit_start(self):
+        if self.grows:
+            self.head = torch.nn.Linear(1, 1)
+
+
+@pytest.mark.slow
+def test_weights_that_no_hook_makes_again_are_one_line(tmp_path: Path):
+    with pytest.raises(SystemExit):
+        short_trainer(tmp_path, PressCtrlC(1)).fit(Growing(True))
+    says = r"step 4 is of another run: its model has head\.bias, this one does not; give another"
+    with pytest.raises(UserError, match=says):
+        short_trainer(tmp_path).fit(Growing(False))
+    short_trainer(tmp_path).fit(Growing(True))
+
+
 def test_ctrl_c_twice_stops_at_once(tmp_path: Path):
     presses = PressCtrlC(2)
     handlers = installed_handlers()
@@ -1089,7 +1161,7 @@ def test_other_numbers_of_the_code_are_said(tmp_path: Path, capfd, model, limits
 
 
 @pytest.mark.slow
-def test_another_learning_rate_is_one_line(tmp_path: Path):
+def test_another_learning_rate_is_one_line(tmp_path: Path, capfd):
     """It would have no effect: the checkpoint has its own."""
     with pytest.raises(SystemExit):
         short_trainer(tmp_path, PressCtrlC(1)).fit(Classifier())
@@ -1099,8 +1171,10 @@ def test_another_learning_rate_is_one_line(tmp_path: Path):
         short_trainer(tmp_path).fit(Classifier(lr=0.1))
     resume = ExactResume(tmp_path, seed=1, other_settings=True)
     trainer = short_trainer(tmp_path, callbacks=[resume])
+    capfd.readouterr()
     trainer.fit(model := Classifier(lr=0.1))
     assert model.optimizers().optimizer.param_groups[0]["initial_lr"] == 0.1
+    assert "warning: " not in capfd.readouterr().out
 
 
 class Scheduled(Untested):
