@@ -25,12 +25,18 @@ class Part:
         self.depth = 3
 
 
+SHARED = Part()
+
+
 class Model(LightningModule):
     """Has what it is given as attributes."""
 
     def __init__(self, **values) -> None:
         super().__init__()
         vars(self).update(values)
+
+    def shared_depth(self) -> int:
+        return SHARED.depth
 
 
 class Patient(Callback):
@@ -86,14 +92,15 @@ def test_what_changes_no_result_is_not_compared(name):
 
 
 def test_the_numbers_of_parts_are_recorded():
-    """Those of classes are not, nor those of objects of libraries other than layers."""
-    model = Model(part=Part(), made_of=Part, parts=[Part()], items=range(7))
+    """Those of classes and of code are not, nor those of a library's objects other than layers."""
+    model = Model(part=Part(), made_of=Part, parts=[Part()], of_library=SimpleNamespace(items=7))
     model.layer = nn.Dropout(0.3)
     model.loss = nn.CrossEntropyLoss(label_smoothing=0.1)
     found = described(model)
     assert found["depth of model.part"] == found["depth of model.parts.0"] == "3"
     assert found["p of model.layer"] == "0.3" and found["label_smoothing of model.loss"] == "0.1"
-    assert not any("width" in name or "items" in name for name in found)
+    for part in ("width", "items", "training", "SHARED"):
+        assert not any(part in name for name in found)
 
 
 def test_the_numbers_of_callbacks_are_recorded():

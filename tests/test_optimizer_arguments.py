@@ -215,8 +215,6 @@ def test_of_a_large_array_the_digest_counts(make):
 class Schedule:
     """A schedule of a user's own, that has something as its function."""
 
-    last_epoch = 0
-
     def __init__(self, function) -> None:
         self.function = function
 
@@ -272,6 +270,10 @@ def scaled(factor: float):
         (wrapped(lambda step: 0.5), "0.5"),
         (wrapped(lambda step: 0.5, 3), "0.5"),
         (wrapped(lambda step: 0.5, 4), "()"),
+        ([wrapped(lambda step: 0.5, 2)], "0.5"),
+        ([wrapped(lambda step: 0.5, 3)], "()"),
+        (functools.partial(wrapped(lambda step: 0.5, 2)), "0.5"),
+        (functools.partial(wrapped(lambda step: 0.5, 3)), "()"),
         ([lambda step: 0.5, lambda step: step, lambda step: 0.25], "(0.5, 0.25)"),
         ([3, 4], None),
         (Factor, None),
