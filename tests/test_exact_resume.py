@@ -1080,13 +1080,22 @@ class Drawn(Classifier):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("epoch", "every"), [(1, 1), (2, 1), (3, 1), (1, 3), (4, 3)])
-def test_validation_data_that_are_drawn_anew_every_other_epoch(tmp_path: Path, epoch, every):
-    options = {"reload_dataloaders_every_n_epochs": 2, "check_val_every_n_epoch": every}
+@pytest.mark.parametrize(
+    ("epoch", "every", "reloads"),
+    [(1, 1, 2), (2, 1, 2), (3, 1, 2), (1, 3, 2), (4, 3, 2), (1, 1, 0)],
+)
+def test_validation_data_that_are_drawn_anew_every_other_epoch(
+    tmp_path: Path, epoch, every, reloads
+):
+    """Or only once."""
+    options = {"reload_dataloaders_every_n_epochs": reloads, "check_val_every_n_epoch": every}
     options["max_epochs"] = 4 if every == 1 else 6
+    if not reloads:
+        options["max_epochs"] = 2
     uninterrupted = Drawn()
     short_trainer(tmp_path / "whole", **options).fit(uninterrupted)
-    assert len(set(uninterrupted.first_numbers.values())) == (2 if every == 1 else 3)
+    draws = len(set(uninterrupted.first_numbers.values()))
+    assert draws == (1 if not reloads else 2 if every == 1 else 3)
     interrupted = Drawn()
     with pytest.raises(SystemExit):
         short_trainer(tmp_path / "run", Stops(epoch * 10 + 4), **options).fit(interrupted)

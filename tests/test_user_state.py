@@ -551,6 +551,31 @@ def test_optimizers_that_share_groups_still_do_when_their_states_are_loaded():
     assert list(optimizer_state) == [weight] and torch.equal(momentum, expected)
 
 
+class Around(torch.optim.Optimizer):
+    """An optimizer that has nothing of its own, not even groups."""
+
+    def __init__(self, inner: SGD) -> None:
+        self.around = (inner,)
+
+    @property
+    def param_groups(self):
+        return self.around[0].param_groups
+
+    def state_dict(self):
+        return {"lr": self.param_groups[0]["lr"]}
+
+    def load_state_dict(self, state):
+        self.param_groups[0]["lr"] = state["lr"]
+
+
+def test_an_optimizer_may_have_no_groups_of_its_own():
+    models = [Model(around=Around(SGD([nn.Parameter(torch.zeros(1))], 0.5))) for _ in range(2)]
+    states = [state_of(model) for model in models]
+    models[0].around.param_groups[0]["lr"] = 0.25
+    states[1].restore(states[0].encode_changes())
+    assert models[1].around.param_groups[0]["lr"] == 0.25
+
+
 def test_a_flag_of_a_dataset_is_left_if_what_it_tells_of_is_missing():
     """The dataset makes it then; the flags of others say what hooks have done."""
 
