@@ -732,6 +732,37 @@ def test_a_training_that_was_ended_early_stays_so(tmp_path: Path, capfd):
     assert scores[0] is not None and scores[0] == scores[1]
 
 
+class Extending(Untested):
+    """Sets its rate when a training starts, lowers it at each batch, and adds an epoch."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.05)
+
+    @property
+    def group(self) -> dict:
+        return self.trainer.optimizers[0].param_groups[0]
+
+    def on_train_start(self):
+        self.group["lr"] = 0.25
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.group["lr"] *= 0.875
+        if self.global_step == 2:
+            self.trainer.fit_loop.max_epochs += 1
+
+
+@pytest.mark.slow
+def test_rates_and_epochs_are_as_code_has_changed_them(tmp_path: Path):
+    """Another limit of epochs replaces the epochs that were added."""
+    model = Extending()
+    for presses, epochs, steps in ((1, 1, 4), (0, 1, 22), (0, 3, 33)):
+        trainer = short_trainer(tmp_path, PressCtrlC(presses), max_epochs=epochs)
+        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
+            trainer.fit(model)
+        assert trainer.global_step == steps
+        assert model.group["lr"] == pytest.approx(0.25 * 0.875**steps)
+
+
 class Validating(Classifier):
     """Counts what it validates, also in the check before training, and knows two folders."""
 

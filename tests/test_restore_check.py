@@ -110,7 +110,7 @@ def test_equal_values_have_equal_digests(first, second, same):
 
 def test_what_is_missing_or_another_one_differs():
     """A model may have more or fewer weights; a mode or a frozen weight may not come to it."""
-    before = {"a": 1, "b": 2, "c": 3, "state_dict.w": 4, "averaging_state.n": 5, "eval body": 6}
+    before = {"a": 1, "b": 2, "c": 1, "state_dict.w": 4, "averaging_state.n": 5, "eval body": 6}
     now = {"a": 1, "b": 9, "new": 3, "eval head": 4, "frozen body": 5, "state_dict.v": 6}
     assert differing(before, now) == ["b", "c", "eval body", "eval head", "frozen body"]
     assert differing({"state_dict.w": 4}, {"state_dict.w": 5}) == ["state_dict.w"]
