@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,9 +19,11 @@ from pytorch_lightning.trainer.states import RunningStage
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.drill import command, comparison
 from sagemaker_lightning.resume import checkpoint_file, drilled_run
+from sagemaker_lightning.resume.callback import ExactResume
 from sagemaker_lightning.state import module_variables
 
 
@@ -435,6 +438,16 @@ def test_a_drilled_run_is_short(tmp_path: Path, untrained, given, steps, expecte
     trainer = trainer_of(**given)
     drilled(tmp_path, steps=steps).setup(trainer, None, "fit")
     assert {name: getattr(trainer, name) for name in expected} == expected
+
+
+def test_a_drilled_run_saves_every_other_step_in_the_folder_of_the_drill(tmp_path: Path):
+    asked = {"folder": tmp_path, "reached": "x", "epochs": 2, "steps": 3, "moment": None}
+    environment = replace(
+        SageMakerEnvironment.read(), drill=asked | {"workers": None}, checkpoint_dir=tmp_path / "a"
+    )
+    resume = ExactResume("mine", every_n_minutes=5, every_n_steps=50, environment=environment)
+    assert resume.folder.path == tmp_path / "a"
+    assert (resume.every_n_steps, resume.every_n_minutes) == (2, 0)
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,8 @@ def test_what_hooks_compute_at_the_start_is_told_from_what_may_rightly_differ():
             self.total_steps = 40
             self.first_step = trainer.global_step
             self.named = {"a": "b", "c": torch.ones(1)}
-            self.data = torch.zeros(start_hooks.MIN_ELEMENTS + 1)
+            self.data = torch.zeros((1 << 20) + 1)
+            self.largest = torch.zeros(1 << 20)
             self.began = time.time()
             self.timer = {"began": time.monotonic(), "laps": 0}
 
@@ -288,7 +289,8 @@ def test_what_hooks_compute_at_the_start_is_told_from_what_may_rightly_differ():
     hooks = start_hooks.StartHooks(trainer)
     starts.on_fit_start(trainer, trainer.lightning_module)
     assert hooks.computed() == {
-        ("callbacks.0 Starts", name) for name in ("anchor", "baseline", "mean", "first_step")
+        ("callbacks.0 Starts", name)
+        for name in ("anchor", "baseline", "mean", "first_step", "largest")
     }
     assert start_hooks.StartHooks(trainer).computed() == set()
 

@@ -10,7 +10,7 @@ from sagemaker_lightning.resume import fit_loops, journal, verification
 from sagemaker_lightning.resume.agreement import Comparison
 from sagemaker_lightning.resume.journal import FETCHED_AHEAD, Step
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.resume.verification import BATCHES_PER_READ, Difference, Proof
+from sagemaker_lightning.resume.verification import Difference, Proof
 from sagemaker_lightning.state import batch_digest
 
 
@@ -614,12 +614,12 @@ def clock(monkeypatch) -> list[float]:
 def test_digests_on_a_device_are_read_together(tmp_path, clock):
     run = Ranks(tmp_path)
     run.begin()
-    run.train(*([0.5] * (BATCHES_PER_READ - 1)))
+    run.train(*([0.5] * 49))
     assert run.positions == []
     run.train(0.25)
     losses = [step.loss for step in run.steps]
     a, b = (batch_digest.combine([int(batch_digest.float_bits(loss))]) for loss in (0.5, 0.25))
-    assert losses == [a] * (BATCHES_PER_READ - 1) + [b]
+    assert losses == [a] * 49 + [b]
 
 
 def test_digests_on_a_device_are_read_after_a_second(tmp_path, clock):
@@ -651,10 +651,10 @@ def test_digests_that_are_on_the_way_are_waited_for_at_the_end_alone(tmp_path, c
     values = torch.stack([part for part in batches[0].parts if isinstance(part, torch.Tensor)])
     proof.on_gpu, proof.being_copied = [], (batches, values, event)
     monkeypatch.undo()
-    run.train(*([0.5] * BATCHES_PER_READ))  # these could be read at once
-    assert len(proof.on_gpu) == BATCHES_PER_READ and run.positions == []
+    run.train(*([0.5] * 50))  # these could be read at once
+    assert len(proof.on_gpu) == 50 and run.positions == []
     proof.read_digests()
-    assert copied and run.positions == [(0, batch) for batch in range(BATCHES_PER_READ + 1)]
+    assert copied and run.positions == [(0, batch) for batch in range(51)]
     assert len({step.loss for step in run.steps}) == 1 and not proof.being_copied
 
 

@@ -219,7 +219,7 @@ def test_settings_of_the_trainer_that_change_are_saved_from_then_on():
     trainer.accumulate_grad_batches = 4
     trainer.should_stop = True
     trainer.mine = 3
-    trainer._hidden = 3
+    trainer._default_root_dir = "/elsewhere"
     saved = state.encode_changes()
     assert saved["settings"] == {"accumulate_grad_batches": 4}
     other = state_of()
@@ -287,16 +287,19 @@ def test_what_tells_the_data_from_others():
     train = [DataLoader(Points(numbers=[1, 2], single=3, seen=[1]), 4, drop_last=True)]
     val = [DataLoader(TensorDataset(torch.ones(3)), batch_size=None)]
     model = Model(directions=np.ones(2), seen=np.ones(2), sizes=[1, 2])
-    state = state_of(model, train=[*train, DataLoader(Stream()), Loader()], val=val)
+    holding = Holding(directions=np.ones(2))
+    state = state_of(model, holding, train=[*train, DataLoader(Stream()), Loader()], val=val)
     train[0].dataset.seen.append(2)
     model.seen[0] = 0.0
     data = state.encode_changes()["data"]
-    numbers = {name.removeprefix("the numbers in ") for name in data if "numbers" in name}
-    expected = {"train.0.dataset.numbers", "val.0.dataset.tensors", "model.directions"}
-    assert {"the numbers in " + name for name in expected} == {
-        name for name in data if name.startswith("the numbers")
-    }, numbers
-    others = {name: value for name, value in data.items() if not name.startswith("the numbers")}
+    begin = "the numbers in "
+    assert {name.removeprefix(begin) for name in data if name.startswith(begin)} == {
+        "train.0.dataset.numbers",
+        "val.0.dataset.tensors",
+        "model.directions",
+        "callbacks.0 Holding.directions",
+    }
+    others = {name: value for name, value in data.items() if not name.startswith(begin)}
     assert others == {
         "the length of train.0.dataset": 8,
         "the length of val.0.dataset": 3,
