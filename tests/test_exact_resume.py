@@ -1782,6 +1782,37 @@ def test_what_changes_in_the_data_is_as_it_was(tmp_path: Path, case: str, at: tu
         assert resumed.changing().noise == alone.changing().noise < 1
 
 
+class Redrawn(Untested):
+    """Draws its data when Lightning asks for it; they depend on what training has changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = 1.0
+
+    def train_dataloader(self):
+        inputs = self.level * torch.rand(44, 2)
+        return DataLoader(TensorDataset(inputs, torch.rand(44, 1).round()), 4, shuffle=True)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.level *= 0.99
+
+
+@pytest.mark.slow
+def test_data_that_are_made_anew_while_training_are_as_they_were(tmp_path: Path, capfd):
+    """Within an epoch those of the epoch in which they were made, at its end new ones."""
+    model = Redrawn()
+    options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 2}
+    short_trainer(tmp_path / "alone", **options).fit(alone := copy.deepcopy(model))
+    for at in ((3, 2), (1, 10)):
+        folder = tmp_path / str(at[0])
+        with pytest.raises(SystemExit):
+            short_trainer(folder, StopsAt(*at), **options).fit(copy.deepcopy(model))
+        short_trainer(folder, **options).fit(resumed := copy.deepcopy(model))
+        assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
+        assert resumed.level == alone.level
+    assert "warning: resumed" not in capfd.readouterr().out
+
+
 class Adding(Classifier):
     """It keeps the mean of its losses at an object of Lightning's or torch's, and trains by it."""
 

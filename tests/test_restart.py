@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pytorch_lightning import LightningModule
 from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
@@ -96,6 +97,19 @@ def test_a_checkpoint_may_be_beyond_the_limit_of_epochs(
     assert trainer.fit_loop.max_epochs == limit
 
 
+@pytest.mark.parametrize(
+    ("limit", "raised"), [(4, 5), (2, 5), (5, 5), (6, 6), (-1, -1), (None, None)]
+)
+def test_a_limit_is_raised_while_lightning_loads_a_checkpoint_beyond_it(tmp_path, limit, raised):
+    trainer = trainer_of()
+    trainer.fit_loop.max_epochs = limit
+    restart = restart_of(tmp_path, trainer, step=12)
+    restart._raise_epoch_limit(5)
+    assert trainer.fit_loop.max_epochs == raised
+    restart.restore_epoch_limit()
+    assert trainer.fit_loop.max_epochs == limit
+
+
 def test_a_limit_that_was_raised_is_lowered_once(tmp_path):
     restart = restart_of(tmp_path, step=12)
     restart.raised_epochs = 2
@@ -123,6 +137,30 @@ def test_why_nothing_is_left_to_train(tmp_path, capsys, limit, says):
     restart.trainer.is_global_zero = False
     restart.print_nothing_left()
     assert capsys.readouterr().out == ""
+
+
+class Making(LightningModule):
+    """Makes a thing that no checkpoint holds when an epoch starts."""
+
+    made = 0
+
+    def on_train_epoch_start(self):
+        self.thing = object()
+        self.made += 1
+
+
+def test_hooks_make_again_what_no_checkpoint_holds(tmp_path):
+    """In a resumed run, which within an epoch has no start of it."""
+    model = Making()
+    trainer = trainer_of(lightning_module=model, val_dataloaders=None)
+    asked = []
+    objects = SimpleNamespace(
+        missing_attributes=lambda held: (asked.append(held), [("model", "thing")])[1]
+    )
+    restart_of(tmp_path, trainer).recreate_objects(objects)
+    assert (model.made, asked) == (0, [])
+    restart_of(tmp_path, trainer, ranks=[{"held": "state"}]).recreate_objects(objects)
+    assert (model.made, asked) == (1, ["state"])
 
 
 def test_where_training_is(tmp_path):
