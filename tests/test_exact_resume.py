@@ -1790,8 +1790,8 @@ class Redrawn(Untested):
         self.level = 1.0
 
     def train_dataloader(self):
-        inputs = self.level * torch.rand(44, 2)
-        return DataLoader(TensorDataset(inputs, torch.rand(44, 1).round()), 4, shuffle=True)
+        inputs = self.level * torch.rand(16, 2)
+        return DataLoader(TensorDataset(inputs, torch.rand(16, 1).round()), 4, shuffle=True)
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.level *= 0.99
@@ -1803,7 +1803,7 @@ def test_data_that_are_made_anew_while_training_are_as_they_were(tmp_path: Path,
     model = Redrawn()
     options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 2}
     short_trainer(tmp_path / "alone", **options).fit(alone := copy.deepcopy(model))
-    for at in ((3, 2), (1, 10)):
+    for at in ((3, 1), (1, 3)):
         folder = tmp_path / str(at[0])
         with pytest.raises(SystemExit):
             short_trainer(folder, StopsAt(*at), **options).fit(copy.deepcopy(model))

@@ -12,7 +12,12 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume import fit_loops, optimizer_arguments, restore
+from sagemaker_lightning.resume import (
+    fit_loops,
+    model_changes,
+    optimizer_arguments,
+    restore,
+)
 from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir
 from sagemaker_lightning.resume.restore import Restart
 from sagemaker_lightning.resume.resume_point import ResumePoint
@@ -423,6 +428,68 @@ def test_each_rank_has_its_own_state(tmp_path):
     assert restart_of(tmp_path, trainer, **entries).take_loader_states() == 1
     trainer = trainer_of(world_size=3, global_rank=1)
     assert restart_of(tmp_path, trainer, **entries).take_loader_states() == 0
+
+
+class Calls:
+    """Notes each call of any function."""
+
+    def __init__(self) -> None:
+        self.noted = []
+
+    def __getattr__(self, name):
+        return lambda *arguments, **named: self.noted.append((name, *arguments[1:], *named.items()))
+
+
+@pytest.mark.parametrize(
+    ("point", "ranks", "key"),
+    [
+        (ResumePoint.BATCH, 1, "state_dict"),
+        (ResumePoint.EPOCH, 1, "current_model_state"),
+        (ResumePoint.BATCH, 2, "state_dict"),
+    ],
+)
+def test_what_hooks_have_overwritten_is_restored_once(tmp_path, monkeypatch, point, ranks, key):
+    """Before the hooks, only plain values are; with an average, the model has its own weights."""
+    calls = Calls()
+    monkeypatch.setattr(restore, "epoch_state", calls)
+    for name in ("continue_averaging", "share_original_weights"):
+        monkeypatch.setattr(model_changes, name, getattr(calls, name))
+    model = nn.Linear(1, 1)
+    trainer = trainer_of(lightning_module=model, optimizers=[torch.optim.SGD(model.parameters())])
+    rank_state = {"held": "state"}
+    entries = {"world_size": ranks, "ranks": [rank_state], "shown": "metrics", "tickets": "tickets"}
+    restart = restart_of(tmp_path, trainer, point, **entries)
+    restart.saved_groups = [[{"lr": 0.5}]]
+    restart.same_rates = ranks == 1
+    one, other = ({"weight": torch.full((1, 1), number)} for number in (1.0, 2.0))
+    restart.checkpoint = {"state_dict": other} | {key: one}
+    user_state = SimpleNamespace(restore=lambda *arguments: calls.noted.append(arguments))
+    restored = [
+        ("restore_newest_metrics", "metrics"),
+        *([("restore_rank_state", rank_state, ("mid_epoch", key == "state_dict"))] * (ranks == 1)),
+        ("restore_gradients", [rank_state]),
+    ]
+    nn.init.zeros_(model.weight)
+    restart.restore(user_state, only_plain=True)
+    assert model.weight.item() == 0.0
+    restart.restore(user_state)
+    assert model.weight.item() == 1.0
+    assert trainer.optimizers[0].param_groups[0]["lr"] == (0.5 if ranks == 1 else 0.001)
+    nn.init.zeros_(model.weight)
+    restart.restore(user_state)
+    assert model.weight.item() == 0.0
+    plain, whole = (("state", only_plain, ranks == 1) for only_plain in (True, False))
+    first = ("continue_averaging", [[{"lr": 0.5}]], point)
+    shared = ("share_original_weights", "tickets")
+    assert calls.noted == [
+        *(first, *restored, plain),
+        *(shared, *restored, whole),
+        *(*restored, whole),
+    ]
+    calls.noted.clear()
+    restart_of(tmp_path, trainer).restore(user_state)
+    restart_of(tmp_path, trainer).restore(user_state, only_plain=True)
+    assert calls.noted == []
 
 
 # Other settings -----------------------------------------------------------------------------------
