@@ -732,6 +732,48 @@ def test_a_training_that_was_ended_early_stays_so(tmp_path: Path, capfd):
     assert scores[0] is not None and scores[0] == scores[1]
 
 
+class StopsInValidation(pl.Callback):
+    """Ends the training within an epoch, and may press Ctrl-C in the validation that follows."""
+
+    def __init__(self, presses: bool) -> None:
+        self.presses = presses
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop = batch_idx == 4
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if self.presses and not trainer.sanity_checking:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class CountsEnds(Classifier):
+    """Counts its batches and the ends of its validations and epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = self.validations = self.ends = 0
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.batches += 1
+
+    def on_validation_end(self):
+        self.validations += not self.trainer.sanity_checking
+
+    def on_train_epoch_end(self):
+        self.ends += 1
+
+
+@pytest.mark.slow
+def test_an_epoch_that_was_to_end_early_only_ends(tmp_path: Path):
+    """After the validation that was interrupted."""
+    options = {"max_epochs": 3, "val_check_interval": 5, "limit_val_batches": 1}
+    for presses in (True, False):
+        trainer = short_trainer(tmp_path, StopsInValidation(presses), **options)
+        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
+            trainer.fit(model := CountsEnds())
+    assert (model.batches, model.validations, model.ends, trainer.global_step) == (5, 1, 1, 5)
+
+
 class Extending(Untested):
     """Sets its rate when a training starts, lowers it at each batch, and adds an epoch."""
 
