@@ -1824,6 +1824,19 @@ def test_what_changes_in_the_data_is_as_it_was(tmp_path: Path, case: str, at: tu
         assert resumed.changing().noise == alone.changing().noise < 1
 
 
+class Stored(torch.utils.data.Dataset):
+    """Samples in a table, which no checkpoint holds."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.rows = pyarrow.table({"x": values.tolist()})
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int):
+        return torch.tensor([self.rows["x"][index].as_py(), 1.0]), torch.tensor([index % 2.0])
+
+
 class Redrawn(Untested):
     """Draws its data when Lightning asks for it; they depend on what training has changed."""
 
@@ -1832,8 +1845,7 @@ class Redrawn(Untested):
         self.level = 1.0
 
     def train_dataloader(self):
-        inputs = self.level * torch.rand(16, 2)
-        return DataLoader(TensorDataset(inputs, torch.rand(16, 1).round()), 4, shuffle=True)
+        return DataLoader(Stored(self.level * torch.rand(16)), 4, shuffle=True)
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.level *= 0.99
