@@ -39,6 +39,7 @@ from pytorch_lightning.callbacks import (
     EarlyStopping,
     LearningRateFinder,
     ModelCheckpoint,
+    StochasticWeightAveraging,
     TQDMProgressBar,
 )
 from pytorch_lightning.cli import LightningCLI
@@ -730,6 +731,16 @@ def test_a_training_that_was_ended_early_stays_so(tmp_path: Path, capfd):
     assert trainer.global_step == 11 and "step 11 was the last one" in output
     assert "warning: resumed" not in output
     assert scores[0] is not None and scores[0] == scores[1]
+
+
+@pytest.mark.slow
+def test_a_schedule_that_an_average_has_replaced_is_not_compared_at_the_end(tmp_path: Path, capfd):
+    model = Untested()
+    for _ in range(2):
+        averages = StochasticWeightAveraging(0.02, swa_epoch_start=1)
+        short_trainer(tmp_path, averages, max_epochs=2).fit(model)
+    output = capfd.readouterr().out
+    assert "was the last one" in output and "warning: resumed" not in output
 
 
 class StopsInValidation(pl.Callback):
