@@ -69,6 +69,12 @@ class Points(Dataset):
         return float(index)
 
 
+class Classwide(Points):
+    """Points with a generator that all of them share."""
+
+    draws = np.random.default_rng(1)
+
+
 class RandomPoints(Points):
     """Has a name as of a generator, and draws nothing."""
 
@@ -100,6 +106,12 @@ class Own:
 
     def __iter__(self):
         return iter(range(4))
+
+
+class Around(Own):
+    """A loader of a dataset, which has no data workers."""
+
+    dataset = Points()
 
 
 class Saving(Own):
@@ -158,6 +170,8 @@ NO_CAUSE = "something in the data that no seed decides: time, another library's 
             "batches again",
         ),
         (Saving(), f"loader 0, a {HERE}.Saving, what its state_dict says"),
+        (Around(), f"loader 0, a {HERE}.Around, which has to give the same batches again"),
+        (exactly(DataLoader(Classwide())), f"{GENERATOR}{HERE}.Classwide.draws"),
         (
             exactly(DataLoader(Points(), num_workers=2)),
             f"what {HERE}.Points keeps in its 2 data worker(s)",
