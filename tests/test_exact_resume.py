@@ -39,6 +39,7 @@ from pytorch_lightning.callbacks import (
     EarlyStopping,
     LearningRateFinder,
     ModelCheckpoint,
+    StochasticWeightAveraging,
     TQDMProgressBar,
 )
 from pytorch_lightning.cli import LightningCLI
@@ -708,6 +709,161 @@ def test_a_training_that_is_done_ends_with_the_hooks_of_its_start(tmp_path: Path
         short_trainer(tmp_path, TQDMProgressBar(), enable_progress_bar=True).fit(model)
 
 
+class StopsEarly(pl.Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = True
+
+
+@pytest.mark.slow
+def test_a_training_that_was_ended_early_stays_so(tmp_path: Path, capfd):
+    """Its last score is known. And a program may change its arrays between two trainings."""
+    model = Untested()
+    model.directions = np.ones(3)
+    scores = []
+    for callbacks in ([StopsEarly()], []):
+        best = ModelCheckpoint(tmp_path / "best", monitor="train_loss_epoch")
+        options = {"max_epochs": 3, "enable_checkpointing": True}
+        trainer = short_trainer(tmp_path / "run", *callbacks, best, **options)
+        trainer.fit(model)
+        scores.append(best.current_score)
+        model.directions = 2 * model.directions
+    output = capfd.readouterr().out
+    assert trainer.global_step == 11 and "step 11 was the last one" in output
+    assert "warning: resumed" not in output
+    assert scores[0] is not None and scores[0] == scores[1]
+
+
+@pytest.mark.slow
+def test_a_schedule_that_an_average_has_replaced_is_not_compared_at_the_end(tmp_path: Path, capfd):
+    model = Untested()
+    for _ in range(2):
+        averages = StochasticWeightAveraging(0.02, swa_epoch_start=1)
+        short_trainer(tmp_path, averages, max_epochs=2).fit(model)
+    output = capfd.readouterr().out
+    assert "was the last one" in output and "warning: resumed" not in output
+
+
+class StopsInValidation(pl.Callback):
+    """Ends the training within an epoch, and may press Ctrl-C in the validation that follows."""
+
+    def __init__(self, presses: bool) -> None:
+        self.presses = presses
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop = batch_idx == 4
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if self.presses and not trainer.sanity_checking:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class CountsEnds(Classifier):
+    """Counts its batches and the ends of its validations and epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = self.validations = self.ends = 0
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.batches += 1
+
+    def on_validation_end(self):
+        self.validations += not self.trainer.sanity_checking
+
+    def on_train_epoch_end(self):
+        self.ends += 1
+
+
+@pytest.mark.slow
+def test_an_epoch_that_was_to_end_early_only_ends(tmp_path: Path):
+    """After the validation that was interrupted."""
+    options = {"max_epochs": 3, "val_check_interval": 5, "limit_val_batches": 1}
+    for presses in (True, False):
+        trainer = short_trainer(tmp_path, StopsInValidation(presses), **options)
+        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
+            trainer.fit(model := CountsEnds())
+    assert (model.batches, model.validations, model.ends, trainer.global_step) == (5, 1, 1, 5)
+
+
+class Extending(Untested):
+    """Sets its rate when a training starts, lowers it at each batch, and adds an epoch."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.05)
+
+    @property
+    def group(self) -> dict:
+        return self.trainer.optimizers[0].param_groups[0]
+
+    def on_train_start(self):
+        self.group["lr"] = 0.25
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.group["lr"] *= 0.875
+        if self.global_step == 2:
+            self.trainer.fit_loop.max_epochs += 1
+
+
+@pytest.mark.slow
+def test_rates_and_epochs_are_as_code_has_changed_them(tmp_path: Path):
+    """Another limit of epochs replaces the epochs that were added."""
+    model = Extending()
+    for presses, epochs, steps in ((1, 1, 4), (0, 1, 22), (0, 3, 33)):
+        trainer = short_trainer(tmp_path, PressCtrlC(presses), max_epochs=epochs)
+        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
+            trainer.fit(model)
+        assert trainer.global_step == steps
+        assert model.group["lr"] == pytest.approx(0.25 * 0.875**steps)
+
+
+class Validating(Classifier):
+    """Counts what it validates, also in the check before training, and knows two folders."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+        self.validated = 0
+
+    def val_dataloader(self):
+        self.data_folder = self.folder
+        return super().val_dataloader()
+
+    def validation_step(self, batch, batch_idx):
+        self.validated += 1
+
+
+@pytest.mark.slow
+def test_the_check_before_training_counts_once(tmp_path: Path):
+    """What is made with the data is no change: a resumed run may have another folder."""
+    with pytest.raises(SystemExit):
+        short_trainer(tmp_path, StopsAt(0, 2), limit_val_batches=2).fit(Validating("a"))
+    short_trainer(tmp_path, limit_val_batches=2).fit(model := Validating("b"))
+    assert model.validated == 2 + 2
+    assert model.folder == model.data_folder == "b"
+
+
+class Growing(Untested):
+    """Makes a part of it in a hook, if it is told to."""
+
+    def __init__(self, grows: bool) -> None:
+        super().__init__()
+        self.grows = grows
+
+    def on_fit_start(self):
+        if self.grows:
+            self.head = torch.nn.Linear(1, 1)
+
+
+@pytest.mark.slow
+def test_weights_that_no_hook_makes_again_are_one_line(tmp_path: Path):
+    with pytest.raises(SystemExit):
+        short_trainer(tmp_path, PressCtrlC(1)).fit(Growing(True))
+    says = r"step 4 is of another run: its model has head\.bias, this one does not; give another"
+    with pytest.raises(UserError, match=says):
+        short_trainer(tmp_path).fit(Growing(False))
+    short_trainer(tmp_path).fit(Growing(True))
+
+
 def test_ctrl_c_twice_stops_at_once(tmp_path: Path):
     presses = PressCtrlC(2)
     handlers = installed_handlers()
@@ -1008,13 +1164,22 @@ class Drawn(Classifier):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("epoch", "every"), [(1, 1), (2, 1), (3, 1), (1, 3), (4, 3)])
-def test_validation_data_that_are_drawn_anew_every_other_epoch(tmp_path: Path, epoch, every):
-    options = {"reload_dataloaders_every_n_epochs": 2, "check_val_every_n_epoch": every}
+@pytest.mark.parametrize(
+    ("epoch", "every", "reloads"),
+    [(1, 1, 2), (2, 1, 2), (3, 1, 2), (1, 3, 2), (4, 3, 2), (1, 1, 0)],
+)
+def test_validation_data_that_are_drawn_anew_every_other_epoch(
+    tmp_path: Path, epoch, every, reloads
+):
+    """Or only once."""
+    options = {"reload_dataloaders_every_n_epochs": reloads, "check_val_every_n_epoch": every}
     options["max_epochs"] = 4 if every == 1 else 6
+    if not reloads:
+        options["max_epochs"] = 2
     uninterrupted = Drawn()
     short_trainer(tmp_path / "whole", **options).fit(uninterrupted)
-    assert len(set(uninterrupted.first_numbers.values())) == (2 if every == 1 else 3)
+    draws = len(set(uninterrupted.first_numbers.values()))
+    assert draws == (1 if not reloads else 2 if every == 1 else 3)
     interrupted = Drawn()
     with pytest.raises(SystemExit):
         short_trainer(tmp_path / "run", Stops(epoch * 10 + 4), **options).fit(interrupted)
@@ -1089,7 +1254,7 @@ def test_other_numbers_of_the_code_are_said(tmp_path: Path, capfd, model, limits
 
 
 @pytest.mark.slow
-def test_another_learning_rate_is_one_line(tmp_path: Path):
+def test_another_learning_rate_is_one_line(tmp_path: Path, capfd):
     """It would have no effect: the checkpoint has its own."""
     with pytest.raises(SystemExit):
         short_trainer(tmp_path, PressCtrlC(1)).fit(Classifier())
@@ -1099,8 +1264,10 @@ def test_another_learning_rate_is_one_line(tmp_path: Path):
         short_trainer(tmp_path).fit(Classifier(lr=0.1))
     resume = ExactResume(tmp_path, seed=1, other_settings=True)
     trainer = short_trainer(tmp_path, callbacks=[resume])
+    capfd.readouterr()
     trainer.fit(model := Classifier(lr=0.1))
     assert model.optimizers().optimizer.param_groups[0]["initial_lr"] == 0.1
+    assert "warning: " not in capfd.readouterr().out
 
 
 class Scheduled(Untested):
@@ -1666,6 +1833,49 @@ def test_what_changes_in_the_data_is_as_it_was(tmp_path: Path, case: str, at: tu
     assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
     if isinstance(resumed, Curriculum):
         assert resumed.changing().noise == alone.changing().noise < 1
+
+
+class Stored(torch.utils.data.Dataset):
+    """Samples in a table, which no checkpoint holds."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.rows = pyarrow.table({"x": values.tolist()})
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int):
+        return torch.tensor([self.rows["x"][index].as_py(), 1.0]), torch.tensor([index % 2.0])
+
+
+class Redrawn(Untested):
+    """Draws its data when Lightning asks for it; they depend on what training has changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = 1.0
+
+    def train_dataloader(self):
+        return DataLoader(Stored(self.level * torch.rand(16)), 4, shuffle=True)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.level *= 0.99
+
+
+@pytest.mark.slow
+def test_data_that_are_made_anew_while_training_are_as_they_were(tmp_path: Path, capfd):
+    """Within an epoch those of the epoch in which they were made, at its end new ones."""
+    model = Redrawn()
+    options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 2}
+    short_trainer(tmp_path / "alone", **options).fit(alone := copy.deepcopy(model))
+    for at in ((3, 1), (1, 3)):
+        folder = tmp_path / str(at[0])
+        with pytest.raises(SystemExit):
+            short_trainer(folder, StopsAt(*at), **options).fit(copy.deepcopy(model))
+        short_trainer(folder, **options).fit(resumed := copy.deepcopy(model))
+        assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
+        assert resumed.level == alone.level
+    assert "warning: resumed" not in capfd.readouterr().out
 
 
 class Adding(Classifier):

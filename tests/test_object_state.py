@@ -26,7 +26,7 @@ from torchmetrics import MeanMetric
 from sagemaker_lightning.compat import metrics
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import epoch_state, start_hooks
-from sagemaker_lightning.state import generators
+from sagemaker_lightning.state import generators, object_graph
 from sagemaker_lightning.state.encoding import (
     PACKED_FROM,
     NotPlain,
@@ -277,7 +277,8 @@ def test_what_hooks_compute_at_the_start_is_told_from_what_may_rightly_differ():
             self.total_steps = 40
             self.first_step = trainer.global_step
             self.named = {"a": "b", "c": torch.ones(1)}
-            self.data = torch.zeros(start_hooks.MIN_ELEMENTS + 1)
+            self.data = torch.zeros((1 << 20) + 1)
+            self.largest = torch.zeros(1 << 20)
             self.began = time.time()
             self.timer = {"began": time.monotonic(), "laps": 0}
 
@@ -288,9 +289,110 @@ def test_what_hooks_compute_at_the_start_is_told_from_what_may_rightly_differ():
     hooks = start_hooks.StartHooks(trainer)
     starts.on_fit_start(trainer, trainer.lightning_module)
     assert hooks.computed() == {
-        ("callbacks.0 Starts", name) for name in ("anchor", "baseline", "mean", "first_step")
+        ("callbacks.0 Starts", name)
+        for name in ("anchor", "baseline", "mean", "first_step", "largest")
     }
     assert start_hooks.StartHooks(trainer).computed() == set()
+
+
+@dataclass
+class Bounds:
+    """A penalty's bounds, and how many there are."""
+
+    low: float
+    number: int
+
+
+class OnTrainStart(Callback):
+    """Its hook sets what a test gives it."""
+
+    def __init__(self, **values) -> None:
+        self.values = (values,)
+
+    def on_train_start(self, trainer, pl_module):
+        vars(self).update(self.values[0])
+
+
+def computed_by(trainer_values: dict, **values) -> set[str]:
+    """Return the names of what counts as computed by hooks at the start."""
+    callback = OnTrainStart(**values)
+    trainer = SimpleNamespace(
+        **{"lightning_module": LightningModule(), "global_step": 12, "current_epoch": 1}
+        | {"callbacks": [callback]}
+        | trainer_values
+    )
+    hooks = start_hooks.StartHooks(trainer)
+    callback.on_train_start(trainer, trainer.lightning_module)
+    return {name for _, name in hooks.computed()}
+
+
+def test_which_numbers_follow_from_weights():
+    values = {
+        "complex": 1j,
+        "scalar": np.float32(0.5),
+        "set": {0.5, 3},
+        "queue": deque([0.25]),
+        "fields": Bounds(0.5, 3),
+        "array": np.ones(2, np.int64),
+        "mask": np.ones(2, bool),
+        "epoch": 1,
+        "step": 12,
+    }
+    others = {
+        "flag": True,
+        "count": 3,
+        "counts": [1, 2],
+        "nothing": [None],
+        "empty": [],
+        "text": np.array(["a"]),
+        "with text": [0.5, "a"],
+        "moment": np.array(["2026-01-01"], "datetime64[D]"),
+    }
+    assert computed_by({}, **values | others) == values.keys()
+
+
+def test_of_a_long_list_the_first_elements_tell_what_it_is():
+    values = [0.5] * object_graph.MAX_ELEMENTS
+    assert computed_by({}, first=[*values, "a"], all=[*values[1:], "a"]) == {"first"}
+
+
+def test_what_is_larger_than_the_weights_is_data(monkeypatch):
+    """Some size is no data in any case."""
+    monkeypatch.setattr(start_hooks, "MIN_ELEMENTS", 8)
+    sizes = {f"of{size}": torch.zeros(size) for size in (8, 9, 12, 13)}
+    sizes |= {"both": [np.zeros(4), torch.zeros(4)], "more": [np.zeros(5), torch.zeros(4)]}
+    assert computed_by({}, **sizes) == {"of8", "both"}
+    model = LightningModule()
+    model.body = torch.nn.Linear(3, 3)
+    assert computed_by({"lightning_module": model}, **sizes) == sizes.keys() - {"of13"}
+
+
+@pytest.mark.parametrize("clock", ["time", "monotonic", "perf_counter", "process_time"])
+def test_a_time_is_not_computed_from_weights(clock):
+    class Starts(Callback):
+        def on_fit_start(self, trainer, pl_module):
+            now = getattr(time, clock)()
+            self.began = now
+            self.before = now - 1000.0
+            self.later = now + 1000.0
+
+    starts = Starts()
+    trainer = SimpleNamespace(
+        lightning_module=LightningModule(), callbacks=[starts], global_step=0, current_epoch=0
+    )
+    hooks = start_hooks.StartHooks(trainer)
+    starts.on_fit_start(trainer, None)
+    assert {name for _, name in hooks.computed()} == {"before", "later"}
+
+
+def test_hooks_of_libraries_alone_compute_nothing():
+    stopping = EarlyStopping("loss")
+    trainer = SimpleNamespace(
+        lightning_module=LightningModule(), callbacks=[stopping], global_step=0, current_epoch=0
+    )
+    hooks = start_hooks.StartHooks(trainer)
+    trainer.lightning_module.anchor = torch.ones(2)
+    assert hooks.computed() == set()
 
 
 class Counting(LightningModule):

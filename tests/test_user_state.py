@@ -1,0 +1,644 @@
+"""resume/user_state.py: what of a user's objects is saved, restored and told."""
+
+import io
+import itertools
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.utilities import CombinedLoader
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+
+from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.user_state import UserState, user_objects
+from sagemaker_lightning.state.object_graph import Added
+
+HERE = "test_user_state"
+
+
+class Model(LightningModule):
+    """Has a layer, and what it is given as attributes."""
+
+    def __init__(self, **values) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(1, 1), nn.Dropout())
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+class Holding(Callback):
+    """Holds something."""
+
+    def __init__(self, **values) -> None:
+        vars(self).update(values)
+
+
+class Points(Dataset):
+    """Points, and what a user has made of them."""
+
+    def __init__(self, **values) -> None:
+        vars(self).update(values)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> float:
+        return float(index)
+
+
+class Order(Sampler):
+    """An order with a state."""
+
+    def __init__(self, **values) -> None:
+        vars(self).update(values)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self):
+        return iter(range(8))
+
+
+class SavedOrder(Order):
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class Loader:
+    """A loader of a user's own."""
+
+    def __iter__(self):
+        return iter(range(8))
+
+
+def trainer_of(model=None, *callbacks, train=None, val=None, optimizers=(), **options) -> Trainer:
+    """Return a trainer as it is while it trains."""
+    settings = {"accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False}
+    settings |= {"enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(**settings | options, callbacks=list(callbacks))
+    model = model or Model()
+    trainer.strategy.connect(model)
+    model.trainer = trainer
+    trainer.strategy.optimizers = list(optimizers)
+    for loop, loader in ((trainer.fit_loop, train), (trainer.fit_loop.epoch_loop.val_loop, val)):
+        loop._combined_loader = None if loader is None else CombinedLoader(loader, "sequential")
+    return trainer
+
+
+def state_of(*arguments, **values) -> UserState:
+    """Return the state of the objects of a trainer, which has just begun."""
+    state = UserState(trainer_of(*arguments, **values))
+    state.mark_start()
+    return state
+
+
+def in_training(state: UserState, **states) -> None:
+    """Have the trainer's loaders say what their states are."""
+    state.trainer.fit_loop._combined_loader = SimpleNamespace(
+        states=lambda fetcher, within: states | {"within": within},
+        iterables=None,
+    )
+
+
+# Whose state it is --------------------------------------------------------------------------------
+
+
+class Steps(SGD):
+    """An optimizer of a user's own."""
+
+
+class Keeps(CSVLogger):
+    """A logger of a user's own."""
+
+
+def own_hook(module, inputs):
+    """Change nothing."""
+
+
+def test_the_objects_of_a_training(tmp_path):
+    model = Model()
+    model.body[0].register_forward_pre_hook(own_hook)
+    model.body.register_forward_pre_hook(print)  # of a library
+    parts = [[*layer.parameters()] for layer in (model.body[0], nn.Linear(1, 1))]
+    optimizers = [SGD(parts[0], 0.1), Steps(parts[1], 0.1)]
+    optimizers[1].register_step_post_hook(own_hook)
+    loaders = [
+        DataLoader(Points(), sampler=Order()),
+        DataLoader(Points(), sampler=SavedOrder()),
+        Loader(),
+        [1, 2],
+        SavedOrder(),
+    ]
+    trainer = trainer_of(
+        model,
+        Holding(),
+        train=loaders,
+        val=[DataLoader(Points())],
+        optimizers=optimizers,
+        logger=[CSVLogger(tmp_path), Keeps(tmp_path)],
+    )
+    objects = user_objects(trainer)
+    for name in ("trainer", "optimizers.0", "lightning_optimizers.1", "parameters.body.0.weight"):
+        assert isinstance(objects[name], Added)
+    assert objects["optimizers.1"] is optimizers[1] and objects["model"] is model
+    assert objects["loggers.1 Keeps"] is trainer.loggers[1] and "loggers.0 CSVLogger" not in objects
+    assert {name: hook for name, hook in objects.items() if name.startswith("hooks")} == {
+        "hooks.model.body.0.0": own_hook,
+        "hooks.optimizers.1.0": own_hook,
+    }
+    parts = {"dataset", "collate_fn", "sampler", "batch_sampler", "loader"}
+    found = {}
+    for name in objects:
+        stage, _, rest = name.partition(".")
+        if stage in ("train", "val"):
+            number, _, part = rest.partition(".")
+            found.setdefault(f"{stage}.{number}", set()).add(part)
+    without_loader = parts - {"loader"}
+    assert found == {
+        "train.0": parts,
+        "train.1": parts - {"sampler"},
+        "train.2": parts,
+        "train.3": without_loader,
+        "val.0": parts,
+    }
+    assert objects["train.2.loader"] is loaders[2] and objects["train.3.dataset"] is None
+    assert isinstance(objects["train.0.loader"], Added)
+
+
+def test_an_object_is_known_by_its_name_in_the_module():
+    inner = Loader()
+    state = UserState(trainer_of(Model(mine=[inner])))
+    assert state.name_in_module(inner) == "model.mine.0" and state.name_in_module(Loader()) == ""
+
+
+# What is saved ------------------------------------------------------------------------------------
+
+
+def test_what_has_changed_is_saved():
+    model, holding = Model(count=1, same=2), Holding(seen=[])
+    state = state_of(model, holding)
+    assert state.encode_changes()["plain"] == {}
+    model.count += 1
+    holding.seen.append(0.5)
+    model.thing = object()
+    model.body.eval()
+    model.body[0].bias.requires_grad_(False)
+    saved = state.encode_changes()
+    plain = {key: value for key, value in saved["plain"].items() if key != ("model", "thing")}
+    assert plain == {("model", "count"): 2, ("callbacks.0 Holding", "seen"): [0.5]}
+    assert saved["made"] == [("model", "thing")] and saved["loaders"] is None
+    assert saved["eval"] == ["body", "body.0", "body.1"] and saved["frozen"] == ["body.0.bias"]
+    assert state.missing_attributes(saved) == []
+    del model.thing
+    assert state.missing_attributes(saved) == [("model", "thing")]
+
+
+@pytest.mark.parametrize("point", ResumePoint)
+def test_the_loaders_tell_their_states(point):
+    state = state_of()
+    in_training(state, mine=3)
+    found = state.encode_changes(point)["loaders"]
+    assert found == {"mine": 3, "within": point is not ResumePoint.EPOCH}
+
+
+def test_settings_of_the_trainer_that_change_are_saved_from_then_on():
+    state = state_of()
+    trainer = state.trainer
+    assert state.encode_changes()["settings"] == {}
+    trainer.accumulate_grad_batches = 4
+    trainer.should_stop = True
+    trainer.mine = 3
+    trainer._default_root_dir = "/elsewhere"
+    saved = state.encode_changes()
+    assert saved["settings"] == {"accumulate_grad_batches": 4}
+    other = state_of()
+    other.restore(saved)
+    assert other.trainer.accumulate_grad_batches == 4
+    assert other.encode_changes()["settings"] == {"accumulate_grad_batches": 4}
+    other.trainer.accumulate_grad_batches = 1
+    assert other.encode_changes()["settings"] == {"accumulate_grad_batches": 1}
+
+
+def test_what_hooks_compute_at_the_start_is_saved():
+    state = UserState(trainer_of(model := Model()))
+    state.trainer.callbacks.append(Starts())
+    state.mark_start()
+    assert state.encode_changes()["plain"] == {} == state.encode_changes()["plain"]
+    state.hooks_begin()
+    model.anchor = torch.ones(1)
+    state.hooks_ended()
+    model.data = torch.ones(1)
+    state.mark_start()
+    saved = state.encode_changes()
+    assert set(saved["plain"]) == {("model", "anchor")}
+    assert saved["computed"] == [("model", "anchor")]
+    model.anchor += 1
+    assert state.encode_changes()["computed"] == []
+    other = UserState(trainer_of(Model(anchor=torch.zeros(1))))
+    other.restore(saved, same_ranks=False)
+    assert other.trainer.lightning_module.anchor == 0.0
+    other.restore(saved)
+    assert other.trainer.lightning_module.anchor == 1.0
+
+
+class Starts(Callback):
+    def on_train_start(self, trainer, pl_module):
+        pass
+
+
+def test_which_modules_and_hooks_there_are():
+    model = Model(lazy=nn.LazyLinear(1))
+    model.body.register_forward_pre_hook(own_hook)
+    optimizer = SGD(model.body.parameters(), 0.1)
+    optimizer.register_step_pre_hook(own_hook)
+    modules = state_of(model, optimizers=[optimizer]).encode_changes()["modules"]
+    begin = "the class or the hooks of model"
+    assert modules == {
+        begin: "Model 0",
+        f"{begin}.body": "Sequential 1",
+        f"{begin}.body.0": "Linear 0",
+        f"{begin}.body.1": "Dropout 0",
+        f"{begin}.lazy": "Linear 0",
+        "the hooks of optimizers.0": "1",
+    }
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+
+    def __len__(self):
+        raise AssertionError("it may change the stream")
+
+
+def test_what_tells_the_data_from_others():
+    """Lengths, and numbers that the program has made and nothing has changed."""
+    train = [DataLoader(Points(numbers=[1, 2], single=3, seen=[1]), 4, drop_last=True)]
+    val = [DataLoader(TensorDataset(torch.ones(3)), batch_size=None)]
+    model = Model(directions=np.ones(2), seen=np.ones(2), sizes=[1, 2])
+    holding = Holding(directions=np.ones(2))
+    state = state_of(model, holding, train=[*train, DataLoader(Stream()), Loader()], val=val)
+    train[0].dataset.seen.append(2)
+    model.seen[0] = 0.0
+    data = state.encode_changes()["data"]
+    begin = "the numbers in "
+    assert {name.removeprefix(begin) for name in data if name.startswith(begin)} == {
+        "train.0.dataset.numbers",
+        "val.0.dataset.tensors",
+        "model.directions",
+        "callbacks.0 Holding.directions",
+    }
+    others = {name: value for name, value in data.items() if not name.startswith(begin)}
+    assert others == {
+        "the length of train.0.dataset": 8,
+        "the length of val.0.dataset": 3,
+        "the batch_size of train.0": "4",
+        "the drop_last of train.0": "True",
+        "the sampler of train.0": "SequentialSampler",
+        "the batch_size of train.1": "1",
+        "the drop_last of train.1": "False",
+        "the sampler of train.1": "_InfiniteConstantSampler",
+        "the drop_last of val.0": "False",
+        "the sampler of val.0": "SequentialSampler",
+    }
+
+
+def test_data_that_are_made_anew_while_training_are_told_for_training_alone():
+    loader = DataLoader(TensorDataset(torch.ones(3)))
+    state = state_of(train=[loader], val=[loader], reload_dataloaders_every_n_epochs=2)
+    data = state.encode_changes()["data"]
+    assert "the length of train.0.dataset" in data and "the batch_size of train.0" in data
+    assert not any("val." in name for name in data)
+
+
+# What is told -------------------------------------------------------------------------------------
+
+
+COUNT = 0
+
+
+class Counts(LightningModule):
+    def training_step(self, batch, batch_idx):
+        return COUNT
+
+
+def test_a_variable_that_changes_is_told_once(monkeypatch, capsys):
+    says = (
+        f"{HERE}.COUNT changes while training, and no checkpoint has it: a resumed run starts with "
+        "its first value; keep it in an attribute of the model\n"
+    )
+    for rank, expected in ((0, says), (1, "")):
+        state = state_of(Counts())
+        in_training(state)
+        if rank:
+            monkeypatch.setattr(type(state.trainer), "is_global_zero", False)
+        state.encode_changes(ResumePoint.BATCH)
+        monkeypatch.setitem(globals(), "COUNT", COUNT + 1)
+        state.encode_changes()
+        assert capsys.readouterr().out == ""
+        state.encode_changes(ResumePoint.BATCH)
+        state.encode_changes(ResumePoint.BATCH)
+        assert capsys.readouterr().out == expected
+
+
+class Row:
+    """A thing that no checkpoint can hold."""
+
+    def __init__(self) -> None:
+        self.file = io.StringIO()
+
+
+UNSAVED = ", which no checkpoint can hold: a resumed run starts without it; keep numbers, text, "
+
+
+def told(capsys, state: UserState) -> list[str]:
+    """Return what is told when the state is saved."""
+    state.encode_changes()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_container_of_what_cannot_be_saved_is_told_once(capsys):
+    """If it has changed; what a library has put there is the library's."""
+    model = Model(rows=[Row()], kept=[Row()], libraries=[random.Random(1)])
+    callback = Holding(rows={})
+    state = state_of(model, callback)
+    assert told(capsys, state) == []
+    model.rows.append(Row())
+    model.libraries.append(SimpleNamespace())
+    callback.rows["a"] = Row()
+    lines = told(capsys, state)
+    begins = [
+        f"{HERE}.{name} holds a {HERE}.Row{UNSAVED}" for name in ("Model.rows", "Holding.rows")
+    ]
+    assert len(lines) == 2 and all(map(str.startswith, sorted(lines, reverse=True), begins))
+    model.rows.append(Row())
+    assert told(capsys, state) == []
+
+
+def test_a_table_that_changes_is_told_if_it_is_no_data(capsys):
+    def table():
+        return pyarrow.table({"x": [1.0]})
+
+    class Data(LightningDataModule):
+        rows = None
+
+    model, points, data = Model(rows=table()), Points(rows=table()), Data()
+    state = state_of(model, train=[DataLoader(points)], val=[DataLoader(other := Points())])
+    state.trainer.datamodule = data
+    state.mark_start()
+    assert told(capsys, state) == []
+    model.rows, points.rows, other.rows, data.rows = (table() for _ in range(4))
+    (line,) = told(capsys, state)
+    assert line.startswith(f"{HERE}.Model.rows is a pyarrow.lib.Table{UNSAVED}")
+
+
+def test_other_ranks_tell_nothing(monkeypatch, capsys):
+    model = Model(rows=[Row()], batches=iter([1]))
+    state = state_of(model)
+    monkeypatch.setattr(type(state.trainer), "is_global_zero", False)
+    model.rows.append(Row())
+    state.state.reordered.add(("model", "names"))
+    state.restore(state.encode_changes())
+    assert capsys.readouterr().out == ""
+
+
+def test_an_iterator_is_told_of_once(capsys):
+    class Saves:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return 1
+
+    batches = iter(DataLoader(range(4)))
+    state = state_of(
+        Model(batches=batches, signs=itertools.cycle([1]), file=io.StringIO(), own=Saves())
+    )
+    lines = told(capsys, state)
+    assert lines[0] == (
+        "warning: model.batches is a _SingleProcessDataLoaderIter, and no checkpoint can hold its "
+        "position: after an interruption this run is not exact; keep a loader with state_dict(), "
+        "or an index"
+    )
+    assert [line.split()[1] for line in lines] == ["model.batches", "model.signs"]
+    assert told(capsys, state) == []
+
+
+def test_a_set_in_another_order_is_told_once(capsys):
+    state = state_of()
+    saved = state.encode_changes()
+    state.state.reordered.add(("model", "names"))
+    state.restore(saved)
+    assert capsys.readouterr().out == (
+        "model.names is a set, and its elements come in another order than before the "
+        "interruption: if training depends on it, sort them first\n"
+    )
+    state.restore(saved)
+    assert capsys.readouterr().out == ""
+
+
+# What is restored ---------------------------------------------------------------------------------
+
+
+def whole() -> tuple[UserState, Model, Holding]:
+    """Return the state of a run with something of each kind."""
+    model = Model(count=0, rng=np.random.default_rng(1))
+    holding = Holding(rng=random.Random(1), inner=None)
+    trained = SGD(model.body.parameters(), 0.1)
+    model.inner = SGD([nn.Parameter(torch.zeros(1))], 0.5, momentum=0.9)
+    model.schedule = StepLR(trained, 1)
+    return state_of(model, holding, optimizers=[trained]), model, holding
+
+
+def test_what_was_saved_is_there_again():
+    state, model, holding = whole()
+    model.count = 3
+    model.rng.random(), holding.rng.random()
+    model.inner.param_groups[0]["lr"] = 0.25
+    model.schedule.last_epoch = 7
+    model.body.eval()
+    model.body[0].bias.requires_grad_(False)
+    saved = state.encode_changes()
+    assert set(saved["generators"]) == {"model.rng", "callbacks.0 Holding.rng"}
+    assert set(saved["stateful"]) == {"model.inner", "model.schedule"}
+    other, restored, held = whole()
+    other.restore(saved, only_plain=True)
+    assert restored.count == 3 and restored.inner.param_groups[0]["lr"] == 0.5
+    assert restored.body.training and restored.body[0].bias.requires_grad
+    other.restore(saved)
+    assert restored.rng.random() == model.rng.random() and held.rng.random() == holding.rng.random()
+    assert restored.inner.param_groups[0]["lr"] == 0.25 and restored.schedule.last_epoch == 7
+    assert restored.training and not restored.body.training and not restored.body[0].training
+    frozen = [name for name, each in restored.named_parameters() if not each.requires_grad]
+    assert frozen == ["body.0.bias"]
+
+
+def test_what_the_run_does_not_have_is_left_out():
+    state, model, _ = whole()
+    saved = state.encode_changes()
+    for kind in ("generators", "stateful"):
+        saved[kind].clear()
+    model.rng.random()
+    position = model.rng.bit_generator.state
+    state.restore(saved)
+    assert model.rng.bit_generator.state == position
+
+
+def test_what_lightning_saves_is_not_saved_twice():
+    """Nor what are modules, callbacks, loaders, generators and classes."""
+    model = Model(scaler=torch.amp.GradScaler("cpu"), made_of=SGD, layer=nn.Linear(1, 1))
+    model.loader = DataLoader(Points())
+    model.own = SavedOrder()
+    trained = Steps(model.body.parameters(), 0.1)
+    model.mine = Steps([nn.Parameter(torch.zeros(1))], 0.1)
+    schedule = model.schedule = StepLR(trained, 1)
+    state = state_of(model, Holding(of=trained), optimizers=[trained])
+    state.trainer.strategy.lr_scheduler_configs = [SimpleNamespace(scheduler=schedule)]
+    assert set(state.encode_changes()["stateful"]) == {"model.scaler", "model.mine"}
+
+
+def test_a_state_that_cannot_be_saved_is_told(capsys):
+    model = Model()
+    model.inner = SGD([nn.Parameter(torch.zeros(1))], 0.1)
+    model.inner.param_groups[0]["thing"] = Row()
+    (line,) = told(capsys, state_of(model))
+    assert line.startswith(f"{HERE}.Model.inner holds a {HERE}.Row{UNSAVED}")
+
+
+class Outer(SGD):
+    """An optimizer around another one, of which it has the groups and the state."""
+
+    def __init__(self, inner: SGD) -> None:
+        super().__init__(inner.param_groups, 0.1)
+        self.inner = inner
+        self.param_groups = inner.param_groups
+        self.state = inner.state
+
+
+def test_optimizers_that_share_groups_still_do_when_their_states_are_loaded():
+    def made() -> Model:
+        model = Model()
+        weight = nn.Parameter(torch.zeros(1))
+        model.outer = Outer(SGD([weight], 0.5, momentum=0.9))
+        weight.grad = torch.ones(1)
+        model.outer.inner.step()
+        return model
+
+    model = made()
+    state = state_of(model)
+    model.outer.param_groups[0]["lr"] = 0.25
+    model.outer.inner.step()
+    saved = state.encode_changes()
+    restored = made()
+    outer, inner = restored.outer, restored.outer.inner
+    groups, member, optimizer_state = inner.param_groups, inner.param_groups[0], inner.state
+    state_of(restored).restore(saved)
+    assert outer.param_groups is inner.param_groups is groups and groups[0] is member
+    assert outer.state is inner.state is optimizer_state and member["lr"] == 0.25
+    (weight,) = member["params"]
+    momentum, expected = (
+        each.state[each.param_groups[0]["params"][0]]["momentum_buffer"]
+        for each in (inner, model.outer)
+    )
+    assert list(optimizer_state) == [weight] and torch.equal(momentum, expected)
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer that has nothing of its own, not even groups."""
+
+    def __init__(self, inner: SGD) -> None:
+        self.around = (inner,)
+
+    @property
+    def param_groups(self):
+        return self.around[0].param_groups
+
+    def state_dict(self):
+        return {"lr": self.param_groups[0]["lr"]}
+
+    def load_state_dict(self, state):
+        self.param_groups[0]["lr"] = state["lr"]
+
+
+def test_an_optimizer_may_have_no_groups_of_its_own():
+    models = [Model(around=Around(SGD([nn.Parameter(torch.zeros(1))], 0.5))) for _ in range(2)]
+    states = [state_of(model) for model in models]
+    models[0].around.param_groups[0]["lr"] = 0.25
+    states[1].restore(states[0].encode_changes())
+    assert models[1].around.param_groups[0]["lr"] == 0.25
+
+
+def test_a_flag_of_a_dataset_is_left_if_what_it_tells_of_is_missing():
+    """The dataset makes it then; the flags of others say what hooks have done."""
+
+    def made(point=None) -> tuple[UserState, Points, Model]:
+        points, model = Points(is_open=False, count=0), Model(is_open=False)
+        return state_of(model, train=[DataLoader(points)]), points, model
+
+    state, points, model = made()
+    points.file = model.file = io.StringIO()
+    points.is_open = model.is_open = True
+    points.count = 3
+    saved = state.encode_changes()
+    other, restored, restored_model = made()
+    other.restore(saved)
+    assert restored.count == 3 and not restored.is_open and restored_model.is_open
+
+
+# Data ---------------------------------------------------------------------------------------------
+
+
+def test_the_state_that_data_depend_on():
+    """Of the model and the callbacks; a dataset's own generators are seeded."""
+    model = Model(count=0, rng=np.random.default_rng(1))
+    points = Points(rng=np.random.default_rng(1))
+    state = state_of(model, train=[DataLoader(points)])
+    model.count = 3
+    saved = state.state_before_data()
+    assert saved["plain"] == {("model", "count"): 3} and set(saved["generators"]) == {"model.rng"}
+    drawn = model.rng.random()
+    model.count = 4
+    state.restore_state_before_data(saved)
+    assert model.count == 3 and model.rng.random() == drawn
+    state.restore_state_before_data(saved | {"generators": {}})
+
+
+def test_samplers_get_what_has_changed_since_they_have_drawn():
+    """And so does what they share with the model; the dataset does not."""
+
+    def made() -> SimpleNamespace:
+        rng = np.random.default_rng(1)
+        shared = Holding(count=0)
+        order = Order(count=0, rng=rng, shared=shared)
+        points = Points(count=0)
+        loader = DataLoader(points, sampler=order)
+        model = Model(count=0, rng=rng, other=np.random.default_rng(2))
+        state = state_of(model, shared, train=[loader])
+        return SimpleNamespace(**locals())
+
+    run = made()
+    for owner in (run.shared, run.order, run.points, run.model, run.loader):
+        owner.count = 3
+    expected, _ = run.rng.random(2), run.model.other.random()
+    expected = run.rng.bit_generator.state
+    saved = run.state.encode_changes()
+    restored = made()
+    restored.state.restore_samplers(saved)
+    assert restored.order.count == restored.shared.count == restored.loader.count == 3
+    assert restored.points.count == restored.model.count == 0
+    assert restored.rng.bit_generator.state == expected
+    fresh = np.random.default_rng(2).bit_generator.state
+    assert restored.model.other.bit_generator.state == fresh
+    del saved["generators"]["model.rng"]
+    restored.state.restore_samplers(saved)
