@@ -498,8 +498,8 @@ def small_numbers(folder: Path, rows: list[int], **arrays: np.ndarray) -> list[s
 
 
 def test_row_numbers_fit_their_kind_and_are_those_of_the_hosts_rows(tmp_path):
-    merge.merge(small_numbers(tmp_path / "fit", [100, 27]), tmp_path / "merged")
-    assert np.load(tmp_path / "merged/n.npy").tolist() == list(range(127))
+    merge.merge(small_numbers(tmp_path / "fit", [100, 28]), tmp_path / "merged")
+    assert np.load(tmp_path / "merged/n.npy").tolist() == list(range(128))
     models = small_numbers(tmp_path / "many", [100, 29])
     assert "is int8, which cannot number 129 rows" in refused(models, tmp_path / "more")
     for number, least_and_most in ((3, "0 to 3"), (-1, "-1 to 1")):
@@ -599,6 +599,24 @@ def test_what_a_killed_process_left_of_a_part_is_removed(tmp_path):
         path.touch()
     parts.write(tmp_path, range(10), [(range(10), {"x": np.zeros(10)})], ABOUT)
     assert not left.exists() and others.exists()
+
+
+def test_what_a_host_has_from_an_earlier_job_is_removed(tmp_path):
+    rows, array = range(10), np.zeros(10)
+    keep = ["manifest-hostile.json", "manifest-list.json", "strange.npy", "x.npy"]
+    for name in keep[2:]:
+        (tmp_path / name).touch()
+    outside = [str(tmp_path / "x.npy"), "../parts/strange.npy", 5, "absent.npy"]
+    for file in outside:
+        hostile = {"host": "a", "arrays": {"n": {"file": file}}}
+        (tmp_path / "manifest-hostile.json").write_text(json.dumps(hostile))
+        (tmp_path / "manifest-list.json").write_text('{"host": "a", "arrays": ["x.npy"]}')
+        parts.write(tmp_path, range(4), [(range(4), {"x": array[:4]})], ABOUT | {"total": 4})
+        parts.write(tmp_path, rows, [(rows, {"x": array, "y": array})], ABOUT)
+        parts.write(tmp_path, rows, [(rows, {"x": array})], ABOUT)
+        span = "000000000000000-000000000000010"
+        left = {path.name for path in tmp_path.iterdir()} - {"manifest-hostile.json"}
+        assert left == {f"manifest-{span}.json", f"x-{span}.npy", *keep[1:]}
 
 
 def test_blocks_that_overlap_are_read_once(tmp_path):

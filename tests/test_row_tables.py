@@ -400,7 +400,10 @@ def test_function_and_settings_decide_the_result(host, monkeypatch, capsys):
         settings("--function=mine_of_rows.one", f'--settings={{"power": {n}}}') for n in (2, 3)
     ]
     assert asked[-1][4](None)(range(3, 5)).tolist() == [27, 64]
-    others = [plain, *powers, settings("--function=mine_of_rows.two")]
+    named = settings("--function=mine_of_rows.one", '--settings={"function": "mine_of_rows.two"}')
+    others = [plain, *powers, settings("--function=mine_of_rows.two"), named]
+    named = settings("--function=mine_of_rows.two", '--settings={"function": "mine_of_rows.two"}')
+    others.append(named)
     assert all(others.count(each) == 1 for each in others)
     for name in ("mine_of_rows.", "mine_of_rows", "nothing_like_it.one", "mine_of_rows.three"):
         with pytest.raises(SystemExit):

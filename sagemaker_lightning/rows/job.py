@@ -235,7 +235,7 @@ def main(args: list[str] | None = None) -> None:
                 "the job's source"
             )
         table = read(environment, flags)
-        settings = {"function": flags.function} | flags.settings
+        settings = flags.settings | {"--function": flags.function}  # no name of a parameter
         run(
             environment,
             table,

@@ -194,7 +194,7 @@ def _shift_numbers(piece: bytes, dtype: np.dtype, rows: int, offset: int, where:
             f"{where} has {numbers.min()} to {numbers.max()}; allowed are numbers of its {rows} "
             "rows"
         )
-    if rows + offset > np.iinfo(dtype).max:
+    if rows + offset - 1 > np.iinfo(dtype).max:
         raise ValueError(
             f"{where} is {dtype}, which cannot number {rows + offset} rows; compute it as int64"
         )

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -151,29 +151,26 @@ def write(
             raise ValueError(f"rows {reached} to {part.stop} are missing")
         arrays = {name: stream.finish() for name, stream in streams.items()}
     path = folder / f"manifest-{span}.json"
+    # Files of an earlier job would be uploaded with these, and its parts would overlap with them.
+    earlier_files = _files_of(folder, about.get("host"))
     with atomic_write(path) as file:
         file.write(
             json_text(
                 {"rows": [part.start, part.stop], "arrays": arrays} | dict(about), indent=1
             ).encode()
         )
-    _remove_earlier(folder, about.get("host"), path, {array["file"] for array in arrays.values()})
+    for name in earlier_files - {path.name} - {array["file"] for array in arrays.values()}:
+        (folder / name).unlink(missing_ok=True)
     return path
 
 
-def _remove_earlier(
-    folder: Path, host: str | None, manifest: Path, current_files: Set[str]
-) -> None:
-    """Remove what the same host left of an earlier job.
-
-    Otherwise the folder would have parts of two jobs, or parts that overlap.
-    """
-    for path in set(folder.glob("manifest-*.json")) - {manifest}:
+def _files_of(folder: Path, host: str | None) -> set[str]:
+    """Return the names of the files in a folder that are a host's manifests and arrays."""
+    names = set()
+    for path in folder.glob("manifest-*.json"):
         # The file may be something else that only has such a name.
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            earlier = json.loads(path.read_text())
-            if earlier["host"] != host:
-                continue
-            for name in {array["file"] for array in earlier["arrays"].values()} - current_files:
-                (folder / name).unlink(missing_ok=True)
-            path.unlink()
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            manifest = json.loads(path.read_text())
+            if manifest["host"] == host:
+                names |= {path.name} | {array["file"] for array in manifest["arrays"].values()}
+    return names & {path.name for path in folder.iterdir() if path.is_file()}
