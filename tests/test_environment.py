@@ -85,6 +85,8 @@ def test_full(tmp_path):
     )
     assert environment.training_dir == Path("/b")
     assert environment.num_nodes == 3  # as torchrun says: 6 ranks, 2 on each node
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        environment.num_gpus = 8
     assert failure_file(ALL_VARIABLES) == Path("/h/failure")
 
 

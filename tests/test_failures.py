@@ -6,8 +6,9 @@ The failure file has at most 1,024 characters.
 import builtins
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from containers import ROOT
@@ -461,16 +462,35 @@ def test_an_interactive_session_and_a_notebook_get_the_exception_itself(monkeypa
     assert capsys.readouterr().err == "error: --a: found 1 [host localhost, local rank 0]\n"
 
 
-def test_a_stop_is_reported_unless_another_process_does_so(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def log(tmp_path) -> Iterator[TextIO]:
+    """A log in a file; `name` is its path."""
+    with (tmp_path / "log").open("w") as file:
+        yield file
+
+
+def test_a_stop_is_reported_unless_another_process_does_so(tmp_path, monkeypatch, log):
+    monkeypatch.setattr(sys, "stderr", log)
     monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path))
     report_stop("interrupted, resume from step 7", loud=False)
-    assert capsys.readouterr().err == "" and not (tmp_path / "failure").exists()
+    assert Path(log.name).read_text() == "" and not (tmp_path / "failure").exists()
     report_stop("interrupted, resume from step 7")
     line = "interrupted, resume from step 7 [host localhost, local rank 0]"
-    assert capsys.readouterr().err == f"{line}\n" and (tmp_path / "failure").read_text() == line
+    assert Path(log.name).read_text() == f"{line}\n"
+    assert (tmp_path / "failure").read_text() == line
     monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path / "none"))
-    report_stop("interrupted, resume from step 8")
-    assert capsys.readouterr().err.startswith("interrupted, resume from step 8 ")
+    report_stop(line)
+    assert Path(log.name).read_text().count(line) == 2
+
+
+def test_a_failure_is_in_the_log_before_anything_else_ends_the_process(tmp_path, monkeypatch, log):
+    monkeypatch.setattr(sys, "stderr", log)
+    with pytest.raises(SystemExit), reported(tmp_path / "none/failure", "host a"):
+        raise UserError("--a: found 1")
+    assert Path(log.name).read_text() == (
+        "error: --a: found 1 [host a]\n"
+        f"error: {tmp_path}/none/failure could not be written: No such file or directory\n"
+    )
 
 
 def test_only_a_mistake_that_nobody_caught_is_reported_by_the_hook(tmp_path, monkeypatch, capsys):
