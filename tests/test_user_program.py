@@ -316,7 +316,7 @@ def test_the_command_line_of_each_kind_of_program(code):
     assert command(code, "x.sh", {}) == (shell, own, 1)
 
 
-def test_the_command_line_of_a_distribution(code, capsys):
+def test_the_command_line_of_a_distribution(code, tmp_path, monkeypatch):
     of_image = [str(user_program.HOME / "app/train_torchrun.py"), "--trainer.devices=2"]
     assert command(user_program.HOME, "app/train.py", DDP) == (
         [sys.executable, *of_image],
@@ -325,15 +325,18 @@ def test_the_command_line_of_a_distribution(code, capsys):
     )
     flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=0", str(code / "x.py")]
     expected = [*TORCHRUN, *flags, "--trainer.devices", "2"], "torchrun", 2
-    assert command(code, "x.py", DDP) == expected and capsys.readouterr().out == ""
+    log = tmp_path / "log"
     # SDK 2 sends both for pytorchddp.
     both = {
         "sagemaker_pytorch_ddp_enabled": True,
         "sagemaker_distributed_dataparallel_enabled": True,
     }
-    assert command(code, "x.py", both) == expected
-    says = "warning: distribution smdistributed.dataparallel runs as torch_distributed"
-    assert capsys.readouterr().out.startswith(says)
+    with log.open("w") as output:  # what the program prints comes after the warning
+        monkeypatch.setattr(sys, "stdout", output)
+        assert command(code, "x.py", DDP) == expected and log.read_text() == ""
+        assert command(code, "x.py", both) == expected
+        says = "warning: distribution smdistributed.dataparallel runs as torch_distributed"
+        assert log.read_text().startswith(says)
     with pytest.raises(UserError, match="found x.sh, torchrun allows a .py file only"):
         command(code, "x.sh", DDP)
     with pytest.raises(UserError, match="distribution: found mpi, allowed are torch_distributed"):
