@@ -507,6 +507,18 @@ def test_only_a_mistake_that_nobody_caught_is_reported_by_the_hook(tmp_path, mon
     assert (tmp_path / "failure").read_text() == line
 
 
+def test_a_wrong_variable_that_nobody_caught_is_reported(tmp_path, monkeypatch, capsys):
+    """A program reads its environment before it can enter report_failures."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    variables = {"SM_NUM_GPUS": "many", "SM_OUTPUT_DIR": str(tmp_path), "RANK": "3"}
+    with pytest.raises(UserError) as raised:
+        SageMakerEnvironment.read(variables)
+    sys.excepthook(UserError, raised.value, None)
+    line = "error: SM_NUM_GPUS: found 'many', allowed is a JSON int, not empty"
+    assert capsys.readouterr().err == f"{line} [host localhost, rank 3]\n"
+    assert (tmp_path / "failure").read_text().startswith(line)
+
+
 def test_what_a_terminal_would_obey_is_escaped():
     assert printable("\x1b[31mcaf\xe9\n\t") == "\\x1b[31mcaf\xe9\\n\\t"
     assert printable("a\n\tb", kept="\n") == "a\n\\tb"
