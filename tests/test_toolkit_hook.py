@@ -5,6 +5,7 @@ tests/test_mesh.py and tests/test_watchdog.py the real watch.
 """
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -431,9 +432,12 @@ def told(monkeypatch, folder: Path, error: BaseException, number: int | None) ->
     monkeypatch.setattr(toolkit_hook.environment, "Environment", lambda: job)
     monkeypatch.setattr(toolkit_hook, "_watchdog", watchdog)
     monkeypatch.setattr(toolkit_hook, "_run_program", fail)
+    toolkits_log = logging.getLogger("sagemaker-training-toolkit")
+    toolkits_log.setLevel(logging.INFO)
     with pytest.raises(BaseException) as raised:  # noqa: PT011  its type is checked
         toolkit_hook._run(SimpleNamespace(stop_signal=number))
     assert os.environ["PYTHONPATH"].split(":")[0] == str(folder / "code")
+    assert not toolkits_log.isEnabledFor(logging.INFO)  # the hook's own summary says it better
     watch.raised = raised.value
     yield watch
 
