@@ -179,8 +179,10 @@ def test_the_log_says_what_runs_before_it_runs(run, folder, monkeypatch):
 
 def test_hosts_wait_for_each_other_and_what_the_user_has_set_stays(run, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setattr(toolkit_hook.checks, "summary", lambda machine: [])
     two_hosts = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
-    ((_, _, variables, announced, _),) = run(Watch(), **two_hosts)
+    ((_, _, variables, announced, log),) = run(Watch(), **two_hosts)
+    assert log.endswith("hyperparameter lr: 0.1\n")
     assert announced == ["waiting for the other hosts", "end"]
     assert [variables[name] for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")] == [
         "algo-1",
