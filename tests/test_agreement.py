@@ -213,6 +213,7 @@ def test_a_batch_that_ends_in_time_ends_nothing(signals, kind):
 def test_a_handler_counts_before_the_thread_hears_of_the_signal(signals, capfd):
     """A batch may end in between. The first signal counts."""
     with watched(TrainingStop) as stop:
+        assert stop.phase is shutdown.Phase.TRAINING
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.getsignal(number)(number, None)
             assert stop.signal_number == signal.SIGTERM
