@@ -133,5 +133,8 @@ def test_a_rank_ends_with_its_launcher_until_it_may_outlive_it(killed):
 def test_a_launcher_that_has_ended_is_gone_although_nobody_has_asked_for_its_status(killed):
     with subprocess.Popen(["true"]) as launcher:
         os.waitid(os.P_PID, launcher.pid, os.WEXITED | os.WNOWAIT)
-        end_with_launcher({"LOCAL_RANK": "0", LAUNCHER_VARIABLE: str(launcher.pid)})
+        rank = {"LOCAL_RANK": "0", LAUNCHER_VARIABLE: str(launcher.pid)}
+        end_with_launcher(rank)
     assert killed == [(os.getpid(), signal.SIGKILL)]
+    end_with_launcher(rank)  # now it is gone
+    assert killed == [(os.getpid(), signal.SIGKILL)] * 2
