@@ -1,8 +1,13 @@
 """All ranks learn of a signal to one rank at the next step, however long steps take."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +18,8 @@ import warm
 from containers import ROOT
 from torch import distributed
 
+from sagemaker_lightning.contract import shutdown
+from sagemaker_lightning.contract.shutdown import Stop, TrainingStop
 from sagemaker_lightning.resume.agreement import Agreement
 
 
@@ -30,10 +37,10 @@ def calls_until_heard(counts: int) -> list[int]:
     gathered = agreement.gather({"key": torch.tensor([rank, 2**32 - 1]).to(torch.uint32)})
     assert [answer["key"].tolist() for answer in gathered] == [[0, 2**32 - 1], [1, 2**32 - 1]]
     calls = []
-    for signal, due in ((0, rank == 0), (15 if rank == 1 else 0, False)):
+    for number, due in ((0, rank == 0), (15 if rank == 1 else 0, False)):
         calls.append(0)
         while not (agreement.signal_number or agreement.checkpoint_due):
-            agreement.agree(signal, due)
+            agreement.agree(number, due)
             calls[-1] += 1
         agreement.checkpoint_saved()
     agreement.receive()
@@ -96,3 +103,255 @@ def test_a_batch_that_takes_long_is_no_rank_that_hangs(tmp_path: Path, seconds, 
     assert ("the batch is done" in run.stdout) is (ended == 0) and (line in run.stdout) is (
         ended == 143
     )
+
+
+# In this process ----------------------------------------------------------------------------------
+
+
+class Left(BaseException):
+    """Stands for the end of this process."""
+
+
+class Clock(threading.Event):
+    """Notes how long it is waited for; that time passes at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        return False
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Restore the handlers and the wakeup descriptor."""
+    handlers = {number: signal.getsignal(number) for number in shutdown.SIGNALS}
+    descriptor = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(descriptor)
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    signal.set_wakeup_fd(descriptor)
+
+
+def watched(kind: type[Stop], folder: Path = Path("nowhere")) -> Stop:
+    """Return a Stop that notes why it would end this process."""
+
+    class Watched(kind):
+        def end_process(self, why: str) -> None:
+            self.reasons.append(why)
+            raise SystemExit  # it ends the thread
+
+    stop = Watched(folder, print)
+    stop.reasons = []
+    stop.left = Clock()
+    return stop
+
+
+def hear(stop: Stop, *numbers: int) -> None:
+    """Have a Stop's thread hear of signals, all at once; wait until it has."""
+    os.write(stop.pipe[1], bytes(numbers))
+    deadline = time.monotonic() + ranks.HANG_SECONDS
+    while stop.signal_number is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def no_batch(seconds: int) -> list[str]:
+    """Return the reason of a process in which no batch came to its end."""
+    return [f"no batch ended within {seconds} s, so there is no newer checkpoint"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("kind", [Stop, TrainingStop])
+@pytest.mark.parametrize(
+    ("phase", "batch_seconds", "waits", "reasons"),
+    [
+        ("end", 20.0, [], ["it came while nothing was being trained"]),
+        ("begin", 0.0, [25.0], no_batch(25)),
+        ("begin", 20.0, [40.0], no_batch(40)),
+        ("begin", 100.0, [90.0], no_batch(90)),
+        ("save_last", 0.0, [25.0, 65.0], no_batch(25)),
+        ("save_last", 20.0, [40.0, 50.0], no_batch(40)),
+    ],
+)
+def test_how_long_a_process_may_go_on_after_a_signal(
+    signals, capfd, kind, phase, batch_seconds, waits, reasons
+):
+    """Another signal that comes at the same time, here a child's end, changes nothing."""
+    stop = watched(kind)
+    with stop:
+        getattr(stop, phase)()
+        stop.batch_seconds = batch_seconds
+        hear(stop, signal.SIGCHLD, signal.SIGTERM)
+        stop.thread.join(ranks.HANG_SECONDS)
+    assert (stop.left.waits, stop.reasons) == (waits, reasons)
+    assert ("most recent call first" in capfd.readouterr().err) == bool(waits)
+    ends = kind is Stop  # it is about to end, and no signal may cut that short
+    assert (signal.getsignal(signal.SIGTERM) is signal.SIG_IGN) == ends
+
+
+def test_ctrl_c_never_ends_somebody_elses_process(signals):
+    stop = watched(TrainingStop)
+    with stop:
+        hear(stop, signal.SIGINT)
+    assert stop.signal_number == signal.SIGINT and not (stop.left.waits or stop.reasons)
+
+
+@pytest.mark.parametrize("kind", [Stop, TrainingStop])
+def test_a_batch_that_ends_in_time_ends_nothing(signals, kind):
+    stop = watched(kind)
+    stop.left = threading.Event()
+    with stop:
+        stop.begin()
+        assert stop.thread.daemon  # a program that never leaves it can still end
+        hear(stop, signal.SIGTERM)
+    assert stop.reasons == [] and not stop.thread.is_alive()
+
+
+def test_a_handler_counts_before_the_thread_hears_of_the_signal(signals, capfd):
+    """A batch may end in between. The first signal counts."""
+    with watched(TrainingStop) as stop:
+        assert stop.phase is shutdown.Phase.TRAINING
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.getsignal(number)(number, None)
+            assert stop.signal_number == signal.SIGTERM
+    says = "stopping at the end of this batch; Ctrl-C again stops at once\n"
+    assert capfd.readouterr().err == says
+
+
+def test_what_is_installed_meanwhile_stays(signals):
+    def handle(*_) -> None:
+        pass
+
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.getsignal(signal.SIGINT)
+    with watched(TrainingStop):
+        signal.signal(signal.SIGTERM, handle)
+        signal.set_wakeup_fd(writing)
+    assert [signal.getsignal(number) for number in shutdown.SIGNALS] == [handle, before]
+    with watched(TrainingStop):
+        signal.set_wakeup_fd(-1)
+    assert signal.set_wakeup_fd(-1) == writing
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+
+
+def test_a_handler_that_is_none_of_pythons_becomes_the_default(signals, monkeypatch):
+    stop = watched(TrainingStop)
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "getsignal", lambda number: None)
+        stop.__enter__()
+    stop.__exit__()
+    assert [signal.getsignal(number) for number in shutdown.SIGNALS] == [signal.SIG_DFL] * 2
+
+
+def test_it_leaves_no_thread_and_no_descriptor(signals):
+    class Slow(threading.Event):
+        def is_set(self) -> bool:
+            time.sleep(0.02)
+            return super().is_set()
+
+    stop = watched(TrainingStop)
+    stop.left = Slow()
+    with stop:
+        pass
+    assert not stop.thread.is_alive()
+    for descriptor in stop.pipe:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_a_batch_takes_the_time_between_two_ends(monkeypatch):
+    times = iter([100.0, 107.0, 109.0])
+    monkeypatch.setattr(shutdown, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    stop = Stop(Path("nowhere"), print)
+    seconds = []
+    for _ in range(3):
+        stop.batch_ended()
+        seconds.append(stop.batch_seconds)
+    assert seconds == [0.0, 7.0, 2.0]
+
+
+def in_a_child() -> str:
+    """Return the handlers and the wakeup descriptor of a forked child."""
+    reading, writing = os.pipe()
+    if not (pid := os.fork()):
+        with suppress(BaseException):
+            handlers = [str(signal.getsignal(number)) for number in shutdown.SIGNALS]
+            os.write(writing, f"{handlers} {signal.set_wakeup_fd(-1)}".encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(pid, 0)
+    with os.fdopen(reading) as file:
+        return file.read()
+
+
+def test_a_forked_child_has_default_handlers_of_its_own(signals):
+    """As a data worker. A child of a process that trains nothing has its parent's."""
+    own = [str(signal.getsignal(number)) for number in shutdown.SIGNALS]
+    assert in_a_child() == f"{own} -1"
+    with watched(TrainingStop):
+        assert in_a_child() == f"{[str(signal.SIG_DFL)] * 2} -1"
+    assert in_a_child() == f"{own} -1"
+
+
+def test_only_the_process_itself_keeps_its_handlers(signals, monkeypatch):
+    """As above, without a fork: this process stands for a child of another one, then of itself."""
+    with watched(TrainingStop) as stop:
+        shutdown._reset_signals_of_child()
+        assert signal.getsignal(signal.SIGTERM) == stop._handle
+        assert signal.set_wakeup_fd(stop.pipe[1]) == stop.pipe[1]
+        monkeypatch.setattr(os, "getppid", os.getpid)
+        shutdown._reset_signals_of_child()
+        handlers = [signal.getsignal(number) for number in shutdown.SIGNALS]
+        assert handlers == [signal.SIG_DFL] * 2 and signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.parametrize("number", shutdown.SIGNALS)
+def test_before_the_training_a_signal_ends_a_process_at_once(signals, monkeypatch, capfd, number):
+    def leave(status: int) -> None:
+        raise Left(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    shutdown.leave_at_once()
+    with pytest.raises(Left) as left:
+        signal.raise_signal(number)
+    assert left.value.args == (128 + number,)
+    assert capfd.readouterr().err == f"{number.name}: nothing is being trained\n"
+
+
+def test_what_was_printed_before_the_end_is_not_lost(tmp_path, monkeypatch):
+    def leave(status: int) -> None:
+        raise Left(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    (tmp_path / "step-000000007.ckpt").touch()
+    lines = []
+    stop = Stop(tmp_path, lines.append)
+    stop.signal_number = signal.SIGTERM
+    with (tmp_path / "out").open("w") as output, (tmp_path / "err").open("w") as errors:
+        monkeypatch.setattr(sys, "stdout", output)
+        monkeypatch.setattr(sys, "stderr", errors)
+        print("printed")
+        print("warned", file=sys.stderr)
+        with pytest.raises(Left) as left:
+            stop.end_process("why")
+        assert (tmp_path / "out").read_text() == "printed\n"
+        assert (tmp_path / "err").read_text() == "warned\n"
+    assert left.value.args == (143,)
+    assert lines == ["interrupted, resume from step 7: SIGTERM; why"]
+
+
+def test_the_first_process_is_asked_whether_it_loses_sigterm(tmp_path, monkeypatch):
+    """A process's name may have any characters."""
+    status = tmp_path / "status"
+    monkeypatch.setattr(shutdown, "Path", {"/proc/1/status": status}.__getitem__)
+    for handled, says in (("4000", ""), ("10000", "my:\tinit")):  # SIGTERM, and SIGCHLD alone
+        status.write_text(f"Name:\tmy:\tinit\nSigBlk:\t0\nSigCgt:\t{handled.rjust(16, '0')}\n")
+        assert shutdown.loses_sigterm() == says
+    for blocked, says in (("4000", ""), ("10000", "my:\tinit")):
+        status.write_text(f"Name:\tmy:\tinit\nSigBlk:\t{blocked.rjust(16, '0')}\nSigCgt:\t0\n")
+        assert shutdown.loses_sigterm() == says

@@ -43,7 +43,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", replaced)
-    path = tmp_path / "deep/x.ckpt"
+    path = tmp_path / "deep/er/x.ckpt"
     with atomic_write(path) as file:
         file.write(b"12345")
     folder = path.parent.stat()
@@ -55,6 +55,16 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(
     ]
     assert events[0][2] == 5  # all of it
     assert path.read_bytes() == b"12345"
+    descriptors = Path("/proc/self/fd").iterdir()
+    assert not [link for link in descriptors if link.resolve() == path.parent]
+
+
+def test_without_sync_the_disk_is_not_waited_for(tmp_path: Path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with atomic_write(tmp_path / "x", sync=False) as file:
+        file.write(b"x")
+    assert (tmp_path / "x").read_bytes() == b"x" and synced == []
 
 
 def test_everybody_may_read_it(tmp_path: Path):
@@ -108,6 +118,17 @@ def test_several_files_get_their_names_when_all_are_on_the_disk(tmp_path: Path, 
     assert first_path.read_bytes() == last_path.read_bytes() == b"after"
 
 
+def test_a_file_that_cannot_get_its_name_leaves_nothing_beside_it(tmp_path: Path):
+    """The first of the two has its name already."""
+    (tmp_path / "last").mkdir()
+    with (
+        pytest.raises(IsADirectoryError),
+        atomic_writes([tmp_path / "first", tmp_path / "last"]) as files,
+    ):
+        files[0].write(b"1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "last"]
+
+
 def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path):
     leftover = tmp_path / f"model.pt.abc{IGNORED_SUFFIX}"
     other_files = [
@@ -116,6 +137,8 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path):
     ]
     for path in (leftover, *other_files):
         path.touch()
+    other_files.append(tmp_path / f"model.folder.abc{IGNORED_SUFFIX}")
+    other_files[-1].mkdir()
     remove_leftovers(tmp_path, "model.*")
     remove_leftovers(tmp_path / "none", "*")
     assert sorted(tmp_path.iterdir()) == sorted(other_files)
@@ -130,6 +153,15 @@ def test_a_folder_that_can_be_written_to_is_made_and_left_empty(tmp_path: Path):
         UserError, match=r"/file: the model cannot be written there \(File exists\); allowed is a"
     ):
         check_writable(tmp_path / "file", "the model")
+
+
+def test_a_folder_that_is_read_only_is_named(tmp_path: Path, monkeypatch):
+    def refuse(**_) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with pytest.raises(UserError, match=r": logs cannot be written there \(Read-only file system"):
+        check_writable(tmp_path, "logs")
 
 
 def test_json_has_null_for_what_is_no_number():

@@ -65,6 +65,28 @@ def test_by_default_a_lost_rank_ends_all_in_time_too():
     assert deadlines.HOST_APPEARS > 2 * deadlines.LONGEST_PAUSE
 
 
+def test_the_seconds_of_the_table():
+    """Users, SageMaker's own limits and docs/interruptions.md rely on them."""
+    table = {name: value for name, value in vars(deadlines).items() if name.isupper()}
+    assert table == {
+        "BATCH_ENDS": 25.0,
+        "CHECKPOINT_IS_WRITTEN": 90.0,
+        "TORCHRUN_KILLS": 100.0,
+        "HOOK_KILLS": 110.0,
+        "SAGEMAKER_KILLS": 120.0,
+        "REST_IS_KILLED": 5.0,
+        "STDERR_IS_READ": 2.0,
+        "HOST_APPEARS": 50.0,
+        "LOST_HOST_ENDS_JOB": 60.0,
+        "ENDS_BY_ITSELF": 5.0,
+        "LONGEST_PAUSE": 5.0,
+    }
+    assert (deadlines.silence(60.0), deadlines.ends_after_loss(60.0)) == (30.0, 10.0)
+    assert [deadlines.status_interval(silence) for silence in (30.0, 5.0)] == [2.0, 1.0]
+    assert [deadlines.better_reason(silence) for silence in (30.0, 6.0)] == [15.0, 6.0]
+    assert deadlines.any_reason(30.0) == 35.0
+
+
 @pytest.mark.slow
 def test_the_table_is_what_is_used():
     from sagemaker_lightning.launch import torchrun_command

@@ -3,10 +3,18 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from sagemaker_lightning.contract.environment import SageMakerEnvironment, drilled, failure_file
+from sagemaker_lightning.contract import job_summary
+from sagemaker_lightning.contract.environment import (
+    SageMakerEnvironment,
+    drilled,
+    failure_file,
+    in_container,
+    trims,
+)
 from sagemaker_lightning.contract.errors import UserError
 
 ALL_VARIABLES = {
@@ -76,6 +84,9 @@ def test_full(tmp_path):
         for field in dataclasses.fields(defaults)
     )
     assert environment.training_dir == Path("/b")
+    assert environment.num_nodes == 3  # as torchrun says: 6 ranks, 2 on each node
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        environment.num_gpus = 8
     assert failure_file(ALL_VARIABLES) == Path("/h/failure")
 
 
@@ -149,10 +160,36 @@ def test_a_drill_has_folders_of_its_own(tmp_path):
         and environment.drill == {"steps": 4}
     )
     assert environment.channels == SageMakerEnvironment.read(ALL_VARIABLES).channels
+    assert moved["SAGEMAKER_BASE_DIR"] == str(tmp_path)
 
 
-def test_the_least_number_of_seconds():
-    assert SageMakerEnvironment.read({"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "1"}).peer_timeout == 1.0
+def test_the_number_of_nodes_without_torchrun():
+    assert SageMakerEnvironment().num_nodes == 1
+    assert SageMakerEnvironment(hosts=("a", "b", "c"), current_host="a").num_nodes == 3
+    assert SageMakerEnvironment.read({"LOCAL_WORLD_SIZE": "1"}).torchrun == (1, 1)
+
+
+def test_logs_are_where_they_survive_interruptions():
+    """In the job's checkpoint folder if there is one, else among the outputs."""
+    with_a_folder = SageMakerEnvironment(checkpoint_dir=Path("/c"), current_host="algo-2")
+    assert with_a_folder.log_dir == Path("/c/tensorboard/algo-2")
+    assert SageMakerEnvironment().log_dir == Path("output/data/tensorboard/localhost")
+
+
+def test_only_a_jobs_container_counts_as_one():
+    assert in_container({"SM_OUTPUT_DIR": "/opt/ml/output"})
+    assert not in_container({}) and not in_container({"SM_OUTPUT_DIR": "/tmp/job/output"})
+
+
+def test_only_0_leaves_libraries_as_they_are():
+    assert [trims(variables) for variables in ({}, {"SAGEMAKER_LIGHTNING_TRIM": "1"})] == [True] * 2
+    assert not trims({"SAGEMAKER_LIGHTNING_TRIM": "0"})
+
+
+@pytest.mark.parametrize("seconds", ["1", "999999"])
+def test_the_least_and_the_largest_number_of_seconds(seconds):
+    variables = {"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": seconds}
+    assert SageMakerEnvironment.read(variables).peer_timeout == float(seconds)
 
 
 @pytest.mark.parametrize(
@@ -240,6 +277,10 @@ def test_the_groups_of_the_distribution_train(named, hosts):
             "found '0', allowed is a number of seconds, 1 or more",
         ),
         (
+            {"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "1000000"},
+            "found '1000000', allowed is a number of seconds, 1 or more",
+        ),
+        (
             {"SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "nan"},
             "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT: found 'nan'",
         ),
@@ -248,3 +289,46 @@ def test_the_groups_of_the_distribution_train(named, hosts):
 def test_what_cannot_be(variables, message):
     with pytest.raises(UserError, match=message):
         SageMakerEnvironment.read(variables)
+
+
+def test_the_summary_of_a_job(tmp_path, monkeypatch):
+    """Its hosts, devices, channels, program and hyperparameters; no secret, none of the SDK's."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "one").write_text("12345")
+    (tmp_path / "deep/two").write_text("123")
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    environment = SageMakerEnvironment(
+        hosts=("algo-1", "algo-2"),
+        current_host="algo-2",
+        num_gpus=7,
+        channels={"training": tmp_path},
+    )
+    hyperparameters = {
+        "sagemaker_program": "x.py",
+        "lr": 0.1,
+        "api_key": "k",
+        "note": "hf_" + "a1" * 9,
+    }
+    assert list(job_summary.lines(environment, "x.py, torchrun", hyperparameters)) == [
+        "hosts: algo-1, algo-2 (this one)",
+        "devices: 7 GPUs, 16 CPUs",
+        f"channel training: {tmp_path}, 2 files, 8 bytes",
+        "program: x.py, torchrun",
+        "hyperparameter api_key: ******",
+        "hyperparameter lr: 0.1",
+        "hyperparameter note: ******",
+    ]
+    assert "channels: none" in list(job_summary.lines(SageMakerEnvironment(), "x.py", {}))
+
+
+def test_a_channel_of_very_many_files_is_not_counted_to_its_end(monkeypatch):
+    """It may be a bucket. The files are pretended: there are 100,000 of them."""
+    names = iter(["x"] * 100_000 + [None])
+    monkeypatch.setattr("os.walk", lambda folder: [(str(folder), [], names)])
+    monkeypatch.setattr("os.path.join", lambda *_: "/")
+    monkeypatch.setattr("os.lstat", lambda _: SimpleNamespace(st_size=1))
+    environment = SageMakerEnvironment(channels={"training": Path("/bucket")})
+    lines = list(job_summary.lines(environment, "x.py", {}))
+    monkeypatch.undo()
+    assert "channel training: /bucket, more than 100000 files" in lines
+    assert list(names) == [None]

@@ -3,18 +3,29 @@
 The failure file has at most 1,024 characters.
 """
 
+import builtins
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from containers import ROOT
+from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils.data import DataLoader
 
-from sagemaker_lightning.contract.environment import place
-from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.contract.failures import ended_rank, explain, last_error, reported, write
+from sagemaker_lightning.contract.environment import SageMakerEnvironment, place
+from sagemaker_lightning.contract.errors import UserError, printable
+from sagemaker_lightning.contract.failures import (
+    ended_rank,
+    explain,
+    last_error,
+    report_uncaught,
+    reported,
+    write,
+)
+from sagemaker_lightning.contract.reporting import report_failures, report_stop
 from sagemaker_lightning.launch import toolkit_hook
 
 TORCH_ERRORS = (
@@ -112,10 +123,25 @@ def test_a_long_message_leaves_room(tmp_path):
     )
     text = (tmp_path / "failure").read_text()
     assert (
-        len(text) <= 1024
+        len(text) == 1024
         and text.endswith("ValueError: the end\n")
         and text.splitlines()[0].endswith("...")
     )
+
+
+def test_a_message_is_cut_at_its_limit():
+    assert explain("E", "x" * 697) == f"E: {'x' * 697}"
+    assert explain("E", "x" * 698) == f"E: {'x' * 694}..."
+    advised = explain("MemoryError", "x" * 500)
+    assert advised.endswith(f" (MemoryError: {'x' * 384}...)") and advised.startswith("out of host")
+    assert last_error("x" * 501) == ("x" * 497 + "...", "")
+
+
+@pytest.mark.parametrize("length", [1021, 1022, 1023, 1024, 1030])
+def test_a_traceback_gets_the_room_that_its_line_leaves(tmp_path, length):
+    write(tmp_path / "failure", "x" * length, "a traceback")
+    rest = {1021: "\nck", 1022: "\nk"}.get(length, "")
+    assert (tmp_path / "failure").read_text() == "x" * length + rest
 
 
 def test_a_reason_that_is_not_utf_8(tmp_path):
@@ -195,6 +221,7 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
             True,
         ),
         (f"{TRACE}KeyError: 'y'\n{MEANWHILE}{TRACE}{GLOO}\n", "KeyError: 'y'", True),
+        (f"{TRACE}KeyError: 'x'\n{MEANWHILE}{TRACE}OSError: y\n", "OSError: y", True),
         (ABORTED, "lost a peer, or never reached it", True),
         (f"{TRACE}ValueError: the cause\n{ABORTED}", "ValueError: the cause", True),
         (
@@ -244,8 +271,39 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
 )
 def test_the_error_that_a_log_ends_with(stderr, says, trace):
     line, actual_trace = last_error(stderr)
-    assert says in line and bool(says) == bool(line)
+    assert line.startswith(says) and bool(says) == bool(line)
     assert bool(actual_trace) == trace
+
+
+NATIVE = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  no device"
+SYNTAX = '  File "a/x.py", line 1\n    def f(:\nSyntaxError: invalid syntax'
+
+
+@pytest.mark.parametrize(
+    ("stderr", "says", "trace"),
+    [
+        (
+            f"loading\n{TRACE}ValueError: one\ntwo\n",
+            "ValueError: one two",
+            f"{TRACE}ValueError: one\ntwo",
+        ),
+        (
+            f"{TRACE}ValueError: one\n" + "more\n" * 10,
+            "ValueError: one" + " more" * 10,
+            f"{TRACE}ValueError: one" + "\nmore" * 10,
+        ),
+        (
+            f"{TRACE}ValueError: one\n" + "a log\n" * 11,
+            "ValueError: one",
+            f"{TRACE}ValueError: one",
+        ),
+        (f"loading\n{NATIVE}\nAborted\n", "std::runtime_error: no device", NATIVE),
+        (NATIVE.partition("\n")[0], "std::runtime_error", NATIVE.partition("\n")[0]),
+        (f"loading\n{SYNTAX}\n", "SyntaxError: invalid syntax (x.py, line 1)", SYNTAX),
+    ],
+)
+def test_an_error_with_all_of_its_lines(stderr, says, trace):
+    assert last_error(stderr) == (says, trace)
 
 
 @pytest.mark.parametrize(
@@ -328,6 +386,20 @@ def test_what_comes_of_a_lost_peer_is_no_other_reason(act, says):
     assert line.startswith(says) and ("Connection closed by peer" in line) == ("lost" in says)
 
 
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ("", "error: --a: found 1 [host a]"),
+        ("found 1", "error: --a: found 1 [host a]"),
+        ("see b", "error: --a: found 1 (see b) [host a]"),
+    ],
+)
+def test_what_else_is_known_is_said_once(capsys, more, line):
+    with pytest.raises(SystemExit), reported(None, "host a", also=lambda: more):
+        raise UserError("--a: found 1")
+    assert capsys.readouterr().err == f"{line}\n"
+
+
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_of_several_tracebacks_the_last_is_the_cause(number):
     """For example, one exception came while another one was handled."""
@@ -364,6 +436,94 @@ def test_place_without_a_rank():
     assert place({"LOCAL_RANK": "1"}) == "host localhost, local rank 1"
 
 
+def test_a_job_that_is_known_names_its_host(tmp_path, monkeypatch):
+    monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path))
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(SystemExit), report_failures(SageMakerEnvironment(current_host="localhost")):
+        raise UserError("--a: found 1")
+    job = SageMakerEnvironment(hosts=("algo-7",), current_host="algo-7")
+    assert (tmp_path / "failure").read_text() == "error: --a: found 1 [host localhost, rank 3]"
+    (tmp_path / "failure").unlink()
+    with pytest.raises(SystemExit), report_failures(job):
+        raise UserError("--a: found 1")
+    assert (tmp_path / "failure").read_text() == "error: --a: found 1 [host algo-7, rank 3]"
+
+
+def test_an_interactive_session_and_a_notebook_get_the_exception_itself(monkeypatch, capsys):
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    for owner, name in ((sys, "ps1"), (builtins, "__IPYTHON__")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, True, raising=False)
+            with pytest.raises(ValueError, match="^x$"), report_failures():
+                raise ValueError("x")
+    assert capsys.readouterr().err == ""
+    with pytest.raises(SystemExit), report_failures():
+        raise UserError("--a: found 1")
+    assert capsys.readouterr().err == "error: --a: found 1 [host localhost, local rank 0]\n"
+
+
+@pytest.fixture
+def log(tmp_path) -> Iterator[TextIO]:
+    """A log in a file; `name` is its path."""
+    with (tmp_path / "log").open("w") as file:
+        yield file
+
+
+def test_a_stop_is_reported_unless_another_process_does_so(tmp_path, monkeypatch, log):
+    monkeypatch.setattr(sys, "stderr", log)
+    monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path))
+    report_stop("interrupted, resume from step 7", loud=False)
+    assert Path(log.name).read_text() == "" and not (tmp_path / "failure").exists()
+    report_stop("interrupted, resume from step 7")
+    line = "interrupted, resume from step 7 [host localhost, local rank 0]"
+    assert Path(log.name).read_text() == f"{line}\n"
+    assert (tmp_path / "failure").read_text() == line
+    monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path / "none"))
+    report_stop(line)
+    assert Path(log.name).read_text().count(line) == 2
+
+
+def test_a_failure_is_in_the_log_before_anything_else_ends_the_process(tmp_path, monkeypatch, log):
+    monkeypatch.setattr(sys, "stderr", log)
+    with pytest.raises(SystemExit), reported(tmp_path / "none/failure", "host a"):
+        raise UserError("--a: found 1")
+    assert Path(log.name).read_text() == (
+        "error: --a: found 1 [host a]\n"
+        f"error: {tmp_path}/none/failure could not be written: No such file or directory\n"
+    )
+
+
+def test_only_a_mistake_that_nobody_caught_is_reported_by_the_hook(tmp_path, monkeypatch, capsys):
+    """Any other error is shown as it would be without the hook."""
+    others = []
+    monkeypatch.setattr(sys, "excepthook", lambda *error: others.append(error))
+    report_uncaught(tmp_path / "failure", "host algo-2, rank 3")
+    accident = (ValueError, ValueError("x"), None)
+    sys.excepthook(*accident)
+    assert others == [accident] and not (tmp_path / "failure").exists()
+    sys.excepthook(UserError, UserError("--a: found 1"), None)
+    line = "error: --a: found 1 [host algo-2, rank 3]"
+    assert others == [accident] and capsys.readouterr().err == f"{line}\n"
+    assert (tmp_path / "failure").read_text() == line
+
+
+def test_a_wrong_variable_that_nobody_caught_is_reported(tmp_path, monkeypatch, capsys):
+    """A program reads its environment before it can enter report_failures."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    variables = {"SM_NUM_GPUS": "many", "SM_OUTPUT_DIR": str(tmp_path), "RANK": "3"}
+    with pytest.raises(UserError) as raised:
+        SageMakerEnvironment.read(variables)
+    sys.excepthook(UserError, raised.value, None)
+    line = "error: SM_NUM_GPUS: found 'many', allowed is a JSON int, not empty"
+    assert capsys.readouterr().err == f"{line} [host localhost, rank 3]\n"
+    assert (tmp_path / "failure").read_text().startswith(line)
+
+
+def test_what_a_terminal_would_obey_is_escaped():
+    assert printable("\x1b[31mcaf\xe9\n\t") == "\\x1b[31mcaf\xe9\\n\\t"
+    assert printable("a\n\tb", kept="\n") == "a\n\\tb"
+
+
 def test_a_failure_file_that_cannot_be_written():
     code = "from pathlib import Path\nfrom sagemaker_lightning.contract.failures import reported\n"
     code += "with reported(Path('/nowhere/failure')):\n 1 / 0"
@@ -381,7 +541,7 @@ def test_a_mistake_that_quotes_a_long_value_has_room_in_the_failure_file(tmp_pat
         raise UserError(f"You selected an invalid strategy name: {'x' * 3000}")
     line = (tmp_path / "failure").read_text()
     assert (
-        len(line) <= 1024
+        len(line) == len("error: ") + 900 + len(" [host algo-1, local rank 0]")
         and line.endswith("... [host algo-1, local rank 0]")
         and line in capsys.readouterr().err
     )
@@ -437,6 +597,28 @@ def test_a_mistake_is_one_line_wherever_its_code_is(tmp_path, capsys, folder, er
     line = "error: --flag: found 1, allowed is 2 [host algo-1]"
     assert raised.value.code == 1
     assert capsys.readouterr().err == f"{line}\n" and (tmp_path / "failure").read_text() == line
+
+
+OF_A_COPY = "-- Process 1 terminated with the following error:\nTraceback (most recent ...):\n"
+NAME = f"{UserError.__module__}.UserError"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ProcessRaisedException(f"{OF_A_COPY}{NAME}: --a:\nfound 1\n", 1, 7), "--a: found 1"),
+        (ProcessRaisedException(f"{OF_A_COPY}KeyError: 'x'\n", 1, 7), None),
+        (RuntimeError(f"{OF_A_COPY}{NAME}: --a: found 1\n"), None),
+        (UserError(f"--a: found\n{NAME}: b"), f"--a: found {NAME}: b"),
+    ],
+    ids=["a copy's mistake", "a copy's accident", "a text like a mistake", "a text with a name"],
+)
+def test_the_mistake_of_a_copy_of_this_process_is_one_line(capsys, error, line):
+    """As strategy="ddp_spawn" copies it."""
+    with pytest.raises(SystemExit), reported(None):
+        raise error
+    output = capsys.readouterr().err
+    assert output == f"error: {line}\n" if line else output.startswith("Traceback (most recent")
 
 
 class Picky:

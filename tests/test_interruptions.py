@@ -196,8 +196,11 @@ def test_torchrun_by_hand_ends_as_its_ranks_do(tmp_path: Path, target):
         time.sleep(0.01)
     children = psutil.Process(process.pid).children(recursive=True)
     ranks = [child.pid for child in children if "LOCAL_RANK" in warm.environ(child.pid)]
+    launchers = {warm.environ(pid).get("SAGEMAKER_LIGHTNING_LAUNCHER") for pid in ranks}
+    assert launchers == {str(process.pid)}  # so the ranks end if torchrun is killed
     os.kill(process.pid if target == "torchrun" else ranks[-1], signal.SIGTERM)
     assert process.wait(HANG_SECONDS) == 143, run.output[-3000:]
+    assert ("\ntorchrun: " in run.output) == (target == "torchrun")
     assert (
         f"interrupted, resume from step {run.steps}: SIGTERM; " in run.output
         and "Traceback" not in run.output

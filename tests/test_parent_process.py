@@ -3,13 +3,23 @@
 It ends whether or not it had begun before that.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from containers import ROOT
+
+from sagemaker_lightning.process.parent_process import (
+    LAUNCHER_VARIABLE,
+    bound_to_launcher,
+    end_with_launcher,
+    outlive_launcher,
+)
 
 RANK = """
 import os, time
@@ -76,3 +86,55 @@ def test_a_rank_whose_launcher_goes_afterwards():
     assert os.read(printed, 100) == b""
     for descriptor in (go, printed, launcher.ends):
         os.close(descriptor)
+
+
+# In this process ----------------------------------------------------------------------------------
+
+PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2  # prctl(2)
+
+
+def death_signal() -> int:
+    """Return the signal that the kernel sends this process when its parent ends; 0: none."""
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
+    return number.value
+
+
+@pytest.fixture
+def killed(monkeypatch) -> Iterator[list]:
+    """The processes that were killed, with their signals; the kernel's own one is restored."""
+    before = death_signal()
+    processes = []
+    monkeypatch.setattr(os, "kill", lambda *process: processes.append(process))
+    yield processes
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, before)
+
+
+def test_who_is_no_rank_may_launch_ranks(killed):
+    variables = {"A": "1"}
+    with bound_to_launcher(variables):
+        assert variables == {"A": "1", LAUNCHER_VARIABLE: str(os.getpid())}
+    assert variables == {"A": "1"}
+    end_with_launcher({})
+    assert death_signal() == 0 and killed == []
+
+
+def test_a_rank_ends_with_its_launcher_until_it_may_outlive_it(killed):
+    rank = {"LOCAL_RANK": "0"}
+    for launcher in ({}, {LAUNCHER_VARIABLE: str(os.getppid())}):
+        end_with_launcher(rank | launcher)
+        assert death_signal() == signal.SIGKILL and killed == []
+        outlive_launcher({})
+        assert death_signal() == signal.SIGKILL
+        outlive_launcher(rank)
+        assert death_signal() == 0
+
+
+def test_a_launcher_that_has_ended_is_gone_although_nobody_has_asked_for_its_status(killed):
+    with subprocess.Popen(["true"]) as launcher:
+        os.waitid(os.P_PID, launcher.pid, os.WEXITED | os.WNOWAIT)
+        rank = {"LOCAL_RANK": "0", LAUNCHER_VARIABLE: str(launcher.pid)}
+        end_with_launcher(rank)
+    assert killed == [(os.getpid(), signal.SIGKILL)]
+    end_with_launcher(rank)  # now it is gone
+    assert killed == [(os.getpid(), signal.SIGKILL)] * 2

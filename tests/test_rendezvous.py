@@ -6,6 +6,9 @@ And the wait for the names of the hosts.
 import itertools
 import os
 import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -43,7 +46,8 @@ def test_a_host_that_takes_no_part_has_no_rank():
 @pytest.mark.parametrize("port", ["", "http", "-1", "0", "65535"])
 def test_the_port_that_the_user_set(port):
     assert rendezvous.main_port({}) == 7777
-    assert rendezvous.main_port({"MASTER_PORT": "29500"}) == 29500
+    for allowed in (1, 29500, 65534):
+        assert rendezvous.main_port({"MASTER_PORT": str(allowed)}) == allowed
     with pytest.raises(UserError, match=f"MASTER_PORT: found '{port}', allowed is a number"):
         rendezvous.main_port({"MASTER_PORT": port})
 
@@ -61,21 +65,33 @@ def test_only_an_interface_that_this_machine_has_is_named(tmp_path, named, expec
     )
 
 
-@pytest.mark.parametrize("provider", [True, False])
-def test_efa_is_where_its_device_and_its_provider_are(tmp_path, monkeypatch, capsys, provider):
-    """EFA has stand-ins here, one for its device and one for libfabric's tool."""
+@pytest.mark.parametrize(
+    ("provider", "where"), [(True, "PATH"), (False, "PATH"), (True, "EFA"), (False, "nowhere")]
+)
+def test_efa_is_where_its_device_and_its_provider_are(tmp_path, monkeypatch, provider, where):
+    """EFA has stand-ins here, one for its device and one for libfabric's tool.
+
+    AWS's installer puts the tool into a folder of its own.
+    """
     (tmp_path / "bin").mkdir()
     tool = tmp_path / "bin/fi_info"
     tool.write_text(f'#!/bin/sh\n[ "$*" = "-p efa" ] && exit {0 if provider else 61}\nexit 1\n')
     tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(
+        rendezvous, "EFA_TOOLS", str(tmp_path / ("bin" if where == "EFA" else "none"))
+    )
+    if where == "PATH":
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     assert rendezvous.network(TWO_HOSTS, devices=tmp_path / "infiniband") == {}
     (tmp_path / "infiniband").mkdir()
     (tmp_path / "infiniband/uverbs0").touch()
-    assert rendezvous.network(TWO_HOSTS, devices=tmp_path / "infiniband") == (
-        {"FI_PROVIDER": "efa"} if provider else {}
-    )
-    assert ("warning: this host has EFA devices" in capsys.readouterr().out) == (not provider)
+    with (tmp_path / "log").open("w") as log:
+        monkeypatch.setattr(sys, "stdout", log)
+        assert rendezvous.network(TWO_HOSTS, devices=tmp_path / "infiniband") == (
+            {"FI_PROVIDER": "efa"} if provider else {}
+        )
+        output = (tmp_path / "log").read_text()
+    assert output.startswith("warning: this host has EFA devices") == (not provider)
 
 
 def test_an_interface_that_this_machine_has_not_is_forgotten(capsys):
@@ -93,6 +109,35 @@ def test_an_interface_that_is_there_or_that_the_user_named_stays():
             SageMakerEnvironment(network_interface=interface), variables
         )
         assert variables == {"NCCL_SOCKET_IFNAME": variable}
+
+
+def test_hosts_join_and_one_host_does_nothing(monkeypatch):
+    """What the user has set stays, but for an interface that this machine has not."""
+    asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: asked.append(host))
+    named = {"NCCL_SOCKET_IFNAME": "ethwe"}
+    variables = dict(named)
+    rendezvous.join(SageMakerEnvironment(network_interface="ethwe"), variables)
+    assert variables == named and asked == []
+    variables |= {"MASTER_PORT": "29500"}
+    two_hosts = replace(TWO_HOSTS, network_interface="ethwe")
+    rendezvous.join(two_hosts, variables)
+    assert asked == ["algo-1", "algo-2"]
+    assert {name: variables.get(name) for name in (*named, "MASTER_ADDR", "MASTER_PORT")} == {
+        "NCCL_SOCKET_IFNAME": None,
+        "MASTER_ADDR": "algo-1",
+        "MASTER_PORT": "29500",
+    }
+    assert variables["NODE_RANK"] == "1"
+
+
+def test_what_the_toolkits_hook_has_done_is_not_done_again(monkeypatch):
+    """It has waited for the names, and set the variables of the program."""
+    asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: asked.append(host))
+    assert rendezvous.prepared(replace(TWO_HOSTS, watch=Path("/watch"))) == {} and asked == []
+    assert rendezvous.prepared(TWO_HOSTS)["MASTER_ADDR"] == "algo-1"
+    assert asked == ["algo-1", "algo-2"]
 
 
 @pytest.mark.slow

@@ -8,12 +8,13 @@ import os
 import runpy
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from sagemaker_lightning.callbacks.progress import StartProgress
-from sagemaker_lightning.process import start, start_notice
+from sagemaker_lightning.process import lightning_import, start, start_notice, threads
 
 from app import train_multi_node
 
@@ -92,6 +93,57 @@ def test_on_a_busy_machine_it_is_said_at_once():
     )
 
 
+class Clock:
+    """Stands for the end of a start, which comes after the fourth wait; no time passes."""
+
+    def __init__(self) -> None:
+        self.waits = []
+        self.begun = threading.Event()
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, seconds: float) -> bool:
+        self.begun.wait()
+        self.waits.append(seconds)
+        return len(self.waits) == 4
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_line_comes_after_5_seconds_and_then_every_20(monkeypatch, capfd, busy):
+    """On a busy machine the first one comes at once, and not after 5 seconds again."""
+    clock = Clock()
+    before = {"_ended": clock, "_busy": lambda: busy, "_has_printed": False}
+    for name, value in (before | {"_started": None, "_activity": None}).items():
+        monkeypatch.setattr(start_notice, name, value)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    start_notice.begin("one")
+    assert capfd.readouterr().err == ("starting: one (0 s so far)\n" if busy else "")
+    clock.begun.set()
+    for thread in threading.enumerate():
+        if thread.name == "starting":
+            thread.join()
+    assert clock.waits == [5.0, 20.0, 20.0, 20.0]
+    assert capfd.readouterr().err == "starting: one (0 s so far)\n" * (2 if busy else 3)
+
+
+@pytest.mark.parametrize(
+    ("begin", "steps"),
+    [
+        (start.before_lightning, ["signals", "importing torch and Lightning", "import"]),
+        (start.before_torch, ["signals", "importing torch", "threads"]),
+    ],
+)
+def test_what_a_program_does_first(monkeypatch, begin, steps):
+    done = []
+    monkeypatch.setattr(start, "leave_at_once", lambda: done.append("signals"))
+    monkeypatch.setattr(start_notice, "begin", done.append)
+    monkeypatch.setattr(threads, "prepare", lambda: done.append("threads"))
+    monkeypatch.setattr(lightning_import, "import_lightning", lambda: done.append("import"))
+    begin()
+    assert done == steps
+
+
 def test_one_rank_of_a_node_speaks():
     code = "start_notice.begin('one'); start_notice.set_activity('two')"
     assert stderr_of(code, busy=True, LOCAL_RANK="1") == ""
@@ -103,7 +155,14 @@ def test_whoever_has_not_begun_says_nothing():
 
 
 @pytest.mark.parametrize(
-    ("text", "busy"), [("1000 2500 3\n", True), ("1000 900 3\n", False), ("", False), (None, False)]
+    ("text", "busy"),
+    [
+        ("1000 2001 3\n", True),
+        ("1000 2000 3\n", False),
+        ("1000 900 3\n", False),
+        ("", False),
+        (None, False),
+    ],
 )
 def test_a_process_that_had_to_wait_is_on_a_busy_machine(tmp_path, text, busy):
     if text is not None:

@@ -3,6 +3,7 @@
 That holds for whatever it started, and however it ended.
 """
 
+import io
 import os
 import signal
 import subprocess
@@ -62,6 +63,92 @@ def test_the_end_may_come_before_the_start(tmp_path):
         supervisor.run([sys.executable, "-c", "import time; time.sleep(300)"], cwd=tmp_path).status
         == -15
     )
+
+
+class SlowError(io.BytesIO):
+    """A log that is written slowly, and loses what is not flushed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = b""
+
+    def write(self, data: bytes) -> int:
+        time.sleep(0.05)
+        return super().write(data)
+
+    def flush(self) -> None:
+        self.log = self.getvalue()
+
+
+def test_the_end_of_its_stderr_is_kept_and_all_of_it_is_in_the_log(tmp_path, monkeypatch):
+    log = SlowError()
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(buffer=log, flush=log.flush))
+    script = "head -c 70000 /dev/zero | tr '\\0' x >&2; printf 'caf\\351' >&2"
+    ended = Supervisor().run(["sh", "-c", script], cwd=tmp_path)
+    assert ended.stderr == "x" * (64 * 1024 - 4) + "caf\ufffd"
+    assert log.log == b"x" * 70000 + b"caf\xe9"
+
+
+SAVES = """
+(trap 'sleep 0.2; touch saved; exit 0' TERM; touch ready; while :; do sleep 0.02; done) &
+wait
+"""
+
+
+def test_a_program_that_saves_gets_one_signal_and_is_waited_for(tmp_path, monkeypatch):
+    """Its first process dies of the signal; then another host fails, too."""
+    sent = []
+    slept = []
+    send = os.killpg
+
+    def wait(seconds: float) -> None:
+        slept.append(seconds)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(os, "killpg", lambda *signal: sent.append(signal[1]) or send(*signal))
+    monkeypatch.setattr(supervise, "time", SimpleNamespace(sleep=wait))
+
+    def stop(supervisor: Supervisor) -> None:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not supervisor.kill_timers:
+            time.sleep(0.01)
+        supervisor.terminate(grace=30)
+
+    with Supervisor() as supervisor:
+        threading.Thread(target=stop, args=(supervisor,), daemon=True).start()
+        ended = supervisor.run(["sh", "-c", SAVES], cwd=tmp_path)
+    assert (ended.status, ended.stop_signal) == (-15, signal.SIGTERM)
+    assert sent == [signal.SIGTERM] and (tmp_path / "saved").exists()
+    assert slept and set(slept) == {0.1}
+    assert [timer.interval for timer in supervisor.kill_timers] == [110.0, 30]
+    assert all(timer.finished.is_set() and timer.daemon for timer in supervisor.kill_timers)
+
+
+def test_what_runs_as_another_user_is_the_jobs_and_nothing_is_left_of_it(tmp_path, monkeypatch):
+    """This process may not read its variables. No orphan stays as a zombie."""
+
+    def refuse(self) -> None:
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil.Process, "environ", refuse)
+    children = {child.pid for child in psutil.Process().children()}
+    ended = Supervisor().run(["sh", "-c", "sleep 60 & sleep 60 & exit 3"], cwd=tmp_path)
+    left = [child for child in psutil.Process().children() if child.pid not in children]
+    for child in left:
+        child.kill()
+    assert (ended.status, left) == (3, [])
+
+
+def test_signals_that_were_blocked_are_heard():
+    """As entrypoint.sh blocks them until somebody listens."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, supervise.STOP_SIGNALS)
+    try:
+        with Supervisor():
+            assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & {*supervise.STOP_SIGNALS}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 COUNTING = """

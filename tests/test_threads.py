@@ -3,10 +3,13 @@
 None of them spins while other processes want the CPUs.
 """
 
+import io
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning
@@ -81,6 +84,18 @@ TREES = {
         {"cpu/job": {"cpu_cfs_quota_us": "-1", "cpu_cfs_period_us": "100000"}},
         MANY,
     ),
+    "version 1, of another controller": (
+        "4:memory:/other\n2:cpu:/job\n",
+        {"cpu/other": {"cpu_cfs_quota_us": "100000", "cpu_cfs_period_us": "100000"}},
+        MANY,
+    ),
+    "a path with colons": (
+        "0::/system.slice:docker:1/job\n",
+        {"system.slice:docker:1/job": {"cpu_max": "300000 100000"}},
+        3,
+    ),
+    "a quota of nothing": ("0::/job\n", {"job": {"cpu_max": "0 100000"}}, MANY),
+    "the least quota": ("0::/job\n", {"job": {"cpu_max": "1 1"}}, 1),
     "both versions": (
         HYBRID,
         {"unified/job": {"cpu_max": "4 1"}, "cpu": {"cpu_cfs_quota_us": "-1"}},
@@ -115,6 +130,7 @@ def test_ranks_share_what_there_is(monkeypatch):
     assert [threads.thread_variables(ranks, {}) for ranks in (1, 2, 4, 9)] == [
         {"OMP_NUM_THREADS": text} for text in ("6", "3", "1", "1")
     ]
+    assert threads.thread_variables(given={}) == {"OMP_NUM_THREADS": "6"}  # one process
     monkeypatch.setattr(threads, "usable_cpus", lambda: MANY)
     assert threads.thread_variables(1, {}) == {}  # OpenMP itself starts one for each core
 
@@ -132,16 +148,23 @@ def test_what_the_user_has_set_stays(monkeypatch, name):
 def test_the_number_is_set_before_torch_is_imported(tmp_path, own, threads_expected):
     for package in ("pytorch_lightning", "torchvision"):
         (tmp_path / f"{package}.py").write_text(
-            "import os; print(os.environ.get('OMP_NUM_THREADS'))"
+            "import gc, os\nprint(__name__, os.environ.get('OMP_NUM_THREADS'), gc.isenabled())\n"
         )
     code = (
+        "import atexit, gc\n"
+        "atexit.register(lambda: print('end', gc.get_freeze_count()))\n"
         "from sagemaker_lightning.process import lightning_import, threads\n"
         "threads.usable_cpus = lambda: 1\n"
     )
-    code += "lightning_import.import_lightning()"
+    code += "lightning_import.import_lightning()\nassert gc.isenabled() and gc.get_freeze_count()"
     if len(os.sched_getaffinity(0)) == 1 and not own:
         pytest.skip("one CPU: there is nothing to say")
-    assert set(run(code, tmp_path, **own).stdout.split()) == {str(threads_expected)}
+    # No garbage is collected during the import; at the end no object is frozen any more.
+    assert run(code, tmp_path, **own).stdout.splitlines() == [
+        f"pytorch_lightning {threads_expected} False",
+        f"torchvision {threads_expected} False",
+        "end 0",
+    ]
 
 
 def test_ranks_of_lightning_share_a_quota(monkeypatch):
@@ -155,10 +178,18 @@ def test_ranks_of_lightning_share_a_quota(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     monkeypatch.setattr(threads, "usable_cpus", lambda: 4)
-    monkeypatch.setattr(threads, "spin_only_alone", lambda threads: None)
+    spinning = []
+    monkeypatch.setattr(threads, "spin_only_alone", spinning.append)
     try:
+        torch.set_num_threads(3)
+        threads.divide_cpus(1)
+        assert (torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]) == (3, "4")
         threads.divide_cpus(2)
         assert (torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]) == (2, "2")
+        assert spinning == [3, 2]
+        threads.divide_cpus(1, "cuda")
+        threads.divide_cpus(4)  # one thread each: none waits for another
+        assert torch.get_num_threads() == 1 and spinning == [3, 2]
     finally:
         torch.set_num_threads(threads_before)
 
@@ -187,6 +218,10 @@ def test_too_many_processes_are_refused(monkeypatch):
     threads.check_process_count(8)
     monkeypatch.setattr(threads, "usable_cpus", lambda: 16)
     threads.check_process_count(64)
+    with pytest.raises(UserError, match=r"found 65, expected at most 64 processes on 16 CPUs; "):
+        threads.check_process_count(65)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    threads.divide_cpus(65, "cuda")  # on GPUs as many as there are
 
 
 @pytest.mark.slow
@@ -254,6 +289,69 @@ def test_waiting_threads_spin_only_while_nobody_else_wants_the_cpu():
     assert shared < alone / 4 and shared < again / 4, (alone, shared, again)
 
 
+class Libgomp:
+    """Stands for libgomp on a machine with so many CPUs; notes how many threads it keeps."""
+
+    def __init__(self, cpus: int) -> None:
+        self.cpus = cpus
+        self.kept = []
+
+    def omp_get_num_procs(self) -> int:
+        return self.cpus
+
+    def GOMP_parallel(self, function, data, threads: int, flags: int) -> None:  # noqa: N802
+        self.kept.append(threads)
+
+
+# The share of the time for which the threads waited, in each measurement, and what was slept after
+# it: nothing if they waited for a fifth at most.
+MEASUREMENTS = [(20, 0), (21, 1.0), (50, 2.0), (99, 4.0), (99, 4.0), (20, 0), (50, 3.75), (0, 0)]
+
+
+@pytest.mark.parametrize(("cpus", "own", "kept"), [(4, 2, 4), (2, 2, 2), (2, 4, 2)])
+def test_how_long_and_by_how_many_threads_spinning_is_switched_off(monkeypatch, cpus, own, kept):
+    """The longer others want the CPU, the longer; while nobody does, the time gets shorter."""
+    clock = [0, 0]
+    measurements = iter(MEASUREMENTS)
+    sleeps = []
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        if seconds == 0.25:
+            if not (measurement := next(measurements, None)):
+                raise SystemExit
+            clock[0] += 100 - measurement[0]
+            clock[1] += measurement[0]
+
+    libgomp = Libgomp(cpus)
+    monkeypatch.setattr(threads, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(threads, "_scheduled", lambda: tuple(clock))
+    with pytest.raises(SystemExit):
+        threads._control_spinning(libgomp, own)
+    for thread in threading.enumerate():
+        if thread.name == "spinning":
+            thread.join(10)
+            assert not thread.is_alive()
+    assert [seconds for seconds in sleeps if seconds != 0.25] == [
+        seconds for _, seconds in MEASUREMENTS if seconds
+    ]
+    assert sleeps.count(0.25) == len(MEASUREMENTS) + 1 and libgomp.kept == [kept] * 5
+
+
+def test_the_time_of_all_threads_counts(monkeypatch):
+    """A thread may end meanwhile."""
+    files = {"7": "10 20 3\n", "8": "100 200 4\n"}
+
+    def open_file(path: str) -> io.StringIO:
+        if path.split("/")[-2] not in files:
+            raise FileNotFoundError
+        return io.StringIO(files[path.split("/")[-2]])
+
+    monkeypatch.setattr(threads.os, "listdir", lambda path: ["7", "9", "8"])
+    monkeypatch.setattr(threads, "open", open_file, raising=False)
+    assert threads._scheduled() == (110, 220)
+
+
 @pytest.mark.parametrize("name", threads.WAITING_VARIABLES)
 def test_how_the_user_has_threads_wait_stays(name):
     code = "import threading\nfrom sagemaker_lightning.process import threads\n"
@@ -262,6 +360,6 @@ def test_how_the_user_has_threads_wait_stays(name):
         "ctypes.CDLL(str(Path(importlib.util.find_spec('torch').origin).parent / "
         "'lib/libgomp.so.1'))\n"
     )
-    code += "threads.spin_only_alone(2)\nprint(threading.active_count())"
+    code += "threads.spin_only_alone(2)\n" * 2 + "print(threading.active_count())"
     assert run(code).stdout == "2\n"
     assert run(code, **{name: "1" if name == "GOMP_SPINCOUNT" else "ACTIVE"}).stdout == "1\n"

@@ -266,7 +266,17 @@ def test_the_main_host_alone_has_to_have_the_model(tmp_path: Path):
     assert all(
         user_program.missing_model(*row_program, here, written_before) for here in hosts.values()
     )
+    jobs_program = (user_program.CODE_FOLDER, "train.py")
+    missing = {
+        name: user_program.missing_model(*jobs_program, here, written_before)
+        for name, here in hosts.items()
+    }
+    assert missing == {
+        "a": f"train.py ended with exit status 0 and wrote nothing to {tmp_path}",
+        "b": "",
+    }
     (tmp_path / "notes.txt").write_text("no model")
+    assert not user_program.missing_model(*jobs_program, hosts["a"], written_before)
     assert user_program.missing_model(
         *own_program, hosts["a"], written_before
     ) and not user_program.missing_model(*row_program, hosts["a"], written_before)

@@ -5,15 +5,22 @@ It is unpacked safely with every Python.
 
 import io
 import os
+import shutil
+import socket
+import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import Job
 from local_mode import unpacked
 
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.launch import requirements, user_program
+from sagemaker_lightning.launch import requirements, torchrun_command, user_program
+from sagemaker_lightning.process import start_notice, threads
 
 
 @pytest.fixture
@@ -60,6 +67,52 @@ def source(path: Path, **members: str | bytes) -> str:
 def test_a_source_is_unpacked(code, tmp_path, filters):
     user_program.unpack(source(tmp_path / "s.tar.gz", **{"train.py": b"1", "deep/other.py": b"2"}))
     assert (code / "train.py").read_text() == "1" and (code / "deep/other.py").read_text() == "2"
+
+
+def test_a_source_on_s3_is_checked_like_any_other(code, tmp_path, monkeypatch):
+    (tmp_path / "damaged.tar.gz").write_bytes(b"no archive")
+    source(tmp_path / "s.tar.gz", **{"train.py": b"1"})
+
+    def download(address: str, path: str) -> None:
+        shutil.copy(tmp_path / address.removeprefix("s3://bucket/"), path)
+
+    monkeypatch.setattr(user_program.files, "s3_download", download)
+    with pytest.raises(UserError, match=r"found s3://bucket/damaged.tar.gz, .* \(it is damaged\)"):
+        user_program.unpack("s3://bucket/damaged.tar.gz")
+    user_program.unpack("s3://bucket/s.tar.gz")
+    assert [path.name for path in code.iterdir()] == ["train.py"]
+
+
+def test_which_program_is_found(code, tmp_path):
+    """That of the job's source comes first; a package may have it as a module."""
+    assert user_program.find("app/train.py") == (user_program.HOME, "app/train.py")
+    (code / "app").mkdir(parents=True)
+    (code / "app/train.py").touch()
+    assert user_program.find("app/train.py") == (code, "app/train.py")
+    with pytest.raises(UserError, match="sagemaker_program: found mine.main, which is neither in"):
+        user_program.find("mine.main")
+    (code / "setup.py").touch()
+    assert user_program.find("mine.main") == (code, "mine.main")
+    (tmp_path / "outside.py").touch()
+    with pytest.raises(user_program.process.errors.ClientError, match="'..' path segments"):
+        user_program.find("../outside.py")
+
+
+def test_a_program_that_is_not_there_is_named_with_what_is(code):
+    for name in (None, ""):
+        with pytest.raises(UserError, match="^SAGEMAKER_PROGRAM: not given; allowed is a file"):
+            user_program.find(name)
+    for there, made in (("nothing", code.parent), ("nothing", code), ("a, b", code)):
+        made.mkdir(exist_ok=True)
+        for name in there.split(", ") if there != "nothing" else ():
+            (code / name).touch()
+        says = rf"found x.py, which is neither in the job's source \(which has: {there}\) nor"
+        with pytest.raises(UserError, match=says):
+            user_program.find("x.py")
+    for letter in "cdefghijkl":
+        (code / letter).touch()
+    with pytest.raises(UserError, match=r"\(which has: a, b, c, d, e, f, g, h, i, j\) nor"):
+        user_program.find("x.py")
 
 
 def test_a_link_stays_a_link_also_when_it_is_there_already(code, tmp_path):
@@ -164,6 +217,16 @@ LOGS = {  # as pip 23 and 26 write them
         "Removed build tracker: x\n",
         "pip could not install what it asks for: UnicodeDecodeError: bad; correct",
     ),
+    "something before the reason": (
+        "Collecting some\nCollecting other\n"
+        "ERROR: Ignored the following yanked versions: 1.0\n"
+        "ERROR: Could not open the file\nERROR: it is gone\n",
+        "pip could not install other: Could not open the file; correct",
+    ),
+    "no answer": (
+        f"Collecting {'x' * 201}\nWARNING: Retrying after connection broken by 'Timeout'\n",
+        f"pip could not install {'x' * 200}: no answer (the package index was not reached); give",
+    ),
     "nothing": (
         "",
         "pip could not install what it asks for: pip ended with exit status 2, and its log "
@@ -188,14 +251,18 @@ def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch, own, has_pi
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.syspath_prepend(str(tmp_path))  # the toolkit does it
     if has_pip_log:
-        (tmp_path / "log").write_text("ERROR: No matching distribution found for an-earlier-one\n")
+        (tmp_path / "log").write_text(
+            "WARNING: Retrying after connection broken by 'Timeout'\n"
+            "ERROR: No matching distribution found for an-earlier-one\n"
+        )
         monkeypatch.setenv("PIP_LOG", str(tmp_path / "log"))
     with pytest.raises(
         UserError,
         match="requirements.txt: pip could not install nosuchpackage-of-ours==1.0: No match",
-    ):
+    ) as raised:
         requirements.install(tmp_path, "train.py", own)
     assert ("PIP_LOG" in os.environ) == has_pip_log
+    assert "was not reached" not in str(raised.value)  # that was another call of pip
 
 
 @pytest.mark.slow
@@ -209,3 +276,166 @@ def test_of_a_source_that_is_a_package_setup_py_is_named(job: Job):
         first_line.startswith("error: setup.py: pip could not install")
         and "RuntimeError: no luck" in first_line
     )
+
+
+# Command lines ------------------------------------------------------------------------------------
+
+TORCHRUN = [sys.executable, str(Path(torchrun_command.__file__).with_name("torchrun.py"))]
+DDP = {"sagemaker_torch_distributed_enabled": True}
+
+
+def command(folder: Path, name: str, options: dict, *hosts: str) -> tuple[list[str], str, int]:
+    """Return what runs a program on host a, with two ranks if torchrun does."""
+    job = SimpleNamespace(
+        to_cmd_args=lambda: ["--trainer.devices", "2"],
+        additional_framework_parameters=options,
+        num_gpus=0,
+    )
+    here = SageMakerEnvironment(hosts=hosts or ("a",), current_host="a")
+    return user_program.command(job, here, folder, name, {"trainer.devices": "2"})
+
+
+def test_the_command_line_of_each_kind_of_program(code):
+    code.mkdir()
+    python = sys.executable
+    args = ["--trainer.devices", "2"]
+    own = "the job's own, one process"
+    image = [str(user_program.HOME / "app/train.py"), "--trainer.devices=2"]
+    for hosts in (("a",), ("b", "c")):  # on the second ones, this host takes no part
+        options = DDP if hosts == ("b", "c") else {}
+        assert command(user_program.HOME, "app/train.py", options, *hosts) == (
+            [python, *image],
+            "one process",
+            1,
+        )
+        assert command(code, "x.py", options, *hosts) == ([python, "--", "x.py", *args], own, 1)
+    shell = ["/bin/sh", "-c", "./x.sh --trainer.devices 2"]
+    assert command(code, "x.sh", {}) == (shell, own, 1)
+    (code / "setup.py").touch()
+    assert command(code, "x.py", {}) == ([python, "-m", "x", *args], own, 1)
+    assert command(code, "x.sh", {}) == (shell, own, 1)
+
+
+def test_the_command_line_of_a_distribution(code, tmp_path, monkeypatch):
+    of_image = [str(user_program.HOME / "app/train_torchrun.py"), "--trainer.devices=2"]
+    assert command(user_program.HOME, "app/train.py", DDP) == (
+        [sys.executable, *of_image],
+        "torchrun",
+        1,
+    )
+    flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=0", str(code / "x.py")]
+    expected = [*TORCHRUN, *flags, "--trainer.devices", "2"], "torchrun", 2
+    log = tmp_path / "log"
+    # SDK 2 sends both for pytorchddp.
+    both = {
+        "sagemaker_pytorch_ddp_enabled": True,
+        "sagemaker_distributed_dataparallel_enabled": True,
+    }
+    with log.open("w") as output:  # what the program prints comes after the warning
+        monkeypatch.setattr(sys, "stdout", output)
+        assert command(code, "x.py", DDP) == expected and log.read_text() == ""
+        assert command(code, "x.py", both) == expected
+        says = "warning: distribution smdistributed.dataparallel runs as torch_distributed"
+        assert log.read_text().startswith(says)
+    with pytest.raises(UserError, match="found x.sh, torchrun allows a .py file only"):
+        command(code, "x.sh", DDP)
+    with pytest.raises(UserError, match="distribution: found mpi, allowed are torch_distributed"):
+        command(code, "x.py", {"sagemaker_mpi_enabled": True})
+
+
+@pytest.mark.parametrize(
+    ("args", "gpus", "ranks"),
+    [
+        ([], 0, 1),
+        ([], 4, 4),
+        (["--trainer.devices=auto"], 4, 4),
+        (["--trainer.devices=-1"], 0, 1),
+        (["--trainer.devices="], 4, 4),
+        (["--trainer.devices=3"], 4, 3),
+        (["--trainer.devices", "1"], 4, 1),
+        (["--trainer.devices=[0, 2]"], 4, 2),
+        (["--trainer.devices=0,1,3"], 4, 3),
+        (["--trainer=3", "--help"], 2, 2),
+    ],
+)
+def test_how_many_ranks_a_node_has(args, gpus, ranks):
+    assert torchrun_command.processes(args, gpus) == ranks
+
+
+@pytest.mark.parametrize("devices", ["0", "two", "1,two", "-2", "1.5"])
+def test_a_number_of_devices_that_is_none(devices):
+    with pytest.raises(UserError, match=rf"--trainer.devices: found '{devices}', allowed are -1"):
+        torchrun_command.processes([f"--trainer.devices={devices}"], 2)
+
+
+@pytest.mark.parametrize(("host", "port"), [("a", None), ("b", None), ("b", "29500")])
+def test_torchrun_on_several_hosts(monkeypatch, host, port):
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    if port:
+        monkeypatch.setenv("MASTER_PORT", port)
+    here = SageMakerEnvironment(hosts=("a", "b"), current_host=host)
+    # On GPUs, their number is the limit.
+    args = ["--trainer.devices=99"]
+    assert torchrun_command.command(here, args, 99, Path("x.py"), 3) == [
+        *TORCHRUN,
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        f"--local-addr={host}",
+        f"--rdzv-endpoint=a:{port or 7777}",
+        f"--rdzv-conf=is_host={int(host == 'a')}",
+        "--nproc-per-node=99",
+        "--max-restarts=3",
+        "x.py",
+        *args,
+    ]
+
+
+@pytest.fixture
+def started(monkeypatch) -> list:
+    """What torchrun_command.main says and starts: activities, then command lines and variables."""
+    done = []
+    monkeypatch.setattr(start_notice, "set_activity", done.append)
+    monkeypatch.setattr(os, "execve", lambda *call: done.append(call))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(threads, "usable_cpus", lambda: 6)
+    for name in (*threads.COUNT_VARIABLES, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SAGEMAKER_LIGHTNING_WATCH", "/watch")
+    return done
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_a_program_of_the_image_becomes_torchrun(started, restarts):
+    """All other flags are the program's. With restarts, its ranks are not watched."""
+    args = ["--max=1", "--help"]
+    torchrun_command.main(Path("x.py"), [*args, *([f"--max-restarts={restarts}"] * (restarts > 0))])
+    (activity, (program, line, variables)) = started
+    assert activity == "torchrun, which starts the ranks" and program == sys.executable
+    flags = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}", "x.py"]
+    assert line == [*TORCHRUN, *flags, *args]
+    assert variables["OMP_NUM_THREADS"] == "3" and "MASTER_ADDR" not in variables
+    assert variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "100"
+    assert ("SAGEMAKER_LIGHTNING_WATCH" in variables) == (restarts == 0)
+
+
+def test_torchrun_waits_for_the_names_of_the_hosts(started, monkeypatch):
+    asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: asked.append(host))
+    monkeypatch.delenv("SAGEMAKER_LIGHTNING_WATCH")
+    monkeypatch.setenv("SM_HOSTS", '["a", "b"]')
+    monkeypatch.setenv("SM_CURRENT_HOST", "b")
+    monkeypatch.setenv("SM_NUM_GPUS", "1")  # as the toolkit counted them
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    torchrun_command.main(Path("x.py"), [])
+    assert asked == ["a", "b"] and started[0] == "waiting for the other hosts"
+    _, line, variables = started[-1]
+    assert "--nproc-per-node=1" in line and "--rdzv-endpoint=a:29500" in line
+    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("a", "29500")
+
+
+@pytest.mark.parametrize("often", ["often", "-1"])
+def test_a_number_of_restarts_that_is_none(started, capsys, often):
+    with pytest.raises(SystemExit) as left:
+        torchrun_command.main(Path("x.py"), [f"--max_restarts={often}"])
+    says = f"error: --max_restarts: found '{often}', allowed is a number, 0 or more ["
+    assert left.value.code == 1 and capsys.readouterr().err.startswith(says) and started == []
