@@ -322,8 +322,8 @@ def test_the_summary_of_a_job(tmp_path, monkeypatch):
 
 
 def test_a_channel_of_very_many_files_is_not_counted_to_its_end(monkeypatch):
-    """It may be a bucket. The files are pretended: there are 100,000 of them."""
-    names = iter(["x"] * 100_000 + [None])
+    """It may be a bucket. The files are pretended: there are 100,001 of them."""
+    names = iter(["x"] * 100_001 + [None])
     monkeypatch.setattr("os.walk", lambda folder: [(str(folder), [], names)])
     monkeypatch.setattr("os.path.join", lambda *_: "/")
     monkeypatch.setattr("os.lstat", lambda _: SimpleNamespace(st_size=1))

@@ -355,6 +355,9 @@ def test_the_command_line_of_a_distribution(code, tmp_path, monkeypatch):
         (["--trainer.devices", "1"], 4, 1),
         (["--trainer.devices=[0, 2]"], 4, 2),
         (["--trainer.devices=0,1,3"], 4, 3),
+        (["--trainer.devices=[2]"], 4, 1),  # the GPU of that number, as in Lightning
+        (["--trainer.devices=0,"], 4, 1),
+        (["--trainer.devices=[]"], 4, 4),
         (["--trainer=3", "--help"], 2, 2),
     ],
 )
@@ -362,7 +365,7 @@ def test_how_many_ranks_a_node_has(args, gpus, ranks):
     assert torchrun_command.processes(args, gpus) == ranks
 
 
-@pytest.mark.parametrize("devices", ["0", "two", "1,two", "-2", "1.5"])
+@pytest.mark.parametrize("devices", ["0", "00", "two", "1,two", "-2", "1.5", ","])
 def test_a_number_of_devices_that_is_none(devices):
     with pytest.raises(UserError, match=rf"--trainer.devices: found '{devices}', allowed are -1"):
         torchrun_command.processes([f"--trainer.devices={devices}"], 2)

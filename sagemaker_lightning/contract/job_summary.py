@@ -66,9 +66,9 @@ def _count_files(folder: Path) -> str:
     size = 0
     for parent, _, names in os.walk(folder):
         for name in names:
+            if files == MAX_COUNTED_FILES:
+                return f"more than {MAX_COUNTED_FILES} files"
             files += 1
             # A Path for each file takes ten times as long.
             size += os.lstat(os.path.join(parent, name)).st_size  # noqa: PTH116, PTH118
-            if files == MAX_COUNTED_FILES:
-                return f"more than {MAX_COUNTED_FILES} files"
     return f"{files} files, {size} bytes"

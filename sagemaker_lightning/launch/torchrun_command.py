@@ -72,16 +72,19 @@ def processes(args: list[str], gpus: int) -> int:
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--trainer.devices", dest="devices", default="auto")
-    devices = parser.parse_known_args(args)[0].devices.strip("[] ")
-    if devices in ("auto", "-1", ""):
+    devices = parser.parse_known_args(args)[0].devices.strip()
+    if devices in ("auto", "-1", "", "[]"):
         return gpus or 1
-    names = [name for name in devices.split(",") if name.strip()]
-    if not all(name.strip().isdigit() for name in names) or devices == "0":
+    if devices.isdigit() and int(devices):
+        return int(devices)
+    # As in Lightning, "[2]" and "2," are the one GPU of that number.
+    names = [name for name in devices.strip("[] ").split(",") if name.strip()]
+    if devices.isdigit() or not names or not all(name.strip().isdigit() for name in names):
         raise UserError(
             f"--trainer.devices: found {devices!r}, allowed are -1, auto, a number or a list of "
             "numbers"
         )
-    return int(names[0]) if len(names) == 1 else len(names)
+    return len(names)
 
 
 def _restarts(args: list[str]) -> tuple[int, list[str]]:
