@@ -558,7 +558,7 @@ class Steps:
 def test_a_step_of_ones_own_is_the_row(tmp_path: Path):
     """As W&B has it: a row is complete when a later one begins."""
     run = Steps()
-    rows = Rows(run, tmp_path / "new/wandb-mine.jsonl", waits=False)
+    rows = Rows(run, tmp_path / "new/folder/wandb-mine.jsonl", waits=False)
     before = time.time()
     run.log({"a": 1}, step=0)
     run.log({"b": 2}, step=0)
@@ -602,7 +602,8 @@ def test_rows_that_nobody_continues_begin_a_new_file(tmp_path: Path):
         rows.continue_from(rows=0, size=0, end="")  # a second training of this process
         run.log({"loss": 2.0})
     assert run.rows == [{"loss": 1.0}, {"loss": 2.0}, {"loss": 2.0}]
-    assert rows.state()["rows"] == 3 and len(path.read_text().splitlines()) == 3
+    assert rows.state()["rows"] == 3
+    assert [json.loads(line)[0] for line in path.read_text().splitlines()] == [0, 1, 2]
     Rows(Run([]), path, waits=False)
     assert not path.read_text()
 
