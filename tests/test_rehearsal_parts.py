@@ -209,7 +209,7 @@ def test_a_step_that_the_log_has_passed():
         and job_schedule.due(1e9, None) is None
         and job_schedule.due(1e9, 4) is None
     )
-    assert job_schedule.due(0.0, 6).why == "at step 5"
+    assert job_schedule.due(0.0, 5).why == "at step 5"
     assert job_schedule.due(0.0, 6) is None  # not again, although the job comes past it again
     assert job_schedule.due(0.0, 9).why == "at step 7"
 
