@@ -588,6 +588,8 @@ def test_rows_are_on_the_disk_when_a_checkpoint_names_them(tmp_path: Path, monke
     rows = Rows(Run([]), tmp_path / "wandb-mine.jsonl", waits=False)
     rows.log({"loss": 1.0})
     assert sizes == [rows.state()["size"]] and sizes[0] > 0
+    rows.log({"text": "x" * 70_000})
+    assert len(rows.state()["end"]) == 64 * 1024  # a checkpoint stays small
 
 
 def test_rows_that_nobody_continues_begin_a_new_file(tmp_path: Path):
