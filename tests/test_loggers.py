@@ -198,6 +198,7 @@ def test_what_is_logged_between_two_trainings_stays(tmp_path: Path, fails_first,
     assert csv_rows(tmp_path / "csv") == expected
     curve = sorted((step, tag) for tag, step, _ in points(tmp_path / "board"))
     assert curve == [(1, "before"), (2, "loss"), (3, "loss"), (4, "test")]
+    assert len(list((tmp_path / "board").rglob("events.*"))) == 2  # later ones have a new file
     assert not capsys.readouterr().out
     end_training(loggers)
     log(test=6.0)
