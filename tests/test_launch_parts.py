@@ -406,6 +406,21 @@ def test_an_image_is_asked_for_by_its_tag_or_digest(image, asked):
     assert requests == [{"registryId": "123456789012", "repositoryName": "x", "imageIds": [asked]}]
 
 
+@pytest.mark.parametrize(
+    ("check", "call"),
+    [
+        (lambda service: account_checks.check_image(service, IMAGE), "describe_images"),
+        (lambda service: account_checks.check_bucket(service, "--o", "s3://abc/"), "head_bucket"),
+    ],
+)
+def test_a_refusal_is_not_taken_for_what_is_missing(check, call):
+    def refuse(**_) -> None:
+        raise refusal("AccessDenied")
+
+    with pytest.raises(ClientError):
+        check(SimpleNamespace(**{call: refuse}))
+
+
 def test_the_parser_that_is_asked(monkeypatch):
     asked = []
     monkeypatch.setattr(

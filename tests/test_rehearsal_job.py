@@ -787,3 +787,27 @@ def test_an_order_at_the_border_of_a_gap():
     assert schedule.parse("every 672h").every == schedule.LONGEST_SECONDS
     with pytest.raises(ValueError, match="allowed are times up to 672h"):
         schedule.parse("every 673h")
+
+
+def test_what_can_be_interrupted_by_hand():
+    made = job_with()
+    made.wishes = SimpleNamespace(messages=queue.Queue())
+    made.record.change(Secondary.DOWNLOADING, "", is_final=False)
+    service = Service(None, None)
+    service.jobs["arn"] = made
+    order = {"name": "job", "hosts": [], "warned": False, "gap": 1.0}
+    with pytest.raises(ValueError, match="^job is not a spot job; create it with EnableManagedSp"):
+        service.interrupt(order)
+    made.request["EnableManagedSpotTraining"] = True
+    with pytest.raises(ValueError, match="^job is Downloading; an interruption is for a job in Tr"):
+        service.interrupt(order)
+    made.record.change(Secondary.TRAINING, "", is_final=False)
+    for wrong, says in (
+        ({"hosts": ["b"]}, "--host: found b, allowed is algo-1"),
+        ({"name": "x"}, "JOB: found 'x', allowed is one of: job"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            service.interrupt(order | wrong)
+    assert service.interrupt(order) == "algo-1 of job taken away, not warned"
+    assert made.wishes.messages.get_nowait() == Due(["algo-1"], False, 1.0, "by hand")
+    assert made.wishes.messages.empty()

@@ -534,11 +534,14 @@ def test_rows_that_are_lost_are_said_and_so_is_what_cannot_be_kept(
     state = rows.state()
     assert not capsys.readouterr().out
     assert len(state["end"]) == 100 and state["rows"] == 10
-    path.unlink()
-    run = Run([{}] * 9)
-    Rows(run, path, waits=True).continue_from(**state)
-    assert "lacks rows of the interrupted run" in capsys.readouterr().out
-    assert run.rows[9:] == [{"loss": 8}] and len(path.read_text().splitlines()) == 1
+    lines = path.read_bytes().splitlines(keepends=True)
+    for kept in (0, 1):  # whole lines that are left of the file
+        path.write_bytes(b"".join(lines[:kept]) + lines[kept][:9])
+        run = Run([{}] * 9)
+        Rows(run, path, waits=True).continue_from(**state)
+        assert "lacks rows of the interrupted run" in capsys.readouterr().out
+        assert run.rows[9:] == [{"loss": 8}]
+        assert path.read_bytes().splitlines(keepends=True) == [*lines[:kept], lines[-1]]
 
 
 class Steps:
