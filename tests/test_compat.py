@@ -9,6 +9,8 @@ import functools
 import importlib
 import inspect
 import os
+import pickle
+import random
 import re
 import subprocess
 import sys
@@ -16,14 +18,31 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import pytest
 import pytorch_lightning
 import torch
 from containers import ROOT
-from pytorch_lightning.callbacks import StochasticWeightAveraging
+from pytorch_lightning.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
 from pytorch_lightning.demos.boring_classes import BoringModel
 
-from sagemaker_lightning.compat import lightning_callbacks, names, namespaces, versions
+from sagemaker_lightning.compat import (
+    jsonargparse_types,
+    lightning_callbacks,
+    lightning_checkpoints,
+    lightning_loaders,
+    names,
+    namespaces,
+    random_generators,
+    torch_data,
+    torch_modules,
+    versions,
+)
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process import lightning_import
 from sagemaker_lightning.state import object_graph
@@ -296,14 +315,14 @@ def test_a_version_that_is_not_supported_is_one_line(monkeypatch):
     for installed in ("", "2.5.2", "2.5.10", "2.6", "2.6.0.post0", "2.6.7rc1"):
         has[name] = installed
         lightning_import.check_version()
-    for installed in ("1.9.5", "2.5.1.post0", "2.7.0", "2.10.1", "3.0.0"):
+    for installed in ("1.9.5", "2.5.1.post0", "2.7", "2.7.0", "2.10.1", "3.0.0"):
         has[name] = installed
         with pytest.raises(
             UserError, match=f"^requirements.txt: found {name} {installed}, expected 2.5.2 or later"
         ):
             lightning_import.check_version()
     has[name] = "2.6.6"
-    for installed in ("2.11.0", "2.15.0+cu130", "3.0"):
+    for installed in ("2.11", "2.11.0", "2.15.0+cu130", "3.0"):
         has["torch"] = installed
         lightning_import.check_version()
     has["torch"] = "2.9.1"
@@ -346,6 +365,156 @@ def test_an_average_counts_again_even_after_an_error():
         assert callback._latest_update_epoch == 7
         raise ZeroDivisionError
     assert callback._latest_update_epoch == epoch_before != 7
+
+
+def test_int_comes_before_float_and_all_else_stays():
+    for types_before, types_after in (
+        ([str, float, bool, int], [str, int, float, bool]),
+        ([int, str, float], [int, str, float]),
+        ([float, str], [float, str]),
+        ([str, int], [str, int]),
+        ([], []),
+    ):
+        assert jsonargparse_types.int_before_float(types_before) == types_after
+
+
+def test_masks_are_saved_also_of_a_pruning_that_is_permanent():
+    permanent, other = (
+        ModelPruning("l1_unstructured", make_pruning_permanent=choice) for choice in (True, False)
+    )
+    trainer = types.SimpleNamespace(callbacks=[object(), permanent, other])
+    with (
+        pytest.raises(ZeroDivisionError),
+        lightning_callbacks.saving_pruning_masks(trainer),
+    ):
+        assert not permanent._make_pruning_permanent
+        raise ZeroDivisionError
+    assert permanent._make_pruning_permanent and not other._make_pruning_permanent
+    assert not list(lightning_callbacks.original_weights(object()))
+    assert not list(lightning_callbacks.original_weights(permanent))
+
+
+def test_what_a_search_looks_for():
+    rate, batch = LearningRateFinder(attr_name="rate"), BatchSizeFinder(batch_arg_name="size")
+    for search, name in ((rate, "rate"), (batch, "size"), (LearningRateFinder(), "")):
+        assert lightning_callbacks.is_search(search)
+        assert lightning_callbacks.searched_attribute(search) == name
+    assert not lightning_callbacks.is_search(pytorch_lightning.Callback())
+    trainer = types.SimpleNamespace(callbacks=[pytorch_lightning.Callback(), rate, batch])
+    assert not lightning_callbacks.is_search_only(trainer)
+    batch._early_exit = True
+    assert lightning_callbacks.is_search_only(trainer)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_loader_that_is_prepared_without_a_sampler(shares):
+    """What the trainer was given is as before, even after an error."""
+    connector = types.SimpleNamespace(use_distributed_sampler=shares)
+
+    class Data:
+        def _prepare_dataloader(self, dataloader, shuffle, mode):
+            return connector.use_distributed_sampler, 1 / dataloader, shuffle, mode
+
+    trainer = types.SimpleNamespace(_accelerator_connector=connector, _data_connector=Data())
+    lightning_loaders.evaluate_everything_on_each_rank(trainer)
+    prepare = lightning_loaders.preparation(trainer)
+    assert prepare(4, True, "test") == (False, 0.25, True, "test")
+    with pytest.raises(ZeroDivisionError):
+        prepare(0, True, "test")
+    assert lightning_loaders.shares_loaders(trainer) is shares
+    lightning_loaders.restore_preparation(trainer)
+    lightning_loaders.restore_preparation(trainer)
+    prepared = lightning_loaders.preparation(trainer)(4, False, "fit")
+    assert prepared == (shares, 0.25, False, "fit")
+    assert lightning_loaders.flattened(None) == []
+
+
+def test_a_loader_forgets_where_it_was():
+    loader = lightning_loaders.PositionedLoader([[1, 2], [3, 4]], "min_size")
+    loader.forget_iterators()
+    iter(loader)
+    next(loader)
+    assert loader._iterator.iterators
+    loader.forget_iterators()
+    assert not loader._iterator.iterators and loader._state_dicts() == []
+
+
+def test_generators_are_seeded_by_the_system_again_after_a_block():
+    before = random.Random.seed, random.seed, numpy.random.bit_generator.randbits
+    asked = []
+    with (
+        pytest.raises(ZeroDivisionError),
+        random_generators.entropy_replaced(lambda bits: asked.append(bits) or 7),
+    ):
+        drawn = [random.Random().random(), random.Random(None).random(), random.Random(5).random()]
+        assert numpy.random.default_rng().random() == numpy.random.default_rng().random()
+        raise ZeroDivisionError
+    assert asked[:2] == [128, 128] and drawn[0] == drawn[1] == random.Random(7).random()
+    assert drawn[2] == random.Random(5).random()
+    assert before == (random.Random.seed, random.seed, numpy.random.bit_generator.randbits)
+
+
+def test_the_hooks_of_a_module_and_of_its_optimizer():
+    module = torch.nn.Linear(1, 1, bias=False)
+    module.register_parameter("later", None)
+    assert torch_modules.hooks(module) == [] == torch_modules.hooks(torch.nn.LazyLinear(1))
+    hooks = [(lambda *_, number=number: None) for number in range(6)]
+    module.register_forward_hook(hooks[0])
+    module.register_forward_pre_hook(hooks[1])
+    module.register_full_backward_hook(hooks[2])
+    module.register_full_backward_pre_hook(hooks[3])
+    module.weight.register_hook(hooks[4])
+    module.weight.register_post_accumulate_grad_hook(hooks[5])
+    assert torch_modules.hooks(module) == hooks
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    optimizer.register_step_pre_hook(hooks[0])
+    optimizer.register_step_post_hook(hooks[1])
+    assert torch_modules.step_hooks(optimizer) == hooks[:2]
+    copied = module.state_dict().copy()
+    state = type(copied)(copied.items())
+    torch_modules.keep_metadata(state, module.state_dict())
+    assert state._metadata == module.state_dict()._metadata
+    torch_modules.keep_metadata(plain := {}, {})
+    assert not hasattr(plain, "_metadata")
+
+
+def test_workers_end_with_their_loader():
+    ended = []
+    loader = types.SimpleNamespace(
+        _iterator=types.SimpleNamespace(_shutdown_workers=lambda: ended.append(1))
+    )
+    assert torch_data.has_iterator(loader)
+    for _ in range(2):
+        torch_data.end_workers(loader)
+    torch_data.end_workers(object())
+    assert ended == [1] and not torch_data.has_iterator(loader) and loader._iterator is None
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            FileNotFoundError(2, "No such file", "x"),
+            r"read \(No such file\); expected one that a T",
+        ),
+        (OSError("odd"), r"read \(OSError: odd\); expected"),
+        (KeyError(101), r"read \(KeyError: 101\); expected"),
+        (ValueError("a. b\nc"), r"read \(ValueError: a\); expected"),
+        (
+            pickle.UnpicklingError("Weights only load failed. x\nWeightsUnpickler error: no"),
+            r"read \(no\); expected .* saved, or weights_only=False if its objects are yours$",
+        ),
+        (
+            pickle.UnpicklingError("Weights only load failed: y"),
+            r"read \(UnpicklingError: Weights only load failed: y\); .*, or weights_only=False",
+        ),
+    ],
+)
+def test_a_file_that_is_no_checkpoint_says_so(error, says):
+    with pytest.raises(UserError, match=says), lightning_checkpoints._refused("x.ckpt"):
+        raise error
+    with pytest.raises(MemoryError), lightning_checkpoints._refused("x.ckpt"):
+        raise MemoryError
 
 
 @pytest.mark.slow

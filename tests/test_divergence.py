@@ -8,6 +8,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,13 +16,16 @@ import ranks
 import torch
 from foreign import Model
 
-from sagemaker_lightning.callbacks.divergence import LOSSES_PER_READ, Divergence
+from sagemaker_lightning.callbacks.divergence import LOSSES_PER_READ, Divergence, divergence_of
 from sagemaker_lightning.cli import run
 from sagemaker_lightning.contract.atomic_files import json_text
+from sagemaker_lightning.contract.errors import UserError
 
 from app import train
 
 FLAGS = ["--model=diverging.Diverging", "--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
+NAN = math.nan
+INF = math.inf
 QUIET = ["--trainer.enable_model_summary=false", "--system.every_n_seconds=1000"]
 
 
@@ -181,6 +185,112 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
     assert read == [list(range(1, LOSSES_PER_READ + 1))]
 
 
+def test_losses_on_their_way_from_a_gpu_are_waited_for_before_a_checkpoint_only():
+    waits = []
+    event = SimpleNamespace(query=lambda: len(waits) > 1, synchronize=lambda: waits.append(1))
+    watched = Divergence()
+    watched.being_copied = [1, 2], torch.tensor([0.5, math.inf]), event
+    watched.losses = [(3, torch.tensor(1.0))]
+    assert not watched.poll() and len(watched.losses) == 1  # a second copy waits for the first
+    with pytest.raises(UserError, match="the loss is inf at step 2; the last finite loss was 0.5"):
+        watched.check(trainer_with())
+    assert waits == [1] and not watched.losses and watched.being_copied is None
+    watched = Divergence()
+    watched.being_copied = [1], torch.tensor([math.nan]), event
+    waits.append(1)
+    assert watched.poll() and watched.first_not_finite[0] == 1
+
+
+def trainer_with(module: torch.nn.Module | None = None, **options) -> SimpleNamespace:
+    """Return what the callback asks a trainer for."""
+    module = module or torch.nn.Linear(1, 1)
+    module.automatic_optimization = True
+    settings = {"lightning_module": module, "global_step": 4, "world_size": 1, "callbacks": []}
+    settings |= {"accumulate_grad_batches": 1, "precision": "32-true", "precision_plugin": None}
+    return SimpleNamespace(**settings | options)
+
+
+def step(watched: Divergence, trainer: SimpleNamespace, outputs) -> None:
+    watched.on_train_batch_start(trainer, trainer.lightning_module, None, 0)
+    watched.on_train_batch_end(trainer, trainer.lightning_module, outputs, None, 0)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_rank_fails_within_the_step(shape):
+    watched = Divergence()
+    with pytest.raises(UserError, match="^the loss is nan at step 5; there was no finite loss bef"):
+        step(watched, trainer_with(), torch.full(shape, math.nan))
+    watched = Divergence()
+    step(watched, trainer_with(world_size=2), torch.full(shape, math.nan))
+    with pytest.raises(UserError, match="nan at step 5"):  # at the next step that all agree on
+        watched.check(trainer_with(world_size=2))
+
+
+@pytest.mark.parametrize(("precision", "bf16"), [("16-mixed", True), ("32-true", False)])
+def test_bf16_is_a_remedy_for_what_half_precision_cannot_hold(precision, bf16):
+    watched = Divergence()
+    watched.losses = [(step, torch.tensor(value)) for step, value in enumerate((1.0, NAN, 2.0), 1)]
+    with pytest.raises(UserError) as caught:
+        watched.check(trainer_with(precision=precision, accumulate_grad_batches=4))
+    says = "the loss is nan at step 2; the last finite loss was 4, at step 1; "
+    assert str(caught.value).startswith(says)
+    assert ("--trainer.precision=bf16-mixed, or look" in str(caught.value)) == bf16
+
+
+def test_the_scale_of_mixed_precision_is_no_part_of_the_loss():
+    trainer = trainer_with()
+    trainer.lightning_module.automatic_optimization = False
+    scaler = SimpleNamespace(scale=lambda value: value * 1024)
+    trainer.precision_plugin = SimpleNamespace(scaler=scaler)
+    watched = Divergence()
+    watched.on_before_backward(trainer, trainer.lightning_module, torch.tensor(2048.0))
+    assert watched.losses == [(0, torch.tensor(2.0))]
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_a_loss_is_kept_once_and_not_at_all_if_none_fails(manual):
+    for fail, kept in ((True, 1), (False, 0)):
+        trainer = trainer_with(world_size=2)
+        trainer.lightning_module.automatic_optimization = not manual
+        watched = Divergence(fail)
+        watched.being_copied = [], torch.tensor([]), SimpleNamespace(query=lambda: False)
+        watched.on_before_backward(trainer, trainer.lightning_module, torch.tensor(1.0))
+        step(watched, trainer, None if manual else torch.tensor(1.0))
+        assert len(watched.losses) == kept
+
+
+def module_of(*parameters: torch.nn.Parameter) -> torch.nn.Module:
+    module = torch.nn.Module()
+    module.weights = torch.nn.ParameterList(parameters)
+    return module
+
+
+def test_weights_that_are_not_trained_or_not_there_may_be_anything():
+    parameter = torch.nn.Parameter
+    frozen = parameter(torch.tensor(NAN), requires_grad=False)
+    other = [parameter(torch.empty(0)), parameter(torch.ones(1, dtype=torch.complex64))]
+    for parameters in ([], [frozen], other, [frozen, *other, parameter(torch.ones(2))]):
+        Divergence().check(trainer_with(module_of(*parameters)))
+    spoilt = [parameter(torch.ones(2)), parameter(torch.tensor([1.0, -math.inf]))]
+    with pytest.raises(UserError, match="^weights are NaN or infinite after step 4; there was no"):
+        Divergence().check(trainer_with(module_of(*spoilt)))
+
+
+def test_a_trainer_without_the_callback_never_fails():
+    trainer = trainer_with(module_of(torch.nn.Parameter(torch.tensor(math.nan))))
+    divergence_of(trainer).check(trainer)
+    trainer.callbacks = [object(), watched := Divergence()]
+    assert divergence_of(trainer) is watched
+
+
+@pytest.mark.parametrize(("first", "warnings"), [(True, 1), (False, 0)])
+def test_one_rank_warns_of_a_metric(capsys, first, warnings):
+    trainer = trainer_with(sanity_checking=False, is_global_zero=first, current_epoch=0)
+    trainer.callback_metrics = {"val_loss": torch.tensor(math.nan), "val_acc": torch.tensor(0.5)}
+    Divergence().on_validation_end(trainer, None)
+    assert capsys.readouterr().out.count("warning: val_loss=nan in the validation") == warnings
+
+
 def test_what_json_lacks_is_null():
     value = {
         "a": [math.nan, 1.5, (np.float64("inf"), -math.inf)],
@@ -215,8 +325,6 @@ VALIDATING = [
     "--data=foreign.Data",
     "--checkpoint.filename={epoch}",
 ]
-NAN = math.nan
-INF = math.inf
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import re
 import time
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ import torch
 from pytorch_lightning import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from sagemaker_lightning.callbacks import host_metrics
 from sagemaker_lightning.callbacks.host_metrics import HostMetrics
 from sagemaker_lightning.cli.lightning_cli import CommandLine, Logger
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
@@ -149,3 +151,105 @@ def test_an_interface_may_come_and_go(tmp_path: Path, monkeypatch, capsys):
     )
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("host="))
     assert "network_in=0.0MiB/s network_out=0.0MiB/s" in line and len(calls) > 1
+
+
+def trainer_with(device: str = "cpu", **logger: object) -> SimpleNamespace:
+    """Return what the callback asks a trainer for."""
+    strategy = SimpleNamespace(broadcast=lambda value: value, root_device=torch.device(device))
+    logger = SimpleNamespace(**logger) if logger else None
+    return SimpleNamespace(strategy=strategy, local_rank=0, logger=logger, global_step=7)
+
+
+class Machine:
+    """A machine of which a test says how busy it is."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 100.0
+        self.network = {"eth0": (0, 0), "eth1": (5, 5)}
+        self.asked_for_cpu_at = 0.0
+        monkeypatch.setattr(host_metrics, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(psutil, "net_io_counters", self.cards)
+        monkeypatch.setattr(psutil, "cpu_percent", self.cpu)
+        memory = SimpleNamespace(used=3 * 2**29, total=2**35, available=2**34)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**33))
+        monkeypatch.setattr(torch.cuda, "utilization", lambda device: 62)
+
+    def cards(self, pernic: bool) -> dict:
+        card = namedtuple("card", "bytes_sent bytes_recv")
+        return {name: card(sent, received) for name, (received, sent) in self.network.items()}
+
+    def cpu(self) -> float:
+        """Return the seconds since the last question, as if they were the share."""
+        seconds, self.asked_for_cpu_at = self.now - self.asked_for_cpu_at, self.now
+        return seconds
+
+
+def test_a_line_is_of_the_interval_before_it(monkeypatch, capsys):
+    machine = Machine(monkeypatch)
+    metrics = HostMetrics(0.5, "algo-2")
+    trainer = trainer_with()
+    metrics.on_train_start(trainer, None)
+    for machine.now in (100.25, 100.5):
+        machine.network["eth0"] = (2**20, 3 * 2**20)
+        metrics.on_train_batch_end(trainer, None, None, None, 0)
+    says = "host=algo-2 cpu=0.5% memory=1.5GiB network_in=2.0MiB/s network_out=6.0MiB/s\n"
+    assert capsys.readouterr().out == says
+    for machine.now in (100.75, 101.5):
+        metrics.on_train_batch_end(trainer, None, None, None, 0)
+    says = "host=algo-2 cpu=1.0% memory=1.5GiB network_in=0.0MiB/s network_out=0.0MiB/s\n"
+    assert capsys.readouterr().out == says
+    metrics.every_n_seconds = 0
+    metrics.on_train_start(trainer, None)  # and a clock that has not moved since
+    metrics.on_train_batch_end(trainer, None, None, None, 0)
+    assert "network_in=0.0MiB/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("installed", "gpu"), [(True, " gpu=62.0%"), (False, "")])
+def test_a_gpu_has_its_own_values(monkeypatch, capsys, installed, gpu):
+    Machine(monkeypatch)
+    monkeypatch.setattr(host_metrics, "find_spec", lambda name: installed)
+    metrics = HostMetrics(0)
+    metrics.on_train_start(trainer_with("cuda"), None)
+    metrics.on_train_batch_end(trainer_with("cuda"), None, None, None, 0)
+    assert capsys.readouterr().out.endswith(f"MiB/s gpu_memory=7.0GiB{gpu}\n")
+
+
+@pytest.mark.parametrize(
+    ("every_n_seconds", "flushed", "name", "version", "folder"),
+    [
+        (0.5, 1, "mine", 3, "s3://b/logs/mine/version_3/system/a"),
+        (7.9, 7, "", "all", "s3://b/logs/all/system/a"),
+        (1000, 120, None, None, "s3://b/logs/system/a"),
+    ],
+)
+def test_a_hosts_folder_and_when_it_is_written(
+    monkeypatch, every_n_seconds, flushed, name, version, folder
+):
+    made = []
+
+    class Writer:
+        def __init__(self, folder: str, flush_secs: int) -> None:
+            self.values = {}
+            self.is_open = True
+            made.append((folder, flush_secs, self))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            self.values[name] = value, step
+
+        def close(self) -> None:
+            self.is_open = False
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", Writer)
+    machine = Machine(monkeypatch)
+    metrics = HostMetrics(every_n_seconds, "a")
+    trainer = trainer_with(save_dir="s3://b/logs/", name=name, version=version)
+    metrics.on_train_start(trainer, None)
+    machine.now += every_n_seconds
+    metrics.on_train_batch_end(trainer, None, None, None, 0)
+    ((found, seconds, writer),) = made
+    assert (found, seconds) == (folder, flushed) and writer.is_open
+    assert writer.values["system/cpu"] == (pytest.approx(every_n_seconds), 7)
+    assert writer.values["system/memory"] == (3 * 2**29, 7)
+    metrics.on_exception(trainer, None, ValueError())
+    assert not writer.is_open and metrics.writer is None

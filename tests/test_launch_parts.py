@@ -1,14 +1,26 @@
-"""The parts of scripts/launch.py: waiting times, and the last lines of a log.
+"""The parts of scripts/launch.py: waiting times, limits, what a job cost, and its log.
 
 Some waiting times contradict the run's limit.
 """
 
 import argparse
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
+from botocore.exceptions import ClientError
 
-from launcher import contradictions, follower
+from launcher import (
+    account_checks,
+    aws,
+    command,
+    contradictions,
+    drill,
+    follower,
+    hyperparameter_check,
+    job_request,
+    request_validation,
+)
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:1"
 FLAGS = {
@@ -66,3 +78,392 @@ def test_the_last_lines_are_waited_for(monkeypatch, capsys, found, looks):
     assert follower.follow("job-1", "us-east-1", 5.0) == 0
     assert did == ["look"] + [5.0, "look"] * (looks - 1)
     assert capsys.readouterr().out.startswith("job-1: Completed\n")
+
+
+# What a job says of itself ------------------------------------------------------------------------
+
+ENDED = {"TrainingJobName": "job-1", "TrainingJobStatus": "Completed"}
+ENDED |= {"TrainingTimeInSeconds": 400, "BillableTimeInSeconds": 100}
+REPORTS = {
+    "one instance": ({"ResourceConfig": {"InstanceCount": 1}}, ", 100 s billable"),
+    "nothing is known of the instances": ({}, ", 100 s billable"),
+    "two instances": (
+        {"ResourceConfig": {"InstanceCount": 2}},
+        ", 100 s billable on each of 2 instances",
+    ),
+    "groups": (
+        {"ResourceConfig": {"InstanceGroups": [{"InstanceCount": 3}, {"InstanceCount": 2}]}},
+        ", 100 s billable on each of 5 instances",
+    ),
+    "spot": ({"EnableManagedSpotTraining": True}, ", 100 s billable, 75.0 % saved by spot"),
+    "nothing saved": (
+        {"EnableManagedSpotTraining": True, "BillableTimeInSeconds": 400},
+        ", 400 s billable, 0.0 % saved by spot",
+    ),
+    "nothing billed": (
+        {"EnableManagedSpotTraining": True, "BillableTimeInSeconds": 0},
+        ", 0 s billable, 100.0 % saved by spot",
+    ),
+}
+
+
+@pytest.mark.parametrize(("job", "says"), REPORTS.values(), ids=REPORTS)
+def test_what_a_job_cost(capsys, job, says):
+    assert follower.report(ENDED | job) == 0
+    first = f"job-1: Completed, 400 s of training{says}\n"
+    assert capsys.readouterr().out == f"{first}model: None\n"
+
+
+def test_a_job_that_never_trained_cost_nothing(capsys):
+    job = {"TrainingJobName": "job-1", "TrainingJobStatus": "Stopped"}
+    job |= {"EnableManagedSpotTraining": True, "SecondaryStatus": "MaxWaitTimeExceeded"}
+    assert follower.report(job) == 1
+    assert follower.report(job | {"TrainingTimeInSeconds": 0, "BillableTimeInSeconds": 0}) == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        "job-1: Stopped (MaxWaitTimeExceeded)",
+        "job-1: Stopped (MaxWaitTimeExceeded), 0 s of training, 0 s billable",
+    ]
+    assert printed.err == "error: the job ended as Stopped\n" * 2
+
+
+def test_each_change_of_the_status_is_shown_once(capsys):
+    moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    changes = [{"StartTime": moment, "Status": status} for status in ("Starting", "Training")]
+    shown = follower.show_status({}, 0)
+    shown = follower.show_status({"SecondaryStatusTransitions": changes[:1]}, shown)
+    assert follower.show_status({"SecondaryStatusTransitions": changes}, shown) == 2
+    assert capsys.readouterr().out == "[03:04:05] Starting: \n[03:04:05] Training: \n"
+
+
+def refusal(code: str, message: str = "no\n way") -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": message}}, "GetLogEvents")
+
+
+class Logs:
+    """CloudWatch Logs: pages of streams, and pages of the lines of each."""
+
+    exceptions = SimpleNamespace(ResourceNotFoundException=KeyError)
+
+    def __init__(self, **lines: list[list[str]]) -> None:
+        self.lines = {f"job-1/{name.replace('_', '-')}-17": pages for name, pages in lines.items()}
+        self.error: Exception | None = None
+        self.asked = 0
+
+    def get_paginator(self, name: str) -> "Logs":
+        assert name == "describe_log_streams"
+        return self
+
+    def paginate(self, **names: str) -> list[dict]:
+        self.asked += 1
+        if self.error:
+            raise self.error
+        assert names["logStreamNamePrefix"] == "job-1/"
+        return [{"logStreams": [{"logStreamName": name}]} for name in self.lines]
+
+    def get_log_events(self, **request: object) -> dict:
+        assert request["startFromHead"] is True
+        pages = self.lines[request["logStreamName"]]
+        page = int(request.get("nextToken", 0))
+        events = [{"message": line} for line in (pages[page] if page < len(pages) else ())]
+        return {"events": events, "nextForwardToken": str(min(page + 1, len(pages)))}
+
+
+def test_all_pages_of_all_streams_are_shown_once(monkeypatch, capsys):
+    logs = Logs(algo_1=[["a"], [], ["b"]], algo_2=[["c"]])
+    monkeypatch.setattr(follower.aws, "client", lambda *_: logs)
+    log = follower.Log("job-1", "us-east-1")
+    assert log.show() is True
+    assert capsys.readouterr().out.split("\n") == ["algo-1: a", "algo-1: b", "algo-2: c", ""]
+    assert log.show() is False
+    logs.lines["job-1/algo-2-17"].append(["d"])
+    assert log.show() is True
+    assert capsys.readouterr().out == "algo-2: d\n"
+
+
+def test_a_log_that_is_not_there_yet_or_may_not_be_read(monkeypatch, capsys):
+    logs = Logs(algo_1=[["a"]])
+    monkeypatch.setattr(follower.aws, "client", lambda *_: logs)
+    log = follower.Log("job-1", "us-east-1")
+    logs.error = KeyError()
+    assert not log.show() and not log.show() and logs.asked == 2
+    logs.error = refusal("ThrottlingException")
+    with pytest.raises(ClientError):
+        log.show()
+    logs.error = refusal("AccessDeniedException")
+    assert not log.show() and not log.show() and logs.asked == 4
+    printed = capsys.readouterr()
+    says = "the log cannot be shown: GetLogEvents: AccessDeniedException: no way\n"
+    assert (printed.out, printed.err) == ("", says)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (KeyboardInterrupt(), 130, "no longer following; the job goes on. To stop it: "),
+        (
+            refusal("Throttling"),
+            1,
+            "error: the job cannot be followed any longer, but goes on: Get",
+        ),
+    ],
+)
+def test_who_stops_following_leaves_the_job(monkeypatch, capsys, error, status, says):
+    def refuse(TrainingJobName: str) -> dict:  # noqa: N803
+        raise error
+
+    monkeypatch.setattr(
+        follower.aws, "client", lambda *_: SimpleNamespace(describe_training_job=refuse)
+    )
+    assert follower.follow("job-1", "us-east-1", 5.0) == status
+    assert capsys.readouterr().err.lstrip().startswith(says)
+
+
+# Limits -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("max_wait", "waits"), [(None, 200), (100, 100), (150, 150)])
+def test_a_spot_job_waits_as_long_as_it_is_told(max_wait, waits):
+    flags = ["--spot", "--checkpoints=s3://bucket/c", "--max-run=100"]
+    flags += [f"--max-wait={max_wait}"] if max_wait else []
+    request = job_request.build(parsed(*flags))
+    limits = {"MaxRuntimeInSeconds": 100, "MaxWaitTimeInSeconds": waits}
+    assert request["StoppingCondition"] == limits and request["EnableManagedSpotTraining"]
+    assert request["CheckpointConfig"] == {"S3Uri": "s3://bucket/c/"}
+    request_validation.validate(request)
+
+
+def parsed(*flags: str) -> argparse.Namespace:
+    role = "--role=arn:aws:iam::123456789012:role/x"
+    return command.parser().parse_args(
+        [f"--image={IMAGE}", role, "--output=s3://bucket/o", "--job-name=a", *flags]
+    )
+
+
+ALLOWED = [
+    "--retries=1", "--retries=30", "--keep-alive=21600", f"--job-name={'x' * 63}",
+    f"--env=A={'x' * 512}", "--volume-size=1",
+]  # fmt: skip
+REFUSED = {
+    "--retries=31": "--retries: found 31, allowed is 1 to 30",
+    "--keep-alive=21601": "--keep-alive: found 21601, allowed is 0 to 21600",
+    f"--job-name={'x' * 64}": (
+        f"--job-name: found 64 characters in its value ({'x' * 40}...), allowed is 1 to 63 char"
+    ),
+    f"--env=A={'x' * 513}": "--env A: found 513 characters in its value (xxx",
+    f"--env={'A' * 513}=x": "--env: found 513 characters in its name (AAA",
+}
+
+
+@pytest.mark.parametrize("flag", ALLOWED)
+def test_a_limit_itself_is_allowed(flag):
+    request_validation.validate(job_request.build(parsed(flag)))
+
+
+@pytest.mark.parametrize(("flag", "says"), REFUSED.items())
+def test_what_is_above_a_limit_is_not(flag, says):
+    with pytest.raises(ValueError) as caught:
+        request_validation.validate(job_request.build(parsed(flag)))
+    assert str(caught.value).startswith(says)
+
+
+def test_as_many_of_each_as_sagemaker_takes():
+    many = [f"k{number}=1" for number in range(100)]
+    request_validation.validate(job_request.build(parsed(*many)))
+    with pytest.raises(ValueError, match="^hyperparameter: found 101 entries in its value, all"):
+        request_validation.validate(job_request.build(parsed(*many, "k=1")))
+
+
+@pytest.mark.parametrize(("text", "number"), [("1", 1), ("09", 9), ("0", 0), ("-1", 0), ("²", 0)])
+def test_a_number_of_something_is_above_0(text, number):
+    if number:
+        assert command.positive(text) == number
+        return
+    with pytest.raises(argparse.ArgumentTypeError, match="allowed is a whole number above 0"):
+        command.positive(text)
+
+
+@pytest.mark.parametrize(
+    ("uri", "location"),
+    [
+        ("s3://abc", ("abc", "")),
+        (f"s3://{'a' * 63}/x/y", ("a" * 63, "x/y")),
+        ("s3://ab/x", None),
+        (f"s3://{'a' * 64}/x", None),
+        ("s3://-bc/x", None),
+        ("s3://ab-/x", None),
+        ("http://abc/x", None),
+    ],
+)
+def test_the_name_of_a_bucket(uri, location):
+    if location:
+        assert aws.s3_location("--output", uri) == location
+        return
+    with pytest.raises(ValueError, match=f"--output: found '{uri}', allowed is s3://BUCKET/PREF"):
+        aws.s3_location("--output", uri)
+
+
+@pytest.mark.parametrize("name", ["us-east-1", "us-gov-west-1", "ap-southeast-12"])
+def test_the_name_of_a_region(monkeypatch, name):
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    assert aws.region(name) == aws.region(name, "mars") == name
+    assert aws.region(None, name) == "eu-west-1"
+    for wrong in (f"{name}x", f"1{name[1:]}", "us-east", "useast1"):
+        with pytest.raises(ValueError, match="--region: found"):
+            aws.region(wrong)
+
+
+def test_a_service_that_cannot_be_reached_is_given_up_soon():
+    config = aws.client("sts", "us-east-1").meta.config
+    assert config.connect_timeout == 5 and config.retries["mode"] == "standard"
+
+
+def test_who_stops_a_job_is_told_how_long_it_has(monkeypatch, capsys):
+    stopped = []
+    stopping = SimpleNamespace(stop_training_job=lambda **names: stopped.append(names))
+    monkeypatch.setattr(aws, "client", lambda *_: stopping)
+    aws.stop("us-east-1", "job-1")
+    assert stopped == [{"TrainingJobName": "job-1"}]
+    assert capsys.readouterr().err == "job-1 is stopping; it has 120 seconds to end by itself\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--keep-alive=9", "--instance-group=a=ml.x:1"], "--keep-alive: not allowed with --inst"),
+        (["--instance-group=a=ml.x:1", "--instance-count=1"], "--instance-group: not allowed with"),
+        (["--drill-data=a=."], "--drill-data: found without --drill"),
+        (["--drill-data=a=.", "--drill"], ""),
+        (["--keep-alive=9"], ""),
+        (["--subnet=a", "--security-group=b"], ""),
+    ],
+)
+def test_flags_that_exclude_each_other(flags, says):
+    if not says:
+        contradictions.check_flags(parsed(*flags))
+        return
+    with pytest.raises(ValueError, match=f"^{says}"):
+        contradictions.check_flags(parsed(*flags))
+
+
+def test_a_role_may_be_a_name():
+    """What is no ARN is the request's to judge; a part of one, too."""
+    for role in ("SageMaker", "arn:aws", "arn:aws:iam::123456789012:role/x"):
+        contradictions.check_places(argparse.Namespace(image=IMAGE, role=role), "us-east-1")
+    china = argparse.Namespace(image="x", role="arn:aws:iam::123456789012:role/x")
+    with pytest.raises(ValueError, match="found a role in aws, but region cn-north-1 is in aws-cn"):
+        contradictions.check_places(china, "cn-north-1")
+
+
+def test_the_options_of_a_channel():
+    flags = ["--instance-group=a=ml.g5.xlarge:1", "--instance-group=b=ml.g5.xlarge:2"]
+    text = "--channel=x=s3://bucket/a,b/,group=b,mode=FastFile,group=a,distribution=ShardedByS3Key"
+    (channel,) = job_request.channels(parsed(*flags, text))
+    assert channel["InputMode"] == "FastFile"
+    assert job_request.source(channel) == {
+        "S3DataType": "S3Prefix",
+        "S3Uri": "s3://bucket/a,b/",
+        "S3DataDistributionType": "ShardedByS3Key",
+        "InstanceGroupNames": ["b", "a"],
+    }
+    for wrong in ("a=ml.x:0", "a=ml.x:01", "=ml.x:1", "a=:1", "a=ml.x"):
+        with pytest.raises(ValueError, match="--instance-group: found"):
+            job_request.group(wrong)
+    for wrong in ("=x", "a"):
+        with pytest.raises(ValueError, match="--tag: found '.*', allowed is KEY=VALUE"):
+            job_request.pairs("--tag", [wrong])
+
+
+# What is looked up --------------------------------------------------------------------------------
+
+
+def test_a_bucket_whose_region_is_not_told_is_taken():
+    """An older S3 does not tell it."""
+    for told in ({}, {"BucketRegion": "us-east-1"}):
+        s3 = SimpleNamespace(head_bucket=lambda Bucket, told=told: told)  # noqa: N803
+        s3.meta = SimpleNamespace(region_name="us-east-1")
+        account_checks.check_bucket(s3, "--output", "s3://bucket/x")
+    s3.meta.region_name = "eu-west-1"
+    with pytest.raises(
+        ValueError, match="--output: found a bucket in us-east-1, but the job is to"
+    ):
+        account_checks.check_bucket(s3, "--output", "s3://bucket/x")
+
+
+@pytest.mark.parametrize(
+    ("image", "asked"),
+    [
+        (IMAGE, {"imageTag": "1"}),
+        (IMAGE.removesuffix(":1"), {"imageTag": "latest"}),
+        (f"{IMAGE}@sha256:{'a' * 64}", {"imageDigest": f"sha256:{'a' * 64}"}),
+    ],
+)
+def test_an_image_is_asked_for_by_its_tag_or_digest(image, asked):
+    requests = []
+    ecr = SimpleNamespace(describe_images=lambda **request: requests.append(request))
+    account_checks.check_image(ecr, image)
+    assert requests == [{"registryId": "123456789012", "repositoryName": "x", "imageIds": [asked]}]
+
+
+@pytest.mark.parametrize(
+    ("check", "call"),
+    [
+        (lambda service: account_checks.check_image(service, IMAGE), "describe_images"),
+        (lambda service: account_checks.check_bucket(service, "--o", "s3://abc/"), "head_bucket"),
+    ],
+)
+def test_a_refusal_is_not_taken_for_what_is_missing(check, call):
+    def refuse(**_) -> None:
+        raise refusal("AccessDenied")
+
+    with pytest.raises(ClientError):
+        check(SimpleNamespace(**{call: refuse}))
+
+
+def test_the_parser_that_is_asked(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        hyperparameter_check, "ask", lambda command, *_: asked.append(command) or ["asked"]
+    )
+    request = {"HyperParameters": {"sagemaker_program": "mine.py"}}
+    assert hyperparameter_check.check(request, "no") == [
+        "the hyperparameters, as --check-hyperparameters=no says"
+    ]
+    own = ["the hyperparameters: they are for a program of the job's own, mine.py"]
+    assert hyperparameter_check.check(request, "local") == own
+    request = {"Environment": {"SAGEMAKER_PROGRAM": "mine.py"}}
+    assert hyperparameter_check.check(request, "image") == own and not asked
+    for program in sorted(hyperparameter_check.LAUNCHERS):
+        request = {"Environment": {"SAGEMAKER_PROGRAM": program}}
+        assert hyperparameter_check.check(request, "local") == ["asked"]
+    monkeypatch.setattr(hyperparameter_check, "find_spec", lambda name: None)
+    monkeypatch.setattr(hyperparameter_check, "ROOT", hyperparameter_check.ROOT / "none")
+    assert "lacks the application's packages" in hyperparameter_check.check(request, "local")[0]
+
+
+def test_the_channels_decide_what_the_parser_expects():
+    request = {"InputDataConfig": [{"ChannelName": "My-Data"}]}
+    assert hyperparameter_check.channel_variables({}) == {}
+    assert hyperparameter_check.channel_variables(request) == {
+        "SM_CHANNELS": '["My-Data"]', "SM_CHANNEL_MY-DATA": "/opt/ml/input/data/My-Data"
+    }  # fmt: skip
+
+
+def test_what_a_drill_cannot_have(tmp_path):
+    (tmp_path / "file").touch()
+    source = {"S3DataSource": {"S3Uri": "s3://bucket/x"}}
+    request = {"InputDataConfig": [{"ChannelName": "a", "DataSource": source}]}
+    for data, says in (
+        ({}, "found none for the channel a, which is at s3://bucket/x"),
+        ({"a": str(tmp_path / "file")}, "found .*file for the channel a"),
+        ({"a": str(tmp_path), "b": "."}, "found b, allowed are the channels: a$"),
+    ):
+        with pytest.raises(ValueError, match=f"--drill-data: {says}"):
+            drill.run(request, "image", data)
+    with pytest.raises(ValueError, match="--drill-data: found b, allowed are the channels: none"):
+        drill.run({}, "image", {"b": "."})
+    for text in ("a\nb", "a\rb"):
+        image = {"AlgorithmSpecification": {"TrainingImage": IMAGE}, "Environment": {"KEY": text}}
+        with pytest.raises(ValueError, match="found a line break in the variable KEY"):
+            drill.run(image, "image", {})

@@ -6,8 +6,11 @@ No point is lost, and none is there twice.
 import csv
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import fsspec
 import pytest
 from jsonargparse import ArgumentParser
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
@@ -15,10 +18,16 @@ from test_interruptions import points
 from test_strangers import Run
 from torch.utils.tensorboard import SummaryWriter
 
+from sagemaker_lightning.callbacks import loggers as our_loggers
 from sagemaker_lightning.callbacks.loggers import (
     ContinuedWriter,
+    begin_files,
+    continue_files,
+    end_training,
     prepare_files,
+    read_events,
     remove_later_events,
+    save_states,
 )
 
 LOGGERS = [
@@ -94,7 +103,7 @@ def test_a_log_that_is_lost_is_said(tmp_path: Path):
     assert "later" in file.read_text().splitlines()[0]
 
 
-@pytest.mark.parametrize("version", ["/code", "../code", "..", "a/../../code"])
+@pytest.mark.parametrize("version", ["/code", "../code", "..", "a/../../code", ""])
 def test_a_checkpoint_leads_to_no_logs_outside_of_their_folder(tmp_path: Path, version, capsys):
     """Its file may be forged; the logs of the interrupted run are written anew."""
     for kind in (CSVLogger, TensorBoardLogger):
@@ -105,6 +114,161 @@ def test_a_checkpoint_leads_to_no_logs_outside_of_their_folder(tmp_path: Path, v
         assert f"this run logs to version 0, the interrupted run logged to version {version}" in (
             capsys.readouterr().out
         )
+
+
+@pytest.mark.parametrize("version", [4, "four", "a..b"])
+def test_a_logger_gets_the_version_of_the_interrupted_run(tmp_path: Path, version):
+    """The states are those of loggers of the same class and name, one after the other."""
+    states = [
+        {"kind": "TensorBoardLogger", "name": "logs", "version": 9},
+        {"kind": "CSVLogger", "name": "logs", "version": version},
+        {"kind": "CSVLogger", "name": "other", "version": 8},
+        {"kind": "CSVLogger", "name": "logs", "version": 6},
+    ]
+    loggers = [CSVLogger(tmp_path, name="logs") for _ in range(2)]
+    loggers += [CSVLogger(tmp_path, name="mine"), TensorBoardLogger(tmp_path, name="logs")]
+    prepare_files(loggers, states)
+    assert [logger.version for logger in loggers] == [version, 6, 0, 9]
+
+
+def test_only_a_training_says_that_it_logs_elsewhere(tmp_path: Path, capsys):
+    state = {"kind": "CSVLogger", "name": "logs", "version": 4}
+    logger = CSVLogger(tmp_path, name="logs", version=2)
+    for trains in (False, True):
+        prepare_files([logger], [state], trains=trains)
+        assert ("logged to version 4" in capsys.readouterr().out) == trains
+    assert logger.version == 2
+    prepare_files([CSVLogger(tmp_path, name="logs", version=4)], [state])
+    assert not capsys.readouterr().out
+
+
+def test_tensorboards_values_are_written_each_so_many_seconds(tmp_path: Path, monkeypatch):
+    clock = SimpleNamespace(now=50.0)
+    written = []
+    monkeypatch.setattr(our_loggers, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(TensorBoardLogger, "save", lambda logger: written.append(clock.now))
+    logger = our_loggers.Logger(tmp_path, flush_secs=10)
+    for clock.now in (50.0, 59.0, 60.0, 69.0):
+        logger.save()
+    save_states([logger])  # a checkpoint needs all of them
+    for clock.now in (78.0, 79.0):
+        logger.save()
+    assert written == [50.0, 60.0, 69.0, 79.0]
+    assert our_loggers.Logger(tmp_path, flush_secs=1)._kwargs["flush_secs"] == 1
+    never = our_loggers.Logger(tmp_path, flush_secs=10**12)
+    assert never._kwargs["flush_secs"] == 24 * 3600 and never.seconds_between_saves == 10**12
+
+
+def csv_rows(folder: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSVLogger's file, without the cells that are empty."""
+    rows = csv.DictReader((folder / "logs/version_0/metrics.csv").read_text().splitlines())
+    return [{name: value for name, value in row.items() if value} for row in rows]
+
+
+@pytest.mark.parametrize("fails_first", [False, True])
+def test_what_is_logged_between_two_trainings_stays(tmp_path: Path, fails_first, capsys):
+    """The second one continues from a checkpoint of the first, and logs the rest again."""
+    loggers = [CSVLogger(tmp_path / "csv", "logs"), TensorBoardLogger(tmp_path / "board", "logs")]
+
+    def log(**values: float) -> None:
+        for logger in loggers:
+            logger.log_metrics(values, step=int(*values.values()))
+
+    log(before=1.0)
+    for _ in range(1 + fails_first):
+        prepare_files(loggers, [])
+        begin_files(loggers)
+    log(loss=2.0)
+    states = save_states(loggers)
+    moment = time.time()
+    log(loss=3.0)
+    for _ in range(1 if fails_first else 2):
+        end_training(loggers)
+    log(test=4.0)
+    assert [state["training"] for state in states] == [1 + fails_first] * 2
+    prepare_files(loggers, states)
+    log(loss=5.0)  # by a hook that the first training has called, too
+    continue_files(loggers, states, moment, first=True)
+    log(loss=3.0)
+    states = save_states(loggers)
+    moment = time.time()
+    values = [{"before": "1.0"}, {"loss": "2.0"}, {"test": "4.0"}, {"loss": "3.0"}]
+    steps = [str(int(float(*value.values()))) for value in values]
+    expected = [value | {"step": step} for value, step in zip(values, steps, strict=True)]
+    assert csv_rows(tmp_path / "csv") == expected
+    curve = sorted((step, tag) for tag, step, _ in points(tmp_path / "board"))
+    assert curve == [(1, "before"), (2, "loss"), (3, "loss"), (4, "test")]
+    assert len(list((tmp_path / "board").rglob("events.*"))) == 2  # later ones have a new file
+    assert not capsys.readouterr().out
+    end_training(loggers)
+    log(test=6.0)
+    prepare_files(loggers, states)
+    continue_files(loggers, states, moment, first=True)
+    assert csv_rows(tmp_path / "csv") == [*expected, {"test": "6.0", "step": "6"}]
+
+
+def test_a_validation_before_the_training_adds_its_rows(tmp_path: Path):
+    """If the training goes on, they are not there: the interrupted run has logged them."""
+    first = CSVLogger(tmp_path, "logs")
+    prepare_files([first], [])
+    assert save_states([first])[0]["size"] == 0  # there is no file yet
+    first.log_metrics({"loss": 1.0}, 1)
+    states = save_states([first])
+    logger = CSVLogger(tmp_path, "logs")
+    prepare_files([logger], states, trains=False)
+    logger.log_metrics({"loss": 2.0}, 2)
+    logger.log_metrics({"val_loss": 3.0}, 3)
+    logger.save()
+    whole = [{"loss": "1.0", "step": "1"}, {"loss": "2.0", "step": "2"}]
+    assert csv_rows(tmp_path) == [*whole, {"val_loss": "3.0", "step": "3"}]
+    prepare_files([logger], states)
+    logger.log_metrics({"loss": 9.0}, 9)
+    logger.save()
+    assert len(csv_rows(tmp_path)) == 3  # the row waits
+    continue_files([logger], states, time.time(), first=True)
+    assert csv_rows(tmp_path) == whole[:1]
+
+
+def test_a_training_that_goes_on_with_nothing_begins_a_new_file(tmp_path: Path):
+    first = CSVLogger(tmp_path, "logs")
+    prepare_files([first], [])
+    first.log_metrics({"loss": 1.0}, 1)
+    states = save_states([first])
+    for begin in (begin_files, lambda loggers: continue_files(loggers, [], time.time(), True)):
+        logger = CSVLogger(tmp_path, "logs")
+        prepare_files([logger], states)
+        logger.log_metrics({"loss": 2.0}, 2)
+        begin([logger])
+        logger.save()
+        assert csv_rows(tmp_path) == [{"loss": "2.0", "step": "2"}]
+    nothing = states[0] | {"columns": [], "size": 0}
+    prepare_files([logger := CSVLogger(tmp_path, "logs")], [nothing])
+    continue_files([logger], [nothing], time.time(), first=True)
+    assert not (tmp_path / "logs/version_0/metrics.csv").exists()
+
+
+def test_other_hosts_leave_the_files_of_the_first_one(tmp_path: Path, monkeypatch):
+    cleaned = []
+    monkeypatch.setattr(our_loggers, "remove_later_events", lambda *call: cleaned.append(call))
+    file = tmp_path / "logs/version_0/metrics.csv"
+    file.parent.mkdir(parents=True)
+    file.write_text("loss,step\n1.0,1\n2.0,2\n")
+    loggers = [CSVLogger(tmp_path, "logs", version=0)]
+    loggers += [
+        TensorBoardLogger(folder, "logs", version=0) for folder in (tmp_path, "s3://bucket/logs")
+    ]
+    states = [
+        {"kind": type(logger).__name__, "name": "logs", "version": 0, "training": 1}
+        | {"columns": ["loss", "step"], "size": 17}
+        for logger in loggers
+    ]
+    prepare_files(loggers, states)
+    continue_files(loggers, states, 5.0, first=False)
+    assert cleaned == [(str(tmp_path / "logs/version_0"), 5.0, [])]
+    assert file.read_text().endswith("2.0,2\n")
+    states[1]["version"] = 7  # this run logs to another folder
+    continue_files(loggers[1:2], states[1:2], 5.0, first=True)
+    assert len(cleaned) == 1
 
 
 def test_a_parser_still_finds_the_class_of_a_logger_by_its_name(tmp_path: Path):
@@ -122,7 +286,7 @@ def rows(folder: Path, waits: bool) -> ContinuedWriter:
     return ContinuedWriter(str(folder), waits)
 
 
-def test_a_file_goes_on_where_the_checkpoint_was(tmp_path: Path):
+def test_a_file_goes_on_where_the_checkpoint_was(tmp_path: Path, capsys):
     """So it does if the file has got more columns since, or its last row is incomplete."""
     first_rows = rows(tmp_path, waits=False)
     for step in range(3):
@@ -132,13 +296,13 @@ def test_a_file_goes_on_where_the_checkpoint_was(tmp_path: Path):
     content = (tmp_path / "metrics.csv").read_bytes()
     first_rows.log_metrics({"loss": 1.0, "more": 2.0}, 3)
     first_rows.save()
-    with (tmp_path / "metrics.csv").open("a") as file:
-        file.write("7,0.1")
+    with (tmp_path / "metrics.csv").open("ab") as file:
+        file.write(b"7,0.1,\xc3")  # the half of a letter
     second = rows(tmp_path, waits=True)
     second.log_metrics({"loss": 9.0}, 0)
     second.save()
     second.continue_from(**state)
-    assert (tmp_path / "metrics.csv").read_bytes() == content
+    assert (tmp_path / "metrics.csv").read_bytes() == content and not capsys.readouterr().out
     second.log_metrics({"loss": 1.0, "more": 2.0}, 3)
     second.save()
     read_rows = csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines())
@@ -168,6 +332,75 @@ def test_a_file_that_is_written_anew_is_whole_or_as_it_was(tmp_path: Path, monke
     with pytest.raises(ZeroDivisionError):
         first_rows.save()
     assert (tmp_path / "metrics.csv").read_bytes() == content_before
+
+
+def event_file(path: Path, times: list[float]) -> list[bytes]:
+    """Write a file of TensorBoard with an event at each of some times; return its records."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with SummaryWriter(path.parent) as writer:
+        for step, moment in enumerate(times):
+            writer.add_scalar("loss", 0.5, step, walltime=moment)
+    (made,) = path.parent.glob("events.*")
+    made.rename(path)
+    records = [record for record, _ in our_loggers._records(path.read_bytes())]
+    assert b"".join(records) == path.read_bytes()
+    return records[-len(times) :]
+
+
+def test_a_file_of_tensorboard_that_was_cut_off_has_its_whole_records(tmp_path: Path):
+    records = event_file(tmp_path / "a.tfevents.1", [1.0, 2.0, 3.0])
+    content = b"".join(records)
+    for cut in range(1, len(records[-1]) + 1):
+        assert [step for _, step, _ in read_events(content[:-cut])] == [0, 1]
+    assert list(read_events(content)) == [("loss", step, 0.5) for step in range(3)]
+
+
+def test_only_files_with_later_events_are_written_again(tmp_path: Path):
+    records = event_file(tmp_path / "a.tfevents.1", [1.0, 2.0, 3.0, 4.0])
+    contents = {
+        "a.tfevents.1": b"".join(records),  # an event at the moment itself stays
+        "b.tfevents.1": b"".join(records[:2]),
+        "c.tfevents.1": b"",
+        "d.tfevents.1": b"".join(records[2:]),
+        "tfevents.txt": b"a note",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    numbers = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    remove_later_events(str(tmp_path), 2.0, [(3.0, 3.5), (3.6, 4.0)])
+    contents["a.tfevents.1"] = b"".join(records[:3])
+    contents["d.tfevents.1"] = records[2]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == contents
+    for name in ("b.tfevents.1", "c.tfevents.1", "tfevents.txt"):
+        assert (tmp_path / name).stat().st_ino == numbers[name]
+    remove_later_events(str(tmp_path), 2.0)
+    assert not (tmp_path / "d.tfevents.1").exists() and (tmp_path / "c.tfevents.1").exists()
+    remove_later_events(str(tmp_path / "none"), 2.0)
+
+
+@pytest.fixture
+def objects() -> Callable[[], dict[str, bytes]]:
+    """Return a function that returns the objects of a store, at memory://logs."""
+    store = fsspec.filesystem("memory")
+    yield lambda: {path.rpartition("/")[2]: store.cat_file(path) for path in store.find("/logs")}
+    store.rm("/logs", recursive=True)
+
+
+def test_logs_in_an_object_store(tmp_path: Path, objects):
+    records = event_file(tmp_path / "a.tfevents.1", [1.0, 2.0])
+    fsspec.filesystem("memory").pipe_file("/logs/a.tfevents.1", b"".join(records))
+    remove_later_events("memory://logs", 1.0)
+    assert objects() == {"a.tfevents.1": records[0]}
+    remove_later_events("memory://logs", 0.5)
+    writer = ContinuedWriter("memory://logs", waits=False)
+    for step, name in enumerate(("loss", "more", "loss")):
+        writer.log_metrics({name: 1.0}, step)
+        writer.save()
+        if step == 0:
+            state = writer.state()
+    assert objects() == {"metrics.csv": b"loss,more,step\r\n1.0,,0\r\n,1.0,1\r\n1.0,,2\r\n"}
+    ContinuedWriter("memory://logs", waits=True).continue_from(**state)
+    assert objects() == {"metrics.csv": b"loss,step\r\n1.0,0\r\n"}
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from pytorch_lightning import Trainer
+from pytorch_lightning.trainer.states import TrainerFn
 
 from sagemaker_lightning.callbacks import progress
 from sagemaker_lightning.callbacks.progress import LogProgress
@@ -83,6 +84,39 @@ def test_the_rate_is_that_of_all_ranks(capsys, monkeypatch):
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 9.0))
     log.on_train_batch_end(trainer, None, None, torch.zeros(5, 2), 0)
     assert "images/s=7.5 " in capsys.readouterr().out  # 5 images on each of 3 ranks in 2 seconds
+
+
+def test_the_time_left_of_a_resumed_run_is_that_of_its_own_rate(capsys, monkeypatch):
+    clock = SimpleNamespace(now=7.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    trainer = SimpleNamespace(
+        world_size=1, current_epoch=4, max_epochs=None, global_step=100, callback_metrics={}
+    )
+    trainer.estimated_stepping_batches = 160
+    trainer.is_global_zero = True
+    log = LogProgress(1.0)
+    log.on_train_start(trainer, None)
+    for clock.now, trainer.global_step, left in (
+        (9.0, 100, "unknown"),  # gradients accumulate
+        (11.0, 102, "0:01:56"),  # 4 seconds for 2 steps, and 58 to come
+        (13.0, 160, "0:00:00"),
+    ):
+        log.on_train_batch_end(trainer, None, None, torch.zeros(5, 2), 0)
+        line = f"epoch=5 step={trainer.global_step}/160 images/s=2.5 left={left}\n"
+        assert capsys.readouterr().out == line
+    clock.now = 20.0
+    log.on_train_epoch_start(trainer, None)  # a validation has taken 7 seconds
+    clock.now = 21.0
+    log.on_train_batch_end(trainer, None, None, torch.zeros(5, 2), 0)
+    assert "images/s=5.0 " in capsys.readouterr().out
+
+
+def test_a_validation_that_is_no_part_of_a_training_has_no_line(capsys):
+    trainer = SimpleNamespace(sanity_checking=False, state=SimpleNamespace(fn=TrainerFn.VALIDATING))
+    LogProgress().on_validation_end(trainer, None)
+    trainer = SimpleNamespace(sanity_checking=True, state=SimpleNamespace(fn=TrainerFn.FITTING))
+    LogProgress().on_validation_end(trainer, None)
+    assert not capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ Their learning rate follows their number.
 import pickle
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import conftest
 import pytest
@@ -16,9 +17,12 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from sagemaker_lightning import GradientWeighting, LearningRateScaling, UserError
-from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
+from sagemaker_lightning.callbacks.gradient_weighting import share_of_batch, weight_gradients
+from sagemaker_lightning.callbacks.lr_scaling import scale_rates
+from sagemaker_lightning.callbacks.rank_consistency import RankConsistency, refuse_contradictions
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.data.deterministic import exact
 
 from app.in_memory import ResidentLoader
 from app.train import APPLICATION
@@ -556,6 +560,23 @@ def test_gradients_are_exchanged_where_they_are_unless_told_otherwise(strategy_o
 
 
 @pytest.mark.parametrize(
+    ("ranks", "options", "expected"),
+    [
+        (2, {}, {}),
+        (3, {}, {"find_unused_parameters": True}),
+        (3, {"find_unused_parameters": False}, {"find_unused_parameters": False}),
+    ],
+)
+def test_three_ranks_exchange_their_gradients_in_one_order(ranks, options, expected):
+    trainer = Trainer(
+        accelerator="cpu", devices=ranks, strategy=DDPStrategy(**options), logger=False
+    )
+    RankConsistency(SageMakerEnvironment(), {}).setup(trainer, None, "fit")
+    arguments = dict(trainer.strategy._ddp_kwargs)
+    assert arguments.pop("gradient_as_bucket_view") and arguments == expected
+
+
+@pytest.mark.parametrize(
     ("ranks", "static", "warnings_expected"), [(2, True, 0), (3, True, 1), (3, False, 0)]
 )
 def test_buckets_of_another_order_after_the_first_step_are_told(
@@ -569,3 +590,218 @@ def test_buckets_of_another_order_after_the_first_step_are_told(
         capsys.readouterr().out.count("static_graph adds the gradients of 3 ranks in another order")
         == warnings_expected
     )
+
+
+# One rank of several, in this process -------------------------------------------------------------
+
+
+class DividedLoader:
+    """A loader of ours, as one rank sees it: how many samples each has in a batch."""
+
+    def __init__(self, *sizes: int, batch_size: int | None = None) -> None:
+        self.batch_size = batch_size
+        self.exactly = SimpleNamespace(
+            sizes=lambda epoch, batch: list(sizes) if (epoch, batch) == (2, 5) else [0]
+        )
+
+
+def rank_of(world: int, rates: list[dict], loader: object = None, **options) -> SimpleNamespace:
+    """Return what the callbacks ask a trainer for.
+
+    Its optimizers have groups with the keys of `rates`.
+    """
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizers = [torch.optim.SGD([weight], 1.0) for _ in rates]
+    for optimizer, keys in zip(optimizers, rates, strict=True):
+        optimizer.param_groups[0] = keys
+    settings = {"world_size": world, "global_rank": 1, "is_global_zero": True, "current_epoch": 2}
+    settings |= {"optimizers": optimizers, "lr_scheduler_configs": [], "train_dataloader": loader}
+    settings |= {"datamodule": None, "num_training_batches": 3, "accumulate_grad_batches": 1}
+    fit_loop = SimpleNamespace(batch_idx=5)
+    return SimpleNamespace(**settings | {"fit_loop": fit_loop, "callbacks": []} | options)
+
+
+def test_a_ranks_share_of_the_batch():
+    assert share_of_batch(rank_of(3, [], DividedLoader(4, 3, 3))) == 0.9
+    assert share_of_batch(rank_of(2, [], DividedLoader(4, 3, 3))) == 1  # the user's own sampler
+    assert share_of_batch(rank_of(3, [], object())) == 1
+    assert share_of_batch(rank_of(1, [], DividedLoader(5))) == 1
+    for share in (0.5, torch.tensor(0.5), torch.tensor(1.0)):
+        weight = torch.ones(1, requires_grad=True)
+        weight_gradients(loss := (4 * weight).sum(), share)
+        loss.backward()
+        assert weight.grad == 4 * share
+    weight_gradients(torch.tensor(1.0), 0.5)  # a loss that has no gradient
+
+
+def test_the_weighting_asks_nothing_of_a_single_rank():
+    """Its batch may be anything, even without a size."""
+    weighting = GradientWeighting()
+    weighting.on_train_batch_start(rank_of(1, []), None, object(), 0)
+    assert weighting.weight == 1
+    strategy = SimpleNamespace(reduce=lambda own, reduce_op: own + 4)
+    module = SimpleNamespace(device=torch.device("cpu"))
+    weighting.on_train_batch_start(rank_of(2, [], strategy=strategy), module, torch.ones(6, 1), 0)
+    assert weighting.weight == 1.2
+
+
+def test_each_training_scales_its_own_optimizers_once():
+    """A restored factor is in the restored rates already."""
+    scaling = LearningRateScaling()
+    for stage, expected in (("fit", 3.0), ("fit", 3.0), ("validate", 1.0)):
+        trainer = rank_of(3, [{"lr": 1.0, "initial_lr": 2.0, "swa_lr": 4.0, "momentum": 0.5}])
+        scaling.setup(trainer, None, stage)
+        scaling.on_train_start(trainer, None)
+        group = trainer.optimizers[0].param_groups[0]
+        assert group == {
+            "lr": expected, "initial_lr": 2 * expected, "swa_lr": 4 * expected, "momentum": 0.5
+        }  # fmt: skip
+    assert scaling.state_dict() == {"factor": 3.0}
+    resumed = LearningRateScaling("sqrt")
+    resumed.load_state_dict({"factor": 3.0})
+    trainer = rank_of(4, [{"lr": 0.3}])
+    resumed.on_train_start(trainer, None)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.2)
+
+
+def test_a_scheduler_of_a_scheduler_is_scaled():
+    plain = SimpleNamespace(base_lrs=[1.0, 2.0], eta_min=0.5, default_min_lr=None, gamma=0.5)
+    trainer = rank_of(2, [])
+    outer = SimpleNamespace(_schedulers=[SimpleNamespace(_schedulers=[plain])], _last_lr=[3.0])
+    trainer.lr_scheduler_configs = [SimpleNamespace(scheduler=outer)]
+    scale_rates(trainer, 2.0)
+    assert vars(plain) == {
+        "base_lrs": [2.0, 4.0], "eta_min": 1.0, "default_min_lr": None, "gamma": 0.5
+    }  # fmt: skip
+    assert outer._last_lr == [6.0]
+
+
+@pytest.mark.parametrize(
+    ("restored", "expected"),
+    [
+        ([0.2, 0.4], [0.02, 0.04]),  # of which the half is the factor of two ranks
+        ([0.02, 0.04], [0.02, 0.04]),
+        ([0.0, 0.4], [0.0, 0.04]),  # a rate of 0 stays
+        ([0.0, 0.0], [0.0, 0.0]),
+        ([0.2, 0.2], None),
+    ],
+)
+def test_another_rate_is_that_of_the_flags_for_all_ranks(restored, expected):
+    consistency = RankConsistency(SageMakerEnvironment(), {}, "linear", other_rate=True)
+    flags = rank_of(2, [{"lr": 0.001, "initial_lr": 0.01}, {"lr": 0.02}, {"no rate": 1}])
+    consistency.setup(SimpleNamespace(callbacks=[], strategy=None), None, "fit")
+    consistency.on_fit_start(flags, None)
+    consistency.load_state_dict({"lr_factor": 2.0})
+    trainer = rank_of(2, [{"lr": rate} for rate in restored])
+    if expected is None:
+        says = r"by different factors \(0.1 to 0.2\), allowed is one factor for all"
+        with pytest.raises(UserError, match=says):
+            consistency.on_train_start(trainer, None)
+        return
+    consistency.on_train_start(trainer, None)
+    rates = [optimizer.param_groups[0]["lr"] for optimizer in trainer.optimizers]
+    assert rates == pytest.approx(expected)
+    assert consistency.state_dict() == {"lr_factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("loader", "module", "says"),
+    [
+        (DividedLoader(3, 3, batch_size=3), None, "24 (3 x 2 ranks x 4 accumulated)"),
+        (None, SimpleNamespace(batch_size=5), "40 (5 x 2 ranks x 4 accumulated)"),
+        (DividedLoader(3, 3), None, "unknown (unknown x 2 ranks x 4 accumulated)"),
+    ],
+)
+def test_the_line_on_what_all_ranks_do(loader, module, says, capsys):
+    consistency = RankConsistency(SageMakerEnvironment(hosts=("a", "b")), {}, "linear")
+    rates = [{"lr": 0.1}, {"lr": 0.3}, {"lr": 0.1}]
+    options = {"datamodule": module, "accumulate_grad_batches": 4}
+    consistency.on_train_start(rank_of(2, rates, loader, **options), None)
+    line = (
+        f"world_size=2 hosts=2 lr_scaling=linear lr=0.1,0.3 -> 0.2,0.6 effective_batch_size={says}"
+    )
+    assert capsys.readouterr().out == f"{line}\n"
+    consistency.on_train_start(rank_of(2, [{}], loader, is_global_zero=False), None)
+    consistency.on_train_start(rank_of(1, [{"lr": 0.1}], loader, **options), None)
+    assert not capsys.readouterr().out
+    consistency.on_train_start(rank_of(2, [{}], loader, **options), None)
+    assert " lr=none -> none " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("size", "first", "warns"), [(5, True, 1), (6, True, 0), (5, False, 0)])
+def test_a_batch_is_larger_than_the_data_if_it_is_not_filled(capsys, size, first, warns):
+    division = SimpleNamespace(batch_size=3, ranks=2, size=size)
+    for parts in ({"course": SimpleNamespace(division=division)}, {"division": division}):
+        loader = SimpleNamespace(exactly=SimpleNamespace(**parts))
+        RankConsistency(SageMakerEnvironment(), {}).on_train_start(
+            rank_of(1, [], loader, is_global_zero=first), None
+        )
+        says = "warning: a batch size of 3 on 2 rank(s) is more than the 5 samples there are"
+        assert capsys.readouterr().out.count(says) == warns
+    endless = SimpleNamespace(exactly=SimpleNamespace(course=None))
+    RankConsistency(SageMakerEnvironment(), {}).on_train_start(rank_of(1, [], endless), None)
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("hosts", "channels", "rank", "world", "warns"),
+    [
+        (2, ("mine", "also"), 0, 2, 1),
+        (3, ("mine", "also"), 0, 2, 1),
+        (2, ("mine", "also"), 1, 2, 0),
+        (1, ("mine", "also"), 0, 2, 0),
+        (2, (), 0, 2, 0),
+        (2, ("mine", "also"), 0, 1, 0),
+    ],
+)
+def test_samples_that_hosts_and_then_ranks_divide_are_told(
+    capsys, hosts, channels, rank, world, warns
+):
+    loader, _ = exact(torch.utils.data.DataLoader(range(12), 2), 1, rank=0, world_size=world)
+    environment = SageMakerEnvironment(
+        hosts=tuple("abc"[:hosts]), current_host="a", sharded_channels=frozenset(channels)
+    )
+    trainer = rank_of(2, [], loader, is_global_zero=rank == 0)
+    RankConsistency(environment, {}).on_train_start(trainer, None)
+    says = "each host has other files of the channel also, mine (ShardedByS3Key)"
+    output = capsys.readouterr().out
+    assert output.count(says) == warns
+    assert (f"a host trains on about one in {hosts} of its own samples" in output) == bool(warns)
+
+
+def test_what_a_host_was_given_is_no_contradiction():
+    """A folder may contain another one, or the host's name."""
+    places = [
+        {"output": "/ml/out", "checkpoints": "/ml/out/a/points", "host": "a"},
+        {"output": "/tmp/b", "checkpoints": "/points", "host": "algo-b"},
+    ]
+    ours = {"folder": "/ml/out/a/points/x", "logs": "/ml/out/logs", "name": "run-a"}
+    theirs = {"folder": "/points/x", "logs": "/tmp/b/logs", "name": "run-algo-b"}
+    refuse_contradictions([("a", places[0], ours), ("algo-b", places[1], theirs)])
+    with pytest.raises(UserError, match=r"^logs: a \(rank 0\) has /ml/out/logs, algo-b \(rank 1\)"):
+        refuse_contradictions(
+            [("a", places[0], ours), ("algo-b", places[1], theirs | {"logs": "/points/logs"})]
+        )
+    with pytest.raises(
+        UserError, match=r"^name: a \(rank 0\) has run-a, algo-b \(rank 1\) has noth"
+    ):
+        refuse_contradictions(
+            [
+                ("a", places[0], ours),
+                ("algo-b", places[1], {"folder": "/points/x", "logs": "/tmp/b/logs"}),
+            ]
+        )
+
+
+def test_what_is_compared_of_the_data():
+    consistency = RankConsistency(SageMakerEnvironment(hosts=("a", "b")), {"seed": 7})
+    for module, expected in (
+        (None, {}),
+        (SimpleNamespace(fingerprint="x1"), {"dataset fingerprint": "x1"}),
+        (SimpleNamespace(fingerprint=lambda: "x2"), {"dataset fingerprint": "x2"}),
+        (SimpleNamespace(fingerprint="x1", sharded=True), {}),
+    ):
+        trainer = SimpleNamespace(world_size=2, datamodule=module)
+        found = consistency._settings_to_compare(trainer)
+        assert found.pop("program version") == consistency.environment.revision
+        assert found == {"world size": 2, "hosts": "a, b", "seed": 7} | expected

@@ -7,6 +7,7 @@ import argparse
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -23,7 +24,16 @@ from rehearsal.api import clients
 from rehearsal.api.access_keys import Key
 from rehearsal.api.errors import Refused
 from rehearsal.engines import bridge
-from rehearsal.jobs import artifacts, channels, checkpoint_sync, layout, logs, metrics, schedule
+from rehearsal.jobs import (
+    artifacts,
+    channels,
+    checkpoint_sync,
+    layout,
+    logs,
+    matcher,
+    metrics,
+    schedule,
+)
 from rehearsal.jobs.channels import JobFailed
 from rehearsal.jobs.schedule import Rule, Schedule, parse
 
@@ -209,7 +219,7 @@ def test_a_step_that_the_log_has_passed():
         and job_schedule.due(1e9, None) is None
         and job_schedule.due(1e9, 4) is None
     )
-    assert job_schedule.due(0.0, 6).why == "at step 5"
+    assert job_schedule.due(0.0, 5).why == "at step 5"
     assert job_schedule.due(0.0, 6) is None  # not again, although the job comes past it again
     assert job_schedule.due(0.0, 9).why == "at step 7"
 
@@ -1288,6 +1298,26 @@ def test_metrics_of_log_lines():
         log_metrics.found["loss"]["MetricName"] == "loss"
         and abs(log_metrics.found["loss"]["Timestamp"] - time.time()) < HANG_SECONDS
     )
+
+
+def test_the_time_that_an_expression_may_take():
+    metric = matcher.Metric("a", re.compile("a"))
+    metric.earn(9.0)
+    assert metric.left == 0.25
+    metric.spend(0.2)
+    assert metric.left == pytest.approx(0.05)
+    metric.earn(0.1)
+    assert metric.left == pytest.approx(0.15)
+    metric.spend(9.0)
+    assert metric.left == 0.001
+
+
+@pytest.mark.parametrize(
+    ("regex", "value"),
+    [(r"a=(\S+)", 2.0), (r"\d+", 2.0), (r"b=(\S+)", None), ("a=(1)|b", 1.0), ("(c)?z", None)],
+)
+def test_the_last_number_of_a_line_is_its_value(regex, value):
+    assert matcher._last_value(re.compile(regex), "a=1 a=2 a=nan a=inf b=none z") == value
 
 
 @pytest.mark.parametrize("regex", ["(", "a{9999999999}", "[z-a]"])

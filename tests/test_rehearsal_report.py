@@ -159,6 +159,13 @@ def test_cost():
     assert cost.saving == pytest.approx(100 * (1 - 1.2 / 1.8))
     assert goodput.measure(interrupted(), now=0.0, price=72.0).cost.spot is None
     assert goodput.measure(interrupted(), now=0.0, spot_price=72.0).cost is None
+    free = goodput.measure(interrupted(), now=0.0, price=0.0, spot_price=36.0).cost
+    assert (free.on_demand, free.saving) == (0.0, None)
+    dearer = goodput.measure(interrupted(), now=0.0, price=36.0, spot_price=36.0).cost
+    assert dearer.saving == pytest.approx(-100 / 3)
+    started = job(attempt(1, 0, 60, []), modified=60.0)
+    cost = goodput.measure(started, now=0.0, price=36.0, spot_price=36.0).cost
+    assert (cost.on_demand, cost.spot, cost.saving) == (0.0, pytest.approx(0.6), None)
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -361,6 +368,40 @@ def test_the_border_of_kept_and_lost(kept_step, drawn, lost):
             point_counts[path.get("class")].append(len(re.findall("[ML]", path.get("d"))))
     assert (sum(point_counts["curve c0"]), point_counts["curve lost c0"]) == (drawn, lost)
     assert ("lost and done again" in "".join(drawing.itertext())) == bool(lost)
+
+
+@pytest.mark.parametrize(("restarts", "top"), [(25, "0"), (26, "950")])
+def test_many_restarts_are_marked_at_the_bottom_only(restarts, top):
+    curve = charts.Line([(0, 1.0), (100, 2.0)])
+    chart = charts.Chart("Loss", {"loss": [curve]}, [float(x) for x in range(restarts)])
+    lines = [line for line in charts.figure(chart).iter("line") if line.get("class") == "restart"]
+    assert [line.get("y1") for line in lines] == [top] * restarts
+
+
+@pytest.mark.parametrize(("points", "drawn"), [(1999, 1999), (2001, 1001), (4001, 1334)])
+def test_a_long_curve_is_thinned_out(points, drawn):
+    curve = charts.Line([(x, float(x % 7)) for x in range(points)])
+    (path,) = (
+        path
+        for path in charts.figure(charts.Chart("Loss", {"loss": [curve]})).iter("path")
+        if path.get("d")
+    )
+    assert len(re.findall("[ML]", path.get("d"))) == drawn
+
+
+def test_values_that_cannot_be_drawn_are_counted():
+    values = [1.0, math.nan, math.inf, -1e15, 9.9e14, 2.0]
+    curve = charts.Line(list(enumerate(values)))
+    text = "".join(charts.figure(charts.Chart("Loss", {"loss": [curve]})).itertext())
+    assert "3 values are not numbers, or too large" in text and "loss ends at 2" in text
+    assert charts.figure(charts.Chart("Loss", {"loss": [charts.Line([(0, math.nan)])]})) is None
+
+
+def test_the_range_of_values_is_never_empty():
+    assert charts._value_range([5.0, 5.0], pad=0.5) == (4.5, 5.5)
+    assert charts._value_range([0.0], pad=0.5) == (-1.0, 1.0)
+    assert charts._value_range([1.0, 3.0], pad=0.5) == (0.0, 4.0)
+    assert charts._value_range([1.0, 3.0], pad=0.0) == (1.0, 3.0)
 
 
 def test_timeline(tmp_path: Path):

@@ -14,6 +14,8 @@ import botocore.session
 import pytest
 from botocore.model import Shape
 from botocore.validate import ParamValidator
+from records import attempt, interrupted
+from records import job as ended_job
 
 from rehearsal.api import rules
 from rehearsal.api.errors import Refused
@@ -1007,3 +1009,76 @@ def test_lists_of_jobs(service):
     )
     assert listed_names(service, LastModifiedTimeAfter=2024) == names[24:]
     assert listed_names(service, CreationTimeAfter=5000) == []
+
+
+def test_a_filter_includes_its_bounds(service):
+    names = [job.record.name for job in service.jobs.values()][:25]
+    assert (
+        listed_names(service, CreationTimeAfter=1003, CreationTimeBefore=1005) == names[3:6][::-1]
+    )
+    for number in (-1, "x"):
+        token = base64.b64encode(str(number).encode()).decode()
+        with pytest.raises(Refused, match="Invalid NextToken"):
+            service.answer("ListTrainingJobs", {"NextToken": token}, "us-east-1")
+
+
+def described(record: Record, longest: int = 9) -> dict:
+    """Return what DescribeTrainingJob says of a job."""
+    described_service = Service(None, None)
+    job = SimpleNamespace(record=record, longest=longest, metrics=SimpleNamespace(found={}))
+    arn = f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{record.name}"
+    described_service.jobs[arn] = job
+    request = {"TrainingJobName": record.name}
+    return described_service.answer("DescribeTrainingJob", request, "us-east-1")
+
+
+BILLS = {
+    "two attempts": (interrupted(), 120),
+    "less than half a second": (ended_job(attempt(1, 0.0, 0.4, [])), 1),
+    "more than a half": (ended_job(attempt(1, 0.0, 7.6, [])), 8),
+    "never started": (ended_job(status="Failed"), 0),
+}
+
+
+@pytest.mark.parametrize(("record", "seconds"), BILLS.values(), ids=BILLS)
+def test_the_seconds_that_are_billed(record, seconds):
+    record.transitions = record.transitions or [Transition("Starting", "", 0.0)]
+    description = described(record)
+    assert description["BillableTimeInSeconds"] == seconds
+    assert "TrainingTimeInSeconds" not in description
+    record.status = "InProgress"
+    assert "BillableTimeInSeconds" not in described(record)
+
+
+def test_the_seconds_of_training_are_those_so_far(monkeypatch):
+    record = interrupted()
+    record.training_start, record.training_end = 10.0, 99.6
+    assert described(record)["TrainingTimeInSeconds"] == 90
+    record.training_end = None
+    monkeypatch.setattr("time.time", lambda: 31.0)
+    assert described(record)["TrainingTimeInSeconds"] == 21
+    assert "TrainingEndTime" not in described(record)
+
+
+def test_what_a_description_has_of_the_request():
+    record = interrupted()
+    record.request |= {"Tags": [{"Key": "a", "Value": "b"}], "Environment": None}
+    description = described(record)
+    assert "Tags" not in description and "Environment" not in description
+    assert description["StoppingCondition"] == {"MaxRuntimeInSeconds": 9}
+    assert description["EnableManagedSpotTraining"] is True
+    assert description["EnableNetworkIsolation"] is False
+    assert "ModelArtifacts" not in description and "FinalMetricDataList" not in description
+    record.artifacts = "s3://b/model.tar.gz"
+    record.request["StoppingCondition"] = {"MaxRuntimeInSeconds": 7}
+    description = described(record)
+    assert description["ModelArtifacts"] == {"S3ModelArtifacts": "s3://b/model.tar.gz"}
+    assert description["StoppingCondition"] == {"MaxRuntimeInSeconds": 7}
+    assert [change.get("EndTime") for change in description["SecondaryStatusTransitions"]] == [
+        55.0, None
+    ]  # fmt: skip
+
+
+def test_the_longest_training_is_a_day_by_default():
+    assert rules.longest({}) == rules.longest({"StoppingCondition": None}) == 86400
+    assert rules.longest({"StoppingCondition": {"MaxRuntimeInSeconds": 5}}) == 5

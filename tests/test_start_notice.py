@@ -180,6 +180,9 @@ def test_the_first_step_is_the_end(monkeypatch):
     assert len(activities) == 2 and None not in activities
     callback.on_train_batch_end(None, None, None, None, 0)
     assert activities[-1] is None
+    callback.on_exception(None, None, ValueError())
+    callback.teardown(None, None, "fit")
+    assert activities[2:] == [None] * 3
 
 
 PROGRAMS = {

@@ -11,6 +11,8 @@ import random
 import re
 import sqlite3
 import subprocess
+import sys
+import time
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -18,11 +20,13 @@ from pathlib import Path
 
 import pytest
 import test_strangers
+import torch
 import warm
 from containers import ROOT
 from environments import packages_of, python_of
+from pytorch_lightning.loggers import MLFlowLogger, WandbLogger
 
-from sagemaker_lightning.callbacks import wandb_rows
+from sagemaker_lightning.callbacks import loggers, wandb_rows
 from sagemaker_lightning.callbacks.mlflow_points import Points
 from sagemaker_lightning.callbacks.wandb_rows import Rows
 
@@ -197,10 +201,14 @@ class Client:
     def __init__(self) -> None:
         self.rows: list[tuple] = []
         self.status = "RUNNING"
+        self.stage = "active"
 
     def get_run(self, run_id: str):
         names = dict.fromkeys(key for key, *_ in self.rows)
-        return types.SimpleNamespace(data=types.SimpleNamespace(metrics=names, params={"lr": "1"}))
+        return types.SimpleNamespace(
+            data=types.SimpleNamespace(metrics=names, params={"lr": "1"}),
+            info=types.SimpleNamespace(lifecycle_stage=self.stage),
+        )
 
     def get_metric_history(self, run_id: str, key: str) -> list[Metric]:
         return [Metric(key, row[3], row[1], row[2]) for row in self.rows if row[0] == key]
@@ -256,7 +264,185 @@ def test_a_server_that_has_lost_points_is_said(capsys):
     assert "MLflow's run run lacks points of the interrupted run" in capsys.readouterr().out
 
 
-def test_what_the_clock_logs_is_not_there_twice():
+class Recorder(Client):
+    """It also keeps the calls, which it answers with an operation in the background."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple] = []
+        self.waits = 0
+
+    def wait(self) -> None:
+        self.waits += 1
+
+    def log_batch(self, run_id: str, metrics=(), params=(), tags=(), **options) -> "Recorder":
+        super().log_batch(run_id, metrics)
+        steps = [(metric.key, metric.step) for metric in metrics]
+        self.calls.append((steps, [param.key for param in params], list(tags), options))
+        return self
+
+    def log_metric(self, *arguments, **options) -> str:
+        self.calls.append((*arguments, options))
+        return "sent"
+
+
+def test_what_is_sent_at_once_and_what_waits():
+    """Points wait until it is known whether they come again; parameters and tags do not."""
+    server = Recorder()
+    client = Points(server)
+    client.wait("run")
+    parameters = [types.SimpleNamespace(key=key) for key in ("lr", "batch")]
+    client.log_batch("run", [Metric("loss", 1.0, 5, 0)], parameters, synchronous=False)
+    client.log_batch("run", tags=["mine"])
+    client.log_batch("run", params=parameters[:1])
+    assert server.calls == [([], ["batch"], [], {"synchronous": False}), ([], [], ["mine"], {})]
+    assert not client.state("run") and server.waits == 2
+    client.log_held()
+    client.log_batch("run")
+    assert server.calls[2:] == [([("loss", 0)], [], [], {"synchronous": False})]
+    assert client.state("run") == {"loss": 1} and server.waits == 3
+    assert client.state("run") == {"loss": 1} and server.waits == 3
+    client.wait("run")  # a second training of this process
+    client.log_batch("run", [Metric("loss", 1.0, 6, 1)], parameters[:1])
+    client.continue_from("run", {"loss": 0})
+    client.repeat("run")
+    client.log_batch("run", [Metric("loss", 1.0, 6, 1), Metric("loss", 1.0, 7, 2)])
+    assert [row[2] for row in server.rows] == [0, 1, 1, 2]
+
+
+def test_what_a_program_logs_before_its_training_is_sent_once():
+    server = Client()
+    client = Points(server)
+    for step in (0, 1):
+        client.log_batch("run", [Metric("val", 1.0, 5, step)])
+    again = Points(server)
+    again.repeat("run")
+    for step in (0, 1, 2):
+        again.log_batch("run", [Metric("val", 1.0, 5, step)])
+    assert [row[2] for row in server.rows] == [0, 1, 2]
+
+
+def test_a_point_by_itself_has_the_time_of_now(monkeypatch):
+    entities = types.SimpleNamespace(Metric=Metric)
+    monkeypatch.setitem(sys.modules, "mlflow", types.SimpleNamespace(entities=entities))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    server = Recorder()
+    client = Points(server)
+    before = time.time() * 1000
+    client.log_metric("run", "acc", 0.5)
+    client.log_metric("run", "acc", 0.6, step=3, synchronous=True)
+    (key, moment, step, value), (*_, later_step, _) = server.rows
+    assert (key, step, value, later_step) == ("acc", 0, 0.5, 3)
+    assert before - 1 <= moment <= time.time() * 1000 + 1
+    assert [call[-1] for call in server.calls] == [{}, {"synchronous": True}]
+    assert client.log_metric("run", "acc", 0.5, 17, 4, dataset_name="x") == "sent"
+    assert server.calls[2:] == [("run", "acc", 0.5, 17, 4, {"dataset_name": "x"})]
+    assert client.stage == "active"  # all else is the client's own
+
+
+class MlflowError(Exception):
+    """As of mlflow.exceptions."""
+
+    def __init__(self, code: str) -> None:
+        self.error_code = code
+
+
+def mlflow_logger(client: Client, run_id: str | None) -> MLFlowLogger:
+    """Return a logger of MLflow, which is not installed here."""
+    logger = MLFlowLogger.__new__(MLFlowLogger)
+    logger._mlflow_client, logger._run_id = client, run_id
+    logger._experiment_name, logger._tracking_uri = "mine", ARN
+    return logger
+
+
+@pytest.fixture
+def mlflow(monkeypatch) -> list[str]:
+    """The addresses that MLflow was given."""
+    addresses = []
+    exceptions = types.SimpleNamespace(MlflowException=MlflowError)
+    module = types.SimpleNamespace(set_tracking_uri=addresses.append, exceptions=exceptions)
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    monkeypatch.setitem(sys.modules, "mlflow.exceptions", exceptions)
+    return addresses
+
+
+def test_a_logger_of_mlflow_goes_on_in_the_run(mlflow: list[str], tmp_path: Path, capsys):
+    server = Client()
+    logger = mlflow_logger(server, "run")
+    loggers.prepare_files([logger], [])
+    assert logger._mlflow_client is server  # no checkpoints, nothing to continue
+    loggers.prepare_files([logger], [], tmp_path)
+    for step in (0, 1):
+        logger._mlflow_client.log_batch("run", [Metric("loss", 1.0, 5, step)])
+        if step == 0:
+            states = loggers.save_states([logger])
+    assert states[0]["points"] == {"loss": 1} and states[0]["version"] == "run"
+    assert "points" not in loggers.save_states([mlflow_logger(server, None)])[0]
+    server.status = "FAILED"
+    for first in (False, True):
+        logger = mlflow_logger(server, None)
+        loggers.prepare_files([logger], states, tmp_path)
+        assert logger._run_id == "run" and mlflow == [ARN]
+        mlflow.clear()
+        logger._mlflow_client.log_batch("run", [Metric("begun", 1.0, 5, 0)])
+        loggers.continue_files([logger], states, 0.0, first)
+        assert server.status == ("RUNNING" if first else "FAILED")
+    for step in (1, 2):
+        logger._mlflow_client.log_batch("run", [Metric("loss", 1.0, 5, step)])
+    assert [row[2] for row in server.rows] == [0, 1, 2]
+    loggers.begin_files([logger := mlflow_logger(server, "run")])
+    logger._mlflow_client.wait("run")
+    logger._mlflow_client.log_batch("run", [Metric("loss", 1.0, 5, 3)])
+    loggers.begin_files([logger])
+    assert [row[2] for row in server.rows] == [0, 1, 2, 3] and not capsys.readouterr().out
+
+
+def test_a_validation_before_the_training_is_not_sent_twice(mlflow: list[str], tmp_path: Path):
+    server = Client()
+    server.rows = [("val", 5, 0, 1.0)]
+    state = {"kind": "MLFlowLogger", "name": "mine", "version": "run", "points": {}}
+    logger = mlflow_logger(server, None)
+    loggers.prepare_files([logger], [state], tmp_path, trains=False)
+    for step in (0, 1):
+        logger._mlflow_client.log_batch("run", [Metric("val", 1.0, 5, step)])
+    assert [row[2] for row in server.rows] == [0, 1]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_another_run_of_mlflow_is_said_by_a_training(mlflow, tmp_path: Path, capsys, trains):
+    state = {"kind": "MLFlowLogger", "name": "mine", "version": "run", "points": {}}
+    logger = mlflow_logger(Client(), "other")
+    loggers.prepare_files([logger], [state], tmp_path, trains=trains)
+    says = "this run logs to run_id other, the interrupted run logged to run_id run, so"
+    assert (says in capsys.readouterr().out) == trains and logger._run_id == "other"
+
+
+@pytest.mark.parametrize("run_id", [None, "../run", "deleted", "gone"])
+def test_a_run_of_mlflow_that_is_not_there_begins_anew(mlflow, tmp_path: Path, capsys, run_id):
+    server = Client()
+    server.stage = "deleted" if run_id == "deleted" else "active"
+    if run_id == "gone":
+        server.get_run = lambda run_id: (_ for _ in ()).throw(
+            MlflowError("RESOURCE_DOES_NOT_EXIST")
+        )
+    state = {"kind": "MLFlowLogger", "name": "mine", "version": run_id, "points": {}}
+    logger = mlflow_logger(server, None)
+    loggers.prepare_files([logger], [state], tmp_path)
+    assert logger._run_id is None
+    loggers.continue_files([logger], [state], 0.0, True)
+    says = f"warning: MLflow has no run {run_id}, which the interrupted run logged to: the curves"
+    assert capsys.readouterr().out.startswith(says) == (run_id in ("deleted", "gone"))
+
+
+def test_a_server_of_mlflow_that_refuses_is_an_error(mlflow, tmp_path: Path):
+    server = Client()
+    server.get_run = lambda run_id: (_ for _ in ()).throw(MlflowError("PERMISSION_DENIED"))
+    state = {"kind": "MLFlowLogger", "name": "mine", "version": "run", "points": {}}
+    with pytest.raises(MlflowError):
+        loggers.prepare_files([mlflow_logger(server, None)], [state], tmp_path)
+
+
+def test_what_the_clock_logs_is_not_there_twice(capsys):
     """Such points come at other steps than in the interrupted run."""
     server = Client()
     client = Points(server)
@@ -267,6 +453,10 @@ def test_what_the_clock_logs_is_not_there_twice():
     for step in (2, 5, 8, 11):
         again.log_batch("run", [Metric("cpu", 1.0, step, step)])
     assert [row[2] for row in server.rows] == [3, 6, 9, 11]
+    last = Points(server)
+    last.continue_from("run", again.state("run"))
+    last.log_batch("run", [Metric("cpu", 1.0, 1, 11)])
+    assert [row[2] for row in server.rows] == [3, 6, 9, 11, 11] and not capsys.readouterr().out
 
 
 class Run:
@@ -336,15 +526,168 @@ def test_rows_that_are_lost_are_said_and_so_is_what_cannot_be_kept(
     monkeypatch.setattr(wandb_rows, "TAIL_BYTES", 100)
     path = tmp_path / "wandb-mine.jsonl"
     rows = Rows(Run([]), path, waits=False)
-    rows.log({"loss": 1.0, "picture": object()})
+    rows.log({"loss": torch.tensor(1.0), "picture": object()})
     assert "W&B: picture is a object, which is sent once" in capsys.readouterr().out
     assert json.loads(path.read_text() or rows.state()["end"])[2]["loss"] == 1.0
     for number in range(9):
-        rows.log({"loss": number})
+        rows.log({"loss": number} | ({} if number else {"picture": object()}))
     state = rows.state()
+    assert not capsys.readouterr().out
     assert len(state["end"]) == 100 and state["rows"] == 10
-    path.unlink()
-    run = Run([{}] * 9)
-    Rows(run, path, waits=True).continue_from(**state)
-    assert "lacks rows of the interrupted run" in capsys.readouterr().out
-    assert run.rows[9:] == [{"loss": 8}] and len(path.read_text().splitlines()) == 1
+    lines = path.read_bytes().splitlines(keepends=True)
+    for kept in (0, 1):  # whole lines that are left of the file
+        path.write_bytes(b"".join(lines[:kept]) + lines[kept][:9])
+        run = Run([{}] * 9)
+        Rows(run, path, waits=True).continue_from(**state)
+        assert "lacks rows of the interrupted run" in capsys.readouterr().out
+        assert run.rows[9:] == [{"loss": 8}]
+        assert path.read_bytes().splitlines(keepends=True) == [*lines[:kept], lines[-1]]
+
+
+class Steps:
+    """A run of W&B that keeps the calls."""
+
+    id = "mine"
+    step = 0
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+
+    def log(self, data: dict, step: int, commit: bool | None) -> None:
+        named = {name: data[name] for name in data if name[0] != "_"}
+        self.calls.append((named, step, commit))
+
+
+def test_a_step_of_ones_own_is_the_row(tmp_path: Path):
+    """As W&B has it: a row is complete when a later one begins."""
+    run = Steps()
+    rows = Rows(run, tmp_path / "new/folder/wandb-mine.jsonl", waits=False)
+    before = time.time()
+    run.log({"a": 1}, step=0)
+    run.log({"b": 2}, step=0)
+    run.log({"a": 3}, step=4, commit=True)
+    run.log({"late": 4}, step=4)
+    run.log({"c": 5}, commit=False)
+    run.log({"d": 6})
+    assert run.calls == [
+        ({"a": 1}, 0, False),
+        ({"b": 2}, 0, False),
+        ({"a": 3}, 4, True),
+        ({"late": 4}, 4, None),  # W&B says that it ignores it
+        ({"c": 5}, 5, False),
+        ({"d": 6}, 5, True),
+    ]
+    state = rows.state()
+    kept = [json.loads(line) for line in state["end"].splitlines()]
+    assert [(row, complete) for row, complete, _ in kept] == [
+        (0, False), (0, False), (4, True), (5, False), (5, True)
+    ]  # fmt: skip
+    assert state["rows"] == 6 and before <= kept[0][2]["_timestamp"] <= time.time()
+
+
+def test_rows_are_on_the_disk_when_a_checkpoint_names_them(tmp_path: Path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(os, "fsync", lambda number: sizes.append(os.fstat(number).st_size))
+    rows = Rows(Run([]), tmp_path / "wandb-mine.jsonl", waits=False)
+    rows.log({"loss": 1.0})
+    assert sizes == [rows.state()["size"]] and sizes[0] > 0
+    rows.log({"text": "x" * 70_000})
+    assert len(rows.state()["end"]) == 64 * 1024  # a checkpoint stays small
+
+
+def test_rows_that_nobody_continues_begin_a_new_file(tmp_path: Path):
+    path = tmp_path / "wandb-mine.jsonl"
+    path.write_text("[0, true, {}]\n")
+    run = Run([])
+    rows = Rows(run, path, waits=True)
+    run.log({"loss": 1.0})
+    assert not run.rows and path.stat().st_size > 0  # it waits
+    for _ in range(2):
+        rows.log_held()
+        rows.continue_from(rows=0, size=0, end="")  # a second training of this process
+        run.log({"loss": 2.0})
+    assert run.rows == [{"loss": 1.0}, {"loss": 2.0}, {"loss": 2.0}]
+    assert rows.state()["rows"] == 3
+    assert [json.loads(line)[0] for line in path.read_text().splitlines()] == [0, 1, 2]
+    Rows(Run([]), path, waits=False)
+    assert not path.read_text()
+
+
+@pytest.fixture
+def wandb(monkeypatch) -> types.SimpleNamespace:
+    """The module of W&B, which is not installed here."""
+    module = types.SimpleNamespace(run=None, log=None)
+    for name in ("wandb", "wandb.sdk.lib", "wandb.wandb_run"):
+        monkeypatch.setitem(sys.modules, name, module)
+    module.RunDisabled = module.Run = object
+    return module
+
+
+def test_a_program_may_log_by_the_module(wandb, tmp_path: Path):
+    """`wandb.log` is the run's if there is one."""
+    for current in (False, True):
+        run = Run([])
+        wandb.run, wandb.log = (run if current else Run([])), None
+        rows = Rows(run, tmp_path / "wandb-mine.jsonl", waits=False)
+        assert (wandb.log == rows.log) == current
+
+
+def wandb_logger(run: Run | None, **options) -> WandbLogger:
+    logger = WandbLogger.__new__(WandbLogger)
+    logger._experiment, logger._id, logger._project = run, None, "mine"
+    logger._wandb_init, logger._offline = options, False
+    return logger
+
+
+def test_a_logger_of_wandb_goes_on_in_the_run(wandb, tmp_path: Path, capsys):
+    logger = wandb_logger(run := Run([]))
+    loggers.prepare_files([logger], [])
+    assert type(logger) is WandbLogger  # no checkpoints, nothing to continue
+    loggers.prepare_files([logger], [], tmp_path)
+    assert "rows" not in loggers.save_states([logger])[0]  # it has logged nothing
+    for number in range(3):
+        logger.experiment.log({"loss": number})
+        if number == 0:
+            states = loggers.save_states([logger])
+    assert states[0]["rows"] == 1 and states[0]["version"] == "mine"
+    assert [path.name for path in wandb_rows.files(tmp_path)] == ["wandb-mine.jsonl"]
+    logger.rows.file.close()
+    for first in (False, True):
+        made = Run(run.rows[:1])
+        wandb.init = lambda id, made=made: made
+        logger = wandb_logger(None)
+        loggers.prepare_files([logger], states, tmp_path)
+        assert logger._wandb_init == {"id": "mine"}
+        loggers.continue_files([logger], states, 0.0, first)
+        logger.experiment.log({"loss": 7})
+        assert made.rows[1:] == ([{"loss": 7}] if first else [])
+    loggers.prepare_files([logger], states, tmp_path)  # a second training of this process
+    logger.experiment.log({"loss": 8})
+    assert made.rows[1:] == [{"loss": 7}, {"loss": 8}] and not capsys.readouterr().out
+    loggers.prepare_files([logger := wandb_logger(None)], states, tmp_path)
+    wandb.init = lambda id: made
+    logger.experiment.log({"loss": 9})
+    assert len(made.rows) == 3
+    loggers.begin_files([logger])
+    assert made.rows[3:] == [{"loss": 9}]
+
+
+def test_a_run_that_is_disabled_or_copies_tensorboard_is_left_alone(wandb, tmp_path: Path):
+    logger = wandb_logger(run := Run([]), sync_tensorboard=True)
+    loggers.prepare_files([logger], [], tmp_path)
+    assert type(logger) is WandbLogger
+    logger = wandb_logger(run)
+    run.disabled = True
+    loggers.prepare_files([logger], [], tmp_path)
+    assert logger.experiment is run and logger.rows is None and not list(tmp_path.iterdir())
+    loggers.begin_files([logger])
+    run.disabled = False
+    first = logger.experiment and logger.rows
+    assert logger.experiment and logger.rows is first
+
+
+def test_another_run_of_wandb_is_said(wandb, tmp_path: Path, capsys):
+    state = {"kind": "WandbLogger", "name": "mine", "version": "other"}
+    loggers.prepare_files([wandb_logger(Run([]))], [state], tmp_path)
+    says = "this run logs to id mine, the interrupted run logged to id other, so their"
+    assert says in capsys.readouterr().out

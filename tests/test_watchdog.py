@@ -462,6 +462,22 @@ def test_the_step_is_said_once_a_second(watch, monkeypatch):
     assert output == [(101.0, "epoch 2, step 10"), (102.5, "epoch 2, step 12")]
 
 
+def test_a_copy_of_the_process_does_not_keep_the_connection_open(tmp_path: Path, monkeypatch):
+    """A data worker is one: the watchdog would not see that the rank has died."""
+    in_copies = []
+    monkeypatch.setattr(
+        os, "register_at_fork", lambda after_in_child: in_copies.append(after_in_child)
+    )
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "watch"))
+        server.listen()
+        rank_heartbeat = Heartbeat(tmp_path / "watch", RANK_NAME)
+        assert rank_heartbeat.socket.fileno() >= 0
+        for act in in_copies:
+            act()
+        assert rank_heartbeat.socket.fileno() == -1
+
+
 def test_without_a_watch_nothing_is_said(tmp_path: Path):
     for path in (None, tmp_path / "none"):
         rank_heartbeat = Heartbeat(path, RANK_NAME)
