@@ -3,17 +3,33 @@
 The classes are other people's; each mistake is one line.
 """
 
+import fractions
+import logging
 import re
 import sys
+import warnings
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import yaml
+from jsonargparse import Namespace
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from sagemaker_lightning.cli import smddp, suggestions
+from sagemaker_lightning.cli import (
+    default_data,
+    flags,
+    mistakes,
+    settings_check,
+    smddp,
+    suggestions,
+)
+from sagemaker_lightning.cli.application import Application
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract import hyperparameters
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
@@ -65,6 +81,7 @@ def cli(*flags: str, **environment) -> CommandLine:
             ["--model=foreign.Model", "--config=fast"],
             "--config: found 'fast', which is no file in .*; allowed is a file$",
         ),
+        (["--lr=1"], "^--lr: is no flag here; .*; also --model: is needed, and not given$"),
     ],
 )
 def test_a_program_without_defaults_says_what_it_needs(flags, says):
@@ -200,6 +217,222 @@ def test_the_channel_reaches_a_class_that_a_flag_names():
     assert (
         command_line.datamodule.data_dir == "/channel" and command_line.datamodule.batch_size == 8
     )
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--data=foreign.Data"],
+        ["--data", "foreign.Data"],
+        ["--data.class_path=foreign.Data"],
+        ["--data={class_path: foreign.Data}"],
+        ["--data=CIFAR10DataModule", "--data=foreign.Data", "--data.size=4"],
+        ["--data=foreign.Data", "--data={init_args: {size: 4}}"],
+        ["--config=own.yaml"],
+        ["--config", "own.yaml"],
+        ["--config=empty.yaml", "--config=own.yaml"],
+    ],
+    ids=" ".join,
+)
+def test_a_class_is_told_what_sagemaker_says_as_far_as_it_asks(args, tmp_path):
+    (tmp_path / "own.yaml").write_text("data: foreign.Data")
+    (tmp_path / "empty.yaml").touch()
+    settings = {"data_dir": "/channel", "sharded": True, "size": 3}
+    assert default_data.default_data(args, True, settings, train.APPLICATION) == {
+        "class_path": "foreign.Data",
+        "init_args": {"size": 3},
+    }
+
+
+ONE = Application(data=DigitsDataModule)
+TWO = replace(ONE, channel_data=CIFAR10DataModule)
+
+
+@pytest.mark.parametrize(
+    ("application", "has_channels", "args", "name"),
+    [
+        (TWO, False, [], "DigitsDataModule"),
+        (TWO, True, [], "CIFAR10DataModule"),
+        (ONE, True, [], "DigitsDataModule"),
+        (ONE, False, ["--data.data_dir=x"], "DigitsDataModule"),
+        (TWO, False, ["--data.batch_size=3"], "DigitsDataModule"),
+        (TWO, False, ["--data.data_dir", "x"], "CIFAR10DataModule"),
+        (TWO, False, ["--data.init_args.data_dir=x"], "CIFAR10DataModule"),
+        (TWO, False, ["--data={init_args: {data_dir: x}}"], "CIFAR10DataModule"),
+        (TWO, False, ["--data={data_dir: x}"], "CIFAR10DataModule"),
+        (Application(), True, [], None),
+    ],
+)
+def test_the_data_without_a_class(application, has_channels, args, name):
+    chosen = {"class_path": f"app.data.{name}"} if name else None
+    assert default_data.default_data(args, has_channels, {}, application) == chosen
+    settings = {"sharded": True}
+    assert default_data.default_data(args, has_channels, settings, application) == (
+        chosen and chosen | {"init_args": settings}
+    )
+
+
+OWN = (
+    "seed_everything: 3\ntrainer: {max_epochs: 5}\nmodel: null\n"
+    "data: {class_path: x.Y, init_args: {shares: [1, 2]}}\n"
+)
+GIVEN = [
+    (["--a", "-1", "--b=2", "--c"], [("--a", ["--a", "-1"]), ("--b", ["--b=2"]), ("--c", ["--c"])]),
+    (["--a", "1", "stray"], [("--a", ["--a", "1"]), ("stray", ["stray"])]),
+    (["--a", "-.5", "-x"], [("--a", ["--a", "-.5"]), ("-x", ["-x"])]),
+    (["--trainer.callbacks+=X"], [("--trainer.callbacks", ["--trainer.callbacks+=X"])]),
+    (["--data.init_args.size=3"], [("--data.size", ["--data.init_args.size=3"])]),
+    (["--data.class_path", "x.Y"], [("--data", ["--data.class_path", "x.Y"])]),
+    (["--help", "-h", "--print_config", "--model.help=X"], []),
+    (
+        ["--trainer", "{max_epochs: 3, zzz: null, name: x}"],
+        [
+            ("--trainer.max_epochs", ["--trainer.max_epochs=3"]),
+            ("--trainer.zzz", ["--trainer.zzz=null"]),
+            ("--trainer.name", ["--trainer.name=x"]),
+        ],
+    ),
+    (
+        ["--data={class_path: x.Y, init_args: {size: 3}}"],
+        [("--data", ["--data=x.Y"]), ("--data.size", ["--data.size=3"])],
+    ),
+    (["--data={init_args: {size: 3}}"], [("--data.size", ["--data.size=3"])]),
+    (["--data={class_path: x.Y, init_args: null}"], [("--data", ["--data=x.Y"])]),
+    (
+        ["--data={class_path: x.Y, size: 3}"],
+        [("--data.class_path", ["--data.class_path=x.Y"]), ("--data.size", ["--data.size=3"])],
+    ),
+    (["--trainer={}"], [("--trainer", ["--trainer={}"])]),
+    (["--trainer={broken"], [("--trainer", ["--trainer={broken"])]),
+    (["--logger.name={x: 1}"], [("--logger.name", ["--logger.name={x: 1}"])]),
+    (["--config=none.yaml"], [("--config", ["--config=none.yaml"])]),
+]
+
+
+@pytest.mark.parametrize(("args", "expected"), GIVEN, ids=[" ".join(args) for args, _ in GIVEN])
+def test_a_command_line_is_split_into_its_settings(args, expected):
+    assert list(flags.given(args)) == [(flag, words, "") for flag, words in expected]
+
+
+@pytest.mark.parametrize("args", [["--config=own.yaml"], ["--config", "own.yaml"]])
+def test_so_is_a_file_of_flags(args, tmp_path):
+    (tmp_path / "own.yaml").write_text(OWN)
+    assert list(flags.given(args)) == [
+        (flag, [f"{flag}={value}"], " (in own.yaml)")
+        for flag, value in (
+            ("--seed_everything", "3"),
+            ("--trainer.max_epochs", "5"),
+            ("--data", "x.Y"),
+            ("--data.shares", "[1, 2]"),
+        )
+    ]
+
+
+def test_a_configuration_is_made_flat():
+    assert dict(flags.flat({**yaml.safe_load(OWN), "optimizer": {}})) == {
+        "--seed_everything": 3,
+        "--trainer.max_epochs": 5,
+        "--model": None,
+        "--data": "x.Y",
+        "--data.shares": [1, 2],
+        "--optimizer": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--config=fast"], ["--config=/r/fast.yaml"]),
+        (["--config", "fast", "fast"], ["--config", "/r/fast.yaml", "fast"]),
+        (["--logger.name=fast", "--config=mine"], ["--logger.name=fast", "--config=mine"]),
+        (["--config=", "--config"], ["--config=", "--config"]),
+        (["--config=there", "--config", "there"], ["--config=there", "--config", "there"]),
+    ],
+)
+def test_a_recipes_name_becomes_its_path_where_no_file_has_that_name(args, expected, tmp_path):
+    (tmp_path / "there").touch()
+    assert flags.recipes(args, {"fast": "/r/fast.yaml", "there": "/r/there.yaml"}) == expected
+
+
+class Base:
+    def __init__(self, a, *others, b=1, **more):
+        """Take anything."""
+
+
+class Passing(Base):
+    def __init__(self, c, **more):
+        """Pass the rest on."""
+
+
+class Closed(Base):
+    def __init__(self, d):
+        """Take this only."""
+
+
+class Unfinished(Base, ABC):
+    @abstractmethod
+    def finish(self):
+        """Finish."""
+
+
+class Finished(Unfinished):
+    def finish(self):
+        """Finish."""
+
+
+class _Hidden(Base):
+    """A class for nobody else."""
+
+
+def test_the_settings_of_a_class_are_its_parents_as_far_as_it_passes_them_on():
+    assert flags.settings(f"{__name__}.Passing") == ["c", "a", "b"]
+    assert flags.settings(f"{__name__}.Closed") == ["d"]
+
+
+def test_which_classes_may_be_chosen():
+    path = f"{__name__}.Base"
+    assert suggestions.choice("Finish", [path]) == (
+        "are Closed, Finished, Passing or the import path of a subclass of Base; "
+        "did you mean Finished?"
+    )
+    assert suggestions.choice("x", [path, f"{__name__}.Unfinished"]) == (
+        "are Closed, Finished, Passing or the import path of a subclass of Base or Unfinished"
+    )
+    assert (
+        suggestions.choice("x", [f"{__name__}.Closed"])
+        == "is the import path of a subclass of Closed"
+    )
+
+
+def test_long_texts_and_lists_are_cut():
+    assert suggestions.shortened("x" * 10, 10) == "x" * 10
+    assert suggestions.shortened("x" * 11, 10) == "xxxxxxx..."
+    assert suggestions.shown("x" * 60) == f"'{'x' * 60}'"
+    assert suggestions.shown("x" * 61) == f"'{'x' * 57}...'"
+    assert suggestions.first_line(ValueError("a\n  b")) == "a b"
+    assert suggestions.first_line(ValueError(" ")) == "ValueError"
+    assert suggestions.first_line(ValueError("x" * 151)) == f"{'x' * 147}..."
+    assert suggestions.listed(["aa", "bb"], 6) == "aa, bb"
+    assert suggestions.listed(["aa", "bb", "cc"], 5) == "aa and 2 more"
+    assert suggestions.listed(["x" * 9], 8) == "xxxxx..."
+
+
+def test_why_an_import_path_is_no_class(tmp_path, monkeypatch):
+    (tmp_path / "mine_broken.py").write_text("x = (\n")
+    (tmp_path / "mine_deep.py").write_text("import json\n\njson.loads('{')\n")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    assert suggestions.why_not("mine_broken.X") == " (No module named 'mine_broken')"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert suggestions.why_not("nowhere.X") == (
+        f" (No module named 'nowhere', looked for in {tmp_path})"
+    )
+    assert suggestions.why_not("mine_broken.X").startswith(" ('(' was never closed (mine_broken.py")
+    assert re.fullmatch(
+        r" \(JSONDecodeError: Expecting .*, decoder.py line \d+\)",
+        suggestions.why_not("mine_deep.X"),
+    )
+    for given in ("Adam", "a b.c", "/a/b.c", "json.JSONDecoder"):
+        assert suggestions.why_not(given) == ""
 
 
 @pytest.mark.slow
@@ -488,7 +721,16 @@ MISTAKES = [
         ["--trainer.gradient_clip_val=-1"],
         "--trainer.gradient_clip_val: found -1, allowed is 0 or more",
     ),
+    (
+        ["--trainer.num_sanity_val_steps=-2"],
+        "--trainer.num_sanity_val_steps: found -2, allowed is -1 or more",
+    ),
     (["--data.num_workers=-1"], "--data.num_workers: found -1, allowed is 0 or more"),
+    (["--data=foreign.Data"], "^--model.num_classes: not given, and Data does not say how many"),
+    (
+        ["--hosts=a", "--model_dir=b"],
+        "^--hosts, --model_dir: are no flags here; leave it out: it is taken from the job$",
+    ),
     (
         ["--data.num_workers=1000000"],
         "--data.num_workers: found 1000000, allowed are at most [0-9]+ on this machine",
@@ -674,7 +916,7 @@ def test_those_in_a_file_of_flags_too(tmp_path):
 
 
 BROKEN_FILES = {
-    "[": "cannot be read",
+    "[": r"cannot be read .while parsing a flow node expected .* found .*line 1, column 2",
     "a: &a [*a]": "cannot be read .Circular",
     "a text": "has no flags",
     "": "has no flags",
@@ -720,6 +962,259 @@ def test_any_number_of_mistakes_has_room_in_the_failure_file():
     assert message.startswith("--data: found 'Nonesuch'") and re.search(
         r"also wrong: --\S.* and \d+ more$", message
     )
+
+
+def numbers(**values) -> Namespace:
+    """Return a configuration with these settings."""
+    config = Namespace()
+    config["trainer"] = Namespace(
+        accelerator="cpu", logger=None, num_nodes=1, val_check_interval=None
+    )
+    config["data"] = None
+    for name, value in values.items():
+        config[name] = value
+    return config
+
+
+SMALLEST = {
+    "trainer.log_every_n_steps": 0,
+    "trainer.check_val_every_n_epoch": 1,
+    "trainer.accumulate_grad_batches": 1,
+    "trainer.num_sanity_val_steps": -1,
+    "trainer.gradient_clip_val": 0.0,
+    "progress.every_n_seconds": 0.0,
+    "system.every_n_seconds": 0.0,
+    "data.init_args.batch_size": 1,
+    "data.init_args.num_workers": 0,
+}
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_the_smallest_number_is_allowed_and_a_smaller_one_is_not(name):
+    environment = SageMakerEnvironment()
+    settings_check.check(numbers(**{name: SMALLEST[name]}), environment, Application())
+    for value in (SMALLEST[name] - 1, float("nan")):
+        with pytest.raises(
+            UserError, match=f"found {value}, allowed is {SMALLEST[name]:g} or more"
+        ):
+            settings_check.check(numbers(**{name: value}), environment, Application())
+
+
+@pytest.mark.parametrize(("cpus", "most"), [(1, 64), (8, 64), (9, 72), (100, 800)])
+def test_how_many_workers_are_allowed(monkeypatch, cpus, most):
+    monkeypatch.setattr(settings_check, "usable_cpus", lambda: cpus)
+    environment = SageMakerEnvironment()
+    name = "data.init_args.num_workers"
+    settings_check.check(numbers(**{name: most}), environment, Application())
+    with pytest.raises(UserError, match=f"found {most + 1}, allowed are at most {most} on this ma"):
+        settings_check.check(numbers(**{name: most + 1}), environment, Application())
+
+
+@pytest.mark.parametrize(
+    ("channels", "chosen", "data_dir", "is_refused"),
+    [
+        (2, CIFAR10DataModule, None, True),
+        (2, CIFAR10DataModule, "x", False),
+        (1, CIFAR10DataModule, None, False),
+        (2, DigitsDataModule, None, False),
+        (2, None, None, False),
+    ],
+)
+def test_one_of_two_channels_is_nobodys_guess(channels, chosen, data_dir, is_refused):
+    environment = SageMakerEnvironment(channels=dict.fromkeys(["a", "b"][:channels], Path("/x")))
+    data = chosen and Namespace(
+        class_path=f"app.data.{chosen.__name__}", init_args=Namespace(data_dir=data_dir)
+    )
+    try:
+        settings_check.check(numbers(data=data), environment, TWO)
+        assert not is_refused
+    except UserError as error:
+        assert is_refused and str(error).startswith(
+            "--data.data_dir: found the channels a, b; name"
+        )
+
+
+class Nullable:
+    def __init__(
+        self,
+        required: int,
+        either: int | None,
+        other=3,
+        anything: Any = 3,
+        number: int = 3,
+        none: int = None,
+    ):
+        """Take numbers."""
+
+
+class Hinted:
+    def __init__(self, number: "Unknown" = 3, **more):  # noqa: F821
+        """Take what no module has."""
+
+
+@pytest.mark.parametrize(
+    ("name", "is_allowed"),
+    [("required", True), ("either", True), ("other", True), ("anything", True), ("number", False)]
+    + [("none", True), ("unheard_of", True)],
+)
+def test_where_null_is_allowed(name, is_allowed):
+    config = Namespace(
+        model=Namespace(class_path=f"{__name__}.Nullable", init_args=Namespace({name: None})),
+        logger=Namespace(name=None),
+        data=None,
+    )
+    assert mistakes.unwanted(config) == (
+        ""
+        if is_allowed
+        else f"--model.{name}: found null, which it cannot be; leave it out for its default"
+    )
+    config.model.class_path = f"{__name__}.Hinted"
+    assert mistakes.unwanted(config) == ""
+
+
+@pytest.mark.parametrize("number", [0, 2**32 - 1, True, False, None])
+def test_the_seeds_that_are_allowed(number):
+    assert mistakes.unwanted(Namespace(seed_everything=number)) == ""
+
+
+def test_the_largest_whole_numbers():
+    for number in (2**63 - 1, -(2**63), 1e300):
+        assert mistakes.unwanted(Namespace(model=Namespace(init_args=Namespace(a=number)))) == ""
+    for number, text in ((2**63, str(2**63)), (10**99, f"1{'0' * 56}...")):
+        assert mistakes.unwanted(Namespace(model=Namespace(init_args=Namespace(a=number)))) == (
+            f"--model.a: found {text}, allowed are whole numbers of 64 bits"
+        )
+
+
+def frames(*names: str) -> list[tuple]:
+    """Return stand-ins of the frames of modules with these names."""
+    return [(SimpleNamespace(f_globals={"__name__": name}), 1) for name in names]
+
+
+OURS = "sagemaker_lightning.cli.lr_schedules"
+
+
+@pytest.mark.parametrize(
+    ("names", "is_named"),
+    [
+        (["torch.optim.adam"], True),
+        (["json", "jsonargparse", "lightning.fabric"], True),
+        ([OURS, "torch.optim.adam"], True),
+        (["sagemaker_lightning.compat.overhead", "pytorch_lightning"], True),
+        ([], False),
+        (["torch.optim.adam", OURS], False),
+        (["torch", "sagemaker_lightning.compat.overhead"], False),
+        (["mine", "torch.optim.adam"], False),
+        (["torchmetrics", "torch"], False),
+        (["sagemaker_lightning.resume.callback", "torch"], False),
+    ],
+)
+def test_an_error_is_about_a_flag_if_no_code_of_a_user_is_in_its_way(names, is_named):
+    error = ValueError("no luck")
+    raised = mistakes.named("--x", {}, error, frames(*names))
+    if is_named:
+        assert type(raised) is UserError and str(raised) == "--x: no luck"
+    else:
+        assert raised is error
+    own = UserError("ours")
+    assert mistakes.named("--x", {}, own, frames(*names)) is own
+
+
+LETTERS = {"a": 1, "b": [2], "c": "x", "d": 0.5, "e": None}
+ERRORS = [
+    (ValueError("no\n luck"), {}, "--x: no luck"),
+    (MisconfigurationException("no luck"), {}, "--x: no luck"),
+    (KeyError("k"), {}, "--x: KeyError: 'k'"),
+    (ValueError(), {}, "--x: ValueError"),
+    (TypeError("no luck"), LETTERS, "--x: TypeError: no luck; found a=1, c=x, d=0.5"),
+    (ValueError("no"), {"class_path": "y", "init_args": {"a": 1}}, "--x: no; found a=1"),
+    (ValueError("no"), {"class_path": "y", "init_args": {}}, "--x: no; found class_path=y"),
+    (ValueError("`lr` is bad"), {"lr": -1, "l": 2}, "--x.lr: found -1, which cannot be: `lr` is b"),
+    (ValueError("a b: lr = 3"), {"a": 1, "lr": 3}, "--x.lr: found 3, which cannot be: a b"),
+    (ValueError("`a` of b"), {"a": 1, "b": "3"}, "--x.a: found 1, which cannot be: `a` of b"),
+    (ValueError("mode is odd"), {"mode": "m"}, "--x.mode: found 'm', which cannot be: mode is odd"),
+    (ValueError("a or b"), {"a": 1, "b": 3}, "--x: a or b; found a=1, b=3"),
+    (ValueError("y" * 501), {}, f"--x: {'y' * 497}..."),
+    (ValueError(f"a={'y' * 600}"), {"a": 1}, f"--x.a: found 1, which cannot be: a={'y' * 595}..."),
+    (ValueError("no"), {"a": "y" * 198, "b": 1}, f"--x: no; found a={'y' * 198} and 1 more"),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "settings", "line"), ERRORS, ids=[str(e[0])[:20] for e in ERRORS]
+)
+def test_an_error_about_settings_names_their_flag(error, settings, line):
+    assert str(mistakes.named("--x", settings, error, frames("torch"))).startswith(line)
+
+
+def test_an_error_of_code_that_does_more_is_left_without_the_flag():
+    error = MisconfigurationException("no luck")
+    settings = {"a": 1}
+    line = mistakes.named("--x", settings, error, frames("torch"), mistakes.MISCONFIGURED)
+    assert str(line) == "no luck"
+    error = MisconfigurationException("`a` is bad")
+    line = mistakes.named("--x", settings, error, frames("torch"), mistakes.MISCONFIGURED)
+    assert str(line) == "--x.a: found 1, which cannot be: `a` is bad"
+
+
+def test_the_frames_of_naming_itself_do_not_count():
+    with (
+        pytest.raises(UserError, match="^--x: Invalid literal for Fraction: 'y'"),
+        mistakes.naming("--x", {}),
+    ):
+        fractions.Fraction("y")
+    with (
+        pytest.raises(ValueError, match="^Invalid literal"),
+        mistakes.naming("--x", {}, mistakes.MISCONFIGURED),
+    ):
+        fractions.Fraction("y")
+
+
+def test_lightnings_advice_and_its_warnings_about_us_are_not_shown(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--optimizer=SGD", "--config=cpu"])
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        CommandLine(SageMakerEnvironment(), None, train.APPLICATION)
+    texts = [str(warning.message) for warning in shown]
+    assert not [text for text in texts if "overridden" in text or "args parameter" in text]
+    logger = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    for text, is_shown in (("Tip: buy more", False), ("GPU available: False", True)):
+        record = logging.LogRecord("x", logging.INFO, "", 0, text, None, None)
+        assert bool(logger.filter(record)) == is_shown
+
+
+@pytest.mark.slow
+def test_in_a_drill_the_folders_are_the_drills(tmp_path):
+    drill = {"folder": str(tmp_path), "reached": str(tmp_path / "reached")}
+    drill |= {"epochs": 1, "steps": 1, "moment": None, "workers": None}
+    command_line = cli(
+        *(f"--{name}=/mine" for name in ("checkpoint.dirpath", "logger.save_dir")),
+        "--resume.dirpath=/mine",
+        "--trainer.default_root_dir=/mine",
+        drill=drill,
+        checkpoint_dir=tmp_path / "c",
+    )
+    assert str(command_line.trainer.checkpoint_callback.dirpath) == str(tmp_path / "c")
+    assert command_line.trainer.logger.save_dir == str(tmp_path / "c/tensorboard/localhost")
+    assert str(command_line.resume.folder.path) == str(tmp_path / "c")
+    assert command_line.trainer.default_root_dir == str(tmp_path)
+
+
+@pytest.mark.slow
+def test_what_was_given_is_known_with_what_was_not(tmp_path):
+    command_line = cli(
+        "--trainer.logger=true",
+        "--seed_everything=false",
+        "--logger.save_dir=mine",
+        "--lr_scaling=sqrt",
+        current_host="algo-2",
+    )
+    assert command_line.trainer.logger.save_dir == "mine"
+    assert command_line.config.system.host == "algo-2"
+    given = command_line.given
+    assert given["--trainer.max_time"] is None and given["--seed_everything"] is False
+    assert given["--data"] == "app.data.DigitsDataModule" and given["--data.batch_size"] == 32
+    assert given["--lr_scaling"] == "sqrt" and given["--optimizer"] is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from containers import ROOT
@@ -80,9 +81,34 @@ def test_the_cuda_of_torch_is_read_without_importing_it():
     assert gpu_driver.installed_cuda() == (torch.version.cuda or "")
 
 
+@pytest.mark.parametrize(
+    ("line", "cuda"),
+    [
+        ("cuda: Optional[str] = '13.0'", "13.0"),
+        ("cuda = '12.8'", "12.8"),
+        ("cuda: Optional[str] = None", ""),
+        ("cuda_of_others = '1.2'", ""),
+    ],
+)
+def test_the_cuda_of_torch_is_in_its_file_of_versions(tmp_path, monkeypatch, line, cuda):
+    write(tmp_path, {"version.py": f"__version__ = '2.9'\n{line}\nhip = None\n"})
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(gpu_driver, "find_spec", lambda name: spec)
+    assert gpu_driver.installed_cuda() == cuda
+
+
+@pytest.mark.parametrize("spec", [None, SimpleNamespace(origin=None)])
+def test_without_torch_there_is_no_cuda(monkeypatch, spec):
+    """A folder of the name torch, which is no package, has no origin."""
+    monkeypatch.setattr(gpu_driver, "find_spec", lambda name: spec)
+    assert gpu_driver.installed_cuda() == ""
+
+
 def test_the_version_of_the_libraries_is_that_of_their_file(tmp_path):
     assert gpu_driver.library_version(tmp_path) == ""
     assert gpu_driver.library_version(compatibility(tmp_path)) == "595.45.04"
+    write(tmp_path, {"cuda-compat/libcuda.so.99.1": "", "cuda-compat/libcuda.so.595.9": ""})
+    assert gpu_driver.library_version(tmp_path / "cuda-compat") == "595.45.04"
 
 
 @pytest.mark.parametrize(
@@ -137,6 +163,18 @@ def test_the_version_of_the_libraries_is_that_of_their_file(tmp_path):
             "RTX 4090, which is none of the data",
         ),
         ("535.183.01", "NVIDIA A10G", "13.2", "", False, "install conda-forge's cuda-compat=13.2"),
+        ("580", "NVIDIA A10G", "13.2", "595.45.04", False, ""),
+        ("579.9", "NVIDIA A10G", "13.2", "595.45.04", True, "are used"),
+        ("535", "NVIDIA A10G", "13.2", "595.45.04", True, "are used"),
+        ("534.9", "NVIDIA A10G", "13.2", "595.45.04", False, "no library helps below R535"),
+        ("525", "NVIDIA A10G", "12.8", "570.10", False, ""),
+        ("524.9", "NVIDIA A10G", "12.8", "570.10", True, "older than CUDA 12.8 needs (R525)"),
+        ("450", "NVIDIA A10G", "12.8", "570.10", True, "are used"),
+        ("449.9", "NVIDIA A10G", "12.8", "570.10", False, "no library helps below R450"),
+        ("470.57.02", "NVIDIA A10G", "11.8", "520.10", False, ""),  # a CUDA that we do not know
+        ("570.86.15", "NVIDIA A10G", "13.2", "570.86.15", False, "are not in this environment"),
+        ("570.86.15", "NVIDIA A10G", "13.2", "570.9.99", False, "are not in this environment"),
+        ("570.86.15", "NVIDIA A10G", "13.2", "570.100", True, "libraries 570.100 are used"),
         ("535.183.01", "NVIDIA A10G", "", "595.45.04", False, ""),  # torch's CPU build
         ("", "NVIDIA A10G", "13.2", "595.45.04", False, ""),  # no driver
     ],
@@ -144,6 +182,36 @@ def test_the_version_of_the_libraries_is_that_of_their_file(tmp_path):
 def test_what_is_done_about_a_driver(driver, model, cuda, library, use, says):
     decision = gpu_driver.decide(gpu_driver.Host(driver, (model,)), cuda, library)
     assert decision.use == use and says in decision.line and bool(decision.line) == bool(says)
+
+
+GPUS = {
+    "helped": (
+        "Tesla T4, NVIDIA T4G, NVIDIA A2, NVIDIA A10, NVIDIA A10G, NVIDIA A10M, NVIDIA A16, "
+        "NVIDIA A30, NVIDIA A40, NVIDIA A100-SXM4-80GB, NVIDIA A800-SXM4-80GB, NVIDIA L4, "
+        "NVIDIA L20, NVIDIA L40, NVIDIA L40S, NVIDIA H20, NVIDIA H100 80GB HBM3, NVIDIA H200, "
+        "NVIDIA H800, NVIDIA B100, NVIDIA B200, NVIDIA B300 SXM6 AC, NVIDIA GH200 480GB, "
+        "NVIDIA GB200, NVIDIA GB300"
+    ),
+    "none of the data centre": "NVIDIA RTX A4000, NVIDIA GeForce GTX 1080, NVIDIA T400",
+    "dropped": (
+        "Tesla K80, Tesla M60, Tesla P4, Tesla P40, Tesla P100-PCIE-16GB, Tesla V100-SXM2-32GB, "
+        "Tesla V100S-PCIE-32GB, NVIDIA TITAN V"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"), [(kind, model) for kind in GPUS for model in GPUS[kind].split(", ")]
+)
+def test_which_gpus_a_library_helps(kind, model):
+    decision = gpu_driver.decide(gpu_driver.Host("535.183.01", (model,)), "13.2", "595.45.04")
+    assert decision.use == (kind == "helped")
+    assert ("no code for Volta and older" in decision.line) == (kind == "dropped")
+
+
+def test_a_gpu_that_is_not_shown_is_named_as_unknown():
+    decision = gpu_driver.decide(gpu_driver.Host("535.183.01", ()), "13.2", "595.45.04")
+    assert not decision.use and "no library helps for an unknown GPU" in decision.line
 
 
 def test_one_gpu_that_is_none_of_the_data_centre_is_enough():
@@ -234,15 +302,21 @@ def test_gpus_that_work(tmp_path, monkeypatch):
     assert text == "2 x NVIDIA A10G; driver 580.65.06; torch is built for CUDA 13.2"
 
 
+def test_a_driver_without_a_gpu_is_wrong(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_driver, "installed_cuda", lambda: "")
+    assert found(machine(gpu_host(tmp_path, "580.65.06")), checks.gpus) == [
+        ("GPU", Level.WRONG, "none; driver 580.65.06; torch is not there, or for CPUs alone")
+    ]
+
+
 def test_an_older_driver_with_and_without_the_entry_point(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_driver, "installed_cuda", lambda: "13.2")
     gpu_host(tmp_path, "535.183.01", "NVIDIA A10G")
     folder = compatibility(tmp_path / "environment")
     environment = {"CONDA_PREFIX": str(folder.parent)}
-    assert found(machine(tmp_path, **environment), checks.gpus)[1][:2] == (
-        "GPU driver",
-        Level.WRONG,
-    )
+    _, (subject, level, text) = found(machine(tmp_path, **environment), checks.gpus)
+    assert (subject, level) == ("GPU driver", Level.WRONG)
+    assert text.endswith("are not on LD_LIBRARY_PATH; start by the image's entry point")
     _, (subject, level, text) = found(
         machine(tmp_path, **environment, LD_LIBRARY_PATH=f"{folder}:/x"), checks.gpus
     )
@@ -255,14 +329,45 @@ def test_an_older_driver_with_and_without_the_entry_point(tmp_path, monkeypatch)
 def test_gpus_that_the_container_was_not_given(tmp_path):
     gpu_host(tmp_path, "580.65.06", "NVIDIA A10G")
     (tmp_path / "dev/nvidia0").unlink()
-    assert ("GPU devices", Level.WRONG) in [
-        finding[:2] for finding in found(machine(tmp_path), checks.gpus)
-    ]
+    write(tmp_path, {"dev/nvidiactl": "", "dev/nvidia-uvm": ""})
+    text = "0 in /dev for 1 GPUs; start the container with --gpus all"
+    assert ("GPU devices", Level.WRONG, text) in found(machine(tmp_path), checks.gpus)
+    for number, (vendor, kind) in enumerate([("0x10de", "0x040300"), ("0x1013", "0x030000")]):
+        device = f"sys/bus/pci/devices/0000:01:00.{number}"
+        write(tmp_path, {f"{device}/vendor": f"{vendor}\n", f"{device}/class": f"{kind}\n"})
     (tmp_path / "proc/driver/nvidia/version").unlink()
     ((_, level, text),) = found(machine(tmp_path), checks.gpus)
     assert level == Level.WRONG and text.startswith(
         "the host has 1, but no driver is in this container"
     )
+
+
+@pytest.mark.parametrize(
+    ("packages", "driver", "expected"),
+    [
+        (["nvidia-nccl-cu12", "numpy", None], "", [("NCCL", Level.FINE, "2.1 (nvidia-nccl-cu12)")]),
+        (["nvidia_nccl_cu13"], "580", [("NCCL", Level.FINE, "2.1 (nvidia_nccl_cu13)")]),
+        (
+            ["a-nvidia-nccl-cu12"],
+            "580",
+            [
+                (
+                    "NCCL",
+                    Level.NOTE,
+                    "no package nvidia-nccl-cu*; several GPUs cannot train together",
+                )
+            ],
+        ),
+        ([], "", []),
+    ],
+)
+def test_nccl(tmp_path, monkeypatch, packages, driver, expected):
+    """The metadata of a broken package has no name."""
+    if driver:
+        gpu_host(tmp_path, "580.65.06", "NVIDIA A10G")
+    found_packages = [SimpleNamespace(name=name, version="2.1") for name in packages]
+    monkeypatch.setattr(checks, "distributions", lambda: found_packages)
+    assert found(machine(tmp_path), checks.nccl) == expected
 
 
 def test_efa(tmp_path):
@@ -288,6 +393,41 @@ def test_efa(tmp_path):
     assert found(machine(tmp_path), checks.efa) == [
         ("EFA", Level.FINE, "device rdmap16s27, with libfabric and aws-ofi-nccl")
     ]
+    write(tmp_path, {"sys/class/infiniband/rdmap0s6/device/vendor": "0x1d0f\n"})
+    assert found(machine(tmp_path), checks.efa)[0][2].startswith("2 devices (rdmap0s6, ...), with")
+
+
+LIBFABRICS = [
+    "opt/amazon/efa/lib64",
+    "opt/amazon/efa/lib",
+    "opt/conda/envs/job/lib",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib64",
+]
+NCCL_PLUGINS = [
+    "opt/amazon/ofi-nccl/lib64",
+    "opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
+    "opt/aws-ofi-nccl/lib",
+    "opt/conda/envs/job/lib",
+]
+
+
+@pytest.mark.parametrize(
+    ("folder", "library", "other"),
+    [(folder, "libfabric.so.1", "aws-ofi-nccl") for folder in LIBFABRICS]
+    + [(folder, "libnccl-net-ofi.so", "libfabric") for folder in NCCL_PLUGINS],
+)
+def test_where_the_libraries_of_efa_may_be(tmp_path, folder, library, other):
+    write(
+        tmp_path,
+        {
+            "sys/class/infiniband/rdmap16s27/device/vendor": "0x1d0f\n",
+            "dev/infiniband/uverbs0": "",
+            f"{folder}/{library}": "",
+        },
+    )
+    text = f"device rdmap16s27, but no {other} in this image: NCCL uses TCP"
+    assert found(machine(tmp_path), checks.efa) == [("EFA", Level.NOTE, text)]
 
 
 def test_the_interface_that_sagemaker_names(tmp_path):
@@ -295,6 +435,10 @@ def test_the_interface_that_sagemaker_names(tmp_path):
     for name, level in (("eth0", Level.FINE), ("eth7", Level.NOTE), (None, Level.FINE)):
         ((_, is_level, text),) = found(Machine(tmp_path, {}, name), checks.network)
         assert is_level == level and "eth0 (mtu 9001, up)" in text
+    assert found(Machine(tmp_path / "none", {}), checks.network)[0][2] == "none"
+    assert found(Machine(tmp_path / "none", {}, "eth0"), checks.network)[0][2] == (
+        "SageMaker names eth0, which is not here; found none"
+    )
 
 
 def test_memory_and_its_limit(tmp_path):
@@ -308,8 +452,9 @@ def test_memory_and_its_limit(tmp_path):
             "; this container may use 1.0 GiB"
         )
         (tmp_path / "sys/fs/cgroup" / file).unlink()
-    write(tmp_path, {"sys/fs/cgroup/memory.max": "max\n"})
-    assert found(machine(tmp_path), checks.memory)[0][2] == "4.0 GiB of 8.0 GiB available"
+    for limit in ("max", 8 * 2**30):
+        write(tmp_path, {"sys/fs/cgroup/memory.max": f"{limit}\n"})
+        assert found(machine(tmp_path), checks.memory)[0][2] == "4.0 GiB of 8.0 GiB available"
 
 
 def test_little_shared_memory_and_a_full_disk(tmp_path, monkeypatch):
@@ -317,9 +462,12 @@ def test_little_shared_memory_and_a_full_disk(tmp_path, monkeypatch):
     (tmp_path / "opt/ml/output").mkdir(parents=True)
     write(
         tmp_path,
-        {"proc/mounts": "/dev/sda /opt/ml/output ext4 ro,relatime 0 0\n/dev/sda / ext4 rw 0 0\n"},
+        {
+            "proc/mounts": "/dev/sda /opt/ml/output ext4 ro,relatime 0 0\n/dev/sda / ext4 rw 0 0\n"
+            "/dev/sda /opt/ml/output ext4\n"
+        },
     )
-    monkeypatch.setattr(os, "statvfs", lambda path: Space(2**24, 2**26, 1))
+    monkeypatch.setattr(os, "statvfs", lambda path: Space(2**22, 2**24, 4))
     assert found(machine(tmp_path), checks.memory)[1][:2] == ("shared memory", Level.NOTE)
     disk, mounts = found(machine(tmp_path), checks.disk)
     assert disk == (
@@ -328,6 +476,10 @@ def test_little_shared_memory_and_a_full_disk(tmp_path, monkeypatch):
         "0.0 GiB of 0.1 GiB free; checkpoints need more",
     )
     assert mounts[2] == "below /opt/ml: /opt/ml/output (ext4, ro)"
+    for free, all_bytes, level in ((30, 28, Level.FINE), (29, 27, Level.NOTE)):
+        monkeypatch.setattr(os, "statvfs", lambda path: Space(2**free, 2**all_bytes, 1))  # noqa: B023
+        assert found(machine(tmp_path), checks.memory)[1][1] == level
+        assert found(machine(tmp_path), checks.disk)[0][1] == level
     monkeypatch.setattr(os, "statvfs", lambda path: Space(2**40, 2**41, 1))
     assert {
         level
@@ -336,6 +488,19 @@ def test_little_shared_memory_and_a_full_disk(tmp_path, monkeypatch):
     } == {Level.FINE}
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert found(machine(tmp_path), checks.disk)[0][1] == Level.WRONG
+
+
+def test_the_folders_that_a_job_writes(tmp_path):
+    for name in ("ml/model", "ml/output", "ml/checkpoints", "tmp", "opt/ml/model"):
+        (tmp_path / name).mkdir(parents=True)
+    *folders, mounts = found(machine(tmp_path, SAGEMAKER_BASE_DIR="/ml"), checks.disk)
+    assert [subject for subject, _, _ in folders] == [
+        "disk /ml/model",
+        "disk /ml/output",
+        "disk /ml/checkpoints",
+        "disk /tmp",
+    ]
+    assert mounts == ("mounts", Level.FINE, "below /ml: none")
 
 
 def test_a_clock_that_is_behind(tmp_path):
@@ -347,6 +512,19 @@ def test_a_clock_that_is_behind(tmp_path):
     assert (
         level == Level.WRONG
         and "10 days before this image was made; correct the host's clock" in text
+    )
+    for seconds_behind, expected in ((86400, Level.FINE), (86401, Level.WRONG)):
+        now = installed_at - seconds_behind
+        assert found(Machine(tmp_path, {}, None, now), checks.clock)[0][1] == expected
+
+
+def test_the_time_is_the_clocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks.time, "time", lambda: 4e9)
+    assert found(machine(tmp_path), checks.clock) == [
+        ("clock", Level.FINE, "2096-10-02 07:06:40 UTC")
+    ]
+    assert found(Machine(tmp_path, {}, now=0.0), checks.clock)[0][2].startswith(
+        "1970-01-01 00:00:00 UTC, "
     )
 
 
@@ -361,15 +539,19 @@ def test_the_summary_of_a_job_is_the_gpus_and_what_is_not_fine(tmp_path, monkeyp
     assert len(lines) == 2
 
 
-def test_a_check_that_fails_is_a_finding(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [OSError(5, "Input/output error"), ValueError("Input/output error")]
+)
+def test_a_check_that_fails_is_a_finding(tmp_path, monkeypatch, error):
     def broken(machine):
-        raise OSError(5, "Input/output error")
+        raise error
         yield
 
     monkeypatch.setattr(checks, "CHECKS", (broken, checks.clock))
     first_finding, second_finding = checks.findings(machine(tmp_path))
     assert (
         first_finding.level == Level.NOTE
+        and first_finding.subject == "broken"
         and "Input/output error" in first_finding.text
         and second_finding.subject == "clock"
     )
@@ -405,7 +587,76 @@ def test_the_program_asks_torch_and_survives_it(tmp_path, torch_for_cuda):
 def test_the_program_on_a_contradictory_job(tmp_path, torch_for_cuda):
     completed = run_doctor(tmp_path, torch_for_cuda, SM_HOSTS="algo-1")
     assert completed.returncode == 1 and completed.stdout.startswith("WRONG job: SM_HOSTS")
+    assert completed.stdout.endswith("\n1 wrong\n")
+
+
+def test_the_program_knows_the_interface_that_sagemaker_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SAGEMAKER_LIGHTNING_ROOT", str(tmp_path))
+    monkeypatch.setenv("SM_NETWORK_INTERFACE_NAME", "eth9")
+    assert program.main() == 0
+    assert "note  network interface: SageMaker names eth9, " in capsys.readouterr().out
 
 
 def test_torch_is_not_asked_without_a_driver(tmp_path):
     assert list(program.ask_torch(machine(tmp_path))) == []
+
+
+TORCH_THAT_COMPUTES = """
+__version__ = "2.9"
+
+
+def zeros(count, device):
+    assert device == "cuda"
+
+
+class cuda:
+    device_count = staticmethod(lambda: 2)
+    get_device_name = staticmethod(lambda number: f"GPU {number}")
+"""
+
+
+@pytest.fixture
+def gpu_machine(tmp_path, monkeypatch) -> Machine:
+    """A machine with a driver, and a torch for CUDA."""
+    monkeypatch.setattr(gpu_driver, "installed_cuda", lambda: "13.2")
+    return machine(gpu_host(tmp_path, "580.65.06", "NVIDIA A10G"))
+
+
+def test_torch_that_computes_names_all_gpus(tmp_path, monkeypatch, gpu_machine):
+    write(tmp_path / "site", {"torch.py": TORCH_THAT_COMPUTES})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    assert found(gpu_machine, program.ask_torch) == [
+        ("torch", Level.FINE, "torch 2.9 computes on GPU 0, GPU 1")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("errors", "reason"),
+    [
+        ("Error: an earlier one\nRuntimeError: no luck\nand a hint\n", "RuntimeError: no luck"),
+        ("first\nlast\n", "last"),
+        ("", "exit status -11"),
+        (f"Error: {'x' * 400}", f"Error: {'x' * 293}"),
+    ],
+)
+def test_why_torch_does_not_compute(monkeypatch, gpu_machine, errors, reason):
+    done = subprocess.CompletedProcess([], -11, "", errors)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    assert found(gpu_machine, program.ask_torch) == [
+        ("torch", Level.WRONG, f"cannot compute on the GPU ({reason})")
+    ]
+
+
+def test_torch_that_takes_too_long_is_wrong(monkeypatch, gpu_machine):
+    def run(line, timeout, **_):
+        raise subprocess.TimeoutExpired(line, timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert found(gpu_machine, program.ask_torch) == [
+        ("torch", Level.WRONG, "torch did not compute on the GPU within 120 s")
+    ]
+
+
+def test_torch_for_the_cpu_is_not_asked(monkeypatch, gpu_machine):
+    monkeypatch.setattr(gpu_driver, "installed_cuda", lambda: "")
+    assert found(gpu_machine, program.ask_torch) == []

@@ -1,27 +1,35 @@
-"""The parts of drill/command.py that need no run.
+"""The parts of drill/command.py that need no training.
 
-They are the list of interruptions, the working folder, and the comparison.
+They are the list of interruptions, the working folder, the processes, the comparison and the words.
 """
 
+import argparse
+import contextlib
 import functools
 import itertools
 import json
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import records
 import torch
+from containers import ROOT
 from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.trainer.states import RunningStage
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 
-from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
+from sagemaker_lightning.contract.environment import DRILL_VARIABLE, SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.drill import command, comparison
+from sagemaker_lightning.drill.command import Drill, Impossible, Interruption, RunResult
 from sagemaker_lightning.resume import checkpoint_file, drilled_run
 from sagemaker_lightning.resume.callback import ExactResume
 from sagemaker_lightning.state import module_variables
@@ -30,9 +38,12 @@ from sagemaker_lightning.state import module_variables
 def run_of(folder: Path, **changes) -> Path:
     """Write the files of a run, and return their folder.
 
-    `changes` may change a step's loss, a weight, a metric, a curve's value or a row.
+    `changes` may change a step's batch, learning rate or loss, a weight, a metric, a curve's value,
+    a row, and more.
     """
     values = {
+        "batch": "aa",
+        "rates": [0.1],
         "loss": 0.5,
         "weight": 1.0,
         "metric": 0.25,
@@ -40,6 +51,10 @@ def run_of(folder: Path, **changes) -> Path:
         "row": "3",
         "moment": 1,
         "steps": 2,
+        "place": 8,
+        "starts": [0],
+        "changed": [],
+        "files": 0,
     } | changes
     model = folder / "ml/model"
     logs = folder / "ml/checkpoints/tensorboard"
@@ -49,8 +64,26 @@ def run_of(folder: Path, **changes) -> Path:
     own_state = {
         "number": values["moment"],
         "saved_at": values["moment"] / 2,
-        "made": 0,
+        "made": values["moment"],
+        "journal": values["moment"],
+        "resumes": [values["moment"]],
+        "files": [values["moment"]],
         "step": 2,
+        "ranks": [
+            {
+                "held": {
+                    "loaders": {
+                        "loaders": [
+                            {
+                                "begun": values["moment"],
+                                "workers": values["moment"],
+                                "place": values["place"],
+                            }
+                        ]
+                    }
+                }
+            }
+        ],
     }
     checkpoint = {
         "state_dict": state,
@@ -67,19 +100,33 @@ def run_of(folder: Path, **changes) -> Path:
         writer.add_scalar("loss", values["curve"], 1)
     with SummaryWriter(str(logs / "version_0/system/localhost")) as writer:
         writer.add_scalar("system/cpu", values["moment"], 1)
+    for number in range(values["files"]):
+        (model / f"file{number}").touch()
     step = {"batch": "aa", "learning rate": [(0.1).hex()]}
     steps = [
         {"at": ["batch", 0, k], "step": k + 1, **step, "loss": (0.5).hex()}
         for k in range(values["steps"])
     ]
-    steps[-1]["loss"] = values["loss"].hex()
-    lines = [json.dumps(entry) for entry in ({"at": ["start", 0], "step": 0, "workers": 0}, *steps)]
+    steps[-1] |= {
+        "batch": values["batch"],
+        "learning rate": [rate.hex() for rate in values["rates"]],
+        "loss": values["loss"] if values["loss"] is None else values["loss"].hex(),
+    }
+    starts = [{"at": ["start", 0], "step": step, "workers": 0} for step in values["starts"]]
+    end = {"at": ["end", 0], "changed": values["changed"]}
+    lines = [json.dumps(entry) for entry in (*starts, *steps, end)]
     # The run was killed while it wrote.
     (folder / "steps-0.jsonl").write_text("\n".join(lines) + '\n{"at": ["bat')
     return folder
 
 
 CHANGES = {
+    "batch": ("bb", "batch", "the batch of step 2 (epoch 0, batch 1)"),
+    "rates": (
+        [0.2, 0.3],
+        "learning rate",
+        "the learning rate of step 2 (epoch 0, batch 1): 0.1 left alone, 0.2, 0.3 interrupted",
+    ),
     "loss": (
         0.75,
         "loss",
@@ -87,6 +134,12 @@ CHANGES = {
     ),
     "steps": (3, "steps", "step 3 (epoch 0, batch 2) was not done by the run left alone"),
     "weight": (3.0, "state", "state_dict.w in the last checkpoint: 1 of 2 values"),
+    "place": (
+        9,
+        "state",
+        f"{checkpoint_file.ENTRIES_KEY}.ranks.0.held.loaders.loaders.0.place in the last "
+        "checkpoint: 8 left alone, 9 interrupted",
+    ),
     "metric": (0.5, "metrics", "metrics.val_loss in model.json: 0.25 left alone, 0.5 interrupted"),
     "curve": (
         4.0,
@@ -106,6 +159,136 @@ def test_each_difference_is_found_first(tmp_path: Path, changed: str):
     assert comparison.differences(alone, other_run)[0] == comparison.Difference(
         difference_kind, expected_words
     )
+
+
+def test_of_a_step_the_cause_is_named_before_its_effects(tmp_path: Path):
+    alone = run_of(tmp_path / "alone", loss=None)
+    other_run = run_of(tmp_path / "other", batch="bb", rates=[0.2])
+    (difference,) = [
+        difference
+        for difference in comparison.differences(alone, other_run)
+        if "of step" in difference.words
+    ]
+    assert difference.kind == "batch"
+    other_run = run_of(tmp_path / "third")
+    assert comparison.differences(alone, other_run)[0].words.endswith(
+        ": nothing left alone, 0.5 interrupted"
+    )
+
+
+def test_a_step_that_is_lacking_is_named(tmp_path: Path):
+    alone = run_of(tmp_path / "alone")
+    assert comparison.differences(alone, run_of(tmp_path / "other", steps=1)) == [
+        comparison.Difference("steps", "epoch 0, batch 1 was done by the run left alone only")
+    ]
+
+
+def write_losses(folder: Path, rank: int, *losses: float, again: int = 0) -> None:
+    """Write what a rank recorded, with its first steps done `again`, as after a resumption."""
+    steps = [
+        {
+            "at": ["batch", 0, batch],
+            "step": batch + 1,
+            "batch": "aa",
+            "learning rate": [],
+            "loss": loss.hex(),
+        }
+        for batch, loss in enumerate(losses)
+    ]
+    lines = [json.dumps(step) for step in steps[:again] + steps]
+    (folder / f"steps-{rank}.jsonl").write_text("\n".join(lines))
+
+
+def test_the_first_difference_of_all_ranks_is_named(tmp_path: Path):
+    alone, other_run = (run_of(tmp_path / name) for name in ("alone", "other"))
+    for rank in range(2):
+        write_losses(alone, rank, 0.1, 0.2, 0.3)
+        write_losses(other_run, rank, 0.1, 0.2, 0.3, again=2)
+    assert comparison.differences(alone, other_run) == []
+    write_losses(other_run, 0, 0.1, 0.2, 0.4)
+    (difference,) = comparison.differences(alone, other_run)
+    assert difference.words.startswith("the loss of step 3 of rank 0 (epoch 0, batch 2): 0.3 left")
+    write_losses(other_run, 1, 0.1, 0.4, 0.3)
+    (difference,) = comparison.differences(alone, other_run)
+    assert difference.words.startswith("the loss of step 2 of rank 1 (epoch 0, batch 1): 0.2 left")
+    (other_run / "steps-1.jsonl").unlink()
+    (difference,) = comparison.differences(alone, other_run)
+    assert difference.words == "epoch 0, batch 0 of rank 1 was done by the run left alone only"
+    write_losses(alone, 1)
+    write_losses(other_run, 0, 0.1, 0.2, 0.3, 0.4)
+    (difference,) = comparison.differences(alone, other_run)
+    assert difference.words.startswith("step 4 of rank 0 (epoch 0, batch 3) was not done by")
+
+
+TREES = {
+    "shapes": (
+        torch.zeros(2),
+        torch.zeros(3),
+        "a in x.pt: torch.float32 [2] left alone, torch.float32 [3] interrupted",
+    ),
+    "types": (
+        torch.zeros(2),
+        torch.zeros(2, dtype=torch.float64),
+        "a in x.pt: torch.float32 [2] left alone, torch.float64 [2] interrupted",
+    ),
+    "one value": (torch.ones(1), torch.zeros(1), "a in x.pt: 1.0 left alone, 0.0 interrupted"),
+    "many values": (torch.ones(3, 2), torch.eye(3, 2), "a in x.pt: 4 of 6 values"),
+    "no tensor": (
+        torch.zeros(2),
+        [],
+        "a in x.pt: torch.float32 [2] left alone, [] interrupted",
+    ),
+    "a list": ([1, 2], [1], "a.1 in x.pt: 2 left alone, nothing interrupted"),
+    "keys": ({"b": 1}, {"c": 1}, "a.b in x.pt: 1 left alone, nothing interrupted (and 1 more)"),
+    "texts": (
+        "x" * 58,
+        "x" * 59,
+        f"a in x.pt: '{'x' * 58}' left alone, '{'x' * 56}... interrupted",
+    ),
+    "times": ({"time_elapsed": 1, "retired": 1}, {"time_elapsed": 2, "retired": 2}, None),
+}
+
+
+@pytest.mark.parametrize("case", TREES)
+def test_how_the_values_of_two_files_differ(tmp_path: Path, case: str):
+    left, right, words = TREES[case]
+    runs = [tmp_path / name for name in ("alone", "other")]
+    names = ("x.ckpt", "x.pt", "x.pth")
+    for run, value in zip(runs, (left, right), strict=True):
+        (run / "ml/model").mkdir(parents=True)
+        for name in names:
+            torch.save({"a": value}, run / "ml/model" / name)
+    assert comparison._compare_models(*runs) == [
+        comparison.Difference("model", words.replace("x.pt", name)) for name in names if words
+    ]
+
+
+def test_files_without_values_differ_by_their_bytes(tmp_path: Path):
+    runs = [tmp_path / name for name in ("alone", "other")]
+    for name in ("broken.json", "broken.pt", "x.bin"):
+        for text, run in zip(("1", "{"), runs, strict=True):
+            (run / "ml/model").mkdir(parents=True, exist_ok=True)
+            (run / "ml/model" / name).write_text(text)
+    assert comparison._compare_models(*runs) == [
+        comparison.Difference("file", f"{name} in the model folder: its bytes")
+        for name in ("broken.json", "broken.pt", "x.bin")
+    ]
+
+
+def test_a_row_too_many_is_named_and_a_link_is_not_read(tmp_path: Path):
+    alone = run_of(tmp_path / "alone")
+    other_run = run_of(tmp_path / "other")
+    for run, text in ((alone, "1"), (other_run, "2")):
+        (tmp_path / f"data-{text}.csv").write_text(text)
+        (run / "work/data.csv").symlink_to(tmp_path / f"data-{text}.csv")
+    assert comparison.differences(alone, other_run) == []
+    with (other_run / "work/rows.csv").open("a") as file:
+        file.write("2,5\n")
+    assert comparison.differences(alone, other_run) == [
+        comparison.Difference(
+            "curve", "work/rows.csv, row 3: nothing left alone, ['2', '5'] interrupted"
+        )
+    ]
 
 
 def test_moments_and_the_machines_load_are_no_difference(tmp_path: Path):
@@ -169,6 +352,33 @@ def test_what_a_run_has_no_moment_for_is_said():
     ] and len(lacking) == 3
 
 
+@pytest.mark.parametrize(("workers", "other"), [(0, 2), (1, 2), (2, 1), (3, 2)])
+def test_a_run_goes_on_with_another_number_of_workers(workers, other):
+    interruptions, _ = command.planned(run_positions(2, 3, 1, workers))
+    assert interruptions[-1].workers == other
+    assert (
+        interruptions[-1].words
+        == f"stop within an epoch, go on with {other} data workers in place of {workers}"
+    )
+
+
+def test_a_validation_of_another_epoch_is_one():
+    positions = [
+        position
+        for position in run_positions(3, 2, 3, workers=None)
+        if position["at"][:2] != ["validation", 1]
+    ]
+    moments = {
+        interruption.name: interruption.moment
+        for interruption in command.planned(positions)[0]
+        if "validation" in interruption.name
+    }
+    assert moments == {
+        "kill-in-validation": ("validation", 2, 2, 0),
+        "stop-in-validation": ("validation", 0, 2, 0),
+    }
+
+
 def test_what_a_run_says_of_itself():
     output = (
         "resuming from step 4: x\nresumed at step 4: the next step is that of before\nerror: no\n"
@@ -224,6 +434,474 @@ def test_the_working_folder_is_mirrored_and_not_written_to(tmp_path: Path, monke
     (copy / "data/small").write_text("other")
     (copy / "data/new").touch()
     assert (data / "small").read_text() == "small" and not (data / "new").exists()
+
+
+def test_how_much_of_the_working_folder_is_copied(tmp_path: Path, monkeypatch):
+    """64 MiB of one file, 256 MiB of all."""
+    monkeypatch.setattr(command.shutil, "copy2", lambda source, target: target.touch())
+    sizes = dict.fromkeys("acd", 2**26) | {"b": 2**26 + 1, "e": 2**26 - 1, "f": 2, "g": 1}
+    (tmp_path / "home").mkdir()
+    for name, size in sizes.items():
+        (tmp_path / "home" / name).touch()
+        os.truncate(tmp_path / "home" / name, size)
+    command.mirror(tmp_path / "home", tmp_path / "copy", tmp_path)
+    copied = [path.name for path in (tmp_path / "copy").iterdir() if not path.is_symlink()]
+    assert sorted(copied) == list("acdeg")
+
+
+def test_folders_are_copied_up_to_a_number_of_entries(tmp_path: Path, monkeypatch):
+    for name in ("home/first/deep", "home/second"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "x").touch()
+    (tmp_path / "home/first/x").touch()
+    for limit, linked in (
+        (1, ["first", "second"]),
+        (4, ["first/deep", "second"]),
+        (5, ["first/deep"]),
+        (6, []),
+    ):
+        monkeypatch.setattr(command, "MAX_ENTRIES", limit)
+        copy = tmp_path / f"copy{limit}"
+        command.mirror(tmp_path / "home", copy, tmp_path)
+        assert not copy.is_symlink()
+        assert (
+            sorted(
+                path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_symlink()
+            )
+            == linked
+        )
+
+
+def test_links_and_what_cannot_be_read_stay_links(tmp_path: Path, monkeypatch):
+    home = tmp_path / "home"
+    (home / "secret").mkdir(parents=True)
+    (home / "key").touch()
+    (home / "loop").symlink_to(home)
+    (home / "lost").symlink_to("nowhere")
+    (tmp_path / "file").touch()
+    (home / "file").symlink_to("../file")
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name not in ("secret", "key"))
+    command.mirror(home, tmp_path / "copy", tmp_path)
+    assert {path.name: path.readlink() for path in (tmp_path / "copy").iterdir()} == {
+        "secret": home / "secret",
+        "key": home / "key",
+        "loop": home,
+        "lost": home / "nowhere",
+        "file": tmp_path / "file",
+    }
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch):
+    """Return a function that makes a bench for a script, in a working folder and a job."""
+    desk, base = tmp_path / "desk", tmp_path / "ml"
+    for name in ("model", "code", "input/config", "input/data/training", "input/data/validation"):
+        (base / name).mkdir(parents=True)
+    for folder in (desk, tmp_path / "drill"):
+        folder.mkdir()
+    monkeypatch.chdir(desk)
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(base))
+
+    def make(script: str, timeout: float = 60) -> command.Bench:
+        words = ["sh", "-c", script]
+        return command.Bench(tmp_path / "drill", words, {"epochs": 3, "steps": 4}, timeout)
+
+    return make
+
+
+def test_the_folder_of_a_run_is_that_of_the_job(bench, tmp_path: Path):
+    (tmp_path / "desk/train.py").touch()
+    (tmp_path / "ml/code/mine.py").touch()
+    (tmp_path / "ml/input/config/hyperparameters.json").touch()
+    (tmp_path / "ml/model/model.pt").touch()
+    for _ in range(2):
+        this_bench = bench("")
+        this_bench.prepare()
+        kept = this_bench.keep("first")
+        assert {
+            path.relative_to(kept).as_posix(): path.is_symlink()
+            for path in kept.rglob("*")
+            if path.is_symlink() or path.is_file()
+        } == {
+            "work/train.py": False,
+            "ml/code/mine.py": False,
+            "ml/input/config/hyperparameters.json": False,
+            "ml/input/data/training": True,
+            "ml/input/data/validation": True,
+        }
+        command.shutil.rmtree(kept)
+
+
+def test_a_process_is_told_what_it_needs_and_its_output_is_its_own(bench, tmp_path: Path):
+    this_bench = bench(
+        f"cat; echo error: $(pwd) $(command -v python) $SM_MODEL_DIR; "
+        f"printenv {DRILL_VARIABLE} >&2; exit 3"
+    )
+    this_bench.prepare()
+    run = tmp_path / "drill/run"
+    python = Path(sys.executable).with_name("python")
+    for workers in (2, None):
+        result = this_bench.start(workers=workers)
+        assert (result.status, result.interrupted) == (3, False)
+        assert result.error == f"error: {run}/work {python} {run}/ml/model"
+        _, asked = result.output.splitlines()
+        assert json.loads(asked) == {
+            "epochs": 3,
+            "steps": 4,
+            "folder": str(run),
+            "reached": f"{run}/reached",
+            "moment": None,
+            "workers": workers,
+        }
+    assert (run / "log").read_text().count("error: ") == 2
+
+
+STOP = Interruption("stop-in-epoch", "stop within an epoch", signal.SIGTERM, ("batch", 0, 1))
+KILL = Interruption("kill-in-epoch", "kill within an epoch", signal.SIGKILL, ("batch", 0, 1))
+WAITING = "exec 2>/dev/null; touch ../reached; while :; do sleep 0.01; done"
+
+
+@pytest.mark.parametrize(
+    ("script", "interruption", "expected"),
+    [
+        (f"trap 'echo stopped; exit 7' TERM; {WAITING}", STOP, (7, True, "stopped\n")),
+        (f"trap 'echo stopped; exit 7' TERM; {WAITING}", KILL, (-9, True, "")),
+        ("echo done", STOP, (0, False, "done\n")),
+        ("echo done; ls ..; exit 1", None, (1, False, "done\nlog\nml\nwork\n")),
+    ],
+)
+def test_a_process_is_interrupted_at_its_moment(
+    bench, tmp_path: Path, script, interruption, expected
+):
+    this_bench = bench(script)
+    this_bench.prepare()
+    (tmp_path / "drill/run/reached").touch()  # by the run before
+    assert this_bench.start(interruption) == RunResult(*expected)
+    assert not (tmp_path / "drill/run/reached").exists() or interruption == KILL
+
+
+def test_a_process_that_hangs_is_ended_with_all_that_it_started(bench, tmp_path: Path, monkeypatch):
+    this_bench = bench("sleep 100 & echo $!; sleep 100", timeout=0.1)
+    this_bench.prepare()
+    result = this_bench.start()
+    assert (result.status, result.interrupted) == (None, False)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert psutil.Process(int(result.output)).status() == psutil.STATUS_ZOMBIE
+    # SageMaker does not wait as long after SIGTERM as the drill does for a run.
+    monkeypatch.setattr(command, "SAGEMAKER_KILLS", 0.05)
+    this_bench = bench("trap '' TERM; touch ../reached; sleep 0.5")
+    result = this_bench.start(STOP)
+    assert (result.status, result.interrupted) == (None, True)
+
+
+def test_the_toolkits_program_is_started_by_the_entry_point(tmp_path: Path):
+    (program, argument) = command.Bench(tmp_path, ["train"], {}, 1).command
+    assert program == str(ROOT / "entrypoint.sh") and argument == "train"
+    assert command.Bench(tmp_path, ["train", "x"], {}, 1).command == ["train", "x"]
+
+
+class Stage:
+    """A bench whose processes end with these results, in runs that `run_of` writes.
+
+    Each item of `runs` has the changes of a run.
+    """
+
+    timeout = 600
+
+    def __init__(self, folder: Path, results: list, *runs: dict) -> None:
+        self.folder = folder
+        self.run = folder / "run"
+        self.results = results
+        self.runs = list(runs)
+
+    def prepare(self) -> None:
+        run_of(self.run, **self.runs.pop(0))
+
+    def keep(self, name: str) -> Path:
+        return self.run.rename(self.folder / name)
+
+    def start(self, interruption=None, workers=None) -> RunResult:
+        return self.results.pop(0)
+
+
+DONE = RunResult(0, False, "")
+
+
+def test_a_run_that_is_left_alone(tmp_path: Path, capsys):
+    drill = Drill(Stage(tmp_path, [DONE], {}), keeps=False)
+    assert drill.left_alone() == comparison.steps(tmp_path / "alone") != []
+    assert capsys.readouterr().out.startswith("left alone: 2 steps in 1 epochs, ")
+
+
+@pytest.mark.parametrize(
+    ("result", "lacks", "reason"),
+    [
+        (RunResult(None, False, ""), "", "had not ended after 600 s; give a larger --timeout"),
+        (RunResult(3, False, "error: x\n"), "", "fails with exit status 3: error: x$"),
+        (DONE, "steps-0.jsonl", "trained nothing with ExactResume"),
+        (DONE, "ml/checkpoints/step-000000002.ckpt", "trains without checkpoints to go on from"),
+    ],
+)
+def test_what_cannot_be_drilled(tmp_path: Path, capsys, result, lacks, reason):
+    stage = Stage(tmp_path, [result], {})
+    stage.prepare()
+    stage.prepare = lambda: (stage.run / lacks).unlink() if lacks else None
+    with pytest.raises(Impossible, match=reason):
+        Drill(stage, keeps=False).left_alone()
+    assert capsys.readouterr().out == result.output
+
+
+STOPPED = RunResult(143, True, "")
+OUTCOMES = {
+    "never interrupted": ([DONE], "NOT REPEATED: .* but it ended with status 0: it said nothing"),
+    "hangs before": ([RunResult(None, False, "")], "NOT REPEATED: .* interrupted, but it hung"),
+    "hangs": ([RunResult(None, True, "")], f"HUNG: {SAGEMAKER_KILLS:.0f} s after SIGTERM it had"),
+    "goes on": ([RunResult(0, True, "")], "NOT STOPPED: in spite of SIGTERM"),
+    "hangs again": ([STOPPED, RunResult(None, False, "")], "HUNG: started again, .* after 600 s"),
+    "fails": ([STOPPED, RunResult(2, False, "error: x")], "FAILS .* exit status 2: error: x"),
+    "": ([STOPPED, DONE], "identical, begun anew: it had no checkpoint yet"),
+    "alarmed": (
+        [STOPPED, RunResult(0, False, "warning: resumed at step 4: x\n")],
+        "identical, begun anew: .* yet; but the run itself said: warning: resumed at step 4: x",
+    ),
+    "calm": (
+        [STOPPED, RunResult(0, False, "resumed at step 4: x\n")],
+        "identical, begun anew: it had no checkpoint yet",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OUTCOMES)
+def test_how_an_interrupted_run_ends(tmp_path: Path, case):
+    results, words = OUTCOMES[case]
+    drill = Drill(Stage(tmp_path, list(results), {}), keeps=False)
+    drill.alone = run_of(tmp_path / "alone")
+    outcome, is_identical = drill.interrupt(STOP)
+    assert command.re.fullmatch(f"{words}.*" if words[0] != "i" else words, outcome)
+    assert is_identical == (words[0] == "i") and not drill.bench.results
+    assert [path.name for path in tmp_path.iterdir()] == ["alone"]
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path):
+    results = [RunResult(-9, True, "warning: resumed at step 1: x"), DONE]
+    drill = Drill(Stage(tmp_path, results, {"starts": [0, 2]}), keeps=True)
+    drill.alone = run_of(tmp_path / "alone")
+    assert drill.interrupt(KILL) == ("identical, gone on with from step 2", True)
+    assert (tmp_path / "kill-in-epoch").is_dir()
+
+
+def test_a_stop_needs_a_checkpoint_and_a_kill_does_not(tmp_path: Path):
+    for interruption, status, words in ((STOP, 1, "NO CHECKPOINT was there"), (KILL, -9, "FAILS")):
+        results = [RunResult(status, True, "error: x"), RunResult(1, False, "")]
+        stage = Stage(tmp_path, results, {})
+        stage.prepare()
+        (stage.run / "ml/checkpoints/step-000000002.ckpt").unlink()
+        stage.prepare = lambda: None
+        outcome, is_identical = Drill(stage, keeps=False).interrupt(interruption)
+        assert outcome.startswith(words) and not is_identical
+
+
+def described(tmp_path: Path, *runs: dict, workers: int | None = None, again: int = 0) -> list[str]:
+    """Return the lines about a run that differs, which is the second of `runs`.
+
+    The first is left alone, and so is the third, if there is one, which ends with status `again`.
+    """
+    results = [STOPPED, RunResult(0, False, "resumed at step 4: x"), RunResult(again, False, "")]
+    alone, other, *more = runs
+    drill = Drill(Stage(tmp_path, results, other, *(more or [alone])), keeps=True)
+    drill.alone = run_of(tmp_path / "alone", **alone)
+    interruption = Interruption("workers", "", signal.SIGTERM, ("batch", 0, 1), workers)
+    outcome, is_identical = drill.interrupt(interruption)
+    assert not is_identical and drill.repeatable == (not more and not again)
+    return outcome.split("\n  ")
+
+
+@pytest.mark.parametrize(
+    ("files", "more"), [(6, []), (7, ["and in 1 more"]), (9, ["and in 3 more"])]
+)
+def test_six_differences_are_named(tmp_path: Path, files, more):
+    first, *others, verdict, cause = described(tmp_path, {}, {"files": files})
+    names = [
+        f"file{number} in the model folder: the run left alone has none" for number in range(6)
+    ]
+    assert first == f"DIFFERENT, first in {names[0]}"
+    assert others == [*(f"and in {name}" for name in names[1:]), *more]
+    assert verdict == "the run itself said: resumed at step 4: x"
+    assert cause.startswith(
+        "likely cause: every step is the same; what writes this file depends on"
+    )
+
+
+CAUSES = {
+    "the loss": ([{}, {"loss": 0.75}], {}, "the batch is the same, so something that the step"),
+    "two variables": (
+        [{"changed": ["a", "b"]}, {"loss": 0.75}],
+        {},
+        "a, b, which changes while the run trains, and which no checkpoint has; keep it in buffers",
+    ),
+    "three variables": ([{"changed": list("abc")}, {"batch": "b"}], {}, "a, b, c, which changes"),
+    "five variables": (
+        [{"changed": list("abcde")}, {"loss": 0.75}],
+        {"workers": 1},
+        "a, b, c (and 2 more), which changes",
+    ),
+    "two runs left alone": (
+        [{}, {"loss": 0.75}, {"loss": 1.0}],
+        {},
+        "two runs left alone differ, too: the step depends on what no seed decides",
+    ),
+    "two batches left alone": (
+        [{}, {"batch": "bb"}, {"loss": 1.0}],
+        {},
+        "two runs left alone differ, too: the samples or their order depend on what no seed",
+    ),
+    "one fails left alone": ([{}, {"loss": 0.75}], {"again": 1}, "two runs left alone differ, too"),
+}
+
+
+@pytest.mark.parametrize("case", CAUSES)
+def test_the_likely_cause_of_a_difference(tmp_path: Path, case):
+    runs, settings, words = CAUSES[case]
+    cause = described(tmp_path, *runs, **settings)[-1]
+    assert cause.startswith(f"likely cause: {words}") and "counted or drawn by" not in cause
+
+
+def test_with_other_workers_a_worker_may_be_the_cause(tmp_path: Path):
+    cause = described(tmp_path, {}, {"loss": 0.75}, workers=2)[-1]
+    assert "is not restored" in cause and "; or it is counted or drawn by a data worker" in cause
+
+
+def test_whether_a_run_repeats_itself_is_asked_once(tmp_path: Path):
+    stage = Stage(tmp_path, [STOPPED, DONE, DONE, STOPPED, DONE], {"loss": 0.75}, {}, {"loss": 1.0})
+    drill = Drill(stage, keeps=False)
+    drill.alone = run_of(tmp_path / "alone")
+    for _ in range(2):
+        assert drill.interrupt(STOP)[0].startswith("DIFFERENT, first in the loss of step 2")
+    assert drill.repeatable and not stage.results
+
+
+def drill_of(outcomes: dict[str, bool], done: list[dict], repeatable: bool | None = None):
+    """Return a drill in which the named interruptions have these outcomes."""
+    drill = SimpleNamespace(left_alone=lambda: done, repeatable=None, asked=[])
+
+    def interrupt(interruption):
+        drill.asked.append(interruption.name)
+        is_identical = outcomes.get(interruption.name, True)
+        drill.repeatable = drill.repeatable if is_identical else repeatable
+        return "identical" if is_identical else "DIFFERENT", is_identical
+
+    drill.interrupt = interrupt
+    return drill
+
+
+def test_the_interruptions_of_a_drill(capsys):
+    names = ["workers", "kill-in-epoch"]
+    drill = drill_of({}, run_positions(3, 4, 3, workers=0))
+    assert command.run(drill, names) == 0 and drill.asked == names[::-1]
+    assert capsys.readouterr().out.splitlines() == [
+        "kill within an epoch: identical",
+        "stop within an epoch, go on with 2 data workers in place of 0: identical",
+        "identical: 2 interruptions; weights, optimizers, metrics, curves, model files",
+    ]
+    assert command.run(drill_of({}, run_positions(3, 4, 3, workers=0)), ["workers"]) == 0
+    assert "\nidentical: 1 interruption; weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("repeatable", "asked"), [(True, 4), (False, 2)])
+def test_a_drill_that_is_not_identical(capsys, repeatable, asked):
+    """If two runs left alone differ, all the others would differ, too."""
+    outcomes = {"stop-in-epoch": False, "stop-at-epoch-end": False}
+    drill = drill_of(outcomes, run_positions(3, 4, 0, workers=None), repeatable)
+    assert command.run(drill, command.INTERRUPTION_NAMES) == 1 and len(drill.asked) == asked
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "not drilled: a validation: there is none"
+    assert lines[1].startswith("not drilled: another number of data workers: ")
+    failed = "stop-in-epoch, stop-at-epoch-end" if repeatable else "stop-in-epoch"
+    assert lines[-1] == f"NOT identical: {failed}"
+
+
+def test_interruptions_that_a_run_has_no_moment_for():
+    drill = drill_of({}, run_positions(1, 4, 0, workers=None))
+    with pytest.raises(
+        Impossible, match="^--only: found workers, kill-at-epoch-end, for which this run has no mom"
+    ):
+        command.run(drill, ["workers", "kill-at-epoch-end"])
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch):
+    """Have `main` change nothing of this process, and return what it asks for."""
+    asked = SimpleNamespace(handlers={}, adopted=0, result=0)
+
+    def run(drill, names):
+        asked.drill, asked.names, asked.folder = drill, names, drill.bench.folder
+        assert asked.folder.is_dir()
+        if isinstance(asked.result, BaseException):
+            raise asked.result
+        return asked.result
+
+    def adopt() -> None:
+        asked.adopted += 1
+
+    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(command, "adopt_orphans", adopt)
+    monkeypatch.setattr(command.signal, "signal", asked.handlers.__setitem__)
+    monkeypatch.setattr(command.tempfile, "tempdir", str(tmp_path))
+    return asked
+
+
+def test_the_flags_of_the_drill(started, capsys, monkeypatch):
+    started.result = 5
+    flags = ["--steps=10", "--epochs=4", "--timeout=7", "--keep", "--only=workers"]
+    assert command.main([*flags, "--only=kill-in-epoch", "--", "python", "a b", "--", "x"]) == 5
+    bench = started.drill.bench
+    assert bench.command == ["python", "a b", "--", "x"] and bench.timeout == 7
+    assert bench.limits == {"epochs": 4, "steps": 3} and started.drill.keeps
+    assert started.names == ["workers", "kill-in-epoch"] and started.adopted
+    assert started.folder.is_dir()
+    assert capsys.readouterr().out.splitlines() == [
+        "drill: python 'a b' -- x",
+        f"kept: {started.folder}",
+    ]
+    monkeypatch.setattr(sys, "argv", ["drill", "--steps=1", "--", "x"])
+    assert command.main() == 5 and started.drill.bench.limits == {"epochs": 3, "steps": 1}
+    assert not started.drill.keeps and started.names == command.INTERRUPTION_NAMES
+    assert not started.folder.exists() and "kept" not in capsys.readouterr().out
+
+
+def test_how_a_drill_ends(started, capsys):
+    started.result = Impossible("there is no way")
+    assert command.main(["--", "x"]) == 1 and not started.folder.exists()
+    assert capsys.readouterr().err == "error: there is no way\n"
+    started.result = KeyboardInterrupt()
+    assert command.main(["--", "x"]) == 130 and not started.folder.exists()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with pytest.raises(SystemExit) as leaving:
+            started.handlers[number](number, None)
+        assert leaving.value.code == 128 + number
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "1.5", "\N{SUPERSCRIPT TWO}", "\N{ARABIC-INDIC DIGIT ONE}", ""]
+)
+def test_numbers_of_the_flags_are_above_0(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="allowed is a whole number above 0"):
+        command.positive(text)
+    assert command.positive("1") == 1
+
+
+def test_the_page_has_the_numbers_of_the_program():
+    page = " ".join((ROOT / "docs/drill.md").read_text().split())
+    flags = command.parser().parse_args([])
+    assert f"`--steps={flags.steps}`, `--epochs={flags.epochs}` |" in page
+    assert f"`--timeout={flags.timeout}` |" in page
+    assert f"after SIGTERM, {SAGEMAKER_KILLS:.0f} at most" in page
+    assert ", ".join(f"`{name}`" for name in command.INTERRUPTION_NAMES) in page
+    assert f"the first {command.MAX_ENTRIES:,} files and folders" in page
+    one_file, all_files = (size // 2**20 for size in command.MAX_COPIED_BYTES)
+    assert (
+        f"files above {one_file} MiB, files for which there is no room in {all_files} MiB" in page
+    )
 
 
 SEEN = 0

@@ -1,13 +1,20 @@
 """A run ends with one line on the mistake, none on its effects, and where the logs are."""
 
 import logging
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from conftest import Job
+from jsonargparse import Namespace
 
 from sagemaker_lightning.cli import export, run
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.shutdown import Interrupted
+
+from app import train
 
 
 @pytest.mark.slow
@@ -48,3 +55,87 @@ def test_that_fitting_stopped_is_said_once(monkeypatch):
     texts = ["`Trainer.fit` stopped: `max_epochs=1` reached."] * 2 + ["another line"] * 2
     records = [logging.LogRecord("x", logging.INFO, "", 0, text, None, None) for text in texts]
     assert [run.say_once(record) for record in records] == [True, False, True, True]
+
+
+def resumed(*verdicts: bool | None) -> SimpleNamespace:
+    """Return a stand-in of a run that was resumed with these verdicts."""
+    return SimpleNamespace(
+        resumes=[
+            {"identical": verdict, "step": step, "said": f"the loss of {step} differs; more"}
+            for step, verdict in enumerate(verdicts)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "line"),
+    [
+        ([], ""),
+        ([resumed()], ""),
+        ([resumed(True, None)], ""),
+        ([resumed(True, False, False)], "resumed at step 1: the loss of 1 differs"),
+    ],
+)
+def test_a_failed_run_says_whether_it_had_gone_on_as_before(runs, line):
+    assert run.went_otherwise(runs) == line
+
+
+def test_a_program_that_leaves_with_status_0_is_wrong_and_others_are_not():
+    def why(leaving: SystemExit) -> str:
+        return f"it left with {leaving.code!r}"
+
+    for status in (0, None):
+        with (
+            pytest.raises(UserError, match=f"^it left with {status}$"),
+            run.wrong_if_it_leaves(why),
+        ):
+            sys.exit(status)
+        with pytest.raises(SystemExit), run.wrong_if_it_leaves(None):
+            sys.exit(status)
+    for leaving in (SystemExit(3), SystemExit("text"), Interrupted(0)):
+        with pytest.raises(SystemExit) as raised, run.wrong_if_it_leaves(why):
+            raise leaving
+        assert raised.value is leaving
+
+
+def test_the_folders_of_all_loggers_are_warned_of(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = Namespace(
+        checkpoint=Namespace(dirpath=None),
+        resume=Namespace(dirpath="s3://bucket/c"),
+        logger=Namespace(save_dir="logs"),
+        trainer=Namespace(),
+    )
+    first, second, third = (
+        Namespace(class_path="x", init_args=Namespace(save_dir=folder))
+        for folder in ("mine", "/kept", None)
+    )
+    environment = SageMakerEnvironment()
+    for loggers, folders in (
+        ([first, second, third, Namespace(class_path="y")], ["logger.save_dir=logs", "mine"]),
+        (first, ["logger.save_dir=logs", "mine"]),
+        (True, ["logger.save_dir=logs"]),
+        (None, ["logger.save_dir=logs"]),
+    ):
+        config.trainer.logger = loggers
+        run.warn_of_lost_folders(config, environment)
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split(": ")[1].removeprefix("--") for line in lines] == [
+            folder.replace("mine", "trainer.logger.save_dir=mine") for folder in folders
+        ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flag", "what"), [("logger.save_dir", "logs"), ("resume.dirpath", "checkpoints")]
+)
+def test_a_folder_that_cannot_be_written_is_named_before_the_training(
+    tmp_path, monkeypatch, capfd, flag, what
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(SystemExit):
+        train.main([f"--{flag}=/proc/nope", "--trainer.max_epochs=1"])
+    output = "".join(capfd.readouterr())
+    assert f"error: /proc/nope: {what} cannot be written there" in output
+    assert "Epoch" not in output and "loss=" not in output

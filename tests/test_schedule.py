@@ -1,6 +1,8 @@
 """Learning rates by step: the triangle, and which schedule is stepped when."""
 
 import math
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader
 
+from sagemaker_lightning.cli import lr_schedules
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.cli.lr_schedules import Triangle
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
@@ -41,6 +44,14 @@ def test_the_triangle():
     assert triangle(10, warmup=0.2) == pytest.approx([0, 1, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25])
     assert triangle(4, warmup=0.0, end=0.5) == pytest.approx([2, 1.75, 1.5, 1.25])
     assert triangle(4, warmup=1.0, start=0.5) == pytest.approx([1, 1.25, 1.5, 1.75])
+
+
+@pytest.mark.parametrize("warmup", [0.2, 1.0])
+def test_after_the_last_step_the_rate_stays_at_its_end(warmup):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    schedule = Triangle(optimizer, warmup=warmup, end=0.25)
+    schedule.set_steps(10)
+    assert [schedule.factor(step) for step in (10, 11, 30)] == [0.25] * 3
 
 
 @pytest.mark.parametrize("warmup", [-0.1, 1.5, math.nan])
@@ -157,6 +168,38 @@ def test_so_is_torchs_one_cycle(tmp_path):
         optimizer.step()
         scheduler.step()
     assert rates_seen == pytest.approx(expected)
+
+
+def scheduled(name: str, **settings):
+    """Return an optimizer, and a scheduler of torch for it."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    return optimizer, getattr(torch.optim.lr_scheduler, name)(optimizer, **settings)
+
+
+def test_a_cycle_in_a_run_without_an_end_is_not_refused():
+    optimizer, scheduler = scheduled("OneCycleLR", max_lr=2, total_steps=9)
+    for steps in (math.inf, 9, 8):
+        trainer = SimpleNamespace(estimated_stepping_batches=steps)
+        assert lr_schedules.configured(trainer, optimizer, scheduler)["optimizer"] is optimizer
+
+
+def test_torchs_other_cycle_is_stepped_after_each_batch():
+    optimizer, scheduler = scheduled("CyclicLR", base_lr=0.1, max_lr=1)
+    module = SimpleNamespace(trainer=SimpleNamespace(estimated_stepping_batches=5))
+    assert CommandLine.configure_optimizers(module, optimizer, scheduler) == {
+        "optimizer": optimizer,
+        "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("ReduceLROnPlateau", {}), ("StepLR", {"step_size": 1})]
+)
+def test_a_scheduler_is_tried_without_a_warning(name, settings):
+    _, scheduler = scheduled(name, **settings)
+    with warnings.catch_warnings(action="error"):
+        lr_schedules.step_once(scheduler)
+    assert scheduler.last_epoch == 1
 
 
 @pytest.mark.slow

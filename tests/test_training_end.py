@@ -6,10 +6,15 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import ROOT, Job
+from foreign import Data, Model
 
+from sagemaker_lightning.cli import export
+from sagemaker_lightning.contract.atomic_files import IGNORED_SUFFIX
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.launch import user_program
 
@@ -283,3 +288,180 @@ def test_the_main_host_alone_has_to_have_the_model(tmp_path: Path):
     (tmp_path / "aside").write_text("before")
     (tmp_path / "aside").rename(tmp_path / "model.pt")
     assert not user_program.missing_model(*own_program, hosts["a"], written_before)
+
+
+class WithTest(Model):
+    def test_step(self, batch, batch_idx):
+        """Test nothing."""
+
+
+class OwnTestData(WithTest):
+    def test_dataloader(self):
+        return Data().train_dataloader()
+
+
+def finished(folder: Path, model: Model, data: Data | None = None, rank: int = 0):
+    """Return the stand-in of a run that has ended, with its best model, and its environment."""
+    environment = SageMakerEnvironment(
+        model_dir=folder / "model",
+        output_data_dir=folder / "out",
+        checkpoint_dir=folder / "out/checkpoints",
+    )
+    environment.model_dir.mkdir()
+    environment.checkpoint_dir.mkdir(parents=True)
+    (folder / "elsewhere").mkdir()
+    names = ["step-000000002.ckpt", "best.ckpt", "journal-0.bin", "wandb-1.jsonl"]
+    step, best, *_ = paths = [environment.checkpoint_dir / name for name in names]
+    elsewhere = folder / "elsewhere/best.ckpt"
+    state = {name: torch.ones_like(tensor) for name, tensor in model.state_dict().items()}
+    for path in (*paths, elsewhere):
+        torch.save({"state_dict": state}, path)
+    events = []
+    trainer = SimpleNamespace(
+        is_global_zero=rank == 0,
+        local_rank=rank,
+        callback_metrics={"val_loss": torch.tensor(0.5)},
+        logger=None,
+        strategy=SimpleNamespace(
+            broadcast=lambda given: given,
+            barrier=lambda name: events.append([path.exists() for path in paths]),
+        ),
+        test=lambda *_, **__: [{"test_loss": 0.25}] if rank == 0 else [],
+    )
+    checkpoint = SimpleNamespace(
+        choose_intact=lambda: str(best),
+        files=lambda: [best, elsewhere, environment.checkpoint_dir / "gone.ckpt"],
+    )
+    run = SimpleNamespace(
+        trainer=trainer,
+        model=model,
+        datamodule=data,
+        config=None,
+        config_init=SimpleNamespace(checkpoint=checkpoint),
+        parser=SimpleNamespace(dump=lambda *_, **__: "trainer: {}\n"),
+        resume=SimpleNamespace(resumes=[], folder=SimpleNamespace(checkpoints=lambda: [(2, step)])),
+        events=events,
+    )
+    return run, environment
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "is_tested"),
+    [(Model, None, False), (WithTest, Data, False), (OwnTestData, None, True)],
+)
+def test_what_is_left_of_a_finished_run(tmp_path: Path, capsys, model, data, is_tested):
+    run, environment = finished(tmp_path, model(), data and data())
+    export.export(run, environment)
+    assert run.events == [[True] * 4], "no rank returns before the model is written"
+    assert not environment.checkpoint_dir.exists() and (tmp_path / "elsewhere/best.ckpt").exists()
+    state = torch.load(environment.model_dir / "model.pt", weights_only=True)
+    assert {float(tensor.mean()) for tensor in state.values()} == {1.0}, "those of the best model"
+    described = json.loads((environment.model_dir / "model.json").read_text())
+    assert described["best_model"] == "best.ckpt"
+    assert described["metrics"] == {"val_loss": 0.5} | ({"test_loss": 0.25} if is_tested else {})
+    assert capsys.readouterr().out.splitlines() == [
+        "test_loss=0.2500" if is_tested else "",
+        f"model: {environment.model_dir}/model.pt",
+        f"logs: {environment.log_dir.parent}",
+        "checkpoints: removed, as the run is finished; with a checkpoint folder, they stay there",
+    ]
+
+
+def test_another_rank_writes_and_removes_nothing(tmp_path: Path, capsys):
+    run, environment = finished(tmp_path, OwnTestData(), rank=1)
+    export.export(run, environment)
+    assert run.events == [[True] * 4] and len(list(environment.checkpoint_dir.iterdir())) == 4
+    assert not list(environment.model_dir.iterdir()) and capsys.readouterr().out == ""
+
+
+def test_without_a_best_model_the_last_one_is_written(tmp_path: Path):
+    model = Model()
+    run, environment = finished(tmp_path, model)
+    run.config_init.checkpoint.choose_intact = lambda: ""
+    (environment.checkpoint_dir / "notes.txt").touch()
+    export.export(run, environment)
+    state = torch.load(environment.model_dir / "model.pt", weights_only=True)
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert json.loads((environment.model_dir / "model.json").read_text())["best_model"] is None
+    assert [path.name for path in environment.checkpoint_dir.iterdir()] == ["notes.txt"]
+
+
+def test_a_model_that_loads_what_it_has_may_lack_the_rest(tmp_path: Path):
+    model = Model()
+    run, environment = finished(tmp_path, model)
+    run.config_init.checkpoint.choose_intact = lambda: str(tmp_path / "some.ckpt")
+    torch.save({"state_dict": {"layers.0.bias": torch.full((3,), 5.0)}}, tmp_path / "some.ckpt")
+    with pytest.raises(RuntimeError, match="Missing key"):
+        export.export(run, environment)
+    model.strict_loading = False
+    export.export(run, environment)
+    state = torch.load(environment.model_dir / "model.pt", weights_only=True)
+    assert state["layers.0.bias"].tolist() == [5.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("output", "checkpoints", "stay"),
+    [("out", "out/checkpoints", False), ("out", "out/other", True), ("out", "checkpoints", True)],
+)
+def test_only_checkpoints_in_the_jobs_output_are_removed(tmp_path, output, checkpoints, stay):
+    (tmp_path / "run").mkdir()
+    run, _ = finished(tmp_path / "run", Model())
+    (tmp_path / checkpoints).mkdir(parents=True)
+    file = tmp_path / checkpoints / "step-000000002.ckpt"
+    run.resume.folder.checkpoints = lambda: [(2, file)]
+    environment = SageMakerEnvironment(
+        output_data_dir=tmp_path / output, checkpoint_dir=tmp_path / checkpoints
+    )
+    expected = [file, tmp_path / checkpoints / "gone.ckpt"]
+    run.config_init.checkpoint.files = lambda: expected[1:]
+    assert export.uploaded_checkpoints(run, environment) == ([] if stay else expected)
+
+
+class Network(Model):
+    """A model whose network may be a module or a name."""
+
+    def __init__(self, network: object) -> None:
+        super().__init__()
+        self.save_hyperparameters({"width": 3, "kind": Path("x")})
+        self.network = network
+
+
+@pytest.mark.parametrize(("network", "has_own"), [(torch.nn.Linear(1, 1), True), ("resnet", False)])
+def test_the_description_of_a_model(tmp_path: Path, network, has_own):
+    model = Network(network)
+    data = SimpleNamespace(
+        num_classes=2, classes=("a", "b"), dims=(1, 2), input_range=(0, 1), normalize=True
+    )
+    data.mean, data.std = (0.5,), (0.25,)
+    for name in ("model.pt", "config.yaml", "model.json"):
+        (tmp_path / f"{name}.killed{IGNORED_SUFFIX}").touch()
+    export.save(tmp_path, model, data, {"x": float("nan")}, "r", "a: 1\n", resumes=[{"step": 3}])
+    text = (tmp_path / "model.json").read_text()
+    described = json.loads(text)
+    assert text.startswith('{\n  "class_path"') and text.endswith("}\n")
+    expected = {
+        "class_path": "torch.nn.modules.linear.Linear" if has_own else f"{__name__}.Network",
+        "module_class_path": f"{__name__}.Network",
+        "hyperparameters": {"width": 3, "kind": "x"},
+        "data_class_path": "types.SimpleNamespace",
+        "num_classes": 2,
+        "classes": ["a", "b"],
+        "input_shape": [1, 2],
+        "input_range": [0, 1],
+        "normalization": {"mean": [0.5], "std": [0.25]},
+        "metrics": {"x": None},
+        "best_model": None,
+        "revision": "r",
+        "resumes": [{"step": 3}],
+    }
+    assert {name: described[name] for name in expected} == expected
+    state = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert state.keys() == (network if has_own else model).state_dict().keys()
+    assert (tmp_path / "config.yaml").read_text() == "a: 1\n"
+    assert len(list(tmp_path.iterdir())) == 3
+    for changed in (SimpleNamespace(normalize=True), SimpleNamespace(mean=(1,), std=(1,)), None):
+        export.save(tmp_path, model, changed, {}, "r", "")
+        described = json.loads((tmp_path / "model.json").read_text())
+        names = ("num_classes", "classes", "input_shape", "input_range", "normalization")
+        assert [described[name] for name in names] == [None] * 5
+    assert described["data_class_path"] == f"{__name__}.Network"
