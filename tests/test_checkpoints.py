@@ -80,6 +80,7 @@ def test_what_is_written_is_read(folder: CheckpointDir):
 
 def test_an_empty_folder_is_a_start(tmp_path: Path):
     assert chosen(CheckpointDir(tmp_path / "none", 3)) is None
+    assert CheckpointDir(tmp_path / "none", 3).logger_states() == []
     (tmp_path / "none").mkdir()
     (tmp_path / "none/notes.txt").write_text("someone else's")
     assert chosen(CheckpointDir(tmp_path / "none", 3)) is None
@@ -94,6 +95,8 @@ def test_the_newest_step_is_the_newest_whatever_its_files_name(folder: Checkpoin
         (10, folder.path_of(10)),
     ]
     assert chosen(folder) == last
+    empty(last, random.Random())
+    assert folder.checkpoints()[-1] == (-1, last)
     folder.save(state(10**9), 10**9, 1)
     newest = folder.path / "step-1000000000.ckpt"
     assert folder.checkpoints()[:2] == [(10**9, newest), (10**9, last)] and chosen(folder) == newest
@@ -148,23 +151,26 @@ def test_what_is_skipped_is_said(folder: CheckpointDir, capsys):
     copy = folder.path / "copy.ckpt"
     shutil.copy(folder.path_of(20), copy)
     write(folder.path / "epoch=1.ckpt", {"state_dict": {}}, 30)  # Lightning's
+    theirs = folder.path / "theirs.ckpt"
+    theirs.touch()
     last = folder.path / "last.ckpt"
     misnamed = f"{copy} has a wrong name; its own is step-000000020.ckpt"
+    foreign = f"{theirs} is cut off, or not a checkpoint of this program"
     damaged = "is damaged: its checksum does not match"
 
     def said(*problems: str) -> bool:
         lines = [f"warning: checkpoint {problem}; it is skipped" for problem in problems]
         return capsys.readouterr().out.splitlines() == lines
 
-    assert chosen(folder) == last and said(misnamed, f"{folder.path_of(30)} {damaged}")
+    assert chosen(folder) == last and said(misnamed, foreign, f"{folder.path_of(30)} {damaged}")
     last.write_bytes(content)
     assert chosen(folder) == folder.path_of(20)
-    assert said(misnamed, f"{folder.path_of(30)} {damaged}", f"{last} {damaged}")
+    assert said(misnamed, foreign, f"{folder.path_of(30)} {damaged}", f"{last} {damaged}")
     folder.path_of(20).unlink()
     with pytest.raises(UserError, match="found checkpoints, but none that every host has intact"):
         chosen(folder)
     cut_off = f"{folder.path_of(10)} is cut off, or not a checkpoint of this program"
-    assert said(misnamed, cut_off, f"{folder.path_of(30)} {damaged}", f"{last} {damaged}")
+    assert said(misnamed, foreign, cut_off, f"{folder.path_of(30)} {damaged}", f"{last} {damaged}")
 
 
 def test_one_whose_best_model_is_missing_is_the_last_choice(folder: CheckpointDir, capsys):
@@ -494,6 +500,9 @@ def test_a_checkpoint_that_is_code_is_refused(folder: CheckpointDir, tmp_path: P
     write(folder.path_of(40), {"weights": Evil()}, 40, 1)
     with pytest.raises(Exception, match="Weights only load failed"):
         read(folder.path_of(40))
+    assert folder.logger_states() == [{"version": 3}]  # of the newest one that can be read
+    with pytest.raises(Exception, match="Weights only load failed"):
+        BestModel(tmp_path, monitor="loss").missing_file(folder.path_of(40))
     assert not (tmp_path / "ran").exists()
     assert "PosixPath" in checkpoint_file.why_unreadable({"hyper_parameters": {"folder": tmp_path}})
     assert (
@@ -746,12 +755,15 @@ def test_a_locked_folder_is_waited_for_until_patience_ends(tmp_path: Path, monke
     assert open_files() == opened
 
 
-def test_a_process_locks_a_folder_once_and_a_new_folder_again(tmp_path: Path):
+def test_a_process_locks_a_folder_once_and_a_new_folder_again(tmp_path: Path, monkeypatch):
     folder = tmp_path / "checkpoints"
     opened = open_files()
     for _ in range(2):
         folder.mkdir()
-        assert folder_lock.lock(folder, 0.0) == "" == folder_lock.lock(folder, 0.0)
+        assert folder_lock.lock(folder, 0.0) == ""
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "flock", pytest.fail)
+            assert folder_lock.lock(folder, 0.0) == ""
         assert open_files() == opened + 1
         other = os.open(folder, os.O_RDONLY)
         with pytest.raises(BlockingIOError):
@@ -760,6 +772,27 @@ def test_a_process_locks_a_folder_once_and_a_new_folder_again(tmp_path: Path):
         folder.rename(tmp_path / str(time.time()))
     folder_lock.unlock(folder)
     assert open_files() == opened
+
+
+def test_a_child_has_no_lock_of_its_parents(tmp_path: Path):
+    """A data worker may live longer than the training."""
+    said, may_end = os.pipe(), os.pipe()
+    assert folder_lock.lock(tmp_path, 0.0) == ""
+    if not (child := os.fork()):
+        try:
+            os.write(said[1], folder_lock.lock(tmp_path, 0.0).encode())
+            os.close(may_end[1])
+            os.read(may_end[0], 1)
+        finally:
+            os._exit(0)
+    os.close(said[1])
+    assert os.read(said[0], 100).decode() == f"process {os.getpid()}"
+    folder_lock.unlock(tmp_path)
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for descriptor in (other, said[0], *may_end):
+        os.close(descriptor)
+    os.waitpid(child, 0)
 
 
 def test_a_file_system_without_locks_locks_nothing(tmp_path: Path, monkeypatch):
@@ -785,6 +818,7 @@ LOCKS = """
     [
         (LOCKS, "another process"),
         (f"{LOCKS}4: FLOCK  ADVISORY  WRITE 4242 fe:01:{{inode}} 0 EOF", "process 4242"),
+        (f"{LOCKS}4: FLOCK  ADVISORY  WRITE 1 fe:01:{{inode}} 0 EOF", "process 1"),
         ("", "another process"),
         (None, "another process"),
     ],

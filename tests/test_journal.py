@@ -63,7 +63,9 @@ def test_what_was_written_is_read(tmp_path: Path):
     other_journal.close()
 
 
-def test_it_goes_on_with_what_was_known_and_forgets_what_is_old(tmp_path: Path):
+def test_it_goes_on_with_what_was_known_and_forgets_what_is_old(tmp_path: Path, monkeypatch):
+    """Training does not wait until it is on the disk."""
+    monkeypatch.setattr(os, "fsync", pytest.fail)
     rank_journal = begun(tmp_path, [step(number) for number in range(20)])
     other_step = Step(12, 1, 2, 5, 5, 5)
     rank_journal.add(other_step)  # another one at the same place
@@ -189,6 +191,35 @@ def test_of_a_damaged_one_what_is_before_it_is_read(tmp_path: Path):
         steps, _, problem = read(tmp_path, RUN_ID, 0, 2)
         assert problem and steps == [step(number) for number in range(len(steps))]
         assert len(steps) == max(0, (position - HEADER.size) // RECORD.size)
+
+
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path):
+    begun(tmp_path, [step(number) for number in range(5)]).close()
+    (path,) = files(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])  # a record that is still being written
+    expected = [step(number) for number in range(4)]
+    assert read(tmp_path, RUN_ID, 0, 2) == (expected, "torch=2; device=cpu", "")
+    position = HEADER.size + 3 * RECORD.size
+    path.write_bytes(content[:position] + b"x" + content[position + 1 :])
+    assert read(tmp_path, RUN_ID, 0, 2) == (
+        expected[:3],
+        "torch=2; device=cpu",
+        f"{path} is damaged after 3 batches",
+    )
+    path.write_bytes(b"x" + content[1:])
+    assert read(tmp_path, RUN_ID, 0, 2)[2] == f"{path} is damaged, or no journal of this program"
+    path.unlink()
+    assert read(tmp_path, RUN_ID, 0, 2) == ([], "", "")
+    path.mkdir()
+    assert read(tmp_path, RUN_ID, 0, 2) == ([], "", f"{path} is not a plain file")
+    (tmp_path / "file").touch()
+    below = tmp_path / "file/journal-0.bin"
+    assert read(tmp_path / "file", RUN_ID, 0, 2) == (
+        [],
+        "",
+        f"{below} cannot be read (Not a directory)",
+    )
 
 
 def test_of_another_run_or_other_ranks_nothing_is_read(tmp_path: Path):
