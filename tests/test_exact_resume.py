@@ -925,7 +925,7 @@ def test_whoever_else_hears_the_signals_is_told_what_is_going_on(tmp_path: Path,
             "0: SIGINT; there is no checkpoint, as that of step 3 could not be written (No space",
         ),
         (
-            2,
+            1,
             3,
             "2: SIGINT; {}/step-000000002.ckpt is complete, as that of step 3 could not be "
             "written (No space left on device) [",
@@ -975,7 +975,7 @@ FOUR_BATCHES = torch.utils.data.Subset(Noisy(), range(16))
     ("batch", "step", "data", "kind", "seen"),
     [
         (3, 0, FOUR_BATCHES, "validation", [0, 1, 2, 3]),
-        (1, 0, Unsized(), "epoch", [0, 1, 2, 3]),
+        (0, 0, Unsized(), "epoch", [0, 1, 2, 3]),
         (-1, 2, FOUR_BATCHES, "validation", []),
     ],
 )
@@ -986,7 +986,7 @@ def test_a_stop_in_a_validation(tmp_path: Path, batch, step, data, kind, seen):
     """
     model = Classifier()
     stops = StopsInValidation(batch)
-    options = {"max_epochs": 3, "limit_train_batches": 1, "num_sanity_val_steps": 1}
+    options = {"max_epochs": 3, "limit_train_batches": 1, "num_sanity_val_steps": 0}
     trainer = short_trainer(tmp_path, stops, Stops(step), **options)
     with pytest.raises(SystemExit):
         trainer.fit(model, val_dataloaders=DataLoader(data, 4))
