@@ -20,7 +20,7 @@ from torch import distributed
 
 from sagemaker_lightning.contract import shutdown
 from sagemaker_lightning.contract.shutdown import Stop, TrainingStop
-from sagemaker_lightning.resume.agreement import Agreement
+from sagemaker_lightning.resume.agreement import Agreement, Comparison
 
 
 def calls_until_heard(counts: int) -> list[int]:
@@ -46,6 +46,59 @@ def calls_until_heard(counts: int) -> list[int]:
     agreement.receive()
     distributed.destroy_process_group()
     return calls
+
+
+@pytest.fixture
+def group():
+    """A group of this process alone, which tells itself what ranks tell each other."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def said(agreement: Agreement) -> tuple:
+    return (
+        agreement.signal_number,
+        agreement.checkpoint_due,
+        agreement.diverged,
+        agreement.comparison,
+    )
+
+
+def test_what_is_said_counts_from_the_next_call_on(group):
+    """A signal and a divergence stay; a checkpoint that is due is due once."""
+    agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=True))
+    agreement.receive()  # nothing is on its way
+    agreement.agree(15, True, True, comparison=Comparison.DIFFERENT)
+    assert said(agreement) == (0, False, False, Comparison.OPEN)
+    agreement.agree(2, True)
+    assert said(agreement) == (15, True, True, Comparison.DIFFERENT)
+    agreement.agree(0, False)
+    assert said(agreement) == (15, False, True, Comparison.IDENTICAL)
+    assert type(agreement.comparison) is Comparison
+    agreement.agree(0, True, now=True)
+    assert said(agreement) == (15, True, True, Comparison.IDENTICAL)
+    agreement.checkpoint_saved()
+    assert not agreement.checkpoint_due
+
+
+def test_the_first_rank_alone_says_when_a_checkpoint_is_due(group):
+    agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=False))
+    agreement.agree(0, True, now=True)
+    assert said(agreement) == (0, False, False, Comparison.IDENTICAL)
+
+
+def test_one_rank_needs_no_others():
+    agreement = Agreement(SimpleNamespace(world_size=1, is_global_zero=True))
+    agreement.agree(2, True, comparison=Comparison.OPEN)
+    assert said(agreement) == (2, True, False, Comparison.OPEN)
+    agreement.agree(0, False, True)
+    assert said(agreement) == (0, False, True, Comparison.IDENTICAL)
+    assert agreement.gather("a") == ["a"]
+
+
+def test_of_two_comparisons_the_worse_one_is_greater():
+    assert Comparison.IDENTICAL < Comparison.OPEN < Comparison.DIFFERENT
 
 
 @pytest.mark.slow

@@ -1,33 +1,40 @@
 """Checkpoint files and their folder: intact or absent, and the newest on all hosts."""
 
+import errno
+import fcntl
 import os
 import random
+import re
 import resource
 import shutil
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import warm
 from containers import ROOT
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 import sagemaker_lightning
 from sagemaker_lightning import ExactResume
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume import checkpoint_file
+from sagemaker_lightning.resume import checkpoint_file, folder_lock, user_checkpoints
 from sagemaker_lightning.resume.best_model import BestModel
 from sagemaker_lightning.resume.checkpoint_dir import (
     BackgroundWriter,
     CheckpointDir,
     choose_checkpoint,
 )
-from sagemaker_lightning.resume.checkpoint_file import examine, read, write
+from sagemaker_lightning.resume.checkpoint_file import CheckedIO, damage, examine, read, write
+from sagemaker_lightning.resume.selection import HostCheckpoints
 
 
 def state(step: int) -> dict:
@@ -46,13 +53,15 @@ def folder(tmp_path: Path) -> CheckpointDir:
     return directory
 
 
-def chosen(folder: CheckpointDir, hosts: int = 1) -> Path | None:
+def chosen(
+    folder: CheckpointDir, hosts: int = 1, missing_file: Callable[[Path], str] = lambda path: ""
+) -> Path | None:
     return choose_checkpoint(
         CheckpointDir(folder.path, 3),
         "algo-1",
         lambda choice: [choice] * hosts,
         True,
-        lambda path: "",
+        missing_file,
     )
 
 
@@ -71,9 +80,107 @@ def test_what_is_written_is_read(folder: CheckpointDir):
 
 def test_an_empty_folder_is_a_start(tmp_path: Path):
     assert chosen(CheckpointDir(tmp_path / "none", 3)) is None
+    assert CheckpointDir(tmp_path / "none", 3).logger_states() == []
     (tmp_path / "none").mkdir()
     (tmp_path / "none/notes.txt").write_text("someone else's")
     assert chosen(CheckpointDir(tmp_path / "none", 3)) is None
+
+
+def test_the_newest_step_is_the_newest_whatever_its_files_name(folder: CheckpointDir):
+    folder.path_of(30).unlink()
+    last = folder.path / "last.ckpt"
+    assert folder.checkpoints() == [
+        (30, last),
+        (20, folder.path_of(20)),
+        (10, folder.path_of(10)),
+    ]
+    assert chosen(folder) == last
+    empty(last, random.Random())
+    assert folder.checkpoints()[-1] == (-1, last)
+    folder.save(state(10**9), 10**9, 1)
+    newest = folder.path / "step-1000000000.ckpt"
+    assert folder.checkpoints()[:2] == [(10**9, newest), (10**9, last)] and chosen(folder) == newest
+
+
+def test_one_that_resumed_counts_the_checkpoints_that_it_found(folder: CheckpointDir):
+    """It keeps no more than it would have kept without the interruption."""
+    folder.save(state(0), 0, 1)  # a stop before the first step
+    assert folder.intact_steps == [10, 20, 30] and not folder.path_of(0).exists()
+    write(folder.path_of(0), state(0), 0, 1)
+    write(folder.path_of(40), {}, 40, 1)
+    empty(folder.path_of(40), random.Random())
+    resumed = CheckpointDir(folder.path, 3)
+    path = choose_checkpoint(resumed, "a", lambda own: [own], True, lambda path: "")
+    assert path == folder.path_of(30) and resumed.intact_steps == [0, 10, 20, 30]
+    resumed.save(state(50), 50, 1)
+    assert resumed.intact_steps == [20, 30, 50]
+    assert [step for step, _ in resumed.checkpoints()] == [50, 50, 40, 30, 20]
+
+
+def test_what_a_killed_writer_left_is_removed(folder: CheckpointDir):
+    """One rank of each host does so; files of others stay."""
+    left = [
+        folder.path / f"{name}.7.sagemaker-ignore"
+        for name in ("step-000000040.ckpt", "last.ckpt", "journal-1.bin", "notes.txt")
+    ]
+    for path in left:
+        path.touch()
+    none = lambda own: [HostCheckpoints("algo-1")]  # noqa: E731
+    assert choose_checkpoint(folder, "algo-1", none, False, lambda path: "") is None
+    assert all(path.exists() for path in left)
+    assert chosen(folder) == folder.path_of(30)
+    assert [path.exists() for path in left] == [False, False, False, True]
+
+
+def test_what_somebody_has_removed_or_left_does_not_stop_a_writer(folder: CheckpointDir):
+    folder.path_of(10).unlink()
+    leftover_link = folder.path / f"last.ckpt.{os.getpid()}.sagemaker-ignore"
+    leftover_link.write_bytes(b"of a killed process with this PID")
+    folder.save(state(40), 40, 1)
+    assert folder.intact_steps == [20, 30, 40]
+    assert (folder.path / "last.ckpt").samefile(folder.path_of(40)) and not leftover_link.exists()
+
+
+def test_what_is_skipped_is_said(folder: CheckpointDir, capsys):
+    """Those files that are newer than what is chosen, or of the same step."""
+    content = bytearray(folder.path_of(30).read_bytes())
+    content[300] ^= 1
+    folder.path_of(30).unlink()  # last.ckpt is another name of it
+    folder.path_of(30).write_bytes(content)
+    empty(folder.path_of(10), random.Random())
+    copy = folder.path / "copy.ckpt"
+    shutil.copy(folder.path_of(20), copy)
+    write(folder.path / "epoch=1.ckpt", {"state_dict": {}}, 30)  # Lightning's
+    theirs = folder.path / "theirs.ckpt"
+    theirs.touch()
+    last = folder.path / "last.ckpt"
+    misnamed = f"{copy} has a wrong name; its own is step-000000020.ckpt"
+    foreign = f"{theirs} is cut off, or not a checkpoint of this program"
+    damaged = "is damaged: its checksum does not match"
+
+    def said(*problems: str) -> bool:
+        lines = [f"warning: checkpoint {problem}; it is skipped" for problem in problems]
+        return capsys.readouterr().out.splitlines() == lines
+
+    assert chosen(folder) == last and said(misnamed, foreign, f"{folder.path_of(30)} {damaged}")
+    last.write_bytes(content)
+    assert chosen(folder) == folder.path_of(20)
+    assert said(misnamed, foreign, f"{folder.path_of(30)} {damaged}", f"{last} {damaged}")
+    folder.path_of(20).unlink()
+    with pytest.raises(UserError, match="found checkpoints, but none that every host has intact"):
+        chosen(folder)
+    cut_off = f"{folder.path_of(10)} is cut off, or not a checkpoint of this program"
+    assert said(misnamed, foreign, cut_off, f"{folder.path_of(30)} {damaged}", f"{last} {damaged}")
+
+
+def test_one_whose_best_model_is_missing_is_the_last_choice(folder: CheckpointDir, capsys):
+    missing_at = lambda *steps: lambda path: "best.ckpt" if examine(path)[0] in steps else ""  # noqa: E731
+    assert chosen(folder, missing_file=missing_at(30, 20)) == folder.path_of(10)
+    assert capsys.readouterr().out.splitlines() == [
+        f"warning: checkpoint {folder.path_of(step)} refers to best.ckpt; it is skipped"
+        for step in (30, 20)
+    ]
+    assert chosen(folder, missing_file=missing_at(30, 20, 10)) == folder.path_of(30)
 
 
 def test_only_so_many_are_kept_and_none_that_is_being_uploaded(folder: CheckpointDir):
@@ -87,11 +194,17 @@ def test_only_so_many_are_kept_and_none_that_is_being_uploaded(folder: Checkpoin
     (folder.path / "step-000000010.ckpt.sagemaker-uploaded").touch()
     folder.save(state(60), 60, 1)
     assert names() == [40, 50, 60]
+    assert folder.intact_steps == [40, 50, 60]
     # A mark that is older than this process belongs to a job that has ended.
-    (folder.path / "step-000000040.ckpt.sagemaker-uploading").touch()
-    folder.started = time.time() + 60
+    uploading = folder.path / "step-000000040.ckpt.sagemaker-uploading"
+    uploading.touch()
+    os.utime(uploading, (5000.0, 5000.0))
+    folder.started = 5000.0
     folder.save(state(70), 70, 1)
-    assert names() == [50, 60, 70]
+    assert names() == [40, 50, 60, 70]
+    folder.started = 5000.5
+    folder.save(state(80), 80, 1)
+    assert names() == [60, 70, 80]
 
 
 def cut(path: Path, draw: random.Random) -> None:
@@ -265,6 +378,80 @@ def test_a_checkpoint_of_another_format_is_refused(folder: CheckpointDir, versio
     )
 
 
+def stepped(path: Path) -> None:
+    write(path, state(30), 31, 1)
+
+
+def plain(path: Path) -> None:
+    write(path, state(30))
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[300] ^= 1
+    path.write_bytes(content)
+
+
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (stepped, "has the name of another checkpoint: it is of step 31"),
+        (plain, "is not one to resume from: Lightning's ModelCheckpoint wrote it"),
+        (flipped, "is damaged: its checksum does not match"),
+        (piped, "is not a plain file"),
+        (Path.unlink, "cannot be read (No such file or directory)"),
+        (lambda path: path.write_bytes(b"x" * 500), checkpoint_file.NOT_OURS),
+        (lambda path: path.write_bytes(b"x"), checkpoint_file.NOT_OURS),
+    ],
+)
+def test_a_file_that_cannot_be_resumed_from_says_why(folder: CheckpointDir, change, problem):
+    change(folder.path_of(30))
+    assert examine(folder.path_of(30)) == problem
+
+
+def test_a_file_of_another_program_is_whole_if_torch_can_read_it(tmp_path: Path):
+    path = tmp_path / "theirs.ckpt"
+    torch.save({"a": 1}, path)
+    assert damage(path) == ""
+    path.write_bytes(path.read_bytes()[:-60])
+    assert re.fullmatch(r"cannot be read \([^\n]+\)", damage(path))
+
+
+def test_a_model_that_lightning_saves_has_a_checksum_and_is_none_to_resume_from(tmp_path: Path):
+    files = CheckedIO(plain_values=True)
+    for entries, step in (({"global_step": 7}, 7), ({}, 0)):
+        files.save_checkpoint({"folder": tmp_path} | entries, tmp_path / "best.ckpt")
+        assert checkpoint_file.read_footer(tmp_path / "best.ckpt")[:2] == (step, 0)
+        assert read(tmp_path / "best.ckpt") == {"folder": str(tmp_path)} | entries
+    CheckedIO(plain_values=False).save_checkpoint({"folder": tmp_path}, tmp_path / "own.ckpt")
+    assert torch.load(tmp_path / "own.ckpt", weights_only=False) == {"folder": tmp_path}
+
+
+def test_no_model_is_removed_while_a_newer_one_could_not_be_written(tmp_path: Path, monkeypatch):
+    files = CheckedIO(plain_values=True)
+    paths = [tmp_path / f"{number}.ckpt" for number in range(3)]
+    files.save_checkpoint({}, paths[0])
+    monkeypatch.setattr(checkpoint_file, "write", fails_on_a_full_disk)
+    files.save_checkpoint({}, paths[1])
+    assert files.problem == f"{paths[1]} could not be written (No space left on device)"
+    files.remove_checkpoint(paths[0])
+    assert paths[0].exists()
+    monkeypatch.undo()
+    files.save_checkpoint({}, paths[2])
+    assert files.problem == ""
+    files.remove_checkpoint(paths[0])
+    assert not paths[0].exists()
+
+
+def fails_on_a_full_disk(*_) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def strings(value) -> set[str]:
     """Return all texts in a checkpoint, keys included."""
     if isinstance(value, dict):
@@ -313,6 +500,9 @@ def test_a_checkpoint_that_is_code_is_refused(folder: CheckpointDir, tmp_path: P
     write(folder.path_of(40), {"weights": Evil()}, 40, 1)
     with pytest.raises(Exception, match="Weights only load failed"):
         read(folder.path_of(40))
+    assert folder.logger_states() == [{"version": 3}]  # of the newest one that can be read
+    with pytest.raises(Exception, match="Weights only load failed"):
+        BestModel(tmp_path, monitor="loss").missing_file(folder.path_of(40))
     assert not (tmp_path / "ran").exists()
     assert "PosixPath" in checkpoint_file.why_unreadable({"hyper_parameters": {"folder": tmp_path}})
     assert (
@@ -388,6 +578,12 @@ def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: CheckpointDir, 
         "algo-1 has none; algo-2 has step 10; algo-3 has none" in error
         for error in everywhere(hosts)
     )
+
+
+def test_each_host_reads_its_own_file(folder: CheckpointDir, tmp_path: Path):
+    hosts = copies(folder, tmp_path, 2)
+    hosts[0].path_of(30).rename(hosts[0].path / "last.ckpt")
+    assert everywhere(hosts) == [hosts[0].path / "last.ckpt"] * 2 + [hosts[1].path_of(30)] * 2
 
 
 KILLED_WRITER = """
@@ -466,6 +662,8 @@ def test_whatever_a_writer_dies_of_is_said(folder: CheckpointDir, capsys):
         and "(TypeError: cannot pickle '_thread.lock'" in output.out
     )
     assert "Traceback" in output.err
+    writer.write(state(45) | {"lock": threading.Lock()}, 45, 1)
+    assert "warning: training goes on, but no checkpoint" in capsys.readouterr().out
     nothing = BackgroundWriter(CheckpointDir(folder.path.with_name("new"), 3))
     nothing.write({"lock": threading.Lock()}, 40, 1)
     nothing.wait()
@@ -474,6 +672,170 @@ def test_whatever_a_writer_dies_of_is_said(folder: CheckpointDir, capsys):
     writer.write(state(50), 50, 1)
     writer.wait()
     assert not writer.problem_text and chosen(folder) == folder.path_of(50)
+
+
+def test_a_full_disk_is_no_traceback(folder: CheckpointDir, monkeypatch, capsys):
+    """A file system may give no reason."""
+    writer = BackgroundWriter(folder)
+    for error, says in (
+        (OSError(errno.ENOSPC, "No space left"), "(No space left)"),
+        (OSError("lost\nconnection"), "(OSError: lost connection)"),
+    ):
+
+        def save(*_, error=error) -> None:
+            raise error
+
+        monkeypatch.setattr(folder, "save", save)
+        writer.write(state(40), 40, 1)
+        writer.wait()
+        assert says == f"({writer.problem_text})"
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_checkpoints_are_written_one_at_a_time(folder: CheckpointDir, monkeypatch):
+    begun, may_end = threading.Event(), threading.Event()
+    events = []
+
+    def save(checkpoint, step: int, number: int) -> None:
+        events.append(f"{step} begins")
+        begun.set()
+        may_end.wait(5)
+        events.append(f"{step} ends")
+
+    monkeypatch.setattr(folder, "save", save)
+    writer = BackgroundWriter(folder)
+    assert not writer.is_writing
+    writer.write(state(40), 40, 1)
+    begun.wait(5)
+    assert writer.is_writing
+    threading.Timer(0.02, may_end.set).start()
+    writer.write(state(50), 50, 1)
+    writer.wait()
+    assert events == ["40 begins", "40 ends", "50 begins", "50 ends"] and not writer.is_writing
+
+
+# The lock of a folder -----------------------------------------------------------------------------
+
+
+class Holder:
+    """Somebody else's lock of a folder, and a clock that only moves when this process waits."""
+
+    def __init__(self, folder: Path, monkeypatch) -> None:
+        self.descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        self.now = 50.0
+        self.leaves_at = float("inf")
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep)
+        monkeypatch.setattr(folder_lock, "time", clock)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.now >= self.leaves_at:
+            self.leave()
+
+    def leave(self) -> None:
+        os.close(self.descriptor)
+
+
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def test_a_locked_folder_is_waited_for_until_patience_ends(tmp_path: Path, monkeypatch):
+    opened = open_files()
+    holder = Holder(tmp_path, monkeypatch)
+    owner = f"process {os.getpid()}"
+    assert folder_lock.lock(tmp_path, 0.0) == owner and holder.now == 50.0
+    assert folder_lock.lock(tmp_path, 3.0) == owner and 53.0 <= holder.now < 53.2
+    holder.leaves_at = holder.now + 2.0
+    assert folder_lock.lock(tmp_path, 3.0) == "" and holder.now < holder.leaves_at + 0.2
+    assert open_files() == opened + 1
+    folder_lock.unlock(tmp_path)
+    folder_lock.unlock(tmp_path)  # it has it no more
+    assert open_files() == opened
+
+
+def test_a_process_locks_a_folder_once_and_a_new_folder_again(tmp_path: Path, monkeypatch):
+    folder = tmp_path / "checkpoints"
+    opened = open_files()
+    for _ in range(2):
+        folder.mkdir()
+        assert folder_lock.lock(folder, 0.0) == ""
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "flock", pytest.fail)
+            assert folder_lock.lock(folder, 0.0) == ""
+        assert open_files() == opened + 1
+        other = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(other)
+        folder.rename(tmp_path / str(time.time()))
+    folder_lock.unlock(folder)
+    assert open_files() == opened
+
+
+def test_a_child_has_no_lock_of_its_parents(tmp_path: Path):
+    """A data worker may live longer than the training."""
+    said, may_end = os.pipe(), os.pipe()
+    assert folder_lock.lock(tmp_path, 0.0) == ""
+    if not (child := os.fork()):
+        try:
+            os.write(said[1], folder_lock.lock(tmp_path, 0.0).encode())
+            os.close(may_end[1])
+            os.read(may_end[0], 1)
+        finally:
+            os._exit(0)
+    os.close(said[1])
+    assert os.read(said[0], 100).decode() == f"process {os.getpid()}"
+    folder_lock.unlock(tmp_path)
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for descriptor in (other, said[0], *may_end):
+        os.close(descriptor)
+    os.waitpid(child, 0)
+
+
+def test_a_file_system_without_locks_locks_nothing(tmp_path: Path, monkeypatch):
+    def has_none(*_) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    opened = open_files()
+    monkeypatch.setattr(fcntl, "flock", has_none)
+    monkeypatch.setattr(folder_lock.time, "sleep", pytest.fail)
+    assert folder_lock.lock(tmp_path, 9.0) == "" and open_files() == opened
+
+
+LOCKS = """
+1: POSIX  ADVISORY  WRITE 11 fe:01:{inode} 0 EOF
+2: FLOCK  ADVISORY  WRITE 12 fe:01:9{inode} 0 EOF
+2: -> FLOCK  ADVISORY  WRITE 13 fe:01:{inode} 0 EOF
+3: FLOCK  ADVISORY  WRITE 0 fe:01:{inode} 0 EOF
+"""
+
+
+@pytest.mark.parametrize(
+    ("locks", "owner"),
+    [
+        (LOCKS, "another process"),
+        (f"{LOCKS}4: FLOCK  ADVISORY  WRITE 4242 fe:01:{{inode}} 0 EOF", "process 4242"),
+        (f"{LOCKS}4: FLOCK  ADVISORY  WRITE 1 fe:01:{{inode}} 0 EOF", "process 1"),
+        ("", "another process"),
+        (None, "another process"),
+    ],
+)
+def test_who_has_locked_a_folder_is_named(tmp_path: Path, monkeypatch, locks, owner):
+    """As far as it can be known: a process of another container has no number here."""
+    holder = Holder(tmp_path, monkeypatch)
+
+    def read_text(path: Path) -> str:
+        assert path == Path("/proc/locks")
+        if locks is None:
+            raise PermissionError
+        return locks.format(inode=tmp_path.stat().st_ino).lstrip("\n")
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert folder_lock.lock(tmp_path, 0.0) == owner
+    holder.leave()
 
 
 class Improving(LightningModule):
@@ -520,6 +882,127 @@ def test_files_that_are_not_the_best_any_more(tmp_path: Path, exact, kept_while_
     ).fit(Improving())
     assert seen == [0, 1, min(2, kept_while_training), kept_while_training]
     assert [str(path) for path in (tmp_path / "best").iterdir()] == [best.best_model_path]
+
+
+class Found(Improving):
+    """Each validation finds the next of some values; a hyperparameter is no plain value."""
+
+    def __init__(self, values: list[float]) -> None:
+        super().__init__()
+        self.save_hyperparameters({"folder": Path("data")})
+        self.values = values
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.values[self.current_epoch])
+
+
+def test_a_best_model_that_could_not_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch, capfd
+):
+    """What a later epoch writes is the best again."""
+    best = BestModel(tmp_path / "best", monitor="val_loss", filename="{epoch}")
+    kept = []
+
+    def write_or_fail(path: Path, *arguments) -> None:
+        if path.name == "epoch=1.ckpt":
+            fails_on_a_full_disk()
+        write(path, *arguments)
+
+    class Looks(Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            kept.append(Path(best.best_model_path).name)
+
+    monkeypatch.setattr(checkpoint_file, "write", write_or_fail)
+    Trainer(
+        max_epochs=4,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[best, Looks(), ExactResume(tmp_path / "run")],
+    ).fit(Found([3.0, 2.0, 5.0, 1.0]))
+    assert kept == ["", "epoch=0.ckpt", "epoch=0.ckpt", "epoch=0.ckpt"]
+    assert [path.name for path in (tmp_path / "best").iterdir()] == ["epoch=3.ckpt"]
+    assert best.best_model_score == 1.0
+    assert read(tmp_path / "best/epoch=3.ckpt")["hyper_parameters"] == {"folder": "data"}
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert lines == [
+        f"warning: training goes on, but {tmp_path}/best/epoch=1.ckpt could not be written (No "
+        f"space left on device); the best model is still {tmp_path}/best/epoch=0.ckpt"
+    ]
+
+
+def without_ranks(removed: list[str] | None = None) -> SimpleNamespace:
+    """Return what a callback uses of a trainer of one rank; it notes what is removed."""
+    strategy = SimpleNamespace(
+        reduce_boolean_decision=lambda decision, all=True: decision,
+        broadcast=lambda value: value,
+        remove_checkpoint=(removed if removed is not None else []).append,
+    )
+    return SimpleNamespace(strategy=strategy, is_global_zero=True)
+
+
+def test_a_file_is_removed_when_no_checkpoint_may_refer_to_it(tmp_path: Path):
+    best = BestModel(tmp_path, monitor="loss", save_top_k=2)
+    trainer = without_ranks(removed := [])
+    best.discard(trainer, "a.ckpt")
+    assert removed == ["a.ckpt"] and best.files() == []
+    best.keep_retired(True)
+    best.discard(trainer, "b.ckpt")
+    for _ in range(2):
+        best.remove_outdated(trainer, keep=2)
+    assert removed == ["a.ckpt"] and best.files() == [Path("b.ckpt")]
+    best.remove_outdated(trainer, keep=2)
+    assert removed == ["a.ckpt", "b.ckpt"] and best.files() == []
+    for path in ("c.ckpt", "d.ckpt"):
+        best.discard(trainer, path)
+    best.best_model_path = "c.ckpt"  # these are the best again
+    best.best_k_models = {"d.ckpt": torch.tensor(1.0), "s3://bucket/e.ckpt": torch.tensor(1.0)}
+    best.remove_outdated(trainer, keep=0)
+    assert removed == ["a.ckpt", "b.ckpt"] and not best.retired
+    assert sorted(best.files()) == [Path("c.ckpt"), Path("d.ckpt")]
+
+
+@pytest.mark.parametrize(
+    ("save_top_k", "value", "is_best"),
+    [(1, 1.0, True), (1, float("nan"), False), (1, float("inf"), False), (-1, float("nan"), True)],
+)
+def test_a_model_is_one_of_the_best_if_its_metric_is_a_number(tmp_path, save_top_k, value, is_best):
+    best = BestModel(tmp_path, monitor="loss", save_top_k=save_top_k)
+    assert best.check_monitor_top_k(without_ranks(), torch.tensor(value)) is is_best
+
+
+def test_a_model_that_a_checkpoint_refers_to_is_looked_for(tmp_path: Path):
+    """In the folder of this run, wherever the run that saved it had its own."""
+    best = BestModel(tmp_path, monitor="loss")
+    write(tmp_path / "best.ckpt", state(1))
+
+    def problem(**entries) -> str:
+        write(tmp_path / "step.ckpt", entries, 1, 1)
+        return best.missing_file(tmp_path / "step.ckpt")
+
+    callback = {"best_model_path": "/before/best.ckpt", "dirpath": "/before"}
+    assert problem(callbacks={best.state_key: callback}) == ""
+    flipped(tmp_path / "best.ckpt")
+    assert problem(callbacks={best.state_key: callback}) == (
+        "best.ckpt, the best model, which is damaged: its checksum does not match"
+    )
+    (tmp_path / "best.ckpt").unlink()
+    assert problem(callbacks={best.state_key: callback}) == (
+        "best.ckpt, the best model, which is missing"
+    )
+    callback = {"best_model_path": ""}
+    assert problem() == problem(callbacks={best.state_key: callback}) == ""
+
+
+def test_of_several_models_the_one_with_the_best_metric_is_read(tmp_path: Path):
+    for mode, chosen_name in (("max", "3.ckpt"), ("min", "1.ckpt")):
+        best = BestModel(tmp_path, monitor="score", mode=mode, save_top_k=3)
+        for number in (2, 3, 1):
+            write(tmp_path / f"{number}.ckpt", state(number))
+            best.best_k_models[str(tmp_path / f"{number}.ckpt")] = torch.tensor(float(number))
+        assert best.choose_intact() == str(tmp_path / chosen_name)
 
 
 def test_a_checkpoint_names_no_file_to_remove_outside_of_its_folder(tmp_path: Path):
@@ -592,3 +1075,33 @@ def test_the_stamps_of_torch_say_nothing_of_a_flipped_bit(folder: CheckpointDir)
         except Exception:
             continue
     assert silent
+
+
+# The user's own ModelCheckpoints ------------------------------------------------------------------
+
+
+def test_what_was_written_after_the_checkpoint_is_written_again_once(tmp_path: Path):
+    callback = ModelCheckpoint(tmp_path / "mine")
+    others = [ModelCheckpoint(), ModelCheckpoint(tmp_path / "none"), Callback()]
+    trainer = without_ranks()
+    trainer.checkpoint_callbacks = [callback, *others]
+    (tmp_path / "mine").mkdir()
+    for name in ("b.ckpt", "a.ckpt", "notes.txt", "step-000000004.ckpt"):
+        (tmp_path / "mine" / name).touch()
+    names = user_checkpoints.file_names(trainer)
+    assert names == {callback.state_key: ["a.ckpt", "b.ckpt"]}
+    (tmp_path / "mine/c.ckpt").touch()
+    trainer.is_global_zero = False  # rank 0 decides
+    user_checkpoints.overwrite_later_files(trainer, names)
+    trainer.is_global_zero = True
+    exists = lambda name: callback.file_exists(str(tmp_path / "mine" / name), trainer)  # noqa: E731
+    assert exists("c.ckpt")
+    user_checkpoints.overwrite_later_files(trainer, names)
+    assert [exists(name) for name in ("a.ckpt", "c.ckpt", "c.ckpt", "d.ckpt")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    user_checkpoints.overwrite_later_files(trainer, {})  # the callback is a new one
+    assert not exists("a.ckpt") and exists("a.ckpt")

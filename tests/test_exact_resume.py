@@ -9,6 +9,7 @@ import csv
 import errno
 import functools
 import gc
+import inspect
 import logging
 import os
 import pickle
@@ -45,6 +46,7 @@ from pytorch_lightning.callbacks import (
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torchmetrics import MeanMetric, MetricTracker
 
 import sagemaker_lightning
 from sagemaker_lightning import (
@@ -60,9 +62,18 @@ from sagemaker_lightning import (
 from sagemaker_lightning.callbacks.loggers import read_events
 from sagemaker_lightning.compat import versions
 from sagemaker_lightning.contract import reporting, shutdown
-from sagemaker_lightning.resume import callback, checkpoint_dir, folder_lock, journal
+from sagemaker_lightning.process import parent_process
+from sagemaker_lightning.resume import (
+    callback,
+    checkpoint_dir,
+    checkpoint_file,
+    epoch_state,
+    folder_lock,
+    journal,
+)
 from sagemaker_lightning.resume.user_state import user_objects
 from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.object_state import digest
 
 PROGRAM = ROOT / "tests/own_trainer.py"
 TUTORIALS = ROOT / "tests/tutorials.py"
@@ -926,6 +937,369 @@ def test_objects_that_the_model_has_may_be_in_its_checkpoints(tmp_path: Path):
     )
 
 
+class Clock(pl.Callback):
+    """A clock that moves 20 seconds when a batch begins.
+
+    At one step, training waits 1.205 seconds for its checkpoint. The checkpoint of another step is
+    on the disk when a certain batch begins; each other one is at once.
+    """
+
+    slow_step, blocked_step, written_at = 6, 13, 18
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 1000.0
+        self.may_write = threading.Event()
+        clock = types.SimpleNamespace(monotonic=lambda: self.now, time=time.time)
+        monkeypatch.setattr(callback, "time", clock)
+        monkeypatch.setattr(checkpoint_dir, "write", self.write)
+
+    def write(self, path: Path, checkpoint: dict, step: int, number: int) -> None:
+        if step == self.blocked_step:
+            self.may_write.wait(5)
+        checkpoint_file.write(path, checkpoint, step, number)
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        if trainer.global_step == self.slow_step:
+            self.now += 1.205
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.now += 20
+        if batch_idx == self.written_at:
+            self.may_write.set()
+        if not self.blocked_step <= batch_idx < self.written_at:
+            wait_for_checkpoints()
+
+
+def wait_for_checkpoints() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint":
+            thread.join()
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return sorted(int(path.stem.removeprefix("step-")) for path in folder.glob("step-*.ckpt"))
+
+
+@pytest.mark.slow
+def test_checkpoints_by_the_clock(tmp_path: Path, monkeypatch):
+    """Each minute; less often if they cost more than a hundredth of the time.
+
+    None is taken while another one is being written.
+    """
+    resume = ExactResume(tmp_path, seed=1, every_n_minutes=1, keep=50)
+    callbacks = [Clock(monkeypatch), resume]
+    trainer = short_trainer(tmp_path, callbacks=callbacks, limit_train_batches=20)
+    trainer.fit(Untested(), DataLoader(Noisy(), 2))
+    assert saved_steps(tmp_path) == [3, 6, 13, 19, 20]
+
+
+def test_a_step_of_several_batches_is_saved_once(tmp_path: Path):
+    resume = ExactResume(tmp_path, seed=1, every_n_minutes=0, every_n_steps=2, keep=50)
+    options = {"accumulate_grad_batches": 2, "limit_train_batches": 8}
+    short_trainer(tmp_path, callbacks=[resume], **options).fit(Untested())
+    assert saved_steps(tmp_path) == [2, 4]
+
+
+class Phases(pl.Callback):
+    """Notes the phase of the signals' handling at each checkpoint, by step."""
+
+    def __init__(self, resume: ExactResume, monkeypatch) -> None:
+        self.resume = resume
+        self.at_checkpoints = []
+        self.batch_seconds = []
+        self.write = checkpoint_dir.BackgroundWriter.write
+        monkeypatch.setattr(
+            checkpoint_dir.BackgroundWriter,
+            "write",
+            lambda writer, checkpoint, step, number: self.note(writer, checkpoint, step, number),
+        )
+
+    def note(self, writer, checkpoint, step: int, number: int) -> None:
+        self.at_checkpoints.append((step, self.resume.stop.phase.name.lower()))
+        self.write(writer, checkpoint, step, number)
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.batch_seconds.append(self.resume.stop.batch_seconds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stop", "options", "steps"),
+    [
+        (5, {}, [2, 3, 4, 5]),
+        (3, {}, [2, 3]),
+        (0, {"max_steps": 5}, [2, 3, 4, 5]),
+        (0, {}, [2, 3, 4, 6]),
+    ],
+)
+def test_the_last_checkpoint_alone_may_take_longer(
+    tmp_path: Path, monkeypatch, stop, options, steps
+):
+    """A signal waits for it (contract/shutdown.py), and not for those before."""
+    resume = ExactResume(tmp_path, seed=1, every_n_minutes=0, every_n_steps=2)
+    phases = Phases(resume, monkeypatch)
+    options = {"max_epochs": 2, "limit_train_batches": 3} | options
+    trainer = short_trainer(tmp_path, callbacks=[phases, Stops(stop), resume], **options)
+    with pytest.raises(SystemExit) if stop else contextlib.nullcontext():
+        trainer.fit(Untested())
+    before = [(step, "training") for step in steps[:-1]]
+    assert phases.at_checkpoints == [*before, (steps[-1], "saving")]
+    # A batch may take as long as the one before.
+    assert phases.batch_seconds[:2] == [0.0, 0.0] and all(phases.batch_seconds[2:])
+
+
+@pytest.mark.slow
+def test_whoever_else_hears_the_signals_is_told_what_is_going_on(tmp_path: Path, monkeypatch):
+    """The command line does: before and after the training, a signal ends it at once."""
+
+    class Sees(pl.Callback):
+        def on_test_batch_start(self, *_):
+            seen.append(signal.getsignal(signal.SIGTERM) == stop._handle)
+
+    seen = []
+    with shutdown.Stop(Path("nowhere"), print) as stop:
+        resume = ExactResume(tmp_path, every_n_minutes=0, every_n_steps=2, stop=stop)
+        phases = Phases(resume, monkeypatch)
+        options = {"limit_train_batches": 3, "limit_test_batches": 1}
+        trainer = short_trainer(tmp_path, callbacks=[phases, Sees(), resume], **options)
+        assert stop.folder == tmp_path and stop.phase is shutdown.Phase.IDLE
+        trainer.fit(model := Untested())
+        assert phases.at_checkpoints == [(2, "training"), (3, "saving")]
+        assert stop.phase is shutdown.Phase.IDLE
+        trainer.test(model, verbose=False)
+    assert seen and all(seen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("every", "full_from", "saved"),
+    [
+        (0, 99, "3: SIGINT; {}/step-000000003.ckpt is complete ["),
+        (
+            0,
+            0,
+            "0: SIGINT; there is no checkpoint, as that of step 3 could not be written (No space",
+        ),
+        (
+            1,
+            3,
+            "2: SIGINT; {}/step-000000002.ckpt is complete, as that of step 3 could not be "
+            "written (No space left on device) [",
+        ),
+    ],
+)
+def test_a_stop_says_what_is_saved(tmp_path: Path, monkeypatch, capfd, every, full_from, saved):
+    def write(path: Path, checkpoint: dict, step: int, number: int) -> None:
+        if step >= full_from:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        checkpoint_file.write(path, checkpoint, step, number)
+
+    monkeypatch.setattr(checkpoint_dir, "write", write)
+    resume = ExactResume(tmp_path, seed=1, every_n_minutes=0, every_n_steps=every)
+    with pytest.raises(SystemExit) as stopped:
+        short_trainer(tmp_path, callbacks=[Stops(3), resume]).fit(Untested())
+    assert stopped.value.code == 130
+    assert f"\ninterrupted, resume from step {saved.format(tmp_path)}" in capfd.readouterr().err
+
+
+class StopsInValidation(pl.Callback):
+    """Presses Ctrl-C at a batch of the second validation; notes the batches of that one."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.seen = []
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, *_):
+        if trainer.current_epoch == 1 and not trainer.sanity_checking:
+            self.seen.append(batch_idx)
+            if batch_idx == self.batch:
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+class Unsized(IterableDataset):
+    """Yields samples, and nobody knows how many."""
+
+    def __iter__(self):
+        yield from map(Noisy().__getitem__, range(16))
+
+
+FOUR_BATCHES = torch.utils.data.Subset(Noisy(), range(16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("batch", "step", "data", "kind", "seen"),
+    [
+        (3, 0, FOUR_BATCHES, "validation", [0, 1, 2, 3]),
+        (0, 0, Unsized(), "epoch", [0, 1, 2, 3]),
+        (-1, 2, FOUR_BATCHES, "validation", []),
+    ],
+)
+def test_a_stop_in_a_validation(tmp_path: Path, batch, step, data, kind, seen):
+    """It comes before its first batch, or after a batch that all ranks have.
+
+    Else it comes at the end of the epoch.
+    """
+    model = Classifier()
+    stops = StopsInValidation(batch)
+    options = {"max_epochs": 3, "limit_train_batches": 1, "num_sanity_val_steps": 0}
+    trainer = short_trainer(tmp_path, stops, Stops(step), **options)
+    with pytest.raises(SystemExit):
+        trainer.fit(model, val_dataloaders=DataLoader(data, 4))
+    assert stops.seen == seen and model.training
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["sagemaker_lightning"]
+    assert (saved["step"], saved["kind"]) == (2, kind)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_has_the_state_of_its_step_whenever_it_is_written(tmp_path: Path, monkeypatch):
+    """It is a copy: training goes on while it is written."""
+    saved = {}
+    monkeypatch.setattr(
+        checkpoint_dir, "write", lambda path, state, step, number: saved.update({step: state})
+    )
+    resume = ExactResume(tmp_path, seed=1, every_n_minutes=0, every_n_steps=2)
+    began = time.time()
+    trainer = short_trainer(tmp_path, callbacks=[resume], limit_train_batches=3)
+    trainer.fit(model := Untested())
+    assert [*saved] == [2, 3]
+    for step, state in saved.items():
+        entries = state["sagemaker_lightning"]
+        optimizer = state["optimizer_states"][0]["state"]
+        assert {float(values["step"]) for values in optimizer.values()} == {float(step)}
+        assert torch.equal(state["state_dict"]["network.0.weight"], model.network[0].weight) is (
+            step == 3
+        )
+        assert began <= entries["saved_at"] == entries["number"] / 1e9 <= time.time()
+        assert entries["ranks"][0]["own"] == {} and entries["step"] == step
+        assert entries["should_stop"] is False and entries["added"] == [0, 0]
+        epochs = state["loops"]["fit_loop"]["epoch_progress"]["current"]
+        assert (epochs["processed"], epochs["completed"]) == ((1, 0) if step == 3 else (0, 0))
+        assert entries["kind"] == ("epoch" if step == 3 else "batch")
+
+
+class Unsaveable(Untested):
+    """Holds an object that no checkpoint can hold, in its checkpoints or its hyperparameters."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+        if place == "hparams":
+            self.save_hyperparameters({"scaler": Scaler()})
+
+    def on_save_checkpoint(self, checkpoint):
+        if self.place == "hook":
+            checkpoint["lock"] = threading.Lock()
+        if self.place == "optimizer":
+            checkpoint["optimizer_states"][0]["lock"] = threading.Lock()
+        if self.place == "scheduler":
+            checkpoint["lr_schedulers"][0]["lock"] = threading.Lock()
+
+
+class Unsaved(pl.Callback):
+    def state_dict(self):
+        return {"lock": threading.Lock()}
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("hook", r"lock is a _thread.lock \(on_save_checkpoint\(\) or state_dict\(\) of test_"),
+        ("optimizer", r"optimizer_states.0.lock is a _thread.lock \(an optimizer of test_"),
+        ("scheduler", r"lr_schedulers.0.lock is a _thread.lock \(a scheduler of test_"),
+        ("callback", r"callbacks.Unsaved.lock is a _thread.lock \(a callback of test_"),
+    ],
+)
+def test_an_object_that_no_checkpoint_can_hold_is_one_line(tmp_path: Path, place, says):
+    callbacks = [Unsaved()] if place == "callback" else []
+    line = rf"^a checkpoint of this run could not be read again: {says}exact_resume.Unsaveable\)"
+    with pytest.raises(UserError, match=line):
+        short_trainer(tmp_path, *callbacks).fit(Unsaveable(place))
+
+
+def test_a_hyperparameter_that_no_checkpoint_can_hold_is_named_in_it(tmp_path: Path):
+    short_trainer(tmp_path, limit_train_batches=1).fit(Unsaveable("hparams"))
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert saved["hyper_parameters"]["scaler"] == "(test_exact_resume.Scaler)"
+
+
+@pytest.mark.parametrize(
+    ("contained", "first", "warns"), [(True, "bash", 1), (True, "", 0), (False, "bash", 0)]
+)
+def test_a_container_that_loses_sigterm_is_named_once(
+    tmp_path: Path, monkeypatch, capfd, contained, first, warns
+):
+    monkeypatch.setattr(callback, "in_container", lambda: contained)
+    monkeypatch.setattr(callback, "loses_sigterm", lambda: first)
+    trainer = short_trainer(tmp_path, limit_train_batches=1)
+    model = Untested()
+    for epochs in (1, 2):
+        trainer.fit_loop.max_epochs = epochs
+        trainer.fit(model)
+    lines = [line for line in capfd.readouterr().out.splitlines() if "SIGTERM" in line]
+    says = "warning: SIGTERM does not reach this training: bash, the container's first process, "
+    assert len(lines) == warns and all(line.startswith(says) for line in lines)
+    assert saved_steps(tmp_path) == [1, 2]
+
+
+def test_a_rank_may_outlive_its_launcher_except_while_it_trains(tmp_path: Path, monkeypatch):
+    class Sees(pl.Callback):
+        def on_train_batch_start(self, *_):
+            set_signals.append("trains")
+
+    set_signals = []
+    monkeypatch.setattr(parent_process, "_set_death_signal", set_signals.append)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.delenv(parent_process.LAUNCHER_VARIABLE, raising=False)
+    trainer = short_trainer(tmp_path, Sees(), limit_train_batches=1)
+    assert set_signals == [signal.SIGKILL]
+    model = Untested()
+    for epochs in (1, 2):
+        set_signals.clear()
+        trainer.fit_loop.max_epochs = epochs
+        trainer.fit(model)
+        assert set_signals == [signal.SIGKILL, "trains", 0]
+
+
+def test_a_training_that_fails_leaves_no_file_open_and_no_folder_locked(tmp_path: Path):
+    open_files = []
+    for name in ("a", "b"):
+        with pytest.raises(RuntimeError, match="as it was told"):
+            short_trainer(tmp_path / name, Fails()).fit(Untested())
+        open_files.append(len([*Path("/proc/self/fd").iterdir()]))
+        assert folder_lock._held == {}
+    assert open_files[0] == open_files[1]
+
+
+def test_a_training_that_is_not_exact_leaves_the_signals_to_lightning(tmp_path: Path, capfd):
+    class Sees(pl.Callback):
+        def on_train_batch_start(self, *_):
+            stops.append(resume.stop)
+
+    stops = []
+    resume = ExactResume(tmp_path, exact=False)
+    trainer = short_trainer(tmp_path, callbacks=[Sees(), resume], limit_train_batches=1)
+    trainer.fit(Untested())
+    assert stops == [None] and saved_steps(tmp_path) == []
+    assert "this run is trained and saved as Lightning does; " in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_what_is_logged_by_hand_after_a_stop_is_kept(tmp_path: Path):
+    model = Untested()
+    logger = CSVLogger(tmp_path / "logs")
+    options = {"logger": logger, "log_every_n_steps": 1, "limit_train_batches": 4}
+    for presses in (1, 0):
+        trainer = short_trainer(tmp_path / "run", PressCtrlC(presses, batch=1), **options)
+        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
+            trainer.fit(model)
+        if presses:
+            logger.log_metrics({"mine": 1.0}, step=1)
+    rows = list(csv.DictReader(rows_of(tmp_path / "logs").splitlines()))
+    assert [row["step"] for row in rows if row["mine"]] == ["1"]
+    assert [row["step"] for row in rows if row["train_loss_step"]] == ["0", "1", "2", "3"]
+
+
 def test_in_another_thread_no_handler_is_installed(tmp_path: Path, capfd):
     handlers = installed_handlers()
     thread = threading.Thread(target=lambda: short_trainer(tmp_path).fit(Classifier()))
@@ -1018,6 +1392,47 @@ def test_a_wrong_argument_is_one_line(tmp_path: Path, arguments, says):
         ExactResume(**{"dirpath": tmp_path} | arguments)
 
 
+def test_the_pages_name_the_defaults():
+    parameters = inspect.signature(ExactResume).parameters
+    page = (ROOT / "docs/flags-and-recipes.md").read_text()
+    for name in ("every_n_minutes", "keep"):
+        assert f"`{name}` ({parameters[name].default:g})" in page
+    assert "`exact` (true)" in page and parameters["exact"].default is True
+    off = ("every_n_steps", "other_settings", "strict")
+    assert not any(parameters[name].default for name in off)
+
+
+def test_a_drill_sets_when_checkpoints_are_saved_and_where(tmp_path: Path):
+    asked = dict.fromkeys(("epochs", "steps", "moment", "workers"), None)
+    asked |= {"folder": str(tmp_path), "reached": str(tmp_path / "reached")}
+    environment = SageMakerEnvironment(drill=asked, checkpoint_dir=tmp_path / "drill")
+    resume = ExactResume(tmp_path / "own", every_n_minutes=3, environment=environment)
+    assert resume.folder.path == tmp_path / "drill"
+    assert resume.every_n_minutes == 0 and resume.every_n_steps == 2
+
+
+@pytest.mark.parametrize(("seed", "is_random"), [(2**32, False), (2**32 + 1, True)])
+def test_a_seed_that_a_program_may_give_is_told_from_torchs_first_one(
+    tmp_path: Path, seed, is_random
+):
+    model = Untested()
+    torch.manual_seed(seed)
+    assert (model in ExactResume(tmp_path, seed=1).drawn_before) is is_random
+
+
+def test_a_seed_decides_what_is_drawn_after_it_unless_the_command_line_has_set_it(tmp_path: Path):
+    drawn = {}
+    for seed in (1, 1, 2):
+        ExactResume(tmp_path, seed=seed)
+        assert drawn.setdefault(seed, torch.get_rng_state().tolist()) == (
+            torch.get_rng_state().tolist()
+        )
+    assert drawn[1] != drawn[2]
+    ExactResume(tmp_path)
+    ExactResume(tmp_path, seed=1, stop=shutdown.Stop(tmp_path, print))
+    assert torch.get_rng_state().tolist() == drawn[2]
+
+
 def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="checkpoints cannot be written there"):
@@ -1078,6 +1493,17 @@ def test_a_run_with_other_settings_is_one_line(tmp_path: Path):
         short_trainer(tmp_path, PressCtrlC(1)).fit(Classifier())
     with pytest.raises(UserError, match="--trainer.accumulate_grad_batches was 1, is 2"):
         short_trainer(tmp_path, accumulate_grad_batches=2).fit(Classifier())
+
+
+def test_a_seed_of_the_command_line_is_named_by_its_flag_alone(tmp_path: Path):
+    for seed in (1, 2):
+        resume = ExactResume(tmp_path, seed=seed, settings={"--seed_everything": seed})
+        trainer = short_trainer(tmp_path, callbacks=[resume], limit_train_batches=1)
+        if seed == 1:
+            trainer.fit(model := Untested())
+    says = r"is of another run: --seed_everything was 1, is 2; (?!ExactResume)"
+    with pytest.raises(UserError, match=says):
+        trainer.fit(model)
 
 
 @pytest.mark.slow
@@ -1681,6 +2107,8 @@ def test_a_copy_is_one_of_its_own(tmp_path: Path):
         copied = copy.deepcopy(original)
         assert copied.seeding is not original.seeding and copied.folder.path == original.folder.path
         assert copied.arguments == original.arguments
+    resume = ExactResume(tmp_path, stop=shutdown.Stop(tmp_path, print))
+    assert copy.deepcopy(resume).stop is resume.stop and resume.resumes == []
 
 
 def test_a_callback_is_pickled_with_its_arguments(tmp_path: Path):
@@ -1798,13 +2226,16 @@ class StopsAt(pl.Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def resumed_and_alone(folder: Path, model: Classifier, at: tuple[int, int]) -> list[Classifier]:
+def resumed_and_alone(
+    folder: Path, model: Classifier, at: tuple[int, int], **options
+) -> list[Classifier]:
     """Train a model with an interruption and without one; return both models."""
-    short_trainer(folder / "alone", max_epochs=3).fit(alone := copy.deepcopy(model))
+    options = {"max_epochs": 3} | options
+    short_trainer(folder / "alone", **options).fit(alone := copy.deepcopy(model))
     with pytest.raises(SystemExit):
-        trainer = short_trainer(folder / "interrupted", StopsAt(*at), max_epochs=3)
+        trainer = short_trainer(folder / "interrupted", StopsAt(*at), **options)
         trainer.fit(copy.deepcopy(model))
-    short_trainer(folder / "interrupted", max_epochs=3).fit(resumed := copy.deepcopy(model))
+    short_trainer(folder / "interrupted", **options).fit(resumed := copy.deepcopy(model))
     return [resumed, alone]
 
 
@@ -1989,6 +2420,87 @@ def test_an_iterator_of_ones_own_is_told_of_and_left_alone(tmp_path: Path, capfd
         r"^warning: (.*) and no checkpoint can hold", capfd.readouterr().out, re.M
     )
     assert warnings == ["model.batches is a _MultiProcessingDataLoaderIter,"] * 2
+
+
+class Beside(Untested):
+    """Trains by what it keeps beside its weights and its optimizer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+        self.register_buffer("saved", torch.zeros(()))
+        self.teacher = [torch.nn.Linear(2, 1), torch.nn.LazyLinear(1)]
+        self.mean = MeanMetric()
+        self.tracker = MetricTracker(MeanMetric(), maximize=False)
+        self.scale = torch.nn.Parameter(torch.ones(()))  # no optimizer has it
+
+    def on_train_epoch_start(self) -> None:
+        self.tracker.increment()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx) * self.scale
+        with torch.no_grad():
+            self.seen += 1
+            self.saved += 2
+            self.teacher[0].weight.mul_(0.9).add_(self.network[0].weight.mean(0))
+            self.mean(loss)
+            self.tracker(loss)
+            kept = self.seen + self.saved + self.teacher[0].weight.sum() + self.mean.compute()
+            kept += self.tracker.compute_all().sum()
+            kept += 0 if self.scale.grad is None else self.scale.grad
+        return loss * (1 + 0.01 * kept)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.network.parameters(), 0.05)
+
+
+@pytest.mark.slow
+def test_what_a_model_keeps_beside_its_weights_is_as_it_was(tmp_path: Path):
+    options = {"max_epochs": 2, "limit_train_batches": 4}
+    resumed, alone = resumed_and_alone(tmp_path, Beside(), (1, 1), **options)
+    weights = zip(resumed.network.parameters(), alone.network.parameters(), strict=True)
+    assert all(torch.equal(*each) for each in weights)
+    assert resumed.seen == alone.seen == 8 and resumed.saved == 16
+    assert torch.equal(resumed.teacher[0].weight, alone.teacher[0].weight)
+    assert resumed.tracker.n_steps == 2 and resumed.mean.compute() == alone.mean.compute()
+    assert torch.equal(resumed.tracker.compute_all(), alone.tracker.compute_all())
+    assert torch.equal(resumed.scale.grad, alone.scale.grad)
+
+
+def fake_rank(number: int, ranks: int) -> types.SimpleNamespace:
+    """Return what a rank's trainer has of a model that is optimized by hand."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    model.automatic_optimization = False
+    return types.SimpleNamespace(
+        global_rank=number, world_size=ranks, lightning_module=model, callbacks=[]
+    )
+
+
+def test_gradients_are_saved_where_they_differ_from_the_first_ranks():
+    saved = []
+    for number, gradient in enumerate((1.0, 1.0, 3.0)):
+        rank = fake_rank(number, 3)
+        rank.lightning_module.weight.grad = torch.full((1, 2), gradient)
+        first_digest = digest({"weight": torch.ones(1, 2)})
+        said = [first_digest] * 3
+        saved.append(
+            epoch_state.gradients(rank, lambda own, said=said, number=number: [*said[:number], own])
+        )
+    assert saved[1] is None
+    assert [each["weight"].tolist() for each in (saved[0], saved[2])] == [[[1, 1]], [[3, 3]]]
+
+
+@pytest.mark.parametrize(
+    ("number", "ranks", "gradient"), [(0, 3, 1.0), (1, 3, 1.0), (2, 3, 4.0), (0, 1, 2.0)]
+)
+def test_other_ranks_go_on_with_the_mean_of_the_gradients(number, ranks, gradient):
+    saved = [{"gradients": {"weight": torch.full((1, 2), 1.0)}}, {"gradients": None}]
+    saved.append({"gradients": {"weight": torch.full((1, 2), 4.0)}})
+    rank = fake_rank(number, ranks)
+    epoch_state.restore_gradients(rank, saved)
+    assert rank.lightning_module.weight.grad.tolist() == [[gradient] * 2]
+    epoch_state.restore_gradients(rank, [{"gradients": {}}] * 3)
+    assert rank.lightning_module.weight.grad is None
 
 
 @pytest.mark.slow
