@@ -254,7 +254,7 @@ def test_a_sampler_without_a_length(kind: str):
         return torch.tensor([batch[2] for batch in parts]).flatten().tolist()
 
     alone = drawn(50)
-    assert torch.tensor(alone[0][2]).dim() == (kind != "single samples")
+    assert torch.tensor(alone[0][1]).dim() == (kind != "single samples")
     assert drawn(47, start=3) == alone[3:]
     assert samples(drawn(8, epoch=1)) != samples(alone[:8])
     noise = {str(batch[0]) for batch in alone}
