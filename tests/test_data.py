@@ -16,6 +16,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torchvision.transforms import functional
 
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.partition import Course, Division
 
 from app.augmentation import PADDING, Augmentation, Normalize, generator
 from app.data import CIFAR10DataModule, DigitsDataModule
@@ -88,6 +89,38 @@ def test_ranks_share_each_global_batch(size, world_size, drop_last):
     assert indices == sum(one_process, []) if drop_last else sorted(indices) == list(range(size))
     if drop_last:
         assert all(len(batch) == 5 * world_size for batch in together)
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "drop_last", "sizes"),
+    [
+        (41, 1, False, [5] * 8 + [1]),
+        (40, 2, False, [10] * 4),
+        (41, 2, False, [10] * 3 + [11]),
+        (43, 2, False, [10] * 3 + [13]),
+        (44, 2, False, [10] * 4 + [4]),
+        (44, 2, True, [10] * 4),
+        (51, 3, False, [15] * 3 + [6]),
+        (3, 2, False, [3]),
+        (1, 2, False, []),
+        (4, 1, True, []),
+    ],
+)
+def test_a_remainder_is_a_batch_if_each_rank_has_two_samples_of_it(size, ranks, drop_last, sizes):
+    division = Division(size, 5, ranks, drop_last)
+    assert [len(division.positions(batch)) for batch in range(division.batches)] == sizes
+    for batch, length in enumerate(sizes):
+        parts = [division.part(batch, rank) for rank in range(ranks)]
+        assert list(map(len, parts)) == division.sizes(batch)
+        assert sum(map(list, parts), []) == list(division.positions(batch))
+        assert sum(division.sizes(batch)) == length
+
+
+def test_no_batch_may_be_left_of_an_epoch_for_more_ranks():
+    course = Course(Division(103, 10, 4))
+    course.continue_from(1, 100)
+    division, first = course.of_epoch(1)
+    assert (division.batches, first) == (0, 3) and course.reached(1, 3) == 100
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

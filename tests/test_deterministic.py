@@ -4,22 +4,29 @@ They do not depend on the number of workers or ranks.
 """
 
 import copy
+import itertools
 import random
 import re
+import time
+from multiprocessing import active_children
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 from interruptible import Noisy
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
+    Sampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -27,11 +34,30 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from sagemaker_lightning.compat import lightning_loaders
+from sagemaker_lightning.compat.torch_data import fetcher_function
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.deterministic import Exact, divided, exact
-from sagemaker_lightning.data.seeded_indices import Found, seed_all
+from sagemaker_lightning.data.deterministic import (
+    Exact,
+    divided,
+    exact,
+    make_deterministic,
+    plan,
+    restore_loader,
+)
+from sagemaker_lightning.data.partition import PartitionedLoader
+from sagemaker_lightning.data.sample_seeding import Plan, Watch, has_state
+from sagemaker_lightning.data.seeded_indices import Found, number_of, seed_all, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.state import object_graph
+
+
+def as_lists(loader: DataLoader, limit: int | None = None) -> list[list]:
+    """Return the batches of a loader, as lists."""
+    return [
+        [value.tolist() if isinstance(value, torch.Tensor) else value for value in batch]
+        for batch in itertools.islice(loader, limit)
+    ]
 
 
 def batches(loader: DataLoader, epoch: int = 0, start: int = 0, **ranks) -> list[list]:
@@ -39,10 +65,7 @@ def batches(loader: DataLoader, epoch: int = 0, start: int = 0, **ranks) -> list
     loader_made, reason = exact(loader, 7, "train", **ranks)
     assert loader_made is loader and reason == "" and len(loader_made) >= 1
     loader_made.exactly.begin(epoch, 0, start)
-    return [
-        [value.tolist() if isinstance(value, torch.Tensor) else value for value in batch]
-        for batch in loader_made
-    ]
+    return as_lists(loader_made)
 
 
 def noisy(**options) -> DataLoader:
@@ -80,6 +103,37 @@ def test_the_generators_of_the_process_are_left_alone():
     seed_all("x")
     divided(exact(noisy(), 7, "train")[0])._order(0, 0)
     assert torch.equal(torch.rand(1), expected)
+    seed_all("x")
+    next(iter(divided(exact(DataLoader(range(43), sampler=Unending()), 7)[0])))
+    assert torch.equal(torch.rand(1), expected)
+    function = fetcher_function()
+    batches(noisy())
+    assert fetcher_function() is function  # other loaders draw as before
+
+
+def test_an_iteration_begins_where_it_is_told_and_the_next_at_the_first_batch():
+    loader, _ = exact(noisy(), 7, "train")
+    assert as_lists(loader) == batches(noisy(), epoch=0)
+    loader.begin_epoch(0)
+    assert as_lists(loader) == batches(noisy(), epoch=0)
+    loader.begin_epoch(1, 4)
+    assert as_lists(loader) == batches(noisy(), epoch=1)[4:]
+    assert as_lists(loader) == batches(noisy(), epoch=1)
+    loader.exactly.begin(1, 1, 4)
+    loader.exactly.rewind(2)
+    assert as_lists(loader) == batches(noisy(), epoch=2)
+
+
+def test_a_second_iteration_within_an_epoch_has_an_order_and_chance_of_its_own():
+    def drawn(turn: int, **options) -> list[list]:
+        loader, _ = exact(noisy(**options), 7)
+        loader.exactly.begin(3, turn, 0)
+        return as_lists(loader)
+
+    assert drawn(1) == drawn(1)
+    orders = {str([batch[2] for batch in drawn(turn)]) for turn in range(3)}
+    noise = {str([batch[0] for batch in drawn(turn, shuffle=False)]) for turn in range(3)}
+    assert len(orders) == len(noise) == 3
 
 
 @pytest.mark.slow
@@ -133,6 +187,93 @@ def test_a_sampler_with_a_length_and_no_end():
     assert batches(make(), start=5) == all_batches[5:]
 
 
+def test_a_sampler_with_a_length_comes_to_its_end():
+    """Some count their epochs after the last sample."""
+
+    class Counting(Sampler):
+        epochs = 0
+
+        def __len__(self) -> int:
+            return 8
+
+        def __iter__(self):
+            yield from range(8)
+            self.epochs += 1
+
+    sampler = Counting()
+    assert len(batches(DataLoader(TensorDataset(torch.arange(8)), 4, sampler=sampler))) == 2
+    assert sampler.epochs == 1
+
+
+def test_a_sampler_may_draw_fewer_than_its_length():
+    class Fewer(Sampler):
+        def __len__(self) -> int:
+            return 12
+
+        def __iter__(self):
+            yield from range(7)
+
+    data = TensorDataset(torch.arange(12))
+    assert batches(DataLoader(data, 4, sampler=Fewer())) == [[[0, 1, 2, 3]]]
+
+
+class Unending(Sampler):
+    """It has no length and no end."""
+
+    def __iter__(self):
+        while True:
+            yield from torch.randperm(43).tolist()
+
+
+class UnendingPairs(Sampler):
+    """Batches of two, without an end."""
+
+    def __iter__(self):
+        while True:
+            yield from torch.randperm(42).view(-1, 2).tolist()
+
+
+UNENDING = {
+    "batches of four": lambda: DataLoader(Noisy(43), 4, sampler=Unending()),
+    "batches of its own": lambda: DataLoader(Noisy(43), batch_sampler=UnendingPairs()),
+    "single samples": lambda: DataLoader(Noisy(43), None, sampler=Unending()),
+}
+
+
+@pytest.mark.parametrize("kind", UNENDING)
+def test_a_sampler_without_a_length(kind: str):
+    def drawn(limit: int, epoch: int = 0, start: int = 0, **ranks) -> list[list]:
+        loader, reason = exact(UNENDING[kind](), 7, **ranks)
+        assert not reason and loader.exactly.sizes(epoch, start) == [1] * len(ranks or "1")
+        with pytest.raises(TypeError, match="Unending.* has no length"):
+            len(loader)
+        loader.begin_epoch(epoch, start)
+        return as_lists(loader, limit)
+
+    def samples(parts: list[list]) -> list[int]:
+        return torch.tensor([batch[2] for batch in parts]).flatten().tolist()
+
+    alone = drawn(50)
+    assert torch.tensor(alone[0][1]).dim() == (kind != "single samples")
+    assert drawn(47, start=3) == alone[3:]
+    assert samples(drawn(8, epoch=1)) != samples(alone[:8])
+    noise = {str(batch[0]) for batch in alone}
+    assert len(noise) == 50
+    ranks = [drawn(4, rank=rank, world_size=2) for rank in range(2)]
+    shared = [batch for parts in zip(*ranks, strict=True) for batch in parts]
+    assert samples(shared) == samples(alone[:8])
+    assert not noise & {str(batch[0]) for batch in ranks[1]}
+
+
+def test_a_sampler_without_a_length_ends_with_its_last_whole_batch():
+    class OfTen(Sampler):
+        def __iter__(self):
+            yield from range(10)
+
+    loader, _ = exact(DataLoader(TensorDataset(torch.arange(10)), 4, sampler=OfTen()), 7)
+    assert as_lists(loader) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
+
+
 def test_batches_of_ones_own_go_to_the_ranks_in_turn():
     class Pairs(BatchSampler):
         def __iter__(self):
@@ -147,6 +288,79 @@ def test_batches_of_ones_own_go_to_the_ranks_in_turn():
     assert len(all_batches) == 9 and batches(make(), start=5) == all_batches[5:]
     ranks = [batches(make(), rank=rank, world_size=2) for rank in range(2)]
     assert ranks == [all_batches[0:8:2], all_batches[1:8:2]]
+    assert exact(make(), 7, rank=1, world_size=2)[0].exactly.sizes(0, 3) == [1, 1]
+    few = "--data: 9 batches for 10 ranks and a batch size of 1; allowed is at least one batch"
+    with pytest.raises(UserError, match=few):
+        exact(make(), 7, rank=0, world_size=10)
+
+
+def test_the_sampler_within_a_sampler_of_batches_is_told_the_epoch():
+    class Shuffling(Sampler):
+        epoch = 0
+
+        def __len__(self) -> int:
+            return 9
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self):
+            yield from range(self.epoch, self.epoch + 9)
+
+    class Pairs(BatchSampler):
+        """A class of the user's own."""
+
+    make = lambda: DataLoader(  # noqa: E731
+        TensorDataset(torch.arange(30)), batch_sampler=Pairs(Shuffling(), 2, True)
+    )
+    assert batches(make(), epoch=3) == [[[3, 4]], [[5, 6]], [[7, 8]], [[9, 10]]]
+
+
+def test_too_few_samples_for_all_ranks_are_an_error():
+    few = "--data: 3 samples for 4 ranks and a batch size of 5; allowed is at least one batch for"
+    with pytest.raises(UserError, match=few):
+        exact(DataLoader(range(3), 5), 7, rank=3, world_size=4)
+    loader, _ = exact(DataLoader(range(4), 5), 7, rank=3, world_size=4)
+    assert len(loader) == 1
+
+
+def test_an_epoch_goes_on_with_another_number_of_ranks():
+    order = sum((batch[2] for batch in batches(noisy(), epoch=1)), [])
+    before, _ = exact(noisy(), 7, "train", rank=1, world_size=2)
+    reached = before.exactly.course.reached(1, 3)
+    loaders = [exact(noisy(), 7, "train", rank=rank, world_size=3)[0] for rank in range(3)]
+    seen = []
+    for loader in loaders:
+        loader.exactly.course.continue_from(1, reached)
+        start = loader.exactly.course.of_epoch(1)[1]
+        loader.begin_epoch(1, start)
+        seen.append([batch[2] for batch in as_lists(loader)])
+    together = [sum(parts, []) for parts in zip(*seen, strict=True)]
+    assert reached == 24 and together == [order[24:36], order[36:]]
+    assert [loaders[0].exactly.sizes(1, start + batch) for batch in range(2)] == [
+        [4, 4, 4],
+        [3, 2, 2],
+    ]
+
+
+def test_ranks_know_whether_they_share_an_order():
+    def drawn(rank: int, epoch: int = 0, world_size: int = 2) -> int:
+        loader, _ = exact(noisy(), 7, rank=rank, world_size=world_size)
+        loader.begin_epoch(epoch)
+        return loader.exactly.drawn
+
+    assert drawn(0) == drawn(1) != drawn(0, epoch=1)
+    assert drawn(0, world_size=1) == 0  # there is nobody to compare with
+
+
+def test_processes_share_a_loader_without_a_trainer():
+    def drawn(**ranks) -> list[int]:
+        loader = make_deterministic(noisy(), 7, **ranks)
+        return sum((batch[2] for batch in as_lists(loader)), [])
+
+    assert sorted(drawn()) == list(range(43))
+    shares = [drawn(rank=rank, world_size=2) for rank in range(2)]
+    assert sorted(sum(shares, [])) == list(range(43)) and list(map(len, shares)) == [22, 21]
 
 
 def test_a_distributed_sampler_shares_out_by_itself():
@@ -158,6 +372,13 @@ def test_a_distributed_sampler_shares_out_by_itself():
     ranks = [batches(make(rank), epoch=1, rank=rank, world_size=2) for rank in range(2)]
     assert sorted(sum((sum(batch, []) for rank in ranks for batch in rank), [])) == list(range(10))
     assert ranks[0] != batches(make(0), epoch=2)
+
+
+class Ten(IterableDataset):
+    """Ten numbers, each drawn."""
+
+    def __iter__(self):
+        yield from torch.rand(10)
 
 
 def test_what_has_no_positions_is_said():
@@ -179,6 +400,38 @@ def test_what_has_no_positions_is_said():
     assert exact([1, 2], 7) == ([1, 2], "list goes through its samples in a way of its own")
     with pytest.raises(UserError, match="a Mine cannot be shared out among 2 ranks"):
         exact(Mine(TensorDataset(torch.arange(3))), 7, rank=0, world_size=2)
+    data = TensorDataset(torch.arange(3))
+    shared = Mine(data, sampler=DistributedSampler(data, 2, 0))
+    ranks = {"rank": 0, "world_size": 2}
+    assert exact(shared, 7, **ranks)[1] == "Mine goes through its samples in a way of its own"
+    assert exact(DataLoader(Stream()), 7, **ranks)[1] == "an IterableDataset has no positions"
+    assert exact(Mine(Stream()), 7)[1] == "Mine goes through its samples in a way of its own"
+
+
+def test_a_loader_may_be_used_twice():
+    stream = DataLoader(Ten())
+    exact(stream, 7)
+    changed = type(stream)
+    assert exact(stream, 7) == (stream, "") and type(stream) is changed
+    loader, _ = exact(noisy(), 7, "train")
+    loader.begin_epoch(1, 3)
+    assert exact(loader, 7, "val") == (loader, "")
+    assert as_lists(loader) == batches(noisy(), epoch=1)[3:]  # training goes on where it is
+
+
+def test_a_loader_that_shares_its_batches_itself_keeps_its_order():
+    class Own(PartitionedLoader):
+        def sizes(self, epoch, batch):
+            return [1]
+
+        def begin(self, epoch, batch):
+            pass
+
+    loader = Own()
+    assert exact(loader, 7) == (loader, "") and divided(loader) is loader
+    says = "^make_deterministic: Own has an order of its own; allowed is a torch.utils.data"
+    with pytest.raises(UserError, match=says):
+        make_deterministic(loader, 7)
 
 
 def test_a_dataset_that_fetches_whole_batches_still_does():
@@ -241,6 +494,86 @@ def test_a_loader_that_was_trained_on_makes_predictions(tmp_path: Path):
         2.0 * number for number in range(10)
     ]
     assert type(copy.copy(loader)) is type(loader)
+    for another in (type(loader)(range(3)), type(loader)(dataset=range(3))):
+        assert type(another) is DataLoader and len(list(another)) == 3
+
+
+def test_a_loader_is_given_back_as_it_was():
+    children_before = set(active_children())
+    loader = noisy(num_workers=1, persistent_workers=True)
+    attributes = dict(vars(loader))
+    exact(loader, 7)
+    list(loader)
+    assert len(set(active_children()) - children_before) == 1
+    restore_loader(loader)
+    assert type(loader) is DataLoader and vars(loader) == attributes
+    assert set(active_children()) <= children_before
+
+
+def test_batches_of_workers_come_in_order():
+    class Slow(Dataset):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> int:
+            if index < 2:
+                time.sleep(0.05)
+            return index
+
+    loader, _ = exact(DataLoader(Slow(), 2, num_workers=2), 7)
+    loader.in_order = False
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert loader.in_order is False and loader.worker_init_fn is None
+
+
+class Growing(Dataset):
+    """It changes with each sample."""
+
+    seen = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        self.seen += 1
+        return index
+
+
+@pytest.mark.parametrize(("rank", "told"), [(0, 1), (1, 0)])
+def test_what_changes_in_a_worker_is_told_once_by_the_first_rank(capfd, monkeypatch, rank, told):
+    monkeypatch.setattr(rank_zero_only, "rank", rank)
+    list(exact(DataLoader(Growing(), 2, num_workers=1), 7)[0])
+    says = "Growing.seen changes in the data workers, where no checkpoint saves it"
+    assert capfd.readouterr().out.count(says) == told
+
+
+@pytest.mark.parametrize(
+    ("names", "batches_seen", "says"),
+    [
+        ("a", 2, "Growing.a changes"),
+        ("a", 4, "Growing.a changes"),
+        ("a", 5, ""),
+        ("a", 63, ""),
+        ("a", 64, "Growing.a changes"),
+        ("a", 65, ""),
+        ("a", 128, "Growing.a changes"),
+        ("", 2, ""),
+        ("abc", 2, "Growing.a, Growing.b, Growing.c changes"),
+        ("abcde", 2, "Growing.a, Growing.b, Growing.c and 2 more changes"),
+    ],
+)
+def test_when_it_is_looked_whether_workers_change_a_dataset(capsys, names, batches_seen, says):
+    dataset = Growing()
+    watch = Watch({"dataset": dataset}, torch.zeros(1, dtype=torch.uint8))
+    dataset.made_by_the_first_batch = 1
+    watch.look(1)
+    for name in names:
+        setattr(dataset, name, 1)
+    watch.look(batches_seen)
+    assert capsys.readouterr().out.partition(" in the data workers")[0] == says
+    dataset.a = 2
+    watch.look(192)
+    assert bool(capsys.readouterr().out) is (not says)
 
 
 def test_a_loader_stays_what_it_is():
@@ -326,3 +659,243 @@ def test_a_generator_that_was_not_there_before_is_found():
     assert found.more() and not found.more()
     dataset.late = None
     assert not found.more()
+
+
+@pytest.mark.parametrize(
+    ("batches_before", "is_found"), [(3, True), (4, False), (62, False), (63, True), (64, False)]
+)
+def test_a_generator_that_hides_is_found_in_the_first_batches_and_in_every_64th(
+    batches_before: int, is_found: bool
+):
+    dataset = Growing()
+    dataset.held, dataset.late = [], None
+    found = Found({"dataset": dataset})
+    assert not any(found.more() for _ in range(batches_before))
+    dataset.held.append(random.Random(1))
+    assert found.more() is is_found
+    dataset.late = random.Random(2)
+    assert found.more() and not found.more()
+
+
+def test_who_saves_its_own_state():
+    def owner(**methods) -> SimpleNamespace:
+        return SimpleNamespace(**methods)
+
+    def load(state) -> None:
+        pass
+
+    assert has_state(owner(state_dict=lambda: {}, load_state_dict=load))
+    assert has_state(owner(state_dict=lambda prefix="": {}, load_state_dict=load))
+    for without in (
+        owner(),
+        owner(state_dict=lambda: {}),
+        owner(load_state_dict=load),
+        owner(state_dict=lambda: {}, load_state_dict=None),
+        owner(state_dict={}, load_state_dict=load),
+        owner(state_dict=lambda batches: {}, load_state_dict=load),
+    ):
+        assert not has_state(without)
+
+
+# What the process draws ---------------------------------------------------------------------------
+
+
+def test_each_generator_of_the_process_is_seeded(monkeypatch):
+    def drawn(*key: object) -> tuple[float, ...]:
+        seed_all(*key)
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    assert drawn("x", 1) == drawn("x", 1)
+    assert not set(drawn("x", 1)) & set(drawn("x", 2))
+    seeds = []
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    seed_all("x", 1)
+    assert not seeds
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert seed_all("x", 1) == number_of("x", 1) and seeds == [number_of("x", 1)]
+
+
+def test_a_run_draws_what_earlier_versions_drew():
+    """Else a run that goes on with another version is another one."""
+    assert number_of("sample", 7, "train", 0, 3) == 8349078409027794008
+    seed_all("sample", 1)
+    assert [unseeded.bits(size) for size in (12, 32)] == [2174, 1028623734]
+
+
+PLACE = {"epoch": 1, "batch": 2, "loader": 0, "step": 3, "rank": 0}
+HOOKS = {
+    "on_fit_start": {"rank"},
+    "on_train_start": {"rank"},
+    "on_train_epoch_start": {"epoch", "rank"},
+    "on_train_batch_start": {"epoch", "batch", "rank"},
+    "on_train_epoch_end": {"epoch", "rank"},
+    "on_validation_start": {"step", "rank"},
+    "on_validation_batch_start": {"step", "loader", "batch", "rank"},
+    "teardown": set(),
+}
+"""What the draws after a hook depend on, besides the seed."""
+
+
+def drawn_after(hook: str, seed: int = 7, **place: int) -> float:
+    """Return what is drawn after a hook of a training."""
+    place = PLACE | place
+    trainer = SimpleNamespace(
+        current_epoch=place["epoch"],
+        global_step=place["step"],
+        global_rank=place["rank"],
+        fit_loop=SimpleNamespace(
+            _combined_loader=None, epoch_loop=SimpleNamespace(batch_idx=place["batch"])
+        ),
+    )
+    arguments = {
+        "on_train_batch_start": [None, 99],
+        "on_validation_batch_start": [None, place["batch"], *[place["loader"]][: place["loader"]]],
+        "teardown": ["fit"],
+    }
+    getattr(Seeding(seed), hook)(trainer, None, *arguments.get(hook, []))
+    return torch.rand(1).item()
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_what_is_drawn_after_a_hook_depends_on_the_place_alone(hook: str):
+    drawn = drawn_after(hook)
+    assert drawn == drawn_after(hook) != drawn_after(hook, seed=8)
+    assert {name for name in PLACE if drawn_after(hook, **{name: 9}) != drawn} == HOOKS[hook]
+
+
+def test_each_hook_draws_something_else():
+    assert len(set(map(drawn_after, HOOKS))) == len(HOOKS)
+    seed_all("x")
+    expected = torch.rand(1)
+    seed_all("x")
+    Seeding(7).teardown(SimpleNamespace(), None, "test")
+    assert torch.equal(torch.rand(1), expected)
+
+
+# A training's loaders -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["on_exception", "teardown"])
+def test_loaders_are_exact_from_setup_to_the_end(end: str):
+    seeding = Seeding()
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    randbits = np.random.bit_generator.randbits
+    lightnings = lightning_loaders.preparation(trainer)
+    seeding.setup(trainer, None, "validate")
+    assert lightning_loaders.preparation(trainer) == lightnings
+    torch.manual_seed(5)
+    seeding.setup(trainer, None, "fit")
+    assert seeding.seed == 5 and np.random.bit_generator.randbits == unseeded.bits
+    prepare = lightning_loaders.preparation(trainer)
+    loaders = {
+        stage: prepare(DataLoader(range(8)), shuffle=False, mode=stage)
+        for stage in (RunningStage.TRAINING, RunningStage.VALIDATING, RunningStage.PREDICTING)
+    }
+    assert [isinstance(loader, Exact) for loader in loaders.values()] == [True, True, False]
+    assert prepare([1, 2], shuffle=False, mode=RunningStage.TRAINING) == [1, 2]
+    if end == "teardown":
+        seeding.teardown(trainer, None, "fit")
+    else:
+        seeding.on_exception(trainer, None, KeyboardInterrupt())
+    assert all(type(loader) is DataLoader for loader in loaders.values())
+    assert np.random.bit_generator.randbits == randbits
+    seeding.leave_loaders_to_lightning(trainer)
+    assert lightning_loaders.preparation(trainer) == lightnings
+
+
+def test_a_seed_that_is_given_is_the_seed():
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    seeding = Seeding(7)
+    seeding.setup(trainer, None, "fit")
+    seeding.teardown(trainer, None, "fit")
+    assert seeding.seed == 7
+
+
+def test_loaders_of_the_same_samples_draw_apart():
+    """Those of validations draw alike: each is the data's only one, in most programs."""
+    seeding = Seeding(7)
+    trainer = SimpleNamespace(global_rank=0, world_size=1)
+
+    def drawn(stage: RunningStage) -> str:
+        return str(as_lists(seeding._exact(trainer, noisy(), stage)))
+
+    stages = [RunningStage.TRAINING, RunningStage.VALIDATING, RunningStage.TESTING]
+    first, second = [drawn(stage) for stage in stages], [drawn(stage) for stage in stages]
+    assert len({*first, *second}) == 4 and first[1:] == second[1:]
+    seeding.together(trainer, CombinedLoader([noisy()], "min_size"), "train")
+    assert drawn(stages[0]) == first[0]  # as when the loaders are made anew
+
+
+@pytest.mark.parametrize(("options", "samples"), [({}, 21), ({"share": False}, 43)])
+def test_ranks_share_a_loader_unless_its_sampler_does(options, samples):
+    trainer = SimpleNamespace(global_rank=1, world_size=2)
+    loader = Seeding(7)._exact(trainer, noisy(), RunningStage.TRAINING, **options)
+    assert sum(len(batch[2]) for batch in as_lists(loader)) == samples
+
+
+def test_each_rank_knows_what_each_shared_loader_draws_first():
+    def orders(rank: int) -> dict[str, int]:
+        seeding = Seeding(7)
+        trainer = SimpleNamespace(global_rank=rank, world_size=2)
+        loaders = [noisy(), DataLoader(Ten()), noisy(shuffle=False)]
+        combined = CombinedLoader(
+            [seeding._exact(trainer, loader, RunningStage.TRAINING) for loader in loaders],
+            "min_size",
+        )
+        seeding.together(trainer, combined, "train")
+        assert combined.shared_orders == {}
+        combined.begin(combined, 0, 0)
+        return combined.shared_orders
+
+    assert orders(0) == orders(1)
+    assert list(orders(0)) == ["0 RandomSampler", "2 SequentialSampler"]
+
+
+@pytest.mark.parametrize("number_of_workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_litdatas_workers_count_on_from_where_each_of_them_is(number_of_workers, batch_size):
+    class Loader:
+        __module__ = "litdata.streaming.dataloader"
+        num_workers = number_of_workers
+        restore = True
+
+    loader = Loader()
+    loader.batch_size = batch_size
+    loader.planned = Plan(())
+    plan(loader, 3, 7)
+    samples = [4, 3] if number_of_workers else [7]
+    assert loader.planned.turn == 3 and loader.restore is True
+    assert loader.planned.first == tuple((batch_size or 1) * batches for batches in samples)
+    plan(loader, 4, 1)
+    assert loader.restore is True
+    plan(loader, 4, 0)
+    assert loader.planned == Plan((), turn=4) and loader.restore is False
+    plan(loader, 4, 1)
+    assert loader.restore is False  # nothing to go back to
+
+
+def test_each_batch_of_a_validation_has_draws_of_its_own():
+    """They are the same if nothing was trained meanwhile."""
+    seeding = Seeding(7)
+    trainer = SimpleNamespace(global_rank=0, world_size=1, global_step=4)
+    loaders = [
+        seeding._exact(trainer, loader, RunningStage.VALIDATING)
+        for loader in (DataLoader(Ten(), 4), noisy())
+    ]
+    combined = CombinedLoader(loaders, "sequential")
+    seeding.together(trainer, combined, "val")
+
+    def validation() -> tuple[list[str], list[float]]:
+        torch.rand(3)
+        seen = [(str(batch), torch.rand(1).item()) for batch, _, _ in combined]
+        return [batch for batch, _ in seen], [drawn for _, drawn in seen]
+
+    first_batches, first_draws = validation()
+    assert validation() == (first_batches, first_draws)
+    assert len(set(first_draws)) == len(first_draws) == 3 + 11
+    for name in ("global_step", "global_rank"):
+        vars(trainer)[name] += 1
+        batches_now, draws_now = validation()
+        assert batches_now[3:] == first_batches[3:] and batches_now[0] != first_batches[0]
+        assert not set(draws_now) & set(first_draws)

@@ -4,18 +4,25 @@ A new process begins where another one stopped, and its batches are those of an 
 New loaders play the part of the new process; Lightning's fetcher may be one batch ahead.
 """
 
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import active_children
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import streams
 import torch
 from pytorch_lightning.loops.fetchers import _PrefetchDataFetcher
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
-from torch.utils.data import DataLoader, IterableDataset
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from sagemaker_lightning.compat.lightning_loops import _TakesLoaders
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.deterministic import exact, plan
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume.fit_loops import _Loaders
@@ -123,9 +130,18 @@ LOADERS = {
     "a cycle of states": made(
         "counted+resumable+points", "max_size_cycle", **STATEFUL, **TWO_WORKERS
     ),
+    "a state of a dataset, without workers": made("remembered", **STATEFUL),
 }
 ALWAYS_RUN = [
     "a buffer",
+    "a stream that counts",
+    "a dataset with a state",
+    "a state",
+    "a state of a dataset, without workers",
+    "a loader of its own",
+    "a loader of its own with a state",
+    "lazy",
+    "the shortest",
     "a state in workers that stay",
     "a stateful loader without a state",
     "lazy in workers",
@@ -151,6 +167,215 @@ def test_any_batch(name, limit):
         assert train(LOADERS[name], stops, limit) == alone
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a buffer",
+        "a stream that counts",
+        "a dataset with a state",
+        "a loader of its own",
+        "lazy",
+        "a generator",
+        "the longest, and others again",
+    ],
+)
+def test_to_look_whether_batches_can_be_drawn_again_changes_none(name):
+    assert train(LOADERS[name], proves=True) == train(LOADERS[name], proves=False)
+
+
+def test_a_stream_of_one_batch():
+    make = lambda: DataLoader(Numbers(4), 4)  # noqa: E731
+    assert [place[:2] for place in train(make)] == [(epoch, 0) for epoch in range(3)]
+
+
+class Numbers(IterableDataset):
+    """Some numbers, each drawn."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self):
+        yield from (torch.rand(1).item() for _ in range(self.size))
+
+
+def stopped(make, done: int) -> dict:
+    """Return the state of loaders whose process is stopped after `done` batches."""
+    combined, fetcher = begin(make)
+    combined.begin(fetcher, 0, 0)
+    for _ in range(done):
+        next(fetcher)
+    states = combined.states(fetcher, True)
+    combined.reset()
+    return states
+
+
+@pytest.mark.parametrize(("rank", "told"), [(0, 1), (1, 0)])
+def test_the_first_rank_tells_what_a_resumed_epoch_takes(capsys, monkeypatch, rank, told):
+    monkeypatch.setattr(rank_zero_only, "rank", rank)
+    states = stopped(LOADERS["a buffer"], 2) | {"why": "a reason"}
+    assert not capsys.readouterr().out
+    combined, fetcher = begin(LOADERS["a buffer"])
+    combined.begin(fetcher, 0, 2, states)
+    output = capsys.readouterr().out
+    drawn_again = (
+        r"the training data cannot start at a batch \(streams\.Buffered\): the 3 batches before "
+        r"this one were drawn again, in \d\.\d s\n"
+    )
+    differs = "a reason: the rest of this epoch differs from that of an uninterrupted run\n"
+    assert len(re.findall(drawn_again, output)) == output.count(differs) == told
+    assert output.count("\n") == 2 * told
+
+
+def test_nothing_is_told_of_an_epoch_that_begins(capsys):
+    states = stopped(LOADERS["a buffer"], 0) | {"why": "a reason", "ahead": []}
+    combined, fetcher = begin(LOADERS["a buffer"])
+    combined.begin(fetcher, 0, 0, states)
+    assert not capsys.readouterr().out
+
+
+def test_another_number_of_workers_cannot_go_on_with_the_state_of_the_first():
+    states = stopped(LOADERS["a state"], 2)
+    combined, fetcher = begin(made("resumable", **STATEFUL, workers=1))
+    says = (
+        "--data: streams.Resumable saved its state with 0 data workers, now there are 1; go on "
+        "with num_workers=0"
+    )
+    with pytest.raises(UserError, match=says):
+        combined.begin(fetcher, 0, 2, states)
+
+
+def test_what_moves_a_batch_to_the_device_draws_by_its_place():
+    def drawn(epoch: int = 0, start: int = 0, rank: int = 0) -> list[float]:
+        combined, _ = begin(made("points"))
+        combined.rank = rank
+        combined.begin(combined, epoch, start)
+        return [torch.rand(1).item() for _ in iter(lambda: next(combined, None), None)]
+
+    numbers = drawn()
+    assert drawn(start=3) == numbers[3:]
+    assert len({*numbers, *drawn(epoch=1), *drawn(rank=1)}) == 3 * len(numbers)
+
+
+@pytest.mark.parametrize("dataset", ["points", "buffered", "steady"])
+def test_a_hook_that_iterates_sees_the_same_after_a_resume(dataset):
+    """An uninterrupted run has drawn from the loader before; a resumed one has not."""
+
+    def seen(trained: bool, epoch: int = 1) -> str:
+        combined, fetcher = begin(made(dataset))
+        if trained:
+            combined.begin(fetcher, 0, 0)
+            next(fetcher)
+        combined.epoch_begins(epoch)
+        seed_all("epoch", epoch)
+        return str(list(combined.flattened[0]))
+
+    assert seen(True) == seen(False) != seen(False, epoch=2)
+
+
+def test_equal_streams_side_by_side_draw_apart():
+    make = lambda: [DataLoader(Numbers(8), 4), DataLoader(Numbers(8), 4)]  # noqa: E731
+    for _, _, batch in train(make):
+        first, second = re.findall(r"tensor\((.*?)\)", batch)
+        assert first != second
+
+
+def test_an_iterator_is_closed_when_nobody_goes_on_with_it():
+    closed = []
+
+    class Opening:
+        def __iter__(self):
+            try:
+                yield from range(5)
+            finally:
+                closed.append(True)
+
+    combined, fetcher = begin(lambda: Opening())
+    combined.begin(fetcher, 0, 0)
+    next(fetcher)
+    assert not closed
+    combined.reset()
+    assert closed == [True]
+    assert next(combined, None) is None  # until somebody begins an epoch
+
+
+class Unseeded(IterableDataset):
+    """It draws an order as it begins, before its first sample."""
+
+    def __iter__(self):
+        return iter(torch.rand(8).tolist())
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize("dataset", [Unseeded(), Numbers(8)], ids=["at once", "one by one"])
+def test_a_loader_with_a_state_draws_by_the_number_of_its_iteration(dataset):
+    def loader():
+        torch.rand(1)
+        return exact(streams.StatefulDataLoader(dataset, 4), 7)[0]
+
+    first = loader()
+    iterations = [str(list(first)) for _ in range(3)]
+    assert len(set(iterations)) == 3
+    second = loader()
+    plan(second, 1, 0)
+    assert [str(list(second)) for _ in range(2)] == iterations[1:]
+
+
+def test_each_sample_of_a_loader_with_a_state_has_a_seed_of_its_own():
+    def noise(batch_size: int) -> list[float]:
+        loader, reason = exact(streams.StatefulDataLoader(streams.Remembered(), batch_size), 7)
+        assert reason
+        return torch.cat([inputs for inputs, _ in loader]).tolist()
+
+    assert noise(4) == noise(5)
+
+
+def test_a_stateful_loader_of_plain_samples_has_positions():
+    def drawn(start: int) -> list[str]:
+        loader, reason = exact(streams.StatefulDataLoader(streams.Points(), 4, shuffle=True), 7)
+        assert not reason
+        loader.begin_epoch(1, start)
+        return list(map(str, loader))
+
+    assert drawn(3) == drawn(0)[3:]
+
+
+def test_validations_draw_the_same_from_a_loader_with_a_state():
+    seeding = Seeding(7)
+    trainer = SimpleNamespace(global_rank=0, world_size=1, global_step=4)
+    loader = streams.StatefulDataLoader(Numbers(8), 4)
+    combined = CombinedLoader(
+        [seeding._exact(trainer, loader, RunningStage.VALIDATING)], "sequential"
+    )
+    seeding.together(trainer, combined, "val")
+    first = str([batch for batch, _, _ in combined])
+    trainer.global_step = 9
+    assert str([batch for batch, _, _ in combined]) == first
+
+
+def draw_an_offset(worker: int) -> None:
+    """Give a worker's dataset a number that nothing seeds."""
+    get_worker_info().dataset.level = np.random.default_rng().random()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_worker_init_fn_draws_is_the_same_after_a_resume(persistent):
+    def make():
+        return DataLoader(
+            streams.Points(),
+            20,
+            num_workers=1,
+            worker_init_fn=draw_an_offset,
+            persistent_workers=persistent,
+        )
+
+    assert train(make, [(1, 0)]) == train(make)
+
+
 @pytest.mark.parametrize("options", [{}, STATEFUL, {**STATEFUL, "persistent": True}], ids=str)
 def test_no_worker_outlives_its_loaders(options):
     """No worker outlives its loaders.
@@ -167,8 +392,9 @@ def test_no_worker_outlives_its_loaders(options):
     assert set(active_children()) <= children_before
 
 
-@pytest.mark.parametrize("options, begin_anew", [({}, 1), (STATEFUL, 0)])
-def test_workers_that_stay_are_said_to_begin_anew(capsys, options, begin_anew):
+@pytest.mark.parametrize("options, rank, begin_anew", [({}, 0, 1), ({}, 1, 0), (STATEFUL, 0, 0)])
+def test_workers_that_stay_are_said_to_begin_anew(capsys, monkeypatch, options, rank, begin_anew):
+    monkeypatch.setattr(rank_zero_only, "rank", rank)
     begin(made("resumable", **TWO_WORKERS, **options, persistent=True))
     warning = "persistent_workers: the workers of streams.Resumable start anew with each epoch"
     assert capsys.readouterr().out.count(warning) == begin_anew
@@ -299,6 +525,7 @@ def test_a_batch_ahead_that_no_checkpoint_can_hold_is_told():
     assert combined.why.endswith("Thing, which no checkpoint can hold") and combined.why.startswith(
         "a batch holds a test_epoch_loaders."
     )
+    assert combined.states(fetcher, True)["ahead"] == []
 
 
 def test_states_are_taken_only_when_they_are_asked_for():
@@ -350,6 +577,33 @@ def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
     assert random.SystemRandom().random() != random.SystemRandom().random()
     unseeded.end()
     assert np.random.default_rng().random() != np.random.default_rng().random()
+
+
+def test_only_the_thread_that_trains_draws_what_follows():
+    seed_all("sample", 1)
+    expected = [unseeded.bits(64) for _ in range(2)]
+    others = []
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            seed_all("sample", 1)
+            first = unseeded.bits(64)
+            others.append(pool.submit(unseeded.bits, 64).result())
+            assert [first, unseeded.bits(64)] == expected
+    assert len({*others, *expected}) == 4
+
+
+def test_a_process_forked_from_the_one_that_trains_draws_something_else():
+    seed_all("sample", 1)
+    expected = unseeded.bits(64)
+    seed_all("sample", 1)
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        os.write(write, str(unseeded.bits(64)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert int(pipe.read()) != expected
 
 
 @pytest.mark.slow

@@ -14,12 +14,14 @@ import pytest
 import ranks
 import torch
 from pytorch_lightning import Callback
+from torch import distributed
 
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data import host_shards
+from sagemaker_lightning.data.gather import gather
 from sagemaker_lightning.data.host_shards import Shard
 
 from app import train
@@ -218,6 +220,83 @@ def test_augmentation_and_order_differ_between_nodes():
     assert options[0]["seed"] == options[1]["seed"] != options[2]["seed"]
     assert (
         options[0]["shards"] == [(40, 2), (40, 1)] and host_shards.ranks([], "train", 2, 42) == {}
+    )
+
+
+def test_any_value_is_gathered(tmp_path: Path):
+    value = (Shard("a", 1, 2, 3), torch.tensor([1, 2], dtype=torch.uint16))
+    assert gather(value)[0] is value
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        ((shard, tensor),) = gather(value)
+    finally:
+        distributed.destroy_process_group()
+    assert shard == value[0] and tensor.tolist() == [1, 2] and tensor.dtype == torch.uint16
+
+
+def raising(error: Exception):
+    """Return a function that raises it."""
+
+    def read():
+        raise error
+
+    return read
+
+
+def test_one_image_for_each_rank_is_enough(monkeypatch):
+    monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
+    (shard,) = host_shards.agree(lambda: (1, 1), 0)
+    assert (shard.ranks, shard.train, shard.val) == (1, 1, 1)
+    for sizes, flag, kind in (((0, 1), "data_dir", "training"), ((1, 0), "val_split", "valid")):
+        with pytest.raises(UserError, match=f"--data.{flag}: found 0 {kind}.* which has 1 ranks"):
+            host_shards.agree(lambda sizes=sizes: sizes, 0)
+
+
+def test_a_file_that_is_missing_is_explained():
+    needed = "; with ShardedByS3Key, each host needs training files of its own "
+    with pytest.raises(UserError, match=rf"^no file{needed}\(on "):
+        host_shards.agree(raising(FileNotFoundError("no file")), 0)
+    with pytest.raises(UserError, match=r"^no right \(on "):
+        host_shards.agree(raising(PermissionError("no right")), 0)
+
+
+MISSING = ("a", "no file", True)
+
+
+def share(monkeypatch, read, *answers: tuple[str, str, bool]):
+    """Return what `share` returns, on a rank before others that answer so, and who sent files."""
+    senders = []
+
+    def send(objects: list, src: int) -> None:
+        senders.append(src)
+        if src:
+            objects[0] = "sent"
+
+    monkeypatch.setattr(host_shards, "gather", lambda value: [value, *answers])
+    monkeypatch.setattr(distributed, "broadcast_object_list", send)
+    return host_shards.share(read), senders
+
+
+def test_the_first_rank_that_has_the_files_sends_them(monkeypatch):
+    missing = raising(FileNotFoundError("no file"))
+    assert share(monkeypatch, missing, MISSING, ("b", "", False), ("c", "", False)) == ("sent", [2])
+    assert share(monkeypatch, lambda: "own", MISSING, ("b", "", False)) == ("own", [0])
+    assert share(monkeypatch, lambda: "own", ("b", "", False)) == ("own", [])
+    with pytest.raises(UserError, match=r"^no file \(on "):
+        share(monkeypatch, missing, MISSING)
+    with pytest.raises(UserError, match=r"^no right \(on b\)"):
+        share(monkeypatch, lambda: "own", MISSING, ("b", "no right", False))
+
+
+def test_the_log_says_what_the_hosts_have():
+    shards = [Shard("a", 1, 22, 12), Shard("b", 2, 42, 8)]
+    have = "shards, training + validation images: a 22 + 12, b 42 + 8; an epoch of "
+    fewest = "steps, the fewest that one has, leaves out"
+    assert host_shards.line(shards, 5, False) == (
+        f"{have}4 {fewest} 2 of 64 training images and 7 of 20 validation images"
+    )
+    assert host_shards.line(shards, 5, True) == (
+        f"{have}4 {fewest} 4 of 64 training images and 7 of 20 validation images"
     )
 
 

@@ -28,6 +28,9 @@ print(sagemaker_lightning.__version__)
 def test_each_public_name_is_there():
     for name in sagemaker_lightning.__all__:
         assert getattr(sagemaker_lightning, name) is not None and name in dir(sagemaker_lightning)
+    for name in ("UserError", "Seeding"):
+        first = sagemaker_lightning.__getattr__(name)
+        assert first is getattr(sagemaker_lightning, name) and first.__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         sagemaker_lightning.Nothing  # noqa: B018
 
