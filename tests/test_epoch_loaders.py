@@ -167,6 +167,16 @@ def test_any_batch(name, limit):
         assert train(LOADERS[name], stops, limit) == alone
 
 
+def test_an_epoch_that_ends_with_a_streams_last_batch_leaves_the_next_one_its_end():
+    """The next epoch's first iteration is empty, and the loaders begin it again."""
+    make = made("counted+resumable", "max_size_cycle", **STATEFUL)
+    assert train(make, [(2, 0)]) == train(make)
+
+
+def test_a_stream_without_batches_gives_none():
+    assert train(lambda: DataLoader(Numbers(0), 4)) == []
+
+
 @pytest.mark.parametrize(
     "name",
     [

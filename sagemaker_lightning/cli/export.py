@@ -43,7 +43,7 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
     source = cli.model if cli.datamodule is None else cli.datamodule
     if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", source):
         # With limit_test_batches=0 there is no result.
-        for test_metrics in cli.trainer.test(cli.model, cli.datamodule, verbose=False)[:1]:
+        for test_metrics in cli.trainer.test(cli.model, cli.datamodule, verbose=False):
             metrics |= test_metrics
     uploaded = uploaded_checkpoints(cli, environment)
     if cli.trainer.is_global_zero:

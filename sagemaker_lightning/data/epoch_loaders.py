@@ -526,15 +526,16 @@ class Turns:
             return
         order = self.order.encode_all()
         data = self.data.encode_all()
+        no_batch = "no batch"
         self.begin(0, 0)
-        first_digest = digest_of(next(self.iterator, self.name))
+        first_digest = digest_of(next(self.iterator, no_batch))
         self.order.restore(order, touch=False)
         self.data.restore(data, touch=False)
         self._restore_source(self.source)
         self.begun -= 1  # the second draw counts as the same iteration
         self.begin(0, 0)
-        repeated = next(self.iterator, self.name)
-        if repeated is not self.name:
+        repeated = next(self.iterator, no_batch)
+        if repeated is not no_batch:
             self.iterator = itertools.chain([repeated], self.iterator)
         if first_digest != digest_of(repeated):
             self.why = f"{self.name} draws other batches each time"
@@ -570,7 +571,8 @@ class Turns:
             end_workers(self.loader)
         plan(self.loader, self.begun - 1 - after_end, start if loaded else 0)
         self._seed("order", self.epoch, turn)
-        self.iterator = self._iterate_seeded(start if loaded else 0, loaded and not start)
+        ended = loaded and not start and self.saved is not None and self.saved["over"]
+        self.iterator = self._iterate_seeded(start if loaded else 0, ended)
 
     def _iterate_seeded(self, first: int, ended: bool) -> Iterator:
         """Return an iterator over a loader without positions; each batch is seeded.
