@@ -42,7 +42,7 @@ from sagemaker_lightning.state.encoding import (
     from_plain,
     to_plain,
 )
-from sagemaker_lightning.state.object_graph import MAX_ELEMENTS, MAX_MEMBERS, MAX_OBJECTS
+from sagemaker_lightning.state.object_graph import MAX_MEMBERS, MAX_OBJECTS
 from sagemaker_lightning.state.object_state import COMPARED_IN_FULL, PlainState
 
 Step = namedtuple("Step", "state reward done")
@@ -1456,12 +1456,13 @@ def test_kept_values_are_those_of_their_moment(monkeypatch):
 
 
 def test_a_value_of_67_million_elements_is_the_largest_that_is_saved(monkeypatch):
+    limits = object_state.MAX_SAVED, object_state.MAX_COPIED, object_state.MAX_CHECKSUMMED_BYTES
+    assert limits == (2**26, 2**20, 2**28)
     monkeypatch.setattr("sagemaker_lightning.state.object_state.MAX_SAVED", 3)
     owner, state = mine(most=[1, 2, 3], more=[1, 2, 3, 4])
     owner.most[0] = owner.more[0] = 0
     assert state.encode_changes() == {("mine", "most"): [0, 2, 3]}
     assert state.unsaved == {("mine", "more"): "holds 4 elements"}
-    assert (object_state.MAX_COPIED, MAX_ELEMENTS) == (2**20, 256)
 
 
 def test_what_is_not_plain_is_known_by_its_kind():
