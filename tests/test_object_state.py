@@ -454,7 +454,7 @@ class Transition:
         Counter("aab"),
         OrderedDict(b=1, a=2),
         frozenset({3}),
-        {(1, 2.5, (True, 3))},
+        {(k, 2.5, (True, 3)) for k in range(20)},
         bytearray(b"ab"),
         torch.float16,
         torch.Size((1, 2)),
@@ -613,6 +613,10 @@ def test_of_what_cannot_be_saved_a_change_is_said():
     }
 
 
+class Pair(tuple):
+    """A tuple of a class of its own, without names."""
+
+
 class Inner:
     """Has classes and functions that are reached by its name."""
 
@@ -643,6 +647,7 @@ class Samples(torch.utils.data.Dataset):
     [
         *local_classes(),
         Samples("a"),
+        Pair((1, 2)),
         Tracker(),
         Tracker,
         defaultdict(lambda: 3, {"a": 1}),
@@ -680,6 +685,10 @@ def test_a_class_within_a_class_is_found():
         (("tensor", __name__, "round_trip"), torch.ones(1)),
         (("fields", __name__, "Tracker"), {"batches": 1}),
         (("fields", "no_such_module", "Tracker"), {"batches": 1}),
+        (("other", __name__, "Step"), [1, 2, 3]),
+        (("other", __name__, "Image"), torch.ones(1)),
+        (("other", __name__, "Transition"), {"x": 1}),
+        (("other", __name__, "Kind"), "PAST"),
     ],
 )
 def test_a_class_that_this_program_has_no_more_is_named(note, value):
@@ -806,12 +815,13 @@ def test_a_generator_in_a_librarys_object_is_found():
 
 @pytest.mark.parametrize("removed", [0, 7, 25])
 @pytest.mark.parametrize("number", [3, 19, 20, 33, 38, 500])
-def test_a_set_of_numbers_has_its_order_again(number, removed):
+@pytest.mark.parametrize("step", [3, 129])
+def test_a_set_of_numbers_has_its_order_again(number, removed, step):
     """The table of a set does not shrink when elements are removed."""
 
     def made():
         owner = type("Mine", (), {})()
-        owner.pool = {3 * element for element in range(number)}
+        owner.pool = {step * element for element in range(number)}
         return owner
 
     owner = made()
@@ -825,6 +835,15 @@ def test_a_set_of_numbers_has_its_order_again(number, removed):
     pool = owner.pool
     state.restore(changes)
     assert list(pool) == order and owner.pool is pool and state.reordered == set()
+
+
+def test_a_copy_of_a_set_to_which_was_added_has_its_order_again():
+    """Its table has another length than that of a set that has grown one by one."""
+    pool = set(dict.fromkeys(129 * element for element in range(127)))
+    for element in range(127, 147):
+        pool.add(129 * element)
+    restored, _ = round_trip(pool)
+    assert list(restored) == list(pool) and sys.getsizeof(restored) == sys.getsizeof(pool)
 
 
 def test_a_set_whose_order_cannot_be_had_is_known():
@@ -1355,6 +1374,8 @@ def test_values_that_look_alike_are_told_apart():
         "text": ("1", 1),
         "truth": (True, 1),
         "length": ([0] * 300, [0] * 301),
+        "emptied": ([1], []),
+        "_hparams": ([1], [2]),
         "sparse": (torch.ones(2).to_sparse(), torch.zeros(2).to_sparse()),
         "none": (torch.zeros(0, 2), torch.zeros(2, 0)),
         "with tensors": ([torch.zeros(1), 1], [torch.zeros(1), 2]),
@@ -1430,29 +1451,30 @@ def test_kept_values_are_those_of_their_moment(monkeypatch):
         objects=np.array([0] * 257 + [None]),
         more=[0] * 401,
         act=first_loss,
+        levels={Level(1): 0},
+        meter=Tracker(),
     )
     kept = state.copies()
-    assert [name for _, name in kept] == ["numbers", "array", "tensor", "long", "objects", "act"]
-    before = {name: str(kept["mine", name]) for _, name in kept}
+    names = ["numbers", "array", "tensor", "long", "objects", "act", "levels", "batches"]
+    assert [name for _, name in kept] == names
+    before = {name: str(value) for (_, name), value in kept.items()}
     assert kept["mine", "long"][0] is owner.long[0] and kept["mine", "long"] is not owner.long
+    assert kept["mine", "levels"] is owner.levels
     owner.numbers[0][0] = owner.array[0] = owner.tensor[0] = owner.objects[0] = 2
     owner.long.append([0])
     owner.more.append(0)
     owner.act = torch.relu
+    owner.meter = Slotted()
     assert {name: str(value) for (_, name), value in kept.items()} == before
     assert state.encode_changes(kept) == {}
     assert state.encode_all(kept)["mine", "numbers"] == [[1]]
     assert state.encode_all()["mine", "numbers"] == [[2]]
-    assert state.encode_all().keys() - state.encode_all(kept).keys() == {("mine", "more")}
-    assert changed_attributes(state) == [
-        "numbers",
-        "array",
-        "tensor",
-        "long",
-        "objects",
-        "more",
-        "act",
-    ]
+    assert state.encode_all().keys() - state.encode_all(kept).keys() == {
+        ("mine", "more"),
+        ("mine.meter", "sum"),
+    }
+    changed = {"numbers", "array", "tensor", "long", "objects", "more", "act", "meter", "sum"}
+    assert set(changed_attributes(state)) == changed
 
 
 def test_a_value_of_67_million_elements_is_the_largest_that_is_saved(monkeypatch):
@@ -1476,18 +1498,23 @@ def test_what_is_not_plain_is_known_by_its_kind():
         lists=[object()],
         tracker=Tracker(),
         scaled=partial(max, 1, default=2),
+        bound=Tracker().update,
     )
     names = {name for path, name in state.opaque_attributes() if path == "mine"}
-    assert names == {"method", "kind", "model", "lists", "tracker", "scaled"}
+    assert names == {"method", "kind", "model", "lists", "tracker", "scaled", "bound"}
     owner.scaled = partial(max, 1, default=2)
     owner.lists = [object()]
     owner.tracker = Tracker()
     owner.model = torch.nn.Linear(1, 1)
     assert [name for path, name in state.encode_changes() if path == "mine"] == []
+    state.touch({("mine", "lists")})
+    assert [name for path, name in state.encode_changes() if path == "mine"] == ["lists"]
+    state.touched.clear()
     owner.scaled = partial(max, 2, default=2)
     owner.method = max
     owner.kind = Slotted
     owner.tracker = Slotted()
+    owner.bound = Switching().reset
     described = {
         name: value["value"]
         for (path, name), value in state.encode_changes().items()
@@ -1495,6 +1522,7 @@ def test_what_is_not_plain_is_known_by_its_kind():
     }
     assert described.pop("scaled").startswith("builtins.max ")
     assert described == {
+        "bound": f"{__name__}.Switching.reset",
         "kind": f"{__name__}.Slotted",
         "method": "builtins.max",
         "tracker": f"{__name__}.Slotted",
@@ -1591,18 +1619,25 @@ def test_what_others_hold_too_is_restored_in_place():
 def test_a_tensor_of_two_names_gets_its_values_once():
     """A module's weights are in the checkpoint already; what differs gets a tensor of its own."""
     model = torch.nn.Linear(2, 1)
+    norm = torch.nn.BatchNorm1d(2)
     shared = torch.zeros(2)
 
     def made():
         return mine(
             model=model,
+            norm=norm,
             first=shared,
             second=shared,
             weights=[model.weight, model.bias],
+            bias=model.bias,
             mixed=[model.weight, torch.zeros(1)],
         )
 
     owner, state = made()
+    norm(torch.ones(2, 2))
+    with torch.no_grad():
+        model.bias += 1
+    assert [name for _, name in state.encode_changes()] == []
     owner.first += 1
     owner.mixed[1] += 1
     changes = state.encode_changes()
@@ -1616,9 +1651,23 @@ def test_a_tensor_of_two_names_gets_its_values_once():
     before = model.weight.detach().clone()
     changes["mine", "mixed"][0] = torch.ones(1, 2) * 7
     changes["mine.model", "weight"] = torch.ones(1, 2)
+    changes["mine.norm", "running_var"] = torch.zeros(2)
     state.restore(changes)
     assert owner.first.tolist() == [1, 1] and owner.second.tolist() == [3, 3]
     assert owner.mixed[0].tolist() == [[7, 7]] and torch.equal(model.weight, before)
+    assert norm.running_var.all()
+
+
+def test_variables_of_classes_and_objects_of_skipped_ones_are_not_saved(monkeypatch):
+    owner, state = mine(kind=Tracker, meter=Slotted(), parts=[Slotted()], number=0)
+    monkeypatch.setattr(Tracker, "count", 1, raising=False)
+    assert state.encode_changes() == {}
+    for classes, names in (((), ["number", "sum", "sum"]), ((Slotted,), ["number"])):
+        owner.number = owner.meter.sum = owner.parts[0].sum = 0
+        skipping = PlainState(lambda: {"mine": owner}, classes)
+        skipping.mark()
+        owner.number = owner.meter.sum = owner.parts[0].sum = 1
+        assert sorted(changed_attributes(skipping)) == names
 
 
 def test_only_the_objects_that_are_asked_for_are_restored():
