@@ -1708,14 +1708,17 @@ def test_hyperparameters_that_change_while_training_are_saved():
     assert hyperparameters.parts == [3]
 
 
-def nested(lists: int, value):
-    return value if lists == 0 else [nested(lists - 1, value)]
+def nested(levels: int, value, make):
+    return value if levels == 0 else make(nested(levels - 1, value, make))
 
 
-def test_what_is_in_nine_containers_is_saved():
-    owner, state = mine(nine=nested(9, 1), ten=nested(10, 1), parts={"a": (Transition(1.0, []),)})
-    owner.nine = nested(9, 2)
-    owner.ten = nested(10, 2)
+@pytest.mark.parametrize("make", [lambda inner: [inner], lambda inner: {"a": inner}])
+def test_what_is_in_nine_containers_is_saved(make):
+    owner, state = mine(
+        nine=nested(9, 1, make), ten=nested(10, 1, make), parts={"a": (Transition(1.0, []),)}
+    )
+    owner.nine = nested(9, 2, make)
+    owner.ten = nested(10, 2, make)
     owner.parts["b"] = frozenset({1})
     assert ("mine", "nine") in state.encode_changes()
     assert {name for _, name in state.opaque_attributes()} >= {"ten"}
