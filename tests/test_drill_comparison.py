@@ -311,6 +311,7 @@ def test_objects_in_variables_that_change_are_named(monkeypatch):
     )
     before = digests()
     assert digests() == before
+    assert not [name for name in before if name.startswith("torch.") or name.endswith("__")]
     remembers(3)
     changed = module_variables.changed_variables(before, digests())
     assert [name for name in changed if "FRIEND.running" not in name] == [

@@ -611,6 +611,10 @@ def test_of_what_cannot_be_saved_a_change_is_said():
         ("tracker", "tree"): f"holds a {__name__}.Level",
         ("tracker", "long"): "holds a builtins.object",
     }
+    state.mark()
+    tracker.long[-1] = object()
+    state.encode_changes()
+    assert state.unsaved == {("tracker", "long"): "holds a builtins.object"}
 
 
 class Pair(tuple):
@@ -992,6 +996,13 @@ class Drawing(Tracker):
         return shifted([index])
 
 
+class Reading:
+    """Draws from a generator of the module."""
+
+    def __getitem__(self, index):
+        return GENERATOR.random()
+
+
 def test_the_generators_that_code_draws_from_are_found():
     drawing = Drawing()
     drawing.own = {"a": [np.random.RandomState(0)], "process's": np.random.mtrand._rand}
@@ -1003,6 +1014,8 @@ def test_the_generators_that_code_draws_from_are_found():
         "data.(Drawing).parts.1.GENERATOR": GENERATOR,
     }
     assert generators.find({"data": drawing}, skip=(Tracker,)) == {}
+    found = generators.find({"data": Reading()})
+    assert found == {"data.(Reading).__getitem__.GENERATOR": GENERATOR}
     assert list(generators.find({"f": partial(shifted, by=3), "m": drawing.__getitem__})) == [
         "f.func.defaults.0",
         "f.func.GENERATOR",
@@ -1318,6 +1331,7 @@ def test_a_value_of_any_size_that_stays_as_it_is_is_not_saved(make, size):
     """65,536 elements are compared in full."""
     owner, state = mine(value=make(size))
     assert state.encode_changes() == {} and COMPARED_IN_FULL == 65_536
+    assert object_state.is_small(owner.value) is (size == 65_536)
     owner.value = make(size + 1)
     assert changed_attributes(state) == ["value"] and state.unsaved == {}
 
@@ -1333,6 +1347,7 @@ def test_each_number_of_a_large_array_counts():
         shape=torch.zeros(size, dtype=torch.int8),
         type=np.zeros(size, np.int8),
         same=torch.zeros(size, dtype=torch.int8),
+        sparse=torch.zeros(300, 300).to_sparse(),
     )
     owner.array[1, 7] = owner.tensor[1, 7] = 1
     owner.transposed[7, 1] = owner.columns[1, 7] = 1
@@ -1396,6 +1411,7 @@ def test_the_hash_of_numbers_is_the_same_in_another_process_and_version(tmp_path
         tensor=torch.arange(3),
         large=np.arange(COMPARED_IN_FULL + 1),
         large_tensor=torch.arange(COMPARED_IN_FULL + 1),
+        rate=[0.1],
         rates=[0.1, 2, np.float32(0.5)],
         pair=(torch.ones(1), np.zeros(2)),
         most=[0] * COMPARED_IN_FULL,
@@ -1413,6 +1429,7 @@ def test_the_hash_of_numbers_is_the_same_in_another_process_and_version(tmp_path
         "tensor": "ee9130f5ea701c89",
         "large": "a8eef773e673eb6a",
         "large_tensor": "957d00fb6501bd6f",
+        "rate": "896903cf29da2590",
         "rates": "5254854974441b1a",
         "pair": "cd570fbec9b00db9",
         "most": "6ef7b52787cf0f29",
