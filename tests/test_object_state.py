@@ -579,6 +579,7 @@ def test_what_a_users_object_raises_is_no_matter_of_ours():
         Counter([Kind.PAST, Kind.PAST]),
         {Transition(1.5, 2): 1, Decimal("0.1"): 2},
         {(Kind.PAST, 0): {frozenset({1, 2}): Kind.FUTURE}},
+        {"#": ("deque", None), "value": [1]},
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -858,6 +859,8 @@ def test_a_set_whose_order_cannot_be_had_is_known():
     assert list(changes) == [("mine", "pool")]
     changes["mine", "pool"]["value"].reverse()
     assert comparable(changes) == comparable(state.encode_changes())
+    assert comparable(encode({1, 2})) != comparable(encode({1, 3}))
+    assert comparable(encode(deque([1, 2]))) != comparable(encode(deque([2, 1])))
     state.restore(changes)
     assert state.reordered == {("mine", "pool")}
     owner.pool = set("abcdefghijkl")
@@ -1597,6 +1600,7 @@ def test_what_others_hold_too_is_restored_in_place():
             pool={1, 2},
             longer=[torch.zeros(2)],
             wider=torch.zeros(2),
+            reshaped=[torch.zeros(2)],
             other_array=np.zeros(2),
             shorter=deque([1], maxlen=3),
         )
@@ -1614,6 +1618,7 @@ def test_what_others_hold_too_is_restored_in_place():
     owner.pool.add(3)
     owner.longer.append(torch.ones(2))
     owner.wider = torch.ones(3)
+    owner.reshaped[0] = torch.ones(3)
     owner.other_array = np.ones(2, np.float32)
     owner.shorter = deque([1, 2], maxlen=2)
     changes = state.encode_changes()
