@@ -43,16 +43,20 @@ VALUES = {
     "bytes": INPUTS.byte(),
     "truths": INPUTS > 3,
     "complex": torch.complex(INPUTS, INPUTS),
-    "odd": torch.arange(7, dtype=torch.uint8),
+    "odd": torch.arange(9, dtype=torch.uint8),
     "transposed": INPUTS.T,
     "channels last": torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
     "a slice": torch.arange(20.0)[1:8],
     "every second": torch.arange(20.0)[::2],
+    "a slice between two words": torch.arange(20, dtype=torch.bfloat16)[1:9],
+    "a width of two bytes": torch.arange(3.0).half(),
     "expanded": torch.ones(1, 4).expand(3, 4),
     "none": torch.zeros(0, 3),
     "one": torch.tensor(3.0),
     "with a gradient": (INPUTS + 1).requires_grad_(),
     "sparse": INPUTS.to_sparse(),
+    "quantized": torch.quantize_per_tensor(INPUTS, 0.1, 0, torch.quint8),
+    "without values": torch.zeros(3, device="meta"),
     "a pair": (INPUTS, torch.ones(3)),
     "a dict": {"x": INPUTS, "y": [1, 2.5, "three", b"four", None, True]},
     "named": Pair(INPUTS, INPUTS + 1),
@@ -62,6 +66,7 @@ VALUES = {
     "an array": np.arange(6.0),
     "an array of text": np.array(["a", "b"]),
     "an array of objects": np.array([object()]),
+    "an array of none": np.zeros((0, 3)),
     "a numpy scalar": np.float32(3),
     "empty": [[], {}, ()],
     "a set": {1, 2},
@@ -74,7 +79,7 @@ VALUES = {
 
 def test_each_is_another_one():
     digests = {name: digest_of(value) for name, value in VALUES.items()}
-    assert len(set(digests.values())) == len(digests)
+    assert len(set(digests.values())) == len(digests) and all(map(leaf_digests, VALUES.values()))
     assert digests == {name: digest_of(value) for name, value in VALUES.items()}
     assert all(0 < digest < 2**64 for digest in digests.values())
 
@@ -115,6 +120,7 @@ def test_what_is_in_it_counts():
     batch = {"x": INPUTS, "y": [1, 2.5, "three"], "z": Sample(INPUTS, "cat")}
     for changed in (
         {**batch, "x": INPUTS + 1},
+        {**batch, "y": [2, 2.5, "three"]},
         {**batch, "y": [1, 2.5, "four"]},
         {**batch, "y": [1, 2.25, "three"]},
         {**batch, "z": Sample(INPUTS, "dog")},
@@ -126,6 +132,8 @@ def test_what_is_in_it_counts():
 
 class Index:
     """Keeps its answers, as pandas' Index does, which neuralforecast has in its batches."""
+
+    names: list[str] = ()
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
@@ -172,6 +180,91 @@ def test_of_what_may_change_the_digest_is_taken_at_once():
     assert combine(map(int, digests)) == digest_of(INPUTS)
 
 
+def test_the_digest_is_the_same_in_another_version():
+    """A checkpoint has the digests of batches that a resumed run, of a later one, compares."""
+    rows = torch.arange(24_581, dtype=torch.float64)
+    batch = {
+        "x": INPUTS,
+        "many": (rows, rows.numpy().reshape(-1, 1), list(range(40))),
+        "few": [None, True, 3, 0.5, "text", b"bytes", np.int16([1, 2, 3]), Sample, Plain(7)],
+        "none": [(), np.zeros((0, 2)), INPUTS.T, INPUTS.bfloat16()],
+    }
+    assert digest_of(batch) == 0x26C75A8B50C79D40
+
+
+def test_the_order_of_digests_counts_and_none_is_0():
+    assert combine([1, 2]) != combine([2, 1])
+    assert combine([-1]) == combine([2**64 - 1])
+    assert combine([combine([])]) == 1
+
+
+def test_the_bytes_count_in_the_order_in_memory():
+    (_, words), (_, words_of_array) = leaf_digests(INPUTS), leaf_digests(INPUTS.numpy())
+    assert words == words_of_array
+    assert words == leaf_digests(INPUTS.T)[1] == leaf_digests(INPUTS.view(4, 3))[1]
+    assert {type(words) for words in leaf_digests([INPUTS.bfloat16(), INPUTS])} == {int}
+    assert len(leaf_digests(torch.zeros(0, 3))) == len(leaf_digests(np.zeros((0, 3)))) == 1
+    for value in (INPUTS[1:2, :3].bfloat16(), torch.arange(6, dtype=torch.uint8), INPUTS > 3):
+        array = (value.view(torch.int16) if value.dtype is torch.bfloat16 else value).numpy()
+        assert leaf_digests(value)[1] == leaf_digests(array)[1]
+
+
+class Viewed(torch.Tensor):
+    """A tensor of a class with a method of its own in place of torch's."""
+
+    def view(self, name: str) -> None:
+        raise NotImplementedError
+
+
+def test_a_tensor_of_a_users_class_is_read_as_any_other():
+    assert digest_of(INPUTS.as_subclass(Viewed)) == digest_of(INPUTS)
+
+
+@pytest.mark.parametrize(("size", "read"), [(0, 0), (1, 1), (32, 32), (33, 17), (64, 32), (65, 22)])
+def test_of_a_long_list_elements_at_equal_distances_are_read(size, read):
+    assert len(leaf_digests(list(range(size)))) == 2 + read
+    assert len(leaf_digests({str(index): index for index in range(size)})) == 2 + 2 * read
+
+
+def test_of_a_batch_of_very_many_parts_the_first_128_are_read():
+    assert len(leaf_digests([list(range(32))] * 10)) == 128
+
+
+def test_a_number_in_eight_lists_is_read():
+    def within(lists: int, value: int) -> list:
+        return value if lists == 0 else [within(lists - 1, value)]
+
+    assert digest_of(within(8, 1)) != digest_of(within(8, 2))
+    assert digest_of(within(9, 1)) == digest_of(within(9, 2))
+
+
+def test_text_of_any_characters_is_read():
+    """A path may have a character that no bytes stand for."""
+    assert leaf_digests(["\udcff", 5])[-1] == 5 and leaf_digests({"\udcff": 5})[-1] == 5
+
+
+def test_of_a_class_only_the_kind_counts(monkeypatch):
+    digest = digest_of(Sample)
+    monkeypatch.setattr(Sample, "count", 1, raising=False)
+    assert digest_of(Sample) == digest
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that claims to be on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("value", [0.1, [0.1], [1.0, 3.0]])
+def test_the_bits_of_a_number_on_a_gpu_stay_there(value):
+    number = torch.tensor(value, dtype=torch.float64)
+    loss = number.clone().as_subclass(OnGpu)
+    bits = batch_digest.float_bits(loss)
+    loss.zero_()
+    assert isinstance(bits, torch.Tensor) and bits.shape == ()
+    assert int(bits) == batch_digest.float_bits(number)
+
+
 def test_bits():
     assert (
         batch_digest.float_bits(0.1)
@@ -181,6 +274,7 @@ def test_bits():
     assert batch_digest.float_bits(torch.tensor(1.0)) != batch_digest.float_bits(
         torch.tensor(1.0 + 2**-23)
     )
+    assert type(batch_digest.float_bits(torch.tensor(1.0))) is int
     assert batch_digest.float_bits(float("nan")) and batch_digest.float_bits(
         torch.tensor([1.0, 3.0])
     ) == batch_digest.float_bits(2.0)

@@ -400,8 +400,8 @@ def test_the_fingerprint_is_that_of_what_is_trained_and_validated_on():
 
 
 def test_the_statistics_of_cifar_10_are_those_of_lightning_bolts():
-    assert CIFAR10DataModule.mean == pytest.approx((0.49139, 0.48235, 0.44667), abs=1e-5)
-    assert CIFAR10DataModule.std == pytest.approx((0.24706, 0.24353, 0.26157), abs=1e-5)
+    assert CIFAR10DataModule.mean == pytest.approx((0.49139, 0.48235, 0.44667), abs=1e-4)
+    assert CIFAR10DataModule.std == pytest.approx((0.24706, 0.24353, 0.26157), abs=1e-4)
 
 
 def test_a_cat_may_be_mirrored_and_a_digit_may_not():

@@ -11,14 +11,18 @@ import json
 import os
 import signal
 import sys
+import types
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 import records
 import torch
+import torchmetrics
 from containers import ROOT
 from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.trainer.states import RunningStage
@@ -993,6 +997,7 @@ def test_objects_in_variables_that_change_are_named(monkeypatch):
     )
     before = digests()
     assert digests() == before
+    assert not [name for name in before if name.startswith("torch.") or name.endswith("__")]
     remembers(3)
     changed = module_variables.changed_variables(before, digests())
     assert [name for name in changed if "FRIEND.running" not in name] == [
@@ -1028,6 +1033,105 @@ def test_what_a_function_has_closed_over_is_named_where_no_checkpoint_has_it():
         f"test_drill_comparison.{add.__qualname__}.total"
     ]
     assert module_variables.changed_variables(digests_before[1], digests_after[1]) == []
+
+
+class Holder:
+    """Has containers, modules and metrics, which a checkpoint does not have."""
+
+    def __init__(self) -> None:
+        self.objects = [object()]
+        self.waiting = deque([object()])
+        self.by_name = {"a": object()}
+        self.mean = torchmetrics.MeanMetric()
+        self.layer = torch.nn.Linear(1, 1)
+        self.large = torch.nn.Embedding(70_000, 1)
+        self.lazy = torch.nn.LazyLinear(1)
+        self.numbers = np.zeros(70_000)
+        self.rows = torch.zeros(5_000, 20)
+        self.sparse = torch.zeros(300, 300).to_sparse()
+        self.text = {str(key): key for key in range(70_000)}
+        self.position = itertools.count()
+        self.limit = 3
+
+    def change(self) -> None:
+        self.objects.append(object())
+        self.waiting.append(object())
+        self.by_name["b"] = object()
+        self.mean.update(1.0)
+        with torch.no_grad():
+            for tensor in (self.layer.bias, self.large.weight, self.rows):
+                tensor += 1
+        self.numbers[0] = 1
+        self.text["a"] = 1
+        next(self.position)
+
+
+HOLDER = Holder()
+
+
+def holds(samples):
+    return HOLDER, samples
+
+
+def test_what_the_objects_in_variables_hold_is_compared():
+    """Of a large module, its weights are not: the model's are in the checkpoint."""
+    digests = functools.partial(module_variables.variable_digests, {"collate_fn": holds}, {})
+    before = digests()
+    assert digests() == before
+    HOLDER.change()
+    name = "test_drill_comparison.HOLDER"
+    assert {
+        changed.removeprefix(f"{name}.")
+        for changed in module_variables.changed_variables(before, digests())
+        if changed.startswith(name)
+    } == {
+        "objects",
+        "waiting",
+        "by_name",
+        "mean",
+        "layer.bias",
+        "numbers",
+        "rows",
+        "text",
+        "position",
+    }
+    saved = module_variables.variable_digests({"collate_fn": holds}, {"holder": HOLDER})
+    assert not any(key.startswith(f"{name}.") and "position" not in key for key in saved)
+
+
+def test_the_position_of_an_iterator_with_up_to_ten_thousand_elements_is_known():
+    owner = Meter()
+    owner.short, owner.long = iter(range(10_000)), iter(range(10_001))
+    owner.functions = iter([lambda: 0])
+    digests = module_variables.variable_digests({"data": owner}, {"data": owner})
+    assert {name for name in digests if name.startswith("data.")} == {"data.short"}
+    next(owner.short)
+    digests_after = module_variables.variable_digests({"data": owner}, {"data": owner})
+    assert module_variables.changed_variables(digests, digests_after) == ["data.short"]
+
+
+HELPERS = types.ModuleType("a_users_helpers")
+exec("CALLS = [0]\ndef count():\n    CALLS[0] += 1\n", vars(HELPERS))
+
+
+def calls_a_helper(samples):
+    HELPERS.count()
+    return samples
+
+
+def test_variables_of_other_modules_whose_functions_are_called_are_compared():
+    roots = {"collate_fn": calls_a_helper}
+    before = module_variables.variable_digests(roots, {})
+    calls_a_helper([])
+    after = module_variables.variable_digests(roots, {})
+    assert module_variables.changed_variables(before, after) == ["a_users_helpers.CALLS"]
+
+
+def test_code_of_the_users_own_is_told_from_a_librarys():
+    assert module_variables.is_own(counted) and module_variables.is_own(Meter)
+    assert module_variables.is_own(functools.partial(functools.partial(counted, 1), 2))
+    assert not module_variables.is_own(functools.partial(torch.relu, 1))
+    assert not module_variables.is_own(torch.nn.Linear)
 
 
 @pytest.mark.parametrize(("workers_before", "workers_after"), [(0, 2), (2, 0), (1, 2)])

@@ -3,17 +3,22 @@
 And what of them has changed, for long values, too.
 """
 
+import copy
 import enum
 import io
+import operator
+import random
 import sys
 import time
+import zlib
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
-from types import BuiltinFunctionType, SimpleNamespace
+from pathlib import Path
+from types import BuiltinFunctionType, MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,9 +31,10 @@ from torchmetrics import MeanMetric
 from sagemaker_lightning.compat import metrics
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import epoch_state, start_hooks
-from sagemaker_lightning.state import generators, object_graph
+from sagemaker_lightning.state import generators, object_graph, object_state
 from sagemaker_lightning.state.encoding import (
     PACKED_FROM,
+    RECREATED,
     NotPlain,
     comparable,
     decode,
@@ -116,6 +122,13 @@ def test_a_long_list_of_steps_becomes_few_arrays(row_type):
         [{"a": k} for k in range(PACKED_FROM + 1)],
         [(k,) * (1 + k % 2) for k in range(PACKED_FROM + 1)],
         [np.zeros(1 + k % 2) for k in range(PACKED_FROM + 1)],
+        [np.zeros(1, "f4" if k % 2 else "f8") for k in range(PACKED_FROM + 1)],
+        [torch.zeros(1, dtype=(torch.half, torch.double)[k % 2]) for k in range(PACKED_FROM + 1)],
+        [np.datetime64("2020-01-02T03", "Dh"[k % 2]) for k in range(PACKED_FROM + 1)],
+        [np.zeros(2) if k % 2 else 0.5 for k in range(PACKED_FROM + 1)],
+        [(np.zeros(2) if k % 2 else 0.5, k) for k in range(PACKED_FROM + 1)],
+        [torch.Size((1, k)) for k in range(PACKED_FROM + 1)],
+        [() for _ in range(PACKED_FROM + 1)],
         [],
     ],
 )
@@ -126,6 +139,37 @@ def test_long_lists_come_back_as_they_were(value):
         and str(restored) == str(value)
         and list(map(type, restored)) == list(map(type, value))
     )
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        lambda k: torch.full((2, 3), k),
+        lambda k: np.float32(k),
+        lambda k: np.full((2, 3), k),
+        lambda k: (k, Step(k, torch.ones(1), (np.float64(k), "text"))),
+    ],
+    ids=["tensors", "numbers", "arrays", "rows"],
+)
+def test_long_lists_of_one_kind_take_little_room(element):
+    """More than 256 elements, in few arrays; each is a value of its own again."""
+    values = [element(k) for k in range(257)]
+    assert type(encode(values[:256])) is list and type(encode(values)) is dict
+    restored, size = round_trip(values)
+    assert str(restored) == str(values) and size < 40_000
+    if isinstance(restored[0], torch.Tensor):
+        assert restored[0].untyped_storage().nbytes() == restored[0].nbytes
+
+
+def test_each_calculated_tensor_of_a_long_list_is_watched():
+    weight = torch.ones(1, requires_grad=True)
+    losses = [k * weight for k in range(PACKED_FROM + 1)]
+    watched = []
+    restored = decode(encode(losses), watched.append)
+    assert len(watched) == len(losses) and restored[7] is watched[7]
+    with torch.no_grad():
+        alone = decode(encode(losses[7]))
+    assert alone.requires_grad and not alone.is_leaf and alone.item() == 7
 
 
 @pytest.mark.slow
@@ -456,6 +500,13 @@ def test_the_object_whose_method_is_a_hook_is_reached():
     ]
 
 
+class Kind(enum.Enum):
+    """Names the entries of a cache (darts does so)."""
+
+    PAST = "past"
+    FUTURE = "future"
+
+
 @dataclass(slots=True, frozen=True)
 class Transition:
     """A step in slots."""
@@ -477,6 +528,39 @@ class Transition:
         Decimal("0.10"),
         Fraction(1, 3),
         array("d", [1.5, 2.5]),
+        np.array([1.5, 2.5], dtype=">f4"),
+        np.array(1.5),
+        np.array([[1, 2], [3, 4]], dtype=np.int16).T,
+        np.array([1, 2], dtype=np.uint64),
+        np.array([1 + 2j, 3]),
+        np.array([1.5], dtype=np.longdouble),
+        np.array(["a", "bc"]),
+        np.array([b"a", b"bc"]),
+        np.array([3], dtype="m8[s]"),
+        np.zeros((0, 3), dtype=np.float32),
+        np.str_("a"),
+        np.bytes_(b"a"),
+        np.bool_(True),
+        np.float16(0.5),
+        np.complex64(1 + 2j),
+        np.timedelta64(3, "s"),
+        range(1, 10, 2),
+        slice(1, None, 2),
+        Path("a/b"),
+        Step(1, [2], {"a": np.float32(3)}),
+        Kind.PAST,
+        {1: deque([1, 2], maxlen=2), "b": deque([])},
+        defaultdict(None, {"a": 1}),
+        defaultdict(list, {"a": [1]}),
+        defaultdict(set, {"a": {1}}),
+        Counter("aab"),
+        OrderedDict(b=1, a=2),
+        frozenset({3}),
+        {(k, 2.5, (True, 3)) for k in range(20)},
+        bytearray(b"ab"),
+        torch.float16,
+        torch.Size((1, 2)),
+        [None, True, 2**70, 1j, "text", b"bytes"],
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -484,6 +568,45 @@ def test_values_come_back_as_they_were(value):
     restored, _ = round_trip(value)
     assert type(restored) is type(value) and str(restored) == str(value)
     assert getattr(restored, "dtype", None) == getattr(value, "dtype", None)
+    assert not isinstance(value, np.ndarray) or restored.flags.writeable
+    notes = {}
+    (restored,) = from_plain(to_plain([0, {"a": (value,)}], notes, str), notes)[1]["a"]
+    if type(value) not in (np.void, np.datetime64, np.timedelta64):  # they come back as arrays
+        assert type(restored) is type(value) and str(restored) == str(value)
+
+
+@pytest.mark.parametrize(
+    "make, change",
+    [
+        (lambda: torch.zeros(1), lambda value: value.add_(1)),
+        (lambda: np.zeros(1), lambda value: value.put(0, 1)),
+        (lambda: [1], lambda value: value.append(2)),
+        (lambda: {"a": [1]}, lambda value: value["a"].append(2)),
+        (lambda: {1, 2}, lambda value: value.add(3)),
+        (lambda: [torch.zeros(1) for _ in range(257)], lambda value: value[3].add_(1)),
+    ],
+    ids=["a tensor", "an array", "a list", "a dict", "a set", "many tensors"],
+)
+def test_a_later_change_of_a_value_does_not_reach_what_was_saved(make, change):
+    """Neither one of the value that was encoded, nor one of what was decoded."""
+    value = make()
+    encoded = encode(value)
+    change(value)
+    restored = decode(encoded)
+    assert str(restored) == str(make())
+    change(restored)
+    assert str(decode(encoded)) == str(make())
+    value, notes = make(), {}
+    plain = to_plain(value, notes, str)
+    change(value)
+    assert str(from_plain(plain, notes)) == str(make())
+
+
+def test_an_array_of_a_checkpoint_is_no_view_of_it():
+    notes = {}
+    plain = to_plain({"a": np.zeros(2)}, notes, str)
+    from_plain(plain, notes)["a"][0] = 1
+    assert plain["a"].tolist() == [0, 0]
 
 
 class Checked:
@@ -504,6 +627,13 @@ class Item:
 
 
 Item.image = Checked()
+
+
+@dataclass
+class Other:
+    """A user's data, too."""
+
+    number: int
 
 
 class Foreign:
@@ -542,13 +672,6 @@ def test_what_a_users_object_raises_is_no_matter_of_ours():
     assert changed_names(lambda: None, tracker=tracker) == []
 
 
-class Kind(enum.Enum):
-    """Names the entries of a cache (darts does so)."""
-
-    PAST = "past"
-    FUTURE = "future"
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -558,6 +681,7 @@ class Kind(enum.Enum):
         Counter([Kind.PAST, Kind.PAST]),
         {Transition(1.5, 2): 1, Decimal("0.1"): 2},
         {(Kind.PAST, 0): {frozenset({1, 2}): Kind.FUTURE}},
+        {"#": ("deque", None), "value": [1]},
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -590,6 +714,153 @@ def test_of_what_cannot_be_saved_a_change_is_said():
         ("tracker", "tree"): f"holds a {__name__}.Level",
         ("tracker", "long"): "holds a builtins.object",
     }
+    state.mark()
+    tracker.long[-1] = object()
+    state.encode_changes()
+    assert state.unsaved == {("tracker", "long"): "holds a builtins.object"}
+
+
+class Pair(tuple):
+    """A tuple of a class of its own, without names."""
+
+
+class Inner:
+    """Has classes and functions that are reached by its name."""
+
+    Row = namedtuple("Row", "a b")
+    Row.__qualname__ = "Inner.Row"
+
+
+def local_classes() -> list:
+    """Return values of classes that no module has."""
+    row = namedtuple("Row", "a b")
+
+    @dataclass
+    class Result:
+        loss: float
+
+    return [row(1, 2), [row(k, 2) for k in range(PACKED_FROM + 1)], Result(0.5)]
+
+
+@dataclass
+class Samples(torch.utils.data.Dataset):
+    """A dataset, which a program makes itself."""
+
+    folder: str
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *local_classes(),
+        Samples("a"),
+        Pair((1, 2)),
+        Tracker(),
+        Tracker,
+        defaultdict(lambda: 3, {"a": 1}),
+        np.ma.masked_array([1.0], mask=[1]),
+        np.zeros(1, dtype=[("a", "O")]),
+        torch.compile,
+        (k for k in ()),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_no_checkpoint_can_hold_is_named_with_its_place(value):
+    with pytest.raises(NotPlain, match=r"^a\.1\.b(\.0)? is a ") as refused:
+        encode({"a": [0, {"b": value}]})
+    assert refused.value.path[:3] == ("a", 1, "b")
+    refusals = []
+    plain = to_plain({"a": (0, {"b": value})}, {}, lambda error: refusals.append(error) or "none")
+    assert [error.path[:3] for error in refusals][:1] == [("a", 1, "b")]
+    assert isinstance(value, list) or plain == {"a": (0, {"b": "none"})}
+
+
+def test_a_class_within_a_class_is_found():
+    assert round_trip(Inner.Row(1, 2))[0] == Inner.Row(1, 2)
+    assert type(round_trip([Inner.Row(1, 2)])[0][0]) is Inner.Row
+
+
+@pytest.mark.parametrize(
+    "note, value",
+    [
+        (("enum", __name__, "Kinds"), "PAST"),
+        (("enum", __name__, "Tracker"), "PAST"),
+        (("named", __name__, "Step"), [1, 2]),
+        (("named", __name__, "Kind"), [1, 2, 3]),
+        (("named", __name__, "round_trip"), [1, 2, 3]),
+        (("tensor", __name__, "Tracker"), torch.ones(1)),
+        (("tensor", __name__, "round_trip"), torch.ones(1)),
+        (("fields", __name__, "Tracker"), {"batches": 1}),
+        (("fields", "no_such_module", "Tracker"), {"batches": 1}),
+        (("other", __name__, "Step"), [1, 2, 3]),
+        (("other", __name__, "Image"), torch.ones(1)),
+        (("other", __name__, "Transition"), {"x": 1}),
+        (("other", __name__, "Kind"), "PAST"),
+    ],
+)
+def test_a_class_that_this_program_has_no_more_is_named(note, value):
+    """Or that is another one now."""
+    says = f"^a checkpoint holds a {note[1]}.{note[2]}, which this program does not have$"
+    with pytest.raises(UserError, match=says):
+        decode({"#": note, "value": value})
+
+
+def test_an_object_has_the_attributes_that_it_had():
+    """One in a slot may have no value yet; one that is no field is kept."""
+    transition = object.__new__(Transition)
+    object.__setattr__(transition, "y", [1])
+    restored, _ = round_trip(transition)
+    assert restored.y == [1] and not hasattr(restored, "x")
+    other = Other(3)
+    other.note = "kept"
+    restored, _ = round_trip(other)
+    assert type(restored) is Other and vars(restored) == {"number": 3, "note": "kept"}
+
+
+def test_a_state_dict_for_other_programs_is_plain():
+    notes = {}
+    lazy = torch.nn.LazyLinear(2).weight
+    weights = OrderedDict({np.int64(3): torch.ones(1), ("a", 1): lazy})
+    weights._metadata = {"": {"version": 2}}
+    counts = MappingProxyType({"a": 1})
+    plain = to_plain({"weights": weights, "counts": counts}, notes, str)
+    assert type(plain["weights"]) is OrderedDict and plain["weights"]._metadata == {
+        "": {"version": 2}
+    }
+    assert list(plain["weights"]) == [3, ("a", 1)] and type(plain["counts"]) is dict
+    assert type(next(iter(plain["weights"]))) is int and notes == {}
+    assert plain["weights"]["a", 1].shape == (0,)
+    assert to_plain(weights, {}, str, copies=False)[3] is weights[3]
+    assert plain["weights"][3] is not weights[3]
+    refusals = []
+    assert to_plain({"a": {Kind.PAST: 1}}, {}, refusals.append) == {"a": None}
+    assert [error.path for error in refusals] == [("a", Kind.PAST)]
+
+
+def test_parts_of_a_state_that_are_plain_are_not_copied():
+    state = {"a": [torch.ones(1)], "b": ({"c": [1, 2]}, [3]), "d": [{"e": 0}]}
+    assert from_plain(state, {}) is state
+    restored = from_plain(state, {("b", 0, "c"): ("deque", None)})
+    assert restored["b"] == ({"c": deque([1, 2])}, [3])
+    assert restored["a"] is state["a"] and restored["b"][1] is state["b"][1]
+    assert restored["d"] is state["d"]
+
+
+def test_an_object_that_the_program_makes_again_is_the_programs():
+    scaler = Tracker()
+    notes = {("a", 0): (RECREATED, "model.scaler")}
+    assert from_plain({"a": [None]}, notes, {"model.scaler": scaler})["a"][0] is scaler
+    with pytest.raises(UserError, match="^a checkpoint holds model.scaler, which this program"):
+        from_plain({"a": [None]}, notes, {"model.other": scaler})
+
+
+def test_equal_values_are_written_alike():
+    """Text has another hash in each process, so that the order of a set differs."""
+    assert encode({"b", "a", 3})["value"] == [3, "a", "b"]
+    assert encode(frozenset({"b", "a"}))["value"] == ["a", "b"]
+    assert encode({(1, "a"), (1, "B")}) == {"#": ("set",), "value": [(1, "B"), (1, "a")]}
+    assert encode({2, 1})["#"] == ("set", sys.getsizeof({2, 1}))
+    assert type(encode(torch.ones(1, requires_grad=True))) is torch.Tensor
 
 
 def test_an_array_of_lists_has_its_shape():
@@ -651,12 +922,13 @@ def test_a_generator_in_a_librarys_object_is_found():
 
 @pytest.mark.parametrize("removed", [0, 7, 25])
 @pytest.mark.parametrize("number", [3, 19, 20, 33, 38, 500])
-def test_a_set_of_numbers_has_its_order_again(number, removed):
+@pytest.mark.parametrize("step", [3, 129])
+def test_a_set_of_numbers_has_its_order_again(number, removed, step):
     """The table of a set does not shrink when elements are removed."""
 
     def made():
         owner = type("Mine", (), {})()
-        owner.pool = {3 * element for element in range(number)}
+        owner.pool = {step * element for element in range(number)}
         return owner
 
     owner = made()
@@ -672,6 +944,15 @@ def test_a_set_of_numbers_has_its_order_again(number, removed):
     assert list(pool) == order and owner.pool is pool and state.reordered == set()
 
 
+def test_a_copy_of_a_set_to_which_was_added_has_its_order_again():
+    """Its table has another length than that of a set that has grown one by one."""
+    pool = set(dict.fromkeys(129 * element for element in range(127)))
+    for element in range(127, 147):
+        pool.add(129 * element)
+    restored, _ = round_trip(pool)
+    assert list(restored) == list(pool) and sys.getsizeof(restored) == sys.getsizeof(pool)
+
+
 def test_a_set_whose_order_cannot_be_had_is_known():
     owner = type("Mine", (), {})()
     state = PlainState(lambda: {"mine": owner})
@@ -680,9 +961,11 @@ def test_a_set_whose_order_cannot_be_had_is_known():
     assert list(changes) == [("mine", "pool")]
     changes["mine", "pool"]["value"].reverse()
     assert comparable(changes) == comparable(state.encode_changes())
+    assert comparable(encode({1, 2})) != comparable(encode({1, 3}))
+    assert comparable(encode(deque([1, 2]))) != comparable(encode(deque([2, 1])))
     state.restore(changes)
     assert state.reordered == {("mine", "pool")}
-    owner.pool = {"a", "b"}
+    owner.pool = set("abcdefghijkl")
     state.reordered.clear()
     state.restore(state.encode_changes())
     assert state.reordered == set()
@@ -799,6 +1082,259 @@ def test_what_cannot_come_back_differs_after_a_resume():
     }
 
 
+GENERATOR = np.random.default_rng(0)
+BY_TORCH = torch.Generator()
+DRAWN = []
+
+
+def shifted(samples, by=BY_TORCH):
+    return [sample + GENERATOR.random() for sample in samples]
+
+
+class Drawing(Tracker):
+    """Draws from a generator of its class, and from one that a function reads."""
+
+    generator = random.Random(0)
+    parts = (Slotted, shifted)
+
+    def __getitem__(self, index):
+        return shifted([index])
+
+
+class Reading:
+    """Draws from a generator of the module."""
+
+    def __getitem__(self, index):
+        return GENERATOR.random()
+
+
+def test_the_generators_that_code_draws_from_are_found():
+    drawing = Drawing()
+    drawing.own = {"a": [np.random.RandomState(0)], "process's": np.random.mtrand._rand}
+    drawing.also = (torch.default_generator, random.random.__self__)
+    assert generators.find({"data": drawing}) == {
+        "data.own.a.0": drawing.own["a"][0],
+        "data.(Drawing).generator": Drawing.generator,
+        "data.(Drawing).parts.1.defaults.0": BY_TORCH,
+        "data.(Drawing).parts.1.GENERATOR": GENERATOR,
+    }
+    assert generators.find({"data": drawing}, skip=(Tracker,)) == {}
+    found = generators.find({"data": Reading()})
+    assert found == {"data.(Reading).__getitem__.GENERATOR": GENERATOR}
+    assert list(generators.find({"f": partial(shifted, by=3), "m": drawing.__getitem__})) == [
+        "f.func.defaults.0",
+        "f.func.GENERATOR",
+        "m.self.own.a.0",
+        "m.self.(Drawing).generator",
+    ]
+
+
+def test_a_librarys_own_generators_are_its_own():
+    engine = type("Engine", (), {"__module__": "pytorch_lightning.engines"})()
+    engine.rng = np.random.default_rng(0)
+    assert generators.find({"engine": engine}) == {}
+    library = type("Library", (), {"__module__": "scipy.stats", "rng": engine.rng})
+    assert generators.find({"library": library}) == {}
+    loader = torch.utils.data.DataLoader([1], generator=torch.Generator())
+    assert generators.find({"loader": loader}) == {"loader.generator": loader.generator}
+
+
+KINDS = {
+    "random": random.Random,
+    "RandomState": np.random.RandomState,
+    "torch": lambda seed=0: torch.Generator().manual_seed(seed),
+    **{
+        kind.__name__: lambda seed=0, kind=kind: np.random.Generator(kind(seed))
+        for kind in (np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64)
+    },
+}
+
+
+def drawn(generator) -> list[float]:
+    """Return numbers from a generator of any kind."""
+    if isinstance(generator, torch.Generator):
+        return torch.rand(3, generator=generator).tolist()
+    return [generator.random() for _ in range(3)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_generator_draws_on_where_it_was(kind):
+    generator, other = KINDS[kind](), KINDS[kind](1)
+    drawn(generator)
+    saved, _ = round_trip(generators.state_of(generator))
+    expected = drawn(generator)
+    generators.restore(other, saved)
+    assert drawn(other) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_generator_has_a_seed_of_its_own_that_a_number_decides(kind):
+    """In another process, too."""
+    found = {"a": KINDS[kind](), "b": KINDS[kind]()}
+    number = 0x1234_5678_9ABC
+    generators.reseed(found, number)
+    expected_seeds = [number ^ zlib.crc32(path.encode()) for path in found]
+    if kind == "RandomState":
+        expected_seeds = [seed & 0xFFFFFFFF for seed in expected_seeds]
+    first = [drawn(generator) for generator in found.values()]
+    assert first == [drawn(KINDS[kind](seed)) for seed in expected_seeds]
+    assert first[0] != first[1]
+
+
+def test_so_many_objects_of_an_attribute_are_read():
+    """20,000; and 1,024 of a list."""
+    members = [object() for _ in range(1024)]
+    cut = set()
+    assert len(list(object_graph.walk({"a": members}, cut=cut))) == 1025 and cut == set()
+    members.append(object())
+    assert len(list(object_graph.walk({"a": members}, cut=cut))) == 1025 and cut == {"a"}
+    parts = [[object() for _ in range(1000)] for _ in range(20)]
+    cut.clear()
+    assert len(list(object_graph.walk({"a": parts, "b": [[]]}, cut=cut))) == 20_002
+    assert cut == {"a"}
+
+
+def paths(**roots) -> list[str]:
+    return [path for path, _ in object_graph.walk(roots, code=False)]
+
+
+def test_what_a_walk_enters():
+    owner = type("Mine", (), {})()
+    owner.kind = Drawing
+    owner.layers = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    owner.numbers = [1, "a", None, torch.zeros(1), np.zeros(1)]
+    owner.same = owner.numbers
+    owner.call = partial(first_loss, owner.numbers, key=owner.layers)
+    owner.method = Switching.switch
+    assert paths(mine=owner) == [
+        "mine",
+        "mine.kind",
+        "mine.layers",
+        "mine.layers.0",
+        "mine.numbers",
+        "mine.call",
+        "mine.call.func",
+        "mine.call.args",
+        "mine.call.keywords",
+        "mine.method",
+    ]
+
+
+def test_a_librarys_iterator_a_trainer_and_a_file_are_not_read(tmp_path):
+    loader = torch.utils.data.DataLoader([1, 2])
+    assert object_graph.attributes(iter(loader)) == {}
+    assert object_graph.attributes(Trainer(logger=False, accelerator="cpu")) == {}
+    with (tmp_path / "file").open("w") as file:
+        assert not object_graph.is_library_iterator(file)
+    assert object_graph.is_library_iterator(iter([])) and not object_graph.is_library_iterator([])
+
+
+class OwnMetric(MeanMetric):
+    """Counts its updates."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = [0]
+
+
+class OwnOptimizer(torch.optim.SGD):
+    """Counts its steps."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.steps = 0
+
+
+def test_what_a_librarys_base_class_keeps_is_no_state_of_the_user():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = OwnOptimizer([weight])
+    assert object_graph.attributes(optimizer) == {"steps": 0}
+    of_metric = object_graph.attributes(OwnMetric())
+    assert "seen" in of_metric and of_metric.keys().isdisjoint({"mean_value", "weight"})
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.losses = [1.0]
+    added = object_graph.added_to(optimizer)
+    assert object_graph.attributes(added) == {"steps": 0, "losses": [1.0]}
+    assert object_graph.owner_of(added) is optimizer and object_graph.owner_of(3) == 3
+    loader = torch.utils.data.DataLoader([1], collate_fn=first_loss)
+    setattr(loader, "__pl_saved_kwargs", {})
+    loader.count = 1
+    assert object_graph.attributes(object_graph.added_to(loader)) == {"count": 1}
+    collating = object_graph.added_to(loader, but=("collate_fn",))
+    assert object_graph.attributes(collating) == {"collate_fn": first_loss, "count": 1}
+
+
+class Slots(Slotted):
+    """Has more, of which one has no value yet."""
+
+    __slots__ = ("__weakref__", "count", "unset")
+
+
+def test_attributes_in_slots_are_read_and_set():
+    owner = Slots()
+    owner.count = 1
+    assert object_graph.attributes(owner) == {"sum": 0.0, "count": 1}
+
+    def change():
+        owner.sum += 1
+        owner.count += 1
+
+    assert changed_names(change, mine=owner) == ["mine.count", "mine.sum"]
+
+
+def counter():
+    """Return a function that has closed over its count, and a variable that has no value."""
+    count = 0
+
+    def add():
+        nonlocal count
+        count += 1
+        return later if count < 0 else count
+
+    if count:
+        later = 1
+    return add
+
+
+def test_what_a_function_has_closed_over_is_there_again():
+    add = counter()
+    assert object_graph.closure(add) == {"count": 0}
+    state = PlainState(lambda: {"add": add})
+    state.mark()
+    add(), add()
+    changes = state.encode_changes()
+    assert list(changes) == [("add", "count")]
+    add = counter()
+    state.restore(changes)
+    assert add() == 3
+    state.restore({("add", "gone"): 3})
+    add.__module__ = "torch.optim"
+    assert object_graph.attributes(add) == {}
+    add.__module__ = None
+    assert object_graph.attributes(add) == {"count": 3}
+    assert dict(object_graph.function_members(add)) == {
+        "count": 3,
+        "defaults": (),
+        "kwdefaults": {},
+    }
+
+
+def test_of_the_globals_that_a_function_reads_librarys_classes_are_left_out():
+    def reads(step=Step):
+        return Decimal, Tracker, DRAWN, (lambda: KINDS)
+
+    members = dict(object_graph.function_members(reads))
+    assert members == {
+        "defaults": (Step,),
+        "kwdefaults": {},
+        "DRAWN": DRAWN,
+        "KINDS": KINDS,
+        "Tracker": Tracker,
+    }
+    reads.__module__ = "torch.optim"
+    assert dict(object_graph.function_members(reads)) == {"defaults": (Step,), "kwdefaults": {}}
+
+
 @pytest.mark.parametrize(
     "names",
     [
@@ -808,6 +1344,8 @@ def test_what_cannot_come_back_differs_after_a_resume():
         ("torch.hub", "load"),
         ("subprocess", "call"),
         ("pytest", "main"),
+        ("torch", "compile"),
+        (__name__, "Tracker"),
     ],
 )
 def test_a_checkpoint_names_no_function_that_may_do_anything(names):
@@ -877,3 +1415,442 @@ def test_a_calculated_tensor_that_is_only_logged_is_not_told(capsys):
     owner.losses[0] += torch.ones(1)
     (torch.ones(1, requires_grad=True) * owner.losses[0].detach()).backward()
     assert owner.losses[0].item() == 3 and capsys.readouterr().out == ""
+
+
+def mine(**attributes):
+    """Return an object of a user's, with these attributes, and its plain state, marked."""
+    owner = type("Mine", (), {})()
+    vars(owner).update(attributes)
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    return owner, state
+
+
+def changed_attributes(state) -> list[str]:
+    return [name for _, name in state.encode_changes()]
+
+
+@pytest.mark.parametrize("size", [COMPARED_IN_FULL, COMPARED_IN_FULL + 1])
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros, lambda size: "a" * size])
+def test_a_value_of_any_size_that_stays_as_it_is_is_not_saved(make, size):
+    """65,536 elements are compared in full."""
+    owner, state = mine(value=make(size))
+    assert state.encode_changes() == {} and COMPARED_IN_FULL == 65_536
+    assert object_state.is_small(owner.value) is (size == 65_536)
+    owner.value = make(size + 1)
+    assert changed_attributes(state) == ["value"] and state.unsaved == {}
+
+
+def test_each_number_of_a_large_array_counts():
+    """Also of one that is not in one piece, or not of numbers alone; and its shape does."""
+    size = (2, 40_000)
+    owner, state = mine(
+        array=np.zeros(size, np.int8),
+        tensor=torch.zeros(size, dtype=torch.int8),
+        transposed=np.zeros(size, np.int8).T,
+        columns=torch.zeros(size, dtype=torch.int8)[:, ::2],
+        shape=torch.zeros(size, dtype=torch.int8),
+        type=np.zeros(size, np.int8),
+        same=torch.zeros(size, dtype=torch.int8),
+        sparse=torch.zeros(300, 300).to_sparse(),
+    )
+    owner.array[1, 7] = owner.tensor[1, 7] = 1
+    owner.transposed[7, 1] = owner.columns[1, 7] = 1
+    owner.shape = owner.shape.T.contiguous()
+    owner.type = owner.type.astype(np.uint8)
+    assert changed_attributes(state) == [
+        "array",
+        "tensor",
+        "transposed",
+        "columns",
+        "shape",
+        "type",
+    ]
+
+
+def test_of_a_very_large_array_some_numbers_count(monkeypatch):
+    monkeypatch.setattr("sagemaker_lightning.state.object_state.MAX_CHECKSUMMED_BYTES", 2**17)
+    values = {
+        name: np.zeros(size, np.int8)
+        for name, size in {"array": 2**17, "read": 2**17 + 1, "unread": 2**17 + 1}.items()
+    }
+    values |= {f"{name} too": torch.from_numpy(value.copy()) for name, value in values.items()}
+    owner, state = mine(**values)
+    for name, value in vars(owner).items():
+        value[0 if name.startswith("read") else 1] = 1
+    assert changed_attributes(state) == ["array", "read", "array too", "read too"]
+
+
+def test_values_that_look_alike_are_told_apart():
+    """Another type, shape or key is another value."""
+    pairs = {
+        "kind": ([1, 2], (1, 2)),
+        "nested": ([[1], [2, 3]], [[1, 2], [3]]),
+        "type": (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+        "shape": (torch.zeros(2, 3), torch.zeros(3, 2)),
+        "key": ({"a": 1}, {"b": 1}),
+        "order": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        "number": (1, 1.0),
+        "text": ("1", 1),
+        "truth": (True, 1),
+        "length": ([0] * 300, [0] * 301),
+        "emptied": ([1], []),
+        "_hparams": ([1], [2]),
+        "sparse": (torch.ones(2).to_sparse(), torch.zeros(2).to_sparse()),
+        "none": (torch.zeros(0, 2), torch.zeros(2, 0)),
+        "with tensors": ([torch.zeros(1), 1], [torch.zeros(1), 2]),
+    }
+    owner, state = mine(**{name: before for name, (before, _) in pairs.items()})
+    assert state.encode_changes() == {}
+    vars(owner).update({name: after for name, (_, after) in pairs.items()})
+    assert changed_attributes(state) == list(pairs)
+    vars(owner).update({name: copy.deepcopy(before) for name, (before, _) in pairs.items()})
+    assert state.encode_changes() == {}
+
+
+def test_the_hash_of_numbers_is_the_same_in_another_process_and_version(tmp_path):
+    """A checkpoint has it, of what a resumed run makes again."""
+    mapped = np.memmap(tmp_path / "mapped", shape=(3,), mode="w+")
+    owner, state = mine(
+        array=np.arange(3.0),
+        tensor=torch.arange(3),
+        large=np.arange(COMPARED_IN_FULL + 1),
+        large_tensor=torch.arange(COMPARED_IN_FULL + 1),
+        rate=[0.1],
+        rates=[0.1, 2, np.float32(0.5)],
+        pair=(torch.ones(1), np.zeros(2)),
+        most=[0] * COMPARED_IN_FULL,
+        more=[0] * (COMPARED_IN_FULL + 1),
+        number=3,
+        text=["a", "b"],
+        objects=np.array([1, None]),
+        words=np.array(["a"]),
+        none=[],
+        table={"a": 1},
+        mapped=mapped,
+    )
+    assert {name: mark.hex() for (_, name), mark in state.numbers().items()} == {
+        "array": "694ecbbfcf8c9a64",
+        "tensor": "ee9130f5ea701c89",
+        "large": "a8eef773e673eb6a",
+        "large_tensor": "957d00fb6501bd6f",
+        "rate": "896903cf29da2590",
+        "rates": "5254854974441b1a",
+        "pair": "cd570fbec9b00db9",
+        "most": "6ef7b52787cf0f29",
+    }
+    assert state.arrays_at_start - {("mine", "mapped")} == {
+        ("mine", name) for name in ("array", "tensor", "large", "large_tensor")
+    }
+
+
+def test_a_value_that_is_touched_is_saved_as_it_is():
+    owner, state = mine(a=[1], b=[2], c=[3])
+    state.touch({("mine", "a")})
+    owner.b.append(3)
+    assert changed_attributes(state) == ["a", "b"]
+    assert state.unchanged == {("mine", "a")}
+    state.touch()
+    state.mark()
+    assert changed_attributes(state) == ["a", "b"]
+    assert state.unchanged == {("mine", "a"), ("mine", "b")}
+    state.touched.clear()
+    assert state.encode_changes() == {} and state.unchanged == set()
+    state.restore({("mine", "c"): [4]}, touch=False)
+    assert changed_attributes(state) == ["c"] and state.touched == set()
+    state.restore({("mine", "c"): [3]})
+    assert changed_attributes(state) == ["c"] and state.unchanged == {("mine", "c")}
+
+
+def test_kept_values_are_those_of_their_moment(monkeypatch):
+    """What holds more than a million elements is not kept; of a long list, the list is."""
+    monkeypatch.setattr("sagemaker_lightning.state.object_state.MAX_COPIED", 400)
+    owner, state = mine(
+        numbers=[[1]],
+        array=np.zeros(400),
+        tensor=torch.zeros(400),
+        long=[[0] for _ in range(257)],
+        objects=np.array([0] * 257 + [None]),
+        more=[0] * 401,
+        act=first_loss,
+        levels={Level(1): 0},
+        meter=Tracker(),
+    )
+    kept = state.copies()
+    names = ["numbers", "array", "tensor", "long", "objects", "act", "levels", "batches"]
+    assert [name for _, name in kept] == names
+    before = {name: str(value) for (_, name), value in kept.items()}
+    assert kept["mine", "long"][0] is owner.long[0] and kept["mine", "long"] is not owner.long
+    assert kept["mine", "levels"] is owner.levels
+    owner.numbers[0][0] = owner.array[0] = owner.tensor[0] = owner.objects[0] = 2
+    owner.long.append([0])
+    owner.more.append(0)
+    owner.act = torch.relu
+    owner.meter = Slotted()
+    assert {name: str(value) for (_, name), value in kept.items()} == before
+    assert state.encode_changes(kept) == {}
+    assert state.encode_all(kept)["mine", "numbers"] == [[1]]
+    assert state.encode_all()["mine", "numbers"] == [[2]]
+    assert state.encode_all().keys() - state.encode_all(kept).keys() == {
+        ("mine", "more"),
+        ("mine.meter", "sum"),
+    }
+    changed = {"numbers", "array", "tensor", "long", "objects", "more", "act", "meter", "sum"}
+    assert set(changed_attributes(state)) == changed
+
+
+def test_a_value_of_67_million_elements_is_the_largest_that_is_saved(monkeypatch):
+    limits = object_state.MAX_SAVED, object_state.MAX_COPIED, object_state.MAX_CHECKSUMMED_BYTES
+    assert limits == (2**26, 2**20, 2**28)
+    monkeypatch.setattr("sagemaker_lightning.state.object_state.MAX_SAVED", 3)
+    owner, state = mine(most=[1, 2, 3], more=[1, 2, 3, 4])
+    owner.most[0] = owner.more[0] = 0
+    assert state.encode_changes() == {("mine", "most"): [0, 2, 3]}
+    assert state.unsaved == {("mine", "more"): "holds 4 elements"}
+
+
+def test_what_is_not_plain_is_known_by_its_kind():
+    model = torch.nn.LazyLinear(1)
+    owner, state = mine(
+        number=1,
+        function=first_loss,
+        method=len,
+        kind=Tracker,
+        model=model,
+        lists=[object()],
+        tracker=Tracker(),
+        scaled=partial(max, 1, default=2),
+        bound=Tracker().update,
+    )
+    names = {name for path, name in state.opaque_attributes() if path == "mine"}
+    assert names == {"method", "kind", "model", "lists", "tracker", "scaled", "bound"}
+    owner.scaled = partial(max, 1, default=2)
+    owner.lists = [object()]
+    owner.tracker = Tracker()
+    owner.model = torch.nn.Linear(1, 1)
+    assert [name for path, name in state.encode_changes() if path == "mine"] == []
+    state.touch({("mine", "lists")})
+    assert [name for path, name in state.encode_changes() if path == "mine"] == ["lists"]
+    state.touched.clear()
+    owner.scaled = partial(max, 2, default=2)
+    owner.method = max
+    owner.kind = Slotted
+    owner.tracker = Slotted()
+    owner.bound = Switching().reset
+    described = {
+        name: value["value"]
+        for (path, name), value in state.encode_changes().items()
+        if path == "mine"
+    }
+    assert described.pop("scaled").startswith("builtins.max ")
+    assert described == {
+        "bound": f"{__name__}.Switching.reset",
+        "kind": f"{__name__}.Slotted",
+        "method": "builtins.max",
+        "tracker": f"{__name__}.Slotted",
+    }
+
+
+def test_containers_of_what_is_not_plain_are_watched():
+    class Table:
+        """A table, as pandas and polars have them."""
+
+        shape = (3, 2)
+
+        def __dataframe__(self):
+            raise NotImplementedError
+
+    class Stream:
+        def __arrow_c_stream__(self):
+            raise NotImplementedError
+
+    held = [object(), object()]
+    owner, state = mine(
+        objects=held,
+        by_name={"a": held[0]},
+        table=Table(),
+        stream=Stream(),
+        numbers=[1],
+        of_lists=[[object()]],
+    )
+    containers = state.opaque_containers()
+    assert {name: value for (_, name), (value, *_) in containers.items()} == {
+        name: getattr(owner, name) for name in ("objects", "by_name", "table", "stream", "of_lists")
+    }
+    assert containers["mine", "table"][1:] == ((3, 2), id(owner.table))
+    assert containers["mine", "stream"][1:] == ((), id(owner.stream))
+    assert containers["mine", "objects"][1] == 2 and state.opaque_containers() == containers
+    held[1] = object()
+    owner.by_name["a"] = held[1]
+    now = state.opaque_containers()
+    assert {name for (_, name), value in now.items() if value != containers["mine", name]} == {
+        "objects",
+        "by_name",
+    }
+
+
+def test_what_others_hold_too_is_restored_in_place():
+    def made():
+        owner, state = mine(
+            numbers=[1, 2],
+            last=deque([1], maxlen=3),
+            array=np.zeros(2),
+            frozen=np.zeros(2),
+            tensor=torch.zeros(2),
+            tensors=[torch.zeros(2), torch.zeros(2)],
+            by_name={"a": torch.zeros(2), "b": 1},
+            pool={1, 2},
+            longer=[torch.zeros(2)],
+            wider=torch.zeros(2),
+            reshaped=[torch.zeros(2)],
+            other_array=np.zeros(2),
+            shorter=deque([1], maxlen=3),
+        )
+        owner.frozen.flags.writeable = False
+        return owner, state
+
+    owner, state = made()
+    owner.numbers.append(3)
+    owner.last.append(2)
+    owner.array[:] = owner.tensor[:] = 1
+    owner.frozen = np.ones(2)
+    owner.tensors[1] += 1
+    owner.by_name["a"] += 1
+    del owner.by_name["b"]
+    owner.pool.add(3)
+    owner.longer.append(torch.ones(2))
+    owner.wider = torch.ones(3)
+    owner.reshaped[0] = torch.ones(3)
+    owner.other_array = np.ones(2, np.float32)
+    owner.shorter = deque([1, 2], maxlen=2)
+    changes = state.encode_changes()
+    expected = {name: str(value) for name, value in vars(owner).items()}
+    owner, state = made()
+    held = dict(vars(owner))
+    inner = [*owner.tensors, owner.by_name["a"]]
+    state.restore(changes)
+    assert {name: str(value) for name, value in vars(owner).items()} == expected
+    assert {name for name, value in vars(owner).items() if value is not held[name]} == {
+        "frozen",
+        "wider",
+        "other_array",
+        "shorter",
+    }
+    assert all(map(operator.is_, [*owner.tensors, owner.by_name["a"]], inner))
+    assert owner.other_array.dtype == np.float32 and owner.shorter.maxlen == 2
+
+
+def test_a_tensor_of_two_names_gets_its_values_once():
+    """A module's weights are in the checkpoint already; what differs gets a tensor of its own."""
+    model = torch.nn.Linear(2, 1)
+    norm = torch.nn.BatchNorm1d(2)
+    shared = torch.zeros(2)
+
+    def made():
+        return mine(
+            model=model,
+            norm=norm,
+            first=shared,
+            second=shared,
+            weights=[model.weight, model.bias],
+            bias=model.bias,
+            mixed=[model.weight, torch.zeros(1)],
+        )
+
+    owner, state = made()
+    norm(torch.ones(2, 2))
+    with torch.no_grad():
+        model.bias += 1
+    assert [name for _, name in state.encode_changes()] == []
+    owner.first += 1
+    owner.mixed[1] += 1
+    changes = state.encode_changes()
+    assert [name for _, name in changes] == ["first", "second", "mixed"]
+    shared.zero_()
+    owner, state = made()
+    state.restore(changes)
+    assert owner.first is owner.second is shared and shared.tolist() == [1, 1]
+    assert owner.mixed[0] is model.weight and owner.mixed[1].item() == 1
+    changes["mine", "second"] = torch.full((2,), 3.0)
+    before = model.weight.detach().clone()
+    changes["mine", "mixed"][0] = torch.ones(1, 2) * 7
+    changes["mine.model", "weight"] = torch.ones(1, 2)
+    changes["mine.norm", "running_var"] = torch.zeros(2)
+    state.restore(changes)
+    assert owner.first.tolist() == [1, 1] and owner.second.tolist() == [3, 3]
+    assert owner.mixed[0].tolist() == [[7, 7]] and torch.equal(model.weight, before)
+    assert norm.running_var.all()
+
+
+def test_variables_of_classes_and_objects_of_skipped_ones_are_not_saved(monkeypatch):
+    owner, state = mine(kind=Tracker, meter=Slotted(), parts=[Slotted()], number=0)
+    monkeypatch.setattr(Tracker, "count", 1, raising=False)
+    assert state.encode_changes() == {}
+    for classes, names in (((), ["number", "sum", "sum"]), ((Slotted,), ["number"])):
+        owner.number = owner.meter.sum = owner.parts[0].sum = 0
+        skipping = PlainState(lambda: {"mine": owner}, classes)
+        skipping.mark()
+        owner.number = owner.meter.sum = owner.parts[0].sum = 1
+        assert sorted(changed_attributes(skipping)) == names
+
+
+def test_only_the_objects_that_are_asked_for_are_restored():
+    owner, state = mine(a=[1], tracker=Tracker())
+    changes = {
+        ("mine", "a"): [2],
+        ("mine.tracker", "batches"): 3,
+        ("mine.gone", "a"): 1,
+        ("mine", "step"): {"#": ("method",), "value": "no_such_method"},
+        ("mine", "meter"): {"#": ("object",), "value": "a.Meter"},
+    }
+    state.restore(changes, ids={id(owner.tracker)})
+    assert owner.a == [1] and owner.tracker.batches == 3
+    state.restore(changes, ids={id(owner)})
+    assert vars(owner).keys() == {"a", "tracker"} and owner.a == [2]
+
+
+def test_hyperparameters_that_change_while_training_are_saved():
+    """Those that are plain; others stay as they are."""
+
+    class Module(LightningModule):
+        def __init__(self, rate=0.1, loss=first_loss, parts=None):
+            super().__init__()
+            self.save_hyperparameters()
+
+    module = Module(parts=[object()])
+    state = PlainState(lambda: {"model": module})
+    state.mark()
+    assert state.encode_changes() == {}
+    module.hparams.rate = 0.2
+    changes = state.encode_changes()
+    assert list(changes) == [("model", "_hparams")] and changes["model", "_hparams"]["rate"] == 0.2
+    assert "parts" not in changes["model", "_hparams"]
+    module = Module(parts=[3])
+    hyperparameters = module.hparams
+    state.restore(changes)
+    assert module.hparams is hyperparameters and hyperparameters.rate == 0.2
+    assert hyperparameters.parts == [3]
+
+
+def nested(levels: int, value, make):
+    return value if levels == 0 else make(nested(levels - 1, value, make))
+
+
+@pytest.mark.parametrize("make", [lambda inner: [inner], lambda inner: {"a": inner}])
+def test_what_is_in_nine_containers_is_saved(make):
+    owner, state = mine(
+        nine=nested(9, 1, make), ten=nested(10, 1, make), parts={"a": (Transition(1.0, []),)}
+    )
+    owner.nine = nested(9, 2, make)
+    owner.ten = nested(10, 2, make)
+    owner.parts["b"] = frozenset({1})
+    assert ("mine", "nine") in state.encode_changes()
+    assert {name for _, name in state.opaque_attributes()} >= {"ten"}
+    assert ("mine", "parts") in state.encode_changes() and state.unsaved == {}
+
+
+def test_a_gradient_that_reaches_a_restored_tensor_twice_is_told_once(capsys):
+    owner = restored_loss()
+    for _ in range(2):
+        (3 * owner.losses[0]).backward()
+    assert capsys.readouterr().out.count("warning: mine.losses was calculated") == 1
