@@ -1102,7 +1102,7 @@ def test_a_stop_says_what_is_saved(tmp_path: Path, monkeypatch, capfd, every, fu
     assert f"\ninterrupted, resume from step {saved.format(tmp_path)}" in capfd.readouterr().err
 
 
-class StopsInValidation(pl.Callback):
+class StopsInSecondValidation(pl.Callback):
     """Presses Ctrl-C at a batch of the second validation; notes the batches of that one."""
 
     def __init__(self, batch: int) -> None:
@@ -1141,7 +1141,7 @@ def test_a_stop_in_a_validation(tmp_path: Path, batch, step, data, kind, seen):
     Else it comes at the end of the epoch.
     """
     model = Classifier()
-    stops = StopsInValidation(batch)
+    stops = StopsInSecondValidation(batch)
     options = {"max_epochs": 3, "limit_train_batches": 1, "num_sanity_val_steps": 0}
     trainer = short_trainer(tmp_path, stops, Stops(step), **options)
     with pytest.raises(SystemExit):

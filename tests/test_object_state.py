@@ -13,7 +13,7 @@ import time
 import zlib
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -507,6 +507,88 @@ class Kind(enum.Enum):
     FUTURE = "future"
 
 
+class Mode(enum.Flag):
+    """Flags, of which a value may be several or none."""
+
+    READ = 1
+    WRITE = 2
+
+
+@dataclass
+class Node:
+    """A part of a tree that knows its parent."""
+
+    depth: int
+    parent: "Node | None" = None
+    children: list = field(default_factory=list)
+
+
+class Slotted:
+    """Has a slot whose name is a text, as a user may write it."""
+
+    __slots__ = "total"
+
+
+class PrivatelySlotted(Slotted):
+    """Has a slot of its class alone."""
+
+    __slots__ = ("__count",)
+
+    def __init__(self) -> None:
+        self.total = self.__count = 0
+
+    def add(self) -> None:
+        """Change both."""
+        self.total += 1
+        self.__count += 1
+
+
+class Registry(dict):
+    """A user's dict with an attribute."""
+
+    misses = 0
+
+
+def test_what_has_itself_in_it_is_not_plain():
+    root = Node(0)
+    root.children.append(Node(1, root))
+    itself: dict = {}
+    itself["a"] = [itself]
+    for value in (root, itself):
+        with pytest.raises(NotPlain):
+            encode({"x": value})
+    refused = []
+    to_plain({"x": root}, {}, refused.append)
+    assert len(refused) == 1
+    assert changed_names(lambda: setattr(root.children[0], "depth", 5), root=root) == [
+        "root.children.0.depth"
+    ]
+
+
+def test_an_enum_that_cannot_be_found_again_is_not_plain():
+    local = enum.Enum("local", "A")
+    for value in (local.A, enum.Flag("flags", "A B")(3)):
+        with pytest.raises(NotPlain):
+            encode(value)
+    for kind, value in (("enum", "GONE"), ("flag", 1)):
+        with pytest.raises(UserError, match="which this program does not have"):
+            decode({"#": (kind, __name__, "Kind"), "value": value})
+
+
+def test_slots_and_the_attributes_of_a_users_container_are_saved():
+    slotted, registry = PrivatelySlotted(), Registry(a=1)
+
+    def change() -> None:
+        slotted.add()
+        registry.misses = 3
+
+    assert sorted(changed_names(change, slotted=slotted, registry=registry)) == [
+        "registry.misses",
+        "slotted._PrivatelySlotted__count",
+        "slotted.total",
+    ]
+
+
 @dataclass(slots=True, frozen=True)
 class Transition:
     """A step in slots."""
@@ -549,6 +631,12 @@ class Transition:
         Path("a/b"),
         Step(1, [2], {"a": np.float32(3)}),
         Kind.PAST,
+        Mode.READ,
+        Mode.READ | Mode.WRITE,
+        Mode(0),
+        np.longdouble(1.5),
+        np.clongdouble(1 + 2j),
+        np.void(b"ab"),
         {1: deque([1, 2], maxlen=2), "b": deque([])},
         defaultdict(None, {"a": 1}),
         defaultdict(list, {"a": [1]}),
@@ -571,8 +659,15 @@ def test_values_come_back_as_they_were(value):
     assert not isinstance(value, np.ndarray) or restored.flags.writeable
     notes = {}
     (restored,) = from_plain(to_plain([0, {"a": (value,)}], notes, str), notes)[1]["a"]
-    if type(value) not in (np.void, np.datetime64, np.timedelta64):  # they come back as arrays
-        assert type(restored) is type(value) and str(restored) == str(value)
+    assert type(restored) is type(value) and str(restored) == str(value)
+
+
+def test_keys_come_back_as_they_were():
+    value = {np.datetime64("2020-01-02"): 1, np.datetime64("2020-01-02", "ns"): 2, Mode(3): 3}
+    for keys in (value, {np.longdouble(1.5): 1}, {np.float32(2.5): 2, np.str_("a"): 3}):
+        restored, _ = round_trip(keys)
+        assert restored == keys
+        assert list(map(repr, restored))[:1] == [repr(next(iter(keys)))] or 2.5 in keys
 
 
 @pytest.mark.parametrize(
@@ -583,9 +678,10 @@ def test_values_come_back_as_they_were(value):
         (lambda: [1], lambda value: value.append(2)),
         (lambda: {"a": [1]}, lambda value: value["a"].append(2)),
         (lambda: {1, 2}, lambda value: value.add(3)),
+        (lambda: bytearray(b"a"), lambda value: value.append(2)),
         (lambda: [torch.zeros(1) for _ in range(257)], lambda value: value[3].add_(1)),
     ],
-    ids=["a tensor", "an array", "a list", "a dict", "a set", "many tensors"],
+    ids=["a tensor", "an array", "a list", "a dict", "a set", "bytes", "many tensors"],
 )
 def test_a_later_change_of_a_value_does_not_reach_what_was_saved(make, change):
     """Neither one of the value that was encoded, nor one of what was decoded."""

@@ -123,7 +123,9 @@ def _named_to_plainer(value: Any) -> tuple[tuple, Any]:
         return ("function",), function_name
     class_ = type(value)
     name = (class_.__module__, class_.__qualname__)
-    if isinstance(value, enum.Enum):
+    if isinstance(value, enum.Flag) and _imported(*name) is class_:  # which may have no one name
+        return ("flag", *name), value.value
+    if isinstance(value, enum.Enum) and _imported(*name) is class_:
         return ("enum", *name), value.name
     if isinstance(value, Tensor) and _imported(*name) is class_:
         tensor = value.as_subclass(Tensor)
@@ -189,9 +191,12 @@ def _is_calculating(function: Any) -> bool:
 def _array_to_plainer(value: np.generic | np.ndarray) -> tuple[tuple, Any] | None:
     """Return what `to_plainer` does of an array or a scalar of numpy; None if it is not plain."""
     if isinstance(value, np.generic):
-        if value.dtype.kind in "biufcSU":
+        if value.dtype.kind in "biufcSU" and type(value.item()) in SCALARS:
             return ("scalar", value.dtype.str), value.item()
-        return ("item",), np.asarray(value)
+        # Such as a date, a record or a long double.
+        return (
+            (("item", *_form(value.dtype)), value.tobytes()) if is_readable(value.dtype) else None
+        )
     if type(value) is not np.ndarray:
         return None
     if value.dtype.kind in "biufc" and value.dtype.isnative and value.dtype.itemsize <= 16:
@@ -203,9 +208,11 @@ def _array_to_plainer(value: np.generic | np.ndarray) -> tuple[tuple, Any] | Non
         return ("objects", value.shape), value.reshape(-1).tolist()
     if not is_readable(value.dtype):
         return None
-    has_fields = value.dtype.names is not None
-    form = dtype_to_descr(value.dtype) if has_fields else value.dtype.str
-    return ("bytes", form, value.shape), value.tobytes()
+    return ("bytes", *_form(value.dtype), value.shape), value.tobytes()
+
+
+def _form(dtype: np.dtype) -> tuple[Any]:
+    return (dtype.str if dtype.names is None else dtype_to_descr(dtype),)
 
 
 def is_readable(dtype: np.dtype) -> bool:
@@ -263,7 +270,10 @@ def _array_of_objects(values: Sequence, shape: tuple[int, ...]) -> np.ndarray:
 # How a value is made of the plainer one and the details of the note, by the kind of the note.
 OF_PLAINER: dict[str, Callable[..., Any]] = {
     "scalar": lambda value, dtype: np.dtype(dtype).type(value),
-    "item": lambda value: value[()],
+    # A checkpoint of an earlier version has an array.
+    "item": lambda value, form=None: (
+        np.frombuffer(value, dtype=descr_to_dtype(form)).copy()[0] if form else value[()]
+    ),
     "array": lambda value, dtype: value.numpy().astype(np.dtype(dtype), copy=True),
     "bytes": lambda value, form, shape: (
         np.frombuffer(value, dtype=descr_to_dtype(form)).reshape(shape).copy()
@@ -299,8 +309,11 @@ def from_plainer(note: tuple, value: Any) -> Any:
     if kind_of_value in OF_PLAINER:
         return OF_PLAINER[kind_of_value](value, *details)
     class_ = _imported(*details)
-    if kind_of_value == "enum" and isinstance(class_, enum.EnumMeta):
-        return class_[value]
+    if isinstance(class_, enum.EnumMeta):
+        if kind_of_value == "flag" and issubclass(class_, enum.Flag):
+            return class_(value)
+        if kind_of_value == "enum" and value in class_.__members__:
+            return class_[value]
     if (
         kind_of_value == "named"
         and isinstance(class_, type)
@@ -345,11 +358,18 @@ def encode(value: Any, path: tuple = ()) -> Any:
         path: Where the value is, for the error.
 
     Raises:
-        NotPlain: No checkpoint can hold it, or a part of it.
+        NotPlain: No checkpoint can hold it, or a part of it, or it holds itself.
     """
+    try:
+        return _encode(value, path)
+    except RecursionError:
+        raise NotPlain(path, value) from None
+
+
+def _encode(value: Any, path: tuple) -> Any:
     class_ = type(value)
     if class_ in READABLE:
-        return value
+        return bytearray(value) if class_ is bytearray else value
     if isinstance(value, Tensor) and not _is_of_users_class(value):
         copy = _cpu_copy(value)
         device = value.device.type
@@ -360,17 +380,17 @@ def encode(value: Any, path: tuple = ()) -> Any:
     if class_ in (list, tuple):
         if len(value) > PACKED_FROM and (arrays := _as_arrays(value)):
             return {NOTE_KEY: ("together", class_.__name__, arrays[0]), VALUE_KEY: arrays[1]}
-        return class_(encode(element, (*path, index)) for index, element in enumerate(value))
+        return class_(_encode(element, (*path, index)) for index, element in enumerate(value))
     if class_ in (dict, OrderedDict) and (keys := _plain_keys(value)) is not None:
         return class_(
-            (plain, encode(element, (*path, key)))
+            (plain, _encode(element, (*path, key)))
             for plain, (key, element) in zip(keys, value.items(), strict=True)
         )
     try:
         note, plainer = to_plainer(value) or ((class_.__name__,), list(value.items()))
     except TypeError:
         raise NotPlain(path, value) from None
-    return {NOTE_KEY: note, VALUE_KEY: encode(plainer, path)}
+    return {NOTE_KEY: note, VALUE_KEY: _encode(plainer, path)}
 
 
 def decode(value: Any, watch: Callable[[Tensor], Any] | None = None) -> Any:
@@ -385,6 +405,8 @@ def decode(value: Any, watch: Callable[[Tensor], Any] | None = None) -> Any:
     if class_ in (list, tuple):
         return class_(decode(element, watch) for element in value)
     if class_ not in (dict, OrderedDict):
+        if class_ is bytearray:
+            return bytearray(value)
         return value.clone() if isinstance(value, Tensor) else value
     if NOTE_KEY in value and value[NOTE_KEY][0] == "together":
         return {"list": list, "tuple": tuple}[value[NOTE_KEY][1]](
@@ -510,7 +532,7 @@ def to_plain(
     """
     class_ = type(value)
     if class_ in READABLE:
-        return value
+        return bytearray(value) if class_ is bytearray and copies else value
     if isinstance(value, Tensor) and not _is_of_users_class(value):
         return _cpu_copy(value) if copies else value
     try:
@@ -588,7 +610,7 @@ def _plain_key(key: Any, path: tuple) -> Any:
     """Return the key of a dict as a plain value; NotPlain if it has none."""
     if type(key) in SCALARS:
         return key
-    if isinstance(key, np.generic):
+    if isinstance(key, np.generic) and key.dtype.kind in "biufcSU" and type(key.item()) in SCALARS:
         return key.item()
     if type(key) is tuple:
         return tuple(_plain_key(element, path) for element in key)

@@ -185,7 +185,7 @@ def _sample(value: Any) -> Any:
     is_array = isinstance(value, np.ndarray)
     if is_array or (isinstance(value, Tensor) and value.layout == torch.strided):
         rows = value[:: 1 + len(value) // SAMPLED]
-        return rows.reshape(len(rows), -1)[:, 0] if len(rows) else rows
+        return rows.reshape(len(rows), -1)[:, 0]
     return value[:: 1 + len(value) // SAMPLED] if isinstance(value, list) else len(value)
 
 

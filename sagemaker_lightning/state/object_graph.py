@@ -291,7 +291,10 @@ def attributes(value: Any) -> dict[str, Any]:
         if name not in excluded or isinstance(attribute, types.FunctionType)
     }
     for base in type(value).__mro__:
-        for name in () if isinstance(slots := vars(base).get("__slots__", ()), str) else slots:
+        slots = vars(base).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            is_private = slot.startswith("__") and not slot.endswith("__")
+            name = f"_{base.__name__.lstrip('_')}{slot}" if is_private else slot
             if (
                 name not in excluded
                 and name not in ("__dict__", "__weakref__")

@@ -36,6 +36,7 @@ from sagemaker_lightning.state.object_graph import (
     MAX_ELEMENTS,
     attributes,
     closure,
+    is_library_class,
     namespace,
     owner_of,
     walk,
@@ -207,7 +208,7 @@ class PlainState:
         return {
             (path, name): _describe(owner, value)
             for path, owner in owners
-            if not _is_container(owner)
+            if not _has_elements_only(owner)
             for name, value in attributes(owner).items()
             if (path, name) not in plain
         }
@@ -222,7 +223,7 @@ class PlainState:
         plain_keys = self._plain_values(owners).keys()
         containers = {}
         for path, owner in owners:
-            for name, value in {} if _is_container(owner) else attributes(owner).items():
+            for name, value in {} if _has_elements_only(owner) else attributes(owner).items():
                 if isinstance(value, CONTAINERS) and (path, name) not in plain_keys:
                     elements = value.values() if isinstance(value, dict) else value
                     containers[path, name] = value, len(value), hash(tuple(map(id, elements)))
@@ -281,7 +282,7 @@ class PlainState:
         values = {}
         owned = _module_tensor_ids(owner for _, owner in owners)
         for path, owner in owners:
-            if _is_container(owner) or isinstance(
+            if _has_elements_only(owner) or isinstance(
                 owner, (*GENERATORS, *self.skip, types.MethodType, type)
             ):
                 continue
@@ -426,6 +427,11 @@ def _hyperparameters(owner: Any) -> dict[str, Any]:
 
 def _is_container(value: Any) -> bool:
     return isinstance(value, (dict, list, tuple, deque, functools.partial))
+
+
+def _has_elements_only(value: Any) -> bool:
+    """Return whether a value is a container; one of a user's class has attributes, too."""
+    return _is_container(value) and is_library_class(type(value))
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
