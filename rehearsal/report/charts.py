@@ -116,7 +116,7 @@ def ticks(low: float, high: float, *, as_time: bool = False, at_least: float = 0
 def _drawable_line(line: Line) -> Line:
     """Return the line without what cannot be drawn, and with MAX_POINTS points at most."""
     points = [(x, y) for x, y in line.points if _is_drawable(x) and _is_drawable(y)]
-    return Line(points[:: len(points) // MAX_POINTS + 1], line.kept)
+    return Line(points[:: max(1, math.ceil(len(points) / MAX_POINTS))], line.kept)
 
 
 def _is_drawable(value: float) -> bool:

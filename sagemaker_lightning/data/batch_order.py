@@ -127,7 +127,6 @@ class Batches(Sampler):
         The indices before the start are drawn again; their samples are not.
         """
         samples = None
-        place = 0
         for batch in itertools.count():
             with isolate_rng():
                 self._seed(epoch, turn, batch)
@@ -141,7 +140,6 @@ class Batches(Sampler):
             indices = slices[self.rank][0] if self.whole and not self.alone else slices[self.rank]
             if batch >= start:
                 yield [(batch, self.rank, k) for k in range(len(indices))], indices
-            place += len(indices)
 
     def _order(self, epoch: int, turn: int) -> list:
         """Return what the sampler draws in an epoch, up to its length."""
