@@ -4,6 +4,7 @@ The failure file has at most 1,024 characters.
 """
 
 import builtins
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -631,9 +632,12 @@ class Picky:
         raise UserError("--data.folder: found UserError: in it")
 
 
-def test_a_mistake_that_a_data_worker_finds_is_one_line(tmp_path, capsys):
+def test_a_mistake_that_a_data_worker_finds_is_one_line(capsys, monkeypatch):
+    # torch waits so many seconds for a worker that has failed.
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
     with pytest.raises(SystemExit), reported(None):
         list(DataLoader(Picky(), num_workers=1))
+    gc.collect()  # the error holds the worker, which would end in another test
     assert capsys.readouterr().err == "error: --data.folder: found UserError: in it\n"
 
 
