@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from aws_services import free_port
 from rank_process import let_run, process
@@ -311,6 +312,20 @@ def test_a_rank_that_dies_before_the_one_that_misses_it(watch):
     handled.set()
     assert becomes_true(lambda: watch.reason) and watch.lost_peer
     assert watch.reason == StopReason(DEAD, is_local=True, doubt=1)
+
+
+def test_a_rank_whose_death_is_heard_late_died_before_the_one_that_misses_it(watch):
+    """The kernel closes its connections one after another, and may take its time for the last."""
+    holds_the_line = "if not os.fork():\n    os.close(1)\n    os.read(0, 1)\n    os._exit(0)\n"
+    code = f"{holds_the_line}os.kill(os.getpid(), signal.SIGKILL)"
+    with process(watch.path, RANK_NAME, code) as started:
+        let_run(started)
+        assert becomes_true(lambda: psutil.Process(started.pid).status() == psutil.STATUS_ZOMBIE)
+        rank(watch, OTHER_RANK_NAME).failed(LOST_PEER_ERROR)
+        assert not becomes_true(lambda: watch.lost_peer, 0.1)
+        let_run(started)
+        assert becomes_true(lambda: watch.reason) and watch.lost_peer
+        assert watch.reason.why.startswith(f"{DEAD.partition(':')[0]}: it was killed by SIGKILL")
 
 
 def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):

@@ -72,6 +72,8 @@ class Watchdog:
         self.suspicions: list[StopReason] = []
         self.own_suspicion: StopReason | None = None  # the one on a rank of this host
         self.has_waited = False  # whether the time for a better reason than that is over
+        # The PIDs of the connected ranks that have not said that they lost a peer.
+        self.rank_pids: dict[asyncio.StreamWriter, int] = {}
         self.lost_peer = False  # whether a rank of this host has said that it lost a peer
         self.program_has_ended = False  # whether this host's program has ended
         self.mesh = Mesh(
@@ -218,6 +220,7 @@ class Watchdog:
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank_pid, launcher_pid = _rank_and_launcher(writer.get_extra_info("socket"))
+        self.rank_pids[writer] = rank_pid
         name = "a rank"
         explained = False
         with suppress(OSError):
@@ -227,7 +230,10 @@ class Watchdog:
                 if message.status is not None:
                     self.mesh.set_status(message.status)
                 explained = explained or message.explains_end
+                if (message.failed or "").startswith(f"error: {LOST_PEER}"):
+                    self.rank_pids.pop(writer, None)
                 await self._handle_message(message)
+        self.rank_pids.pop(writer, None)
         status = _exit_status(rank_pid)
         writer.close()
         if not explained and status not in STOP_STATUSES:
@@ -240,8 +246,11 @@ class Watchdog:
         if failed.startswith(f"error: {LOST_PEER}"):
             # This rank does not know why its peer is gone; whoever knows will tell. A process of
             # this node that ends after this may have ended for the same reason. The peer that the
-            # rank misses has died before, so the loop first gets time to notice its death.
+            # rank misses has died before, so the loop first notices its death: the kernel may close
+            # the peer's connection to the rank long before the one to this node's toolkit process.
             await asyncio.sleep(SETTLE_SECONDS)
+            while any(_exit_status(pid) is not None for pid in self.rank_pids.values()):
+                await asyncio.sleep(SETTLE_SECONDS)
             self.lost_peer = True
         elif failed:
             why = f"a rank failed: {failed.removeprefix('error: ')}"

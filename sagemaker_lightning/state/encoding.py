@@ -194,9 +194,9 @@ def _array_to_plainer(value: np.generic | np.ndarray) -> tuple[tuple, Any] | Non
         if value.dtype.kind in "biufcSU" and type(value.item()) in SCALARS:
             return ("scalar", value.dtype.str), value.item()
         # Such as a date, a record or a long double.
-        return (
-            (("item", *_form(value.dtype)), value.tobytes()) if is_readable(value.dtype) else None
-        )
+        if not is_readable(value.dtype):
+            return None
+        return ("item", _form(value.dtype)), value.tobytes()
     if type(value) is not np.ndarray:
         return None
     if value.dtype.kind in "biufc" and value.dtype.isnative and value.dtype.itemsize <= 16:
@@ -208,11 +208,11 @@ def _array_to_plainer(value: np.generic | np.ndarray) -> tuple[tuple, Any] | Non
         return ("objects", value.shape), value.reshape(-1).tolist()
     if not is_readable(value.dtype):
         return None
-    return ("bytes", *_form(value.dtype), value.shape), value.tobytes()
+    return ("bytes", _form(value.dtype), value.shape), value.tobytes()
 
 
-def _form(dtype: np.dtype) -> tuple[Any]:
-    return (dtype.str if dtype.names is None else dtype_to_descr(dtype),)
+def _form(dtype: np.dtype) -> str | list:
+    return dtype.str if dtype.names is None else dtype_to_descr(dtype)
 
 
 def is_readable(dtype: np.dtype) -> bool:
