@@ -557,9 +557,11 @@ def test_what_has_itself_in_it_is_not_plain():
     for value in (root, itself):
         with pytest.raises(NotPlain):
             encode({"x": value})
-    refused = []
-    to_plain({"x": root}, {}, refused.append)
-    assert len(refused) == 1
+    refused, notes = [], {}
+    value = {"x": [1, root], "y": deque([1])}
+    plain = to_plain(value, notes, lambda error: refused.append(error.path))
+    assert plain == {"x": [1, None], "y": [1]} and refused == [("x", 1)]
+    assert list(notes) == [("y",)]
     assert changed_names(lambda: setattr(root.children[0], "depth", 5), root=root) == [
         "root.children.0.depth"
     ]

@@ -513,38 +513,68 @@ def _from_arrays(note: tuple, arrays: Any) -> Iterable:
     return list(array.reshape(-1, *details[0]) if form == "arrays" else array)
 
 
+class _HoldsItself(Exception):
+    """Raised with the id of an object that is part of itself."""
+
+
 def to_plain(
     value: Any,
     notes: dict[tuple, tuple],
     on_refusal: Callable[[NotPlain], Any],
     path: tuple = (),
     copies: bool = True,
+    within: frozenset[int] = frozenset(),
 ) -> Any:
     """Return a copy of `value` in plain values that other programs can read, too.
 
     Args:
         value: The value.
         notes: Gets a note for each value of another type, by its path.
-        on_refusal: Is called with the error for what no checkpoint can hold; what it returns is
-            used instead.
+        on_refusal: Is called with the error for what no checkpoint can hold, or what holds itself;
+            what it returns is used instead.
         path: Where the value is.
         copies: Whether tensors are copied to the CPU. If not, they are left as they are.
+        within: The ids of the objects that the value is part of.
     """
     class_ = type(value)
     if class_ in READABLE:
         return bytearray(value) if class_ is bytearray and copies else value
     if isinstance(value, Tensor) and not _is_of_users_class(value):
         return _cpu_copy(value) if copies else value
+    if id(value) in within:
+        raise _HoldsItself(id(value))
+    try:
+        return _to_plain(value, notes, path, on_refusal, copies, within | {id(value)})
+    except _HoldsItself as error:
+        if error.args != (id(value),):
+            raise
+        for noted_path in [noted_path for noted_path in notes if noted_path[: len(path)] == path]:
+            del notes[noted_path]
+        return on_refusal(NotPlain(path, value))
+
+
+def _to_plain(
+    value: Any,
+    notes: dict[tuple, tuple],
+    path: tuple,
+    on_refusal: Callable[[NotPlain], Any],
+    copies: bool,
+    within: frozenset[int],
+) -> Any:
+    class_ = type(value)
     try:
         if class_ in (list, tuple):
             return class_(
-                to_plain(element, notes, on_refusal, (*path, index), copies)
+                to_plain(element, notes, on_refusal, (*path, index), copies, within)
                 for index, element in enumerate(value)
             )
         if isinstance(value, (dict, Mapping)) and class_ not in (defaultdict, Counter):
             copy = OrderedDict() if class_ is OrderedDict else {}
             copy.update(
-                (_plain_key(key, path), to_plain(element, notes, on_refusal, (*path, key), copies))
+                (
+                    _plain_key(key, path),
+                    to_plain(element, notes, on_refusal, (*path, key), copies, within),
+                )
                 for key, element in value.items()
             )
             keep_metadata(copy, value)
@@ -555,7 +585,7 @@ def to_plain(
     except TypeError:
         return on_refusal(NotPlain(path, value))
     notes[path] = note
-    return to_plain(plain_value, notes, on_refusal, path, copies)
+    return to_plain(plain_value, notes, on_refusal, path, copies, within)
 
 
 RECREATED = "own"
