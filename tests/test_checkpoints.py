@@ -860,6 +860,19 @@ class Improving(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+def trainer_of_four_epochs(*callbacks: Callback) -> Trainer:
+    """Return a trainer that prints nothing and checks nothing first."""
+    return Trainer(
+        max_epochs=4,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=list(callbacks),
+    )
+
+
 @pytest.mark.parametrize(("exact", "kept_while_training"), [(None, 1), (False, 1), (True, 3)])
 def test_files_that_are_not_the_best_any_more(tmp_path: Path, exact, kept_while_training):
     """Only checkpoints to resume from need them."""
@@ -871,15 +884,7 @@ def test_files_that_are_not_the_best_any_more(tmp_path: Path, exact, kept_while_
 
     best = BestModel(tmp_path / "best", monitor="val_loss")
     resume = [] if exact is None else [ExactResume(tmp_path / "run", exact=exact)]
-    Trainer(
-        max_epochs=4,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        callbacks=[best, Count(), *resume],
-    ).fit(Improving())
+    trainer_of_four_epochs(best, Count(), *resume).fit(Improving())
     assert seen == [0, 1, min(2, kept_while_training), kept_while_training]
     assert [str(path) for path in (tmp_path / "best").iterdir()] == [best.best_model_path]
 
@@ -913,15 +918,9 @@ def test_a_best_model_that_could_not_be_written_leaves_the_one_before(
             kept.append(Path(best.best_model_path).name)
 
     monkeypatch.setattr(checkpoint_file, "write", write_or_fail)
-    Trainer(
-        max_epochs=4,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        callbacks=[best, Looks(), ExactResume(tmp_path / "run")],
-    ).fit(Found([3.0, 2.0, 5.0, 1.0]))
+    trainer_of_four_epochs(best, Looks(), ExactResume(tmp_path / "run")).fit(
+        Found([3.0, 2.0, 5.0, 1.0])
+    )
     assert kept == ["", "epoch=0.ckpt", "epoch=0.ckpt", "epoch=0.ckpt"]
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["epoch=3.ckpt"]
     assert best.best_model_score == 1.0

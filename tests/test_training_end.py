@@ -367,6 +367,17 @@ def test_what_is_left_of_a_finished_run(tmp_path: Path, capsys, model, data, is_
     ]
 
 
+def test_the_metrics_of_each_test_loader_are_kept(tmp_path: Path, capsys):
+    run, environment = finished(tmp_path, OwnTestData())
+    results = [{f"test_loss/dataloader_idx_{k}": k / 4} for k in range(2)]
+    run.trainer.test = lambda *_, **__: results
+    export.export(run, environment)
+    described = json.loads((environment.model_dir / "model.json").read_text())
+    assert described["metrics"] == {"val_loss": 0.5} | results[0] | results[1]
+    line = "test_loss/dataloader_idx_0=0.0000 test_loss/dataloader_idx_1=0.2500"
+    assert capsys.readouterr().out.splitlines()[0] == line
+
+
 def test_another_rank_writes_and_removes_nothing(tmp_path: Path, capsys):
     run, environment = finished(tmp_path, OwnTestData(), rank=1)
     export.export(run, environment)

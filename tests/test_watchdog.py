@@ -35,6 +35,8 @@ DEAD = f"{WORDLESS}: it was killed, or it crashed"
 AFTER = (
     f"{WORDLESS}, after another process of its host: because of that, or it was killed or crashed"
 )
+# A copy of the process keeps its connection until it is told to end.
+HOLDS_THE_LINE = "if not os.fork():\n    os.close(1)\n    os.read(0, 1)\n    os._exit(0)\n"
 LOST_PEER_ERROR = "error: lost a peer, or never reached it: ..."
 HANG_SECONDS = 30.0  # what is waited for comes within one
 # Seconds after which an event that must not come would have come: more than ENDS_BY_ITSELF in these
@@ -260,8 +262,7 @@ def test_a_rank_that_its_launcher_takes_with_it(watch, way_to_end):
     The rank's connection may break before the launcher's, because other threads of the launcher
     live a moment longer.
     """
-    holds_the_line = "if not os.fork():\n    os.close(1)\n    os.read(0, 1)\n    os._exit(0)\n"
-    code = f"launch({RANK_NAME!r})\ninput()\n{holds_the_line}{way_to_end}"
+    code = f"launch({RANK_NAME!r})\ninput()\n{HOLDS_THE_LINE}{way_to_end}"
     with process(watch.path, OTHER_RANK_NAME, code) as started:
         let_run(started)
         # The loop knows which launcher the rank has.
@@ -316,8 +317,7 @@ def test_a_rank_that_dies_before_the_one_that_misses_it(watch):
 
 def test_a_rank_whose_death_is_heard_late_died_before_the_one_that_misses_it(watch):
     """The kernel closes its connections one after another, and may take its time for the last."""
-    holds_the_line = "if not os.fork():\n    os.close(1)\n    os.read(0, 1)\n    os._exit(0)\n"
-    code = f"{holds_the_line}os.kill(os.getpid(), signal.SIGKILL)"
+    code = f"{HOLDS_THE_LINE}os.kill(os.getpid(), signal.SIGKILL)"
     with process(watch.path, RANK_NAME, code) as started:
         let_run(started)
         assert becomes_true(lambda: psutil.Process(started.pid).status() == psutil.STATUS_ZOMBIE)

@@ -571,7 +571,7 @@ class Turns:
             end_workers(self.loader)
         plan(self.loader, self.begun - 1 - after_end, start if loaded else 0)
         self._seed("order", self.epoch, turn)
-        ended = loaded and not start and self.saved is not None and self.saved["over"]
+        ended = loaded and not start and self.saved["over"]
         self.iterator = self._iterate_seeded(start if loaded else 0, ended)
 
     def _iterate_seeded(self, first: int, ended: bool) -> Iterator:

@@ -230,9 +230,7 @@ class Watchdog:
                 if message.status is not None:
                     self.mesh.set_status(message.status)
                 explained = explained or message.explains_end
-                if (message.failed or "").startswith(f"error: {LOST_PEER}"):
-                    self.rank_pids.pop(writer, None)
-                await self._handle_message(message)
+                await self._handle_message(message, writer)
         self.rank_pids.pop(writer, None)
         status = _exit_status(rank_pid)
         writer.close()
@@ -240,10 +238,11 @@ class Watchdog:
             is_first = _is_running(launcher_pid) and not self.lost_peer
             await self._suspect(name, status, is_first)
 
-    async def _handle_message(self, message: RankMessage) -> None:
+    async def _handle_message(self, message: RankMessage, writer: asyncio.StreamWriter) -> None:
         """Act on what a rank of this node says."""
         failed = message.failed or ""
         if failed.startswith(f"error: {LOST_PEER}"):
+            self.rank_pids.pop(writer, None)
             # This rank does not know why its peer is gone; whoever knows will tell. A process of
             # this node that ends after this may have ended for the same reason. The peer that the
             # rank misses has died before, so the loop first notices its death: the kernel may close

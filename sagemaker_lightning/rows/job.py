@@ -235,7 +235,8 @@ def main(args: list[str] | None = None) -> None:
                 "the job's source"
             )
         table = read(environment, flags)
-        settings = flags.settings | {"--function": flags.function}  # no name of a parameter
+        # A parameter of the function may be called "function", but none is called "--function".
+        settings = flags.settings | {"--function": flags.function}
         run(
             environment,
             table,

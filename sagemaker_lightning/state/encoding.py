@@ -191,7 +191,7 @@ def _is_calculating(function: Any) -> bool:
 def _array_to_plainer(value: np.generic | np.ndarray) -> tuple[tuple, Any] | None:
     """Return what `to_plainer` does of an array or a scalar of numpy; None if it is not plain."""
     if isinstance(value, np.generic):
-        if value.dtype.kind in "biufcSU" and type(value.item()) in SCALARS:
+        if _is_plain_scalar(value):
             return ("scalar", value.dtype.str), value.item()
         # Such as a date, a record or a long double.
         if not is_readable(value.dtype):
@@ -209,6 +209,14 @@ def _array_to_plainer(value: np.generic | np.ndarray) -> tuple[tuple, Any] | Non
     if not is_readable(value.dtype):
         return None
     return ("bytes", _form(value.dtype), value.shape), value.tobytes()
+
+
+def _is_plain_scalar(value: np.generic) -> bool:
+    """Return whether a scalar of numpy is a number or a text that Python has, too.
+
+    A date is none, nor is a long double.
+    """
+    return value.dtype.kind in "biufcSU" and type(value.item()) in SCALARS
 
 
 def _form(dtype: np.dtype) -> str | list:
@@ -640,7 +648,7 @@ def _plain_key(key: Any, path: tuple) -> Any:
     """Return the key of a dict as a plain value; NotPlain if it has none."""
     if type(key) in SCALARS:
         return key
-    if isinstance(key, np.generic) and key.dtype.kind in "biufcSU" and type(key.item()) in SCALARS:
+    if isinstance(key, np.generic) and _is_plain_scalar(key):
         return key.item()
     if type(key) is tuple:
         return tuple(_plain_key(element, path) for element in key)

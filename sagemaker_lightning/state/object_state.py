@@ -430,7 +430,10 @@ def _is_container(value: Any) -> bool:
 
 
 def _has_elements_only(value: Any) -> bool:
-    """Return whether a value is a container; one of a user's class has attributes, too."""
+    """Return whether a value is a container of a library's class.
+
+    One of a user's class may have attributes, too.
+    """
     return _is_container(value) and is_library_class(type(value))
 
 
