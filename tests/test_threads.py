@@ -324,15 +324,24 @@ def test_how_long_and_by_how_many_threads_spinning_is_switched_off(cpus, own, ke
             clock[1] += measurement[0]
 
     libgomp = Libgomp(cpus)
-    # A thread of another test may run the function with the module's own clock.
-    in_place = {"time": SimpleNamespace(sleep=sleep), "_scheduled": lambda: tuple(clock)}
+    started = []
+
+    def thread(**settings) -> threading.Thread:
+        started.append(threading.Thread(**settings))
+        return started[-1]
+
+    # A thread of another test may run the function with the module's own clock and threads.
+    in_place = {
+        "time": SimpleNamespace(sleep=sleep),
+        "threading": SimpleNamespace(Event=threading.Event, Thread=thread),
+        "_scheduled": lambda: tuple(clock),
+    }
     control = FunctionType(threads._control_spinning.__code__, vars(threads) | in_place)
     with pytest.raises(SystemExit):
         control(libgomp, own)
-    for thread in threading.enumerate():
-        if thread.name == "spinning":
-            thread.join(10)
-            assert not thread.is_alive()
+    for holder in started:
+        holder.join(10)
+        assert not holder.is_alive()
     assert [seconds for seconds in sleeps if seconds != 0.25] == [
         seconds for _, seconds in MEASUREMENTS if seconds
     ]
