@@ -27,7 +27,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import coverage
@@ -212,35 +212,42 @@ class Judge:
             + (f", {verdict}" if self.args.verbose and verdict.startswith("found") else "")
         )
 
-    def _fork(self, judge) -> int:
+    def _fork(self, judge: Callable[[], str]) -> int:
         """Start a process that writes what `judge` returns into a file; return its number."""
         if pid := os.fork():
             return pid
-        text = "found: it ends early"
         try:
-            os.setsid()
-            capture = self.session.config.pluginmanager.get_plugin("capturemanager")
-            capture.stop_global_capturing()
-            log = os.open(self.folder / "log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-            for number in (1, 2):
-                os.dup2(log, number)
-            capture.start_global_capturing()
-            # A child of a child of the fork server must not look after it.
-            multiprocessing.forkserver._forkserver.ensure_running = lambda: None
-            multiprocessing.forkserver.ensure_running = lambda: None
-            paths = self.session.config._tmp_path_factory
-            paths._basetemp = self.folder / f"{os.getpid()}-files"
-            paths._basetemp.mkdir()
-            text = judge()
-            shutil.rmtree(paths._basetemp, ignore_errors=True)
-        except BaseException as error:
-            text = f"found: {type(error).__name__}: {error}"
-        finally:
+            try:
+                text = self._alone(judge)
+            except BaseException as error:
+                text = f"found: {type(error).__name__}: {error}"
+            for number in (signal.SIGINT, signal.SIGTERM):  # a test may have sent one
+                signal.signal(number, signal.SIG_IGN)
             # Renamed, as it may be killed while it writes.
             part = self.folder / f"{os.getpid()}.part"
             part.write_text(text)
             part.rename(self.folder / str(os.getpid()))
+        finally:
             os._exit(0)
+
+    def _alone(self, judge: Callable[[], str]) -> str:
+        """Return what `judge` returns, in a process that shares no files with the others."""
+        os.setsid()
+        capture = self.session.config.pluginmanager.get_plugin("capturemanager")
+        capture.stop_global_capturing()
+        log = os.open(self.folder / "log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        for number in (1, 2):
+            os.dup2(log, number)
+        capture.start_global_capturing()
+        # A child of a child of the fork server must not look after it.
+        multiprocessing.forkserver._forkserver.ensure_running = lambda: None
+        multiprocessing.forkserver.ensure_running = lambda: None
+        paths = self.session.config._tmp_path_factory
+        paths._basetemp = self.folder / f"{os.getpid()}-files"
+        paths._basetemp.mkdir()
+        text = judge()
+        shutil.rmtree(paths._basetemp, ignore_errors=True)
+        return text
 
     def _judge(self, mutant: mutations.Mutant, tests: list[str]) -> str:
         """Make a change in this process, and run tests until one fails."""
