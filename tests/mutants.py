@@ -16,6 +16,7 @@ each file first, then the second of each file, and so on. A change survives if t
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -40,9 +41,11 @@ from _pytest.runner import runtestprotocol
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("app", "sagemaker_lightning")
 MARKS = "not docker and not soak"
-MIN_HANG_SECONDS = 15
+MIN_HANG_SECONDS = 10
 HANG_FACTOR = 5
-"""A change hangs if its tests take longer than this, and that much longer than usual."""
+"""A test hangs if it takes longer than this, and that much longer than usual."""
+LEAVE = os._exit
+"""A test may have put something else in its place when it is interrupted."""
 COVERAGE_SETTINGS = """\
 [run]
 source =
@@ -182,7 +185,7 @@ class Judge:
                 seconds = time.monotonic() - began
                 if not ended and seconds < limit:
                     continue
-                verdict = self._verdict(pid) if ended else "found: it hangs"
+                verdict = self._verdict(pid) if ended else "found: the tests hang"
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
                 if not ended:
@@ -197,7 +200,7 @@ class Judge:
 
     def _verdict(self, pid: int) -> str:
         path = self.folder / str(pid)
-        return path.read_text() if path.exists() else "found: it ends early"
+        return path.read_text() if path.exists() else "found: a test hangs or ends early"
 
     def _say(self, mutant: mutations.Mutant, verdict: str, count: str, seconds: float) -> None:
         """Print what became of a change."""
@@ -228,7 +231,7 @@ class Judge:
             part.write_text(text)
             part.rename(self.folder / str(os.getpid()))
         finally:
-            os._exit(0)
+            LEAVE(0)
 
     def _alone(self, judge: Callable[[], str]) -> str:
         """Return what `judge` returns, in a process that shares no files with the others."""
@@ -257,6 +260,8 @@ class Judge:
         mutations.apply(mutant.path, mutant.number, mutant.is_in_function)
         for test, following in zip(tests, [*tests[1:], None], strict=True):
             next_item = self.items[following] if following else None
+            limit = MIN_HANG_SECONDS + HANG_FACTOR * self.measurement.seconds[test]
+            faulthandler.dump_traceback_later(limit, exit=True)
             reports = runtestprotocol(self.items[test], log=False, nextitem=next_item)
             if any(report.failed for report in reports):
                 return f"found by {test}"
