@@ -36,6 +36,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver, reduction
 from pathlib import Path
 
+import mutations
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -300,6 +301,7 @@ def _become(argv: list[str], folder: str | None, variables: Mapping[str, str]) -
         _reset_process()
         if "COVERAGE_PROCESS_START" in variables:  # tests/mutants.py
             _measure()
+        mutations.apply_named()
         status = _exit_status(argv)
     except BaseException:
         traceback.print_exc()
