@@ -2034,15 +2034,21 @@ def test_a_value_of_another_kind_takes_the_place_of_the_present_one():
         nothing=torch.zeros(2),
         wider=Elsewhere(torch.zeros(2)),
         expanded=torch.zeros(1).expand(2),
+        listed=[torch.zeros(1).expand(2)],
+        longer=torch.zeros(2),
+        whole=torch.zeros(2),
     )
     with torch.inference_mode():
         owner.inferred = torch.zeros(2)
     ones = torch.ones(2)
     wider = torch.ones(3)
     saved = {"tensor": ones, "nothing": None, "wider": wider, "expanded": ones, "inferred": ones}
+    saved |= {"listed": [ones], "longer": torch.ones(1), "whole": torch.ones(2, dtype=torch.int)}
     state.restore({("mine", name): value for name, value in saved.items()})
     assert owner.nothing is None and owner.wider.device.type == "meta"
     assert owner.tensor.tolist() == owner.expanded.tolist() == owner.inferred.tolist() == [1, 1]
+    assert owner.listed[0].tolist() == [1, 1] and owner.longer.tolist() == [1]
+    assert owner.whole.dtype == torch.int
 
 
 def test_a_tensor_of_two_names_gets_its_values_once():
