@@ -1044,6 +1044,7 @@ class Holder:
         self.by_name = {"a": object()}
         self.mean = torchmetrics.MeanMetric()
         self.layer = torch.nn.Linear(1, 1)
+        self.counts = [0]
         self.large = torch.nn.Embedding(70_000, 1)
         self.lazy = torch.nn.LazyLinear(1)
         self.numbers = np.zeros(70_000)
@@ -1057,6 +1058,7 @@ class Holder:
         self.objects.append(object())
         self.waiting.append(object())
         self.by_name["b"] = object()
+        self.counts[0] += 1
         self.mean.update(1.0)
         with torch.no_grad():
             for tensor in (self.layer.bias, self.large.weight, self.rows):
@@ -1088,6 +1090,7 @@ def test_what_the_objects_in_variables_hold_is_compared():
         "objects",
         "waiting",
         "by_name",
+        "counts",
         "mean",
         "layer.bias",
         "numbers",
@@ -1125,6 +1128,37 @@ def test_variables_of_other_modules_whose_functions_are_called_are_compared():
     calls_a_helper([])
     after = module_variables.variable_digests(roots, {})
     assert module_variables.changed_variables(before, after) == ["a_users_helpers.CALLS"]
+
+
+def test_modules_whose_functions_call_each_other_are_read_once(monkeypatch):
+    modules = {name: types.ModuleType(f"a_users_{name}") for name in ("one", "other")}
+    for name, called in (("one", "other"), ("other", "one")):
+        vars(modules[name])[called] = modules[called]
+        exec(f"CALLS = [0]\ndef call():\n    {called}.call()", vars(modules[name]))
+    walks = []
+
+    def walk(*arguments, **options):
+        walks.append(arguments)
+        assert len(walks) < 20
+        return walk_once(*arguments, **options)
+
+    walk_once = module_variables.object_graph.walk
+    monkeypatch.setattr(module_variables.object_graph, "walk", walk)
+    digests = module_variables.variable_digests({"collate_fn": modules["one"].call}, {})
+    assert {"a_users_one.call.defaults", "a_users_other.call.defaults"} <= digests.keys()
+
+
+@pytest.mark.parametrize("make", [np.arange, torch.arange, lambda size: list(range(size))])
+def test_of_a_large_value_4096_elements_at_equal_distances_are_compared(make, monkeypatch):
+    samples = make(65_537)
+    monkeypatch.setattr(METER, "samples", samples, raising=False)
+    digests = functools.partial(module_variables.variable_digests, {"collate_fn": remembers}, {})
+    before = digests()
+    for index, is_noticed in ((16, False), (17, True), (18, False), (34, True)):
+        samples[index] += 1
+        assert (digests() != before) is is_noticed
+        samples[index] -= 1
+    assert digests() == before
 
 
 def test_code_of_the_users_own_is_told_from_a_librarys():
