@@ -292,6 +292,21 @@ def test_what_is_installed_meanwhile_stays(signals):
         os.close(descriptor)
 
 
+def test_whoever_waited_for_signals_before_hears_of_them_too(signals):
+    """Such as asyncio, which learns of a child's end so."""
+    reading, writing = os.pipe()
+    for descriptor in (reading, writing):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(writing)
+    with watched(TrainingStop) as stop:
+        stop.left = threading.Event()
+        hear(stop, signal.SIGCHLD, signal.SIGTERM)
+    assert os.read(reading, 9) == bytes([signal.SIGCHLD, signal.SIGTERM])
+    signal.set_wakeup_fd(-1)
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+
+
 def test_a_handler_that_is_none_of_pythons_becomes_the_default(signals, monkeypatch):
     stop = watched(TrainingStop)
     with monkeypatch.context() as patched:
@@ -301,7 +316,7 @@ def test_a_handler_that_is_none_of_pythons_becomes_the_default(signals, monkeypa
     assert [signal.getsignal(number) for number in shutdown.SIGNALS] == [signal.SIG_DFL] * 2
 
 
-def test_it_leaves_no_thread_and_no_descriptor(signals):
+def test_it_leaves_no_thread_no_descriptor_and_nothing_of_itself(signals):
     class Slow(threading.Event):
         def is_set(self) -> bool:
             time.sleep(0.02)
@@ -315,17 +330,18 @@ def test_it_leaves_no_thread_and_no_descriptor(signals):
     for descriptor in stop.pipe:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
+    assert stop not in shutdown._entered
 
 
 def test_a_batch_takes_the_time_between_two_ends(monkeypatch):
     times = iter([100.0, 107.0, 109.0])
     monkeypatch.setattr(shutdown, "time", SimpleNamespace(monotonic=lambda: next(times)))
     stop = Stop(Path("nowhere"), print)
-    seconds = []
+    seconds = [stop.batch_seconds]
     for _ in range(3):
         stop.batch_ended()
         seconds.append(stop.batch_seconds)
-    assert seconds == [0.0, 7.0, 2.0]
+    assert seconds == [0.0, 0.0, 7.0, 2.0]
 
 
 def in_a_child() -> str:

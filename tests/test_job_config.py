@@ -285,6 +285,23 @@ def test_the_check_is_a_program_that_needs_nothing_installed(tmp_path):
         assert (run.stdout, run.returncode) == (output, status), run.stderr
 
 
+def test_the_check_prints_what_is_wrong_in_one_line(tmp_path, monkeypatch, capsys):
+    """And nothing about files that are right; as above, in this process."""
+    folder = tmp_path / "a\nb"
+    folder.mkdir()
+    for name in ("hyperparameters", "inputdataconfig"):
+        (folder / f"{name}.json").write_text("{}")
+    (folder / "resourceconfig.json").write_text(json.dumps(HOST))
+    monkeypatch.setattr(sys, "argv", ["job_config.py", str(folder)])
+    job_config.main()
+    assert capsys.readouterr().out == ""
+    (folder / "inputdataconfig.json").write_text("[]")
+    with pytest.raises(SystemExit) as left:
+        job_config.main()
+    line = f"{tmp_path}/a b/inputdataconfig.json: found []; allowed is a JSON object\n"
+    assert left.value.code == 1 and capsys.readouterr().out == line
+
+
 def test_a_text_that_is_nested_too_deeply_is_a_text():
     assert hyperparameters.text(DEEP) == DEEP
 

@@ -179,7 +179,7 @@ def test_many_columns_are_looked_through_in_groups(tmp_path):
 
 def compared(table: np.ndarray, **settings) -> Compared:
     """Return what compares the rows of a table in this process."""
-    given = Table(Path("channel"), ("rows.npy",), (table,), "channel training")
+    given = Table(Path("channel"), {"rows.npy": table}, "channel training")
     return Compared(Similarity(**settings), given, torch.device("cpu"))
 
 
