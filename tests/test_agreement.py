@@ -82,6 +82,31 @@ def test_what_is_said_counts_from_the_next_call_on(group):
     assert not agreement.checkpoint_due
 
 
+def test_what_is_on_its_way_is_waited_for(group, monkeypatch):
+    def all_reduce(flags, **_) -> SimpleNamespace:
+        return SimpleNamespace(wait=lambda: flags.copy_(torch.tensor([15, 1, 1, 2])))
+
+    monkeypatch.setattr(distributed, "all_reduce", all_reduce)
+    agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=True))
+    agreement.agree(0, False)
+    agreement.receive()
+    assert said(agreement) == (15, True, True, Comparison.DIFFERENT)
+
+
+def test_values_are_exchanged_in_a_group_that_needs_no_gpu(group, monkeypatch):
+    groups = []
+    all_gather_object = distributed.all_gather_object
+
+    def noting(contents: list, content: bytes, group) -> None:
+        groups.append(group)
+        all_gather_object(contents, content, group=group)
+
+    monkeypatch.setattr(distributed, "all_gather_object", noting)
+    agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=True))
+    assert agreement.gather("a") == ["a"]
+    assert groups == [agreement.group] and distributed.get_backend(groups[0]) == "gloo"
+
+
 def test_the_first_rank_alone_says_when_a_checkpoint_is_due(group):
     agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=False))
     agreement.agree(0, True, now=True)

@@ -25,6 +25,7 @@ import torch
 import torchmetrics
 from containers import ROOT
 from pytorch_lightning import Callback, LightningModule
+from pytorch_lightning.loggers import MLFlowLogger, WandbLogger
 from pytorch_lightning.trainer.states import RunningStage
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
@@ -1273,6 +1274,7 @@ def test_a_drilled_run_saves_every_other_step_in_the_folder_of_the_drill(tmp_pat
         (1, None, (1, 0)),
         (None, 1, (2, 1)),
         (-1, 5, (2, 2)),
+        (0, 0, (2, 0)),
     ],
 )
 def test_a_drilled_run_has_few_epochs(tmp_path, untrained, max_epochs, min_epochs, expected):
@@ -1313,6 +1315,15 @@ def test_a_drilled_run_writes_in_its_folder_alone(
     says = (
         rf"^{type(owner).__name__}: found {'dirpath' if role == 'callbacks' else 'save_dir'}={path}"
     )
+    with pytest.raises(UserError, match=says):
+        drilled(tmp_path).setup(trainer, None, "fit")
+    assert not drilled_run._has_trained and trainer.limit_train_batches == 1.0
+
+
+@pytest.mark.parametrize("logger_class", [MLFlowLogger, WandbLogger])
+def test_a_drilled_run_logs_to_no_server(tmp_path: Path, untrained, logger_class):
+    trainer = trainer_of(loggers=[object.__new__(logger_class)])
+    says = f"^{logger_class.__name__}: a drill would log to its server, too"
     with pytest.raises(UserError, match=says):
         drilled(tmp_path).setup(trainer, None, "fit")
     assert not drilled_run._has_trained and trainer.limit_train_batches == 1.0
