@@ -27,8 +27,6 @@ from sagemaker_lightning.data.deterministic import exact
 from app.in_memory import ResidentLoader
 from app.train import APPLICATION
 
-pytestmark = pytest.mark.slow
-
 GLOBAL_BATCH = 12  # images
 # Float32 sums in another order; without the weights the difference is 1e-2 and more.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -90,6 +88,7 @@ def loader_of(data: ranks.Numbered, rank: int, world: int, epoch: int) -> Reside
     return resident_loader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "size", "accumulate"),
     [
@@ -137,6 +136,7 @@ def test_lightning_in_one_process_is_plain_pytorch():
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), **TOLERANCE)
 
 
+@pytest.mark.slow
 def test_it_is_the_weights_that_do_it(tmp_path: Path):
     """Without the weights, DDP counts a sample of a rank with few samples for more."""
     ended = ranks.run(fit, 41, 1, False, folder=tmp_path)
@@ -153,6 +153,7 @@ def fit_with_weighting_alone(size: int):
     return model.weights
 
 
+@pytest.mark.slow
 def test_the_weighting_alone(tmp_path: Path):
     """It knows nothing of the loader; the ranks tell each other how many samples they have."""
     ended = ranks.run(fit_with_weighting_alone, 41, folder=tmp_path)
@@ -181,6 +182,7 @@ def plain_ddp(size: int):
     return model.weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_even_batches_are_plain_ddp(tmp_path: Path, world):
     with_consistency = ranks.run(fit, 36, nodes=[world], folder=tmp_path / "ours")
@@ -215,6 +217,7 @@ SHORT = [
 ]
 
 
+@pytest.mark.slow
 def test_ranks_that_were_told_the_same_train(tmp_path: Path):
     """Variables that name the host differ, and each host draws another random seed."""
     ended = ranks.run(
@@ -270,6 +273,7 @@ CONTRADICTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "flags", "says"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys()
 )
@@ -288,6 +292,7 @@ def test_a_contradiction_is_one_line_on_every_rank(tmp_path: Path, variables, fl
     ].output
 
 
+@pytest.mark.slow
 def test_hosts_with_other_files(tmp_path: Path):
     """The files differ in one pixel."""
     for node in range(2):
@@ -327,6 +332,7 @@ def fit_fingerprinted() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_users_own_fingerprint(tmp_path: Path):
     ended = ranks.run(fit_fingerprinted, folder=tmp_path)
     says = (
@@ -351,6 +357,7 @@ def fit_uneven() -> None:
     ranks.trainer([RankConsistency(SageMakerEnvironment(), {})]).fit(ranks.Regression(), Uneven(40))
 
 
+@pytest.mark.slow
 def test_epochs_of_different_lengths_are_an_error_and_no_hang(tmp_path: Path):
     ended = ranks.run(fit_uneven, folder=tmp_path)
     says = (
@@ -452,6 +459,7 @@ def curves(scaling: str, stops_at: int | None = None, goes_on: bool = False) -> 
     return rates
 
 
+@pytest.mark.slow
 def test_learning_rates_of_every_scheduler_are_scaled_and_once_only(tmp_path: Path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -501,6 +509,7 @@ def rates_scaled_alone(goes_on: bool) -> list[list[float]]:
     return model.rates
 
 
+@pytest.mark.slow
 def test_the_scaling_alone(tmp_path: Path):
     """A run that goes on from Lightning's checkpoint does not scale again."""
     rates = [
@@ -519,6 +528,7 @@ def test_the_scaling_alone(tmp_path: Path):
         LearningRateScaling("cubic")
 
 
+@pytest.mark.slow
 def test_with_an_optimizer_by_flags(tmp_path: Path):
     flags = [
         "--optimizer=SGD",
@@ -540,6 +550,7 @@ def test_with_an_optimizer_by_flags(tmp_path: Path):
     ].output
 
 
+@pytest.mark.slow
 def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command_line = CommandLine(SageMakerEnvironment(), [*SHORT, "--lr_scaling=linear"], APPLICATION)
