@@ -5,6 +5,8 @@ Their learning rate follows their number.
 
 import pickle
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from sagemaker_lightning import GradientWeighting, LearningRateScaling, UserError
+from sagemaker_lightning.callbacks import rank_consistency
 from sagemaker_lightning.callbacks.gradient_weighting import share_of_batch, weight_gradients
 from sagemaker_lightning.callbacks.lr_scaling import scale_rates
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency, refuse_contradictions
@@ -522,10 +525,6 @@ def test_the_scaling_alone(tmp_path: Path):
     torch.testing.assert_close(
         torch.tensor([[epoch_rates[0]] for epoch_rates in rates]), torch.tensor(expected)
     )
-    with pytest.raises(
-        UserError, match=r"\(rule=...\): found 'cubic', allowed is one of none, lin"
-    ):
-        LearningRateScaling("cubic")
 
 
 @pytest.mark.slow
@@ -637,12 +636,21 @@ def test_a_ranks_share_of_the_batch():
     assert share_of_batch(rank_of(2, [], DividedLoader(4, 3, 3))) == 1  # the user's own sampler
     assert share_of_batch(rank_of(3, [], object())) == 1
     assert share_of_batch(rank_of(1, [], DividedLoader(5))) == 1
-    for share in (0.5, torch.tensor(0.5), torch.tensor(1.0)):
-        weight = torch.ones(1, requires_grad=True)
-        weight_gradients(loss := (4 * weight).sum(), share)
-        loss.backward()
-        assert weight.grad == 4 * share
+    for share in (0.5, 2, torch.tensor(0.5), torch.tensor(1.0)):
+        assert gradient_after(partial(weight_gradients, share=share)) == 4 * share
     weight_gradients(torch.tensor(1.0), 0.5)  # a loss that has no gradient
+    consistency = RankConsistency(SageMakerEnvironment())
+    trainer = rank_of(3, [], DividedLoader(4, 3, 3))
+    assert gradient_after(partial(consistency.on_before_backward, trainer, None)) == 4 * 0.9
+
+
+def gradient_after(hook: Callable[[torch.Tensor], None]) -> torch.Tensor:
+    """Return the gradient of a loss that a hook has seen before; it is 4 without the hook."""
+    weight = torch.ones(1, requires_grad=True)
+    loss = (4 * weight).sum()
+    hook(loss)
+    loss.backward()
+    return weight.grad
 
 
 def test_the_weighting_asks_nothing_of_a_single_rank():
@@ -654,6 +662,14 @@ def test_the_weighting_asks_nothing_of_a_single_rank():
     module = SimpleNamespace(device=torch.device("cpu"))
     weighting.on_train_batch_start(rank_of(2, [], strategy=strategy), module, torch.ones(6, 1), 0)
     assert weighting.weight == 1.2
+    assert gradient_after(partial(weighting.on_before_backward, None, None)) == 4 * 1.2
+
+
+def test_a_rule_that_there_is_not_is_refused():
+    with pytest.raises(
+        UserError, match=r"\(rule=...\): found 'cubic', allowed is one of none, lin"
+    ):
+        LearningRateScaling("cubic")
 
 
 def test_each_training_scales_its_own_optimizers_once():
@@ -675,6 +691,23 @@ def test_each_training_scales_its_own_optimizers_once():
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.2)
 
 
+def test_the_second_training_of_a_trainer_is_scaled_too():
+    consistency = RankConsistency(SageMakerEnvironment(), {}, "linear")
+    for _ in range(2):
+        trainer = rank_of(2, [{"lr": 0.1}], strategy=None)
+        consistency.setup(trainer, None, "fit")
+        consistency.on_train_start(trainer, None)
+        assert trainer.optimizers[0].param_groups == [{"lr": 0.2}]
+
+
+@pytest.mark.parametrize("part", [GradientWeighting(), LearningRateScaling()])
+def test_what_it_does_itself_is_refused_beside_it(part):
+    trainer = rank_of(1, [], callbacks=[object(), part], strategy=None)
+    says = rf"^Trainer\(callbacks=...\): found {type(part).__name__}, which RankConsistency and "
+    with pytest.raises(UserError, match=says):
+        RankConsistency(SageMakerEnvironment()).setup(trainer, None, "fit")
+
+
 def test_a_scheduler_of_a_scheduler_is_scaled():
     plain = SimpleNamespace(base_lrs=[1.0, 2.0], eta_min=0.5, default_min_lr=None, gamma=0.5)
     trainer = rank_of(2, [])
@@ -692,6 +725,7 @@ def test_a_scheduler_of_a_scheduler_is_scaled():
     [
         ([0.2, 0.4], [0.02, 0.04]),  # of which the half is the factor of two ranks
         ([0.02, 0.04], [0.02, 0.04]),
+        ([0.01, 0.02], [0.02, 0.04]),
         ([0.0, 0.4], [0.0, 0.04]),  # a rate of 0 stays
         ([0.0, 0.0], [0.0, 0.0]),
         ([0.2, 0.2], None),
@@ -732,6 +766,9 @@ def test_the_line_on_what_all_ranks_do(loader, module, says, capsys):
         f"world_size=2 hosts=2 lr_scaling=linear lr=0.1,0.3 -> 0.2,0.6 effective_batch_size={says}"
     )
     assert capsys.readouterr().out == f"{line}\n"
+    resumed = [{"lr": 0.2}, {"lr": 0.6}]
+    consistency.on_train_start(rank_of(2, resumed, loader, **options), None)
+    assert resumed == [{"lr": 0.2}, {"lr": 0.6}] and capsys.readouterr().out == f"{line}\n"
     consistency.on_train_start(rank_of(2, [{}], loader, is_global_zero=False), None)
     consistency.on_train_start(rank_of(1, [{"lr": 0.1}], loader, **options), None)
     assert not capsys.readouterr().out
@@ -747,7 +784,7 @@ def test_a_batch_is_larger_than_the_data_if_it_is_not_filled(capsys, size, first
         RankConsistency(SageMakerEnvironment(), {}).on_train_start(
             rank_of(1, [], loader, is_global_zero=first), None
         )
-        says = "warning: a batch size of 3 on 2 rank(s) is more than the 5 samples there are"
+        says = f"warning: a batch size of 3 on 2 rank(s) is more than the {size} samples there are"
         assert capsys.readouterr().out.count(says) == warns
     endless = SimpleNamespace(exactly=SimpleNamespace(course=None))
     RankConsistency(SageMakerEnvironment(), {}).on_train_start(rank_of(1, [], endless), None)
@@ -802,6 +839,34 @@ def test_what_a_host_was_given_is_no_contradiction():
                 ("algo-b", places[1], {"folder": "/points/x", "logs": "/tmp/b/logs"}),
             ]
         )
+
+
+def test_settings_are_compared_before_the_lengths_of_an_epoch(monkeypatch):
+    """One rank asks nobody."""
+    answers_of_b = {"folder": "/b/x"}
+
+    def gather(own_answer: tuple) -> list[tuple]:
+        _, _, settings = own_answer
+        settings_of_b = {name: answers_of_b.get(name, settings[name]) for name in settings}
+        return [own_answer, ("b", {"output": "/b", "host": "b"}, settings_of_b)]
+
+    monkeypatch.setattr(rank_consistency, "gather", gather)
+    environment = SageMakerEnvironment(hosts=("a", "b"), current_host="a", output_data_dir="/a")
+    consistency = RankConsistency(environment, {"folder": "/a/x", "seed": 7})
+    consistency.on_fit_start(rank_of(2, []), None)
+    consistency.on_train_start(rank_of(2, []), None)
+    answers_of_b["batches of an epoch"] = "4"
+    consistency.on_fit_start(rank_of(2, []), None)
+    says = r"^batches of an epoch: a \(rank 0\) has 3, b \(rank 1\) has 4; give all hosts as many"
+    with pytest.raises(UserError, match=says):
+        consistency.on_train_start(rank_of(2, []), None)
+    answers_of_b["seed"] = "8"
+    says = r"^seed: a \(rank 0\) has 7, b \(rank 1\) has 8; give all hosts the same flags$"
+    with pytest.raises(UserError, match=says):
+        consistency.on_fit_start(rank_of(2, []), None)
+    monkeypatch.setattr(rank_consistency, "gather", pytest.fail)
+    consistency.on_fit_start(rank_of(1, []), None)
+    consistency.on_train_start(rank_of(1, []), None)
 
 
 def test_what_is_compared_of_the_data():
