@@ -185,12 +185,12 @@ class Machine:
         return seconds
 
 
-def test_one_rank_of_a_host_speaks_for_it(monkeypatch, capsys):
+def test_one_rank_of_a_host_speaks_for_it(tmp_path: Path, monkeypatch, capsys):
     """All ranks learn the number of the run from rank 0."""
     Machine(monkeypatch)
     asked = []
     metrics = HostMetrics(0)
-    trainer = trainer_with(save_dir="logs", name="mine", version=3)
+    trainer = trainer_with(save_dir=str(tmp_path), name="mine", version=3)
     trainer.local_rank = 1
     trainer.strategy.broadcast = asked.append
     metrics.on_train_start(trainer, None)
