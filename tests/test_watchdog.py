@@ -5,6 +5,7 @@ dies the kernel closes its connection; here the test does. tests/test_mesh.py ha
 """
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -475,6 +476,23 @@ def test_the_step_is_said_once_a_second(watch, monkeypatch):
         trainer.global_step += 1
         rank_heartbeat.on_train_batch_start(trainer, None, None, 0)
     assert output == [(101.0, "epoch 2, step 10"), (102.5, "epoch 2, step 12")]
+
+
+def test_each_thing_that_a_rank_says_is_a_message(tmp_path: Path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "watch"))
+        server.listen()
+        rank_heartbeat = Heartbeat(tmp_path / "watch", RANK_NAME)
+        rank_heartbeat.stopped("interrupted")
+        rank_heartbeat.failed("error: x")
+        rank_heartbeat.done()
+        die(rank_heartbeat)
+        connection, _ = server.accept()
+        with connection, connection.makefile() as lines:
+            messages = [json.loads(line) for line in lines]
+    assert messages == [
+        {"rank": RANK_NAME}, {"stopped": "interrupted"}, {"failed": "error: x"}, {"done": True}
+    ]  # fmt: skip
 
 
 def test_a_copy_of_the_process_does_not_keep_the_connection_open(tmp_path: Path, monkeypatch):
