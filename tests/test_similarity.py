@@ -255,6 +255,8 @@ def test_rows_with_equal_scores_come_by_number():
     best = similarity.nearest(iter(tiles), 6)
     assert best["neighbours"].tolist() == [[5, 7, 1, 3, 4, 0]]
     assert best["scores"].tolist() == [[1.0, 1.0, 0.75, 0.75, 0.75, 0.5]]
+    best = similarity.nearest(iter([(0, torch.tensor([[0.5, 1.0] * 30]))]), 60)
+    assert best["neighbours"].tolist() == [[*range(1, 60, 2), *range(0, 60, 2)]]
 
 
 def test_pairs_at_the_threshold_count_and_come_row_by_row():
@@ -268,6 +270,8 @@ def test_pairs_at_the_threshold_count_and_come_row_by_row():
         "neighbours": [0, 2, 1, 2],
         "scores": [0.5, 1.0, 0.75, 0.5],
     }
+    pairs = similarity.above(iter([(0, torch.ones(2, 30)), (30, torch.ones(2, 30))]), 1.0, 2)
+    assert pairs["neighbours"].tolist() == [*range(60), *range(60)]
 
 
 @pytest.mark.parametrize(
