@@ -86,6 +86,15 @@ def test_the_only_host_listens_on_no_port():
         assert watch.wait_until_all_are_ready() is None
 
 
+def test_who_waits_for_the_others_hears_why_the_job_ends():
+    with watched(("algo-1", "algo-2")) as watch:
+        watch.fail("boom", is_request=False)
+        assert watch.wait_until_all_are_ready().why == "boom"
+        assert watch.mesh.sent.ready and watch.mesh.status == "its program had just started"
+        assert watch.wait_until_all_are_done().why == "boom"
+        assert watch.mesh.sent.done and watch.mesh.status == "its program had ended well"
+
+
 def test_it_ends_although_a_task_drops_a_cancellation():
     """As `wait_for` of Python 3.11 may do."""
 
@@ -295,6 +304,22 @@ def test_a_launcher_that_ends_after_a_rank_that_it_took_with_it_is_the_reason(wa
     die(rank(watch, OTHER_RANK_NAME))
     assert becomes_true(lambda: watch.reason)
     assert watch.reason.why == DEAD.replace(RANK_NAME, OTHER_RANK_NAME)
+
+
+def test_the_end_of_a_rank_that_lost_a_peer_is_not_the_one_that_is_waited_for(watch):
+    code = f"say(failed={LOST_PEER_ERROR!r}); os._exit(1)"
+    with process(watch.path, RANK_NAME, code) as started:
+        let_run(started)
+        assert becomes_true(lambda: watch.lost_peer)
+
+
+def test_a_rank_that_has_said_all_is_hung_up_on(watch):
+    """A connection that stays open would be one more for each start of the ranks."""
+    rank_heartbeat = rank(watch)
+    rank_heartbeat.done()
+    rank_heartbeat.socket.settimeout(HANG_SECONDS)
+    rank_heartbeat.socket.shutdown(socket.SHUT_WR)
+    assert rank_heartbeat.socket.recv(1) == b""
 
 
 def test_a_rank_that_dies_before_the_one_that_misses_it(watch):
@@ -507,4 +532,4 @@ def test_a_watch_that_is_gone_harms_no_rank():
     rank_heartbeat.done()
     rank_heartbeat.failed("error: x")
     assert not watch.path.exists() and not watch.thread.is_alive() and watch.loop.is_closed()
-    assert not watch.path.parent.exists()
+    assert not watch.path.parent.exists() and not watch.server.is_serving()
