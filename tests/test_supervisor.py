@@ -18,7 +18,7 @@ import pytest
 from containers import ROOT
 
 from sagemaker_lightning.process import supervisor as supervise
-from sagemaker_lightning.process.supervisor import Supervisor
+from sagemaker_lightning.process.supervisor import StoppedBeforeStart, Supervisor
 
 
 def living(mark: str) -> list[list[str]]:
@@ -149,6 +149,47 @@ def test_signals_that_were_blocked_are_heard():
             assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & {*supervise.STOP_SIGNALS}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.mark.parametrize("number", supervise.STOP_SIGNALS)
+def test_a_signal_that_comes_before_the_program_ends_what_prepares_it(number):
+    with Supervisor() as supervisor, pytest.raises(StoppedBeforeStart) as raised:
+        signal.raise_signal(number)
+    name = signal.Signals(number).name
+    assert str(raised.value) == f"{name} came before the program was started"
+    assert supervisor.stop_signal == number
+
+
+def test_what_a_program_has_started_is_found_however_deep():
+    """Else it would not be killed in time: a process is adopted only when its parent has ended."""
+    script = "sh -c \"sh -c 'echo; exec sleep 60'; :\"; :"
+    command = ["sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as program:
+        program.stdout.readline()
+        others = {child.pid for child in psutil.Process().children()} - {program.pid}
+        below = psutil.Process(program.pid).children(recursive=True)
+        found = supervise.living_processes(program.pid, others)
+        os.killpg(program.pid, signal.SIGKILL)
+    psutil.wait_procs(below)  # they may be this process's now
+    assert len(below) == 2 and {process.pid for process in found} == {
+        program.pid,
+        *(process.pid for process in below),
+    }
+
+
+def test_a_process_that_ends_while_it_is_looked_at_has_started_nothing(monkeypatch):
+    children = psutil.Process.children
+
+    def look(process: psutil.Process, recursive: bool = False) -> list[psutil.Process]:
+        if recursive:
+            raise psutil.NoSuchProcess(process.pid)
+        return children(process)
+
+    monkeypatch.setattr(psutil.Process, "children", look)
+    others = {child.pid for child in psutil.Process().children()}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as program:
+        found = supervise.living_processes(program.pid, others)
+    assert [process.pid for process in found] == [program.pid]
 
 
 COUNTING = """
