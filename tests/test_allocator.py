@@ -7,8 +7,6 @@ import pytest
 
 from sagemaker_lightning.process import allocator
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-
 
 def test_glibc_is_asked_to_keep_blocks_of_up_to_a_gibibyte(monkeypatch):
     """Its thresholds are of type int: two gibibytes would be negative."""
@@ -16,7 +14,8 @@ def test_glibc_is_asked_to_keep_blocks_of_up_to_a_gibibyte(monkeypatch):
     glibc = SimpleNamespace(mallopt=lambda *option: asked.append(option))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: glibc)
     allocator.keep_freed_memory()
-    assert asked == [(M_MMAP_THRESHOLD, 2**30), (M_TRIM_THRESHOLD, 2**30)]
+    # -3 is M_MMAP_THRESHOLD of malloc.h, -1 is M_TRIM_THRESHOLD.
+    assert asked == [(-3, 2**30), (-1, 2**30)]
 
 
 def test_glibc_is_asked_to_return_all_that_it_has_kept(monkeypatch):

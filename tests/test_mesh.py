@@ -675,6 +675,14 @@ def test_a_host_that_says_what_is_no_message_is_lost(hosts):
     ]
 
 
+def test_a_host_that_says_nothing_any_more_is_lost(hosts):
+    hosts.start("algo-1", hosts=ALL_HOSTS[:2], silence_timeout=0.1)
+    hostile(hosts, "algo-1", greeting(), b'{"status": "epoch 1"}\n')
+    assert hosts.reasons("algo-1") == [
+        "lost algo-2: nothing was heard of it any more; last heard 0 s ago: epoch 1"
+    ]
+
+
 def test_a_host_that_has_hung_up_is_not_called_again(hosts):
     hosts.names["algo-1"] = hosts.address("algo-1")
     with socket.create_server((hosts.address("algo-1"), hosts.port)) as server:

@@ -243,13 +243,12 @@ ENDS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("code", "reason", "doubt"), ENDS.values(), ids=ENDS)
 def test_how_a_rank_ended(watch, code, reason, doubt):
     with process(watch.path, RANK_NAME, code) as started:
         let_run(started)
-        assert becomes_true(lambda: watch.reason)
-        assert watch.reason == StopReason(reason, is_local=True, doubt=doubt)
+        assert becomes_true(lambda: watch.own_suspicion)
+        assert watch.own_suspicion == StopReason(reason, is_local=True, doubt=doubt)
 
 
 @pytest.mark.slow
