@@ -950,4 +950,4 @@ def test_a_network_that_is_cut(switch):
         assert reason.startswith("lost algo-3: nothing was heard of it any more; last heard ")
         assert reason.endswith(" s ago: epoch 2, step 7")
     assert "the network of this one (algo-3) is most likely cut" in third_reason
-    assert all(len(ended) == 1 for ended in switch.ended.values())
+    assert becomes_true(lambda: all(len(ended) == 1 for ended in switch.ended.values()))
