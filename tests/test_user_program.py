@@ -311,7 +311,7 @@ def test_what_is_installed_for_a_program(tmp_path, pip):
     assert pip.calls == [("train.py", str(tmp_path)), (str(tmp_path),)]
 
 
-@pytest.mark.parametrize("users_log", [None, "", "ERROR: an earlier one\n"])
+@pytest.mark.parametrize("users_log", [None, "", "after connection broken by 'Timeout'\n"])
 @pytest.mark.parametrize("file", ["requirements.txt", "setup.py"])
 def test_what_pip_has_logged_of_a_failure_is_explained(tmp_path, monkeypatch, pip, file, users_log):
     """The user's own log, which PIP_LOG names, may have something of an earlier call."""

@@ -22,6 +22,7 @@ from rank_process import let_run, process
 
 from sagemaker_lightning.callbacks import heartbeat
 from sagemaker_lightning.callbacks.heartbeat import Heartbeat
+from sagemaker_lightning.contract import deadlines
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import OUT_OF_MEMORY
 from sagemaker_lightning.nodes.mesh import StopReason
@@ -129,6 +130,11 @@ def becomes_true(condition: Callable[[], object], limit: float = HANG_SECONDS) -
     return bool(condition())
 
 
+def settle(watch: Watchdog) -> None:
+    """Wait until a watch has done what was due when this was called."""
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), watch.loop).result(HANG_SECONDS)
+
+
 def test_a_rank_that_raises_is_quoted(watch):
     rank_heartbeat = rank(watch)
     rank_heartbeat.failed(f"error: ValueError: boom [{RANK_NAME}]")
@@ -164,13 +170,13 @@ def test_a_rank_that_dies_without_a_word(watch):
     )
 
 
-@pytest.mark.slow
 def test_a_rank_whose_launcher_has_ended_is_no_reason(watch):
     """The launcher's exit status says more: the toolkit reads it in the time that is left."""
     watch.program_ended()
     die(rank(watch))
-    assert becomes_true(lambda: watch.own_suspicion)
-    assert not becomes_true(lambda: watch.reason, QUIET_SECONDS)
+    assert becomes_true(lambda: watch.has_waited)
+    settle(watch)
+    assert watch.own_suspicion and watch.reason is None
     assert watch.wait_for_reason().why == DEAD
 
 
@@ -366,17 +372,20 @@ def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
     assert watch.suspicions == [watch.reason]  # of two that may have come of it, it is the first
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "act", [lambda line: line.failed(LOST_PEER_ERROR), die], ids=["lost a peer", "died"]
 )
 def test_a_rank_that_its_launcher_stops_as_another_one_has_ended_is_no_stop(watch, act):
-    act(rank(watch))
+    first_heartbeat = rank(watch)
+    act(first_heartbeat)
     assert becomes_true(lambda: watch.lost_peer or watch.own_suspicion)
-    rank(watch, OTHER_RANK_NAME).stopped(
+    stopped_heartbeat = rank(watch, OTHER_RANK_NAME)
+    stopped_heartbeat.stopped(
         "interrupted, resume from step 0: SIGTERM; it came while nothing was being trained"
     )
-    assert not becomes_true(lambda: watch.reason and watch.reason.is_request, QUIET_SECONDS)
+    stopped_heartbeat._send(RankMessage(status="stopped"))
+    assert becomes_true(lambda: watch.mesh.status == "stopped")
+    assert not (watch.reason and watch.reason.is_request)
 
 
 @pytest.mark.parametrize(
@@ -450,38 +459,64 @@ def test_a_rank_that_was_killed_is_named_at_once(monkeypatch):
         assert watch.reason is None and watch.known_reason.why == ENDS["killed"][1]
 
 
-@pytest.mark.slow
 def test_a_launcher_whose_rank_is_dead_is_left_time_to_end_by_itself(monkeypatch):
     """The other hosts hear it at once; the program here is ended only if its launcher stays."""
-    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 1.0)
+    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 60.0)
     with watched(("algo-1", "algo-2")) as watch:
         rank(watch).failed("error: boom")
         assert becomes_true(lambda: watch.mesh.sent.failed)
         assert watch.mesh.sent == HostMessage(
             status=watch.mesh.status, failed="a rank failed: boom"
         )
+        settle(watch)
         assert watch.reasons_given == []
-        assert becomes_true(lambda: watch.reasons_given)
 
 
-@pytest.mark.slow
 def test_the_first_reason_counts(watch):
-    rank(watch).failed("error: boom")
+    first_heartbeat = rank(watch)
+    first_heartbeat.failed("error: boom")
+    stopped_heartbeat = rank(watch)
     assert becomes_true(lambda: watch.reason)
-    rank(watch).stopped("interrupted")
+    stopped_heartbeat.stopped("interrupted")
     die(rank(watch))
-    assert (
-        not becomes_true(lambda: watch.reason.why != "a rank failed: boom", QUIET_SECONDS)
-        and len(watch.reasons_given) == 1
-    )
+    assert becomes_true(lambda: watch.has_waited)
+    settle(watch)
+    assert watch.reason.why == "a rank failed: boom" and len(watch.reasons_given) == 1
 
 
-@pytest.mark.slow
-def test_who_fails_by_itself_is_not_told_to_end(watch):
+def test_who_fails_by_itself_is_not_told_to_end(watch, monkeypatch):
+    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.0)
     watch.fail("the program cannot be had", is_request=False)
     assert becomes_true(lambda: watch.reason)
+    settle(watch)
     assert watch.reason == StopReason("the program cannot be had", is_local=True)
-    assert not becomes_true(lambda: watch.reasons_given, QUIET_SECONDS)
+    assert watch.reasons_given == []
+
+
+TWO_HOSTS = ("algo-1", "algo-2")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "lost_peer", "waits"),
+    [
+        (TWO_HOSTS, True, "for a better reason"),  # another host may know it
+        (TWO_HOSTS, False, "for its launcher"),
+        (("algo-2",), True, "for its launcher"),
+    ],
+    ids=["lost a peer", "died first", "lost a peer of the only host"],
+)
+def test_what_is_waited_for_after_a_rank_has_died(monkeypatch, hosts, lost_peer, waits):
+    wait = {"for a better reason": 60.0, "for its launcher": 60.0} | {waits: 0.0}
+    monkeypatch.setattr(deadlines, "better_reason", lambda silence: wait["for a better reason"])
+    monkeypatch.setattr(deadlines, "ENDS_BY_ITSELF", wait["for its launcher"])
+    with watched(hosts) as watch:
+        watch.program_ended()
+        missing_heartbeat = rank(watch, OTHER_RANK_NAME)
+        if lost_peer:
+            missing_heartbeat.failed(LOST_PEER_ERROR)
+            assert becomes_true(lambda: watch.lost_peer)
+        die(rank(watch))
+        assert becomes_true(lambda: watch.has_waited)
 
 
 def test_the_step_is_said_once_a_second(watch, monkeypatch):
