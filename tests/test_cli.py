@@ -68,6 +68,41 @@ def cli(*flags: str, **environment) -> CommandLine:
     return CommandLine(SageMakerEnvironment(**environment), list(flags), train.APPLICATION)
 
 
+class Parsed(CommandLine):
+    """Reads and checks flags, and makes no objects of them."""
+
+    def instantiate_classes(self) -> None:
+        """Make nothing."""
+
+
+def parsed(*flags: str, **environment) -> Parsed:
+    """Return what the flags say, without the objects."""
+    return Parsed(SageMakerEnvironment(**environment), list(flags), train.APPLICATION)
+
+
+class Reader(CommandLine):
+    """Reads one command line after another; to make its parser takes as long as to read them."""
+
+    def setup_parser(self, *args) -> None:
+        """Keep the parser that it has."""
+        if not hasattr(self, "parser"):
+            super().setup_parser(*args)
+            self.callback_keys = list(self.parser.callback_keys)
+        self.parser.callback_keys = list(self.callback_keys)
+
+
+READER = Reader.__new__(Reader)
+
+
+def refused(*flags: str) -> str:
+    """Return the line with which the flags are refused."""
+    with pytest.raises(UserError) as error:
+        READER.__init__(SageMakerEnvironment(), list(flags), train.APPLICATION)
+    # This application raises it: sagemaker_lightning/contract/failures.py shows only the line.
+    assert error.value.__traceback__
+    return str(error.value)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "says"),
@@ -488,7 +523,7 @@ def test_one_batch_is_not_all_batches(sent, number, tmp_path):
 def test_whole_numbers_of_other_peoples_classes(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     flags = ["--model.share=1", "--model.shares=[1, 1.0, 2]", "--model.name=1", "--model.rate=1"]
-    config = cli("--data=foreign.Data", "--model=foreign.Shares", *flags).config.model.init_args
+    config = parsed("--data=foreign.Data", "--model=foreign.Shares", *flags).config.model.init_args
     assert (
         repr([config.share, config.shares, config.name, config.rate])
         == "[1, [1, 1.0, 2], '1', 1.0]"
@@ -589,7 +624,7 @@ def test_torchruns_processes_are_the_devices():
 
     Lightning's own default is one process there, which trains by itself.
     """
-    config = cli("--trainer.accelerator=cpu", torchrun=(2, 6)).config
+    config = parsed("--trainer.accelerator=cpu", torchrun=(2, 6)).config
     assert (config.trainer.devices, config.trainer.num_nodes) == (2, 3)
 
 
@@ -798,15 +833,9 @@ MISTAKES = [
     ("flags", "says"), MISTAKES, ids=[" ".join(flags) for flags, _ in MISTAKES]
 )
 def test_a_mistake_is_one_line_that_names_the_flag(flags, says):
-    with pytest.raises(UserError, match=says) as error:
-        cli(*flags)
-    assert (
-        "\n" not in str(error.value)
-        and len(str(error.value)) < 600
-        and "--help" not in str(error.value)
-    )
-    # This application raises it: sagemaker_lightning/contract/failures.py shows only the line.
-    assert error.value.__traceback__
+    line = refused(*flags)
+    assert re.search(says, line), line
+    assert "\n" not in line and len(line) < 600 and "--help" not in line
 
 
 # What a class may be, by the flag that chooses it.
@@ -823,9 +852,7 @@ WRONG_CLASSES = {
 @pytest.mark.parametrize(("flag", "names"), WRONG_CLASSES.items(), ids=WRONG_CLASSES)
 @pytest.mark.usefixtures("only_installed_classes")
 def test_a_wrong_class_lists_those_that_are_allowed(flag, names):
-    with pytest.raises(UserError) as error:
-        cli(f"{flag}=Nonesuch")
-    message = str(error.value)
+    message = refused(f"{flag}=Nonesuch")
     assert (
         message.startswith(f"{flag}: found 'Nonesuch', allowed are ")
         and "the import path of a subclass of" in message
@@ -855,26 +882,23 @@ def test_a_module_that_cannot_be_imported_says_where_it_fails(tmp_path, monkeypa
 
 def test_the_settings_are_not_printed_where_a_flag_is_wrong(capsys):
     """By the parsing that looks for what else is wrong."""
-    with pytest.raises(UserError, match="^--trainer.max_epoch: is no flag here"):
-        cli("--trainer.max_epoch=2", "--print_config")
+    line = refused("--trainer.max_epoch=2", "--print_config")
+    assert line.startswith("--trainer.max_epoch: is no flag here")
     assert "seed_everything" not in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("only_installed_classes")
 def test_all_wrong_flags_are_named_at_once(tmp_path):
-    with pytest.raises(UserError) as error:
-        cli(
-            "--trainer.gpus=2",
-            "--max_epochs=a",
-            "--data=Nope",
-            "--data.size=3",
-            "--trainer.max_steps=b",
-            "stray",
-        )
+    line = refused(
+        "--trainer.gpus=2",
+        "--max_epochs=a",
+        "--data=Nope",
+        "--data.size=3",
+        "--trainer.max_steps=b",
+        "stray",
+    )
     message = re.sub(
-        "allowed are .*? or the import path",
-        "allowed are CLASSES or the import path",
-        str(error.value),
+        "allowed are .*? or the import path", "allowed are CLASSES or the import path", line
     )
     assert message == (  # the classes are all that this process has imported
         "--max_epochs: is no flag here; did you mean --trainer.max_epochs?; "
@@ -892,7 +916,7 @@ def test_all_wrong_flags_are_named_at_once(tmp_path):
     ("value", "samples"), [("1e400", "inf"), (".nan", "nan"), ("1.5", "1.5"), ("-0.1", "-0.1")]
 )
 def test_a_fraction_for_validation_that_is_none(value, samples):
-    datamodule = cli(f"--data.val_split={value}").datamodule
+    datamodule = DigitsDataModule(**parsed(f"--data.val_split={value}").config.data.init_args)
     with pytest.raises(
         UserError,
         match=f"^--data.val_split: found {samples}, allowed are 1 to 99 of the 100 images",
@@ -905,9 +929,7 @@ def test_those_in_a_file_of_flags_too(tmp_path):
         "trainer: {gpus: 2, max_steps: 3}\n"
         "data: {class_path: DigitsDataModule, init_args: {batch_size: x}}\n"
     )
-    with pytest.raises(UserError) as error:
-        cli("--config=mine.yaml", "--trainer.max_epochs=a")
-    assert str(error.value) == (
+    assert refused("--config=mine.yaml", "--trainer.max_epochs=a") == (
         "--trainer.gpus: is no flag here; use --trainer.accelerator=gpu and --trainer.devices=N "
         "(-1: all) (in mine.yaml); also --data.batch_size: found 'x', "
         "allowed is int (in mine.yaml); also --trainer.max_epochs: found 'a', "
@@ -927,24 +949,20 @@ BROKEN_FILES = {
 @pytest.mark.parametrize(("text", "reason"), BROKEN_FILES.items(), ids=BROKEN_FILES)
 def test_a_broken_file_of_flags_is_named(tmp_path, text, reason):
     (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(
-        UserError,
-        match=rf"^--config: 'mine.yaml' {reason}.* allowed is YAML.*; also --trainer.zzz: ",
-    ):
-        cli("--config=mine.yaml", "--trainer.zzz=3")
+    assert re.match(
+        rf"--config: 'mine.yaml' {reason}.* allowed is YAML.*; also --trainer.zzz: ",
+        refused("--config=mine.yaml", "--trainer.zzz=3"),
+    )
 
 
 def test_a_file_of_flags_that_is_not_there_says_where_it_was_looked_for(tmp_path):
-    with pytest.raises(
-        UserError, match=f"^--config: found 'mine.yaml', which is no file in {tmp_path}; allowed is"
-    ):
-        cli("--config=mine.yaml")
-    with pytest.raises(UserError, match="^--config: found 'mine.yaml', which is no file in"):
-        cli("--config", "mine.yaml")
-    with pytest.raises(UserError, match="--config: expected one argument$"):
-        cli("--config")
-    with pytest.raises(UserError, match="^--config: found 'xxx.*, which is no file in"):
-        cli(f"--config={'x' * 5000}")
+    line = f"--config: found 'mine.yaml', which is no file in {tmp_path}; allowed is a file, or one"
+    assert refused("--config=mine.yaml").startswith(line)
+    assert refused("--config", "mine.yaml").startswith(line)
+    assert refused("--config").endswith("--config: expected one argument")
+    assert re.match(
+        "--config: found 'xxx.*, which is no file in", refused(f"--config={'x' * 5000}")
+    )
 
 
 @pytest.mark.slow
@@ -955,9 +973,7 @@ def test_any_number_of_mistakes_has_room_in_the_failure_file():
         for group in ("data", "model", "optimizer", "lr_scheduler", "trainer.callbacks")
     ]
     wrong += [f"--trainer.max_epochs={'9' * 2000}x", f"--{'long' * 400}=1"]
-    with pytest.raises(UserError) as error:
-        cli(*wrong)
-    message = str(error.value)
+    message = refused(*wrong)
     assert len(message) < 960 and "\n" not in message
     assert message.startswith("--data: found 'Nonesuch'") and re.search(
         r"also wrong: --\S.* and \d+ more$", message
@@ -1220,8 +1236,8 @@ def test_what_was_given_is_known_with_what_was_not(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("name", ["gpu", "cuda"])
 def test_a_gpu_on_a_machine_without_one(name):
-    with pytest.raises(UserError, match=f"--trainer.accelerator={name}: this machine has no GPU"):
-        cli(f"--trainer.accelerator={name}")
+    line = refused(f"--trainer.accelerator={name}")
+    assert line.startswith(f"--trainer.accelerator={name}: this machine has no GPU")
 
 
 @pytest.mark.slow
