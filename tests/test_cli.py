@@ -147,13 +147,25 @@ def test_the_settings_of_the_program_are_read_and_what_nobody_set_is_known_too()
 def test_the_process_is_prepared_before_the_flags_are_read(monkeypatch):
     prepared = []
     for module, name in (
+        (lightning_cli, "_silence_warnings"),
         (overhead, "trim_lightning"),
         (jsonargparse_types, "keep_whole_numbers"),
         (allocator, "keep_freed_memory"),
     ):
         monkeypatch.setattr(module, name, lambda name=name: prepared.append(name))
     refused("--zzz=1")
-    assert prepared == ["trim_lightning", "keep_whole_numbers", "keep_freed_memory"]
+    assert prepared == [
+        "_silence_warnings",
+        "trim_lightning",
+        "keep_whole_numbers",
+        "keep_freed_memory",
+    ]
+
+
+def test_the_flags_are_the_programs_if_nobody_gives_others(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--aaa=1", "--bbb=1"])
+    with pytest.raises(UserError, match="^--aaa, --bbb: are no flags here"):
+        READER.__init__(SageMakerEnvironment(), None, train.APPLICATION)
 
 
 @pytest.mark.slow
@@ -1009,7 +1021,8 @@ MISTAKES = [
     ),
     (
         ["--zzz=1"],
-        "--zzz: is no flag here; flags are --config, .*; in groups: --trainer, --model, --data",
+        "^--zzz: is no flag here; flags are --config, .*; in groups: --trainer, --model, --data, "
+        "--logger, --checkpoint, --resume, --progress, --system, --divergence$",
     ),
     (
         ["--dirpath=x"],
@@ -1194,6 +1207,13 @@ def test_those_in_a_file_of_flags_too(tmp_path):
         "allowed is int (in mine.yaml); also --trainer.max_epochs: found 'a', "
         "allowed is int or null"
     )
+
+
+def test_a_setting_of_a_wrong_class_is_not_named_beside_it(tmp_path):
+    (tmp_path / "mine.yaml").write_text("data: {init_args: {zzz: 3}}")
+    line = refused("--data=Nonesuch", "--config=mine.yaml", "--data.zzz=4")
+    assert line.startswith("--data: found 'Nonesuch', ") and line.count("Nonesuch") == 1
+    assert "also" not in line and "zzz" not in line
 
 
 BROKEN_FILES = {

@@ -259,3 +259,18 @@ def test_another_version_of_lightning_is_refused_before_anything_of_it_is_import
     monkeypatch.setattr(run, "check_version", run.check_version)  # puts it back
     with pytest.raises(ImportError, match="found another one"):
         importlib.reload(run)
+
+
+def leave() -> None:
+    exec("raise SystemExit")
+
+
+def test_code_that_ended_the_program_is_named():
+    """It is the last one that is in a file."""
+    with pytest.raises(SystemExit) as leaving:
+        leave()
+    line = leave.__code__.co_firstlineno + 1
+    assert run.left_early(leaving.value) == (
+        f"test_run.py, line {line}, in leave: left by SystemExit with status 0 before the model "
+        "was written; return instead, or raise an error"
+    )

@@ -88,7 +88,7 @@ def explain_all(
     lines: dict[str, str] = {}
     for flag, words, source in sorted(settings, key=lambda setting: setting[0].count(".")):
         # Below a wrong flag, the class of a setting is not known.
-        if any(_covers(other, flag) for other in lines if other != flag):
+        if any(_covers(other, flag) for other in lines):
             continue
         above = [
             word
@@ -99,10 +99,8 @@ def explain_all(
         if line := _explain_wrong_file(
             flag, words, application or Application()
         ) or _parser_message(parser, [*above, *words]):
-            lines.setdefault(
-                flag,
-                f"{line if line.startswith(('-', f'{flag}: ')) else f'{flag}: {line}'}{source}",
-            )
+            names_flag = line.startswith(("-", f"{flag}: "))
+            lines[flag] = f"{line if names_flag else f'{flag}: {line}'}{source}"
     other_words = [
         word
         for flag, words, _ in settings
