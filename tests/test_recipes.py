@@ -84,23 +84,6 @@ def test_a_recipe_is_given_by_its_name_or_by_its_file(cifar, tmp_path):
     assert cli.datamodule.batch_size == 7  # a flag has priority over a recipe
 
 
-def test_a_recipe_that_is_not_there(tmp_path):
-    with pytest.raises(
-        UserError,
-        match=r"--config: found 'quick', which .*; allowed is a file, or one of .*cpu.*original",
-    ):
-        made(tmp_path, "--config=quick")
-
-
-@pytest.mark.parametrize(("old", "new"), [("cifar10-94", "fast"), ("cifar10-96", "accurate")])
-def test_a_recipe_that_has_another_name_now(old, new, tmp_path):
-    with pytest.raises(
-        UserError,
-        match=rf"^--config: found '{old}', which is called {new} now; allowed is a file, or",
-    ):
-        made(tmp_path, f"--config={old}")
-
-
 def test_the_stem_for_small_images():
     """The stem for small images keeps the size, and does not pool.
 
