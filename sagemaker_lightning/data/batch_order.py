@@ -73,7 +73,7 @@ class Batches(Sampler):
         division, first = self.course.of_epoch(epoch)
         return [1] * division.ranks if self.whole else division.sizes(batch - first)
 
-    def begin(self, epoch: int, turn: int, batch: int) -> None:
+    def begin(self, epoch: int, turn: int, batch: int = 0) -> None:
         """Have the next iteration start at a batch of an epoch.
 
         `turn` counts the iterations within an epoch.
