@@ -278,6 +278,74 @@ class Shared(PartitionedLoader):
         yield from ((epoch, batch) for batch in range(first, self.size))
 
 
+class Samples(IterableDataset):
+    """Some numbers, each drawn; it begins where its loader says."""
+
+    first = shift = 0
+
+    def __init__(self) -> None:
+        self._datasets = [self]  # as those of several datasets have
+
+    def __iter__(self):
+        yield from (
+            torch.tensor([self.shift + index + torch.rand(1).item()])
+            for index in range(self.first, 8)
+        )
+
+
+class OfLitdata(DataLoader):
+    """A loader that goes to its position, as litdata's, whose dataset does not count.
+
+    An iteration that was left before its end would go on.
+    """
+
+    __module__ = "litdata.streaming.dataloader"
+    restore = False
+    at = 0
+
+    def __init__(self) -> None:
+        super().__init__(Samples(), 2)
+        del self.dataset._datasets
+
+    def __iter__(self):
+        self.at = self.at if self.restore else 0
+        self.restore = True
+        self.dataset.first = self.at * self.batch_size
+        for batch in super().__iter__():
+            self.at += 1
+            yield batch
+        self.restore = False
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+        self.restore = True
+
+
+class OfLitdatas(DataLoader):
+    """A loader of several datasets, as litdata's; its state is right between epochs only."""
+
+    __module__ = "litdata.streaming.dataloader"
+    restore = False
+    epoch = 0
+
+    def __init__(self) -> None:
+        super().__init__(Samples(), 2)
+
+    def __iter__(self):
+        self.epoch += 1
+        self.dataset.shift = self.epoch
+        yield from super().__iter__()
+
+    def state_dict(self):
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.epoch = state["epoch"]
+
+
 def cycle(*loaders) -> CombinedLoader:
     return CombinedLoader(loaders, "max_size_cycle")
 
@@ -288,6 +356,8 @@ SMALL_LOADERS = {
     "its own iterator": Looping,
     "a file": lambda: DataLoader(Lines(), 2),
     "a state of an end": Ending,
+    "litdata's": OfLitdata,
+    "litdata's of several datasets": OfLitdatas,
     "shared by itself": lambda: Shared(4),
     "a sampler that counts": lambda: DataLoader(range(9), 2, sampler=Counting(9)),
     "shorter streams": lambda: cycle(
@@ -541,17 +611,29 @@ def test_a_stateful_loader_of_plain_samples_has_positions():
     assert drawn(3) == drawn(0)[3:]
 
 
-def test_validations_draw_the_same_from_a_loader_with_a_state():
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: streams.StatefulDataLoader(Numbers(8), 4),
+        lambda: streams.StatefulDataLoader(
+            streams.Counted(), 8, num_workers=1, persistent_workers=True
+        ),
+        OfLitdata,
+    ],
+    ids=["stateful", "workers that stay", "litdata's"],
+)
+def test_validations_draw_the_same_from_a_loader_with_a_state(make):
     seeding = Seeding(7)
     trainer = SimpleNamespace(global_rank=0, world_size=1, global_step=4)
-    loader = streams.StatefulDataLoader(Numbers(8), 4)
     combined = CombinedLoader(
-        [seeding._exact(trainer, loader, RunningStage.VALIDATING)], "sequential"
+        [seeding._exact(trainer, make(), RunningStage.VALIDATING)], "sequential"
     )
     seeding.together(trainer, combined, "val")
     first = str([batch for batch, _, _ in combined])
     trainer.global_step = 9
+    next(iter(combined))  # a validation may be left before its end
     assert str([batch for batch, _, _ in combined]) == first
+    combined.reset()
 
 
 def draw_an_offset(worker: int) -> None:
@@ -599,7 +681,6 @@ def test_workers_that_stay_are_said_to_begin_anew(capsys, monkeypatch, options, 
     assert output.count(warning) == output.count("\n") == begin_anew
 
 
-@pytest.mark.slow
 def test_no_worker_outlives_loaders_that_are_made_anew():
     """No worker outlives loaders that are made anew, except those that stay.
 
@@ -614,9 +695,7 @@ def test_no_worker_outlives_loaders_that_are_made_anew():
 
     children_before = set(active_children())
     loop = Loop()
-    combined, fetcher = begin(
-        made("resumable+resumable", **TWO_WORKERS, **STATEFUL, persistent=True)
-    )
+    combined, fetcher = begin(made("resumable+resumable", workers=1, **STATEFUL, persistent=True))
     vars(loop)["_combined_loader"] = combined
     combined.begin(fetcher, 0, 0)
     stays = combined.flattened[0]
@@ -713,6 +792,20 @@ def test_steps_that_draw_batches_go_on_at_the_batch_that_was_drawn_last():
     _, resumed, drawn = begin_with_iterator(2, states)
     assert drawn == 5
     assert str(next(next(resumed))) == str(next(batches))
+
+
+@pytest.mark.parametrize(
+    ("make", "ahead"),
+    [
+        (lambda size: DataLoader(range(size)), 0),
+        (lambda size: DataLoader(Numbers(size), 1), 1),  # the checkpoint holds one more
+    ],
+    ids=["order", "stream"],
+)
+def test_nothing_is_left_of_an_epoch_of_data_that_have_become_shorter(make, ahead):
+    sizes = iter([7, 2])
+    seen = train(lambda: make(next(sizes)), [(0, 3)])
+    assert [epoch for epoch, _, _ in seen] == [0] * (3 + ahead) + [1, 1, 2, 2]
 
 
 def test_other_loaders_than_before_begin_without_a_state():
@@ -854,23 +947,36 @@ def test_workers_stay_where_a_checkpoint_can_hold_what_is_in_them(stateful):
     assert len(workers[1]) == 1 and (workers[0] == workers[1]) == stateful
 
 
-def test_workers_that_stay_hold_the_data_of_their_start():
-    """A run that is resumed in a later epoch starts workers with the same data."""
-    make = lambda: DataLoader(  # noqa: E731
-        streams.Points(), 20, num_workers=1, persistent_workers=True
-    )
+@pytest.mark.parametrize(
+    ("options", "done"), [({}, 1), (STATEFUL, 1), ({"persistent": True}, 0)], ids=str
+)
+def test_workers_hold_the_data_of_their_start(options, done):
+    """A run that is resumed starts workers with the same data, whatever has changed since."""
+    make = made("remembered", workers=1, **options)
     combined, fetcher = begin(make)
-    combined.begin(fetcher, 0, 0)
-    for epoch in (1, 2):
-        combined.flattened[0].dataset.level += 5.0
+    combined.limits = 3
+    dataset = combined.flattened[0].dataset
+    dataset.level = 1.0
+    for epoch in (0, 1):
+        combined.begin(fetcher, epoch, 0)
+        dataset.level += 5.0
+        if not epoch:
+            rest(fetcher)
+    if done:
+        next(fetcher)
+        states = combined.states(fetcher, True)
+    else:
         rest(fetcher)
         states = combined.states(fetcher, False)
-        combined.begin(fetcher, epoch, 0)
+        combined.begin(fetcher, 2, 0)
     resumed, other = begin(make)
-    resumed.give_back(states)
-    assert resumed.flattened[0].dataset.level == combined.flattened[0].dataset.level
-    resumed.begin(other, 2, 0, states)
-    assert resumed.flattened[0].dataset.level == combined.flattened[0].dataset.level
+    resumed.limits = 3
+    if not done:
+        resumed.give_back(states)
+        assert resumed.flattened[0].dataset.level == 11.0
+    resumed.begin(other, 1 if done else 2, done, states)
+    assert resumed.flattened[0].dataset.level == 11.0
+    other.fetched += done
     assert str(rest(other)) == str(rest(fetcher))
     combined.reset()
     resumed.reset()
@@ -996,28 +1102,3 @@ def test_a_process_forked_from_the_one_that_trains_draws_something_else():
     os.close(write)
     with os.fdopen(read) as pipe:
         assert int(pipe.read()) != expected
-
-
-@pytest.mark.slow
-def test_a_dataset_in_a_worker_is_that_of_the_beginning_of_its_epoch():
-    """A dataset in a worker is that of the beginning of its epoch.
-
-    If a callback changes the dataset, the workers of the next epoch see the change; so they do if
-    that epoch is resumed.
-    """
-
-    def levels(stop: int) -> list[float]:
-        combined, fetcher = begin(lambda: DataLoader(streams.Points(), 8, num_workers=1))
-        combined.begin(fetcher, 0, 0)
-        assert combined.flattened[0].worker_init_fn is None
-        combined.flattened[0].dataset.level = 5.0
-        levels_seen = [next(fetcher)[0] for _ in range(stop)]
-        states = combined.states(fetcher, True)
-        combined.reset()
-        combined, fetcher = begin(lambda: DataLoader(streams.Points(), 8, num_workers=1))
-        combined.begin(fetcher, 0, stop, states)
-        assert combined.flattened[0].dataset.level == 5.0
-        levels_seen += [next(fetcher)[0] for _ in range(5 - stop)]
-        return str(levels_seen)
-
-    assert levels(1) == levels(4)
