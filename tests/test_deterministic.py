@@ -7,6 +7,7 @@ import copy
 import itertools
 import random
 import re
+import secrets
 import time
 from multiprocessing import active_children
 from pathlib import Path
@@ -640,7 +641,7 @@ def test_a_worker_is_seeded_before_the_users_function_and_draws_as_planned(monke
     )
     monkeypatch.setattr(sample_seeding, "end_with_the_loader", lambda: prepared.append("signals"))
     function = fetcher_function()
-    with entropy_replaced(unseeded.bits):
+    with entropy_replaced(secrets.randbits):
         for worker_init_fn in (draw, draw, None):
             torch.manual_seed(5)
             start_worker(worker_init_fn, torch.tensor, Plan((7,)), 1)
@@ -719,8 +720,8 @@ def test_samples_that_have_ended_stay_at_their_end(make):
     for _ in range(2):
         second = DrawnWithState(make(), (7,), 0, Found({}))
         second.load_state_dict(state)
-        assert next(second, None) is None
         state = second.state_dict()
+        assert next(second, None) is None
 
 
 @pytest.mark.parametrize("drawn_before", [0, 1, 4])
