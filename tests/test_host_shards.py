@@ -332,11 +332,23 @@ def test_one_image_for_each_rank_is_enough(monkeypatch):
             host_shards.agree(lambda sizes=sizes: sizes, 0)
 
 
-def test_a_file_that_is_missing_is_explained():
+def test_nodes_are_told_apart_by_their_ranks(monkeypatch):
+    """Nodes that are rehearsed on one machine may have its name in common."""
+    others = [(0, "host a", (8, 2), "", False), (1, "host a", (6, 3), "", False)]
+    monkeypatch.setenv("SM_CURRENT_HOST", "a")
+    monkeypatch.setattr(host_shards, "gather", lambda value: [value, *others])
+    assert host_shards.agree(lambda: (8, 2), 0) == [
+        Shard("host a", 2, 8, 2),
+        Shard("host a", 1, 6, 3),
+    ]
+
+
+def test_a_file_that_is_missing_is_explained(monkeypatch):
+    monkeypatch.setenv("SM_CURRENT_HOST", "algo-2")
     needed = "; with ShardedByS3Key, each host needs training files of its own "
-    with pytest.raises(UserError, match=rf"^no file{needed}\(on "):
+    with pytest.raises(UserError, match=rf"^no file{needed}\(on host algo-2\)$"):
         host_shards.agree(raising(FileNotFoundError("no file")), 0)
-    with pytest.raises(UserError, match=r"^no right \(on "):
+    with pytest.raises(UserError, match=r"^no right \(on host algo-2\)$"):
         host_shards.agree(raising(PermissionError("no right")), 0)
 
 

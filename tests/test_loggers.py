@@ -7,6 +7,7 @@ import csv
 import json
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -238,7 +239,8 @@ def test_a_validation_before_the_training_adds_its_rows(tmp_path: Path):
 def test_a_training_that_goes_on_with_nothing_begins_a_new_file(tmp_path: Path):
     first = CSVLogger(tmp_path, "logs")
     prepare_files([first], [])
-    first.log_metrics({"loss": 1.0}, 1)
+    with warnings.catch_warnings(action="error"):  # Lightning's of a folder that it looks for
+        first.log_metrics({"loss": 1.0}, 1)
     states = save_states([first])
     for step, begin in enumerate(
         (begin_files, lambda loggers: continue_files(loggers, [], time.time(), True)), 2
@@ -365,6 +367,8 @@ def test_a_file_that_nobody_goes_on_with_is_removed_as_lightning_does(tmp_path: 
     second.start_file()
     second.save()
     assert (tmp_path / "metrics.csv").read_text().split() == ["loss,step", "2.0,0"]
+    rows(tmp_path, waits=False)
+    assert not (tmp_path / "metrics.csv").exists()
 
 
 def test_a_file_that_is_written_anew_is_whole_or_as_it_was(tmp_path: Path, monkeypatch):
