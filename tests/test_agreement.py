@@ -82,6 +82,31 @@ def test_what_is_said_counts_from_the_next_call_on(group):
     assert not agreement.checkpoint_due
 
 
+def test_what_is_on_its_way_is_waited_for(group, monkeypatch):
+    def all_reduce(flags, **_) -> SimpleNamespace:
+        return SimpleNamespace(wait=lambda: flags.copy_(torch.tensor([15, 1, 1, 2])))
+
+    monkeypatch.setattr(distributed, "all_reduce", all_reduce)
+    agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=True))
+    agreement.agree(0, False)
+    agreement.receive()
+    assert said(agreement) == (15, True, True, Comparison.DIFFERENT)
+
+
+def test_values_are_exchanged_in_a_group_that_needs_no_gpu(group, monkeypatch):
+    groups = []
+    all_gather_object = distributed.all_gather_object
+
+    def noting(contents: list, content: bytes, group) -> None:
+        groups.append(group)
+        all_gather_object(contents, content, group=group)
+
+    monkeypatch.setattr(distributed, "all_gather_object", noting)
+    agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=True))
+    assert agreement.gather("a") == ["a"]
+    assert groups == [agreement.group] and distributed.get_backend(groups[0]) == "gloo"
+
+
 def test_the_first_rank_alone_says_when_a_checkpoint_is_due(group):
     agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=False))
     agreement.agree(0, True, now=True)
@@ -292,6 +317,21 @@ def test_what_is_installed_meanwhile_stays(signals):
         os.close(descriptor)
 
 
+def test_whoever_waited_for_signals_before_hears_of_them_too(signals):
+    """Such as asyncio, which learns of a child's end so."""
+    reading, writing = os.pipe()
+    for descriptor in (reading, writing):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(writing)
+    with watched(TrainingStop) as stop:
+        stop.left = threading.Event()
+        hear(stop, signal.SIGCHLD, signal.SIGTERM)
+    assert os.read(reading, 9) == bytes([signal.SIGCHLD, signal.SIGTERM])
+    signal.set_wakeup_fd(-1)
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+
+
 def test_a_handler_that_is_none_of_pythons_becomes_the_default(signals, monkeypatch):
     stop = watched(TrainingStop)
     with monkeypatch.context() as patched:
@@ -301,7 +341,7 @@ def test_a_handler_that_is_none_of_pythons_becomes_the_default(signals, monkeypa
     assert [signal.getsignal(number) for number in shutdown.SIGNALS] == [signal.SIG_DFL] * 2
 
 
-def test_it_leaves_no_thread_and_no_descriptor(signals):
+def test_it_leaves_no_thread_no_descriptor_and_nothing_of_itself(signals):
     class Slow(threading.Event):
         def is_set(self) -> bool:
             time.sleep(0.02)
@@ -315,17 +355,18 @@ def test_it_leaves_no_thread_and_no_descriptor(signals):
     for descriptor in stop.pipe:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
+    assert stop not in shutdown._entered
 
 
 def test_a_batch_takes_the_time_between_two_ends(monkeypatch):
     times = iter([100.0, 107.0, 109.0])
     monkeypatch.setattr(shutdown, "time", SimpleNamespace(monotonic=lambda: next(times)))
     stop = Stop(Path("nowhere"), print)
-    seconds = []
+    seconds = [stop.batch_seconds]
     for _ in range(3):
         stop.batch_ended()
         seconds.append(stop.batch_seconds)
-    assert seconds == [0.0, 7.0, 2.0]
+    assert seconds == [0.0, 0.0, 7.0, 2.0]
 
 
 def in_a_child() -> str:

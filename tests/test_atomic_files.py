@@ -176,3 +176,5 @@ def test_json_has_null_for_what_is_no_number():
     assert json.loads(json_text({"x": 2}, indent=1)) == {"x": 2} and "\n" in json_text(
         {"x": 2}, indent=1
     )
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        json_text({math.nan: 1})

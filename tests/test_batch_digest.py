@@ -210,9 +210,12 @@ def test_the_bytes_count_in_the_order_in_memory():
 
 
 class Viewed(torch.Tensor):
-    """A tensor of a class with a method of its own in place of torch's."""
+    """A tensor of a class with methods of its own in place of torch's."""
 
     def view(self, name: str) -> None:
+        raise NotImplementedError
+
+    def numpy(self, name: str) -> None:
         raise NotImplementedError
 
 

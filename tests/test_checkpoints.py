@@ -11,7 +11,9 @@ import signal
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,12 +21,14 @@ import pytest
 import torch
 import warm
 from containers import ROOT
+from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 import sagemaker_lightning
 from sagemaker_lightning import ExactResume
+from sagemaker_lightning.callbacks.divergence import Divergence
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import checkpoint_file, folder_lock, user_checkpoints
 from sagemaker_lightning.resume.best_model import BestModel
@@ -412,14 +416,50 @@ def piped(path: Path) -> None:
 def test_a_file_that_cannot_be_resumed_from_says_why(folder: CheckpointDir, change, problem):
     change(folder.path_of(30))
     assert examine(folder.path_of(30)) == problem
+    assert checkpoint_file.other_format(folder.path_of(30)) is None
+
+
+def test_a_file_whose_content_cannot_be_read_says_why(folder: CheckpointDir, monkeypatch):
+    """As on a disk with a bad block; its end, which is read first, can be read."""
+    open_file = Path.open
+    opened = []
+
+    def open_once(path: Path, mode: str):
+        opened.append(path)
+        if len(opened) > 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return open_file(path, mode)
+
+    monkeypatch.setattr(Path, "open", open_once)
+    assert damage(folder.path_of(30)) == "cannot be read (Input/output error)"
+
+
+def test_the_end_of_a_file_tells_what_it_is(folder: CheckpointDir):
+    """However large the file is, no more of it is read for that."""
+    path = folder.path_of(30)
+    end = path.read_bytes()[-checkpoint_file.FOOTER.size :]
+    os.truncate(path, 2**26)
+    with path.open("ab") as file:
+        file.write(end)
+    tracemalloc.start()
+    try:
+        assert checkpoint_file.identify(path) == (30, 210)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_file_of_another_program_is_whole_if_torch_can_read_it(tmp_path: Path):
+    """Otherwise a line says why, whatever torch says."""
     path = tmp_path / "theirs.ckpt"
     torch.save({"a": 1}, path)
     assert damage(path) == ""
     path.write_bytes(path.read_bytes()[:-60])
     assert re.fullmatch(r"cannot be read \([^\n]+\)", damage(path))
+    path.write_bytes(b"\x80\x02")  # the beginning of a file of an old torch
+    assert damage(path) == "cannot be read (EOFError)"
+    torch.save({"folder": tmp_path}, path)
+    assert damage(path) == "cannot be read (there is a pathlib.PosixPath in it)"
 
 
 def test_a_model_that_lightning_saves_has_a_checksum_and_is_none_to_resume_from(tmp_path: Path):
@@ -430,6 +470,43 @@ def test_a_model_that_lightning_saves_has_a_checksum_and_is_none_to_resume_from(
         assert read(tmp_path / "best.ckpt") == {"folder": str(tmp_path)} | entries
     CheckedIO(plain_values=False).save_checkpoint({"folder": tmp_path}, tmp_path / "own.ckpt")
     assert torch.load(tmp_path / "own.ckpt", weights_only=False) == {"folder": tmp_path}
+    write(tmp_path / "own.ckpt", {})
+    assert checkpoint_file.read_footer(tmp_path / "own.ckpt")[:2] == (0, 0)
+
+
+def test_weights_that_two_layers_share_are_written_once(tmp_path: Path):
+    weights = torch.ones(3)
+    path = tmp_path / "best.ckpt"
+    CheckedIO(plain_values=True).save_checkpoint({"first": weights, "second": weights}, path)
+    first, second = read(path).values()
+    assert torch.equal(first, weights) and first.data_ptr() == second.data_ptr()
+
+
+def test_a_model_at_a_url_is_written_by_lightning(tmp_path: Path, monkeypatch):
+    given = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        TorchCheckpointIO, "save_checkpoint", lambda _, *values: given.append(values)
+    )
+    CheckedIO(plain_values=True).save_checkpoint({"a": 1}, "s3://bucket/best.ckpt", "options")
+    assert given == [({"a": 1}, "s3://bucket/best.ckpt", "options")]
+
+
+def test_an_error_of_the_file_system_is_raised_as_it_is(tmp_path: Path, monkeypatch):
+    """torch.save makes a RuntimeError of it if it has written something before."""
+    written = []
+
+    def write_once(data: bytes) -> int:
+        written.append(data)
+        return len(data) if len(written) == 1 else fails_on_a_full_disk()
+
+    @contextmanager
+    def full(path: Path):
+        yield SimpleNamespace(write=write_once)
+
+    monkeypatch.setattr(checkpoint_file, "atomic_write", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        write(tmp_path / "step-000000010.ckpt", state(10))
 
 
 def test_no_model_is_removed_while_a_newer_one_could_not_be_written(tmp_path: Path, monkeypatch):
@@ -504,13 +581,19 @@ def test_a_checkpoint_that_is_code_is_refused(folder: CheckpointDir, tmp_path: P
     with pytest.raises(Exception, match="Weights only load failed"):
         BestModel(tmp_path, monitor="loss").missing_file(folder.path_of(40))
     assert not (tmp_path / "ran").exists()
-    assert "PosixPath" in checkpoint_file.why_unreadable({"hyper_parameters": {"folder": tmp_path}})
-    assert (
-        checkpoint_file.why_unreadable(
-            {"hyper_parameters": {"sizes": [1, (2.0, None)], "name": "x"}}
-        )
-        == ""
-    )
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "says"),
+    [
+        ({"sizes": [1, (2.0, None)], "name": "x"}, ""),
+        ({"folder": Path("x")}, r"there is a pathlib\.PosixPath in it"),
+        ({"size": 10**700}, r"Unsupported operand \d+"),
+    ],
+)
+def test_what_a_checkpoint_may_not_hold_is_named_before_it_is_written(hyperparameters, says):
+    state = {"hyper_parameters": hyperparameters, "weights": torch.ones(3)}
+    assert re.fullmatch(says, checkpoint_file.why_unreadable(state))
 
 
 def everywhere(folders: list[CheckpointDir]) -> list:
@@ -780,13 +863,13 @@ def test_a_child_has_no_lock_of_its_parents(tmp_path: Path):
     assert folder_lock.lock(tmp_path, 0.0) == ""
     if not (child := os.fork()):
         try:
-            os.write(said[1], folder_lock.lock(tmp_path, 0.0).encode())
+            os.write(said[1], f"owner: {folder_lock.lock(tmp_path, 0.0)}".encode())
             os.close(may_end[1])
             os.read(may_end[0], 1)
         finally:
             os._exit(0)
     os.close(said[1])
-    assert os.read(said[0], 100).decode() == f"process {os.getpid()}"
+    assert os.read(said[0], 100).decode() == f"owner: process {os.getpid()}"
     folder_lock.unlock(tmp_path)
     other = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -932,6 +1015,52 @@ def test_a_best_model_that_could_not_be_written_leaves_the_one_before(
     ]
 
 
+def ranked(folder: Path, mode: str, *values: float) -> BestModel:
+    """Return the callback that has written a model for each value, `epoch=N.ckpt`."""
+    best = BestModel(folder, monitor="loss", mode=mode, save_top_k=-1, filename="{epoch}")
+    trainer = without_ranks()
+    trainer.callbacks = trainer.loggers = []
+    trainer.save_checkpoint = lambda path, weights_only: Path(path).touch()
+    for number, value in enumerate(values):
+        trainer.global_step = number
+        candidates = {"epoch": torch.tensor(number), "loss": torch.tensor(value)}
+        best.write_ranked(torch.tensor(value), trainer, candidates)
+    assert len(best.best_k_models) == len(values)
+    return best
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "name"),
+    [
+        ("min", (NAN, 0.5, -INF), "epoch=1.ckpt"),
+        ("max", (NAN, 0.5, INF), "epoch=1.ckpt"),
+        ("min", (NAN, NAN), ""),
+        ("max", (INF,), ""),
+    ],
+)
+def test_a_model_with_a_metric_that_is_no_number_is_written_and_is_never_the_best(
+    tmp_path, mode, values, name
+):
+    best = ranked(tmp_path, mode, *values)
+    assert Path(best.best_model_path).name == name
+    assert best.best_model_score == (0.5 if name else None)
+    assert len(list(tmp_path.iterdir())) == len(values)
+
+
+def test_a_model_that_has_diverged_replaces_no_file(tmp_path: Path):
+    model = LightningModule()
+    model.weight = torch.nn.Parameter(torch.tensor([NAN]))
+    trainer = without_ranks()
+    trainer.callbacks = [Divergence()]
+    trainer.lightning_module, trainer.precision, trainer.global_step = model, "32-true", 4
+    trainer.save_checkpoint = pytest.fail
+    with pytest.raises(UserError, match="weights are NaN or infinite after step 4"):
+        BestModel(tmp_path, monitor="loss").write(trainer, str(tmp_path / "best.ckpt"))
+
+
 def without_ranks(removed: list[str] | None = None) -> SimpleNamespace:
     """Return what a callback uses of a trainer of one rank; it notes what is removed."""
     strategy = SimpleNamespace(
@@ -965,7 +1094,7 @@ def test_a_file_is_removed_when_no_checkpoint_may_refer_to_it(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("save_top_k", "value", "is_best"),
-    [(1, 1.0, True), (1, float("nan"), False), (1, float("inf"), False), (-1, float("nan"), True)],
+    [(1, 1.0, True), (1, NAN, False), (1, INF, False), (-1, NAN, True)],
 )
 def test_a_model_is_one_of_the_best_if_its_metric_is_a_number(tmp_path, save_top_k, value, is_best):
     best = BestModel(tmp_path, monitor="loss", save_top_k=save_top_k)
@@ -975,6 +1104,7 @@ def test_a_model_is_one_of_the_best_if_its_metric_is_a_number(tmp_path, save_top
 def test_a_model_that_a_checkpoint_refers_to_is_looked_for(tmp_path: Path):
     """In the folder of this run, wherever the run that saved it had its own."""
     best = BestModel(tmp_path, monitor="loss")
+    assert best.state_key == "sagemaker_lightning.best_model monitor=loss mode=min"  # for ever
     write(tmp_path / "best.ckpt", state(1))
 
     def problem(**entries) -> str:
@@ -1004,8 +1134,13 @@ def test_of_several_models_the_one_with_the_best_metric_is_read(tmp_path: Path):
         assert best.choose_intact() == str(tmp_path / chosen_name)
 
 
-def test_a_checkpoint_names_no_file_to_remove_outside_of_its_folder(tmp_path: Path):
-    """The state may be forged; files that are not the best any more are removed."""
+def test_a_checkpoint_names_no_file_to_remove_outside_of_its_folder(tmp_path: Path, monkeypatch):
+    """The state may be forged; files that are not the best any more are removed.
+
+    A URL is no path below the folder, even if that is the working directory.
+    """
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     here = BestModel(tmp_path / "here", monitor="loss", save_top_k=3)
     there = BestModel(tmp_path / "there", monitor="loss", save_top_k=3)
     own_name = str(tmp_path / "there/best.ckpt")

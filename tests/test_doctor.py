@@ -286,6 +286,27 @@ def test_the_entry_point_leaves_the_path_alone(tmp_path, torch_for_cuda, driver,
     )
 
 
+@pytest.mark.parametrize(
+    ("driver", "used", "says"),
+    [
+        ("580.65.06", False, ""),
+        ("470.57.02", False, "no library helps below R535"),
+        ("535.183.01", True, "libraries 595.45.04 are used"),
+    ],
+)
+def test_the_choice_prints_the_folder_and_why(tmp_path, monkeypatch, capsys, driver, used, says):
+    """As above, in this process."""
+    folder = compatibility(tmp_path / "environment")
+    gpu_host(tmp_path / "host", driver, "NVIDIA A10G")
+    monkeypatch.setattr(gpu_driver, "installed_cuda", lambda: "13.2")
+    monkeypatch.setattr(sys, "argv", ["gpu_driver.py", str(folder)])
+    monkeypatch.setenv("SAGEMAKER_LIGHTNING_ROOT", str(tmp_path / "host"))
+    gpu_driver.main()
+    output, errors = capsys.readouterr()
+    assert output == (f"{folder}\n" if used else "")
+    assert says in errors and errors.count("\n") == bool(says)
+
+
 def found(machine: Machine, check) -> list[tuple[str, Level, str]]:
     return [(finding.subject, finding.level, finding.text) for finding in check(machine)]
 
@@ -332,7 +353,8 @@ def test_gpus_that_the_container_was_not_given(tmp_path):
     write(tmp_path, {"dev/nvidiactl": "", "dev/nvidia-uvm": ""})
     text = "0 in /dev for 1 GPUs; start the container with --gpus all"
     assert ("GPU devices", Level.WRONG, text) in found(machine(tmp_path), checks.gpus)
-    for number, (vendor, kind) in enumerate([("0x10de", "0x040300"), ("0x1013", "0x030000")]):
+    others = [("0x10de", "0x040300"), ("0x1013", "0x030000"), ("0x1002", "0x030000")]
+    for number, (vendor, kind) in enumerate(others):
         device = f"sys/bus/pci/devices/0000:01:00.{number}"
         write(tmp_path, {f"{device}/vendor": f"{vendor}\n", f"{device}/class": f"{kind}\n"})
     (tmp_path / "proc/driver/nvidia/version").unlink()
@@ -432,9 +454,13 @@ def test_where_the_libraries_of_efa_may_be(tmp_path, folder, library, other):
 
 def test_the_interface_that_sagemaker_names(tmp_path):
     write(tmp_path, {"sys/class/net/eth0/mtu": "9001\n", "sys/class/net/eth0/operstate": "up\n"})
-    for name, level in (("eth0", Level.FINE), ("eth7", Level.NOTE), (None, Level.FINE)):
+    for name, level, says in (
+        ("eth0", Level.FINE, "eth0; found "),
+        ("eth7", Level.NOTE, "SageMaker names eth7, which is not here; found "),
+        (None, Level.FINE, ""),
+    ):
         ((_, is_level, text),) = found(Machine(tmp_path, {}, name), checks.network)
-        assert is_level == level and "eth0 (mtu 9001, up)" in text
+        assert is_level == level and text == f"{says}eth0 (mtu 9001, up)"
     assert found(Machine(tmp_path / "none", {}), checks.network)[0][2] == "none"
     assert found(Machine(tmp_path / "none", {}, "eth0"), checks.network)[0][2] == (
         "SageMaker names eth0, which is not here; found none"
@@ -442,9 +468,9 @@ def test_the_interface_that_sagemaker_names(tmp_path):
 
 
 def test_memory_and_its_limit(tmp_path):
-    write(tmp_path, {"proc/meminfo": "MemTotal:   8388608 kB\nMemAvailable:   4194304 kB\n"})
+    write(tmp_path, {"proc/meminfo": f"MemTotal:   {2**31} kB\nMemAvailable:   {2**30} kB\n"})
     assert found(machine(tmp_path), checks.memory) == [
-        ("memory", Level.FINE, "4.0 GiB of 8.0 GiB available")
+        ("memory", Level.FINE, "1024.0 GiB of 2048.0 GiB available")
     ]
     for file in ("memory.max", "memory/memory.limit_in_bytes"):
         write(tmp_path, {f"sys/fs/cgroup/{file}": f"{2**30}\n"})
@@ -452,9 +478,9 @@ def test_memory_and_its_limit(tmp_path):
             "; this container may use 1.0 GiB"
         )
         (tmp_path / "sys/fs/cgroup" / file).unlink()
-    for limit in ("max", 8 * 2**30):
+    for limit in ("max", 2**41):
         write(tmp_path, {"sys/fs/cgroup/memory.max": f"{limit}\n"})
-        assert found(machine(tmp_path), checks.memory)[0][2] == "4.0 GiB of 8.0 GiB available"
+        assert found(machine(tmp_path), checks.memory)[0][2] == "1024.0 GiB of 2048.0 GiB available"
 
 
 def test_little_shared_memory_and_a_full_disk(tmp_path, monkeypatch):
@@ -464,7 +490,7 @@ def test_little_shared_memory_and_a_full_disk(tmp_path, monkeypatch):
         tmp_path,
         {
             "proc/mounts": "/dev/sda /opt/ml/output ext4 ro,relatime 0 0\n/dev/sda / ext4 rw 0 0\n"
-            "/dev/sda /opt/ml/output ext4\n"
+            "/dev/sda /opt/ml/output ext4\n/dev/sdb /opt/ml/input xfs rw\n"
         },
     )
     monkeypatch.setattr(os, "statvfs", lambda path: Space(2**22, 2**24, 4))
@@ -475,17 +501,20 @@ def test_little_shared_memory_and_a_full_disk(tmp_path, monkeypatch):
         Level.NOTE,
         "0.0 GiB of 0.1 GiB free; checkpoints need more",
     )
-    assert mounts[2] == "below /opt/ml: /opt/ml/output (ext4, ro)"
+    assert mounts[2] == "below /opt/ml: /opt/ml/output (ext4, ro), /opt/ml/input (xfs, rw)"
     for free, all_bytes, level in ((30, 28, Level.FINE), (29, 27, Level.NOTE)):
         monkeypatch.setattr(os, "statvfs", lambda path: Space(2**free, 2**all_bytes, 1))  # noqa: B023
         assert found(machine(tmp_path), checks.memory)[1][1] == level
         assert found(machine(tmp_path), checks.disk)[0][1] == level
-    monkeypatch.setattr(os, "statvfs", lambda path: Space(2**40, 2**41, 1))
-    assert {
-        level
-        for check in (checks.memory, checks.disk)
-        for _, level, _ in found(machine(tmp_path), check)
-    } == {Level.FINE}
+    monkeypatch.setattr(os, "statvfs", lambda path: Space(2**30, 2**31, 2**12))
+    assert found(machine(tmp_path), checks.memory)[1][1:] == (
+        Level.FINE,
+        "8192.0 GiB in /dev/shm",
+    )
+    assert found(machine(tmp_path), checks.disk)[0][1:] == (
+        Level.FINE,
+        "4096.0 GiB of 8192.0 GiB free",
+    )
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert found(machine(tmp_path), checks.disk)[0][1] == Level.WRONG
 

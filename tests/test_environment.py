@@ -43,7 +43,7 @@ ALL_VARIABLES = {
     "SAGEMAKER_LIGHTNING_WATCH": "/l",
     "SAGEMAKER_LIGHTNING_DRILL": '{"m": 1}',
     "LOCAL_WORLD_SIZE": "2",
-    "WORLD_SIZE": "6",
+    "WORLD_SIZE": "8",
     "SM_INSTANCE_GROUPS_DICT": '{"g": {"hosts": ["algo-1", "algo-10", "algo-2"]}}',
 }
 
@@ -74,7 +74,7 @@ def test_full(tmp_path):
         hyperparameters={"i": "j"},
         rendezvous_timeout=11.0,
         peer_timeout=12.5,
-        torchrun=(2, 6),
+        torchrun=(2, 8),
         watch=Path("/l"),
         drill={"m": 1},
     )
@@ -84,7 +84,7 @@ def test_full(tmp_path):
         for field in dataclasses.fields(defaults)
     )
     assert environment.training_dir == Path("/b")
-    assert environment.num_nodes == 3  # as torchrun says: 6 ranks, 2 on each node
+    assert environment.num_nodes == 4  # as torchrun says: 8 ranks, 2 on each node
     with pytest.raises(dataclasses.FrozenInstanceError):
         environment.num_gpus = 8
     assert failure_file(ALL_VARIABLES) == Path("/h/failure")

@@ -486,8 +486,15 @@ def test_a_stop_is_reported_unless_another_process_does_so(tmp_path, monkeypatch
 
 def test_a_failure_is_in_the_log_before_anything_else_ends_the_process(tmp_path, monkeypatch, log):
     monkeypatch.setattr(sys, "stderr", log)
-    with pytest.raises(SystemExit), reported(tmp_path / "none/failure", "host a"):
+    told = []
+
+    def tell(line: str) -> None:
+        told.append((line, Path(log.name).read_text()))
+
+    with pytest.raises(SystemExit), reported(tmp_path / "none/failure", "host a", tell):
         raise UserError("--a: found 1")
+    line = "error: --a: found 1 [host a]"
+    assert told == [(line, f"{line}\n")]
     assert Path(log.name).read_text() == (
         "error: --a: found 1 [host a]\n"
         f"error: {tmp_path}/none/failure could not be written: No such file or directory\n"

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import runpy
 import shutil
 import subprocess
 import sys
@@ -148,10 +149,46 @@ def test_hosts_without_rows_and_rows_without_entries(tmp_path):
     nothing = {"counts": np.zeros(1, np.int64), "scores": np.zeros((0, 3), np.float32)}
     for host, rows in zip(hosts, (range(1), range(1, 1), range(1, 2)), strict=True):
         given = [(rows, nothing)] if rows else []
-        parts.write(tmp_path / "deep/parts", rows, given, about | {"host": host})
-    merge.merge([str(tmp_path / "deep/parts")], tmp_path / "merged")
+        parts.write(tmp_path / "parts" / host, rows, given, about | {"host": host})
+    merge.merge([str(tmp_path / "parts")], tmp_path / "merged")
     expected = {"counts": np.zeros(2, np.int64), "scores": np.zeros((0, 3), np.float32)}
     assert same(loaded(tmp_path / "merged"), expected)
+
+
+def rows_of(folder: Path, *bounds: tuple[int, int]) -> list[Path]:
+    """Write a part of a job of 30 rows for each of these, and return the MODELs."""
+    about = {"source": "s", "settings": {}, "total": 30, "hosts": ["a"], "host": "a"}
+    about["files"] = {"a.npy": 30}
+    for number, bound in enumerate(bounds):
+        rows = range(*bound)
+        given = [(rows, {"x": np.asarray(rows)})] if rows else []
+        parts.write(folder / str(number), rows, given, about)
+    return [folder / str(number) for number in range(len(bounds))]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "says"),
+    [
+        ([(0, 10), (20, 30)], "rows 10 to 19 are in no part; give the part that has them"),
+        ([(10, 30)], "rows 0 to 9 are in no part; give the part that has them"),
+        ([(0, 10), (10, 20)], "rows 20 to 29 are in no part; give the part that has them"),
+        (
+            [(0, 20), (10, 30)],
+            "rows 10 to 19 are in both {0} (rows 0 to 19) and {1} (rows 10 to 29)",
+        ),
+        ([(0, 30), (5, 9)], "rows 5 to 8 are in both {0} (rows 0 to 29) and {1} (rows 5 to 8)"),
+    ],
+)
+def test_rows_that_are_in_no_part_or_in_two_are_named(tmp_path, bounds, says):
+    models = rows_of(tmp_path / "parts", *bounds)
+    assert refused(models, tmp_path / "merged") == says.format(*models)
+
+
+def test_a_part_without_rows_fits_anywhere(tmp_path):
+    """It is that of a host for which there were no rows, however many hosts there were."""
+    models = rows_of(tmp_path / "parts", (0, 20), (15, 15), (20, 30), (30, 30))
+    merge.merge([str(model) for model in models], tmp_path / "merged")
+    assert same(loaded(tmp_path / "merged"), {"x": np.arange(30)})
 
 
 def test_models_on_s3_are_downloaded_and_leave_nothing(tmp_path, monkeypatch):
@@ -329,8 +366,10 @@ def test_what_would_be_merged_wrongly_is_refused(tmp_path):
     arrays = arrays_of(tmp_path / "parts")
     arrays.pop("scores")
     edited(tmp_path / "parts", arrays=arrays)
-    assert "(rows 10 to 19) has counts, neighbours, scores" in refused(
-        [tmp_path / "parts"], tmp_path / "merged"
+    model = tmp_path / "parts"
+    assert refused([model], tmp_path / "merged") == (
+        f"{model} (rows 10 to 19) has counts, neighbours, scores, and {model} (rows 0 to 9) has "
+        "counts, neighbours; merge parts of one job"
     )
     write_parts(tmp_path / "sharded", sharded=True)
     edited(tmp_path / "sharded", hosts=["algo-1"])
@@ -440,7 +479,7 @@ CONTRADICTIONS = {
         contradict_array("scores", blake2b=None),
         "scores has no dtype, file or blake2b",
     ),
-    "an array of 2**60 bytes": (contradict_array("scores", shape=[2**58]), "its arrays have"),
+    "an array of 2**60 bytes": (contradict_array("scores", shape=[2**58, 1]), "its arrays have"),
     "an array of more": (contradict_array("scores", shape=[2**58 + 1]), "which is too large"),
     "an array of nothing of more": (
         contradict_array("scores", shape=[0, 2**58 + 1]),
@@ -455,6 +494,10 @@ CONTRADICTIONS = {
     "a row of another kind": (
         contradict_array("scores", dtype="<i4"),
         r"scores is <f4 \[\] a row, others have <i4",
+    ),
+    "a row of another kind and shape": (
+        contradict_array("neighbours", dtype="<i4", shape=[10, 3]),
+        r"neighbours is <i8 \[2\] a row, others have <i4 \[3\]",
     ),
     "the file of another part": (
         contradict_array("scores", file="scores-000000000000010-000000000000020.npy"),
@@ -477,6 +520,7 @@ def test_parts_of_hosts_with_files_of_their_own_that_contradict_each_other(tmp_p
     line = refused([*folders, folders[1]], tmp_path / "merged")
     assert line.endswith("are both of algo-2")
     assert refused(folders[:2], tmp_path / "merged").startswith("the part of algo-3 is missing")
+    assert refused(folders[:1], tmp_path / "merged").startswith("the part of algo-2 is missing")
     edited(tmp_path / "parts", files={"algo-3.npy": 10})
     assert refused(folders, tmp_path / "merged").startswith("algo-3.npy is in both ")
     edited(tmp_path / "parts", files={"algo-1.npy": 10}, rows=[1, 10])
@@ -500,6 +544,8 @@ def small_numbers(folder: Path, rows: list[int], **arrays: np.ndarray) -> list[s
 def test_row_numbers_fit_their_kind_and_are_those_of_the_hosts_rows(tmp_path):
     merge.merge(small_numbers(tmp_path / "fit", [100, 28]), tmp_path / "merged")
     assert np.load(tmp_path / "merged/n.npy").tolist() == list(range(128))
+    merge.merge(small_numbers(tmp_path / "one", [5]), tmp_path / "merged-one")
+    assert np.load(tmp_path / "merged-one/n.npy").tolist() == list(range(5))
     models = small_numbers(tmp_path / "many", [100, 29])
     assert "is int8, which cannot number 129 rows" in refused(models, tmp_path / "more")
     for number, least_and_most in ((3, "0 to 3"), (-1, "-1 to 1")):
@@ -550,7 +596,13 @@ def test_manifests_have_a_size_in_all(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "allowed"),
-    [("n" * 100, True), ("n" * 101, False), ("é" * 50, True), ("é" * 51, False), ("a b.c", True)],
+    [
+        ("n" * 100, True),
+        ("n" * 101, False),
+        ("é" * 50, True),
+        ("é" * 50 + "n", False),
+        ("a b.c", True),
+    ],
 )
 def test_the_name_of_an_array(name, allowed):
     if allowed:
@@ -558,6 +610,18 @@ def test_the_name_of_an_array(name, allowed):
     else:
         with pytest.raises(UserError, match="names of up to 100 letters"):
             parts.check_name(name)
+
+
+def test_a_name_that_is_much_too_long_is_cut_in_its_error():
+    with pytest.raises(UserError, match=f"found an array '{'n' * 120}'; allowed"):
+        parts.check_name("n" * 300)
+
+
+def test_the_rows_of_a_part_begin_at_byte_256(tmp_path):
+    """Parts that an earlier version has written can be merged with this one."""
+    parts.write(tmp_path, range(10), [(range(10), {"x": np.zeros(10)})], ABOUT)
+    (array,) = tmp_path.glob("*.npy")
+    assert np.load(array, mmap_mode="r").offset == 256
 
 
 ABOUT = {"host": "a", "total": 10, "source": "s", "settings": {}, "hosts": ["a"], "files": {}}
@@ -622,7 +686,7 @@ def test_what_a_host_has_from_an_earlier_job_is_removed(tmp_path):
 def test_blocks_that_overlap_are_read_once(tmp_path):
     """The one that begins first is used, and of several the longest."""
     run_blocks = blocks.Blocks(tmp_path / "new/checkpoints", {"b": 1, "a": 2})
-    for start, stop, block in ((0, 4, 1), (0, 6, 2), (2, 5, 3), (5, 9, 4), (9, 10, 5)):
+    for start, stop, block in ((0, 4, 1), (0, 6, 2), (2, 6, 3), (5, 9, 4), (9, 10, 5)):
         rows = range(start, stop)
         counts = np.arange(stop - start) % 3
         entries = np.repeat(np.arange(start, stop), counts)
@@ -759,6 +823,10 @@ ARCHIVES = {
         bomb(header_of(tarfile.XHDTYPE, 2**30)),
         "its headers are too long",
     ),
+    "holes that are no numbers": (
+        hostile(b"abc\n", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
+        "is damaged or no archive (invalid literal for int()",
+    ),
     "a negative length": (bomb(header_of(tarfile.REGTYPE, -(2**30))), "is damaged or no archive"),
     "half an archive": (hostile(b"{}" * 9999)[:60], "is damaged or no archive"),
     "half a header of gzip": (b"\x1f\x8b\x08", "is damaged or no archive"),
@@ -774,17 +842,47 @@ def test_a_hostile_archive(tmp_path, case):
     assert says in refused([tmp_path / "model.tar.gz"], tmp_path / "merged")
 
 
-def test_a_folder_with_a_link_or_a_pipe_in_a_files_place(tmp_path):
-    for number, make in enumerate(
-        (lambda path: path.symlink_to("/etc/passwd"), lambda path: os.mkfifo(path), Path.mkdir)
-    ):
-        folder = tmp_path / str(number)
-        write_parts(folder)
-        for pattern, says in (("scores-*.npy", "scores-"), ("manifest-*.json", "manifest-")):
-            path = next((folder / "algo-2").glob(pattern))
-            path.unlink()
-            make(path)
-            assert says in (line := refused([folder], tmp_path / "merged")) or "in no part" in line
+def test_headers_may_have_a_mebibyte_between_two_files(tmp_path, monkeypatch):
+    """Here 513 bytes: the last one of the file before, and the header of a short name."""
+    expected = write_parts(tmp_path / "parts")
+    model = tmp_path / "model.tar"
+    with tarfile.open(model, "w", format=tarfile.GNU_FORMAT) as tar:
+        for path in (tmp_path / "parts").rglob("*.*"):
+            tar.add(path, path.name)
+    monkeypatch.setattr(archives, "MAX_HEADER_BYTES", 513)
+    merge.merge([str(model)], tmp_path / "merged")
+    assert same(loaded(tmp_path / "merged"), expected)
+    monkeypatch.setattr(archives, "MAX_HEADER_BYTES", 512)
+    assert "its headers are too long" in refused([model], tmp_path / "more")
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: path.symlink_to("/etc/passwd"), os.mkfifo], ids=["a link", "a pipe"]
+)
+@pytest.mark.parametrize("pattern", ["scores-*.npy", "manifest-*.json"])
+def test_a_folder_with_a_link_or_a_pipe_in_a_files_place(tmp_path, make, pattern):
+    write_parts(tmp_path / "parts")
+    path = next((tmp_path / "parts/algo-2").glob(pattern))
+    path.unlink()
+    make(path)
+    assert refused([tmp_path / "parts"], tmp_path / "merged") == (
+        f"{tmp_path}/parts: {path.name} is a link or no regular file; give the file itself"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("scores-*.npy", "is missing, which its manifest names"),
+        ("manifest-*.json", "rows 10 to 19 are in no part"),
+    ],
+)
+def test_a_folder_in_a_files_place_is_no_file(tmp_path, pattern, says):
+    write_parts(tmp_path / "parts")
+    path = next((tmp_path / "parts/algo-2").glob(pattern))
+    path.unlink()
+    path.mkdir()
+    assert says in refused([tmp_path / "parts"], tmp_path / "merged")
 
 
 def test_a_folder_with_a_link_or_a_pipe_of_another_name(tmp_path):
@@ -819,8 +917,17 @@ def test_too_many_files(tmp_path, monkeypatch):
     merge.merge([str(tmp_path / "parts")], tmp_path / "merged")
 
 
-@pytest.mark.parametrize(("place", "value"), [(8, 1), (10, 8), (10, 99), (6, 255), (0, 0)])
-def test_a_damaged_block_is_done_again(tmp_path, capsys, place, value):
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (8, 1, "File 'x.npy' is encrypted, password required for extraction"),
+        (10, 8, "x.npy"),
+        (10, 99, "That compression method is not supported"),
+        (6, 255, "zip file version 25.5"),
+        (0, 0, "Bad magic number for central directory"),
+    ],
+)
+def test_a_damaged_block_is_done_again(tmp_path, capsys, place, value, says):
     """The directory at a zip's end may say: encrypted, compressed, or of a later version."""
     run_blocks = blocks.Blocks(tmp_path, {})
     for rows in (range(0, 5), range(5, 9)):
@@ -832,13 +939,47 @@ def test_a_damaged_block_is_done_again(tmp_path, capsys, place, value):
     for name in ("0-5.npz", "1x-2.npz", f"{9:015d}-{9:015d}.npz"):
         (run_blocks.folder / name).touch()  # somebody else's
     assert run_blocks.whole() == run_blocks.named() == [range(5, 9)] and not damaged.exists()
-    assert f"warning: {damaged} is damaged (" in capsys.readouterr().out
+    line = f"warning: {damaged} is damaged ({says}); its rows are done again\n"
+    assert capsys.readouterr().out == line
 
 
 @pytest.mark.parametrize("model", ["nothing", "a\0b", "n" * 5000, "/dev/zero", "pipe"])
 def test_a_model_that_is_none(tmp_path, model):
     os.mkfifo(tmp_path / "pipe")
     assert "found no such file" in refused([tmp_path / model], tmp_path / "merged")
+
+
+@pytest.mark.parametrize(("length", "shown"), [(1000, "x" * 1000), (1001, "x" * 997 + "...")])
+def test_a_long_line_of_the_command_is_cut(monkeypatch, length, shown):
+    def refuse(names, output) -> None:
+        raise ValueError("x" * length)
+
+    monkeypatch.setattr(merge, "merge", refuse)
+    monkeypatch.setattr(sys, "argv", ["merge", "model.tar.gz", "--output=merged"])
+    with pytest.raises(SystemExit) as error:
+        merge.main()
+    assert error.value.code == f"error: {shown}"
+
+
+def test_the_module_is_the_command_and_needs_an_output(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["merge", "model.tar.gz"])
+    monkeypatch.delitem(sys.modules, merge.__name__)
+    with pytest.raises(SystemExit) as error:
+        runpy.run_module(merge.__name__, run_name="__main__")
+    assert error.value.code == 2
+    assert "the following arguments are required: --output" in capsys.readouterr().err
+
+
+def test_without_numpy_the_command_says_how_to_install_it(monkeypatch):
+    """It runs on the user's own machine."""
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    monkeypatch.delitem(sys.modules, merge.__name__)
+    with pytest.raises(SystemExit) as error:
+        runpy.run_module(merge.__name__, run_name="__main__")
+    assert error.value.code == (
+        f"error: {sys.executable} has no numpy; run `make env` and use .venv/bin/python, or "
+        "install the extra `rows` of this package"
+    )
 
 
 @pytest.mark.slow

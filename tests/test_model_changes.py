@@ -129,9 +129,10 @@ def test_names_that_hooks_at_the_start_mention():
 def test_weights_of_parts_that_come_later_are_taken_out():
     model = Making()
     present = model.state_dict()
-    state = present | {"head.weight": 1, "header.weight": 2, "other.weight": 3}
+    later = {"head.weight": 1, "head.my_mask": 4, "head.weight_orig": 5}
+    state = present | later | {"header.weight": 2, "other.weight": 3}
     taken = model_changes.take_later_weights(state, model, {"head", "body"})
-    assert taken == {"head.weight": 1}
+    assert taken == later
     assert state == present | {"header.weight": 2, "other.weight": 3}
 
 
@@ -291,6 +292,8 @@ def test_groups_that_hooks_have_made_are_made_again():
     assert optimizer.param_groups[0]["params"] is members  # LBFGS keeps the list
     model_changes.restore_parameter_groups(trainer, [[["absent"]]])
     assert [*map(id, members)] == [*map(id, first)]
+    model_changes.restore_parameter_groups(trainer, [[[*dict(model.named_parameters())]]])
+    assert [*map(id, members)] == [*map(id, [*first, *second])]
 
 
 def test_values_of_groups_are_given_back():
@@ -298,7 +301,7 @@ def test_values_of_groups_are_given_back():
         SimpleNamespace(param_groups=[{"lr": 1.0, "params": "x"}, {"lr": 2.0}]),
         SimpleNamespace(param_groups=[{"lr": 3.0}]),
     ]
-    saved = [[{"lr": 0.1}, {"lr": 0.2}], [{"lr": 0.3, "momentum": 0.5}, {"lr": 9.0}]]
+    saved = [[{"lr": 0.1}, {"lr": 0.2}], [{"lr": 0.3, "momentum": 0.5}, {"lr": 9.0}], [{"lr": 7.0}]]
     model_changes.restore_group_values(SimpleNamespace(optimizers=optimizers), saved)
     assert [optimizer.param_groups for optimizer in optimizers] == [
         [{"lr": 0.1, "params": "x"}, {"lr": 0.2}],

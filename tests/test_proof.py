@@ -148,8 +148,15 @@ def test_steps_that_are_repeated_are_counted(tmp_path, capsys):
     words = "the next 3 steps are those of the interrupted run, bit for bit"
     assert run.proof.results == [{"step": 2, "identical": True, "steps": 3, "said": words}]
     assert capsys.readouterr().out == f"resumed at step 2: {words}\n"
-    assert run.proof.journal.descriptor == -1
+    assert run.proof.journal.descriptor is None
     assert run.positions == [(0, batch) for batch in range(6)]
+
+
+def test_the_first_step_of_a_run_counts_like_the_others(tmp_path):
+    """A run may have been stopped before it."""
+    run = resumed(tmp_path, interrupted(tmp_path, 0.0, 0.1), at=(0, 0, 0))
+    run.train(0.0, 0.1)
+    assert run.proof.results[0]["steps"] == 2
 
 
 def test_several_batches_of_a_step_are_one_step(tmp_path):
@@ -183,7 +190,7 @@ def test_another_loss_is_the_first_difference(tmp_path, capsys):
     run.proof.report_difference()
     assert capsys.readouterr().out == f"warning: resumed at step 2: {words}\n"
     assert run.proof.results == [{"step": 2, "identical": False, "steps": 1, "said": words}]
-    assert run.positions == [(0, batch) for batch in range(5)]
+    assert run.positions == [(0, batch) for batch in range(5)] and not run.proof.expected
     run.train(9.0)
     run.proof.report_difference()
     run.proof.finish()
@@ -234,16 +241,22 @@ def test_a_longer_or_shorter_epoch_is_told(tmp_path):
 
 def test_what_the_journal_has_lost_is_not_compared(tmp_path):
     """Steps after those are."""
-    run_id = interrupted(tmp_path, 0.0, 0.1, 0.2, 0.3, 0.4)
     for third, says in ((0.4, "the next step is that of"), (9.9, "step 5 is not that of")):
-        run = Ranks(tmp_path, (0, 2, 2))
-        run.begin(run_id)
-        del run.proof.expected[0], run.proof.expected[0]
-        run.proof.reached_expected = False
+        run_id = interrupted(tmp_path, 0.0, 0.1, 0.2, 0.3, 0.4)
+        file = journal.Journal(tmp_path, run_id, 0, 1, "")
+        file.start_file(journal.read(tmp_path, run_id, 0, 1)[0][4:])
+        file.close()
+        run = resumed(tmp_path, run_id)
         run.train(7.0, 8.0, third)
         assert said(run).startswith(says)
         run.proof.close()
-        run_id = interrupted(tmp_path, 0.0, 0.1, 0.2, 0.3, 0.4)
+
+
+def test_a_run_that_begins_before_its_checkpoint_is_another_one(tmp_path):
+    run = resumed(tmp_path, interrupted(tmp_path, 0.0, 0.1, 0.2, 0.3))
+    run.trainer.fit_loop.epoch_loop.batch_progress.current.processed = 1
+    run.train(0.1)
+    assert "the interrupted run did not have it (an epoch has another length)" in said(run)
 
 
 def test_only_steps_of_the_same_run_with_as_many_ranks_are_compared(tmp_path):
@@ -426,8 +439,10 @@ def test_what_a_stop_records_of_the_next_batches(
 
 
 def test_the_announced_batch_is_the_one_that_comes(tmp_path, monkeypatch, capsys):
+    """The end of a validation may have changed the learning rates."""
     run_id = stopped(tmp_path, monkeypatch, ResumePoint.VALIDATION)
     run = resumed(tmp_path, run_id)
+    run.trainer.optimizers = [Fake(param_groups=[{"lr": 0.25}])]
     run.train(0.2)
     run.proof.finish()
     words = "the state is as it was saved, and the next batch the one that was to come, bit for bit"
@@ -639,6 +654,31 @@ def test_digests_on_a_device_are_read_after_a_second(tmp_path, clock):
     assert len(run.positions) == 3  # the second begins anew
     run.proof.finish()
     assert run.positions == [(0, batch) for batch in range(5)]
+
+
+def finished(folder, *losses: float) -> bytes:
+    """Train on some batches, wait for the device, and return the run's name."""
+    run = Ranks(folder)
+    run.begin()
+    run.train(*losses)
+    run.proof.finish()
+    return run.proof.run_id
+
+
+@pytest.mark.parametrize(("loss", "identical"), [(0.2, True), (7.0, False)])
+@pytest.mark.parametrize("report", [Proof.report, Proof.finish])
+def test_digests_on_a_device_count_in_the_result(tmp_path, clock, report, loss, identical):
+    run = resumed(tmp_path, finished(tmp_path, 0.0, 0.1, 0.2))
+    run.train(loss)
+    report(run.proof)
+    assert run.proof.results[0]["identical"] is identical and not run.proof.on_gpu
+
+
+def test_a_difference_on_a_device_is_found_when_a_checkpoint_is_due(tmp_path, clock, capsys):
+    run = resumed(tmp_path, finished(tmp_path, 0.0, 0.1, 0.2))
+    run.train(7.0)
+    run.proof.report_difference()
+    assert "on rank 0, the loss differs" in capsys.readouterr().out
 
 
 def test_digests_that_are_on_the_way_are_waited_for_at_the_end_alone(tmp_path, clock, monkeypatch):

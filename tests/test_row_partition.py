@@ -61,6 +61,19 @@ def test_so_have_weighted_hosts():
             ]
 
 
+@pytest.mark.parametrize(
+    ("total", "weights", "lengths"),
+    [
+        (10, [0, 1], [0, 10]),
+        (10, [1, 0, 1], [5, 0, 5]),
+        (10, [0.25, 0.75], [2, 8]),
+        (0, [1, 2], [0, 0]),
+    ],
+)
+def test_a_weight_may_be_0_or_a_fraction_and_there_may_be_no_rows(total, weights, lengths):
+    assert [len(share) for share in partition.weighted(total, weights)] == lengths
+
+
 def test_so_have_the_devices_of_a_host():
     for total, hosts in cases(60):
         host_rows = partition.rows(total, hosts, hosts // 2)

@@ -6,6 +6,7 @@ has whole jobs.
 
 import io
 import json
+import pickle
 import signal
 import sys
 import time
@@ -40,7 +41,7 @@ def test_npy(tmp_path, dtype, order):
     table = Table.read(tmp_path, "x")
     assert len(table) == 4 and table.columns == 3
     assert np.array_equal(table[range(1, 4)], ROWS[1:4]) and table[range(4)].dtype == np.float32
-    assert isinstance(table.arrays[0], np.memmap)
+    assert isinstance(table.arrays["rows.npy"], np.memmap)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_several_files_are_one_table(tmp_path):
     np.save(tmp_path / "a.npy", ROWS[:1])
     (tmp_path / "README.txt").write_text("no rows")
     table = Table.read(tmp_path, "x")
-    assert table.files == ("a.npy", "deep/b.npy") and np.array_equal(table[range(4)], ROWS)
+    assert list(table.arrays) == ["a.npy", "deep/b.npy"] and np.array_equal(table[range(4)], ROWS)
     assert table.places == {"a.npy": range(1), "deep/b.npy": range(1, 4)}
 
 
@@ -71,7 +72,7 @@ def test_one_file_is_a_table_and_a_folder_of_a_files_name_is_none(tmp_path):
     (tmp_path / "b.npy").mkdir()
     for given in (tmp_path, tmp_path / "a.npy"):
         table = Table.read(given, "x")
-        assert (table.folder, table.files, len(table)) == (tmp_path, ("a.npy",), 4)
+        assert (table.folder, list(table.arrays), len(table)) == (tmp_path, ["a.npy"], 4)
 
 
 def test_the_fingerprint_is_that_of_names_and_numbers(tmp_path):
@@ -94,9 +95,16 @@ def test_the_fingerprint_is_that_of_all_rows_however_many_are_read_at_a_time(tmp
     """Here 2 of 4 at a time; the pieces of a real file have 64 MiB."""
     np.save(tmp_path / "a.npy", ROWS)
     at_once = Table.read(tmp_path, "x").fingerprint
-    for size in (1, 2 * ROWS[0].nbytes):
+    copy = np.ascontiguousarray
+    lengths = []
+    monkeypatch.setattr(
+        np, "ascontiguousarray", lambda rows: lengths.append(len(rows)) or copy(rows)
+    )
+    for size, expected in ((1, [1, 1, 1, 1]), (2 * ROWS[0].nbytes, [2, 2])):
         monkeypatch.setattr(embeddings, "PIECE_BYTES", size)
         assert Table.read(tmp_path, "x").fingerprint == at_once
+        assert lengths == expected
+        lengths.clear()
     fingerprints = set()
     for row in range(len(ROWS)):
         changed = ROWS.copy()
@@ -128,6 +136,33 @@ def test_a_parquet_file_that_is_wrong(tmp_path, columns, message):
 def test_a_parquet_file_that_is_damaged(tmp_path):
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(UserError, match="x: rows.parquet cannot be read: .*; copy it again"):
+        Table.read(tmp_path, "x")
+
+
+def test_a_file_that_only_has_the_name_of_rows_is_not_opened_as_something_else(tmp_path):
+    """A pickle could run any code, and an archive of arrays is no array."""
+    (tmp_path / "pickle").mkdir()
+    (tmp_path / "pickle/rows.npy").write_bytes(pickle.dumps(ROWS))
+    (tmp_path / "archive").mkdir()
+    with (tmp_path / "archive/rows.npy").open("wb") as file:
+        np.savez(file, rows=ROWS)
+    for name in ("pickle", "archive"):
+        with pytest.raises(UserError, match="x: rows.npy cannot be read: the magic string is not"):
+            Table.read(tmp_path / name, "x")
+
+
+def test_a_folder_without_rows_is_named(tmp_path):
+    (tmp_path / "README.txt").write_text("no rows")
+    with pytest.raises(UserError, match=f"x: {tmp_path} holds no .npy or .parquet file; allowed"):
+        Table.read(tmp_path, "x")
+
+
+def test_files_of_different_widths_are_named(tmp_path):
+    np.save(tmp_path / "a.npy", ROWS)
+    np.save(tmp_path / "b.npy", ROWS)
+    np.save(tmp_path / "c.npy", ROWS[:, :2])
+    says = "x: c.npy has 2 columns, a.npy has 3; allowed are files of equal width"
+    with pytest.raises(UserError, match=says):
         Table.read(tmp_path, "x")
 
 
@@ -171,11 +206,13 @@ class Host:
         self.monkeypatch = monkeypatch
         self.computed: list[range] = []
         self.handlers: dict[int, Callable] = {}
-        self.calls: list[str] = []
+        self.calls: list[tuple] = []
         monkeypatch.setattr(job.signal, "signal", self.handlers.__setitem__)
         for module, name in ((job.threads, "divide_cpus"), (job.allocator, "keep_freed_memory")):
-            monkeypatch.setattr(module, name, lambda *given, name=name: self.calls.append(name))
-        monkeypatch.setattr(job.start_notice, "end", lambda: self.calls.append("end"))
+            monkeypatch.setattr(
+                module, name, lambda *given, name=name: self.calls.append((name, *given))
+            )
+        monkeypatch.setattr(job.start_notice, "end", lambda: self.calls.append(("end",)))
         self.set_devices(0)
         self.environment = SageMakerEnvironment(
             hosts=("algo-1",),
@@ -230,7 +267,7 @@ def test_a_host_computes_its_rows_in_blocks_and_says_so(host, capsys):
     assert lines[2:] == [f"model: {path}"]
     about = {"host": "algo-1", "hosts": ["algo-1"], "files": {"rows.npy": 2500}, "total": 2500}
     assert manifest == manifest | about | {"rows": [0, 2500], "settings": {}, "revision": "1.2"}
-    assert set(host.calls) == {"divide_cpus", "keep_freed_memory", "end"}
+    assert set(host.calls) == {("divide_cpus", 1, "cpu"), ("keep_freed_memory",), ("end",)}
     host.run()
     assert len(host.computed) == 3  # the blocks are those of the same job
     assert "algo-1: rows 0 to 2500: 2500 are done already" in capsys.readouterr().out
@@ -323,7 +360,7 @@ def test_where_nothing_can_be_written_nothing_is_computed(host, folder, what):
     assert host.computed == []
 
 
-def test_a_job_that_is_told_to_stop_says_what_is_left(host, capsys, monkeypatch):
+def test_a_job_that_is_told_to_stop_says_what_is_left(host, monkeypatch):
     host.write_rows(10)
 
     def compute(rows: range) -> np.ndarray:
@@ -336,11 +373,14 @@ def test_a_job_that_is_told_to_stop_says_what_is_left(host, capsys, monkeypatch)
     monkeypatch.setattr(job.os, "_exit", sys.exit)
     monkeypatch.setenv("SM_OUTPUT_DIR", str(host.folder))
     for number, name in ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")):
+        log = io.BytesIO()
+        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(log))
         with pytest.raises(SystemExit) as error:
             host.handlers[number](number, None)
         assert error.value.code == 128 + number
         line = f"interrupted, resume from step 8: {name}; 2 of 10 rows are left [host localhost"
-        assert capsys.readouterr().err.startswith(line)
+        # os._exit writes nothing that is not in the log yet.
+        assert log.getvalue().decode().startswith(line)
     reason = (host.folder / "failure").read_text()
     assert reason.startswith("interrupted, resume from step 8: SIGTERM; 2 of 10 rows are left")
 
@@ -360,6 +400,23 @@ def test_a_flag_of_every_job(host, flags, says):
         host.run(*flags)
     host.run("--rows=10", "--block_rows=1")
     assert len(host.computed) == 10
+
+
+def test_rows_that_are_not_those_of_the_input_name_the_flag(host):
+    host.write_rows(10)
+    path = host.folder / "channel/rows.npy"
+    with pytest.raises(UserError, match=f"--rows: found 9, but --input={path} has 10; give it"):
+        host.run("--rows=9", f"--input={path}")
+
+
+def test_all_flags_that_are_wrong_are_named(host, monkeypatch):
+    """A flag is written out. What counts is the command line that was parsed."""
+    wrong = ["--row=3", "--block_rows=x"]
+    for arguments, args in ((["--rows=1"], wrong), (wrong, None)):
+        monkeypatch.setattr(sys, "argv", ["program", *arguments])
+        with pytest.raises(UserError, match="--row: is no flag here") as error:
+            job.parse(job.parser(""), host.environment, args)
+        assert "--block_rows: found 'x', allowed is int" in str(error.value)
 
 
 def test_without_rows_the_job_says_which_channels_there_are(host):
@@ -385,8 +442,10 @@ def test_function_and_settings_decide_the_result(host, monkeypatch, capsys):
     (host.folder / "mine_of_rows.py").write_text(
         "def one(block, power=1):\n    return block[:, 0] ** power\n\n\ntwo = one\n"
     )
+    (host.folder / "other").mkdir()
+    (host.folder / "other/mine_of_rows.py").write_text("")  # the job's own source comes first
     monkeypatch.chdir(host.folder)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "path", [str(host.folder / "other"), *sys.path])
     asked = []
     monkeypatch.setattr(job, "run", lambda *given: asked.append(given))
 
@@ -409,6 +468,9 @@ def test_function_and_settings_decide_the_result(host, monkeypatch, capsys):
         with pytest.raises(SystemExit):
             settings(f"--function={name}")
         assert f"error: --function: found '{name}' (" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        settings()
+    assert "error: --function: is needed, and not given" in capsys.readouterr().err
 
 
 def test_an_error_on_one_device_ends_the_work_of_the_others(host):

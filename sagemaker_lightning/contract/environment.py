@@ -290,9 +290,10 @@ def _torchrun(variables: Mapping[str, str]) -> tuple[int, int] | None:
 
     Only torchrun sets LOCAL_WORLD_SIZE. Lightning also sets WORLD_SIZE.
     """
-    if "LOCAL_WORLD_SIZE" not in variables:
+    ranks_of_node = _json(variables, "LOCAL_WORLD_SIZE", int, None)
+    if ranks_of_node is None:
         return None
-    return _json(variables, "LOCAL_WORLD_SIZE", int, 1), _json(variables, "WORLD_SIZE", int, 1)
+    return ranks_of_node, _json(variables, "WORLD_SIZE", int, 1)
 
 
 def _seconds(variables: Mapping[str, str], name: str, default: float) -> float:

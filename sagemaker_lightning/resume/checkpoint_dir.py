@@ -352,8 +352,6 @@ class _Survey:
             save: The checkpoint.
             missing_file: See `choose_checkpoint`.
         """
-        if save in self.intact:
-            return
         for path in self.files[save]:
             if isinstance(problem := examine(path), str):
                 self._skip(save.step, path, problem)

@@ -51,7 +51,7 @@ class _HashingFile:
         return self.file.write(data)
 
     def flush(self) -> None:
-        self.file.flush()
+        """Do nothing: `atomic_write` flushes the file."""
 
 
 def write(path: Path, checkpoint: dict[str, Any], step: int = 0, number: int = 0) -> None:
@@ -158,7 +158,7 @@ def damage(path: Path) -> str:
     try:
         read(path)
     except Exception as error:
-        return f"cannot be read ({str(error).splitlines()[0]})"
+        return f"cannot be read ({_reason(error)})"
     return ""
 
 
@@ -168,7 +168,7 @@ def _checksum_problem(path: Path, digest: bytes) -> str:
     try:
         with path.open("rb") as file:
             bytes_left = os.fstat(file.fileno()).st_size - len(digest)
-            while bytes_left > 0 and (block := file.read(min(bytes_left, 2**22))):
+            while block := file.read(min(bytes_left, 2**22)):
                 sha.update(block)
                 bytes_left -= len(block)
     except OSError as error:
@@ -187,9 +187,17 @@ def why_unreadable(state: dict[str, Any]) -> str:
     try:
         torch.load(file, weights_only=True)
     except Exception as error:
-        class_match = re.search(r"GLOBAL (\S+)", str(error))
-        return f"there is a {class_match[1]} in it" if class_match else str(error).splitlines()[0]
+        return _reason(error)
     return ""
+
+
+def _reason(error: Exception) -> str:
+    """Return in a line why torch does not read a file."""
+    if class_match := re.search(r"GLOBAL (\S+)", str(error)):
+        return f"there is a {class_match[1]} in it"
+    # What comes before the unpickler's own words is advice about weights_only.
+    reason = str(error).rpartition("WeightsUnpickler error:")[-1].strip()
+    return reason.splitlines()[0] if reason else type(error).__name__
 
 
 class CheckedIO(TorchCheckpointIO):

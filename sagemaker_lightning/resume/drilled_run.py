@@ -187,7 +187,7 @@ class Drilled(Callback):
         loop = trainer.fit_loop
         batches = self.steps * trainer.accumulate_grad_batches
         loop.max_epochs = (
-            min(loop.max_epochs, self.epochs) if (loop.max_epochs or -1) > 0 else self.epochs
+            min(loop.max_epochs, self.epochs) if (loop.max_epochs or 0) > 0 else self.epochs
         )
         loop.min_epochs = min(loop.min_epochs or 0, loop.max_epochs)
         for name, largest in (

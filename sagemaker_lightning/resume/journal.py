@@ -72,10 +72,10 @@ class Journal:
 
     def __init__(self, folder: Path, run: bytes, rank: int, ranks: int, machine: str) -> None:
         self.path = folder / f"journal-{rank}.bin"
-        self.header = _packed_with_checksum(HEADER, MARK, run, rank, ranks, machine.encode()[:400])
+        self.header = _packed_with_checksum(HEADER, MARK, run, rank, ranks, machine.encode())
         self.records: dict[Position, bytes] = {}
         self.records_in_file = 0  # with those that were removed, or were replaced, since
-        self.descriptor = -1
+        self.descriptor: int | None = None  # of the file while it can be written to
         self.problem = ""
         self.unwritten = bytearray()
         # When the file may be written to again, in seconds of time.monotonic().
@@ -97,7 +97,7 @@ class Journal:
 
     def write(self) -> None:
         """Write the steps that are not in the file yet."""
-        if not self.unwritten or self.descriptor < 0:
+        if not self.unwritten or self.descriptor is None:
             return
         started = time.monotonic()
         try:
@@ -119,7 +119,7 @@ class Journal:
         """Remove the steps before a position; from the file, once most of it is outdated."""
         for place in [place for place in self.records if place < first]:
             del self.records[place]
-        if self.records_in_file > 2 * len(self.records) and self.descriptor >= 0:
+        if self.records_in_file > 2 * len(self.records) and self.descriptor is not None:
             self._replace_file()
 
     def remove_after(self, last: Position) -> None:
@@ -133,9 +133,9 @@ class Journal:
         self._close_file()
 
     def _close_file(self) -> None:
-        if self.descriptor >= 0:
+        if self.descriptor is not None:
             os.close(self.descriptor)
-        self.descriptor = -1
+        self.descriptor = None
 
     def _replace_file(self) -> None:
         """Replace the file by one with all records."""

@@ -174,7 +174,7 @@ def as_texts(values: Mapping[str, Any], owner: str, strings: bool = False) -> di
     return {f"{name} of {owner}": _shortened(text) for name, text in texts.items() if text}
 
 
-def _as_text(value: Any, strings: bool = False, depth: int = MAX_DEPTH) -> str:
+def _as_text(value: Any, strings: bool, depth: int = MAX_DEPTH) -> str:
     """Return a value as text; "" if it is not plain. A list of one element is that element."""
     if isinstance(value, (Tensor, np.ndarray)) and math.prod(value.shape) > MAX_ELEMENTS:
         return digest(value).hex()

@@ -55,7 +55,7 @@ class _FilesToRewrite:
         if (name := Path(filepath).name) not in self.later:
             return self.lightnings(filepath, trainer)
         self.later.discard(name)
-        return trainer.strategy.reduce_boolean_decision(False, all=False)
+        return trainer.strategy.reduce_boolean_decision(False)  # on all ranks
 
 
 def _callbacks_with_folders(trainer: Trainer) -> list[tuple[ModelCheckpoint, Path]]:

@@ -108,8 +108,8 @@ class Proof:
         self.on_gpu_since = 0.0  # when the first of them was added, in seconds of time.monotonic()
         # Batches whose digests are being copied from the GPU, the digests, the event of the copy.
         self.being_copied: tuple[list[Batch], Tensor, torch.cuda.Event] | None = None
-        # The last learning rates and their digest.
-        self.last_rates: tuple[list, list[LeafDigest]] = [], []
+        self.last_rates: list = []  # the last learning rates, and their digest
+        self.last_rate_digests: list[LeafDigest] = []
         self.saved_positions: deque[Position] = deque(maxlen=folder.keep + 1)
 
     def start(
@@ -469,7 +469,6 @@ class Proof:
             self.difference = Difference(
                 step.position, self.trainer.global_rank, step.step, description, cause
             )
-            self.expected.clear()
         elif expected.loss:
             self.identical_steps += step.step != self.last_identical_step
             self.last_identical_step = step.step
@@ -521,16 +520,14 @@ class Proof:
         ]
         if any(isinstance(rate, Tensor) for rate in rates):
             return [batch_digest.float_bits(rate) for rate in rates if rate is not None]
-        if rates != self.last_rates[0]:
-            self.last_rates = (
-                rates,
-                [
-                    batch_digest.combine(
-                        batch_digest.float_bits(rate) for rate in rates if rate is not None
-                    )
-                ],
-            )
-        return self.last_rates[1]
+        if rates != self.last_rates:
+            self.last_rates = rates
+            self.last_rate_digests = [
+                batch_digest.combine(
+                    batch_digest.float_bits(rate) for rate in rates if rate is not None
+                )
+            ]
+        return self.last_rate_digests
 
     def _position(self) -> Position:
         return position(self.trainer)

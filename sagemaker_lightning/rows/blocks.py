@@ -38,7 +38,6 @@ class Blocks:
             json.dumps(run, sort_keys=True, default=str).encode(), digest_size=8
         ).hexdigest()
         self.folder = folder / f"blocks-{digest}"
-        self.folder.mkdir(parents=True, exist_ok=True)
 
     def commit(self, rows: range, arrays: Arrays) -> None:
         """Write a block to the disk, atomically."""

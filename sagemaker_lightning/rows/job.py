@@ -160,7 +160,8 @@ def run(
             jobs = []
             for device, piece in zip(devices, partition.devices(part, len(devices)), strict=True):
                 function = make(device)
-                size = min(flags.block_rows or 2**62, getattr(function, "size", 1024))
+                most = getattr(function, "size", 1024)
+                size = min(flags.block_rows or most, most)
                 say = partial(_print_progress, host if len(devices) == 1 else f"{host} {device}")
                 jobs.append(
                     pool.submit(compute, blocks, piece, done, size, function, say, has_failed)

@@ -180,7 +180,8 @@ def _order_by_row(parts: list[dict[str, Any]], total: int) -> list[dict[str, Any
     by_row = sorted(parts, key=lambda part: part["rows"])
     reached = 0
     previous = None
-    for part in by_row:
+    # A part without rows, of a host that had none to compute, fits anywhere.
+    for part in (part for part in by_row if part["rows"][0] < part["rows"][1]):
         start, stop = part["rows"]
         if start > reached:
             raise ValueError(
@@ -192,7 +193,7 @@ def _order_by_row(parts: list[dict[str, Any]], total: int) -> list[dict[str, Any
                 f"{title(part)}"
             )
         reached = stop
-        previous = part if stop > start else previous
+        previous = part
     if reached != total:
         raise ValueError(
             f"rows {reached} to {total - 1} are in no part; give the part that has them"

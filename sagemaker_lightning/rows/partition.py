@@ -101,11 +101,7 @@ def missing(part: range, done: Sequence[range]) -> list[range]:
     pieces = []
     reached = part.start
     for piece in sorted(filter(len, done), key=lambda piece: piece.start):
-        if piece.start > reached:
-            pieces.append(range(reached, min(piece.start, part.stop)))
+        pieces.append(range(reached, min(piece.start, part.stop)))
         reached = max(reached, piece.stop)
-        if reached >= part.stop:
-            break
-    else:
-        pieces.append(range(reached, part.stop))
+    pieces.append(range(reached, part.stop))
     return [piece for piece in pieces if len(piece)]

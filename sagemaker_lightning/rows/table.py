@@ -4,6 +4,7 @@
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,18 +23,15 @@ PIECE_BYTES = 2**26
 class Table:
     """The rows of some files as one table, float32 [rows, columns].
 
-    The files follow one another in the order of their names.
-
     Args:
         folder: Where the files are: SageMaker's channel, or the folder of a single file.
-        files: The paths of the files below `folder`.
-        arrays: The rows of each file, [n, columns].
+        arrays: The rows of each file, [n, columns], by its path below `folder`. The files follow
+            one another in the order of their names.
         channel: What error messages call the folder.
     """
 
     folder: Path
-    files: tuple[str, ...]
-    arrays: tuple[np.ndarray, ...]
+    arrays: Mapping[str, np.ndarray]
     channel: str
 
     @classmethod
@@ -50,32 +48,31 @@ class Table:
                 "numbers"
             )
         root = folder.parent if folder.is_file() else folder
-        names = tuple(path.relative_to(root).as_posix() for path in paths)
-        arrays = tuple(
-            _open_rows(path, f"{channel}: {name}") for path, name in zip(paths, names, strict=True)
-        )
-        for name, array in zip(names, arrays, strict=True):
-            if array.shape[1] != arrays[0].shape[1]:
+        arrays = {}
+        for path in paths:
+            name = path.relative_to(root).as_posix()
+            arrays[name] = _open_rows(path, f"{channel}: {name}")
+        (first_name, first), *others = arrays.items()
+        for name, array in others:
+            if array.shape[1] != first.shape[1]:
                 raise UserError(
-                    f"{channel}: {name} has {array.shape[1]} columns, {names[0]} has "
-                    f"{arrays[0].shape[1]}; allowed are files of equal width"
+                    f"{channel}: {name} has {array.shape[1]} columns, {first_name} has "
+                    f"{first.shape[1]}; allowed are files of equal width"
                 )
-        return cls(root, names, arrays, channel)
+        return cls(root, arrays, channel)
 
     def __len__(self) -> int:
-        return sum(map(len, self.arrays))
+        return sum(map(len, self.arrays.values()))
 
     @property
     def columns(self) -> int:
         """Number of columns."""
-        return self.arrays[0].shape[1]
+        return next(iter(self.arrays.values())).shape[1]
 
     @cached_property
     def places(self) -> dict[str, range]:
         """The rows of each file, by its path below `folder`."""
-        return partition.files(
-            {name: len(array) for name, array in zip(self.files, self.arrays, strict=True)}
-        )
+        return partition.files({name: len(array) for name, array in self.arrays.items()})
 
     def __getitem__(self, rows: range) -> np.ndarray:
         """Return a copy of some rows, float32 [len(rows), columns].
@@ -83,7 +80,7 @@ class Table:
         Raises UserError that names the first row whose numbers are not finite in float32.
         """
         result = np.empty((len(rows), self.columns), dtype=np.float32)
-        for name, array in zip(self.files, self.arrays, strict=True):
+        for name, array in self.arrays.items():
             place = self.places[name]
             first = max(place.start, rows.start)
             last = min(place.stop, rows.stop)
@@ -112,9 +109,9 @@ class Table:
         They are equal for tables with equal file names, shapes, dtypes and numbers.
         """
         digest = hashlib.blake2b(digest_size=8)
-        for name, array in zip(self.files, self.arrays, strict=True):
+        for name, array in self.arrays.items():
             digest.update(repr((name, array.shape, array.dtype.str)).encode())
-            step = max(1, PIECE_BYTES // max(1, array.shape[1] * array.itemsize))
+            step = max(1, PIECE_BYTES // (array.shape[1] * array.itemsize))
             for first in range(0, len(array), step):
                 digest.update(np.ascontiguousarray(array[first : first + step]))
         return digest.hexdigest()
@@ -126,8 +123,9 @@ def _open_rows(path: Path, where: str) -> np.ndarray:
     Raises UserError if the file cannot be read or has another shape or dtype.
     """
     try:
+        # Not numpy.load, which opens archives of arrays, too, whatever their names.
         rows = (
-            np.load(path, mmap_mode="r", allow_pickle=False)
+            np.lib.format.open_memmap(path, mode="r")
             if path.suffix == ".npy"
             else _read_parquet(path)
         )
@@ -161,7 +159,7 @@ def _read_parquet(path: Path) -> np.ndarray:
         if len(kinds) != 1:
             raise ValueError(f"its columns are of several types: {', '.join(kinds)}")
         return np.column_stack([column.to_numpy() for column in table.columns])
-    if len(lists) > 1 or len(table.columns) > 1:
+    if len(table.columns) > 1:
         raise ValueError(
             f"it has {len(table.columns)} columns; allowed is one of lists, or all of numbers"
         )

@@ -152,7 +152,7 @@ def _words(value: Tensor) -> Tensor | None:
 
 def _sample(words: Any) -> Any:
     """Return MAX_WORDS of the words at equal distances, or all if there are fewer."""
-    return words[:: len(words) // MAX_WORDS][:MAX_WORDS] if len(words) > MAX_WORDS else words
+    return words[:: max(1, len(words) // MAX_WORDS)][:MAX_WORDS]
 
 
 def _weighted_sum(words: np.ndarray) -> int:
@@ -181,7 +181,7 @@ def _array_words(value: np.ndarray) -> np.ndarray:
         if not size % 2
         else np.uint8
     )
-    return value.reshape(-1).view(word_type)
+    return value.ravel().view(word_type)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -70,6 +70,9 @@ class NotPlain(TypeError):
         self.path = path
         self.value = value
         self.kind = f"{class_.__module__}.{class_.__qualname__}"
+        if class_ is Tensor:  # most can be saved
+            layout = "nested" if value.is_nested else "meta" if value.is_meta else value.layout
+            self.kind += f" ({layout})"
         super().__init__(f"{'.'.join(map(str, path))} is a {self.kind}")
 
 
@@ -196,19 +199,19 @@ def _array_to_plainer(value: np.generic | np.ndarray) -> tuple[tuple, Any] | Non
         # Such as a date, a record or a long double.
         if not is_readable(value.dtype):
             return None
-        return ("item", _form(value.dtype)), value.tobytes()
+        return ("item", dtype_to_descr(value.dtype)), value.tobytes()
     if type(value) is not np.ndarray:
         return None
-    if value.dtype.kind in "biufc" and value.dtype.isnative and value.dtype.itemsize <= 16:
+    if value.dtype.kind in "biufc" and value.dtype.isnative:
         with contextlib.suppress(TypeError):  # torch does not have this type
             return ("array", value.dtype.str), torch.from_numpy(
                 np.ascontiguousarray(value)
             ).reshape(value.shape).clone()
     if value.dtype.kind == "O":
-        return ("objects", value.shape), value.reshape(-1).tolist()
+        return ("objects", value.shape), value.ravel().tolist()
     if not is_readable(value.dtype):
         return None
-    return ("bytes", _form(value.dtype), value.shape), value.tobytes()
+    return ("bytes", dtype_to_descr(value.dtype), value.shape), value.tobytes()
 
 
 def _is_plain_scalar(value: np.generic) -> bool:
@@ -217,10 +220,6 @@ def _is_plain_scalar(value: np.generic) -> bool:
     A date is none, nor is a long double.
     """
     return value.dtype.kind in "biufcSU" and type(value.item()) in SCALARS
-
-
-def _form(dtype: np.dtype) -> str | list:
-    return dtype.str if dtype.names is None else dtype_to_descr(dtype)
 
 
 def is_readable(dtype: np.dtype) -> bool:
@@ -257,7 +256,7 @@ def fill_set(target: set, elements: Sequence, size: int) -> set:
     target.update(elements)
     if sys.getsizeof(target) != size:
         # A dict that is added to an empty set gives it twice as many slots as it has elements.
-        length = max(0, (size - sys.getsizeof(set())) // BYTES_PER_SLOT // 2 - 1)
+        length = (size - sys.getsizeof(set())) // BYTES_PER_SLOT // 2 - 1
         fillers = [object() for _ in range(length - len(elements))]
         target.clear()
         target.update(dict.fromkeys([*elements[:length], *fillers]))
@@ -288,7 +287,7 @@ OF_PLAINER: dict[str, Callable[..., Any]] = {
     ),
     "objects": _array_of_objects,
     "deque": lambda value, length: deque(value, maxlen=length),
-    "set": lambda value, size=0: fill_set(set(), value, size) if size else set(value),
+    "set": lambda value, *size: fill_set(set(), value, *size) if size else set(value),
     "frozenset": frozenset,
     "defaultdict": lambda value, factory: defaultdict(FACTORIES.get(factory), value),
     "counter": Counter,
@@ -379,11 +378,11 @@ def _encode(value: Any, path: tuple) -> Any:
     if class_ in READABLE:
         return bytearray(value) if class_ is bytearray else value
     if isinstance(value, Tensor) and not _is_of_users_class(value):
-        copy = _cpu_copy(value)
+        copy = _cpu_copy(value, path)
         device = value.device.type
         copy = copy if device == "cpu" else {NOTE_KEY: ("on", device), VALUE_KEY: copy}
         return copy if value.grad_fn is None else {NOTE_KEY: GRAPH, VALUE_KEY: copy}
-    if class_ is list and set(map(type, value)) <= set(SCALARS):  # fast for long lists
+    if class_ is list and set(SCALARS).issuperset(map(type, value)):  # fast for long lists
         return value.copy()
     if class_ in (list, tuple):
         if len(value) > PACKED_FROM and (arrays := _as_arrays(value)):
@@ -481,10 +480,10 @@ def _as_arrays(values: Sequence) -> tuple[tuple, Any] | None:
         if len({(value.dtype, value.shape) for value in values}) == 1:
             return ("arrays", first_value.shape), encode(np.concatenate(values, axis=None))
     elif class_ is Tensor and first_value.layout == torch.strided and not first_value.is_quantized:
-        if any(value.grad_fn is not None for value in values):
+        if any(value.grad_fn is not None or value.is_nested or value.is_meta for value in values):
             return None
-        if len({(value.dtype, value.shape, value.device) for value in values}) == 1:
-            return ("tensors",), encode(torch.stack(tuple(values)))
+        if len({(value.dtype, value.shape, value.device, value.layout) for value in values}) == 1:
+            return ("tensors",), encode(torch.stack([value.detach() for value in values]))
     elif issubclass(class_, np.generic) and len({value.dtype for value in values}) == 1:
         return ("scalars",), encode(np.array(values))
     elif issubclass(class_, tuple) and len(first_value) and len(set(map(len, values))) == 1:
@@ -548,7 +547,10 @@ def to_plain(
     if class_ in READABLE:
         return bytearray(value) if class_ is bytearray and copies else value
     if isinstance(value, Tensor) and not _is_of_users_class(value):
-        return _cpu_copy(value) if copies else value
+        try:
+            return _cpu_copy(value, path) if copies else value
+        except NotPlain as error:
+            return on_refusal(error)
     if id(value) in within:
         raise _HoldsItself(id(value))
     try:
@@ -618,8 +620,6 @@ def from_plain(
         if (name := notes[path][1]) not in objects:
             raise UserError(f"a checkpoint holds {name}, which this program does not have")
         return objects[name]
-    if not notes:
-        return value
     class_ = type(value)
     if class_ in (dict, OrderedDict) and any(
         noted_path[: len(path)] == path for noted_path in notes
@@ -678,8 +678,18 @@ def _is_of_users_class(tensor: Tensor) -> bool:
     return class_.__module__.partition(".")[0] != "torch" and not is_wrapper
 
 
-def _cpu_copy(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor on the CPU; an empty one for a lazy tensor."""
+def _cpu_copy(tensor: Tensor, path: tuple) -> Tensor:
+    """Return a copy of a tensor on the CPU; an empty one for a lazy tensor.
+
+    Raises:
+        NotPlain: It has rows of different lengths, or no values ("meta"), or its layout is one that
+            torch does not copy.
+    """
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
         return torch.empty(0, dtype=tensor.dtype)  # it has no values before the first batch
-    return tensor.detach().to("cpu", copy=True)
+    if tensor.is_nested:
+        raise NotPlain(path, tensor)
+    try:
+        return tensor.detach().to("cpu", copy=True)
+    except NotImplementedError:
+        raise NotPlain(path, tensor) from None

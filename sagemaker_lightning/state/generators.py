@@ -46,7 +46,11 @@ def reseed(found: Mapping[str, Any], number: int) -> None:
         if isinstance(generator, random.Random):
             generator.seed(seed)
         elif isinstance(generator, np.random.RandomState):
-            generator.seed(seed & 0xFFFFFFFF)
+            engine = generator.get_state(legacy=False)["bit_generator"]
+            if engine == "MT19937":
+                generator.seed(seed & 0xFFFFFFFF)
+            else:  # numpy seeds no other one
+                generator.set_state(getattr(np.random, engine)(seed).state)
         elif isinstance(generator, torch.Generator):
             generator.manual_seed(seed)
         else:

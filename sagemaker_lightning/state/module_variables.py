@@ -106,8 +106,6 @@ def _reached(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _variables_of_modules(function: types.FunctionType) -> dict[str, Any]:
     """Return what a user's function may read as `module.variable`, of the user's modules."""
-    if object_graph.is_library_class(function):
-        return {}
     names = object_graph.names_in_code(function.__code__)
     values = [function.__globals__[name] for name in names if name in function.__globals__]
     modules = [value for value in values if isinstance(value, types.ModuleType)]
@@ -148,7 +146,8 @@ def _digests_of_objects(objects: Mapping[str, Any], saved_ids: set[int]) -> dict
             continue
         values: dict[str, Any] = {}
         if isinstance(owner, (dict, list, deque)):
-            digests[path] = digest(len(owner))
+            # An attribute that can be compared in full has its digest already.
+            digests[path] = digests.get(path) or digest(len(owner))
         elif isinstance(owner, Metric):
             digests[path] = digest(owner.update_count)
         elif isinstance(owner, nn.Module):
@@ -175,7 +174,7 @@ def _digest_or_position(value: Any) -> bytes:
     if not _is_counter(value):
         return digest(value if is_small(value) else _sample(value))
     try:
-        return pickle.dumps(value) if operator.length_hint(value, 0) <= MAX_REMAINING else b""
+        return pickle.dumps(value) if operator.length_hint(value) <= MAX_REMAINING else b""
     except Exception:  # its elements may be of any class, which may raise anything
         return b""
 

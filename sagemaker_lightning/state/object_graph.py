@@ -131,7 +131,7 @@ ENTERED_CLASSES = (
 )
 # Attributes that the base class of optimizers handles itself (state, groups, hooks) and those that
 # a learning-rate schedule sets.
-OPTIMIZER_ATTRIBUTES = frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {"step", "_opt_called"}
+OPTIMIZER_ATTRIBUTES = frozenset(vars(torch.optim.SGD([nn.Parameter()]))) | {"step", "_opt_called"}
 BASES = (
     nn.Module,
     LightningModule,
@@ -182,7 +182,7 @@ def walk(
     seen: set[int] = set()
     stack = [(path, root, 0) for path, root in reversed(list(roots.items()))]
     attribute = ""
-    objects_left = 0
+    objects_left = MAX_OBJECTS
     while stack:
         path, value, depth = stack.pop()
         if isinstance(value, LEAVES) or id(value) in seen:

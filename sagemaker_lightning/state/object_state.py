@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import hashlib
+import itertools
 import pickle
 import sys
 import types
@@ -179,7 +180,7 @@ class PlainState:
                         values[key] = encode(value) if is_large else encoded_value
             except NotPlain as error:
                 if self.at_start.get(key) != _fingerprint(value):
-                    verb = "holds" if isinstance(value, CONTAINERS) else "is"
+                    verb = "holds" if error.path or isinstance(value, CONTAINERS) else "is"
                     self.unsaved[key] = f"{verb} a {error.kind}"
         cut_attributes = _cut_attributes(dict(owners), cut, values) - plain_values.keys()
         self.unsaved |= dict.fromkeys(cut_attributes, "holds too many objects that change")
@@ -224,9 +225,10 @@ class PlainState:
         containers = {}
         for path, owner in owners:
             for name, value in {} if _has_elements_only(owner) else attributes(owner).items():
-                if isinstance(value, CONTAINERS) and (path, name) not in plain_keys:
-                    elements = value.values() if isinstance(value, dict) else value
-                    containers[path, name] = value, len(value), hash(tuple(map(id, elements)))
+                is_container = isinstance(value, (*CONTAINERS, np.ndarray))
+                if is_container and (path, name) not in plain_keys:
+                    ids = tuple(map(id, _elements(value)))
+                    containers[path, name] = value, len(ids), hash(ids)
                 elif is_table(value):
                     containers[path, name] = value, getattr(value, "shape", ()), id(value)
         return containers
@@ -374,8 +376,7 @@ def _snapshot(value: Any) -> Any:
     """Return a copy of a value; a shallow one if it is a long container."""
     if isinstance(value, Tensor):
         return value.detach().clone()
-    is_array = isinstance(value, np.ndarray) and not value.dtype.hasobject
-    if _size(value) > MAX_ELEMENTS and not is_array:
+    if _size(value) > MAX_ELEMENTS:
         return copy.copy(value)
     with contextlib.suppress(NotPlain):
         return decode(encode(value))
@@ -432,9 +433,13 @@ def _is_container(value: Any) -> bool:
 def _has_elements_only(value: Any) -> bool:
     """Return whether a value is a container of a library's class.
 
-    One of a user's class may have attributes, too.
+    One of a user's class may have attributes, too, and so may a partial function.
     """
-    return _is_container(value) and is_library_class(type(value))
+    return (
+        _is_container(value)
+        and not isinstance(value, functools.partial)
+        and is_library_class(type(value))
+    )
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
@@ -450,23 +455,21 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
         return depth == 0 or is_readable(value.dtype)  # one that cannot be saved is told
     if depth > 8:
         return False
-    if isinstance(value, np.ndarray):
-        return _is_plain(value.reshape(-1)[:MAX_ELEMENTS].tolist(), depth + 1)
-    if isinstance(value, dict):
-        return all(
-            _is_plain(element, depth + 1)
-            for _, element in zip(range(MAX_ELEMENTS), value.values(), strict=False)
-        )
-    if isinstance(value, (list, tuple, deque, set, frozenset)):
-        return all(
-            _is_plain(element, depth + 1)
-            for _, element in zip(range(MAX_ELEMENTS), value, strict=False)
-        )
+    if isinstance(value, (list, tuple, dict, deque, set, frozenset, np.ndarray)):
+        elements = itertools.islice(_elements(value), MAX_ELEMENTS)
+        return all(_is_plain(element, depth + 1) for element in elements)
     try:
         encode(value)
     except NotPlain:
         return False
     return True
+
+
+def _elements(value: Any) -> Iterable[Any]:
+    """Return the elements of a container or an array; of a dict, its values."""
+    if isinstance(value, dict):
+        return value.values()
+    return value.ravel() if isinstance(value, np.ndarray) else value
 
 
 def _is_numbers(value: Any) -> bool:
@@ -523,7 +526,9 @@ def _fingerprint(value: Any) -> bytes:
         )
     except NotPlain:
         if isinstance(value, Tensor):
-            return digest(value.as_subclass(Tensor))
+            # One of torch's own classes has no values that can be read, such as on "meta".
+            is_torchs = is_library_class(type(value))
+            return b"" if is_torchs else digest(value.as_subclass(Tensor))
         if isinstance(value, CONTAINERS):
             return _full_hash(_with_ids(value))
         is_in_memory = isinstance(value, np.ndarray) and not isinstance(value, np.memmap)
@@ -552,13 +557,13 @@ def _sampled_hash(value: Any) -> bytes:
     step = 1 + _size(value) // MAX_ELEMENTS
     checksum: Any = 0
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
-        value = value.reshape(-1).tolist()
+        value = value.ravel().tolist()
     if isinstance(value, (Tensor, np.ndarray)):
         array = value.detach() if isinstance(value, Tensor) else value
         if (
             isinstance(array, Tensor)
             and array.layout == torch.strided
-            and not array.is_quantized
+            and not (array.is_quantized or array.is_nested or array.is_meta)
             and array.is_contiguous()
         ):
             sample = array.view(-1)[::step].cpu()
@@ -566,19 +571,16 @@ def _sampled_hash(value: Any) -> bytes:
             if not array.is_cuda and len(all_bytes) <= MAX_CHECKSUMMED_BYTES:
                 checksum = zlib.crc32(all_bytes.numpy())
         elif type(array) is np.ndarray and array.flags.c_contiguous:
-            sample = array.reshape(-1)[::step].copy()
-            checksum = (
-                zlib.crc32(array.reshape(-1).view(np.uint8))
-                if array.nbytes <= MAX_CHECKSUMMED_BYTES
-                else 0
-            )
+            sample = array.ravel()[::step].copy()
+            if array.nbytes <= MAX_CHECKSUMMED_BYTES:
+                checksum = zlib.crc32(array.ravel().view(np.uint8))
         else:
             return _full_hash(encode(value))
         return _full_hash(encode([sample, list(value.shape), checksum]))
     if isinstance(value, (str, bytes)):
         return _full_hash(value)
     items = list(value.items() if isinstance(value, dict) else value)
-    ids_hash = hash(tuple(map(id, value.values() if isinstance(value, dict) else items)))
+    ids_hash = hash(tuple(map(id, _elements(value))))
     return _full_hash(encode([items[::step], len(items), ids_hash]))
 
 
@@ -593,8 +595,7 @@ def _update_hash(value: Any, update: Callable[[bytes], None]) -> None:
     """Pass an encoded value to a hash's `update`."""
     if isinstance(value, Tensor):
         update(repr((value.dtype, value.shape)).encode())
-        if value.is_sparse or value.is_quantized or value.layout != torch.strided:
-            value = value.to_dense()
+        value = value.to_dense()
         update(value.contiguous().view(-1).view(torch.uint8).numpy() if value.numel() else b"")
     elif isinstance(value, dict):
         for key, element in value.items():
@@ -607,11 +608,13 @@ def _update_hash(value: Any, update: Callable[[bytes], None]) -> None:
         for element in value:
             _update_hash(element, update)
     else:
-        update(
-            pickle.dumps(value)
-            if isinstance(value, list) and len(value) > MAX_ELEMENTS
-            else repr(value).encode()
+        # Pickle is faster for numbers. What it makes of text depends on which are one object.
+        is_pickled = (
+            isinstance(value, list)
+            and len(value) > MAX_ELEMENTS
+            and {int, float, bool}.issuperset(map(type, value))
         )
+        update(pickle.dumps(value) if is_pickled else repr(value).encode())
 
 
 @torch.no_grad()
@@ -637,7 +640,10 @@ def _in_place(current: Any, value: Any, settled_ids: set[int]) -> Any:
     if id(current) in settled_ids:
         return current if digest(current) == digest(value) else value
     settled_ids.add(id(current))
-    return current.copy_(value)
+    try:
+        return current.copy_(value)
+    except RuntimeError:  # its elements share memory (expand), or it was made in inference mode
+        return value
 
 
 @torch.no_grad()
