@@ -3,24 +3,46 @@
 They run in this process and take some hundredths of a second each.
 """
 
+import csv
 import errno
+import itertools
+import json
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import LearningRateFinder, ModelCheckpoint
+from pytorch_lightning.cli import SaveConfigCallback
+from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.loops.fit_loop import _FitLoop
+from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
+from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.tuner import Tuner
 from torch import nn
+from torch._dynamo import config as dynamo
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from sagemaker_lightning import ExactResume, UserError
-from sagemaker_lightning.contract import reporting
-from sagemaker_lightning.resume import callback, checkpoint_dir, checkpoint_file
+from sagemaker_lightning import ExactResume, SageMakerEnvironment, UserError
+from sagemaker_lightning.callbacks.divergence import Divergence
+from sagemaker_lightning.contract import reporting, shutdown
+from sagemaker_lightning.data.epoch_loaders import digest_of
+from sagemaker_lightning.resume import (
+    callback,
+    checkpoint_dir,
+    checkpoint_file,
+    drilled_run,
+    folder_lock,
+)
+from sagemaker_lightning.resume.best_model import BestModel
 
 OF_RESUME = ("seed", "every_n_minutes", "every_n_steps", "keep", "exact", "other_settings")
 OF_RESUME += ("strict", "settings", "saves", "environment", "stop")
@@ -131,7 +153,8 @@ class Announces(pl.Callback):
 
 def trainer(folder: Path, *callbacks: pl.Callback, **options) -> pl.Trainer:
     """Return a trainer of one epoch, with an ExactResume."""
-    torch.manual_seed(1)
+    if options.pop("reseeds", True):
+        torch.manual_seed(1)
     of_resume = {name: options.pop(name) for name in OF_RESUME if name in options}
     resume = ExactResume(folder, **{"seed": 1, "every_n_minutes": 0} | of_resume)
     settings = dict.fromkeys(
@@ -495,3 +518,577 @@ def test_a_stop_waits_for_the_end_of_a_validation_whose_length_nobody_knows(tmp_
             max_epochs=2,
         )
     assert seen == [0, 1, 2] and saved(tmp_path) == {6: "epoch"}
+
+
+# What it changes, and gives back ------------------------------------------------------------------
+
+
+def process() -> dict[str, object]:
+    """Return what a training changes in this process."""
+    return {
+        "entropy": np.random.bit_generator.randbits,
+        "kernels": dynamo.recompile_limit,
+        "signals": [signal.getsignal(number) for number in shutdown.SIGNALS],
+        "locked": [*folder_lock._held],
+    }
+
+
+@pytest.mark.parametrize(
+    ("moment", "happens"),
+    [
+        ("never", fail),
+        ("batch 2", fail),
+        ("batch 2", press_ctrl_c),
+        ("check 0", fail),
+        ("validation 0", press_ctrl_c),
+    ],
+)
+def test_the_process_is_left_as_it_was(tmp_path, moment, happens):
+    """Whether the training ends, fails or is stopped."""
+    during = []
+    notes = At("check 0|batch 1", lambda trainer: during.append(process()))
+    before = process()
+    used = trainer(tmp_path, notes, At(moment, happens))
+    with nullcontext() if moment == "never" else pytest.raises((SystemExit, RuntimeError)):
+        used.fit(model := Validated())
+    assert process() == before
+    for seen in during:
+        assert all(seen[name] != before[name] for name in before)
+        assert seen["locked"] == [tmp_path]
+    used.callbacks[:] = [each for each in used.callbacks if type(each) is not At]
+    used.fit(model)
+    assert process() == before and type(used.fit_loop) is _FitLoop
+
+
+def test_an_evaluation_after_a_training_is_as_deterministic_as_that(tmp_path):
+    """It leaves the process as it was, too, and what is known of the training."""
+    during = []
+    with interrupted():
+        fit(tmp_path, At("batch 2", press_ctrl_c), model=Validated())
+    used = trainer(tmp_path, At("test 0", lambda trainer: during.append(process())))
+    used.fit(model := Validated())
+    before = process()
+    results = resume_of(used).resumes
+    used.test(model, verbose=False)
+    assert process() == before and len(results) == 1
+    assert resume_of(used).resumes == results
+    (seen,) = during
+    assert seen["entropy"] != before["entropy"] and seen["kernels"] != before["kernels"]
+    assert seen["locked"] == []
+
+
+def test_a_training_that_is_not_exact_changes_nothing(tmp_path, capfd):
+    """Its loader is the user's own, as Lightning uses it."""
+
+    class Loads(Line):
+        def train_dataloader(self):
+            self.loader = super().train_dataloader()
+            return self.loader
+
+    def note(trainer: pl.Trainer) -> None:
+        during.append(process())
+        loaders.append(trainer.train_dataloader)
+        loops.append(type(trainer.fit_loop))
+
+    during, loaders, loops = [], [], []
+    before = process()
+    model = fit(tmp_path, At("batch 1", note), model=Loads(), exact=False)
+    assert loops == [_FitLoop] and loaders == [model.loader]
+    assert [during[0][name] for name in ("kernels", "locked")] == [before["kernels"], []]
+    assert during[0]["signals"][1] == before["signals"][1] and process() == before
+    says = "this run is trained and saved as Lightning does; an interruption makes it start anew\n"
+    assert capfd.readouterr().out == says
+
+
+def test_the_command_lines_stop_is_told_what_is_going_on(tmp_path, monkeypatch):
+    """Before and after the training, a signal ends the process at once; the last checkpoint alone
+    may take longer.
+    """
+
+    def write(writer, checkpoint: dict, step: int, number: int) -> None:
+        phases.append((step, stop.phase.name))
+        written(writer, checkpoint, step, number)
+
+    def note(trainer: pl.Trainer) -> None:
+        seconds.append(stop.batch_seconds)
+        handlers.append(signal.getsignal(signal.SIGTERM) == stop._handle)
+
+    phases, seconds, handlers = [], [], []
+    written = checkpoint_dir.BackgroundWriter.write
+    monkeypatch.setattr(checkpoint_dir.BackgroundWriter, "write", write)
+    with shutdown.Stop(Path("nowhere"), print) as stop:
+        callbacks = [At("batch .|test 0", note)]
+        options = {"stop": stop, "every_n_steps": 3, "max_epochs": 2, "limit_train_batches": 4}
+        used = trainer(tmp_path, *callbacks, **options)
+        assert stop.folder == tmp_path and stop.phase is shutdown.Phase.IDLE
+        used.fit(model := Validated())
+        assert phases == [(step, "TRAINING") for step in (3, 4, 6)] + [(8, "SAVING")]
+        assert stop.phase is shutdown.Phase.IDLE
+        assert seconds[:2] == [0.0, 0.0] and all(seconds[2:])
+        used.test(model, verbose=False)
+        assert len(handlers) == 9 and all(handlers)
+
+
+@pytest.mark.parametrize(
+    ("moment", "options"),
+    [
+        ("batch 4", {"max_epochs": 2}),
+        ("end of epoch 0", {"max_epochs": 2}),
+        ("never", {"max_steps": 4}),
+        ("never", {}),
+    ],
+)
+def test_the_last_checkpoint_alone_may_take_longer(tmp_path, monkeypatch, moment, options):
+    """A signal waits for it (contract/shutdown.py), and not for those before."""
+
+    def write(writer, checkpoint: dict, step: int, number: int) -> None:
+        seen.append(resume_of(used).stop.phase.name)
+        written(writer, checkpoint, step, number)
+
+    seen = []
+    written = checkpoint_dir.BackgroundWriter.write
+    monkeypatch.setattr(checkpoint_dir.BackgroundWriter, "write", write)
+    used = trainer(tmp_path, At(moment, press_ctrl_c), every_n_steps=3, **options)
+    with nullcontext() if moment == "never" else interrupted():
+        used.fit(Line())
+    assert seen == ["TRAINING", "SAVING"]
+
+
+def test_a_training_that_fails_waits_for_the_checkpoint_that_is_being_written(
+    tmp_path, monkeypatch
+):
+    def write(path: Path, checkpoint: dict, step: int, number: int) -> None:
+        may_write.wait(5)
+        checkpoint_file.write(path, checkpoint, step, number)
+
+    class Fails(pl.Callback):
+        def on_exception(self, *_):
+            threading.Timer(0.02, may_write.set).start()
+
+    may_write = threading.Event()
+    monkeypatch.setattr(checkpoint_dir, "write", write)
+    with failed():
+        fit(tmp_path, Fails(), At("batch 4", fail), every_n_steps=3)
+    assert saved(tmp_path) == {3: "batch"}
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_what_is_logged_by_hand_after_a_training_is_kept(tmp_path, stops):
+    """And what an evaluation logs."""
+    logger = CSVLogger(tmp_path / "logs", version=0)
+    callbacks = [At("batch 2", press_ctrl_c)] if stops else []
+    model = Validated()
+    used = trainer(tmp_path, *callbacks, logger=logger)
+    with interrupted() if stops else nullcontext():
+        used.fit(model)
+    if not stops:
+        used.test(model, verbose=False)
+    logger.log_metrics({"mine": 1.0}, step=1)
+    fit(tmp_path, model=model, logger=logger, max_epochs=2)
+    path = tmp_path / "logs/lightning_logs/version_0/metrics.csv"
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert [row["step"] for row in rows if row["mine"]] == ["1"]
+    assert [row["step"] for row in rows if row["loss"]] == [str(step) for step in range(12)]
+
+
+class WritesConfig(SaveConfigCallback):
+    def save_config(self, *_):
+        pass
+
+
+def test_a_command_lines_config_is_written_again_where_a_run_resumes(tmp_path):
+    for overwrites in (False, True):
+        writer = WritesConfig(None, None, save_to_log_dir=False)
+        with nullcontext() if overwrites else interrupted():
+            fit(tmp_path, writer, At(f"batch {'99' if overwrites else 1}", press_ctrl_c))
+        assert writer.overwrite is overwrites
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "options", "plain"),
+    [
+        ([], {}, False),
+        ([ModelCheckpoint], {}, False),
+        ([BestModel], {}, True),
+        ([ModelCheckpoint], {"stop": shutdown.Stop(Path("nowhere"), print)}, True),
+    ],
+)
+def test_a_model_file_has_what_its_reader_can_read(tmp_path, callbacks, options, plain):
+    """The command line reads its own without running code in them."""
+    used = (
+        trainer(
+            tmp_path, *(each(tmp_path / "models") for each in callbacks), enable_checkpointing=True
+        )
+        if callbacks
+        else trainer(tmp_path)
+    )
+    resume = resume_of(used)
+    if options:
+        resume.stop, resume.owns_stop = options["stop"], False
+    used.fit(Line())
+    assert used.strategy.checkpoint_io.plain_values is plain
+
+
+# Other runs and other models ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("moment", "options", "refused"),
+    [("never", {}, True), ("never", {"saves": False}, False), ("batch 2", {}, False)],
+)
+def test_another_model_with_the_same_folder_is_one_line(tmp_path, moment, options, refused):
+    """It would get the weights of the first one. The same model may be trained on.
+
+    A training that was interrupted goes on with any.
+    """
+    used = trainer(tmp_path, At(moment, press_ctrl_c), **options)
+    with nullcontext() if moment == "never" else interrupted():
+        used.fit(model := Line())
+    if moment == "never":
+        trainer(tmp_path, max_epochs=2, **options).fit(model)
+    says = r"\): this program has already trained another model to its end with these checkpoints; "
+    with pytest.raises(UserError, match=says) if refused else nullcontext():
+        trainer(tmp_path, max_epochs=3, **options).fit(Line())
+
+
+def test_another_seed_is_one_line(tmp_path):
+    with interrupted():
+        fit(tmp_path, At("batch 1", press_ctrl_c))
+    with pytest.raises(UserError, match=r"ExactResume\(seed=...\) was 1, is 2; "):
+        fit(tmp_path, seed=2)
+
+
+def test_numbers_that_a_program_changes_between_two_trainings_are_no_matter(tmp_path, capfd):
+    """They are compared where a new process goes on."""
+    model = Line()
+    model.patience = 3
+    with interrupted():
+        fit(tmp_path, At("batch 1", press_ctrl_c), model=model)
+    model.patience = 4
+    fit(tmp_path, model=model)
+    assert "patience" not in capfd.readouterr().out
+
+
+class Grows(Line):
+    """Trains a second weight, too, from the third batch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Parameter(torch.ones(1))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.line.parameters(), self.lr, momentum=0.5)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if batch_idx == 2:
+            self.optimizers().add_param_group({"params": [self.more], "lr": 0.01})
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.more.square().mean()
+
+
+def test_weights_that_are_added_to_an_optimizer_are_trained_on(tmp_path):
+    expected = fit(tmp_path / "alone", model=Grows())
+    with interrupted():
+        fit(tmp_path / "run", At("batch 4", press_ctrl_c), model=Grows())
+    assert equal(fit(tmp_path / "run", model=Grows()), expected)
+
+
+class Keeps(pl.Callback):
+    """Keeps the weights that its hooks at the start find."""
+
+    def on_fit_start(self, trainer, pl_module):
+        self.first = pl_module.line.weight.detach().clone()
+
+    def on_train_start(self, trainer, pl_module):
+        self.second = pl_module.line.weight.detach() * 2
+
+
+def test_what_hooks_compute_at_the_start_is_of_the_first_start(tmp_path):
+    with interrupted():
+        fit(tmp_path, Keeps(), At("batch 2", press_ctrl_c))
+    fit(tmp_path, keeps := Keeps())
+    assert keeps.first.item() == 0.5 and keeps.second.item() == 1.0
+
+
+def test_a_search_comes_again_in_another_training(tmp_path):
+    """A resumed run does not search again; the same callback may be used once more."""
+    finder = LearningRateFinder(num_training_steps=2)
+    with interrupted():
+        fit(tmp_path / "a", LearningRateFinder(num_training_steps=2), At("batch 2", press_ctrl_c))
+    fit(tmp_path / "a", finder, At("never", fail), model=(model := Line()))
+    assert getattr(finder, "optimal_lr", None) is None  # 2.5 has none yet
+    fit(tmp_path / "b", finder, model=model)
+    assert finder.optimal_lr is not None
+
+
+def test_a_tuner_may_search_before_the_training(tmp_path):
+    """Its run is none of the training's: it saves nothing, and reads nothing."""
+    weights = []
+    for name, moments in (("alone", ["never"]), ("run", ["batch 2", "never"])):
+        for moment in moments:
+            callback._finished.clear()
+            used = trainer(tmp_path / name, At(moment, press_ctrl_c))
+            Tuner(used).lr_find(model := Line(), num_training=3, update_attr=False)
+            assert model.line.weight.item() == 0.5
+            assert [*saved(tmp_path / name)] == ([2] if (name, moment) == ("run", "never") else [])
+            with nullcontext() if moment == "never" else interrupted():
+                used.fit(model)
+        weights.append(model.line.weight.item())
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_ckpt_path_is_where_a_run_begins(tmp_path, capfd, began):
+    """A run that began before goes on, and says so."""
+    first = trainer(tmp_path / "first", max_epochs=2)
+    first.fit(Line())
+    first.save_checkpoint(path := tmp_path / "first.ckpt")
+    if began:
+        with interrupted():
+            fit(tmp_path / "run", At("batch 2", press_ctrl_c))
+    capfd.readouterr()
+    used = trainer(tmp_path / "run", max_epochs=3)
+    used.fit(Line(), ckpt_path=path)
+    assert used.global_step == 18 and (18 in saved(tmp_path / "run"))
+    says = (
+        f"ckpt_path={path} is not loaded: this run began before, and resumes from its own newest "
+        f"checkpoint in {tmp_path / 'run'}"
+    )
+    assert (says in capfd.readouterr().out.splitlines()) is began
+
+
+def test_an_evaluation_takes_the_checkpoint_that_it_is_given(tmp_path):
+    """So does a training that saves nothing."""
+    used = trainer(tmp_path, max_epochs=2)
+    used.fit(Validated())
+    used.save_checkpoint(path := tmp_path / "model.ckpt")
+    weight = used.lightning_module.line.weight.item()
+    used.test(other := Validated(), ckpt_path=path, verbose=False)
+    assert other.line.weight.item() == weight
+    again = trainer(tmp_path, saves=False, max_epochs=3)
+    again.fit(Validated(), ckpt_path=path)
+    assert again.global_step == 18
+
+
+def test_another_training_in_the_folder_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_lock, "lock", lambda folder, patience: f"process 7 of {folder.name}")
+    says = (
+        rf"\(dirpath={tmp_path}\): process 7 of {tmp_path.name} trains with these checkpoints now; "
+    )
+    with pytest.raises(UserError, match=says):
+        fit(tmp_path)
+    fit(tmp_path, saves=False)
+
+
+def test_a_diverged_model_is_not_saved(tmp_path):
+    """Nor validated."""
+
+    def spoil(trainer: pl.Trainer) -> None:
+        trainer.lightning_module.line.weight.data.fill_(torch.nan)
+
+    seen = []
+    with pytest.raises(UserError, match="weights are NaN or infinite after step 4"):
+        fit(tmp_path, At("end of batch 4", spoil), Divergence(), every_n_steps=4)
+    with pytest.raises(UserError, match="weights are NaN or infinite after step 6"):
+        callbacks = [At("end of batch 6", spoil), At("validation 0", seen.append), Divergence()]
+        fit(tmp_path, *callbacks, model=Validated())
+    assert saved(tmp_path) == {} and not seen
+
+
+def test_a_model_that_was_the_best_is_removed_when_no_run_resumes_from_it(tmp_path):
+    class Better(Line):
+        def on_train_epoch_end(self):
+            self.log("error", 1.0 / (1 + self.current_epoch))
+
+    def count(trainer: pl.Trainer) -> None:
+        counts.append(len([*(tmp_path / "best").iterdir()]))
+
+    counts = []
+    (tmp_path / "best").mkdir()
+    best = BestModel(tmp_path / "best", "{epoch}", monitor="error")
+    callbacks = [best, At("end of batch (6|12|18|24)", count)]
+    options = {"max_epochs": 4, "keep": 1, "enable_checkpointing": True}
+    fit(tmp_path, *callbacks, model=Better(), **options)
+    assert counts == [0, 1, 2, 2]
+    assert [file.name for file in (tmp_path / "best").iterdir()] == ["epoch=3.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("order", "warns"),
+    [
+        ("model, callback", [True]),
+        ("seed, model, callback", [False]),
+        ("callback, model", [False]),
+        ("model, callback, callback", [True]),
+        ("callback, model, callback", [False]),
+        ("model, callback, fit, callback, fit", [True, True]),
+        ("callback, model, fit, model, callback, fit", [False, False]),
+        ("model, callback without seed", [False]),
+    ],
+)
+def test_a_model_that_nothing_seeds_is_named(tmp_path, capfd, order, warns):
+    """Once a callback is made, what it and its training leave behind are seeds, too."""
+    torch.seed()  # as a process begins
+    folders = (tmp_path / f"{number}" for number in itertools.count())
+    used = None
+    for what in [*order.split(", "), "fit"][: -1 if order.endswith("fit") else None]:
+        if what == "seed":
+            torch.manual_seed(3)
+        elif what == "model":
+            model = Line()
+        elif what == "fit":
+            used.fit(model)
+        else:
+            used = trainer(next(folders), seed=None if "without" in what else 1, reseeds=False)
+    warning = (
+        "warning: ExactResume(seed=...): the model was made before this callback, and nothing was "
+        "seeded: what it has drawn, such as its first weights, is another draw whenever the "
+        "program begins anew; make the callback first"
+    )
+    assert capfd.readouterr().out.splitlines().count(warning) == sum(warns)
+
+
+def test_a_stop_in_a_longer_validation_than_the_first_comes_within_it(tmp_path):
+    """The loader of each epoch's validation may be another one."""
+
+    class Reloads(Validated):
+        def val_dataloader(self):
+            return DataLoader(TensorDataset(torch.ones(2 + 2 * self.trainer.current_epoch, 1)))
+
+    options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1, "num_sanity_val_steps": 0}
+    seen = []
+    stop = At("validation 2", press_ctrl_c)
+    with interrupted():
+        fit(tmp_path, stop, At("validation .", seen.append), model=Reloads(), **options)
+    assert saved(tmp_path) == {6: "epoch", 12: "validation"} and len(seen) == 5
+    expected = fit(tmp_path / "alone", model=Reloads(), **options)
+    assert equal(fit(tmp_path, model=Reloads(), **options), expected)
+
+
+# Several ranks ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def used(tmp_path) -> pl.Trainer:
+    """A trainer that has trained."""
+    used = trainer(tmp_path)
+    used.fit(Line())
+    return used
+
+
+def with_others(resume: ExactResume, *others: object) -> None:
+    """Let the callback hear what other ranks say, too."""
+    resume.agreement = SimpleNamespace(gather=lambda value: [value, *others], signal_number=2)
+
+
+def test_a_rank_hears_why_another_one_cannot_be_resumed_within_an_epoch(used, capfd):
+    """The first rank says so, once."""
+    resume = resume_of(used)
+    with_others(resume, ("its data are others each time", {}))
+    for _ in range(2):
+        resume.epoch_begins("", {})
+    says = "its data are others each time: checkpoints are saved only at the end of an epoch, and "
+    assert capfd.readouterr().out == f"{says}a stopped run goes back to the last one\n"
+    resume.trainer = SimpleNamespace(is_global_zero=False)
+    resume.why_only_epochs = ""
+    resume.epoch_begins("", {})
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("others", [{"train 0 Own": 2}, {}])
+def test_a_sampler_that_shares_the_samples_out_is_one_line(used, others):
+    resume = resume_of(used)
+    with_others(resume, ("", {"train Own": 1}))
+    resume.epoch_begins("", {"train Own": 1})
+    with_others(resume, ("", others))
+    says = r"^Trainer\(use_distributed_sampler=...\): found True, and Own, which draws other "
+    with pytest.raises(UserError, match=says):
+        resume.epoch_begins("", {"train Own": 1})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "first", "same", "warns"),
+    [(2, True, True, 1), (2, True, False, 0), (2, False, True, 0), (1, True, True, 0)],
+)
+def test_ranks_that_train_on_the_same_batch_are_said_once(used, capfd, ranks, first, same, warns):
+    batch = [torch.ones(2)]
+    resume = resume_of(used)
+    with_others(resume, digest_of(batch) if same else 1)
+    resume.trainer = SimpleNamespace(world_size=ranks, is_global_zero=first)
+    for number in range(2):
+        resume.on_train_batch_start(resume.trainer, Line(), batch, number)
+    says = (
+        "warning: all 2 ranks train on the same batch: they share the samples of a dataset with "
+        "indices, while an IterableDataset has to yield the samples of its own rank\n"
+    )
+    assert capfd.readouterr().out == says * warns
+
+
+@pytest.mark.parametrize(
+    ("rank", "torchrun", "status"), [(0, False, 130), (0, True, 130), (1, True, 130), (1, False, 0)]
+)
+def test_lightning_would_take_a_stopped_rank_for_a_crash(
+    tmp_path, monkeypatch, capfd, rank, torchrun, status
+):
+    """One rank of a host writes, and says that it stops."""
+
+    def begin(trainer: pl.Trainer) -> None:
+        monkeypatch.setattr(pl.Trainer, "local_rank", rank)
+        press_ctrl_c(trainer)
+
+    environment = SageMakerEnvironment(torchrun=torchrun)
+    with interrupted(status):
+        fit(tmp_path, At("batch 2", begin), environment=environment)
+    assert saved(tmp_path) == ({} if rank else {2: "batch"})
+    assert ("interrupted, resume from step 2: SIGINT; " in capfd.readouterr().err) is not rank
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "says"),
+    [
+        ("ddp_spawn", {}, r"^Trainer\(strategy=...\): found DDPStrategy, which copies this "),
+        ("fsdp", {}, r"^Trainer\(strategy=...\): found FSDPStrategy, whose runs cannot be resumed"),
+        (
+            "fsdp",
+            {"settings": {"--trainer.strategy": "fsdp"}},
+            "^--trainer.strategy: found FSDPStrategy, whose runs cannot be resumed; allowed are ",
+        ),
+        ("fsdp", {"saves": False}, ""),
+    ],
+)
+def test_a_strategy_whose_runs_cannot_be_resumed_is_one_line(
+    tmp_path, monkeypatch, capfd, strategy, options, says
+):
+    """Unless nothing is saved: it trains as Lightning does, then."""
+    used = trainer(tmp_path, **options)
+    used.state.fn = TrainerFn.FITTING
+    resume = resume_of(used)
+    spawns = strategy == "ddp_spawn"
+    other = DDPStrategy(start_method="spawn") if spawns else FSDPStrategy()
+    used._accelerator_connector.strategy = other
+    resume.run_begins(used)
+    with pytest.raises(UserError, match=says) if says else nullcontext():
+        resume.setup(used, Line(), "fit")
+    resume.changed.close()
+    assert ("this run is trained and saved as Lightning does" in capfd.readouterr().out) is not says
+
+
+def test_the_hosts_of_a_job_are_joined_unless_that_is_done(tmp_path, monkeypatch):
+    joined = []
+    monkeypatch.setattr(callback.rendezvous, "join", lambda *given: joined.append(given))
+    ExactResume(tmp_path, environment=SageMakerEnvironment())
+    assert joined == []
+    ExactResume(tmp_path)
+    assert joined == [(SageMakerEnvironment.read(), os.environ)]
+
+
+def test_a_drill_records_a_training_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(drilled_run, "_has_trained", [])
+    asked = {"folder": f"{tmp_path}", "reached": f"{tmp_path / 'reached'}", "epochs": 1}
+    asked |= {"steps": 3, "moment": None, "workers": None}
+    environment = SageMakerEnvironment(drill=asked, checkpoint_dir=tmp_path / "run")
+    fit(Path("unused"), environment=environment, max_epochs=3)
+    assert saved(tmp_path / "run") == {2: "batch", 3: "epoch"}
+    kinds = [json.loads(line)["at"][0] for line in (tmp_path / "steps-0.jsonl").open()]
+    assert kinds == ["start", "batch", "batch", "batch", "epoch", "end"]

@@ -817,7 +817,6 @@ def test_the_logger_is_ours_unless_a_flag_says_another(monkeypatch, given, logge
         ("fsdp", "fsdp"),
         (SingleDeviceStrategy(), None),
     ],
-    ids=str,
 )
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_strategy_of_the_trainer(monkeypatch, capsys, name, expected, rank):
