@@ -1159,6 +1159,10 @@ def test_what_it_has_itself_is_refused_beside_it(tmp_path: Path):
     [
         ({"keep": 0}, r"ExactResume\(keep=...\): found 0, allowed is 1 or more"),
         (
+            {"keep": 0, "settings": {"--resume.keep": 0}},
+            "--resume.keep: found 0, allowed is 1 or more",
+        ),
+        (
             {"every_n_minutes": float("nan")},
             r"ExactResume\(every_n_minutes=...\): found nan, allowed is 0 or more",
         ),
