@@ -35,6 +35,7 @@ from sagemaker_lightning.callbacks.divergence import Divergence
 from sagemaker_lightning.contract import reporting, shutdown
 from sagemaker_lightning.data.epoch_loaders import digest_of
 from sagemaker_lightning.resume import (
+    agreement,
     callback,
     checkpoint_dir,
     checkpoint_file,
@@ -356,18 +357,23 @@ class Scaled(Line):
         return super().training_step(batch, batch_idx) * float(os.environ["FACTOR"])
 
 
-def test_other_steps_than_before_are_said_at_once(tmp_path, capfd, monkeypatch):
+class ScaledByHand(ByHand, Scaled):
+    """Does so, and optimizes by hand."""
+
+
+@pytest.mark.parametrize("model", [Scaled, ScaledByHand])
+def test_other_steps_than_before_are_said_at_once(tmp_path, capfd, monkeypatch, model):
     """`strict` ends the job by them."""
     monkeypatch.setenv("FACTOR", "1")
-    kill(tmp_path, Scaled)
+    kill(tmp_path, model)
     monkeypatch.setenv("FACTOR", "2")
     says = (
         "resumed at step 3: step 4 is not that of the interrupted run: on rank 0, the loss differs"
     )
     with pytest.raises(UserError, match=f"^--resume.strict: {says}"):
-        fit(tmp_path, model=Scaled(), strict=True)
+        fit(tmp_path, model=model(), strict=True)
     capfd.readouterr()
-    fit(tmp_path, Announces(), model=Scaled())
+    fit(tmp_path, Announces(), model=model())
     lines = capfd.readouterr().out.splitlines()
     assert lines[2].startswith(f"warning: {says}") and lines[3] == "batch 5"
 
@@ -777,6 +783,14 @@ def test_another_model_with_the_same_folder_is_one_line(tmp_path, moment, option
         trainer(tmp_path, max_epochs=3, **options).fit(Line())
 
 
+def test_a_training_that_saves_nothing_leaves_the_folder_to_other_models(tmp_path):
+    trainer(tmp_path, saves=False).fit(Line())
+    with interrupted():
+        trainer(tmp_path, At("batch 2", press_ctrl_c)).fit(Line())
+    trainer(tmp_path).fit(Line())
+    assert [*saved(tmp_path)] == [2, 6]
+
+
 def test_another_seed_is_one_line(tmp_path):
     with interrupted():
         fit(tmp_path, At("batch 1", press_ctrl_c))
@@ -994,6 +1008,85 @@ def test_a_stop_in_a_longer_validation_than_the_first_comes_within_it(tmp_path):
 
 
 # Several ranks ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def heard(monkeypatch) -> list[tuple[int, int, int, int]]:
+    """Let this process be one of two ranks: what another one says counts, too.
+
+    It is what the other rank says each time: a signal, whether a checkpoint is due, whether it has
+    diverged, and how its comparison stands; nothing once the list is empty.
+    """
+
+    def all_reduce(flags: torch.Tensor, **_) -> SimpleNamespace:
+        if others:
+            flags[:] = torch.maximum(flags, torch.tensor(others.pop(0)))
+        return SimpleNamespace(wait=lambda: None)
+
+    def begin(self, trainer: pl.Trainer) -> None:
+        alone(self, trainer)
+        self.group = "gloo"
+
+    others: list[tuple[int, int, int, int]] = []
+    alone = agreement.Agreement.__init__
+    monkeypatch.setattr(agreement.Agreement, "__init__", begin)
+    monkeypatch.setattr(agreement.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(agreement, "gather", lambda value, group: [value])
+    return others
+
+
+@pytest.mark.parametrize(
+    ("moment", "says", "when"),
+    [
+        ("batch 2", [], {3: "batch"}),
+        ("never", [(15, 0, 0, 0)], {2: "batch"}),
+        ("never", [(0, 0, 0, 0)] * 5 + [(15, 0, 0, 0)], {6: "epoch"}),
+        ("end of epoch 0", [], {6: "epoch"}),
+    ],
+)
+def test_ranks_stop_at_the_same_batch(tmp_path, heard, moment, says, when):
+    """It is the next one: no step waits for what the others say; the end of an epoch does."""
+    heard += says
+    with interrupted(143 if says else 130):
+        fit(tmp_path, At(moment, press_ctrl_c), max_epochs=2)
+    assert saved(tmp_path) == when
+
+
+def test_a_checkpoint_that_is_due_is_saved_by_all_ranks_at_the_next_batch(
+    tmp_path, heard, monkeypatch
+):
+    monkeypatch.setattr(checkpoint_dir.BackgroundWriter, "is_writing", False)
+    fit(tmp_path, Clock(monkeypatch, "", 0.0), every_n_minutes=2, keep=9)
+    assert [*saved(tmp_path)] == [3, 6]
+
+
+def test_all_ranks_end_if_one_has_diverged(tmp_path, heard, monkeypatch):
+    def check(self, trainer: pl.Trainer) -> None:
+        raise UserError(f"after step {trainer.global_step}")
+
+    heard += [(0, 0, 0, 0), (0, 0, 1, 0)]
+    monkeypatch.setattr(Divergence, "check", check)
+    with pytest.raises(UserError, match="after step 3"):
+        fit(tmp_path, Divergence())
+
+
+@pytest.mark.parametrize(
+    ("says", "order"),
+    [
+        ([(0, 0, 0, agreement.Comparison.OPEN)] * 9, ["4", "5", "6", "resumed"]),
+        ([(0, 0, 0, agreement.Comparison.DIFFERENT)], ["4", "5", "resumed", "6"]),
+    ],
+)
+def test_all_ranks_say_together_whether_steps_are_the_same(tmp_path, capfd, heard, says, order):
+    """At the next batch if one has found a difference; else when all have compared all steps."""
+    kill(tmp_path)
+    capfd.readouterr()
+    heard += says
+    fit(tmp_path, Announces())
+    lines = capfd.readouterr().out.splitlines()[1:]
+    assert [
+        line.split()[-1] if "batch " in line[:6] else line.split()[0] for line in lines
+    ] == order
 
 
 @pytest.fixture
