@@ -888,9 +888,10 @@ def test_ckpt_path_is_where_a_run_begins(tmp_path, capfd, began):
         with interrupted():
             fit(tmp_path / "run", At("batch 2", press_ctrl_c))
     capfd.readouterr()
-    used = trainer(tmp_path / "run", max_epochs=3)
-    used.fit(Line(), ckpt_path=path)
-    assert used.global_step == 18 and (18 in saved(tmp_path / "run"))
+    steps = []
+    notes = At("end of batch .*", lambda trainer: steps.append(trainer.global_step))
+    trainer(tmp_path / "run", notes, max_epochs=3).fit(Line(), ckpt_path=path)
+    assert steps == [*range(3 if began else 13, 19)] and 18 in saved(tmp_path / "run")
     says = (
         f"ckpt_path={path} is not loaded: this run began before, and resumes from its own newest "
         f"checkpoint in {tmp_path / 'run'}"
@@ -906,9 +907,10 @@ def test_an_evaluation_takes_the_checkpoint_that_it_is_given(tmp_path):
     weight = used.lightning_module.line.weight.item()
     used.test(other := Validated(), ckpt_path=path, verbose=False)
     assert other.line.weight.item() == weight
-    again = trainer(tmp_path, saves=False, max_epochs=3)
-    again.fit(Validated(), ckpt_path=path)
-    assert again.global_step == 18
+    steps = []
+    notes = At("end of batch .*", lambda trainer: steps.append(trainer.global_step))
+    trainer(tmp_path, notes, saves=False, max_epochs=3).fit(Validated(), ckpt_path=path)
+    assert steps == [*range(13, 19)]
 
 
 def test_another_training_in_the_folder_is_one_line(tmp_path, monkeypatch):
@@ -965,6 +967,7 @@ def test_a_model_that_was_the_best_is_removed_when_no_run_resumes_from_it(tmp_pa
         ("model, callback, fit, callback, fit", 2),
         ("callback, model, fit, model, callback, fit", 0),
         ("model, callback without seed, fit", 0),
+        ("model, callback with a search, fit", 1),
         ("model, callback, callback without seed, fit", 0),
     ],
 )
@@ -980,8 +983,9 @@ def test_a_model_that_nothing_seeds_is_named(tmp_path, capfd, order, warnings):
         elif what == "fit":
             used.fit(model)
         else:
-            seed = 1 if what == "callback" else None
-            used = trainer(tmp_path / f"{number}", seed=seed, reseeds=False)
+            seed = None if what == "callback without seed" else 1
+            others = [LearningRateFinder(num_training_steps=2)] if "search" in what else []
+            used = trainer(tmp_path / f"{number}", *others, seed=seed, reseeds=False)
     warning = (
         "warning: ExactResume(seed=...): the model was made before this callback, and nothing was "
         "seeded: what it has drawn, such as its first weights, is another draw whenever the "
@@ -1050,6 +1054,15 @@ def test_ranks_stop_at_the_same_batch(tmp_path, heard, moment, says, when):
     with interrupted(143 if says else 130):
         fit(tmp_path, At(moment, press_ctrl_c), max_epochs=2)
     assert saved(tmp_path) == when
+
+
+def test_the_command_line_reports_a_stop_itself(tmp_path, heard):
+    told = []
+    heard.append((15, 0, 0, 0))
+    with shutdown.Stop(tmp_path, lambda *given: told.append(given)) as stop, interrupted(143):
+        fit(tmp_path, stop=stop)
+    ((line, is_loud),) = told
+    assert line.startswith("interrupted, resume from step 2: SIGTERM; ") and is_loud is True
 
 
 def test_a_checkpoint_that_is_due_is_saved_by_all_ranks_at_the_next_batch(
