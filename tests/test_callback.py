@@ -41,6 +41,7 @@ from sagemaker_lightning.resume import (
     checkpoint_file,
     drilled_run,
     folder_lock,
+    journal,
 )
 from sagemaker_lightning.resume.best_model import BestModel
 
@@ -234,6 +235,15 @@ def test_when_checkpoints_are_saved(tmp_path, options, when):
     assert (tmp_path / "run").exists() is bool(when)
 
 
+def test_the_journal_has_what_follows_the_oldest_checkpoint(tmp_path):
+    """It begins with the first batch of an epoch."""
+    fit(tmp_path, max_epochs=5, keep=2)
+    oldest, _ = sorted(tmp_path.glob("step-*.ckpt"))
+    run = checkpoint_file.read(oldest)[checkpoint_file.ENTRIES_KEY]["journal"]
+    steps = [step.position for step in journal.read(tmp_path, run, 0, 1)[0]]
+    assert steps == [(epoch, batch) for epoch in (3, 4) for batch in range(6)]
+
+
 class Clock(pl.Callback):
     """A clock that moves a minute with each batch; to save one checkpoint takes some seconds."""
 
@@ -407,6 +417,26 @@ def test_a_stop_comes_at_the_next_moment_at_which_nothing_is_half_done(
     assert [*saved(tmp_path)][-1] == step and saved(tmp_path)[step] == kind
     assert model.training and len(seen) == validations
     assert equal(fit(tmp_path, model=Validated(), max_epochs=2), validated)
+
+
+class Swaps(pl.Callback):
+    """Validates with other weights, as an average would."""
+
+    def on_validation_start(self, trainer, pl_module):
+        pl_module.line.weight.data += 1
+
+    def on_validation_end(self, trainer, pl_module):
+        pl_module.line.weight.data -= 1
+
+
+def test_weights_that_are_others_in_a_validation_are_saved_as_before_it(tmp_path):
+    options = {"max_epochs": 2, "num_sanity_val_steps": 0}
+    expected = fit(tmp_path / "alone", Swaps(), model=Validated(), **options)
+    with interrupted():
+        stop = At("validation 1", press_ctrl_c)
+        fit(tmp_path / "run", Swaps(), stop, model=Validated(), **options)
+    assert saved(tmp_path / "run") == {6: "validation"}
+    assert equal(fit(tmp_path / "run", Swaps(), model=Validated(), **options), expected)
 
 
 @pytest.mark.parametrize(
@@ -727,10 +757,12 @@ def test_what_is_logged_by_hand_after_a_training_is_kept(tmp_path, stops):
 def test_an_evaluation_in_a_new_process_goes_on_in_the_log(tmp_path):
     logs = tmp_path / "logs"
     fit(tmp_path / "run", logger=CSVLogger(logs))
-    trainer(tmp_path / "run", logger=CSVLogger(logs)).test(Validated(), verbose=False)
+    used = trainer(tmp_path / "run", logger=CSVLogger(logs))
+    used.validate(Validated(), verbose=False)
+    used.test(Validated(), verbose=False)
     (path,) = logs.rglob("metrics.csv")
     rows = list(csv.DictReader(path.read_text().splitlines()))
-    assert [bool(row["error"]) for row in rows] == [False] * 6 + [True]
+    assert [bool(row["error"]) for row in rows] == [False] * 6 + [True] * 2
 
 
 class WritesConfig(SaveConfigCallback):

@@ -67,7 +67,6 @@ from sagemaker_lightning.resume import (
     checkpoint_dir,
     epoch_state,
     folder_lock,
-    journal,
 )
 from sagemaker_lightning.resume.user_state import user_objects
 from sagemaker_lightning.state import object_graph
@@ -2349,18 +2348,6 @@ def test_what_training_changes_in_a_sampler_counts_for_the_next_epoch(tmp_path: 
     assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
     assert (resumed.sampler.weights == alone.sampler.weights).all()
     assert resumed.seen == alone.seen == 33 and resumed.draws.random() == alone.draws.random()
-
-
-@pytest.mark.slow
-def test_the_journal_has_what_follows_the_oldest_checkpoint(tmp_path: Path):
-    """It begins with the first batch of an epoch."""
-    resume = ExactResume(tmp_path, seed=1, keep=2, every_n_minutes=0)
-    short_trainer(tmp_path, max_epochs=6, callbacks=[resume]).fit(Classifier())
-    oldest, newest = sorted(tmp_path.glob("step-*.ckpt"))
-    run = torch.load(oldest, weights_only=True)["sagemaker_lightning"]["journal"]
-    steps = journal.read(tmp_path, run, 0, 1)[0]
-    after_oldest = [step.position for step in steps if step.step > int(oldest.stem[5:])]
-    assert after_oldest == [(5, batch) for batch in range(11)]
 
 
 @pytest.mark.slow
