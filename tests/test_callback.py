@@ -337,7 +337,6 @@ def kill(folder: Path, model: type[Line] = Line) -> None:
     assert saved(folder) == {3: "batch"}
 
 
-@pytest.mark.parametrize("model", [Line, ByHand])
 @pytest.mark.parametrize(
     ("last", "options", "says"),
     [
@@ -350,11 +349,11 @@ def kill(folder: Path, model: type[Line] = Line) -> None:
         ("batch 6", {"other_settings": True}, ["4", "5", "6"]),
     ],
 )
-def test_steps_that_are_done_again_are_compared(tmp_path, capfd, model, last, options, says):
+def test_steps_that_are_done_again_are_compared(tmp_path, capfd, last, options, says):
     """As many as there are until the training ends; none if the run may be another one."""
-    kill(tmp_path, model)
+    kill(tmp_path)
     capfd.readouterr()
-    fit(tmp_path, At(f"end of {last}", end), Announces(), model=model(), **options)
+    fit(tmp_path, At(f"end of {last}", end), Announces(), **options)
     assert capfd.readouterr().out.splitlines()[1:] == [
         f"batch {line}" if line.isdigit() else f"resumed at step 3: {line}" for line in says
     ]
@@ -398,7 +397,6 @@ def validated(tmp_path_factory) -> Line:
     ("moment", "step", "kind", "validations"),
     [
         ("check 0", 1, "batch", 0),
-        ("batch 2", 2, "batch", 0),
         ("end of batch 6", 6, "validation", 0),
         ("validation 0", 6, "validation", 1),
         ("validation 2", 6, "validation", 3),
@@ -675,6 +673,7 @@ def test_the_command_lines_stop_is_told_what_is_going_on(tmp_path, monkeypatch):
     ("moment", "options"),
     [
         ("batch 4", {"max_epochs": 2}),
+        ("validation 0", {"max_epochs": 2}),
         ("end of epoch 0", {"max_epochs": 2}),
         ("never", {"max_steps": 4}),
         ("never", {}),
@@ -692,7 +691,7 @@ def test_the_last_checkpoint_alone_may_take_longer(tmp_path, monkeypatch, moment
     monkeypatch.setattr(checkpoint_dir.BackgroundWriter, "write", write)
     used = trainer(tmp_path, At(moment, press_ctrl_c), every_n_steps=3, **options)
     with nullcontext() if moment == "never" else interrupted():
-        used.fit(Line())
+        used.fit(Validated() if "validation" in moment else Line())
     assert seen == ["TRAINING", "SAVING"]
 
 
@@ -1088,6 +1087,14 @@ def test_ranks_stop_at_the_same_batch(tmp_path, heard, moment, says, when):
     assert saved(tmp_path) == when
 
 
+def test_ranks_stop_at_the_same_batch_of_a_validation(tmp_path, heard):
+    seen = []
+    with interrupted():
+        stop = At("validation 0", press_ctrl_c)
+        fit(tmp_path, stop, At("validation .", seen.append), model=Validated())
+    assert len(seen) == 2 and saved(tmp_path) == {6: "validation"}
+
+
 def test_the_command_line_reports_a_stop_itself(tmp_path, heard):
     told = []
     heard.append((15, 0, 0, 0))
@@ -1132,6 +1139,16 @@ def test_all_ranks_say_together_whether_steps_are_the_same(tmp_path, capfd, hear
     assert [
         line.split()[-1] if "batch " in line[:6] else line.split()[0] for line in lines
     ] == order
+
+
+def test_a_step_that_is_another_is_not_saved_if_that_ends_the_job(tmp_path, heard, monkeypatch):
+    """Although the others have not said yet how theirs was."""
+    monkeypatch.setenv("FACTOR", "1")
+    kill(tmp_path, Scaled)
+    monkeypatch.setenv("FACTOR", "2")
+    with pytest.raises(UserError, match="step 4 is not that of the interrupted run"):
+        fit(tmp_path, model=Scaled(), strict=True, every_n_steps=1)
+    assert [*saved(tmp_path)] == [3]
 
 
 @pytest.fixture
