@@ -38,7 +38,6 @@ from containers import ROOT
 from own_trainer import Classifier, Noisy
 from pytorch_lightning.callbacks import (
     EarlyStopping,
-    LearningRateFinder,
     ModelCheckpoint,
     StochasticWeightAveraging,
     TQDMProgressBar,
@@ -66,10 +65,8 @@ from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import (
     callback,
     checkpoint_dir,
-    checkpoint_file,
     epoch_state,
     folder_lock,
-    journal,
 )
 from sagemaker_lightning.resume.user_state import user_objects
 from sagemaker_lightning.state import object_graph
@@ -481,19 +478,6 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path,
         torch.equal(weight, expected.state_dict()[name])
         for name, weight in model.state_dict().items()
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ["model", "seed, model", "callback, model"])
-def test_a_model_that_nothing_seeds_is_named(tmp_path: Path, capfd, order: str):
-    torch.seed()  # as a process begins
-    if order == "seed, model":
-        pl.seed_everything(3)
-    trainer = short_trainer(tmp_path) if order == "callback, model" else None
-    model = Classifier()
-    (trainer or short_trainer(tmp_path)).fit(model)
-    warning = "the model was made before this callback, and nothing was seeded"
-    assert (warning in capfd.readouterr().out) == (order == "model")
 
 
 @pytest.mark.slow
@@ -937,39 +921,6 @@ def test_objects_that_the_model_has_may_be_in_its_checkpoints(tmp_path: Path):
     )
 
 
-class Clock(pl.Callback):
-    """A clock that moves 20 seconds when a batch begins.
-
-    At one step, training waits 1.205 seconds for its checkpoint. The checkpoint of another step is
-    on the disk when a certain batch begins; each other one is at once.
-    """
-
-    slow_step, blocked_step, written_at = 6, 13, 18
-
-    def __init__(self, monkeypatch) -> None:
-        self.now = 1000.0
-        self.may_write = threading.Event()
-        clock = types.SimpleNamespace(monotonic=lambda: self.now, time=time.time)
-        monkeypatch.setattr(callback, "time", clock)
-        monkeypatch.setattr(checkpoint_dir, "write", self.write)
-
-    def write(self, path: Path, checkpoint: dict, step: int, number: int) -> None:
-        if step == self.blocked_step:
-            self.may_write.wait(5)
-        checkpoint_file.write(path, checkpoint, step, number)
-
-    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
-        if trainer.global_step == self.slow_step:
-            self.now += 1.205
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.now += 20
-        if batch_idx == self.written_at:
-            self.may_write.set()
-        if not self.blocked_step <= batch_idx < self.written_at:
-            wait_for_checkpoints()
-
-
 def wait_for_checkpoints() -> None:
     for thread in threading.enumerate():
         if thread.name == "checkpoint":
@@ -980,175 +931,11 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("step-")) for path in folder.glob("step-*.ckpt"))
 
 
-@pytest.mark.slow
-def test_checkpoints_by_the_clock(tmp_path: Path, monkeypatch):
-    """Each minute; less often if they cost more than a hundredth of the time.
-
-    None is taken while another one is being written.
-    """
-    resume = ExactResume(tmp_path, seed=1, every_n_minutes=1, keep=50)
-    callbacks = [Clock(monkeypatch), resume]
-    trainer = short_trainer(tmp_path, callbacks=callbacks, limit_train_batches=20)
-    trainer.fit(Untested(), DataLoader(Noisy(), 2))
-    assert saved_steps(tmp_path) == [3, 6, 13, 19, 20]
-
-
 def test_a_step_of_several_batches_is_saved_once(tmp_path: Path):
     resume = ExactResume(tmp_path, seed=1, every_n_minutes=0, every_n_steps=2, keep=50)
     options = {"accumulate_grad_batches": 2, "limit_train_batches": 8}
     short_trainer(tmp_path, callbacks=[resume], **options).fit(Untested())
     assert saved_steps(tmp_path) == [2, 4]
-
-
-class Phases(pl.Callback):
-    """Notes the phase of the signals' handling at each checkpoint, by step."""
-
-    def __init__(self, resume: ExactResume, monkeypatch) -> None:
-        self.resume = resume
-        self.at_checkpoints = []
-        self.batch_seconds = []
-        self.write = checkpoint_dir.BackgroundWriter.write
-        monkeypatch.setattr(
-            checkpoint_dir.BackgroundWriter,
-            "write",
-            lambda writer, checkpoint, step, number: self.note(writer, checkpoint, step, number),
-        )
-
-    def note(self, writer, checkpoint, step: int, number: int) -> None:
-        self.at_checkpoints.append((step, self.resume.stop.phase.name.lower()))
-        self.write(writer, checkpoint, step, number)
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.batch_seconds.append(self.resume.stop.batch_seconds)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stop", "options", "steps"),
-    [
-        (5, {}, [2, 3, 4, 5]),
-        (3, {}, [2, 3]),
-        (0, {"max_steps": 5}, [2, 3, 4, 5]),
-        (0, {}, [2, 3, 4, 6]),
-    ],
-)
-def test_the_last_checkpoint_alone_may_take_longer(
-    tmp_path: Path, monkeypatch, stop, options, steps
-):
-    """A signal waits for it (contract/shutdown.py), and not for those before."""
-    resume = ExactResume(tmp_path, seed=1, every_n_minutes=0, every_n_steps=2)
-    phases = Phases(resume, monkeypatch)
-    options = {"max_epochs": 2, "limit_train_batches": 3} | options
-    trainer = short_trainer(tmp_path, callbacks=[phases, Stops(stop), resume], **options)
-    with pytest.raises(SystemExit) if stop else contextlib.nullcontext():
-        trainer.fit(Untested())
-    before = [(step, "training") for step in steps[:-1]]
-    assert phases.at_checkpoints == [*before, (steps[-1], "saving")]
-    # A batch may take as long as the one before.
-    assert phases.batch_seconds[:2] == [0.0, 0.0] and all(phases.batch_seconds[2:])
-
-
-@pytest.mark.slow
-def test_whoever_else_hears_the_signals_is_told_what_is_going_on(tmp_path: Path, monkeypatch):
-    """The command line does: before and after the training, a signal ends it at once."""
-
-    class Sees(pl.Callback):
-        def on_test_batch_start(self, *_):
-            seen.append(signal.getsignal(signal.SIGTERM) == stop._handle)
-
-    seen = []
-    with shutdown.Stop(Path("nowhere"), print) as stop:
-        resume = ExactResume(tmp_path, every_n_minutes=0, every_n_steps=2, stop=stop)
-        phases = Phases(resume, monkeypatch)
-        options = {"limit_train_batches": 3, "limit_test_batches": 1}
-        trainer = short_trainer(tmp_path, callbacks=[phases, Sees(), resume], **options)
-        assert stop.folder == tmp_path and stop.phase is shutdown.Phase.IDLE
-        trainer.fit(model := Untested())
-        assert phases.at_checkpoints == [(2, "training"), (3, "saving")]
-        assert stop.phase is shutdown.Phase.IDLE
-        trainer.test(model, verbose=False)
-    assert seen and all(seen)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("every", "full_from", "saved"),
-    [
-        (0, 99, "3: SIGINT; {}/step-000000003.ckpt is complete ["),
-        (
-            0,
-            0,
-            "0: SIGINT; there is no checkpoint, as that of step 3 could not be written (No space",
-        ),
-        (
-            1,
-            3,
-            "2: SIGINT; {}/step-000000002.ckpt is complete, as that of step 3 could not be "
-            "written (No space left on device) [",
-        ),
-    ],
-)
-def test_a_stop_says_what_is_saved(tmp_path: Path, monkeypatch, capfd, every, full_from, saved):
-    def write(path: Path, checkpoint: dict, step: int, number: int) -> None:
-        if step >= full_from:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        checkpoint_file.write(path, checkpoint, step, number)
-
-    monkeypatch.setattr(checkpoint_dir, "write", write)
-    resume = ExactResume(tmp_path, seed=1, every_n_minutes=0, every_n_steps=every)
-    with pytest.raises(SystemExit) as stopped:
-        short_trainer(tmp_path, callbacks=[Stops(3), resume]).fit(Untested())
-    assert stopped.value.code == 130
-    assert f"\ninterrupted, resume from step {saved.format(tmp_path)}" in capfd.readouterr().err
-
-
-class StopsInSecondValidation(pl.Callback):
-    """Presses Ctrl-C at a batch of the second validation; notes the batches of that one."""
-
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-        self.seen = []
-
-    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, *_):
-        if trainer.current_epoch == 1 and not trainer.sanity_checking:
-            self.seen.append(batch_idx)
-            if batch_idx == self.batch:
-                os.kill(os.getpid(), signal.SIGINT)
-
-
-class Unsized(IterableDataset):
-    """Yields samples, and nobody knows how many."""
-
-    def __iter__(self):
-        yield from map(Noisy().__getitem__, range(16))
-
-
-FOUR_BATCHES = torch.utils.data.Subset(Noisy(), range(16))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("batch", "step", "data", "kind", "seen"),
-    [
-        (3, 0, FOUR_BATCHES, "validation", [0, 1, 2, 3]),
-        (0, 0, Unsized(), "epoch", [0, 1, 2, 3]),
-        (-1, 2, FOUR_BATCHES, "validation", []),
-    ],
-)
-def test_a_stop_in_a_validation(tmp_path: Path, batch, step, data, kind, seen):
-    """It comes before its first batch, or after a batch that all ranks have.
-
-    Else it comes at the end of the epoch.
-    """
-    model = Classifier()
-    stops = StopsInSecondValidation(batch)
-    options = {"max_epochs": 3, "limit_train_batches": 1, "num_sanity_val_steps": 0}
-    trainer = short_trainer(tmp_path, stops, Stops(step), **options)
-    with pytest.raises(SystemExit):
-        trainer.fit(model, val_dataloaders=DataLoader(data, 4))
-    assert stops.seen == seen and model.training
-    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["sagemaker_lightning"]
-    assert (saved["step"], saved["kind"]) == (2, kind)
 
 
 @pytest.mark.slow
@@ -1371,6 +1158,10 @@ def test_what_it_has_itself_is_refused_beside_it(tmp_path: Path):
     [
         ({"keep": 0}, r"ExactResume\(keep=...\): found 0, allowed is 1 or more"),
         (
+            {"keep": 0, "settings": {"--resume.keep": 0}},
+            "--resume.keep: found 0, allowed is 1 or more",
+        ),
+        (
             {"every_n_minutes": float("nan")},
             r"ExactResume\(every_n_minutes=...\): found nan, allowed is 0 or more",
         ),
@@ -1417,7 +1208,8 @@ def test_a_seed_that_a_program_may_give_is_told_from_torchs_first_one(
 ):
     model = Untested()
     torch.manual_seed(seed)
-    assert (model in ExactResume(tmp_path, seed=1).drawn_before) is is_random
+    ExactResume(tmp_path, seed=1)
+    assert (model in callback._unseeded) is is_random
 
 
 def test_a_seed_decides_what_is_drawn_after_it_unless_the_command_line_has_set_it(tmp_path: Path):
@@ -1443,16 +1235,6 @@ def test_checkpoints_of_another_program_are_one_line(tmp_path: Path):
     torch.save({"state_dict": {}}, tmp_path / "step-000000007.ckpt")
     with pytest.raises(
         UserError, match=rf"^ExactResume\(dirpath={tmp_path}\): found checkpoints, but none"
-    ):
-        short_trainer(tmp_path).fit(Classifier())
-
-
-@pytest.mark.slow
-def test_another_model_with_the_same_folder_is_one_line(tmp_path: Path):
-    """It would get the weights of the first one."""
-    short_trainer(tmp_path).fit(Classifier())
-    with pytest.raises(
-        UserError, match="this program has already trained another model to its end"
     ):
         short_trainer(tmp_path).fit(Classifier())
 
@@ -1895,20 +1677,6 @@ def test_who_sets_another_learning_rate_is_named(tmp_path: Path, capfd):
         "the learning rate differs; likely because of StepLR, whose arguments or state are others, "
         "or what test_exact_resume.Warmup.on_train_batch_start sets, which is another value"
     ) in capfd.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_search_comes_again_in_another_training(tmp_path: Path):
-    """A resumed run does not search again; the same callback may be used once more."""
-    finder = LearningRateFinder(num_training_steps=3)
-    with pytest.raises(SystemExit):
-        short_trainer(tmp_path / "a", LearningRateFinder(num_training_steps=3), PressCtrlC(1)).fit(
-            Untested()
-        )
-    short_trainer(tmp_path / "a", finder, PressCtrlC(0)).fit(model := Untested())
-    assert getattr(finder, "optimal_lr", None) is None  # 2.5 has none yet
-    short_trainer(tmp_path / "b", finder).fit(model)
-    assert finder.optimal_lr is not None
 
 
 @pytest.mark.parametrize("content", [b"hello", b"", b"PK\x03\x04", None, [1], {"a": 1}])
@@ -2580,18 +2348,6 @@ def test_what_training_changes_in_a_sampler_counts_for_the_next_epoch(tmp_path: 
     assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
     assert (resumed.sampler.weights == alone.sampler.weights).all()
     assert resumed.seen == alone.seen == 33 and resumed.draws.random() == alone.draws.random()
-
-
-@pytest.mark.slow
-def test_the_journal_has_what_follows_the_oldest_checkpoint(tmp_path: Path):
-    """It begins with the first batch of an epoch."""
-    resume = ExactResume(tmp_path, seed=1, keep=2, every_n_minutes=0)
-    short_trainer(tmp_path, max_epochs=6, callbacks=[resume]).fit(Classifier())
-    oldest, newest = sorted(tmp_path.glob("step-*.ckpt"))
-    run = torch.load(oldest, weights_only=True)["sagemaker_lightning"]["journal"]
-    steps = journal.read(tmp_path, run, 0, 1)[0]
-    after_oldest = [step.position for step in steps if step.step > int(oldest.stem[5:])]
-    assert after_oldest == [(5, batch) for batch in range(11)]
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.reporting import report_stop
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop, TrainingStop, loses_sigterm
 from sagemaker_lightning.data.epoch_loaders import digest_of
-from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
+from sagemaker_lightning.data.seeded_indices import number_of, seed_all, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import (
@@ -75,6 +75,10 @@ LOCK_SECONDS = 10.0
 
 _finished: dict[Path, "weakref.ref[LightningModule]"] = {}
 """The models that this process has trained to their end, by the folder of their checkpoints."""
+_unseeded: "weakref.WeakSet[LightningModule]" = weakref.WeakSet()
+"""The models of this process that were made by draws that no seed decides."""
+_our_seeds: set[int] = set()
+"""What torch has as its seed once a callback with a seed is made, or has trained to the end."""
 
 
 class ExactResume(EarlyCallback):
@@ -216,27 +220,23 @@ class ExactResume(EarlyCallback):
         self.changed = ExitStack()
         """Gives back what a run of the trainer has changed in this process."""
         self.exact = exact
-        self.enabled = saves and exact
         self._forget_run()
-        self.drawn_before: weakref.WeakSet[LightningModule] = weakref.WeakSet()
-        """Models that were made before, by draws that no seed decides."""
-        if seed is not None and self.owns_stop:  # the command line has seeded before
-            if torch.initial_seed() > MAX_SEED:
-                self.drawn_before.update(
+        self.seeds = seed is not None and self.owns_stop  # the command line has seeded before
+        if self.seeds:
+            if torch.initial_seed() > MAX_SEED and torch.initial_seed() not in _our_seeds:
+                _unseeded.update(
                     each for each in gc.get_objects() if issubclass(type(each), LightningModule)
                 )
-            seed_all("made", seed)
+            _our_seeds.update((seed_all("made", seed), number_of("after", seed)))
 
     def _forget_run(self) -> None:
         """Set what belongs to one run to the values that it begins with."""
         self.folder = self.folder.unread()
         self.writer = BackgroundWriter(self.folder)
         self.has_looked_for_checkpoint = False  # whether the newest checkpoint was looked for
-        self.state_before_validation: dict[str, Any] | None = None  # None outside a validation
-        self.common_validation_batches: int | None = None  # validation batches that every rank has
+        self.state_before_validation: dict[str, Any] = {}  # empty outside a validation
         self.save_seconds = 0.0  # seconds that training waited for the last checkpoint
         self.why_only_epochs = ""  # why a run cannot be resumed within an epoch; "" if it can
-        self.saved_step = 0  # optimizer step of the last checkpoint
         self.checkpoint_due = False  # whether a checkpoint waits for the end of an optimizer step
         self.has_compared_batches = False  # whether the first batches of the ranks were compared
         self.epoch_was_cut = False  # whether a limit ended the epoch before its last batch
@@ -425,7 +425,8 @@ class ExactResume(EarlyCallback):
         self._refuse_another_model()
         objects = self.snapshot.user_state.objects_of_module()
         if not self.restart.load(self.environment.current_host, self.settings_of_run, objects):
-            if self.trainer.lightning_module in self.drawn_before and self.trainer.is_global_zero:
+            is_unseeded = self.seeds and self.trainer.lightning_module in _unseeded
+            if is_unseeded and self.trainer.is_global_zero:
                 print(
                     f"warning: {self._name('seed')}: the model was made before this callback, and "
                     "nothing was seeded: what it has drawn, such as its first weights, is another "
@@ -705,14 +706,14 @@ class ExactResume(EarlyCallback):
             self._interrupt_validation()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Learn how many validation batches every rank has.
+        """Learn how many batches of this validation every rank has.
 
         Ranks agree on a stop only up to that batch: beyond it, they would wait for each other.
         """
         self.validated_batches = 0
-        if trainer.state.fn != TrainerFn.FITTING or not self.exact:
-            return
-        if self.common_validation_batches is None and not trainer.sanity_checking:
+        self.common_validation_batches = 0
+        is_fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        if is_fitting and self.exact:
             batches = sum(trainer.num_val_batches)
             self.common_validation_batches = min(
                 self.agreement.gather(0 if batches == float("inf") else batches)
@@ -721,17 +722,13 @@ class ExactResume(EarlyCallback):
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Stop if a stop was requested; a resumed run repeats the whole validation."""
         self.validated_batches += 1
-        if (
-            self.state_before_validation is not None
-            and self.validated_batches <= (self.common_validation_batches or 0)
-            and self._agree()
-        ):
+        if self.validated_batches <= self.common_validation_batches and self._agree():
             end_evaluation_mode(trainer)  # the state that the next training batch would have
             self._interrupt_validation()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget the state before the validation."""
-        self.state_before_validation = None
+        self.state_before_validation = {}
 
     def _interrupt_validation(self) -> None:
         if not self.why_only_epochs:
