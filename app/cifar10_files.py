@@ -48,7 +48,7 @@ class _Array:
 
     shape: object = None
     dtype: object = None
-    is_fortran: object = False
+    is_fortran: object = None
     content: object = None
 
     def __init__(self, *_) -> None:

@@ -79,7 +79,7 @@ class ResidentLoader(PartitionedLoader):
         *,
         batch_size: int,
         normalize: Normalize,
-        seed: int | str = 0,
+        seed: int | str,
         shuffle: bool = False,
         augment: bool = False,
         flip: bool = False,
@@ -361,9 +361,10 @@ class ResidentDataModule(LightningDataModule, ABC):
         node, nodes = self._node_and_nodes if self.sharded else (0, 1)
         is_share = isinstance(self.val_split, float)
         count_here = self.val_split // nodes + (node < self.val_split % nodes)
-        # `math.floor` below takes neither nan nor infinity.
-        fraction_kept = self.val_split if is_share and 0 < self.val_split < 1 else 0
-        held_out = math.floor(fraction_kept * size) if is_share else count_here
+        if not is_share:
+            held_out = count_here
+        else:  # nan and infinity have no floor
+            held_out = math.floor(self.val_split * size) if math.isfinite(self.val_split) else 0
         if not 0 < held_out < size:
             shown_value = (
                 f"{self.val_split}"

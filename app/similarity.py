@@ -144,11 +144,7 @@ class Compared:
             )
             scores = (compared @ others.T).float()
             if not (self.settings.itself or self.settings.dense):
-                first = max(rows.start, columns.start)
-                last = min(rows.stop, columns.stop)
-                if first < last:
-                    own = torch.arange(first, last, device=self.device)
-                    scores[own - rows.start, own - columns.start] = -torch.inf
+                scores.diagonal(rows.start - columns.start).fill_(-torch.inf)
             yield columns.start, scores
 
     def _unit_vectors(self, rows: range) -> torch.Tensor:

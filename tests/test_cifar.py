@@ -14,6 +14,7 @@ import random
 import shutil
 import tarfile
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -69,6 +70,20 @@ def test_batches_of_other_lengths_come_in_their_order_too(folder, changed_file):
             read_images.reshape(-1, 3072) == np.concatenate([part["data"] for part in sent])
         ).all()
     assert len(labels) == len(images) == 170
+
+
+def test_memory_is_needed_for_one_set_of_images_and_not_for_two(folder):
+    for number, name in enumerate(cifar10_files.TRAIN_FILES):
+        content = pickle.dumps(batch(40, number), protocol=5)
+        (folder / cifar10_files.FOLDER / name).write_bytes(content)
+    tracemalloc.start()
+    try:
+        images, _ = read(folder)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Besides them, there is one file's content, and what its pickle has.
+    assert images.nbytes < most < 1.7 * images.nbytes
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -309,7 +324,6 @@ def test_a_file_may_be_as_large_as_the_limit(folder, monkeypatch):
             read(channel, train=False)
 
 
-@pytest.mark.slow
 def test_a_download_is_checked_and_whole_or_absent(tmp_path, monkeypatch):
     """The dataset's host cannot be reached from here: a server on loopback stands in for it."""
     source = tmp_path / "source"
@@ -317,7 +331,7 @@ def test_a_download_is_checked_and_whole_or_absent(tmp_path, monkeypatch):
     pack(source)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=source)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         monkeypatch.setattr(
             CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{cifar10_files.ARCHIVE}"
         )

@@ -10,6 +10,7 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +20,15 @@ import torch
 import yaml
 from jsonargparse import Namespace
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.callbacks import EarlyStopping, TQDMProgressBar
 from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.strategies import SingleDeviceStrategy
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from sagemaker_lightning.cli import (
     default_data,
     flags,
+    lightning_cli,
     mistakes,
     settings_check,
     smddp,
@@ -31,10 +36,12 @@ from sagemaker_lightning.cli import (
 )
 from sagemaker_lightning.cli.application import Application
 from sagemaker_lightning.cli.lightning_cli import CommandLine
+from sagemaker_lightning.compat import jsonargparse_types, overhead
 from sagemaker_lightning.contract import hyperparameters
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import divided
+from sagemaker_lightning.process import allocator
 from sagemaker_lightning.state.object_graph import is_library_class
 
 from app import train
@@ -68,7 +75,45 @@ def cli(*flags: str, **environment) -> CommandLine:
     return CommandLine(SageMakerEnvironment(**environment), list(flags), train.APPLICATION)
 
 
-@pytest.mark.slow
+class Parsed(CommandLine):
+    """Reads and checks flags, and makes no objects of them."""
+
+    def instantiate_classes(self) -> None:
+        """Make nothing."""
+
+
+def parsed(*flags: str, **environment) -> Parsed:
+    """Return what the flags say, without the objects."""
+    return Parsed(SageMakerEnvironment(**environment), list(flags), train.APPLICATION)
+
+
+class Reader(CommandLine):
+    """Reads one command line after another; to make its parser takes as long as to read them."""
+
+    def setup_parser(self, *args) -> None:
+        """Keep the parser that it has."""
+        if not hasattr(self, "parser"):
+            super().setup_parser(*args)
+            self.callback_keys = list(self.parser.callback_keys)
+        self.parser.callback_keys = list(self.callback_keys)
+
+
+READER = Reader.__new__(Reader)
+READER_WITHOUT_DEFAULTS = Reader.__new__(Reader)
+
+
+def refused(*flags: str, has_defaults: bool = True) -> str:
+    """Return the line with which the flags are refused."""
+    reader, application = (
+        (READER, train.APPLICATION) if has_defaults else (READER_WITHOUT_DEFAULTS, Application())
+    )
+    with pytest.raises(UserError) as error:
+        reader.__init__(SageMakerEnvironment(), list(flags), application)
+    # This application raises it: sagemaker_lightning/contract/failures.py shows only the line.
+    assert error.value.__traceback__
+    return str(error.value)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -81,12 +126,46 @@ def cli(*flags: str, **environment) -> CommandLine:
             ["--model=foreign.Model", "--config=fast"],
             "--config: found 'fast', which is no file in .*; allowed is a file$",
         ),
-        (["--lr=1"], "^--lr: is no flag here; .*; also --model: is needed, and not given$"),
+        (
+            ["--trainer.max_epochs=3", "--lr=1"],
+            "^--lr: is no flag here; .*; also --model: is needed, and not given$",
+        ),
     ],
 )
 def test_a_program_without_defaults_says_what_it_needs(flags, says):
-    with pytest.raises(UserError, match=says):
-        CommandLine(SageMakerEnvironment(), flags)
+    line = refused(*flags, has_defaults=False)
+    assert re.search(says, line), line
+
+
+def test_the_settings_of_the_program_are_read_and_what_nobody_set_is_known_too():
+    command_line = parsed()
+    assert command_line.config.logger.flush_secs == TRAINER_YAML["logger"]["flush_secs"]
+    assert command_line.given["--logger.flush_secs"] == TRAINER_YAML["logger"]["flush_secs"]
+    assert command_line.given["--trainer.max_time"] is None
+
+
+def test_the_process_is_prepared_before_the_flags_are_read(monkeypatch):
+    prepared = []
+    for module, name in (
+        (lightning_cli, "_silence_warnings"),
+        (overhead, "trim_lightning"),
+        (jsonargparse_types, "keep_whole_numbers"),
+        (allocator, "keep_freed_memory"),
+    ):
+        monkeypatch.setattr(module, name, lambda name=name: prepared.append(name))
+    refused("--zzz=1")
+    assert prepared == [
+        "_silence_warnings",
+        "trim_lightning",
+        "keep_whole_numbers",
+        "keep_freed_memory",
+    ]
+
+
+def test_the_flags_are_the_programs_if_nobody_gives_others(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--aaa=1", "--bbb=1"])
+    with pytest.raises(UserError, match="^--aaa, --bbb: are no flags here"):
+        READER.__init__(SageMakerEnvironment(), None, train.APPLICATION)
 
 
 @pytest.mark.slow
@@ -272,6 +351,29 @@ def test_the_data_without_a_class(application, has_channels, args, name):
     )
 
 
+def test_the_data_of_a_model():
+    """A model with loaders of its own trains on them, and takes no settings of other data."""
+    own, foreign = "--model=diverging.Diverging", "--model=foreign.Model"
+    assert default_data.default_data([own], True, {}, TWO) is None
+    digits = {"class_path": "app.data.DigitsDataModule"}
+    assert default_data.default_data([foreign], False, {}, TWO) == digits
+    assert default_data.default_data([own, "--data=DigitsDataModule"], True, {}, TWO) == (
+        digits | {"init_args": {}}
+    )
+    with pytest.raises(UserError, match="^--data.batch_size: the model has a train_dataloader of"):
+        default_data.default_data([own, "--data.batch_size=3", "--data.seed=1"], True, {}, TWO)
+
+
+def test_a_class_is_told_that_its_host_has_a_part_of_the_data():
+    settings = parsed(
+        hosts=("a", "b"),
+        current_host="a",
+        channels={"training": Path("/channel")},
+        sharded_channels=("training",),
+    ).config.data.init_args
+    assert settings.sharded and settings.data_dir == "/channel"
+
+
 OWN = (
     "seed_everything: 3\ntrainer: {max_epochs: 5}\nmodel: null\n"
     "data: {class_path: x.Y, init_args: {shares: [1, 2]}}\n"
@@ -417,6 +519,11 @@ def test_long_texts_and_lists_are_cut():
     assert suggestions.listed(["x" * 9], 8) == "xxxxx..."
 
 
+def test_one_name_is_suggested():
+    assert suggestions.closest("max_epoch", ["min_epochs", "max_epochs"]) == ["max_epochs"]
+    assert suggestions.closest("x", ["min_epochs", "max_epochs"]) == []
+
+
 def test_why_an_import_path_is_no_class(tmp_path, monkeypatch):
     (tmp_path / "mine_broken.py").write_text("x = (\n")
     (tmp_path / "mine_deep.py").write_text("import json\n\njson.loads('{')\n")
@@ -488,7 +595,7 @@ def test_one_batch_is_not_all_batches(sent, number, tmp_path):
 def test_whole_numbers_of_other_peoples_classes(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     flags = ["--model.share=1", "--model.shares=[1, 1.0, 2]", "--model.name=1", "--model.rate=1"]
-    config = cli("--data=foreign.Data", "--model=foreign.Shares", *flags).config.model.init_args
+    config = parsed("--data=foreign.Data", "--model=foreign.Shares", *flags).config.model.init_args
     assert (
         repr([config.share, config.shares, config.name, config.rate])
         == "[1, [1, 1.0, 2], '1', 1.0]"
@@ -584,12 +691,151 @@ def test_the_number_of_nodes_is_the_jobs(capsys):
     )
 
 
+@pytest.mark.parametrize("how", ["--trainer.devices=-1", "--config=mine.yaml"])
+def test_all_devices(how, tmp_path):
+    """On a CPU, where Lightning refuses -1, too."""
+    (tmp_path / "mine.yaml").write_text("trainer: {devices: -1}")
+    assert parsed(how, "--trainer.accelerator=cpu").config.trainer.devices == "auto"
+
+
+def test_a_strategy_that_copies_this_process_starts_the_program_for_each_rank():
+    flags = ["--trainer.strategy=DDPStrategy", "--trainer.strategy.start_method=fork"]
+    assert parsed(*flags).config.trainer.strategy.init_args.start_method == "popen"
+
+
+def test_in_a_drill_the_folders_of_flags_are_the_drills(tmp_path):
+    config = parsed(
+        "--checkpoint.dirpath=/mine",
+        "--logger.save_dir=/mine",
+        "--trainer.default_root_dir=/mine",
+        drill={"folder": "x"},
+        checkpoint_dir=tmp_path,
+    ).config
+    assert config.checkpoint.dirpath == str(tmp_path)
+    assert config.logger.save_dir == f"{tmp_path}/tensorboard/localhost"
+    assert config.trainer.default_root_dir is None
+
+
+class Terminal(StringIO):
+    """An output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def with_trainer(monkeypatch, environment=None, seed=True, **settings) -> SimpleNamespace:
+    """Return a command line that has made its trainer, which is none."""
+    command_line = CommandLine.__new__(CommandLine)
+    command_line.environment = environment or SageMakerEnvironment()
+    command_line.stop, command_line.given, command_line.trainer_defaults = None, {"--a": 1}, {}
+    command_line.config = Namespace(seed_everything=seed, lr_scaling="sqrt", trainer=Namespace())
+    trainer = {"callbacks": None, "enable_checkpointing": None, "strategy": "auto", "logger": None}
+    command_line.config_init = Namespace(
+        trainer=Namespace(**trainer | settings, enable_progress_bar=None),
+        logger="the logger",
+        resume=Namespace(dirpath="/c"),
+    )
+    command_line.parser = SimpleNamespace(callback_keys=["checkpoint", "progress"])
+    command_line.evaluating = []
+    monkeypatch.setattr(
+        lightning_cli.LightningCLI, "instantiate_trainer", lambda self, **settings: settings
+    )
+    monkeypatch.setattr(
+        lightning_cli,
+        "evaluate_everything_on_each_rank",
+        lambda trainer: command_line.evaluating.append(trainer),
+    )
+    monkeypatch.setattr(
+        lightning_cli, "ExactResume", lambda **settings: SimpleNamespace(**settings)
+    )
+    command_line.trainer = command_line.instantiate_trainer(max_epochs=3)
+    return command_line
+
+
+def test_the_trainer_resumes_exactly_and_evaluates_on_each_rank(monkeypatch):
+    command_line = with_trainer(monkeypatch)
+    assert command_line.trainer == {"max_epochs": 3}
+    assert command_line.evaluating == [command_line.trainer]
+    assert command_line.trainer_defaults["callbacks"] == [command_line.resume]
+    assert vars(command_line.resume) == {
+        "dirpath": "/c",
+        "seed": None,
+        "lr_scaling": "sqrt",
+        "settings": {"--a": 1},
+        "saves": True,
+        "environment": command_line.environment,
+        "stop": None,
+    }
+    for seed, number in ((0, 0), (7, 7), (False, None), (None, None)):
+        assert with_trainer(monkeypatch, seed=seed).resume.seed == number
+
+
+@pytest.mark.parametrize(
+    ("output", "host", "callbacks", "has_bar", "has_lines"),
+    [
+        (StringIO(), "localhost", None, False, True),
+        (StringIO(), "localhost", [EarlyStopping("x"), TQDMProgressBar()], True, True),
+        (StringIO(), "localhost", TQDMProgressBar(), True, True),
+        (Terminal(), "localhost", None, None, False),
+        (Terminal(), "algo-1", None, False, True),
+    ],
+)
+def test_a_terminal_has_a_progress_bar_and_a_log_has_lines(
+    monkeypatch, output, host, callbacks, has_bar, has_lines
+):
+    """In a job, the terminal of SDK 2's local mode shows complete lines only."""
+    environment = SageMakerEnvironment(hosts=(host,), current_host=host)
+    monkeypatch.setattr(sys, "stdout", output)
+    command_line = with_trainer(monkeypatch, environment, callbacks=callbacks)
+    # None leaves it to Lightning, which has one.
+    assert command_line.config_init.trainer.enable_progress_bar is has_bar
+    assert ("progress" in command_line.parser.callback_keys) == has_lines
+
+
+@pytest.mark.parametrize(("enabled", "saves"), [(None, True), (True, True), (False, False)])
+def test_without_checkpoints_nothing_is_saved(monkeypatch, enabled, saves):
+    command_line = with_trainer(monkeypatch, enable_checkpointing=enabled)
+    assert command_line.resume.saves == saves
+    assert ("checkpoint" in command_line.parser.callback_keys) == saves
+
+
+@pytest.mark.parametrize(
+    ("given", "logger"),
+    [(None, "the logger"), (True, "the logger"), (False, False), (["another"], ["another"])],
+)
+def test_the_logger_is_ours_unless_a_flag_says_another(monkeypatch, given, logger):
+    assert with_trainer(monkeypatch, logger=given).config_init.trainer.logger == logger
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ddp_spawn", "ddp"),
+        ("ddp_fork_find_unused_parameters_true", "ddp_find_unused_parameters_true"),
+        ("ddp_notebook", "ddp"),
+        ("smddp", "the strategy of AWS"),
+        ("fsdp", "fsdp"),
+        (SingleDeviceStrategy(), None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_strategy_of_the_trainer(monkeypatch, capsys, name, expected, rank):
+    monkeypatch.setattr(rank_zero_only, "rank", rank)
+    monkeypatch.setattr(smddp, "strategy", lambda: "the strategy of AWS")
+    command_line = with_trainer(monkeypatch, strategy=name)
+    assert command_line.config_init.trainer.strategy == (expected or name)
+    is_other = str(name).startswith("ddp_") and rank == 0
+    line = f"--trainer.strategy={name}: runs as {expected}, which computes the same\n"
+    assert capsys.readouterr().out == (line if is_other else "")
+
+
 def test_torchruns_processes_are_the_devices():
     """A person starts them, on a CPU.
 
     Lightning's own default is one process there, which trains by itself.
     """
-    config = cli("--trainer.accelerator=cpu", torchrun=(2, 6)).config
+    config = parsed("--trainer.accelerator=cpu", torchrun=(2, 6)).config
     assert (config.trainer.devices, config.trainer.num_nodes) == (2, 3)
 
 
@@ -629,7 +875,20 @@ MISTAKES = [
     ),
     (["--model=ResNet19"], "--model: found 'ResNet19'.*did you mean ResNet18"),
     (["--optimizer=Adamm"], "--optimizer: found 'Adamm'.*did you mean Adam"),
-    (["--optimizer.lr=1"], "--optimizer.lr: .*--optimizer=NAME"),
+    (
+        ["--optimizer.lr=1"],
+        "^--optimizer.lr: belongs to a class that is not given; give --optimizer=NAME as well$",
+    ),
+    (
+        ["--trainer.logger.save_dir=x"],  # the class of all loggers is abstract
+        "^--trainer.logger.save_dir: belongs to a class that is not given; give --trainer.logger=",
+    ),
+    (["--optimizer.class_path=Adamm"], "--optimizer: found 'Adamm'.*did you mean Adam?"),
+    (
+        ["--lr_scheduler=StepLR", "--lr_scheduler.step_size=x"],
+        "^--lr_scheduler.step_size: found 'x', allowed is int$",
+    ),
+    (["--model=null"], "^--model: is needed, and not given$"),
     (["--optimizer=Adam", "--optimizer.lr=abc"], "--optimizer.lr: found 'abc', allowed is float"),
     (
         ["--optimizer=Adam", "--optimizer.learning_rate=1"],
@@ -739,6 +998,16 @@ MISTAKES = [
     (["--logger.flush_secs=0"], "--logger.flush_secs: found 0, allowed is 1 or more"),
     (["--data.batch_size=null"], "--data.batch_size: found null, which it cannot be"),
     (
+        ["--data.batch_size=null", "--seed_everything=-1"],
+        "^--seed_everything: found -1, .*; also --data.batch_size: found null, which it cannot be",
+    ),
+    (["--data.batch_size.x=1"], "^--data.batch_size: found '1', allowed is int$"),
+    (
+        ["--data={class_path: DigitsDataModule, batch_size: 3}"],
+        "^--data: found class_path beside settings; put these into init_args$",
+    ),
+    (["--logger={name: {x: 1}}"], r"""^--logger.name: found "{'x': 1}", allowed is str$"""),
+    (
         ["--optimizer=Adam", "--optimizer.betas=[1,2,3]"],
         "--optimizer.betas: found .*, allowed is tuple with 2 elements",
     ),
@@ -752,7 +1021,8 @@ MISTAKES = [
     ),
     (
         ["--zzz=1"],
-        "--zzz: is no flag here; flags are --config, .*; in groups: --trainer, --model, --data",
+        "^--zzz: is no flag here; flags are --config, .*; in groups: --trainer, --model, --data, "
+        "--logger, --checkpoint, --resume, --progress, --system, --divergence$",
     ),
     (
         ["--dirpath=x"],
@@ -798,15 +1068,46 @@ MISTAKES = [
     ("flags", "says"), MISTAKES, ids=[" ".join(flags) for flags, _ in MISTAKES]
 )
 def test_a_mistake_is_one_line_that_names_the_flag(flags, says):
-    with pytest.raises(UserError, match=says) as error:
-        cli(*flags)
-    assert (
-        "\n" not in str(error.value)
-        and len(str(error.value)) < 600
-        and "--help" not in str(error.value)
-    )
-    # This application raises it: sagemaker_lightning/contract/failures.py shows only the line.
-    assert error.value.__traceback__
+    line = refused(*flags)
+    assert re.search(says, line), line
+    assert "\n" not in line and len(line) < 600 and "--help" not in line
+
+
+IN_A_FILE = [
+    ("--trainer", "zzz: 1", "--trainer.zzz: is no flag here; --trainer has accelerator, "),
+    ("--trainer", "max_epochs: x", "--trainer.max_epochs: found 'x', allowed is int or null"),
+    (
+        "--data",
+        "{class_path: DigitsDataModule, init_args: {batch_size: x}}",
+        "--data.batch_size: found 'x', allowed is int",
+    ),
+    (
+        "--data",
+        "{class_path: app.data.DigitsDataModule, init_args: {batch_size: x}}",
+        "--data.batch_size: found 'x', allowed is int",
+    ),
+    (
+        "--trainer.callbacks",
+        "[{class_path: json.JSONDecoder}, {class_path: LearningRateMonitor}]",
+        "--trainer.callbacks: found 'json.JSONDecoder', allowed are ",
+    ),
+    (
+        "--trainer.callbacks",
+        "[{class_path: EarlyStopping, init_args: {monitor: x, patience: y}}]",
+        "--trainer.callbacks.patience: found 'y', allowed is int",
+    ),
+    ("--config", "config: others.yaml", "--zzz: is no flag here; flags are --config, "),
+]
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "line"), IN_A_FILE, ids=[f"{flag} {text}" for flag, text, _ in IN_A_FILE]
+)
+def test_a_mistake_in_a_file_for_a_flag_is_named(tmp_path, flag, text, line):
+    (tmp_path / "mine.yaml").write_text(text)
+    (tmp_path / "others.yaml").write_text("zzz: 1")
+    value = text if flag == "--trainer.callbacks" else "mine.yaml"
+    assert refused(f"{flag}={value}").startswith(line)
 
 
 # What a class may be, by the flag that chooses it.
@@ -823,9 +1124,7 @@ WRONG_CLASSES = {
 @pytest.mark.parametrize(("flag", "names"), WRONG_CLASSES.items(), ids=WRONG_CLASSES)
 @pytest.mark.usefixtures("only_installed_classes")
 def test_a_wrong_class_lists_those_that_are_allowed(flag, names):
-    with pytest.raises(UserError) as error:
-        cli(f"{flag}=Nonesuch")
-    message = str(error.value)
+    message = refused(f"{flag}=Nonesuch")
     assert (
         message.startswith(f"{flag}: found 'Nonesuch', allowed are ")
         and "the import path of a subclass of" in message
@@ -855,26 +1154,23 @@ def test_a_module_that_cannot_be_imported_says_where_it_fails(tmp_path, monkeypa
 
 def test_the_settings_are_not_printed_where_a_flag_is_wrong(capsys):
     """By the parsing that looks for what else is wrong."""
-    with pytest.raises(UserError, match="^--trainer.max_epoch: is no flag here"):
-        cli("--trainer.max_epoch=2", "--print_config")
+    line = refused("--trainer.max_epoch=2", "--print_config")
+    assert line.startswith("--trainer.max_epoch: is no flag here")
     assert "seed_everything" not in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("only_installed_classes")
 def test_all_wrong_flags_are_named_at_once(tmp_path):
-    with pytest.raises(UserError) as error:
-        cli(
-            "--trainer.gpus=2",
-            "--max_epochs=a",
-            "--data=Nope",
-            "--data.size=3",
-            "--trainer.max_steps=b",
-            "stray",
-        )
+    line = refused(
+        "--trainer.gpus=2",
+        "--max_epochs=a",
+        "--data=Nope",
+        "--data.size=3",
+        "--trainer.max_steps=b",
+        "stray",
+    )
     message = re.sub(
-        "allowed are .*? or the import path",
-        "allowed are CLASSES or the import path",
-        str(error.value),
+        "allowed are .*? or the import path", "allowed are CLASSES or the import path", line
     )
     assert message == (  # the classes are all that this process has imported
         "--max_epochs: is no flag here; did you mean --trainer.max_epochs?; "
@@ -892,7 +1188,7 @@ def test_all_wrong_flags_are_named_at_once(tmp_path):
     ("value", "samples"), [("1e400", "inf"), (".nan", "nan"), ("1.5", "1.5"), ("-0.1", "-0.1")]
 )
 def test_a_fraction_for_validation_that_is_none(value, samples):
-    datamodule = cli(f"--data.val_split={value}").datamodule
+    datamodule = DigitsDataModule(**parsed(f"--data.val_split={value}").config.data.init_args)
     with pytest.raises(
         UserError,
         match=f"^--data.val_split: found {samples}, allowed are 1 to 99 of the 100 images",
@@ -905,14 +1201,19 @@ def test_those_in_a_file_of_flags_too(tmp_path):
         "trainer: {gpus: 2, max_steps: 3}\n"
         "data: {class_path: DigitsDataModule, init_args: {batch_size: x}}\n"
     )
-    with pytest.raises(UserError) as error:
-        cli("--config=mine.yaml", "--trainer.max_epochs=a")
-    assert str(error.value) == (
+    assert refused("--config=mine.yaml", "--trainer.max_epochs=a") == (
         "--trainer.gpus: is no flag here; use --trainer.accelerator=gpu and --trainer.devices=N "
         "(-1: all) (in mine.yaml); also --data.batch_size: found 'x', "
         "allowed is int (in mine.yaml); also --trainer.max_epochs: found 'a', "
         "allowed is int or null"
     )
+
+
+def test_a_setting_of_a_wrong_class_is_not_named_beside_it(tmp_path):
+    (tmp_path / "mine.yaml").write_text("data: {init_args: {zzz: 3}}")
+    line = refused("--data=Nonesuch", "--config=mine.yaml", "--data.zzz=4")
+    assert line.startswith("--data: found 'Nonesuch', ") and line.count("Nonesuch") == 1
+    assert "also" not in line and "zzz" not in line
 
 
 BROKEN_FILES = {
@@ -927,24 +1228,28 @@ BROKEN_FILES = {
 @pytest.mark.parametrize(("text", "reason"), BROKEN_FILES.items(), ids=BROKEN_FILES)
 def test_a_broken_file_of_flags_is_named(tmp_path, text, reason):
     (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(
-        UserError,
-        match=rf"^--config: 'mine.yaml' {reason}.* allowed is YAML.*; also --trainer.zzz: ",
-    ):
-        cli("--config=mine.yaml", "--trainer.zzz=3")
+    assert re.match(
+        rf"--config: 'mine.yaml' {reason}.* allowed is YAML.*; also --trainer.zzz: ",
+        refused("--config=mine.yaml", "--trainer.zzz=3"),
+    )
 
 
 def test_a_file_of_flags_that_is_not_there_says_where_it_was_looked_for(tmp_path):
-    with pytest.raises(
-        UserError, match=f"^--config: found 'mine.yaml', which is no file in {tmp_path}; allowed is"
-    ):
-        cli("--config=mine.yaml")
-    with pytest.raises(UserError, match="^--config: found 'mine.yaml', which is no file in"):
-        cli("--config", "mine.yaml")
-    with pytest.raises(UserError, match="--config: expected one argument$"):
-        cli("--config")
-    with pytest.raises(UserError, match="^--config: found 'xxx.*, which is no file in"):
-        cli(f"--config={'x' * 5000}")
+    line = f"--config: found 'mine.yaml', which is no file in {tmp_path}; allowed is a file, or one"
+    assert refused("--config=mine.yaml").startswith(line)
+    assert refused("--config", "mine.yaml").startswith(line)
+    assert refused("--config").endswith("--config: expected one argument")
+
+
+@pytest.mark.parametrize(("old", "new"), [("cifar10-94", "fast"), ("cifar10-96", "accurate")])
+def test_a_recipe_that_has_another_name_now(old, new):
+    assert refused(f"--config={old}") == (
+        f"--config: found '{old}', which is called {new} now; allowed is a file, or one of "
+        "accurate, cpu, fast, original"
+    )
+    assert re.match(
+        "--config: found 'xxx.*, which is no file in", refused(f"--config={'x' * 5000}")
+    )
 
 
 @pytest.mark.slow
@@ -955,13 +1260,25 @@ def test_any_number_of_mistakes_has_room_in_the_failure_file():
         for group in ("data", "model", "optimizer", "lr_scheduler", "trainer.callbacks")
     ]
     wrong += [f"--trainer.max_epochs={'9' * 2000}x", f"--{'long' * 400}=1"]
-    with pytest.raises(UserError) as error:
-        cli(*wrong)
-    message = str(error.value)
+    message = refused(*wrong)
     assert len(message) < 960 and "\n" not in message
     assert message.startswith("--data: found 'Nonesuch'") and re.search(
         r"also wrong: --\S.* and \d+ more$", message
     )
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        (["--a: 12345", "--b: 67890"], "--a: 12345; also --b: 67890"),
+        (["--a: 12345", "--b: 678901", "--c: 3"], "--a: 12345; also --c: 3; also wrong: --b"),
+        ([f"--a: {'x' * 15}"], f"--a: {'x' * 15}"),
+        ([f"--a: {'x' * 16}", "--b: 1"], f"--a: {'x' * 12}...; also wrong: --b"),
+    ],
+)
+def test_the_line_has_as_many_messages_as_there_is_room_for(monkeypatch, lines, text):
+    monkeypatch.setattr(mistakes, "MAX_CHARACTERS", 120)  # 100 of them for the flags left out
+    assert mistakes._join_lines(lines) == text
 
 
 def numbers(**values) -> Namespace:
@@ -1032,6 +1349,18 @@ def test_one_of_two_channels_is_nobodys_guess(channels, chosen, data_dir, is_ref
         assert is_refused and str(error).startswith(
             "--data.data_dir: found the channels a, b; name"
         )
+
+
+def test_the_number_of_nodes_is_set_to_the_jobs(capsys):
+    environment = SageMakerEnvironment(hosts=("a", "b"))
+    for given, warning in (
+        (2, ""),
+        (3, "warning: --trainer.num_nodes=3 is ignored: there are 2, as the job says\n"),
+    ):
+        config = numbers()
+        config.trainer.num_nodes = given
+        settings_check.check(config, environment, Application())
+        assert config.trainer.num_nodes == 2 and capsys.readouterr().out == warning
 
 
 class Nullable:
@@ -1170,6 +1499,51 @@ def test_the_frames_of_naming_itself_do_not_count():
         fractions.Fraction("y")
 
 
+def test_an_error_of_somebodys_code_keeps_its_cause():
+    cause = KeyError("k")
+    with pytest.raises(ValueError, match="^mine$") as raised, mistakes.naming("--x", {}):
+        raise ValueError("mine") from cause
+    assert raised.value.__cause__ is cause
+
+
+@pytest.mark.parametrize(
+    ("names", "is_raised"),
+    [
+        (["mine", "jsonargparse._core"], True),
+        (["jsonargparse._core", "mine"], False),
+        (["jsonargparse_of_mine"], False),
+    ],
+)
+def test_whether_the_parser_raised_an_error(names, is_raised):
+    assert mistakes._raised_by_the_parser(frames(*names)) == is_raised
+
+
+def test_an_error_that_is_about_no_flag_stays_as_it_is():
+    """Whoever chose the settings has nothing to do with it."""
+    try:
+        fractions.Fraction("y")
+    except ValueError as error:
+        of_a_library = error.with_traceback(error.__traceback__.tb_next)
+    assert mistakes.of_a_component(of_a_library, Namespace()) is of_a_library
+    with pytest.raises(ModuleNotFoundError, match="comet"):
+        cli("--trainer.logger=CometLogger")
+
+
+def test_warnings_that_a_user_cannot_act_on_are_not_shown():
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        lightning_cli._silence_warnings()
+        for text in (
+            "`Model.configure_optimizers` will be overridden by `Line.configure_optimizers`.",
+            "LightningCLI's args parameter is intended to run from within Python",
+            "`isinstance(treespec, LeafSpec)` is deprecated",
+            "mine",
+        ):
+            warnings.warn(text, stacklevel=1)
+    assert [str(warning.message) for warning in shown] == ["mine"]
+
+
+@pytest.mark.slow
 def test_lightnings_advice_and_its_warnings_about_us_are_not_shown(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--optimizer=SGD", "--config=cpu"])
     with warnings.catch_warnings(record=True) as shown:
@@ -1220,8 +1594,8 @@ def test_what_was_given_is_known_with_what_was_not(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("name", ["gpu", "cuda"])
 def test_a_gpu_on_a_machine_without_one(name):
-    with pytest.raises(UserError, match=f"--trainer.accelerator={name}: this machine has no GPU"):
-        cli(f"--trainer.accelerator={name}")
+    line = refused(f"--trainer.accelerator={name}")
+    assert line.startswith(f"--trainer.accelerator={name}: this machine has no GPU")
 
 
 @pytest.mark.slow

@@ -176,11 +176,23 @@ def test_on_two_nodes_of_two_ranks_data_is_prepared_once_a_node_and_read_once(tm
     assert len(indices) == len(set(indices)) == 40
 
 
-def test_fewer_samples_than_a_batch_of_every_rank_is_an_error_that_names_the_flag():
-    with pytest.raises(UserError, match="--data.batch_size"):
-        loader(3, world_size=4)
-    with pytest.raises(UserError, match="--data.batch_size"):
-        loader(3, drop_last=True)
+@pytest.mark.parametrize(
+    ("size", "options", "says"),
+    [
+        (3, {"world_size": 4}, "10 on 4 ranks is more than the 3 samples there are$"),
+        (3, {"drop_last": True}, "10 on 1 ranks is more than the 3 samples there are$"),
+        (
+            40,
+            {"shards": [(40, 1), (1, 2)]},
+            "10 on 2 ranks is more than the 1 samples there are on a host$",
+        ),
+    ],
+)
+def test_fewer_samples_than_a_batch_of_every_rank_is_an_error_that_names_the_flag(
+    size, options, says
+):
+    with pytest.raises(UserError, match=f"^--data.batch_size: {says}"):
+        loader(size, **options)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -236,6 +248,20 @@ def test_augmentation_is_torchvisions_for_the_same_choices():
     assert 0 < int(choices.flip.sum()) < 64
     assert not Augmentation.of_epoch(seed=1, epoch=2, size=64, flip=False).flip.any()
     assert torch.equal(Normalize()(images), images / 255)
+
+
+@pytest.mark.parametrize("options", [{}, {"flip": True}, {"flip": True, "cutout": 3}], ids=str)
+def test_the_images_of_an_epoch_are_augmented_by_its_choices(options):
+    augmented = loader(40, augment=True, position=lambda: (2, 0), **options)
+    images, labels = map(torch.cat, zip(*augmented, strict=True))
+    choices = Augmentation.of_epoch(5, 2, 40, flip="flip" in options)
+    expected = Normalize()(choices.crop(numbered(40).images[labels]))
+    if "cutout" in options:
+        expected = choices.cut(expected, 3)
+    assert torch.equal(images, expected)
+    plain = loader(40, position=lambda: (2, 0), **options)
+    images, labels = map(torch.cat, zip(*plain, strict=True))
+    assert torch.equal(images, Normalize()(numbered(40).images[labels]))
 
 
 def test_choices_are_others_for_each_epoch_and_each_seed():
@@ -400,12 +426,13 @@ def test_the_fingerprint_is_that_of_what_is_trained_and_validated_on():
 
 
 def test_the_statistics_of_cifar_10_are_those_of_lightning_bolts():
-    assert CIFAR10DataModule.mean == pytest.approx((0.49139, 0.48235, 0.44667), abs=1e-4)
-    assert CIFAR10DataModule.std == pytest.approx((0.24706, 0.24353, 0.26157), abs=1e-4)
+    data = CIFAR10DataModule()
+    assert data.mean == pytest.approx((0.49139, 0.48235, 0.44667), abs=1e-4)
+    assert data.std == pytest.approx((0.24706, 0.24353, 0.26157), abs=1e-4)
 
 
 def test_a_cat_may_be_mirrored_and_a_digit_may_not():
-    assert CIFAR10DataModule.flip and not DigitsDataModule.flip
+    assert CIFAR10DataModule().flip and not DigitsDataModule().flip
 
 
 class Recorder(LightningModule):
@@ -454,11 +481,8 @@ def test_lightning_sees_each_epochs_own_order_also_after_a_checkpoint(cifar, tmp
     assert interrupted.seen + second.seen == uninterrupted.seen
 
 
-@pytest.mark.slow
-def test_digits_are_scikit_learns_and_every_split_is_apart():
-    from sklearn.datasets import load_digits
-
-    module = DigitsDataModule()
+def test_the_digits_are_the_same_images_for_every_seed_and_every_split_is_apart():
+    module = DigitsDataModule(seed=7)
     module.setup()
     assert {name: len(split) for name, split in module.sets.items()} == {
         "train": 1294,
@@ -466,17 +490,31 @@ def test_digits_are_scikit_learns_and_every_split_is_apart():
         "test": 360,
     }
     assert module.num_samples == 1294 and module.num_classes == 10 and module.dims == (3, 32, 32)
+    pixels = torch.cat([split.images for split in module.sets.values()])
+    assert len({image.numpy().tobytes() for image in pixels}) == 1797  # no image is in two splits
+    images, labels = module.load(train=True)
+    assert images.dtype == np.uint8 and labels.dtype == np.int64
+    assert labels[:12].tolist() == [2, 8, 2, 6, 6, 7, 1, 9, 8, 5, 2, 8]
+    assert module.sets["test"].labels[:12].tolist() == [7, 9, 4, 7, 0, 2, 6, 1, 3, 1, 3, 7]
+    points = images[:, :1, ::4, ::4]  # each is shown as 4x4 pixels of three equal colours
+    assert (images.reshape(1437, 3, 8, 4, 8, 4) == points[:, :, :, None, :, None]).all()
+    low, high = module.input_range
+    assert (images.min() / 255, images.max() / 255) == (low, high) == (0, 1)
+    assert module.mean == pytest.approx([images.mean() / 255] * 3, abs=1e-3)
+    assert module.std == pytest.approx([images.std() / 255] * 3, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_the_digits_are_scikit_learns():
+    from sklearn.datasets import load_digits
+
+    module = DigitsDataModule()
     reference = load_digits()
     all_images = np.concatenate([module.load(train)[0] for train in (True, False)])
     order = np.random.RandomState(0).permutation(1797)
     assert (all_images[:, 0, ::4, ::4] == (reference.images[order] * 255 // 16)).all()
     labels = np.concatenate([module.load(train)[1] for train in (True, False)])
     assert (labels == reference.target[order]).all()
-    pixels = torch.cat([split.images for split in module.sets.values()])
-    assert len({image.numpy().tobytes() for image in pixels}) == 1797  # no image is in two splits
-    images = torch.from_numpy(module.load(True)[0]) / 255
-    assert images.mean().item() == pytest.approx(module.mean[0], abs=1e-3)
-    assert images.std().item() == pytest.approx(module.std[0], abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -486,6 +524,8 @@ def test_digits_are_scikit_learns_and_every_split_is_apart():
         ({"val_split": 0}, "--data.val_split"),
         ({"val_split": 1.5}, "--data.val_split"),
         ({"val_split": -0.1}, "--data.val_split"),
+        ({"val_split": float("nan")}, "--data.val_split: found nan, allowed are"),
+        ({"val_split": float("inf")}, "--data.val_split: found inf, allowed are"),
         ({"batch_size": 0}, "--data.batch_size: found 0, allowed is 1 or more"),
         ({"seed": -1}, "--data.seed: found -1, allowed is 0 or more"),
         ({"cutout": -1}, "--data.cutout: found -1, allowed is 0 or more"),

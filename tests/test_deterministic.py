@@ -7,6 +7,7 @@ import copy
 import itertools
 import random
 import re
+import secrets
 import time
 from multiprocessing import active_children
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from interruptible import Noisy
+from pytorch_lightning.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
@@ -31,22 +33,38 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    _DatasetKind,
 )
 from torch.utils.data.distributed import DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sagemaker_lightning.compat import lightning_loaders
-from sagemaker_lightning.compat.torch_data import fetcher_function
+from sagemaker_lightning.compat.random_generators import entropy_replaced
+from sagemaker_lightning.compat.torch_data import fetcher_function, replace_fetcher_function
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data import sample_seeding
 from sagemaker_lightning.data.deterministic import (
     Exact,
+    data_of,
     divided,
     exact,
+    keeps_workers,
     make_deterministic,
+    order_of,
     plan,
+    position,
+    reached,
     restore_loader,
 )
 from sagemaker_lightning.data.partition import PartitionedLoader
-from sagemaker_lightning.data.sample_seeding import Plan, Watch, has_state
+from sagemaker_lightning.data.sample_seeding import (
+    DrawnWithState,
+    Fetchers,
+    Plan,
+    Watch,
+    has_state,
+    start_worker,
+)
 from sagemaker_lightning.data.seeded_indices import Found, number_of, seed_all, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.state import object_graph
@@ -341,6 +359,9 @@ def test_an_epoch_goes_on_with_another_number_of_ranks():
         [4, 4, 4],
         [3, 2, 2],
     ]
+    course = loaders[0].exactly.course
+    assert [course.reached(1, start + batch) for batch in range(3)] == [24, 36, 43]
+    assert course.of_epoch(2) == (course.division, 0) and course.reached(2, 1) == 12
 
 
 def test_ranks_know_whether_they_share_an_order():
@@ -429,6 +450,7 @@ def test_a_loader_that_shares_its_batches_itself_keeps_its_order():
 
     loader = Own()
     assert exact(loader, 7) == (loader, "") and divided(loader) is loader
+    assert not keeps_workers(loader)
     says = "^make_deterministic: Own has an order of its own; allowed is a torch.utils.data"
     with pytest.raises(UserError, match=says):
         make_deterministic(loader, 7)
@@ -559,6 +581,7 @@ def test_what_changes_in_a_worker_is_told_once_by_the_first_rank(capfd, monkeypa
         ("a", 128, "Growing.a changes"),
         ("", 2, ""),
         ("abc", 2, "Growing.a, Growing.b, Growing.c changes"),
+        ("abcd", 2, "Growing.a, Growing.b, Growing.c and 1 more changes"),
         ("abcde", 2, "Growing.a, Growing.b, Growing.c and 2 more changes"),
     ],
 )
@@ -574,6 +597,226 @@ def test_when_it_is_looked_whether_workers_change_a_dataset(capsys, names, batch
     dataset.a = 2
     watch.look(192)
     assert bool(capsys.readouterr().out) is (not says)
+
+
+def fetchers(**options) -> Fetchers:
+    """Return what makes fetchers for a dataset that changes with each sample."""
+    plan_ = Plan((7,), warned=torch.zeros(1, dtype=torch.uint8))
+    return Fetchers(plan_, {"dataset": Growing()}, **options)
+
+
+@pytest.mark.parametrize(("worker", "told"), [(0, 1), (1, 0), (None, 0)])
+def test_the_first_worker_tells_what_changes_for_all_of_them(capsys, worker, told):
+    maker = fetchers(worker=worker)
+    dataset = maker.watch.roots["dataset"]
+    fetcher = maker.create(_DatasetKind.Map, dataset, True, list, False)
+    for _ in range(3):
+        assert fetcher.fetch([3, 1]) == [3, 1]
+    assert capsys.readouterr().out.count("Growing.seen changes") == told
+
+
+def test_workers_that_stay_draw_as_new_ones():
+    """One of them makes a fetcher for each iteration; a new one makes its first for a later one."""
+
+    def drawn(maker: Fetchers) -> float:
+        fetcher = maker.create(_DatasetKind.Iterable, Ten(), True, torch.tensor, False)
+        return fetcher.fetch([0]).item()
+
+    stays = fetchers(worker=1)
+    iterations = [drawn(stays) for _ in range(3)]
+    new = [drawn(Fetchers(Plan((7,), turn), {}, 1)) for turn in range(3)]
+    assert len({*new}) == 3 and iterations == new
+    assert drawn(fetchers(worker=0)) == drawn(fetchers()) not in new
+
+
+def test_a_worker_is_seeded_before_the_users_function_and_draws_as_planned(monkeypatch):
+    dataset = Ten()
+    prepared = []
+
+    def draw(worker: int) -> None:
+        prepared.append((worker, np.random.default_rng().random()))
+
+    monkeypatch.setattr(
+        torch.utils.data, "get_worker_info", lambda: SimpleNamespace(dataset=dataset)
+    )
+    monkeypatch.setattr(sample_seeding, "end_with_the_loader", lambda: prepared.append("signals"))
+    function = fetcher_function()
+    with entropy_replaced(secrets.randbits):
+        for worker_init_fn in (draw, draw, None):
+            torch.manual_seed(5)
+            start_worker(worker_init_fn, torch.tensor, Plan((7,)), 1)
+            assert fetcher_function() is not function
+            fetcher = fetcher_function()(_DatasetKind.Iterable, dataset, True, torch.tensor, False)
+            drawn = fetcher.fetch([0])
+            replace_fetcher_function(function)
+    assert prepared == ["signals", prepared[1], "signals", prepared[1], "signals"]
+    assert prepared[1][0] == 1
+    seed_all("sample", 7, 0, 1, 0)
+    assert drawn == torch.rand(1)
+
+
+class Generators:
+    """A dataset's generators; the second one is made with the first sample."""
+
+    def __init__(self) -> None:
+        self.random = random.Random(1)
+
+    def draw(self) -> tuple[float, ...]:
+        if not hasattr(self, "second"):
+            self.second = random.Random(2)
+        return self.random.random(), self.second.random(), torch.rand(1).item()
+
+
+class Walk:
+    """An iterator over ten samples that saves how far it is."""
+
+    def __init__(self, dataset: Generators) -> None:
+        self.dataset = dataset
+        self.at = 0
+
+    def __next__(self) -> tuple[float, ...]:
+        if self.at == 10:
+            raise StopIteration
+        self.at += 1
+        return self.at, *self.dataset.draw()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def samples_of(dataset: Generators, seed: int = 7) -> DrawnWithState:
+    return DrawnWithState(Walk(dataset), (seed,), 0, Found({"dataset": dataset}))
+
+
+@pytest.mark.parametrize("done", [1, 3, 10])
+def test_samples_with_a_state_go_on_where_they_were(done):
+    """With their generators, and with the seed of the iteration in which they were."""
+    first = samples_of(Generators())
+    for _ in range(done):
+        next(first)
+    state = first.state_dict()
+    dataset = Generators()
+    dataset.draw()
+    dataset.third = random.Random(3)  # as of another version of the dataset
+    second = samples_of(dataset, seed=8)
+    second.load_state_dict(state)
+    rest = list(iter(lambda: next(second, None), None))
+    assert rest == list(iter(lambda: next(first, None), None)) and len(rest) == 10 - done
+    assert dataset.third.random() == random.Random(3).random()
+
+
+@pytest.mark.parametrize("make", [lambda: Walk(Generators()), lambda: iter(range(1, 11))])
+def test_samples_that_have_ended_stay_at_their_end(make):
+    """Even if their own state, if they have one, says that they are at the beginning."""
+    samples = make()
+    first = DrawnWithState(samples, (7,), 0, Found({}))
+    assert len(list(iter(lambda: next(first, None), None))) == 10
+    if isinstance(samples, Walk):
+        samples.at = 0
+    state = first.state_dict()
+    for _ in range(2):
+        second = DrawnWithState(make(), (7,), 0, Found({}))
+        second.load_state_dict(state)
+        state = second.state_dict()
+        assert next(second, None) is None
+
+
+@pytest.mark.parametrize("drawn_before", [0, 1, 4])
+def test_samples_count_on_from_those_that_were_drawn_before(drawn_before):
+    """As planned for a loader whose dataset goes to a position, and does not count."""
+
+    def draws(first: tuple[int, ...]) -> list[float]:
+        samples = (torch.rand(1) for _ in range(10))
+        fetcher = Fetchers(Plan((7,), 0, first), {}).create(
+            _DatasetKind.Iterable, samples, False, float, False
+        )
+        return [fetcher.fetch(None) for _ in range(10)]
+
+    alone = draws(())
+    assert len(set(alone)) == 10
+    assert draws((drawn_before,))[: 10 - drawn_before] == alone[drawn_before:]
+
+
+def test_a_datasets_generators_begin_each_iteration_by_its_number():
+    def drawn(turn: int, before: int) -> float:
+        dataset = Generators()
+        for _ in range(before):
+            dataset.draw()
+        maker = Fetchers(Plan((7,), turn), {"dataset": dataset})
+        maker.create(_DatasetKind.Iterable, Ten(), True, torch.tensor, False)
+        return dataset.random.random()
+
+    assert drawn(1, 0) == drawn(1, 5) != drawn(2, 0)
+
+
+def test_a_loader_with_a_state_may_ask_for_single_samples_and_for_none():
+    class Remembering(Growing):
+        def state_dict(self):
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state):
+            self.seen = state["seen"]
+
+    def drawn(**options) -> list:
+        return list(exact(StatefulDataLoader(Remembering(), **options), 7)[0])
+
+    assert drawn(batch_size=None) == list(range(12))
+    assert drawn(batch_sampler=[[2, 3], [], [1]], collate_fn=list) == [[2, 3], [], [1]]
+
+
+# Where a training is ------------------------------------------------------------------------------
+
+
+def training(loader, done: int, drawn: int | None = None) -> SimpleNamespace:
+    """Return a trainer in epoch 3 after `done` batches; with `drawn`, its steps draw batches."""
+    fetcher = _DataFetcher() if drawn is None else _DataLoaderIterDataFetcher()
+    batch_progress = SimpleNamespace(current=SimpleNamespace(processed=done))
+    loop = SimpleNamespace(
+        epoch_loop=SimpleNamespace(batch_progress=batch_progress),
+        epoch_progress=SimpleNamespace(current=SimpleNamespace(processed=3)),
+        _data_fetcher=fetcher,
+        _combined_loader=SimpleNamespace(drawn=drawn),
+    )
+    return SimpleNamespace(fit_loop=loop, train_dataloader=loader)
+
+
+def test_a_position_is_a_number_of_batches_of_an_epoch():
+    """In steps that draw them themselves, of batches drawn."""
+    assert position(training(None, 4)) == (3, 4)
+    assert position(training(None, 4, drawn=9)) == (3, 9)
+
+
+def test_what_training_has_reached_is_a_number_of_samples():
+    """It is not known if the loader has no positions, or if the nodes have different data."""
+    loader, _ = exact(noisy(), 7)
+    assert reached(training(loader, 0)) == 0 and reached(training(loader, 3)) == 12
+    assert reached(training([1, 2], 3)) is None
+    loader.exactly.course = None
+    assert reached(training(loader, 3)) is None
+
+
+def test_what_a_loader_saves_itself_is_not_saved_beside():
+    class OfLibrary(DataLoader):
+        __module__ = "litdata.streaming.dataloader"
+
+    class OfTorchdata(DataLoader):
+        __module__ = "torchdata.stateful_dataloader"
+
+    stream = DataLoader(Ten())
+    assert order_of(stream, stateful=True) == {} and set(data_of(stream, stateful=False)) == {
+        "dataset",
+        "collate_fn",
+    }
+    assert set(order_of(stream, stateful=False)) == {"sampler", "batch_sampler", "loader"}
+    assert data_of(OfLibrary(Ten()), stateful=True) == {}  # it saves its dataset's
+    assert set(data_of(OfTorchdata(Ten()), stateful=True)) == {"dataset", "collate_fn"}
+    assert data_of(range(3), stateful=False) == {}
+    for number_of_workers, names in ((0, set()), (1, {"dataset", "collate_fn"})):
+        loader, _ = exact(noisy(num_workers=number_of_workers), 7)
+        assert set(data_of(loader, stateful=False)) == names
 
 
 def test_a_loader_stays_what_it_is():
@@ -761,7 +1004,9 @@ def drawn_after(hook: str, seed: int = 7, **place: int) -> float:
 def test_what_is_drawn_after_a_hook_depends_on_the_place_alone(hook: str):
     drawn = drawn_after(hook)
     assert drawn == drawn_after(hook) != drawn_after(hook, seed=8)
-    assert {name for name in PLACE if drawn_after(hook, **{name: 9}) != drawn} == HOOKS[hook]
+    assert {
+        name for name in PLACE if drawn_after(hook, **{name: PLACE[name] + 1}) != drawn
+    } == HOOKS[hook]
 
 
 def test_each_hook_draws_something_else():

@@ -170,19 +170,44 @@ def test_all_ranks_fail_alike_where_one_diverges(tmp_path: Path, flag):
 
 
 class OnGPU(torch.Tensor):
-    """A loss that is not on the CPU: reading it would mean waiting for the GPU."""
+    """A loss that is on a GPU: reading it would mean waiting for the GPU."""
 
     is_cpu = False
+    is_cuda = True
+
+    def to(self, device: str, non_blocking: bool) -> torch.Tensor:
+        assert (device, non_blocking) == ("cpu", True)
+        return self.as_subclass(torch.Tensor)
 
 
 def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
-    read = []
-    monkeypatch.setattr(Divergence, "_read", lambda _, steps, values: read.append(steps))
+    """Losses are read when the GPU has copied them, and it copies many at once."""
+    events = []
+
+    class Event:
+        """The end of what the GPU had to do when it was recorded."""
+
+        is_recorded = is_over = False
+
+        def __init__(self) -> None:
+            events.append(self)
+
+        def record(self) -> None:
+            self.is_recorded = True
+
+        def query(self) -> bool:
+            return self.is_recorded and self.is_over
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     watched = Divergence()
     for step in range(1, 2 * LOSSES_PER_READ):
-        watched.losses.append((step, torch.tensor(1.0).as_subclass(OnGPU)))
-        watched.poll()
-    assert read == [list(range(1, LOSSES_PER_READ + 1))]
+        watched.losses.append((step, torch.tensor(1.0 / step).as_subclass(OnGPU)))
+        assert not watched.poll()
+        assert len(events) == (step >= LOSSES_PER_READ) and watched.last_finite is None
+    events[0].is_over = True
+    watched.poll()
+    assert watched.last_finite == (LOSSES_PER_READ, pytest.approx(1 / LOSSES_PER_READ))
+    assert len(watched.losses) == LOSSES_PER_READ - 1 and len(events) == 1
 
 
 def test_losses_on_their_way_from_a_gpu_are_waited_for_before_a_checkpoint_only():
@@ -224,6 +249,23 @@ def test_one_rank_fails_within_the_step(shape):
     step(watched, trainer_with(world_size=2), torch.full(shape, math.nan))
     with pytest.raises(UserError, match="nan at step 5"):  # at the next step that all agree on
         watched.check(trainer_with(world_size=2))
+
+
+def test_a_loss_among_other_outputs_is_watched():
+    watched = Divergence()
+    step(watched, trainer_with(), {"loss": torch.tensor(0.5), "other": torch.tensor(math.nan)})
+    with pytest.raises(UserError, match="nan at step 5; the last finite loss was 0.5, at step 5"):
+        step(watched, trainer_with(), {"loss": torch.tensor(math.nan)})
+
+
+def test_a_loss_of_manual_optimization_is_said_as_it_is():
+    """Lightning divides no loss of it by the number of batches that are accumulated."""
+    trainer = trainer_with(accumulate_grad_batches=4)
+    trainer.lightning_module.automatic_optimization = False
+    watched = Divergence()
+    watched.losses = [(1, torch.tensor(3.0)), (2, torch.tensor(NAN))]
+    with pytest.raises(UserError, match="the last finite loss was 3, at step 1"):
+        watched.check(trainer)
 
 
 @pytest.mark.parametrize(("precision", "bf16"), [("16-mixed", True), ("32-true", False)])
@@ -285,10 +327,11 @@ def test_a_trainer_without_the_callback_never_fails():
 
 @pytest.mark.parametrize(("first", "warnings"), [(True, 1), (False, 0)])
 def test_one_rank_warns_of_a_metric(capsys, first, warnings):
-    trainer = trainer_with(sanity_checking=False, is_global_zero=first, current_epoch=0)
+    trainer = trainer_with(sanity_checking=False, is_global_zero=first, current_epoch=2)
     trainer.callback_metrics = {"val_loss": torch.tensor(math.nan), "val_acc": torch.tensor(0.5)}
     Divergence().on_validation_end(trainer, None)
-    assert capsys.readouterr().out.count("warning: val_loss=nan in the validation") == warnings
+    says = "warning: val_loss=nan in the validation of epoch 3, step 4; no model becomes the best"
+    assert capsys.readouterr().out.count(says) == warnings
 
 
 def test_what_json_lacks_is_null():

@@ -5,7 +5,9 @@ They are the list of interruptions, the working folder, the processes, the compa
 
 import argparse
 import contextlib
+import fractions
 import functools
+import importlib
 import itertools
 import json
 import os
@@ -245,6 +247,7 @@ TREES = {
     ),
     "a list": ([1, 2], [1], "a.1 in x.pt: 2 left alone, nothing interrupted"),
     "keys": ({"b": 1}, {"c": 1}, "a.b in x.pt: 1 left alone, nothing interrupted (and 1 more)"),
+    "keys and none": ({"b": 1}, 3, "a in x.pt: {'b': 1} left alone, 3 interrupted"),
     "texts": (
         "x" * 58,
         "x" * 59,
@@ -269,14 +272,16 @@ def test_how_the_values_of_two_files_differ(tmp_path: Path, case: str):
 
 
 def test_files_without_values_differ_by_their_bytes(tmp_path: Path):
+    """Nor are objects made that a file asks for."""
     runs = [tmp_path / name for name in ("alone", "other")]
-    for name in ("broken.json", "broken.pt", "x.bin"):
-        for text, run in zip(("1", "{"), runs, strict=True):
-            (run / "ml/model").mkdir(parents=True, exist_ok=True)
+    for number, (text, run) in enumerate(zip(("1", "{"), runs, strict=True)):
+        (run / "ml/model").mkdir(parents=True, exist_ok=True)
+        for name in ("broken.json", "broken.pt", "x.bin"):
             (run / "ml/model" / name).write_text(text)
+        torch.save({"a": fractions.Fraction(number)}, run / "ml/model/objects.pt")
     assert comparison._compare_models(*runs) == [
         comparison.Difference("file", f"{name} in the model folder: its bytes")
-        for name in ("broken.json", "broken.pt", "x.bin")
+        for name in ("broken.json", "broken.pt", "objects.pt", "x.bin")
     ]
 
 
@@ -347,6 +352,23 @@ def test_the_moments_lie_in_the_middle_of_the_run():
     assert [
         interruption.workers for interruption in interruptions if interruption.workers is not None
     ] == [2]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batches", "kill", "stop"),
+    [
+        (1, 1, (0, 0), (0, 0)),
+        (2, 4, (1, 2), (1, 1)),
+        (5, 5, (2, 2), (2, 2)),
+        (7, 8, (3, 4), (3, 3)),
+    ],
+)
+def test_a_run_is_interrupted_within_the_epoch_in_its_middle(epochs, batches, kill, stop):
+    interruptions, _ = command.planned(run_positions(epochs, batches, 0, workers=None))
+    moments = {interruption.name: interruption.moment for interruption in interruptions}
+    assert moments["kill-in-epoch"] == ("batch", *kill)
+    assert moments["stop-in-epoch"] == ("batch", *stop)
+    assert ("kill-at-epoch-end" in moments) == (epochs > 1)
 
 
 def test_what_a_run_has_no_moment_for_is_said():
@@ -537,6 +559,23 @@ def test_the_folder_of_a_run_is_that_of_the_job(bench, tmp_path: Path):
         command.shutil.rmtree(kept)
 
 
+def test_a_job_may_have_channels_and_no_settings(bench, tmp_path: Path):
+    command.shutil.rmtree(tmp_path / "ml/input/config")
+    command.shutil.rmtree(tmp_path / "ml/code")
+    this_bench = bench("")
+    this_bench.prepare()
+    channels = (this_bench.run / "ml/input/data").iterdir()
+    assert sorted(path.name for path in channels) == ["training", "validation"]
+
+
+def test_a_program_that_is_not_there_is_named(bench):
+    this_bench = bench("")
+    this_bench.command = ["./nowhere", "x"]
+    this_bench.prepare()
+    with pytest.raises(Impossible, match=r"^./nowhere: cannot be started \(No such file or dir"):
+        this_bench.start()
+
+
 def test_a_process_is_told_what_it_needs_and_its_output_is_its_own(bench, tmp_path: Path):
     this_bench = bench(
         f"cat; echo error: $(pwd) $(command -v python) $SM_MODEL_DIR; "
@@ -569,7 +608,8 @@ WAITING = "exec 2>/dev/null; touch ../reached; while :; do sleep 0.01; done"
 @pytest.mark.parametrize(
     ("script", "interruption", "expected"),
     [
-        (f"trap 'echo stopped; exit 7' TERM; {WAITING}", STOP, (7, True, "stopped\n")),
+        # It takes longer than the drill waits before it looks again.
+        (f"trap 'sleep 0.04; echo stopped; exit 7' TERM; {WAITING}", STOP, (7, True, "stopped\n")),
         (f"trap 'echo stopped; exit 7' TERM; {WAITING}", KILL, (-9, True, "")),
         ("echo done", STOP, (0, False, "done\n")),
         ("echo done; ls ..; exit 1", None, (1, False, "done\nlog\nml\nwork\n")),
@@ -592,6 +632,8 @@ def test_a_process_that_hangs_is_ended_with_all_that_it_started(bench, tmp_path:
     assert (result.status, result.interrupted) == (None, False)
     with contextlib.suppress(psutil.NoSuchProcess):
         assert psutil.Process(int(result.output)).status() == psutil.STATUS_ZOMBIE
+    # It is no zombie of this process either.
+    assert {child.pid for child in psutil.Process().children()} <= this_bench.others
     # SageMaker does not wait as long after SIGTERM as the drill does for a run.
     monkeypatch.setattr(command, "SAGEMAKER_KILLS", 0.05)
     this_bench = bench("trap '' TERM; touch ../reached; sleep 0.5")
@@ -632,10 +674,11 @@ class Stage:
 DONE = RunResult(0, False, "")
 
 
-def test_a_run_that_is_left_alone(tmp_path: Path, capsys):
+def test_a_run_that_is_left_alone(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=itertools.count(90, 7).__next__))
     drill = Drill(Stage(tmp_path, [DONE], {}), keeps=False)
     assert drill.left_alone() == comparison.steps(tmp_path / "alone") != []
-    assert capsys.readouterr().out.startswith("left alone: 2 steps in 1 epochs, ")
+    assert capsys.readouterr().out == "left alone: 2 steps in 1 epochs, 7 s\n"
 
 
 @pytest.mark.parametrize(
@@ -654,6 +697,17 @@ def test_what_cannot_be_drilled(tmp_path: Path, capsys, result, lacks, reason):
     with pytest.raises(Impossible, match=reason):
         Drill(stage, keeps=False).left_alone()
     assert capsys.readouterr().out == result.output
+
+
+def test_a_run_without_a_batch_has_trained_nothing(tmp_path: Path):
+    stage = Stage(tmp_path, [DONE], {})
+    stage.prepare()
+    (start, *_) = (stage.run / "steps-0.jsonl").read_text().splitlines()
+    assert json.loads(start)["at"][0] == "start"
+    (stage.run / "steps-0.jsonl").write_text(start)
+    stage.prepare = lambda: None
+    with pytest.raises(Impossible, match="trained nothing with ExactResume"):
+        Drill(stage, keeps=False).left_alone()
 
 
 STOPPED = RunResult(143, True, "")
@@ -745,6 +799,11 @@ CAUSES = {
         "a, b, which changes while the run trains, and which no checkpoint has; keep it in buffers",
     ),
     "three variables": ([{"changed": list("abc")}, {"batch": "b"}], {}, "a, b, c, which changes"),
+    "four variables": (
+        [{"changed": list("abcd")}, {"loss": 0.75}],
+        {},
+        "a, b, c (and 1 more), which changes",
+    ),
     "five variables": (
         [{"changed": list("abcde")}, {"loss": 0.75}],
         {"workers": 1},
@@ -836,11 +895,13 @@ def test_interruptions_that_a_run_has_no_moment_for():
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch):
     """Have `main` change nothing of this process, and return what it asks for."""
-    asked = SimpleNamespace(handlers={}, adopted=0, result=0)
+    asked = SimpleNamespace(handlers={}, adopted=0, result=0, removes=False)
 
     def run(drill, names):
         asked.drill, asked.names, asked.folder = drill, names, drill.bench.folder
         assert asked.folder.is_dir()
+        if asked.removes:
+            asked.folder.rmdir()
         if isinstance(asked.result, BaseException):
             raise asked.result
         return asked.result
@@ -874,12 +935,39 @@ def test_the_flags_of_the_drill(started, capsys, monkeypatch):
     assert not started.folder.exists() and "kept" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--steps=0", "--", "x"], "argument --steps: found '0', allowed is a whole number above"),
+        (["--step=3", "--", "x"], "unrecognized arguments: --step=3"),
+        (["python", "x.py"], "unrecognized arguments: python x.py"),
+        (["--"], "found no command; allowed is one after --, e.g. -- python app/train.py"),
+        ([], "found no command; allowed is one after --, e.g. -- python app/train.py"),
+    ],
+)
+def test_a_mistake_in_the_flags_of_the_drill_is_one_line(started, capsys, args, line):
+    with pytest.raises(SystemExit) as leaving:
+        command.main(args)
+    assert leaving.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {line}") and error.count("\n") == 1
+    assert error.endswith("; python -m sagemaker_lightning.drill --help\n")
+
+
+def test_the_drill_needs_the_python_of_the_training(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with pytest.raises(SystemExit, match=f"^error: {sys.executable} has no psutil; use the python"):
+        importlib.reload(command)
+
+
 def test_how_a_drill_ends(started, capsys):
     started.result = Impossible("there is no way")
     assert command.main(["--", "x"]) == 1 and not started.folder.exists()
     assert capsys.readouterr().err == "error: there is no way\n"
     started.result = KeyboardInterrupt()
     assert command.main(["--", "x"]) == 130 and not started.folder.exists()
+    started.removes = True  # as somebody's cleaning may
+    assert command.main(["--", "x"]) == 130
     for number in (signal.SIGTERM, signal.SIGHUP):
         with pytest.raises(SystemExit) as leaving:
             started.handlers[number](number, None)

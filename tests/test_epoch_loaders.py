@@ -4,7 +4,10 @@ A new process begins where another one stopped, and its batches are those of an 
 New loaders play the part of the new process; Lightning's fetcher may be one batch ahead.
 """
 
+import io
+import itertools
 import os
+import random
 import re
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import active_children
@@ -14,15 +17,16 @@ import numpy as np
 import pytest
 import streams
 import torch
-from pytorch_lightning.loops.fetchers import _PrefetchDataFetcher
+from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher, _PrefetchDataFetcher
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 from sagemaker_lightning.compat.lightning_loops import _TakesLoaders
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import exact, plan
+from sagemaker_lightning.data.partition import PartitionedLoader
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume.fit_loops import _Loaders
@@ -49,6 +53,11 @@ def begin(make, limit: int = 0) -> tuple[CombinedLoader, _PrefetchDataFetcher]:
     fetcher.setup(combined)
     iter(fetcher)
     return combined, fetcher
+
+
+def rest(batches) -> list:
+    """Return what is left of an epoch, which to iterate over would begin anew."""
+    return list(iter(lambda: next(batches, None), None))
 
 
 def train(make, stops=(), limit: int = 0, proves: bool = True) -> list[tuple[int, int, str]]:
@@ -150,12 +159,16 @@ ALWAYS_RUN = [
 ]
 
 
-@pytest.mark.slow
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    """Return the marks of a test of these loaders: data workers take seconds."""
+    return [
+        *([] if name in ALWAYS_RUN else [pytest.mark.soak]),
+        *([pytest.mark.slow] if "workers" in name.replace("without workers", "") else []),
+    ]
+
+
 @pytest.mark.parametrize("limit", [0, 3])
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in ALWAYS_RUN else pytest.mark.soak) for name in LOADERS],
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in LOADERS])
 def test_any_batch(name, limit):
     alone = train(LOADERS[name], limit=limit)
     later = (2, 0) if alone[-1][0] == 2 else (1, 0)
@@ -165,6 +178,209 @@ def test_any_batch(name, limit):
         [(0, 2), (1, 1), later] if later[0] == 2 else [(0, 2), later],
     ):
         assert train(LOADERS[name], stops, limit) == alone
+
+
+class Counting(Sampler):
+    """A sampler that shuffles by the number of times that it was iterated over."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(np.random.default_rng(self.epoch).permutation(self.size).tolist())
+
+
+class AtOnce:
+    """A loader that draws its batches as it begins, also from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(7)
+
+    def __iter__(self):
+        return iter((torch.rand(4).numpy() + self.rng.random(4)).tolist())
+
+
+class Looping:
+    """A loader that is its own iterator, and begins anew with each iteration."""
+
+    def __iter__(self):
+        self.at = 0
+        return self
+
+    def __next__(self):
+        if self.at == 4:
+            raise StopIteration
+        self.at += 1
+        return self.at + torch.rand(1).item()
+
+
+class Lines(IterableDataset):
+    """Lines of a file, of which each iteration reads some more; it saves its position."""
+
+    def __init__(self) -> None:
+        self.file = io.StringIO("".join(f"{line}\n" for line in range(20)))
+
+    def __iter__(self):
+        for line in itertools.islice(iter(self.file.readline, ""), 8):
+            yield float(line) + torch.rand(1).item()
+
+    def state_dict(self):
+        return {"position": self.file.tell()}
+
+    def load_state_dict(self, state):
+        self.file.seek(state["position"])
+
+
+class Ending:
+    """A loader of its own whose state says at its end that nothing is left."""
+
+    def __init__(self) -> None:
+        self.at = self.first = 0
+
+    def __iter__(self):
+        first, self.first = self.first, 0
+        for self.at in range(first + 1, 5):
+            yield self.at + torch.rand(1).item()
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = self.first = state["at"]
+
+
+class Shared(PartitionedLoader):
+    """A loader that shares its batches among the ranks itself."""
+
+    course = None
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.place = (0, 0)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def sizes(self, epoch: int, batch: int) -> list[int]:
+        return [1]
+
+    def begin(self, epoch: int, batch: int) -> None:
+        assert batch <= self.size
+        self.place = epoch, batch
+
+    def __iter__(self):
+        (epoch, first), self.place = self.place, (-1, 0)
+        yield from ((epoch, batch) for batch in range(first, self.size))
+
+
+class Samples(IterableDataset):
+    """Some numbers, each drawn; it begins where its loader says."""
+
+    first = shift = 0
+
+    def __init__(self) -> None:
+        self._datasets = [self]  # as those of several datasets have
+
+    def __iter__(self):
+        yield from (
+            torch.tensor([self.shift + index + torch.rand(1).item()])
+            for index in range(self.first, 8)
+        )
+
+
+class OfLitdata(DataLoader):
+    """A loader that goes to its position, as litdata's, whose dataset does not count.
+
+    An iteration that was left before its end would go on.
+    """
+
+    __module__ = "litdata.streaming.dataloader"
+    restore = False
+    at = 0
+
+    def __init__(self) -> None:
+        super().__init__(Samples(), 2)
+        del self.dataset._datasets
+
+    def __iter__(self):
+        self.at = self.at if self.restore else 0
+        self.restore = True
+        self.dataset.first = self.at * self.batch_size
+        for batch in super().__iter__():
+            self.at += 1
+            yield batch
+        self.restore = False
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+        self.restore = True
+
+
+class OfLitdatas(DataLoader):
+    """A loader of several datasets, as litdata's; its state is right between epochs only."""
+
+    __module__ = "litdata.streaming.dataloader"
+    restore = False
+    epoch = 0
+
+    def __init__(self) -> None:
+        super().__init__(Samples(), 2)
+
+    def __iter__(self):
+        self.epoch += 1
+        self.dataset.shift = self.epoch
+        yield from super().__iter__()
+
+    def state_dict(self):
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.epoch = state["epoch"]
+
+
+def cycle(*loaders) -> CombinedLoader:
+    return CombinedLoader(loaders, "max_size_cycle")
+
+
+SMALL_LOADERS = {
+    "a range": lambda: range(4),
+    "drawn at once": AtOnce,
+    "its own iterator": Looping,
+    "a file": lambda: DataLoader(Lines(), 2),
+    "a state of an end": Ending,
+    "litdata's": OfLitdata,
+    "litdata's of several datasets": OfLitdatas,
+    "shared by itself": lambda: Shared(4),
+    "a sampler that counts": lambda: DataLoader(range(9), 2, sampler=Counting(9)),
+    "shorter streams": lambda: cycle(
+        DataLoader(Numbers(10), 2), DataLoader(Numbers(6), 2), DataLoader(Numbers(2), 2)
+    ),
+    "a shorter sampler": lambda: cycle(
+        DataLoader(range(14), 2), DataLoader(range(6), 2, sampler=Counting(6))
+    ),
+    "others of another length": lambda: CombinedLoader(
+        [Shared(2), DataLoader(range(4)), DataLoader(Numbers(3), 1)], "max_size"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL_LOADERS)
+def test_each_batch(name):
+    """A run may be stopped before each of them, here before every third one."""
+    make = SMALL_LOADERS[name]
+    alone = train(make)
+    places = [(epoch, batch) for epoch, batch, _ in alone]
+    assert len({epoch for epoch, _ in places}) == EPOCHS
+    for first in (1, 2, 3):
+        assert train(make, places[first::3]) == alone
 
 
 def test_an_epoch_that_ends_with_a_streams_last_batch_leaves_the_next_one_its_end():
@@ -275,11 +491,38 @@ def test_a_hook_that_iterates_sees_the_same_after_a_resume(dataset):
         if trained:
             combined.begin(fetcher, 0, 0)
             next(fetcher)
-        combined.epoch_begins(epoch)
-        seed_all("epoch", epoch)
+        loop = SimpleNamespace(_combined_loader=combined)
+        trainer = SimpleNamespace(fit_loop=loop, current_epoch=epoch, global_rank=0)
+        Seeding(7).on_train_epoch_start(trainer, None)
         return str(list(combined.flattened[0]))
 
     assert seen(True) == seen(False) != seen(False, epoch=2)
+
+
+def test_a_hook_between_epochs_sees_the_same_after_a_resume():
+    """A loader that saves its state draws by the number of its iteration."""
+    make = lambda: streams.StatefulDataLoader(Numbers(8), 4)  # noqa: E731
+
+    def seen(combined: CombinedLoader) -> str:
+        combined.epoch_begins(1)
+        return str(list(combined.flattened[0]))
+
+    combined, fetcher = begin(make)
+    combined.begin(fetcher, 0, 0)
+    rest(fetcher)
+    states = combined.states(fetcher, False)
+    resumed, _ = begin(make)
+    resumed.give_back(states)
+    assert seen(resumed) == seen(combined) != seen(begin(make)[0])
+
+
+def test_what_begins_an_epoch_leaves_generators_alone_that_a_loader_saves():
+    keeping, shared = streams.Keeping(), Shared(2)
+    keeping.rng, shared.rng = random.Random(1), random.Random(2)
+    combined, _ = begin(lambda: [keeping, shared])
+    combined.epoch_begins(3)
+    assert keeping.rng.random() == random.Random(1).random()
+    assert shared.rng.random() == random.Random(2).random()
 
 
 def test_equal_streams_side_by_side_draw_apart():
@@ -289,7 +532,8 @@ def test_equal_streams_side_by_side_draw_apart():
         assert first != second
 
 
-def test_an_iterator_is_closed_when_nobody_goes_on_with_it():
+@pytest.mark.parametrize("end", ["reset", "leave"])
+def test_an_iterator_is_closed_when_nobody_goes_on_with_it(end):
     closed = []
 
     class Opening:
@@ -303,8 +547,9 @@ def test_an_iterator_is_closed_when_nobody_goes_on_with_it():
     combined.begin(fetcher, 0, 0)
     next(fetcher)
     assert not closed
-    combined.reset()
+    getattr(combined, end)()
     assert closed == [True]
+    combined.reset()
     assert next(combined, None) is None  # until somebody begins an epoch
 
 
@@ -344,6 +589,19 @@ def test_each_sample_of_a_loader_with_a_state_has_a_seed_of_its_own():
     assert noise(4) == noise(5)
 
 
+def test_batches_leave_the_generators_of_a_loader_with_a_state_alone():
+    """Its dataset saves them, and draws on from them."""
+
+    def noise(batch_size: int) -> list[float]:
+        combined, fetcher = begin(
+            lambda: streams.StatefulDataLoader(streams.Resumable(), batch_size)
+        )
+        combined.begin(fetcher, 0, 0)
+        return torch.cat([inputs for (inputs, _), _, _ in rest(fetcher)]).tolist()
+
+    assert noise(4) == noise(5)
+
+
 def test_a_stateful_loader_of_plain_samples_has_positions():
     def drawn(start: int) -> list[str]:
         loader, reason = exact(streams.StatefulDataLoader(streams.Points(), 4, shuffle=True), 7)
@@ -354,17 +612,29 @@ def test_a_stateful_loader_of_plain_samples_has_positions():
     assert drawn(3) == drawn(0)[3:]
 
 
-def test_validations_draw_the_same_from_a_loader_with_a_state():
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: streams.StatefulDataLoader(Numbers(8), 4),
+        lambda: streams.StatefulDataLoader(
+            streams.Counted(), 8, num_workers=1, persistent_workers=True
+        ),
+        OfLitdata,
+    ],
+    ids=["stateful", "workers that stay", "litdata's"],
+)
+def test_validations_draw_the_same_from_a_loader_with_a_state(make):
     seeding = Seeding(7)
     trainer = SimpleNamespace(global_rank=0, world_size=1, global_step=4)
-    loader = streams.StatefulDataLoader(Numbers(8), 4)
     combined = CombinedLoader(
-        [seeding._exact(trainer, loader, RunningStage.VALIDATING)], "sequential"
+        [seeding._exact(trainer, make(), RunningStage.VALIDATING)], "sequential"
     )
     seeding.together(trainer, combined, "val")
     first = str([batch for batch, _, _ in combined])
     trainer.global_step = 9
+    next(iter(combined))  # a validation may be left before its end
     assert str([batch for batch, _, _ in combined]) == first
+    combined.reset()
 
 
 def draw_an_offset(worker: int) -> None:
@@ -406,11 +676,12 @@ def test_no_worker_outlives_its_loaders(options):
 def test_workers_that_stay_are_said_to_begin_anew(capsys, monkeypatch, options, rank, begin_anew):
     monkeypatch.setattr(rank_zero_only, "rank", rank)
     begin(made("resumable", **TWO_WORKERS, **options, persistent=True))
+    begin(streams.Steady)
     warning = "persistent_workers: the workers of streams.Resumable start anew with each epoch"
-    assert capsys.readouterr().out.count(warning) == begin_anew
+    output = capsys.readouterr().out
+    assert output.count(warning) == output.count("\n") == begin_anew
 
 
-@pytest.mark.slow
 def test_no_worker_outlives_loaders_that_are_made_anew():
     """No worker outlives loaders that are made anew, except those that stay.
 
@@ -425,9 +696,7 @@ def test_no_worker_outlives_loaders_that_are_made_anew():
 
     children_before = set(active_children())
     loop = Loop()
-    combined, fetcher = begin(
-        made("resumable+resumable", **TWO_WORKERS, **STATEFUL, persistent=True)
-    )
+    combined, fetcher = begin(made("resumable+resumable", workers=1, **STATEFUL, persistent=True))
     vars(loop)["_combined_loader"] = combined
     combined.begin(fetcher, 0, 0)
     stays = combined.flattened[0]
@@ -494,6 +763,226 @@ def test_litdata_of_several_datasets(tmp_path, monkeypatch, workers, mode):
     assert train(make, [(0, 4), (1, 0), (1, last_batch), (2, 0)]) == alone
 
 
+def test_the_place_in_an_epoch_is_known():
+    """How long it is, too; who iterates once more begins at its first batch."""
+    make = lambda: cycle(DataLoader(range(6)), Shared(4))  # noqa: E731
+    combined, fetcher = begin(make)
+    assert combined.drawn == 0
+    combined.begin(fetcher, 1, 2)
+    assert len(combined) == fetcher.length == 6 and combined.drawn == 2
+    assert [index for _, index, _ in rest(combined)] == [2, 3, 4, 5] and combined.drawn == 6
+    assert [index for _, index, _ in combined] == [0, 1, 2, 3, 4, 5]
+    combined, fetcher = begin(lambda: DataLoader(Numbers(8), 4))
+    combined.begin(fetcher, 0, 0)
+    assert fetcher.length is None
+
+
+def test_steps_that_draw_batches_go_on_at_the_batch_that_was_drawn_last():
+    def begin_with_iterator(step: int, states: dict | None = None):
+        combined, _ = begin(made("steady"))
+        fetcher = _DataLoaderIterDataFetcher()
+        fetcher.setup(combined)
+        iter(fetcher)
+        return combined, fetcher, combined.begin(fetcher, 0, step, states)
+
+    combined, fetcher, _ = begin_with_iterator(0)
+    batches = next(fetcher)
+    for _ in range(5):
+        next(batches)
+    states = combined.states(fetcher, True)
+    _, resumed, drawn = begin_with_iterator(2, states)
+    assert drawn == 5
+    assert str(next(next(resumed))) == str(next(batches))
+
+
+@pytest.mark.parametrize(
+    ("make", "ahead"),
+    [
+        (lambda size: DataLoader(range(size)), 0),
+        (lambda size: DataLoader(Numbers(size), 1), 1),  # the checkpoint holds one more
+    ],
+    ids=["order", "stream"],
+)
+def test_nothing_is_left_of_an_epoch_of_data_that_have_become_shorter(make, ahead):
+    sizes = iter([7, 2])
+    seen = train(lambda: make(next(sizes)), [(0, 3)])
+    assert [epoch for epoch, _, _ in seen] == [0] * (3 + ahead) + [1, 1, 2, 2]
+
+
+def test_other_loaders_than_before_begin_without_a_state():
+    """A loader that is there again goes on; none of a run fails for others."""
+    three = [streams.Keeping, Looping, streams.Keeping]
+
+    def batches(begins: list, states: dict) -> list:
+        combined, fetcher = begin(lambda: [kind() for kind in begins])
+        combined.give_back(states)
+        combined.begin(fetcher, 0, 2, states)
+        return next(fetcher)[0]
+
+    for before in (three[:1], three):
+        states = stopped(lambda kinds=before: [kind() for kind in kinds], 2)
+        assert str(batches(three[:2], states)[0]) == str(batches(before, states)[0])
+
+
+def test_a_checkpoint_holds_a_batch_ahead_only_where_it_cannot_be_drawn_again():
+    class InWorkers(streams.Steady):
+        num_workers = 1
+
+    def ahead(make, within: bool = True) -> int:
+        combined, fetcher = begin(make)
+        combined.begin(fetcher, 0, 0)
+        next(fetcher)
+        assert len(fetcher.batches) == 1
+        return len(combined.states(fetcher, within)["ahead"])
+
+    assert ahead(streams.Steady) == ahead(streams.Keeping) == 1
+    assert ahead(streams.Steady, within=False) == ahead(InWorkers) == 0
+    stateless = lambda: streams.StatefulDataLoader(Numbers(8), 2)  # noqa: E731
+    assert ahead(stateless) == 1
+
+
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize(
+    "loader",
+    [
+        streams.Steady,
+        streams.Keeping,
+        lambda: DataLoader(Numbers(12), 4),
+        lambda: DataLoader(range(12), 4, sampler=Counting(12)),
+        lambda: DataLoader(streams.Points(), 20, num_workers=1, persistent_workers=True),
+    ],
+    ids=["order", "state", "stream", "sampler", "workers that stay"],
+)
+def test_what_the_program_gives_anew_is_in_no_checkpoint(loader, within):
+    """A resumed run may rightly have another folder than the first one, or another number."""
+
+    def make():
+        made_loader = loader()
+        for owner in (made_loader, *map(vars(made_loader).get, ("dataset", "sampler"))):
+            if hasattr(owner, "__dict__"):
+                owner.folder = "a folder"
+        return made_loader
+
+    states = None
+    for epoch in (0, 1):
+        combined, fetcher = begin(make)
+        if states and not within:
+            combined.give_back(states)
+        combined.begin(fetcher, 0 if within else epoch, epoch if within else 0, states, proves=True)
+        next(fetcher)
+        if not within:
+            rest(fetcher)
+        states = combined.states(fetcher, within)
+        combined.reset()
+        assert "folder" not in str(states)
+
+
+def test_a_dataset_is_no_part_of_the_order():
+    combined, fetcher = begin(lambda: DataLoader(streams.Points(), 8, shuffle=True))
+    combined.begin(fetcher, 0, 0)
+    combined.flattened[0].dataset.level = 5.0
+    next(fetcher)
+    assert combined.states(fetcher, True)["loaders"][0]["order"] == {}
+
+
+def test_what_a_run_has_changed_in_a_stream_is_changed_after_a_resume():
+    """What was drawn before is drawn again from the stream as it was."""
+    make = lambda: DataLoader(streams.Buffered(), 8)  # noqa: E731
+
+    combined, fetcher = begin(make)
+    combined.begin(fetcher, 0, 0)
+    next(fetcher)
+    combined.flattened[0].dataset.level = 5.0
+    next(fetcher)
+    states = combined.states(fetcher, True)
+    resumed, other = begin(make)
+    resumed.begin(other, 0, 2, states)
+    assert resumed.flattened[0].dataset.level == 5.0
+    assert str(rest(other)) == str(rest(fetcher))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_first_batch_is_drawn_twice_once(workers):
+    """Not where workers have to draw an epoch's first batches again, which takes long enough."""
+
+    class Watched(streams.Steady):
+        num_workers = workers
+        iterations = 0
+
+        def __iter__(self):
+            Watched.iterations += 1
+            return super().__iter__()
+
+    combined, fetcher = begin(Watched)
+    combined.begin(fetcher, 0, 0, proves=True)
+    assert Watched.iterations == 2
+    states = combined.states(fetcher, True)
+    rest(fetcher)
+    combined.begin(fetcher, 1, 0, proves=True)
+    assert Watched.iterations == 3
+    combined, fetcher = begin(Watched)
+    combined.begin(fetcher, 0, 1, states, proves=True)
+    assert Watched.iterations == (4 if workers else 5)
+
+
+def test_a_loaders_generator_which_seeds_its_workers_is_seeded_by_the_epoch():
+    def seed(epoch: int) -> int:
+        combined, fetcher = begin(lambda: DataLoader(range(8), 4, generator=torch.Generator()))
+        combined.flattened[0].generator.seed()
+        combined.begin(fetcher, epoch, 0)
+        return combined.flattened[0].generator.initial_seed()
+
+    assert seed(1) == seed(1) != seed(2)
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_workers_stay_where_a_checkpoint_can_hold_what_is_in_them(stateful):
+    children_before = set(active_children())
+    combined, fetcher = begin(made("resumable", workers=1, persistent=True, stateful=stateful))
+    workers = []
+    for epoch in (0, 1):
+        combined.begin(fetcher, epoch, 0)
+        next(fetcher)
+        workers.append({child.pid for child in set(active_children()) - children_before})
+    combined.reset()
+    assert len(workers[1]) == 1 and (workers[0] == workers[1]) == stateful
+
+
+@pytest.mark.parametrize(
+    ("options", "done"), [({}, 1), (STATEFUL, 1), ({"persistent": True}, 0)], ids=str
+)
+def test_workers_hold_the_data_of_their_start(options, done):
+    """A run that is resumed starts workers with the same data, whatever has changed since."""
+    make = made("remembered", workers=1, **options)
+    combined, fetcher = begin(make)
+    combined.limits = 3
+    dataset = combined.flattened[0].dataset
+    dataset.level = 1.0
+    for epoch in (0, 1):
+        combined.begin(fetcher, epoch, 0)
+        dataset.level += 5.0
+        if not epoch:
+            rest(fetcher)
+    if done:
+        next(fetcher)
+        states = combined.states(fetcher, True)
+    else:
+        rest(fetcher)
+        states = combined.states(fetcher, False)
+        combined.begin(fetcher, 2, 0)
+    resumed, other = begin(make)
+    resumed.limits = 3
+    if not done:
+        resumed.give_back(states)
+        assert resumed.flattened[0].dataset.level == 11.0
+    resumed.begin(other, 1 if done else 2, done, states)
+    assert resumed.flattened[0].dataset.level == 11.0
+    other.fetched += done
+    assert str(rest(other)) == str(rest(fetcher))
+    combined.reset()
+    resumed.reset()
+
+
 def test_what_is_not_the_same_when_drawn_again_is_told():
     class Timed(IterableDataset):
         ticks = iter(range(1000))
@@ -506,8 +995,12 @@ def test_what_is_not_the_same_when_drawn_again_is_told():
         combined.begin(fetcher, 0, 0, proves=True)
         return combined.why
 
+    class Own(DataLoader):
+        pass
+
     assert why(lambda: streams.Unsteady()) == "streams.Unsteady draws other batches each time"
     assert why(lambda: DataLoader(Timed(), 4)).endswith("Timed draws other batches each time")
+    assert why(lambda: Own(Timed(), 4)).endswith("Own draws other batches each time")
     assert (
         why(lambda: [streams.Steady(), streams.Unsteady()])
         == "streams.Unsteady draws other batches each time"
@@ -561,10 +1054,6 @@ def test_a_state_that_no_checkpoint_can_hold_is_not_needed():
 
 
 def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
-    import random
-
-    import numpy as np
-
     from sagemaker_lightning.compat.random_generators import replace_entropy
 
     replace_entropy(unseeded.bits)
@@ -614,28 +1103,3 @@ def test_a_process_forked_from_the_one_that_trains_draws_something_else():
     os.close(write)
     with os.fdopen(read) as pipe:
         assert int(pipe.read()) != expected
-
-
-@pytest.mark.slow
-def test_a_dataset_in_a_worker_is_that_of_the_beginning_of_its_epoch():
-    """A dataset in a worker is that of the beginning of its epoch.
-
-    If a callback changes the dataset, the workers of the next epoch see the change; so they do if
-    that epoch is resumed.
-    """
-
-    def levels(stop: int) -> list[float]:
-        combined, fetcher = begin(lambda: DataLoader(streams.Points(), 8, num_workers=1))
-        combined.begin(fetcher, 0, 0)
-        assert combined.flattened[0].worker_init_fn is None
-        combined.flattened[0].dataset.level = 5.0
-        levels_seen = [next(fetcher)[0] for _ in range(stop)]
-        states = combined.states(fetcher, True)
-        combined.reset()
-        combined, fetcher = begin(lambda: DataLoader(streams.Points(), 8, num_workers=1))
-        combined.begin(fetcher, 0, stop, states)
-        assert combined.flattened[0].dataset.level == 5.0
-        levels_seen += [next(fetcher)[0] for _ in range(5 - stop)]
-        return str(levels_seen)
-
-    assert levels(1) == levels(4)

@@ -185,6 +185,19 @@ class Machine:
         return seconds
 
 
+def test_one_rank_of_a_host_speaks_for_it(tmp_path: Path, monkeypatch, capsys):
+    """All ranks learn the number of the run from rank 0."""
+    Machine(monkeypatch)
+    asked = []
+    metrics = HostMetrics(0)
+    trainer = trainer_with(save_dir=str(tmp_path), name="mine", version=3)
+    trainer.local_rank = 1
+    trainer.strategy.broadcast = asked.append
+    metrics.on_train_start(trainer, None)
+    metrics.on_train_batch_end(trainer, None, None, None, 0)
+    assert asked == [3] and metrics.writer is None and not capsys.readouterr().out
+
+
 def test_a_line_is_of_the_interval_before_it(monkeypatch, capsys):
     machine = Machine(monkeypatch)
     metrics = HostMetrics(0.5, "algo-2")

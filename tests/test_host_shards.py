@@ -3,10 +3,13 @@
 And every image of a step counts the same.
 """
 
+import io
 import json
 import os
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import conftest
 import numpy as np
@@ -234,6 +237,83 @@ def test_any_value_is_gathered(tmp_path: Path):
     assert shard == value[0] and tensor.tolist() == [1, 2] and tensor.dtype == torch.uint16
 
 
+def on_node(data: ranks.Numbered, node: int) -> ranks.Numbered:
+    """Give a data module a trainer of this node, which has one rank, of two."""
+    data.trainer = SimpleNamespace(
+        node_rank=node,
+        num_nodes=2,
+        global_rank=node,
+        world_size=2,
+        is_global_zero=node == 0,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )
+    return data
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_each_node_reads_and_splits_its_own_part_and_knows_that_of_the_other(node, monkeypatch):
+    monkeypatch.setenv("SM_CURRENT_HOST", f"algo-{node + 1}")
+    others = [(0, "host algo-1", (9, 3), "", False), (1, "host algo-2", (20, 2), "", False)]
+    other = others[1 - node]
+    monkeypatch.setattr(host_shards, "gather", lambda value: sorted([value, other]))
+    log = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(log))
+    data = on_node(Part([12, 22], val_split=5, batch_size=4), node)
+    data.setup("fit")
+    assert data.shards == [Shard("host algo-1", 1, 9, 3), Shard("host algo-2", 1, 20, 2)]
+    numbers = torch.cat([data.sets[split].labels for split in ("train", "val")])
+    assert sorted(numbers.tolist()) == [100 * node + number for number in range((12, 22)[node])]
+    says = f"{host_shards.line(data.shards, 4, False)}\n" if node == 0 else ""
+    assert log.getvalue().decode() == says  # at once, even if the output is a file
+    train_loader = data.train_dataloader()
+    assert len(train_loader) == 3 and train_loader.sizes(0, 2) == [1, 4]
+    assert train_loader.seed == f"42, node {node}"
+    ((_, labels),) = data.val_dataloader()
+    assert labels.tolist() == data.sets["val"].labels.tolist()
+
+
+def test_a_node_without_the_test_images_gets_another_ones(monkeypatch):
+    """Unlike the training images, each node has them all, and tests on its share."""
+
+    def share(read):
+        assert read() == "train=False"
+        return np.zeros((8, 3, 8, 8), np.uint8), np.arange(8)
+
+    monkeypatch.setattr(host_shards, "share", share)
+    for node in range(2):
+        data = on_node(Part([12, 22]), node)
+        data.load = lambda train: f"train={train}"
+        data.shards = [Shard("a", 1, 8, 4), Shard("b", 1, 18, 4)]
+        data.setup("test")
+        ((_, labels),) = data.test_dataloader()
+        assert labels.tolist() == list(range(4 * node, 4 * node + 4))
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_nodes_with_the_same_images_read_and_split_them_alone(node, capsys):
+    data = on_node(ranks.Numbered(24, val_split=8, batch_size=4), node)
+    data.setup()
+    assert data.shards == [] and capsys.readouterr().out == ""
+    assert data.num_samples == 16 and len(data.sets["val"]) == 8
+    for split, data_loader in (("val", data.val_dataloader()), ("test", data.test_dataloader())):
+        numbers = data.sets[split].labels.tolist()
+        assert [labels.tolist() for _, labels in data_loader] == [
+            numbers[first : first + 4] for first in range(4 * node, len(numbers), 8)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("val_split", "says"),
+    [
+        (6, r"found 6 \(3 of them on this host\), allowed are 1 to 2 of the 3 images, or a"),
+        (0.2, "found 0.2, allowed are 1 to 2 of the 3 images, or a"),
+    ],
+)
+def test_the_validation_images_of_a_small_part(val_split, says):
+    with pytest.raises(UserError, match=f"^--data.val_split: {says}"):
+        on_node(Part([12, 3], val_split=val_split), 1).setup("fit")
+
+
 def raising(error: Exception):
     """Return a function that raises it."""
 
@@ -252,11 +332,23 @@ def test_one_image_for_each_rank_is_enough(monkeypatch):
             host_shards.agree(lambda sizes=sizes: sizes, 0)
 
 
-def test_a_file_that_is_missing_is_explained():
+def test_nodes_are_told_apart_by_their_ranks(monkeypatch):
+    """Nodes that are rehearsed on one machine may have its name in common."""
+    others = [(0, "host a", (8, 2), "", False), (1, "host a", (6, 3), "", False)]
+    monkeypatch.setenv("SM_CURRENT_HOST", "a")
+    monkeypatch.setattr(host_shards, "gather", lambda value: [value, *others])
+    assert host_shards.agree(lambda: (8, 2), 0) == [
+        Shard("host a", 2, 8, 2),
+        Shard("host a", 1, 6, 3),
+    ]
+
+
+def test_a_file_that_is_missing_is_explained(monkeypatch):
+    monkeypatch.setenv("SM_CURRENT_HOST", "algo-2")
     needed = "; with ShardedByS3Key, each host needs training files of its own "
-    with pytest.raises(UserError, match=rf"^no file{needed}\(on "):
+    with pytest.raises(UserError, match=rf"^no file{needed}\(on host algo-2\)$"):
         host_shards.agree(raising(FileNotFoundError("no file")), 0)
-    with pytest.raises(UserError, match=r"^no right \(on "):
+    with pytest.raises(UserError, match=r"^no right \(on host algo-2\)$"):
         host_shards.agree(raising(PermissionError("no right")), 0)
 
 

@@ -5,6 +5,7 @@ Each is one line that names the file.
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 
@@ -343,11 +344,12 @@ def test_a_framework_error_gets_a_first_line(tmp_path, monkeypatch, capsys):
 
 
 def test_a_framework_error_is_cut_at_its_limit(tmp_path, monkeypatch):
-    """The failure file is read-only when its line is written; the log has the line."""
+    """The failure file is read-only when its line is written; the log has the line before."""
     (tmp_path / "output").mkdir()
     (tmp_path / "output/failure").write_text(f"Framework Error: \n{'x' * 501}\n")
 
     def refuse(*_, **options) -> None:
+        assert (tmp_path / "log").read_text().startswith("error: the training toolkit failed (")
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
@@ -379,6 +381,16 @@ def test_the_toolkit_is_not_started_with_what_it_cannot_use(tmp_path, monkeypatc
     )
     assert left.value.code == 1 and (tmp_path / "output/failure").read_text() == line
     assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_the_command_of_the_entry_point_starts_the_toolkit(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
+    monkeypatch.setattr(environment, "Environment", lambda: started.append("its environment"))
+    monkeypatch.setattr(trainer, "train", lambda: started.append("the toolkit"))
+    monkeypatch.delitem(sys.modules, train_command.__name__)  # as for a new process
+    runpy.run_module(train_command.__name__, run_name="__main__")
+    assert started == ["its environment", "the toolkit"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root")

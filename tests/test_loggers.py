@@ -5,7 +5,9 @@ No point is lost, and none is there twice.
 
 import csv
 import json
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 from jsonargparse import ArgumentParser
+from pytorch_lightning.cli import SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from test_interruptions import points
 from test_strangers import Run
@@ -29,6 +32,7 @@ from sagemaker_lightning.callbacks.loggers import (
     remove_later_events,
     save_states,
 )
+from sagemaker_lightning.contract.errors import UserError
 
 LOGGERS = [
     {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}},
@@ -143,18 +147,20 @@ def test_only_a_training_says_that_it_logs_elsewhere(tmp_path: Path, capsys):
 
 
 def test_tensorboards_values_are_written_each_so_many_seconds(tmp_path: Path, monkeypatch):
-    clock = SimpleNamespace(now=50.0)
+    clock = SimpleNamespace(now=0.0)
     written = []
     monkeypatch.setattr(our_loggers, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(TensorBoardLogger, "save", lambda logger: written.append(clock.now))
     logger = our_loggers.Logger(tmp_path, flush_secs=10)
-    for clock.now in (50.0, 59.0, 60.0, 69.0):
+    for clock.now in (0.0, 9.0, 10.0, 19.0):
         logger.save()
     save_states([logger])  # a checkpoint needs all of them
-    for clock.now in (78.0, 79.0):
+    for clock.now in (28.0, 29.0):
         logger.save()
-    assert written == [50.0, 60.0, 69.0, 79.0]
+    assert written == [0.0, 10.0, 19.0, 29.0]
     assert our_loggers.Logger(tmp_path, flush_secs=1)._kwargs["flush_secs"] == 1
+    with pytest.raises(UserError, match="^--logger.flush_secs: found 0, allowed is 1 or more$"):
+        our_loggers.Logger(tmp_path, flush_secs=0)
     never = our_loggers.Logger(tmp_path, flush_secs=10**12)
     assert never._kwargs["flush_secs"] == 24 * 3600 and never.seconds_between_saves == 10**12
 
@@ -175,6 +181,7 @@ def test_what_is_logged_between_two_trainings_stays(tmp_path: Path, fails_first,
             logger.log_metrics(values, step=int(*values.values()))
 
     log(before=1.0)
+    loggers[0].save()
     for _ in range(1 + fails_first):
         prepare_files(loggers, [])
         begin_files(loggers)
@@ -184,6 +191,7 @@ def test_what_is_logged_between_two_trainings_stays(tmp_path: Path, fails_first,
     log(loss=3.0)
     for _ in range(1 if fails_first else 2):
         end_training(loggers)
+    prepare_files(loggers, states, trains=False)  # for a validation
     log(test=4.0)
     assert [state["training"] for state in states] == [1 + fails_first] * 2
     prepare_files(loggers, states)
@@ -216,31 +224,33 @@ def test_a_validation_before_the_training_adds_its_rows(tmp_path: Path):
     states = save_states([first])
     logger = CSVLogger(tmp_path, "logs")
     prepare_files([logger], states, trains=False)
-    logger.log_metrics({"loss": 2.0}, 2)
     logger.log_metrics({"val_loss": 3.0}, 3)
     logger.save()
-    whole = [{"loss": "1.0", "step": "1"}, {"loss": "2.0", "step": "2"}]
+    whole = [{"loss": "1.0", "step": "1"}]
     assert csv_rows(tmp_path) == [*whole, {"val_loss": "3.0", "step": "3"}]
     prepare_files([logger], states)
     logger.log_metrics({"loss": 9.0}, 9)
     logger.save()
-    assert len(csv_rows(tmp_path)) == 3  # the row waits
+    assert len(csv_rows(tmp_path)) == 2  # the row waits
     continue_files([logger], states, time.time(), first=True)
-    assert csv_rows(tmp_path) == whole[:1]
+    assert csv_rows(tmp_path) == whole
 
 
 def test_a_training_that_goes_on_with_nothing_begins_a_new_file(tmp_path: Path):
     first = CSVLogger(tmp_path, "logs")
     prepare_files([first], [])
-    first.log_metrics({"loss": 1.0}, 1)
+    with warnings.catch_warnings(action="error"):  # Lightning's of a folder that it looks for
+        first.log_metrics({"loss": 1.0}, 1)
     states = save_states([first])
-    for begin in (begin_files, lambda loggers: continue_files(loggers, [], time.time(), True)):
+    for step, begin in enumerate(
+        (begin_files, lambda loggers: continue_files(loggers, [], time.time(), True)), 2
+    ):
         logger = CSVLogger(tmp_path, "logs")
         prepare_files([logger], states)
-        logger.log_metrics({"loss": 2.0}, 2)
+        logger.log_metrics({"loss": 2.0}, step)
         begin([logger])
         logger.save()
-        assert csv_rows(tmp_path) == [{"loss": "2.0", "step": "2"}]
+        assert csv_rows(tmp_path) == [{"loss": "2.0", "step": str(step)}]
     nothing = states[0] | {"columns": [], "size": 0}
     prepare_files([logger := CSVLogger(tmp_path, "logs")], [nothing])
     continue_files([logger], [nothing], time.time(), first=True)
@@ -282,8 +292,8 @@ def test_a_parser_still_finds_the_class_of_a_logger_by_its_name(tmp_path: Path):
     assert parsed.logger.class_path == "pytorch_lightning.loggers.CSVLogger"
 
 
-def rows(folder: Path, waits: bool) -> ContinuedWriter:
-    return ContinuedWriter(str(folder), waits)
+def rows(folder: Path | str, waits: bool) -> ContinuedWriter:
+    return ContinuedWriter(str(folder), waits, False, our_loggers.Trainings())
 
 
 def test_a_file_goes_on_where_the_checkpoint_was(tmp_path: Path, capsys):
@@ -309,6 +319,43 @@ def test_a_file_goes_on_where_the_checkpoint_was(tmp_path: Path, capsys):
     assert [row["more"] for row in read_rows] == ["", "", "", "2.0"]
 
 
+def test_a_file_that_is_lost_begins_anew_and_a_line_says_so(tmp_path: Path, capsys):
+    lost = rows(tmp_path, waits=True)
+    lost.continue_from(columns=["loss", "step"], size=17)
+    says = f"warning: {tmp_path}/metrics.csv lacks rows of the interrupted run: the curves have a"
+    assert capsys.readouterr().out.startswith(says)
+    assert not list(tmp_path.iterdir())
+    lost.log_metrics({"more": 1.0}, 3)
+    lost.save()
+    assert (tmp_path / "metrics.csv").read_text().split() == ["more,step", "1.0,3"]
+
+
+@pytest.mark.parametrize("logs_first", [False, True])
+def test_a_run_that_continues_nothing_replaces_the_file(tmp_path: Path, logs_first):
+    """So do Lightning's own loggers, whose version the program has chosen."""
+    file = tmp_path / "logs/version_0/metrics.csv"
+    file.parent.mkdir(parents=True)
+    file.write_text("loss,step\n1.0,1\n")
+    logger = CSVLogger(tmp_path, "logs", version=0)
+    if not logs_first:
+        prepare_files([logger], [])
+    with pytest.warns(UserWarning, match="Previous log files in this directory will be deleted"):
+        logger.log_metrics({"loss": 2.0}, 2)
+    prepare_files([logger], [])
+    logger.save()
+    assert csv_rows(tmp_path) == [{"loss": "2.0", "step": "2"}]
+
+
+def test_a_command_line_writes_its_config_again(tmp_path: Path, monkeypatch):
+    """Without it, a LightningCLI refuses to where the interrupted run has written one."""
+    writers = [SaveConfigCallback(ArgumentParser(), None) for _ in range(2)]
+    trainer = SimpleNamespace(callbacks=[object(), *writers])
+    our_loggers.write_config_again(trainer)
+    assert [writer.overwrite for writer in writers] == [True, True]
+    monkeypatch.delitem(sys.modules, "pytorch_lightning.cli")  # a program without it
+    assert not our_loggers.config_writers(trainer)
+
+
 def test_a_file_that_nobody_goes_on_with_is_removed_as_lightning_does(tmp_path: Path):
     first_rows = rows(tmp_path, waits=False)
     first_rows.log_metrics({"loss": 1.0}, 0)
@@ -320,6 +367,8 @@ def test_a_file_that_nobody_goes_on_with_is_removed_as_lightning_does(tmp_path: 
     second.start_file()
     second.save()
     assert (tmp_path / "metrics.csv").read_text().split() == ["loss,step", "2.0,0"]
+    rows(tmp_path, waits=False)
+    assert not (tmp_path / "metrics.csv").exists()
 
 
 def test_a_file_that_is_written_anew_is_whole_or_as_it_was(tmp_path: Path, monkeypatch):
@@ -392,14 +441,14 @@ def test_logs_in_an_object_store(tmp_path: Path, objects):
     remove_later_events("memory://logs", 1.0)
     assert objects() == {"a.tfevents.1": records[0]}
     remove_later_events("memory://logs", 0.5)
-    writer = ContinuedWriter("memory://logs", waits=False)
+    writer = rows("memory://logs", waits=False)
     for step, name in enumerate(("loss", "more", "loss")):
         writer.log_metrics({name: 1.0}, step)
         writer.save()
         if step == 0:
             state = writer.state()
     assert objects() == {"metrics.csv": b"loss,more,step\r\n1.0,,0\r\n,1.0,1\r\n1.0,,2\r\n"}
-    ContinuedWriter("memory://logs", waits=True).continue_from(**state)
+    rows("memory://logs", waits=True).continue_from(**state)
     assert objects() == {"metrics.csv": b"loss,step\r\n1.0,0\r\n"}
 
 

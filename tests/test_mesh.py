@@ -27,7 +27,7 @@ from sagemaker_lightning.callbacks.heartbeat import Heartbeat
 from sagemaker_lightning.contract import deadlines
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.nodes import mesh
-from sagemaker_lightning.nodes.mesh import Mesh, StopReason
+from sagemaker_lightning.nodes.mesh import Mesh, Peer, StopReason
 from sagemaker_lightning.nodes.messages import Doubt, Greeting, HostMessage, RankMessage, Suspicion
 from sagemaker_lightning.nodes.watchdog import Watchdog
 
@@ -218,11 +218,21 @@ def test_who_does_not_answer_is_said_by_the_one_who_called(hosts):
     assert "its name is that of 127.77.0.10, but it never called; see" in hosts.reasons("algo-1")[0]
 
 
-def test_of_many_hosts_that_are_missing_six_are_named(hosts):
-    all_hosts = tuple(f"algo-{number}" for number in range(1, 10))
+@pytest.mark.parametrize(
+    ("missing", "others"),
+    [
+        (1, ""),
+        (2, "; nor did algo-3"),
+        (8, "; nor did algo-3, algo-4, algo-5, algo-6, algo-7"),
+    ],
+)
+def test_of_many_hosts_that_are_missing_six_are_named(hosts, missing, others):
+    all_hosts = tuple(f"algo-{number}" for number in range(1, missing + 2))
     hosts.start("algo-1", hosts=all_hosts, connect_timeout=0.01)
     (reason,) = hosts.reasons("algo-1")
-    assert "; nor did algo-3, algo-4, algo-5, algo-6, algo-7; see whether it started" in reason
+    says = "its name does not resolve (Name or service not known)"
+    assert f": {says}{others}; see whether it started" in reason
+    assert not hosts.up["algo-1"].reason.is_local
 
 
 def test_a_name_server_that_does_not_answer_is_not_waited_for(hosts, monkeypatch, caplog):
@@ -665,6 +675,30 @@ def test_a_host_that_says_what_is_no_message_is_lost(hosts):
     ]
 
 
+def test_a_host_that_says_nothing_any_more_is_lost(hosts):
+    hosts.start("algo-1", hosts=ALL_HOSTS[:2], silence_timeout=0.1)
+    hostile(hosts, "algo-1", greeting(), b'{"status": "epoch 1"}\n')
+    assert hosts.reasons("algo-1") == [
+        "lost algo-2: nothing was heard of it any more; last heard 0 s ago: epoch 1"
+    ]
+
+
+def test_a_host_that_has_hung_up_is_not_called_again(hosts):
+    hosts.names["algo-1"] = hosts.address("algo-1")
+    with socket.create_server((hosts.address("algo-1"), hosts.port)) as server:
+        server.settimeout(HANG_SECONDS)
+        hosts.start("algo-2", hosts=ALL_HOSTS[:2], silence_timeout=60.0)
+        with server.accept()[0] as connection:
+            connection.settimeout(HANG_SECONDS)
+            connection.sendall(Greeting("algo-1", {}).line() + HostMessage(done=True).line())
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(2**16):
+                pass
+        *_, call = hosts.up["algo-2"].mesh.tasks
+        assert becomes_true(call.done)
+    assert hosts.up["algo-2"].reason is None  # it had said that it was done
+
+
 @pytest.mark.slow
 def test_a_host_that_answers_by_another_name_is_hung_up_on_and_called_again(hosts):
     with socket.create_server((hosts.address("algo-1"), hosts.port)) as server:
@@ -692,6 +726,7 @@ MESSAGES = {
     b'{"failed": "a", "stopped": "b"}': HostMessage(failed="a", stopped="b"),
     b"{}": None,
     b'["status"]': None,
+    b"GET / HTTP/1.1": None,
 }
 
 
@@ -705,6 +740,7 @@ GREETINGS = {
     b'{"host": "a", "settings": {}, "calls": ["c"]}': Greeting("a", {}),
     b'{"host": ["a"], "settings": {}}': None,
     b'{"host": "a", "settings": []}': None,
+    b"GET / HTTP/1.1": None,
 }
 
 
@@ -717,7 +753,8 @@ def test_a_message_is_read_as_it_was_sent():
     message = HostMessage("", True, True, Suspicion("x", Doubt.NONE), "", "b")
     assert HostMessage.parse(message.line()) == message
     assert HostMessage(status="new").merged_with(HostMessage()).status == "new"
-    assert json.loads(HostMessage(ready=True).line()) == {"ready": True}
+    for field in ("ready", "done"):  # and nothing that the sender has not said
+        assert json.loads(HostMessage(**{field: True}).line()) == {field: True}
     for rank_message in (RankMessage("a", "b", True, "c", "d"), RankMessage()):
         assert RankMessage.parse(rank_message.line()) == rank_message
 
@@ -726,6 +763,28 @@ def test_a_message_is_read_as_it_was_sent():
 def test_a_rank_that_has_said_so_has_explained_its_end(said):
     assert RankMessage(**said).explains_end
     assert not RankMessage(rank="a", status="epoch 1").explains_end
+
+
+def test_what_a_host_has_said_once_holds_until_it_says_otherwise():
+    peer = Peer()
+    assert (peer.ready, peer.done, peer.status) == (False, False, "it had just started")
+    for message, known in (
+        (HostMessage(status="epoch 1"), (False, False, "epoch 1")),
+        (HostMessage(ready=True), (True, False, "epoch 1")),
+        (HostMessage(status="epoch 2"), (True, False, "epoch 2")),
+        (HostMessage(done=True), (True, True, "epoch 2")),
+        (HostMessage(status=""), (True, True, "")),
+    ):
+        peer.says(message)
+        assert (peer.ready, peer.done, peer.status) == known
+
+
+@pytest.mark.parametrize("end", ["failed", "stopped"])
+def test_a_host_that_knows_why_the_job_ends_is_done(end):
+    """It is not lost when its connection ends."""
+    peer = Peer()
+    peer.says(HostMessage(**{end: ""}))
+    assert peer.done and not peer.ready
 
 
 @pytest.mark.slow
@@ -891,4 +950,4 @@ def test_a_network_that_is_cut(switch):
         assert reason.startswith("lost algo-3: nothing was heard of it any more; last heard ")
         assert reason.endswith(" s ago: epoch 2, step 7")
     assert "the network of this one (algo-3) is most likely cut" in third_reason
-    assert all(len(ended) == 1 for ended in switch.ended.values())
+    assert becomes_true(lambda: all(len(ended) == 1 for ended in switch.ended.values()))

@@ -4,6 +4,8 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
+import zipimport
 
 import fsspec
 import pytest
@@ -13,8 +15,6 @@ from lightning_fabric.utilities import cloud_io
 from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric
 
 from sagemaker_lightning.compat import overhead
-
-pytestmark = pytest.mark.slow
 
 FAULTS = """
 import resource, sys, torch
@@ -31,6 +31,7 @@ print(faults() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_that_was_freed_is_not_cleared_again():
     faults_when_given_back, faults_when_kept = (
         int(
@@ -58,6 +59,7 @@ print(kept - before, resident() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_that_was_needed_once_is_given_back():
     bytes_kept, bytes_left = map(
         int,
@@ -106,6 +108,7 @@ print(float(cloud_io._is_object_storage is before))
 PROGRAMS = {"left out": IMPORTED, "other threads": MEANWHILE, "switched off": LEFT_AS_IT_IS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [
@@ -120,6 +123,7 @@ def test_lightning_comes_without_what_it_imports_in_vain(program):
     assert float(completed.stdout) == 1 and not completed.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param("train.py", marks=pytest.mark.soak), "train_multi_node.py"]
 )
@@ -146,13 +150,81 @@ def test_a_program_imports_that_way(name, tmp_path):
     }
 
 
-def test_what_lightning_takes_for_object_storage_it_still_does():
+# In one process -----------------------------------------------------------------------------------
+
+IMPORTS = """
+if found:
+    import scipy.signal
+    needed = False
+if found:
+    import json
+kept = [found]
+import string
+"""
+
+
+def test_only_the_statement_that_imports_scipy_signal_is_left_out(tmp_path, monkeypatch):
+    for name in ("torchmetrics", "torchmetrics.audio", "others"):
+        path = tmp_path.joinpath(*name.split("."), "__init__.py")
+        path.parent.mkdir(parents=True)
+        path.write_text(IMPORTS)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    finder = overhead._WithoutSignal
+    for name in ("torchmetrics", "torchmetrics.audio"):
+        spec = finder.find_spec(name, [str(tmp_path / "torchmetrics")] if "." in name else None)
+        assert spec.origin == str(tmp_path.joinpath(*name.split("."), "__init__.py"))
+        variables = {"found": True}
+        exec(spec.loader.get_code(name), variables)
+        assert variables.keys() >= {"json", "kept", "string"} and "scipy" not in variables
+    for name in ("others", "torchmetrics.text"):
+        assert finder.find_spec(name) is None
+
+
+def test_torchmetrics_in_an_archive_or_missing_is_left_to_python(tmp_path, monkeypatch):
+    archive = tmp_path / "packages.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("torchmetrics/__init__.py", IMPORTS)
+    monkeypatch.setattr(sys, "path", [str(archive)])
+    loader = overhead._WithoutSignal.find_spec("torchmetrics").loader
+    assert isinstance(loader, zipimport.zipimporter)
+    monkeypatch.setattr(sys, "path", [])
+    assert overhead._WithoutSignal.find_spec("torchmetrics") is None
+
+
+@pytest.fixture
+def untrimmed(monkeypatch):
+    """Give back Lightning's own functions, and these at the end what they were."""
+    asked = []
+    monkeypatch.setattr(cloud_io, "_is_object_storage", lambda fs: asked.append(fs) or True)
+    monkeypatch.setattr(
+        _ResultMetric, "to", getattr(_ResultMetric.to, "__wrapped__", _ResultMetric.to)
+    )
+    return asked
+
+
+def test_lightnings_functions_are_changed_once_and_not_if_switched_off(untrimmed, monkeypatch):
+    def functions() -> tuple:
+        return cloud_io._is_object_storage, _ResultMetric.to
+
+    before = functions()
+    monkeypatch.setenv("SAGEMAKER_LIGHTNING_TRIM", "0")
     overhead.trim_lightning()
-    assert not cloud_io._is_object_storage(fsspec.filesystem("file"))
-    assert cloud_io._is_object_storage(fsspec.filesystem("s3", anon=True))
+    assert functions() == before
+    monkeypatch.delenv("SAGEMAKER_LIGHTNING_TRIM")
+    overhead.trim_lightning()
+    changed = functions()
+    overhead.trim_lightning()
+    assert functions() == changed and not {*changed} & {*before}
 
 
-def test_a_logged_value_is_moved_to_another_device_only():
+def test_lightning_is_asked_for_other_file_systems_than_the_machines_own(untrimmed):
+    overhead.trim_lightning()
+    assert not cloud_io._is_object_storage(fsspec.filesystem("file")) and not untrimmed
+    memory = fsspec.filesystem("memory")
+    assert cloud_io._is_object_storage(memory) and untrimmed == [memory]
+
+
+def test_a_logged_value_is_moved_to_another_device_only(untrimmed):
     overhead.trim_lightning()
     metric = _ResultMetric(
         _Metadata("training_step", "loss", on_step=True, on_epoch=False), is_tensor=True

@@ -12,6 +12,7 @@ import pytorch_lightning  # noqa: F401  (it sets a variable when it is imported)
 from containers import ROOT, copy_checkout
 
 import sagemaker_lightning
+from sagemaker_lightning.compat import versions
 
 ALONE = """
 import sys
@@ -33,6 +34,15 @@ def test_each_public_name_is_there():
         assert first is getattr(sagemaker_lightning, name) and first.__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         sagemaker_lightning.Nothing  # noqa: B018
+
+
+def test_a_name_that_needs_lightning_is_given_to_a_supported_version_alone(monkeypatch):
+    checked = []
+    monkeypatch.setattr(versions, "check", lambda: checked.append("version"))
+    sagemaker_lightning.__getattr__("UserError")
+    assert checked == []  # the toolkit's process has no Lightning
+    sagemaker_lightning.__getattr__("Seeding")
+    assert checked == ["version"]
 
 
 def test_it_is_imported_without_any_package():

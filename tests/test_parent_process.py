@@ -128,6 +128,10 @@ def test_a_rank_ends_with_its_launcher_until_it_may_outlive_it(killed):
         assert death_signal() == signal.SIGKILL
         outlive_launcher(rank)
         assert death_signal() == 0
+        variables = rank | launcher
+        with bound_to_launcher(variables):
+            assert death_signal() == signal.SIGKILL
+        assert variables == rank | launcher  # it launches no ranks
 
 
 def test_a_launcher_that_has_ended_is_gone_although_nobody_has_asked_for_its_status(killed):

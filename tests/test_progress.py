@@ -111,6 +111,27 @@ def test_the_time_left_of_a_resumed_run_is_that_of_its_own_rate(capsys, monkeypa
     assert "images/s=5.0 " in capsys.readouterr().out
 
 
+def test_a_validation_has_a_line_with_its_metrics(capsys, monkeypatch):
+    """What has no known end has none in the line."""
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 7.0))
+    values = {"train_loss": 0.5, "lr": 0.1, "val_loss": 0.25, "train_acc": 1, "val_acc": 0.123456}
+    trainer = SimpleNamespace(
+        current_epoch=0,
+        max_epochs=-1,
+        global_step=5,
+        is_global_zero=True,
+        sanity_checking=False,
+        state=SimpleNamespace(fn=TrainerFn.FITTING),
+        estimated_stepping_batches=float("inf"),
+        callback_metrics={name: torch.tensor(value) for name, value in values.items()},
+    )
+    log = LogProgress()
+    log.on_train_start(trainer, None)
+    log.on_validation_end(trainer, None)
+    metrics = "train_loss=0.5000 train_acc=1.0000 val_loss=0.2500 val_acc=0.1235"
+    assert capsys.readouterr().out == f"epoch=1 step=5 {metrics} left=unknown\n"
+
+
 def test_a_validation_that_is_no_part_of_a_training_has_no_line(capsys):
     trainer = SimpleNamespace(sanity_checking=False, state=SimpleNamespace(fn=TrainerFn.VALIDATING))
     LogProgress().on_validation_end(trainer, None)

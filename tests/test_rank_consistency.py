@@ -5,6 +5,8 @@ Their learning rate follows their number.
 
 import pickle
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from sagemaker_lightning import GradientWeighting, LearningRateScaling, UserError
+from sagemaker_lightning.callbacks import rank_consistency
 from sagemaker_lightning.callbacks.gradient_weighting import share_of_batch, weight_gradients
 from sagemaker_lightning.callbacks.lr_scaling import scale_rates
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency, refuse_contradictions
@@ -26,8 +29,6 @@ from sagemaker_lightning.data.deterministic import exact
 
 from app.in_memory import ResidentLoader
 from app.train import APPLICATION
-
-pytestmark = pytest.mark.slow
 
 GLOBAL_BATCH = 12  # images
 # Float32 sums in another order; without the weights the difference is 1e-2 and more.
@@ -90,6 +91,7 @@ def loader_of(data: ranks.Numbered, rank: int, world: int, epoch: int) -> Reside
     return resident_loader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "size", "accumulate"),
     [
@@ -137,6 +139,7 @@ def test_lightning_in_one_process_is_plain_pytorch():
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), **TOLERANCE)
 
 
+@pytest.mark.slow
 def test_it_is_the_weights_that_do_it(tmp_path: Path):
     """Without the weights, DDP counts a sample of a rank with few samples for more."""
     ended = ranks.run(fit, 41, 1, False, folder=tmp_path)
@@ -153,6 +156,7 @@ def fit_with_weighting_alone(size: int):
     return model.weights
 
 
+@pytest.mark.slow
 def test_the_weighting_alone(tmp_path: Path):
     """It knows nothing of the loader; the ranks tell each other how many samples they have."""
     ended = ranks.run(fit_with_weighting_alone, 41, folder=tmp_path)
@@ -181,6 +185,7 @@ def plain_ddp(size: int):
     return model.weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_even_batches_are_plain_ddp(tmp_path: Path, world):
     with_consistency = ranks.run(fit, 36, nodes=[world], folder=tmp_path / "ours")
@@ -215,6 +220,7 @@ SHORT = [
 ]
 
 
+@pytest.mark.slow
 def test_ranks_that_were_told_the_same_train(tmp_path: Path):
     """Variables that name the host differ, and each host draws another random seed."""
     ended = ranks.run(
@@ -270,6 +276,7 @@ CONTRADICTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "flags", "says"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys()
 )
@@ -288,6 +295,7 @@ def test_a_contradiction_is_one_line_on_every_rank(tmp_path: Path, variables, fl
     ].output
 
 
+@pytest.mark.slow
 def test_hosts_with_other_files(tmp_path: Path):
     """The files differ in one pixel."""
     for node in range(2):
@@ -327,6 +335,7 @@ def fit_fingerprinted() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_users_own_fingerprint(tmp_path: Path):
     ended = ranks.run(fit_fingerprinted, folder=tmp_path)
     says = (
@@ -351,6 +360,7 @@ def fit_uneven() -> None:
     ranks.trainer([RankConsistency(SageMakerEnvironment(), {})]).fit(ranks.Regression(), Uneven(40))
 
 
+@pytest.mark.slow
 def test_epochs_of_different_lengths_are_an_error_and_no_hang(tmp_path: Path):
     ended = ranks.run(fit_uneven, folder=tmp_path)
     says = (
@@ -452,6 +462,7 @@ def curves(scaling: str, stops_at: int | None = None, goes_on: bool = False) -> 
     return rates
 
 
+@pytest.mark.slow
 def test_learning_rates_of_every_scheduler_are_scaled_and_once_only(tmp_path: Path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -501,6 +512,7 @@ def rates_scaled_alone(goes_on: bool) -> list[list[float]]:
     return model.rates
 
 
+@pytest.mark.slow
 def test_the_scaling_alone(tmp_path: Path):
     """A run that goes on from Lightning's checkpoint does not scale again."""
     rates = [
@@ -513,12 +525,9 @@ def test_the_scaling_alone(tmp_path: Path):
     torch.testing.assert_close(
         torch.tensor([[epoch_rates[0]] for epoch_rates in rates]), torch.tensor(expected)
     )
-    with pytest.raises(
-        UserError, match=r"\(rule=...\): found 'cubic', allowed is one of none, lin"
-    ):
-        LearningRateScaling("cubic")
 
 
+@pytest.mark.slow
 def test_with_an_optimizer_by_flags(tmp_path: Path):
     flags = [
         "--optimizer=SGD",
@@ -540,6 +549,7 @@ def test_with_an_optimizer_by_flags(tmp_path: Path):
     ].output
 
 
+@pytest.mark.slow
 def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command_line = CommandLine(SageMakerEnvironment(), [*SHORT, "--lr_scaling=linear"], APPLICATION)
@@ -626,12 +636,21 @@ def test_a_ranks_share_of_the_batch():
     assert share_of_batch(rank_of(2, [], DividedLoader(4, 3, 3))) == 1  # the user's own sampler
     assert share_of_batch(rank_of(3, [], object())) == 1
     assert share_of_batch(rank_of(1, [], DividedLoader(5))) == 1
-    for share in (0.5, torch.tensor(0.5), torch.tensor(1.0)):
-        weight = torch.ones(1, requires_grad=True)
-        weight_gradients(loss := (4 * weight).sum(), share)
-        loss.backward()
-        assert weight.grad == 4 * share
+    for share in (0.5, 2, torch.tensor(0.5), torch.tensor(1.0)):
+        assert gradient_after(partial(weight_gradients, share=share)) == 4 * share
     weight_gradients(torch.tensor(1.0), 0.5)  # a loss that has no gradient
+    consistency = RankConsistency(SageMakerEnvironment())
+    trainer = rank_of(3, [], DividedLoader(4, 3, 3))
+    assert gradient_after(partial(consistency.on_before_backward, trainer, None)) == 4 * 0.9
+
+
+def gradient_after(hook: Callable[[torch.Tensor], None]) -> torch.Tensor:
+    """Return the gradient of a loss that a hook has seen before; it is 4 without the hook."""
+    weight = torch.ones(1, requires_grad=True)
+    loss = (4 * weight).sum()
+    hook(loss)
+    loss.backward()
+    return weight.grad
 
 
 def test_the_weighting_asks_nothing_of_a_single_rank():
@@ -643,6 +662,14 @@ def test_the_weighting_asks_nothing_of_a_single_rank():
     module = SimpleNamespace(device=torch.device("cpu"))
     weighting.on_train_batch_start(rank_of(2, [], strategy=strategy), module, torch.ones(6, 1), 0)
     assert weighting.weight == 1.2
+    assert gradient_after(partial(weighting.on_before_backward, None, None)) == 4 * 1.2
+
+
+def test_a_rule_that_there_is_not_is_refused():
+    with pytest.raises(
+        UserError, match=r"\(rule=...\): found 'cubic', allowed is one of none, lin"
+    ):
+        LearningRateScaling("cubic")
 
 
 def test_each_training_scales_its_own_optimizers_once():
@@ -664,6 +691,23 @@ def test_each_training_scales_its_own_optimizers_once():
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.2)
 
 
+def test_the_second_training_of_a_trainer_is_scaled_too():
+    consistency = RankConsistency(SageMakerEnvironment(), {}, "linear")
+    for _ in range(2):
+        trainer = rank_of(2, [{"lr": 0.1}], strategy=None)
+        consistency.setup(trainer, None, "fit")
+        consistency.on_train_start(trainer, None)
+        assert trainer.optimizers[0].param_groups == [{"lr": 0.2}]
+
+
+@pytest.mark.parametrize("part", [GradientWeighting(), LearningRateScaling()])
+def test_what_it_does_itself_is_refused_beside_it(part):
+    trainer = rank_of(1, [], callbacks=[object(), part], strategy=None)
+    says = rf"^Trainer\(callbacks=...\): found {type(part).__name__}, which RankConsistency and "
+    with pytest.raises(UserError, match=says):
+        RankConsistency(SageMakerEnvironment()).setup(trainer, None, "fit")
+
+
 def test_a_scheduler_of_a_scheduler_is_scaled():
     plain = SimpleNamespace(base_lrs=[1.0, 2.0], eta_min=0.5, default_min_lr=None, gamma=0.5)
     trainer = rank_of(2, [])
@@ -681,6 +725,7 @@ def test_a_scheduler_of_a_scheduler_is_scaled():
     [
         ([0.2, 0.4], [0.02, 0.04]),  # of which the half is the factor of two ranks
         ([0.02, 0.04], [0.02, 0.04]),
+        ([0.01, 0.02], [0.02, 0.04]),
         ([0.0, 0.4], [0.0, 0.04]),  # a rate of 0 stays
         ([0.0, 0.0], [0.0, 0.0]),
         ([0.2, 0.2], None),
@@ -721,6 +766,9 @@ def test_the_line_on_what_all_ranks_do(loader, module, says, capsys):
         f"world_size=2 hosts=2 lr_scaling=linear lr=0.1,0.3 -> 0.2,0.6 effective_batch_size={says}"
     )
     assert capsys.readouterr().out == f"{line}\n"
+    resumed = [{"lr": 0.2}, {"lr": 0.6}]
+    consistency.on_train_start(rank_of(2, resumed, loader, **options), None)
+    assert resumed == [{"lr": 0.2}, {"lr": 0.6}] and capsys.readouterr().out == f"{line}\n"
     consistency.on_train_start(rank_of(2, [{}], loader, is_global_zero=False), None)
     consistency.on_train_start(rank_of(1, [{"lr": 0.1}], loader, **options), None)
     assert not capsys.readouterr().out
@@ -736,7 +784,7 @@ def test_a_batch_is_larger_than_the_data_if_it_is_not_filled(capsys, size, first
         RankConsistency(SageMakerEnvironment(), {}).on_train_start(
             rank_of(1, [], loader, is_global_zero=first), None
         )
-        says = "warning: a batch size of 3 on 2 rank(s) is more than the 5 samples there are"
+        says = f"warning: a batch size of 3 on 2 rank(s) is more than the {size} samples there are"
         assert capsys.readouterr().out.count(says) == warns
     endless = SimpleNamespace(exactly=SimpleNamespace(course=None))
     RankConsistency(SageMakerEnvironment(), {}).on_train_start(rank_of(1, [], endless), None)
@@ -791,6 +839,34 @@ def test_what_a_host_was_given_is_no_contradiction():
                 ("algo-b", places[1], {"folder": "/points/x", "logs": "/tmp/b/logs"}),
             ]
         )
+
+
+def test_settings_are_compared_before_the_lengths_of_an_epoch(monkeypatch):
+    """One rank asks nobody."""
+    answers_of_b = {"folder": "/b/x"}
+
+    def gather(own_answer: tuple) -> list[tuple]:
+        _, _, settings = own_answer
+        settings_of_b = {name: answers_of_b.get(name, settings[name]) for name in settings}
+        return [own_answer, ("b", {"output": "/b", "host": "b"}, settings_of_b)]
+
+    monkeypatch.setattr(rank_consistency, "gather", gather)
+    environment = SageMakerEnvironment(hosts=("a", "b"), current_host="a", output_data_dir="/a")
+    consistency = RankConsistency(environment, {"folder": "/a/x", "seed": 7})
+    consistency.on_fit_start(rank_of(2, []), None)
+    consistency.on_train_start(rank_of(2, []), None)
+    answers_of_b["batches of an epoch"] = "4"
+    consistency.on_fit_start(rank_of(2, []), None)
+    says = r"^batches of an epoch: a \(rank 0\) has 3, b \(rank 1\) has 4; give all hosts as many"
+    with pytest.raises(UserError, match=says):
+        consistency.on_train_start(rank_of(2, []), None)
+    answers_of_b["seed"] = "8"
+    says = r"^seed: a \(rank 0\) has 7, b \(rank 1\) has 8; give all hosts the same flags$"
+    with pytest.raises(UserError, match=says):
+        consistency.on_fit_start(rank_of(2, []), None)
+    monkeypatch.setattr(rank_consistency, "gather", pytest.fail)
+    consistency.on_fit_start(rank_of(1, []), None)
+    consistency.on_train_start(rank_of(1, []), None)
 
 
 def test_what_is_compared_of_the_data():

@@ -183,6 +183,30 @@ def test_a_cycle_in_a_run_without_an_end_is_not_refused():
         assert lr_schedules.configured(trainer, optimizer, scheduler)["optimizer"] is optimizer
 
 
+def test_a_cycle_with_fewer_steps_than_the_run_is_refused():
+    optimizer, scheduler = scheduled("OneCycleLR", max_lr=2, total_steps=9)
+    with pytest.raises(UserError, match=r"^--lr_scheduler: OneCycleLR has 9 steps, and the run 10"):
+        lr_schedules.configured(
+            SimpleNamespace(estimated_stepping_batches=10), optimizer, scheduler
+        )
+
+
+def test_a_triangle_gets_the_steps_of_the_run():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    schedule = Triangle(optimizer)
+    trainer = SimpleNamespace(estimated_stepping_batches=10)
+    assert lr_schedules.configured(trainer, optimizer, schedule)["optimizer"] is optimizer
+    assert schedule.steps == 10
+
+
+def test_a_schedule_of_epochs_is_lightnings_to_step():
+    optimizer, scheduler = scheduled("StepLR", step_size=1)
+    assert CommandLine.configure_optimizers(None, optimizer, scheduler) == (
+        [optimizer],
+        [scheduler],
+    )
+
+
 def test_torchs_other_cycle_is_stepped_after_each_batch():
     optimizer, scheduler = scheduled("CyclicLR", base_lr=0.1, max_lr=1)
     module = SimpleNamespace(trainer=SimpleNamespace(estimated_stepping_batches=5))

@@ -28,8 +28,6 @@ from sagemaker_lightning.rows.table import Table
 from app import similarity
 from app.similarity import Compared, Similarity
 
-pytestmark = pytest.mark.slow
-
 MERGE = ROOT / "scripts/merge_parts.py"
 PROGRAM = ROOT / "app/similarity.py"
 PAGE = (ROOT / "docs/row-jobs.md").read_text()
@@ -147,6 +145,7 @@ def nearest(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [1, 2, 3, 7])
 def test_the_nearest_rows(tmp_path, hosts):
     table = rows()
@@ -158,29 +157,21 @@ def test_the_nearest_rows(tmp_path, hosts):
     assert nearest(neighbours, scores(table), 5)
 
 
-def test_many_columns_are_looked_through_in_groups(tmp_path):
-    """There are more rows than fit a tile, some of them equal.
-
-    The memory does not hold them all.
-    """
-    table = rows(40_000, 4)
-    table[7::1000] = table[7]
-    job = Job(tmp_path, table)
-    process = job.start(400, 0, "--top_k=3", "--memory=0.01")
-    assert process.communicate(timeout=300)[0] and process.returncode == 0
-    (path,) = job.model(0).glob("scores-*.npy")
-    neighbours = np.load(next(job.model(0).glob("neighbours-*.npy")))
-    unit = table.astype(np.float64)
-    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
-    expected = unit[:100] @ unit.T
-    expected[range(100), range(100)] = -np.inf
-    assert nearest({"scores": np.load(path), "neighbours": neighbours}, expected, 3)
-
-
 def compared(table: np.ndarray, **settings) -> Compared:
     """Return what compares the rows of a table in this process."""
     given = Table(Path("channel"), {"rows.npy": table}, "channel training")
     return Compared(Similarity(**settings), given, torch.device("cpu"))
+
+
+def test_many_columns_are_looked_through_in_groups():
+    """There are more rows than fit a tile, some of them equal."""
+    table = rows(40_000, 4)
+    table[7::1000] = table[7]
+    unit = table.astype(np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    expected = unit[:20] @ unit.T
+    expected[range(20), range(20)] = -np.inf
+    assert nearest(compared(table, top_k=3)(range(20)), expected, 3)
 
 
 @pytest.mark.parametrize("settings", [{"top_k": 3}, {"threshold": 0.05}, {"dense": True}], ids=str)
@@ -214,6 +205,9 @@ def test_rows_that_do_not_stay_on_the_device_are_compared_as_those_that_do(setti
         (1400, 1000, {"top_k": 3}, 10_737_418 // 2 // (27_200 + 12)),
         (1400, 800, {"top_k": 3}, (10_737_418 - 4_480_000) // 2 // (24_000 + 12)),
         (200_000, 1, {"threshold": 0.5}, 1),
+        # The rows may take half of the memory, and not a byte more.
+        (2048, 1024, {"top_k": 3, "memory": 2**-6}, 2**22 // (8 * 2048 + 16 * 1024 + 12)),
+        (2049, 1024, {"top_k": 3, "memory": 2**-6}, 2**23 // (8 * 2049 + 16 * 1024 + 12)),
         (100, 4, {"top_k": 3}, 1024),
     ],
 )
@@ -261,6 +255,8 @@ def test_rows_with_equal_scores_come_by_number():
     best = similarity.nearest(iter(tiles), 6)
     assert best["neighbours"].tolist() == [[5, 7, 1, 3, 4, 0]]
     assert best["scores"].tolist() == [[1.0, 1.0, 0.75, 0.75, 0.75, 0.5]]
+    best = similarity.nearest(iter([(0, torch.tensor([[0.5, 1.0] * 30]))]), 60)
+    assert best["neighbours"].tolist() == [[*range(1, 60, 2), *range(0, 60, 2)]]
 
 
 def test_pairs_at_the_threshold_count_and_come_row_by_row():
@@ -274,6 +270,8 @@ def test_pairs_at_the_threshold_count_and_come_row_by_row():
         "neighbours": [0, 2, 1, 2],
         "scores": [0.5, 1.0, 0.75, 0.5],
     }
+    pairs = similarity.above(iter([(0, torch.ones(2, 30)), (30, torch.ones(2, 30))]), 1.0, 2)
+    assert pairs["neighbours"].tolist() == [*range(60), *range(60)]
 
 
 @pytest.mark.parametrize(
@@ -304,11 +302,15 @@ def test_the_settings_that_decide_the_result(tmp_path, monkeypatch):
     """Blocks that were computed with another memory are good."""
     np.save(tmp_path / "rows.npy", rows(20))
     asked = []
-    monkeypatch.setattr("sagemaker_lightning.rows.job.run", lambda *given: asked.append(given[3]))
+    monkeypatch.setattr("sagemaker_lightning.rows.job.run", lambda *given: asked.append(given[3:]))
 
     def settings(*flags: str) -> dict:
         similarity.main([f"--input={tmp_path}/rows.npy", *flags])
-        return asked.pop()
+        deciding, make = asked.pop()
+        in_use = vars(make(torch.device("cpu")).settings)
+        del in_use["memory"]
+        assert in_use.items() <= deciding.items()
+        return deciding
 
     plain = settings()
     assert plain == settings("--memory=2") == settings("--top_k=10") == settings("--block_rows=3")
@@ -324,6 +326,7 @@ def test_the_settings_that_decide_the_result(tmp_path, monkeypatch):
         assert settings(flag) != plain
 
 
+@pytest.mark.slow
 def test_all_pairs_above_a_threshold(tmp_path):
     table = rows()
     job = Job(tmp_path, table)
@@ -342,6 +345,7 @@ def test_all_pairs_above_a_threshold(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_all_scores(tmp_path):
     table = rows(150)
     job = Job(tmp_path, table)
@@ -352,16 +356,15 @@ def test_all_scores(tmp_path):
 
 
 @pytest.mark.parametrize(("precision", "error"), [("bfloat16", 0.02), ("float16", 0.003)])
-def test_a_lower_precision(tmp_path, precision, error):
+def test_a_lower_precision(precision, error):
     table = rows(200)
-    job = Job(tmp_path, table)
-    job.run(1, "--dense=true", f"--precision={precision}")
     expected = scores(table)
     np.fill_diagonal(expected, 1)
-    difference = np.abs(merged(job, 1)["scores"] - expected).max()
-    assert 1e-5 < difference < error
+    actual = compared(table, dense=True, precision=precision)(range(200))["scores"]
+    assert actual.dtype == np.float32 and 1e-5 < np.abs(actual - expected).max() < error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_at_random_and_resumed_with_another_number_of_hosts(tmp_path, seed):
     table = rows(3000, 16)
@@ -392,6 +395,7 @@ def test_killed_at_random_and_resumed_with_another_number_of_hosts(tmp_path, see
     assert nearest(merged(job, hosts), scores(table), 4)
 
 
+@pytest.mark.slow
 def test_what_a_host_left_of_an_earlier_job_is_replaced(tmp_path):
     job = Job(tmp_path, rows())
     job.run(3, "--top_k=5")
@@ -401,6 +405,7 @@ def test_what_a_host_left_of_an_earlier_job_is_replaced(tmp_path):
     assert sorted(merged(job, 1)) == ["counts", "neighbours", "scores"]
 
 
+@pytest.mark.slow
 def test_other_settings_find_no_blocks(tmp_path):
     job = Job(tmp_path, rows())
     job.run(1, "--top_k=5")
@@ -423,6 +428,7 @@ def sharded(folder: Path, tables: list[dict[str, np.ndarray]], *flags: str) -> l
     return jobs
 
 
+@pytest.mark.slow
 def test_hosts_with_files_of_their_own_compare_these(tmp_path):
     tables = [{"a.npy": rows(50), "c.npy": rows(30, seed=1)}, {"b.npy": rows(80, seed=2)}]
     jobs = sharded(tmp_path, tables, "--top_k=3")
@@ -496,6 +502,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_mistake_is_one_line(tmp_path, case):
     files, flags, message = MISTAKES[case]
@@ -513,6 +520,7 @@ def parts(tmp_path_factory) -> Job:
     return job
 
 
+@pytest.mark.slow
 def test_a_gap_an_overlap_and_a_foreign_part_are_named(parts, tmp_path):
     first_part, second_part, third_part = map(parts.model, range(3))
     (tmp_path / "empty").mkdir()
@@ -539,6 +547,7 @@ def test_a_gap_an_overlap_and_a_foreign_part_are_named(parts, tmp_path):
         assert not (tmp_path / "merged").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_manifest_is_named(parts, tmp_path):
     shutil.copytree(parts.model(0), tmp_path / "model")
     (path,) = (tmp_path / "model").glob("manifest-*.json")
@@ -562,6 +571,7 @@ def test_a_damaged_manifest_is_named(parts, tmp_path):
         assert "Traceback" not in completed.stderr and not (tmp_path / "merged").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", [10, 200, 300, -1])
 def test_a_damaged_part_is_named(parts, tmp_path, position):
     archive = io.BytesIO()
@@ -587,6 +597,7 @@ def test_a_damaged_part_is_named(parts, tmp_path, position):
     assert not (tmp_path / "merged").exists()
 
 
+@pytest.mark.slow
 def test_a_function_of_ones_own(tmp_path):
     table = rows(100)
     job = Job(tmp_path, table)

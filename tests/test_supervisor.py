@@ -18,7 +18,7 @@ import pytest
 from containers import ROOT
 
 from sagemaker_lightning.process import supervisor as supervise
-from sagemaker_lightning.process.supervisor import Supervisor
+from sagemaker_lightning.process.supervisor import StoppedBeforeStart, Supervisor
 
 
 def living(mark: str) -> list[list[str]]:
@@ -44,15 +44,20 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, prefix):
     assert living(mark) == []
 
 
-@pytest.mark.slow
+DEAF = "trap '' TERM; touch ready; while :; do sleep 60; done"
+
+
 def test_a_program_that_does_not_listen_is_killed(tmp_path):
     supervisor = Supervisor()
     mark = f"deaf-{uuid.uuid4().hex}"
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
-    threading.Thread(
-        target=lambda: _wait_for(mark) or supervisor.terminate(grace=1), daemon=True
-    ).start()
-    assert supervisor.run([sys.executable, "-c", deaf, mark], cwd=tmp_path).status == -9
+
+    def end() -> None:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        supervisor.terminate(grace=0.0)
+
+    threading.Thread(target=end, daemon=True).start()
+    assert supervisor.run(["sh", "-c", DEAF, mark], cwd=tmp_path).status == -9
     assert living(mark) == []
 
 
@@ -149,6 +154,57 @@ def test_signals_that_were_blocked_are_heard():
             assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & {*supervise.STOP_SIGNALS}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.mark.parametrize("number", supervise.STOP_SIGNALS)
+def test_a_signal_that_comes_before_the_program_ends_what_prepares_it(number):
+    with Supervisor() as supervisor, pytest.raises(StoppedBeforeStart) as raised:
+        signal.raise_signal(number)
+    name = signal.Signals(number).name
+    assert str(raised.value) == f"{name} came before the program was started"
+    assert supervisor.stop_signal == number
+
+
+def children_but(program: subprocess.Popen) -> set[int]:
+    """Return the PIDs of this process's children that have nothing to do with a program."""
+    return {child.pid for child in psutil.Process().children()} - {program.pid}
+
+
+def test_what_a_program_has_started_is_found_however_deep():
+    """Else it would not be killed in time: a process is adopted only when its parent has ended."""
+    script = "sh -c \"sh -c 'echo; exec sleep 60'; :\"; :"
+    command = ["sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as program:
+        program.stdout.readline()
+        below = psutil.Process(program.pid).children(recursive=True)
+        found = supervise.living_processes(program.pid, children_but(program))
+        os.killpg(program.pid, signal.SIGKILL)
+    psutil.wait_procs(below)  # they may be this process's now
+    assert len(below) == 2 and {process.pid for process in found} == {
+        program.pid,
+        *(process.pid for process in below),
+    }
+
+
+def test_the_exit_status_of_the_program_itself_is_left_to_who_waits_for_it():
+    with subprocess.Popen(["false"]) as program:
+        os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+        assert supervise.living_processes(program.pid, children_but(program)) == []
+    assert program.returncode == 1
+
+
+def test_a_process_that_ends_while_it_is_looked_at_has_started_nothing(monkeypatch):
+    children = psutil.Process.children
+
+    def look(process: psutil.Process, recursive: bool = False) -> list[psutil.Process]:
+        if recursive:
+            raise psutil.NoSuchProcess(process.pid)
+        return children(process)
+
+    monkeypatch.setattr(psutil.Process, "children", look)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as program:
+        found = supervise.living_processes(program.pid, children_but(program))
+    assert [process.pid for process in found] == [program.pid]
 
 
 COUNTING = """

@@ -114,7 +114,7 @@ def test_a_quota_of_cpus_counts(tmp_path, monkeypatch, own, tree, cpus):
 
 
 def test_a_system_without_cgroups(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
+    monkeypatch.setattr(os, "sched_getaffinity", {0: {3, 5}}.get)  # 0: this process
     assert threads.usable_cpus(tmp_path, tmp_path / "none") == 2
 
 
@@ -125,7 +125,7 @@ def test_the_affinity_counts():
 
 
 def test_ranks_share_what_there_is(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(MANY)))
+    monkeypatch.setattr(os, "sched_getaffinity", {0: set(range(MANY))}.get)
     monkeypatch.setattr(threads, "usable_cpus", lambda: 6)
     assert [threads.thread_variables(ranks, {}) for ranks in (1, 2, 4, 9)] == [
         {"OMP_NUM_THREADS": text} for text in ("6", "3", "1", "1")
@@ -153,14 +153,20 @@ def test_the_number_is_set_before_torch_is_imported(tmp_path, own, threads_expec
     code = (
         "import atexit, gc\n"
         "atexit.register(lambda: print('end', gc.get_freeze_count()))\n"
+        "from sagemaker_lightning.compat import overhead, versions\n"
         "from sagemaker_lightning.process import lightning_import, threads\n"
         "threads.usable_cpus = lambda: 1\n"
+        "versions.check = lambda: print('versions')\n"
+        "overhead.skip_scipy_signal = lambda: print('scipy.signal')\n"
     )
     code += "lightning_import.import_lightning()\nassert gc.isenabled() and gc.get_freeze_count()"
     if len(os.sched_getaffinity(0)) == 1 and not own:
         pytest.skip("one CPU: there is nothing to say")
-    # No garbage is collected during the import; at the end no object is frozen any more.
+    # A version that is not supported may not even be importable. No garbage is collected during
+    # the import; at the end no object is frozen any more.
     assert run(code, tmp_path, **own).stdout.splitlines() == [
+        "versions",
+        "scipy.signal",
         f"pytorch_lightning {threads_expected} False",
         f"torchvision {threads_expected} False",
         "end 0",
@@ -290,7 +296,10 @@ def test_waiting_threads_spin_only_while_nobody_else_wants_the_cpu():
 
 
 class Libgomp:
-    """Stands for libgomp on a machine with so many CPUs; notes how many threads it keeps."""
+    """Stands for libgomp on a machine with so many CPUs; notes how many threads it keeps.
+
+    The threads are not bound to places (`flags`).
+    """
 
     def __init__(self, cpus: int) -> None:
         self.cpus = cpus
@@ -300,6 +309,7 @@ class Libgomp:
         return self.cpus
 
     def GOMP_parallel(self, function, data, threads: int, flags: int) -> None:  # noqa: N802
+        assert flags == 0
         self.kept.append(threads)
 
 
@@ -330,10 +340,16 @@ def test_how_long_and_by_how_many_threads_spinning_is_switched_off(cpus, own, ke
         started.append(threading.Thread(**settings))
         return started[-1]
 
+    class Release(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(super().wait(timeout))
+            return waited[-1]
+
+    waited = []
     # A thread of another test may run the function with the module's own clock and threads.
     in_place = {
         "time": SimpleNamespace(sleep=sleep),
-        "threading": SimpleNamespace(Event=threading.Event, Thread=thread),
+        "threading": SimpleNamespace(Event=Release, Thread=thread),
         "_scheduled": lambda: tuple(clock),
     }
     control = FunctionType(threads._control_spinning.__code__, vars(threads) | in_place)
@@ -341,7 +357,8 @@ def test_how_long_and_by_how_many_threads_spinning_is_switched_off(cpus, own, ke
         control(libgomp, own)
     for holder in started:
         holder.join(10)
-        assert not holder.is_alive()
+        assert not holder.is_alive() and holder.daemon  # no thread outlives its process
+    assert waited == [True] * 5  # each held its threads until it was released
     assert [seconds for seconds in sleeps if seconds != 0.25] == [
         seconds for _, seconds in MEASUREMENTS if seconds
     ]

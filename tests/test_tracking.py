@@ -298,7 +298,7 @@ def test_what_is_sent_at_once_and_what_waits():
     assert server.calls == [([], ["batch"], [], {"synchronous": False}), ([], [], ["mine"], {})]
     assert not client.state("run") and server.waits == 2
     client.log_held()
-    client.log_batch("run")
+    assert client.log_batch("run") is None
     assert server.calls[2:] == [([("loss", 0)], [], [], {"synchronous": False})]
     assert client.state("run") == {"loss": 1} and server.waits == 3
     assert client.state("run") == {"loss": 1} and server.waits == 3
@@ -306,8 +306,29 @@ def test_what_is_sent_at_once_and_what_waits():
     client.log_batch("run", [Metric("loss", 1.0, 6, 1)], parameters[:1])
     client.continue_from("run", {"loss": 0})
     client.repeat("run")
-    client.log_batch("run", [Metric("loss", 1.0, 6, 1), Metric("loss", 1.0, 7, 2)])
+    metrics = [Metric("loss", 1.0, 6, 1), Metric("loss", 1.0, 7, 2)]
+    assert client.log_batch("run", metrics) is server  # somebody may wait for it
     assert [row[2] for row in server.rows] == [0, 1, 1, 2]
+
+
+def test_points_of_one_millisecond_are_a_millisecond_apart():
+    server = Client()
+    client = Points(server)
+    for step, moment in enumerate((1000, 1000, 1000, 1007)):
+        client.log_batch("run", [Metric("loss", 1.0, moment, step)])
+    assert [row[1] for row in server.rows] == [1000, 1001, 1002, 1007]
+
+
+def test_a_second_training_of_a_process_sends_at_once():
+    """Its process knows which points the server has."""
+    server = Client()
+    client = Points(server)
+    client.wait("run")
+    client.continue_from("run", {})
+    for step in range(2):
+        client.wait("run")
+        client.log_batch("run", [Metric("loss", 1.0, 5, step)])
+        assert len(server.rows) == step + 1
 
 
 def test_what_a_program_logs_before_its_training_is_sent_once():
@@ -450,13 +471,13 @@ def test_what_the_clock_logs_is_not_there_twice(capsys):
         client.log_batch("run", [Metric("cpu", 1.0, step, step)])
     again = Points(server)
     again.continue_from("run", {})
-    for step in (2, 5, 8, 11):
+    for step in (2, 5, 8, 11, 12):
         again.log_batch("run", [Metric("cpu", 1.0, step, step)])
-    assert [row[2] for row in server.rows] == [3, 6, 9, 11]
+    assert [row[2] for row in server.rows] == [3, 6, 9, 11, 12]
     last = Points(server)
     last.continue_from("run", again.state("run"))
-    last.log_batch("run", [Metric("cpu", 1.0, 1, 11)])
-    assert [row[2] for row in server.rows] == [3, 6, 9, 11, 11] and not capsys.readouterr().out
+    last.log_batch("run", [Metric("cpu", 1.0, 1, 12)])
+    assert [row[2] for row in server.rows] == [3, 6, 9, 11, 12, 12] and not capsys.readouterr().out
 
 
 class Run:

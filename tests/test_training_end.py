@@ -1,6 +1,7 @@
 """How a training ends: with a model or a reason, and the files beside the model."""
 
 import json
+import pickle
 import re
 import sys
 import types
@@ -317,6 +318,12 @@ def finished(folder: Path, model: Model, data: Data | None = None, rank: int = 0
     for path in (*paths, elsewhere):
         torch.save({"state_dict": state}, path)
     events = []
+
+    def test(*_, verbose: bool = True) -> list[dict[str, float]]:
+        if verbose:
+            print("Lightning's table of the results")
+        return [{"test_loss": 0.25}] if rank == 0 else []
+
     trainer = SimpleNamespace(
         is_global_zero=rank == 0,
         local_rank=rank,
@@ -326,7 +333,7 @@ def finished(folder: Path, model: Model, data: Data | None = None, rank: int = 0
             broadcast=lambda given: given,
             barrier=lambda name: events.append([path.exists() for path in paths]),
         ),
-        test=lambda *_, **__: [{"test_loss": 0.25}] if rank == 0 else [],
+        test=test,
     )
     checkpoint = SimpleNamespace(
         choose_intact=lambda: str(best),
@@ -338,7 +345,9 @@ def finished(folder: Path, model: Model, data: Data | None = None, rank: int = 0
         datamodule=data,
         config=None,
         config_init=SimpleNamespace(checkpoint=checkpoint),
-        parser=SimpleNamespace(dump=lambda *_, **__: "trainer: {}\n"),
+        parser=SimpleNamespace(
+            dump=lambda config, skip_none=True: "" if skip_none else "model: null\n"
+        ),
         resume=SimpleNamespace(resumes=[], folder=SimpleNamespace(checkpoints=lambda: [(2, step)])),
         events=events,
     )
@@ -359,6 +368,7 @@ def test_what_is_left_of_a_finished_run(tmp_path: Path, capsys, model, data, is_
     described = json.loads((environment.model_dir / "model.json").read_text())
     assert described["best_model"] == "best.ckpt"
     assert described["metrics"] == {"val_loss": 0.5} | ({"test_loss": 0.25} if is_tested else {})
+    assert (environment.model_dir / "config.yaml").read_text() == "model: null\n"
     assert capsys.readouterr().out.splitlines() == [
         "test_loss=0.2500" if is_tested else "",
         f"model: {environment.model_dir}/model.pt",
@@ -395,6 +405,14 @@ def test_without_a_best_model_the_last_one_is_written(tmp_path: Path):
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     assert json.loads((environment.model_dir / "model.json").read_text())["best_model"] is None
     assert [path.name for path in environment.checkpoint_dir.iterdir()] == ["notes.txt"]
+
+
+def test_a_checkpoint_of_the_best_model_makes_no_objects(tmp_path: Path):
+    """Whoever can write to the folder could run code by them."""
+    run, environment = finished(tmp_path, Model())
+    torch.save({"state_dict": {}, "x": tmp_path}, environment.checkpoint_dir / "best.ckpt")
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        export.export(run, environment)
 
 
 def test_a_model_that_loads_what_it_has_may_lack_the_rest(tmp_path: Path):

@@ -5,6 +5,7 @@ It is unpacked safely with every Python.
 
 import io
 import os
+import runpy
 import shutil
 import socket
 import sys
@@ -16,11 +17,15 @@ import pytest
 import torch
 from conftest import Job
 from local_mode import unpacked
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from sagemaker_lightning.contract import shutdown
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.launch import requirements, torchrun_command, user_program
 from sagemaker_lightning.process import start_notice, threads
+from sagemaker_lightning.process.parent_process import LAUNCHER_VARIABLE
 
 
 @pytest.fixture
@@ -83,6 +88,16 @@ def test_a_source_on_s3_is_checked_like_any_other(code, tmp_path, monkeypatch):
     assert [path.name for path in code.iterdir()] == ["train.py"]
 
 
+@pytest.mark.parametrize(
+    ("sent", "value"),
+    [("train.py", "train.py"), ('"train.py"', "train.py"), ("null", None), ("", ""), (None, None)],
+)
+def test_what_a_client_has_sent_of_the_toolkits_own(sent, value):
+    """The SDK sends JSON, as it does for each value; null stands for what was not given."""
+    hyperparameters = {} if sent is None else {"sagemaker_program": sent}
+    assert user_program.sent(hyperparameters, "sagemaker_program") == value
+
+
 def test_which_program_is_found(code, tmp_path):
     """That of the job's source comes first; a package may have it as a module."""
     assert user_program.find("app/train.py") == (user_program.HOME, "app/train.py")
@@ -130,6 +145,18 @@ ESCAPES = [
     {"p/q": "..", "p/q/r": "../..", "p/q/r/evil": b"x", "ok": b"1"},
     {"l": "/", "l/evil": b"x", "ok": b"1"},
 ]
+
+
+def test_an_early_python_refuses_links_and_names_the_first(code, tmp_path, filters):
+    """It cannot tell whether they lead out of the folder."""
+    archive = source(tmp_path / "s.tar.gz", **{"train.py": b"1", "first": ".", "second": "."})
+    if hasattr(tarfile, "data_filter"):
+        user_program.unpack(archive)
+        assert (code / "first").is_symlink()
+        return
+    says = r"\(it has the link first, which takes Python 3.11.4 or later\)"
+    with pytest.raises(UserError, match=says):
+        user_program.unpack(archive)
 
 
 @pytest.mark.parametrize("members", ESCAPES, ids=["names", "chain", "link"])
@@ -240,6 +267,76 @@ def test_why_pip_could_not(case):
     log, says = LOGS[case]
     log = "".join(f"2026-11-22T16:03:13,004 {line}\n" for line in log.splitlines())
     assert requirements.explain(log, "2").startswith(says)
+
+
+class Pip:
+    """Stands for the toolkit's calls of pip; each writes `log` to pip's log, and fails if told.
+
+    Attributes:
+        error: The error that a call raises; None if it ends well.
+        log: What a call logs; None if it writes no log.
+        calls: What was to be installed.
+    """
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.log: str | None = None
+        self.calls: list[tuple[str, ...]] = []
+
+    def __call__(self, *what: str) -> None:
+        self.calls.append(what)
+        if self.log is not None:
+            with Path(os.environ["PIP_LOG"]).open("a") as log:
+                log.write(f"2026-11-22T16:03:13,004 {self.log}\n")
+        if self.error:
+            raise self.error
+
+
+@pytest.fixture
+def pip(monkeypatch) -> Pip:
+    """A pip that installs nothing."""
+    pip = Pip()
+    monkeypatch.delenv("PIP_LOG", raising=False)
+    monkeypatch.setattr(requirements.entry_point, "install", pip)
+    monkeypatch.setattr(requirements.modules, "install_requirements", pip)
+    return pip
+
+
+def test_what_is_installed_for_a_program(tmp_path, pip):
+    """A program of the image may use what the source asks for, but does not need the source."""
+    requirements.install(tmp_path, "train.py", own=True)
+    requirements.install(tmp_path, "app/train.py", own=False)
+    (tmp_path / "requirements.txt").touch()
+    requirements.install(tmp_path, "app/train.py", own=False)
+    assert pip.calls == [("train.py", str(tmp_path)), (str(tmp_path),)]
+
+
+@pytest.mark.parametrize("users_log", [None, "", "after connection broken by 'Timeout'\n"])
+@pytest.mark.parametrize("file", ["requirements.txt", "setup.py"])
+def test_what_pip_has_logged_of_a_failure_is_explained(tmp_path, monkeypatch, pip, file, users_log):
+    """The user's own log, which PIP_LOG names, may have something of an earlier call."""
+    (tmp_path / file).touch()
+    if users_log is not None:
+        monkeypatch.setenv("PIP_LOG", str(tmp_path / "log"))
+    if users_log:
+        (tmp_path / "log").write_text(users_log)
+    pip.error = requirements.errors.InstallModuleError("pip install https://me:k5@host", 3)
+    pip.log = "ERROR: No matching distribution found for a==1"
+    with pytest.raises(UserError) as raised:
+        requirements.install(tmp_path, "train.py", own=True)
+    assert str(raised.value) == (
+        f"{file}: pip could not install a==1: No matching distribution found for a==1; correct or "
+        "remove that line"
+    )
+    assert raised.value.__suppress_context__  # its text has the password
+    assert ("PIP_LOG" in os.environ) == (users_log is not None)
+
+
+def test_a_pip_that_has_logged_nothing_has_an_exit_status(tmp_path, pip):
+    pip.error = requirements.errors.InstallRequirementsError("pip install", 3)
+    says = "^setup.py: pip could not install .* pip ended with exit status 3, and its log says no"
+    with pytest.raises(UserError, match=says):
+        requirements.install(tmp_path, "train.py", own=True)
 
 
 @pytest.mark.slow
@@ -421,6 +518,12 @@ def test_a_program_of_the_image_becomes_torchrun(started, restarts):
     assert ("SAGEMAKER_LIGHTNING_WATCH" in variables) == (restarts == 0)
 
 
+def test_a_program_of_the_image_has_the_flags_of_its_command_line(started, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train_torchrun.py", "--max_restarts=1", "--a=1"])
+    torchrun_command.main(Path("x.py"))
+    assert started[-1][1][-3:] == ["--max-restarts=1", "x.py", "--a=1"]
+
+
 def test_torchrun_waits_for_the_names_of_the_hosts(started, monkeypatch):
     asked = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: asked.append(host))
@@ -442,3 +545,54 @@ def test_a_number_of_restarts_that_is_none(started, capsys, often):
         torchrun_command.main(Path("x.py"), [f"--max_restarts={often}"])
     says = f"error: --max_restarts: found '{often}', allowed is a number, 0 or more ["
     assert left.value.code == 1 and capsys.readouterr().err.startswith(says) and started == []
+
+
+def end_of_torchrun(monkeypatch, error: Exception | None = None) -> BaseException | None:
+    """Return how torchrun.py ends, as a program, if torchrun itself ends with an error."""
+    did = []
+    monkeypatch.setenv(LAUNCHER_VARIABLE, "1")
+    monkeypatch.setattr(
+        "sagemaker_lightning.contract.shutdown.leave_at_once", lambda: did.append(0)
+    )
+
+    def main() -> None:
+        did.append(os.environ[LAUNCHER_VARIABLE])
+        if error:
+            raise error
+
+    monkeypatch.setattr("torch.distributed.run.main", main)
+    try:
+        runpy.run_module("sagemaker_lightning.launch.torchrun", run_name="__main__")
+    except BaseException as raised:
+        return raised
+    finally:
+        # It hears signals from the start, and the ranks know whose end is theirs.
+        assert did == [0, str(os.getpid())]
+    return None
+
+
+def test_torchrun_ends_as_its_ranks_do(monkeypatch):
+    assert end_of_torchrun(monkeypatch) is None
+
+
+@pytest.mark.parametrize("number", shutdown.SIGNALS)
+def test_torchrun_that_is_stopped_has_the_signals_status(monkeypatch, capsys, number):
+    left = end_of_torchrun(monkeypatch, SignalException("got a signal", number))
+    assert isinstance(left, SystemExit) and left.code == 128 + number
+    assert capsys.readouterr().err == "torchrun: got a signal\n"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"), [([143], 143), ([130, 143], 143), ([143, 1], None), ([-9], None)]
+)
+def test_ranks_that_stopped_are_no_failure_of_torchrun(monkeypatch, statuses, status):
+    """All of them have agreed to stop, though only one was told to. Any other end is a failure."""
+    failures = {
+        rank: ProcessFailure(rank, 1, exit_status, "") for rank, exit_status in enumerate(statuses)
+    }
+    error = ChildFailedError("x.py", failures)
+    left = end_of_torchrun(monkeypatch, error)
+    if status is None:
+        assert left is error
+    else:
+        assert isinstance(left, SystemExit) and left.code == status

@@ -5,6 +5,7 @@ dies the kernel closes its connection; here the test does. tests/test_mesh.py ha
 """
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from rank_process import let_run, process
 
 from sagemaker_lightning.callbacks import heartbeat
 from sagemaker_lightning.callbacks.heartbeat import Heartbeat
+from sagemaker_lightning.contract import deadlines
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import OUT_OF_MEMORY
 from sagemaker_lightning.nodes.mesh import StopReason
@@ -86,6 +88,15 @@ def test_the_only_host_listens_on_no_port():
         assert watch.wait_until_all_are_ready() is None
 
 
+def test_who_waits_for_the_others_hears_why_the_job_ends():
+    with watched(("algo-1", "algo-2")) as watch:
+        watch.fail("boom", is_request=False)
+        assert watch.wait_until_all_are_ready().why == "boom"
+        assert watch.mesh.sent.ready and watch.mesh.status == "its program had just started"
+        assert watch.wait_until_all_are_done().why == "boom"
+        assert watch.mesh.sent.done and watch.mesh.status == "its program had ended well"
+
+
 def test_it_ends_although_a_task_drops_a_cancellation():
     """As `wait_for` of Python 3.11 may do."""
 
@@ -118,6 +129,11 @@ def becomes_true(condition: Callable[[], object], limit: float = HANG_SECONDS) -
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return bool(condition())
+
+
+def settle(watch: Watchdog) -> None:
+    """Wait until a watch has done what was due when this was called."""
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), watch.loop).result(HANG_SECONDS)
 
 
 def test_a_rank_that_raises_is_quoted(watch):
@@ -155,13 +171,13 @@ def test_a_rank_that_dies_without_a_word(watch):
     )
 
 
-@pytest.mark.slow
 def test_a_rank_whose_launcher_has_ended_is_no_reason(watch):
     """The launcher's exit status says more: the toolkit reads it in the time that is left."""
     watch.program_ended()
     die(rank(watch))
-    assert becomes_true(lambda: watch.own_suspicion)
-    assert not becomes_true(lambda: watch.reason, QUIET_SECONDS)
+    assert becomes_true(lambda: watch.has_waited)
+    settle(watch)
+    assert watch.own_suspicion and watch.reason is None
     assert watch.wait_for_reason().why == DEAD
 
 
@@ -234,13 +250,12 @@ ENDS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("code", "reason", "doubt"), ENDS.values(), ids=ENDS)
 def test_how_a_rank_ended(watch, code, reason, doubt):
     with process(watch.path, RANK_NAME, code) as started:
         let_run(started)
-        assert becomes_true(lambda: watch.reason)
-        assert watch.reason == StopReason(reason, is_local=True, doubt=doubt)
+        assert becomes_true(lambda: watch.own_suspicion)
+        assert watch.own_suspicion == StopReason(reason, is_local=True, doubt=doubt)
 
 
 @pytest.mark.slow
@@ -297,6 +312,22 @@ def test_a_launcher_that_ends_after_a_rank_that_it_took_with_it_is_the_reason(wa
     assert watch.reason.why == DEAD.replace(RANK_NAME, OTHER_RANK_NAME)
 
 
+def test_the_end_of_a_rank_that_lost_a_peer_is_not_the_one_that_is_waited_for(watch):
+    code = f"say(failed={LOST_PEER_ERROR!r}); os._exit(1)"
+    with process(watch.path, RANK_NAME, code) as started:
+        let_run(started)
+        assert becomes_true(lambda: watch.lost_peer)
+
+
+def test_a_rank_that_has_said_all_is_hung_up_on(watch):
+    """A connection that stays open would be one more for each start of the ranks."""
+    rank_heartbeat = rank(watch)
+    rank_heartbeat.done()
+    rank_heartbeat.socket.settimeout(HANG_SECONDS)
+    rank_heartbeat.socket.shutdown(socket.SHUT_WR)
+    assert rank_heartbeat.socket.recv(1) == b""
+
+
 def test_a_rank_that_dies_before_the_one_that_misses_it(watch):
     """A rank dies before the one that misses it.
 
@@ -342,17 +373,20 @@ def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
     assert watch.suspicions == [watch.reason]  # of two that may have come of it, it is the first
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "act", [lambda line: line.failed(LOST_PEER_ERROR), die], ids=["lost a peer", "died"]
 )
 def test_a_rank_that_its_launcher_stops_as_another_one_has_ended_is_no_stop(watch, act):
-    act(rank(watch))
+    first_heartbeat = rank(watch)
+    act(first_heartbeat)
     assert becomes_true(lambda: watch.lost_peer or watch.own_suspicion)
-    rank(watch, OTHER_RANK_NAME).stopped(
+    stopped_heartbeat = rank(watch, OTHER_RANK_NAME)
+    stopped_heartbeat.stopped(
         "interrupted, resume from step 0: SIGTERM; it came while nothing was being trained"
     )
-    assert not becomes_true(lambda: watch.reason and watch.reason.is_request, QUIET_SECONDS)
+    stopped_heartbeat._send(RankMessage(status="stopped"))
+    assert becomes_true(lambda: watch.mesh.status == "stopped")
+    assert not (watch.reason and watch.reason.is_request)
 
 
 @pytest.mark.parametrize(
@@ -426,38 +460,64 @@ def test_a_rank_that_was_killed_is_named_at_once(monkeypatch):
         assert watch.reason is None and watch.known_reason.why == ENDS["killed"][1]
 
 
-@pytest.mark.slow
 def test_a_launcher_whose_rank_is_dead_is_left_time_to_end_by_itself(monkeypatch):
     """The other hosts hear it at once; the program here is ended only if its launcher stays."""
-    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 1.0)
+    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 60.0)
     with watched(("algo-1", "algo-2")) as watch:
         rank(watch).failed("error: boom")
         assert becomes_true(lambda: watch.mesh.sent.failed)
         assert watch.mesh.sent == HostMessage(
             status=watch.mesh.status, failed="a rank failed: boom"
         )
+        settle(watch)
         assert watch.reasons_given == []
-        assert becomes_true(lambda: watch.reasons_given)
 
 
-@pytest.mark.slow
 def test_the_first_reason_counts(watch):
-    rank(watch).failed("error: boom")
+    first_heartbeat = rank(watch)
+    first_heartbeat.failed("error: boom")
+    stopped_heartbeat = rank(watch)
     assert becomes_true(lambda: watch.reason)
-    rank(watch).stopped("interrupted")
+    stopped_heartbeat.stopped("interrupted")
     die(rank(watch))
-    assert (
-        not becomes_true(lambda: watch.reason.why != "a rank failed: boom", QUIET_SECONDS)
-        and len(watch.reasons_given) == 1
-    )
+    assert becomes_true(lambda: watch.has_waited)
+    settle(watch)
+    assert watch.reason.why == "a rank failed: boom" and len(watch.reasons_given) == 1
 
 
-@pytest.mark.slow
-def test_who_fails_by_itself_is_not_told_to_end(watch):
+def test_who_fails_by_itself_is_not_told_to_end(watch, monkeypatch):
+    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.0)
     watch.fail("the program cannot be had", is_request=False)
     assert becomes_true(lambda: watch.reason)
+    settle(watch)
     assert watch.reason == StopReason("the program cannot be had", is_local=True)
-    assert not becomes_true(lambda: watch.reasons_given, QUIET_SECONDS)
+    assert watch.reasons_given == []
+
+
+TWO_HOSTS = ("algo-1", "algo-2")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "lost_peer", "waits"),
+    [
+        (TWO_HOSTS, True, "for a better reason"),  # another host may know it
+        (TWO_HOSTS, False, "for its launcher"),
+        (("algo-2",), True, "for its launcher"),
+    ],
+    ids=["lost a peer", "died first", "lost a peer of the only host"],
+)
+def test_what_is_waited_for_after_a_rank_has_died(monkeypatch, hosts, lost_peer, waits):
+    wait = {"for a better reason": 60.0, "for its launcher": 60.0} | {waits: 0.0}
+    monkeypatch.setattr(deadlines, "better_reason", lambda silence: wait["for a better reason"])
+    monkeypatch.setattr(deadlines, "ENDS_BY_ITSELF", wait["for its launcher"])
+    with watched(hosts) as watch:
+        watch.program_ended()
+        missing_heartbeat = rank(watch, OTHER_RANK_NAME)
+        if lost_peer:
+            missing_heartbeat.failed(LOST_PEER_ERROR)
+            assert becomes_true(lambda: watch.lost_peer)
+        die(rank(watch))
+        assert becomes_true(lambda: watch.has_waited)
 
 
 def test_the_step_is_said_once_a_second(watch, monkeypatch):
@@ -475,6 +535,23 @@ def test_the_step_is_said_once_a_second(watch, monkeypatch):
         trainer.global_step += 1
         rank_heartbeat.on_train_batch_start(trainer, None, None, 0)
     assert output == [(101.0, "epoch 2, step 10"), (102.5, "epoch 2, step 12")]
+
+
+def test_each_thing_that_a_rank_says_is_a_message(tmp_path: Path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "watch"))
+        server.listen()
+        rank_heartbeat = Heartbeat(tmp_path / "watch", RANK_NAME)
+        rank_heartbeat.stopped("interrupted")
+        rank_heartbeat.failed("error: x")
+        rank_heartbeat.done()
+        die(rank_heartbeat)
+        connection, _ = server.accept()
+        with connection, connection.makefile() as lines:
+            messages = [json.loads(line) for line in lines]
+    assert messages == [
+        {"rank": RANK_NAME}, {"stopped": "interrupted"}, {"failed": "error: x"}, {"done": True}
+    ]  # fmt: skip
 
 
 def test_a_copy_of_the_process_does_not_keep_the_connection_open(tmp_path: Path, monkeypatch):
@@ -507,4 +584,4 @@ def test_a_watch_that_is_gone_harms_no_rank():
     rank_heartbeat.done()
     rank_heartbeat.failed("error: x")
     assert not watch.path.exists() and not watch.thread.is_alive() and watch.loop.is_closed()
-    assert not watch.path.parent.exists()
+    assert not watch.path.parent.exists() and not watch.server.is_serving()

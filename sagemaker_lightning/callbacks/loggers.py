@@ -167,16 +167,10 @@ class ContinuedWriter(lightning_loggers.Writer):
 
     waits = False
 
-    def __init__(
-        self,
-        log_dir: str,
-        waits: bool,
-        adds: bool = False,
-        trainings: Trainings | None = None,
-    ) -> None:
+    def __init__(self, log_dir: str, waits: bool, adds: bool, trainings: Trainings) -> None:
         self.waits = waits
         self.adds = adds
-        self.trainings = trainings or Trainings()
+        self.trainings = trainings
         super().__init__(log_dir)
         if adds and (content := self._read()):
             self.metrics_keys = next(csv.reader(io.StringIO(content)))
@@ -414,8 +408,9 @@ def save_states(loggers: Iterable[Any]) -> list[dict[str, Any]]:
             "kind": type(logger).__name__,
             "name": _plain_or_none(lightning_loggers.identity(logger)),
             "version": version,
-            "training": _trainings_of(logger).count if isinstance(logger, FILE_LOGGERS) else 0,
         }
+        if isinstance(logger, FILE_LOGGERS):
+            state["training"] = _trainings_of(logger).count
         if isinstance(logger, ContinuedCSVLogger):
             state |= logger.experiment.state()
         elif isinstance(logger, wandb_rows.ContinuedWandbLogger) and logger.rows:

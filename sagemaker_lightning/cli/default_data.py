@@ -98,7 +98,7 @@ def _chosen_class_path(args: list[str], group: str, base: type) -> str | None:
     if not chosen:
         return None
     group_parser = LightningArgumentParser(exit_on_error=False)
-    group_parser.add_subclass_arguments(base, group, required=False)
+    group_parser.add_subclass_arguments(base, group)
     return group_parser.parse_args([f"--{group}={chosen}"])[group].class_path
 
 

@@ -47,7 +47,7 @@ def _silence_warnings() -> None:
     """Hide warnings and log lines that a user cannot act on."""
     # --optimizer is meant to override what the model would choose; whoever gave it knows that.
     warnings.filterwarnings("ignore", message=".*configure_optimizers` will be overridden")
-    # A recipe becomes a path in the parser's arguments.
+    # The parser gets the words of the command line, with a path in place of a recipe's name.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     # Lightning 2.6 with torch 2.15 warns about its own code.
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)")
@@ -155,10 +155,9 @@ class CommandLine(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str] | None) -> None:
         """Parse `args`; UserError reports all mistakes in one line."""
-        arguments = sys.argv[1:] if args is None else args
         application = self.application
         has_channels = bool(self.environment.channels)
-        words = flags.recipes(arguments, application.recipe_files)
+        words = flags.recipes(sys.argv[1:] if args is None else args, application.recipe_files)
         parser.set_defaults(
             {
                 "data": default_data.default_data(
@@ -167,7 +166,7 @@ class CommandLine(LightningCLI):
             }
         )
         try:
-            super().parse_arguments(parser, args if words == arguments else words)
+            super().parse_arguments(parser, words)
         except mistakes.REFUSED as error:
             raise UserError(
                 mistakes.explain_all(parser, words, application) or mistakes.explain(error, parser)

@@ -88,7 +88,7 @@ def explain_all(
     lines: dict[str, str] = {}
     for flag, words, source in sorted(settings, key=lambda setting: setting[0].count(".")):
         # Below a wrong flag, the class of a setting is not known.
-        if any(_covers(other, flag) for other in lines if other != flag):
+        if any(_covers(other, flag) for other in lines):
             continue
         above = [
             word
@@ -99,10 +99,8 @@ def explain_all(
         if line := _explain_wrong_file(
             flag, words, application or Application()
         ) or _parser_message(parser, [*above, *words]):
-            lines.setdefault(
-                flag,
-                f"{line if line.startswith(('-', f'{flag}: ')) else f'{flag}: {line}'}{source}",
-            )
+            names_flag = line.startswith(("-", f"{flag}: "))
+            lines[flag] = f"{line if names_flag else f'{flag}: {line}'}{source}"
     other_words = [
         word
         for flag, words, _ in settings
@@ -130,7 +128,7 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
         return (
             _explain_unknown_setting(flag, option[2], option[1], bases)
             if option[1]
-            else _explain_unknown_flag(option[2], parser)
+            else _explain_unknown_flag(f"--{option[2]}", parser)
         )
     if option := re.search(r"Group '([^']+)' does not accept option '([^']+)'", text):
         return _explain_unknown_flag(f"--{option[1]}.{option[2]}", parser)
@@ -145,20 +143,23 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
             f"{flag}: {required[1].rpartition('.')[2]} needs {required[2]}; give "
             f"{flag}.{required[2].split(', ')[0]}"
         )
-    plain_values = re.findall(r"(?:Given|Got) value: (?!NestedArg|Namespace)(.*)", text)
+    # What follows the innermost key is about the setting that is wrong.
+    about_setting = text.rpartition('Parser key "')[2]
     given_value = (
-        plain_values or re.findall(r"value: NestedArg\(.*val='?(.*?)'?\)", text) or [""]
-    )[-1].strip()
-    if class_path := re.search(
-        r"Given value: .*(?:'class_path': |key='class_path', val=)'([^']*)'", text
-    ):
-        given_value = class_path[1]
-    if bases and (not owner or owner == given_value):
-        return (
-            f"{flag}: found {shown(given_value)}{why_not(given_value)}, allowed "
-            f"{choice(given_value, bases)}"
+        re.findall(r"(?:Given|Got) value: (?!NestedArg|Namespace)(.*)", about_setting)
+        or re.findall(r"value: NestedArg\(.*val='?(.*?)'?\)", about_setting)
+        or [""]
+    )[0].strip()
+    if bases and (not owner or f"class_path '{owner}'" in about_setting):
+        setting = re.search(r"Given value: NestedArg\(key='(?!class_path|init_args)(\w+)'", text)
+        if setting and not owner:
+            return _explain_lacking_class(flag, setting[1])
+        given_class = re.search(r"Import path (\S+) does not correspond", text) or re.search(
+            r"Given value: .*(?:'class_path': |key='class_path', val=)'([^']*)'", text
         )
-    if group := re.search(r"""Unable to load config ['"](.*)['"]""", text):
+        name = given_class[1] if given_class else given_value
+        return f"{flag}: found {shown(name)}{why_not(name)}, allowed {choice(name, bases)}"
+    if group := re.search(r"""Unable to load config ['"](.*)['"]""", about_setting):
         return f"{flag}: found {shown(group[1])}, allowed are its settings: {flag}.NAME=VALUE"
     if missing := re.fullmatch(r"the following arguments are required: (?:--)?(.+)", text):
         return f"--{missing[1]}: is needed, and not given"
@@ -437,7 +438,7 @@ def _explain_unknown_setting(flag: str, option: str, owner: str, bases: list[str
         return f"{flag}: found class_path beside settings; put these into init_args"
     # No class was chosen.
     if owner_class in [find_class(base) for base in bases]:
-        return f"{flag}.{option}: belongs to a class that is not given; give {flag}=NAME as well"
+        return _explain_lacking_class(flag, option)
     names = flags.settings(owner)
     advice = REPLACED.get(option) or (
         f"did you mean {flag}.{matches[0]}?"
@@ -445,3 +446,7 @@ def _explain_unknown_setting(flag: str, option: str, owner: str, bases: list[str
         else f"it has {listed(names, 250) or 'none'}"
     )
     return f"{flag}.{option}: {name} has no such setting; {advice}"
+
+
+def _explain_lacking_class(flag: str, option: str) -> str:
+    return f"{flag}.{option}: belongs to a class that is not given; give {flag}=NAME as well"

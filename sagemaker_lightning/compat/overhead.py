@@ -49,7 +49,7 @@ class _WithoutSignal(SourceFileLoader):
         """Return the module's code without that statement."""
         tree = ast.parse(self.get_data(self.path))
         tree.body = [node for node in tree.body if not _imports_signal(node)]
-        return compile(tree, self.path, "exec", dont_inherit=True)
+        return compile(tree, self.path, "exec")
 
 
 def _imports_signal(node: ast.stmt) -> bool:

@@ -22,8 +22,8 @@ class CustomIteratorLoader(DataLoader):
     """A DataLoader whose iterators `make_iterator` makes; a base before its class."""
 
     def make_iterator(self, make: Callable[[], Any]) -> Any:
-        """Return `make()`, the DataLoader's own iterator; to be overridden."""
-        return make()
+        """Return `make()`, the DataLoader's own iterator, or another; to be overridden."""
+        raise NotImplementedError
 
     def _get_iterator(self) -> Any:
         return self.make_iterator(super()._get_iterator)

@@ -84,5 +84,5 @@ def _installed(name: str) -> str:
 
 
 def _numbers(text: str) -> list[int]:
-    """Return the first three numbers of a version."""
-    return [int(number) for number in re.findall(r"\d+", text)[:3]]
+    """Return the numbers of a version."""
+    return [int(number) for number in re.findall(r"\d+", text)]

@@ -71,9 +71,9 @@ class Batches(Sampler):
         if self.endless:
             return [1] * self.ranks
         division, first = self.course.of_epoch(epoch)
-        return [1] * division.ranks if self.whole else division.sizes(batch - first)
+        return division.sizes(batch - first)
 
-    def begin(self, epoch: int, turn: int, batch: int) -> None:
+    def begin(self, epoch: int, turn: int, batch: int = 0) -> None:
         """Have the next iteration start at a batch of an epoch.
 
         `turn` counts the iterations within an epoch.

@@ -321,6 +321,5 @@ class Streamed(CustomIteratorLoader):
 @functools.cache
 def of_class(mixin: type, cls: type) -> type:
     """Return a class named as `cls` with the methods of `mixin` before its own."""
-    bases = (mixin,) if mixin.__base__ is cls else (mixin, cls)
     kept = {"__module__": cls.__module__, "__doc__": cls.__doc__, "users_class": cls}
-    return type(cls.__name__, bases, kept)
+    return type(cls.__name__, (mixin, cls), kept)

@@ -53,7 +53,6 @@ class Together(PositionedLoader):
     def reset(self) -> None:
         """Forget how far the loaders are, and end their workers."""
         self.leave()
-        super().reset()
 
 
 class Drawn(Together):
@@ -91,8 +90,8 @@ class Placed(Together):
     set up. Data workers would then start, and draw, at the first batch of the first epoch.
     """
 
-    seed: tuple = ()
-    rank: int = 0
+    seed: tuple
+    rank: int
     turns: "list[Turns]"
     placed = False
     drawn = 0
@@ -283,7 +282,8 @@ class Turns:
         self.must_redraw = draws_again(loader)
         self.stateful = self.own and not self.must_redraw
         # Whether Lightning may have fetched a batch ahead that could not be drawn a second time.
-        self.ahead = self.stateful or (self.must_redraw and not getattr(loader, "num_workers", 0))
+        self.workers = getattr(loader, "num_workers", 0)
+        self.ahead = self.stateful or (self.must_redraw and not self.workers)
         skip = (Dataset,) if isinstance(loader, DataLoader) else ()
         self.order = PlainState(lambda: order_of(loader, self.own), skip)
         self.data = PlainState(lambda: data_of(loader, self.own))
@@ -299,9 +299,6 @@ class Turns:
         # The data's plain state when the iteration began, or when the workers started that still
         # run.
         self.kept: dict = {}
-        self.epoch = 0
-        self.turn = -1
-        self.drawn = 0
         self.begun = 0  # number of iterations begun, in this run and in the runs that it resumes
         self.saved: Mapping[str, Any] | None = None
         stay = self.must_redraw and not self.own and getattr(loader, "persistent_workers", False)
@@ -312,7 +309,6 @@ class Turns:
                 "use torchdata's StatefulDataLoader, and give the dataset a state_dict()",
                 flush=True,
             )
-        self.over = self.must_prove = False
         self.data_now: dict | None = None
         self.why = ""
         self.proved = False
@@ -329,7 +325,7 @@ class Turns:
         return len(self.loader)
 
     def __iter__(self) -> Iterator:
-        self.begin(self.turn + 1, 0)
+        self.begin(self.turn + 1)
         return self.iterator
 
     def stop(self) -> None:
@@ -351,7 +347,7 @@ class Turns:
         """
         self._treat_as_stateless(self.stateful and saved["own"] is None)
         self.order.restore(self.order.encode_all(self.first[0]) | saved["order"], touch=False)
-        if self.must_redraw or getattr(self.loader, "num_workers", 0):
+        if self.must_redraw or self.workers:
             self.data.restore(self.data.encode_all(self.first[1]) | saved[data], touch=False)
         self._restore_source(saved["source"])
         # For a hook that iterates over the loader before the next epoch does.
@@ -367,14 +363,13 @@ class Turns:
         """
         self.epoch = epoch
         self.turn = -1
-        self.drawn = 0
         self.saved = saved
         self.must_prove = must_prove
         if saved:
             self.begun = saved["begun"]
         if saved and saved["within"]:
             self.give_back(saved, "data")
-            if self.must_redraw or getattr(self.loader, "num_workers", 0):
+            if self.must_redraw or self.workers:
                 self.data_now = self.data.encode_all(self.first[1]) | saved["now"]
         elif saved and not self.must_redraw and keeps_workers(self.loader):
             # The workers hold copies of the data as it was when they started.
@@ -407,7 +402,7 @@ class Turns:
             self.own = False
             self.stateful = False
             self.must_redraw = True
-            self.ahead = not getattr(self.loader, "num_workers", 0)
+            self.ahead = not self.workers
             # Nothing has been drawn since the epoch began.
             self.first = (self.order.copies(), self.data.copies())
             self.order_at_start, self.kept = self.first
@@ -439,7 +434,7 @@ class Turns:
             "begun": self.earlier if self.must_redraw and within else self.begun,
             "over": self.over,
             "within": within,
-            "workers": getattr(self.loader, "num_workers", 0),
+            "workers": self.workers,
         }
 
     def go_to(self, done: int) -> None:
@@ -478,11 +473,10 @@ class Turns:
 
         UserError if the loader has another number of data workers than the state was saved with.
         """
-        workers = getattr(self.loader, "num_workers", 0)
-        if workers != saved["workers"]:
+        if self.workers != saved["workers"]:
             raise UserError(
                 f"--data: {self.name} saved its state with {saved['workers']} data workers, now "
-                f"there are {workers}; go on with num_workers={saved['workers']}"
+                f"there are {self.workers}; go on with num_workers={saved['workers']}"
             )
         self.loader.load_state_dict(decode(saved["own"]))
         if saved["within"]:
@@ -492,7 +486,7 @@ class Turns:
         if not saved["over"]:  # the iteration was left before its end; the next is another one
             plan(self.loader, self.begun - 1, 0)
             iter(self.loader)
-        self.begin(0, 0, loaded=True, after_end=saved["over"] and knows_its_end(self.loader))
+        self.begin(0, loaded=True, after_end=saved["over"] and knows_its_end(self.loader))
 
     def _redraw(self, done: int) -> None:
         """Draw the first `done` batches again, and throw them away."""
@@ -501,11 +495,11 @@ class Turns:
         if self.must_prove and not self.proved and not self.single_pass:
             self._prove(done)
         else:
-            self.begin(0, 0)
+            self.begin(0)
         began = time.monotonic()
         for _ in range(done):
             if next(self.iterator, self) is self and self.mode == "max_size_cycle":
-                self.begin(self.turn + 1, 0)
+                self.begin(self.turn + 1)
                 next(self.iterator, None)
         if done and rank_zero_only.rank == 0:
             print(
@@ -521,26 +515,28 @@ class Turns:
         to be drawn again by data workers, nothing is compared.
         """
         self.proved = True
-        if done and getattr(self.loader, "num_workers", 0):
-            self.begin(0, 0)
+        if done and self.workers:
+            self.begin(0)
             return
         order = self.order.encode_all()
         data = self.data.encode_all()
         no_batch = "no batch"
-        self.begin(0, 0)
+        self.begin(0)
         first_digest = digest_of(next(self.iterator, no_batch))
         self.order.restore(order, touch=False)
         self.data.restore(data, touch=False)
         self._restore_source(self.source)
         self.begun -= 1  # the second draw counts as the same iteration
-        self.begin(0, 0)
+        self.begin(0)
         repeated = next(self.iterator, no_batch)
         if repeated is not no_batch:
             self.iterator = itertools.chain([repeated], self.iterator)
         if first_digest != digest_of(repeated):
             self.why = f"{self.name} draws other batches each time"
 
-    def begin(self, turn: int, start: int, loaded: bool = False, after_end: bool = False) -> None:
+    def begin(
+        self, turn: int, start: int = 0, loaded: bool = False, after_end: bool = False
+    ) -> None:
         """Begin an iteration after `start` batches.
 
         Args:
@@ -550,6 +546,7 @@ class Turns:
             after_end: Whether the loader has been given the state of an end, and begins anew by
                 itself.
         """
+        skipped = range(self.turn + 1, turn)
         self.turn = turn
         self.over = False
         self.iterator = iter(())
@@ -559,9 +556,8 @@ class Turns:
             self.iterator = iter(self.loader)
             return
         if (batches := divided(self.loader)) is not None:
-            for earlier in range(self.drawn, turn):  # for a sampler that counts its epochs
-                batches.begin(self.epoch, earlier, 0)
-            self.drawn = turn + 1
+            for earlier in skipped:  # for a sampler that counts its epochs
+                batches.begin(self.epoch, earlier)
             batches.begin(self.epoch, turn, start)
             stay = keeps_workers(self.loader)  # workers that stay were seeded in the first epoch
             self._seed("workers", 0 if stay else self.epoch, 0 if stay else turn)

@@ -92,9 +92,6 @@ class Drawn:
         self.number = number
         self.user_generators = user_generators
 
-    def __iter__(self) -> "Drawn":
-        return self
-
     def __next__(self) -> Any:
         seed_all("sample", *self.seed, self.number)
         self.number += 1
@@ -259,7 +256,7 @@ class Watch:
 def drawing(loader: DataLoader, plan: Plan) -> Iterator[None]:
     """Have an iterator made in this context, and its workers, draw as `plan` says."""
     worker_init_fn = loader.worker_init_fn
-    in_order = getattr(loader, "in_order", True)
+    in_order = loader.in_order
     roots = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
     maker_before = None
     vars(loader)["in_order"] = True  # else the order of batches depends on the workers' speed

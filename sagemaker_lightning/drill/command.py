@@ -185,7 +185,6 @@ class Bench:
 
     def prepare(self) -> None:
         """Make the folder of the next run."""
-        self.run.mkdir()
         mirror(Path.cwd(), self.run / "work", self.folder)
         base = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
         for name in ("input/config", "code"):
@@ -315,17 +314,13 @@ def mirror(source: Path, target: Path, without: Path) -> None:
             ):
                 queue.append((path, copy_path))
                 continue
-            is_readable_file = entry.is_file(follow_symlinks=False) and os.access(path, os.R_OK)
-            length = entry.stat().st_size if is_readable_file else 0
-            if (
-                is_readable_file
-                and length <= MAX_COPIED_BYTES[0]
-                and size + length <= MAX_COPIED_BYTES[1]
-            ):
-                shutil.copy2(path, copy_path)
-                size += length
-            else:
-                copy_path.symlink_to(path.resolve())
+            if entry.is_file(follow_symlinks=False) and os.access(path, os.R_OK):
+                length = entry.stat().st_size
+                if length <= MAX_COPIED_BYTES[0] and size + length <= MAX_COPIED_BYTES[1]:
+                    shutil.copy2(path, copy_path)
+                    size += length
+                    continue
+            copy_path.symlink_to(path.resolve())
 
 
 def planned(done: Sequence[dict]) -> tuple[list[Interruption], list[str]]:
@@ -450,16 +445,19 @@ class Drill:
         wrong = wrong or self._describe_differences(folder, interruption)
         if not self.keeps:
             shutil.rmtree(folder)
-        step = starts[-1] if starts else 0
+        if wrong:
+            return wrong, False
         continuation = (
-            f"gone on with from step {step}" if step else "begun anew: it had no checkpoint yet"
+            f"gone on with from step {starts[-1]}"
+            if starts[-1]
+            else "begun anew: it had no checkpoint yet"
         )
         alarm = (
             f"; but the run itself said: {self.verdict}"
             if self.verdict.startswith("warning: ")
             else ""
         )
-        return wrong or f"identical, {continuation}{alarm}", not wrong
+        return f"identical, {continuation}{alarm}", True
 
     def _interrupt_and_restart(self, interruption: Interruption) -> str:
         """Interrupt a run and start it again; return what went wrong, "" if nothing did."""

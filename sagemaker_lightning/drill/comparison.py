@@ -248,15 +248,11 @@ def _compare_curves(alone: Path, other: Path) -> list[Difference]:
             rows = zip_longest(
                 curves_alone.get(name, ()), curves_other.get(name, ()), fillvalue=ABSENT
             )
-            number, row = next(
-                ((k, row) for k, row in enumerate(rows) if row[0] != row[1]), (0, None)
-            )
-            if row:
-                differences.append(
-                    Difference(
-                        "curve", f"{name}, row {number + 1}: {_format_both(*map(_shorten, row))}"
-                    )
-                )
+            for number, row in enumerate(rows, 1):
+                if row[0] != row[1]:
+                    words = f"{name}, row {number}: {_format_both(*map(_shorten, row))}"
+                    differences.append(Difference("curve", words))
+                    break
     return differences
 
 

@@ -87,10 +87,10 @@ def processes(args: list[str], gpus: int) -> int:
     return len(names)
 
 
-def _restarts(args: list[str]) -> tuple[int, list[str]]:
+def _restarts(args: list[str] | None) -> tuple[int, list[str]]:
     """Return the number that --max_restarts allows, and `args` without that flag.
 
-    Raises UserError if it is no number.
+    They are sys.argv's if `args` is None. Raises UserError if it is no number.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max_restarts", "--max-restarts", default="0")
@@ -112,7 +112,7 @@ def main(program: Path, args: list[str] | None = None) -> None:
     with reported(failure_file(), place()):
         environment = SageMakerEnvironment.read()
         gpus = environment.num_gpus or torch.cuda.device_count()
-        restarts, program_args = _restarts(sys.argv[1:] if args is None else args)
+        restarts, program_args = _restarts(args)
         command_line = command(environment, program_args, gpus, program, restarts)
         if len(environment.hosts) > 1:
             start_notice.set_activity("waiting for the other hosts")

@@ -161,23 +161,23 @@ class Mesh:
         """After `connect_timeout` seconds, end the job if a host has not connected."""
         await asyncio.sleep(self.connect_timeout)
         missing = [name for name, peer in self.others.items() if peer.last_heard is None]
-        for name in missing[:1]:
-            try:
-                reason = (
-                    f"its name is that of {await _resolve(name)}, but {self.others[name].problem}"
-                )
-            except OSError as error:
-                reason = f"its name does not resolve ({error.strerror or 'no answer'})"
-            also_missing = f"; nor did {', '.join(missing[1:6])}" if missing[1:] else ""
-            advice = (
-                "see whether it started, or give it more time by "
-                "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT (seconds)"
-            )
-            why = (
-                f"host {name} did not appear within {self.connect_timeout:.0f} s: "
-                f"{reason}{also_missing}; {advice}"
-            )
+        if missing:
+            why = await self._describe_missing(missing)
             self.on_reason(StopReason(why, is_local=False))
+
+    async def _describe_missing(self, names: list[str]) -> str:
+        """Return in one line which hosts did not appear, why the first did not, and what to do."""
+        name = names[0]
+        try:
+            reason = f"its name is that of {await _resolve(name)}, but {self.others[name].problem}"
+        except OSError as error:
+            reason = f"its name does not resolve ({error.strerror or 'no answer'})"
+        also_missing = f"; nor did {', '.join(names[1:6])}" if names[1:] else ""
+        return (
+            f"host {name} did not appear within {self.connect_timeout:.0f} s: "
+            f"{reason}{also_missing}; see whether it started, or give it more time by "
+            "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT (seconds)"
+        )
 
     async def _send_status_repeatedly(self) -> None:
         while True:

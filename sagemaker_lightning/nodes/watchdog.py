@@ -322,9 +322,10 @@ class Watchdog:
             HostMessage(stopped=reason.why) if reason.is_request else HostMessage(failed=reason.why)
         )
         # If a rank of this node failed, its launcher ends by itself, and gets time for that.
-        self.loop.call_later(
-            deadlines.ENDS_BY_ITSELF if reason.is_local else 0, lambda: self.on_reason(reason)
-        )
+        if reason.is_local:
+            self.loop.call_later(deadlines.ENDS_BY_ITSELF, lambda: self.on_reason(reason))
+        else:
+            self.on_reason(reason)
 
 
 def _rank_and_launcher(connection: socket.socket) -> tuple[int, int]:

@@ -46,7 +46,7 @@ def usable_cpus(
         cgroups: Where the cgroup file systems are mounted.
         own: The file that names the cgroups of this process.
     """
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cpus = len(os.sched_getaffinity(0))
     return min([cpus, *(max(1, round(quota)) for quota in _quotas(cgroups, own))])
 
 
