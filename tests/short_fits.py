@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from sagemaker_lightning import ExactResume
 from sagemaker_lightning.resume import callback, checkpoint_file
 
-OF_RESUME = "every_n_steps", "keep", "saves"
+OF_RESUME = "every_n_steps", "keep", "other_settings", "saves"
 
 
 def trainer(folder: Path, *callbacks: pl.Callback, **options) -> pl.Trainer:
@@ -84,7 +84,7 @@ class Noted(pl.LightningModule):
 
     def validation_step(self, batch, batch_idx):
         self.note(f"validation {self.current_epoch}:{batch_idx}")
-        self.log("error", self.line(batch[0]).mean())
+        self.log("error", self.line(batch[0]).mean(), on_step=True, on_epoch=True)
 
     def on_train_epoch_end(self):
         self.note(f"end {self.current_epoch}")
@@ -102,6 +102,11 @@ def interrupted() -> Iterator[None]:
     """Expect that a training is interrupted or fails; the next one is as in a new process."""
     with pytest.raises((SystemExit, RuntimeError), match="130|as it was told"):
         yield
+    as_in_a_new_process()
+
+
+def as_in_a_new_process() -> None:
+    """Forget which trainings have ended here."""
     callback._finished.clear()
 
 

@@ -208,29 +208,35 @@ class Redrawn(Noted):
         self.level *= 0.9
 
 
-@pytest.fixture(scope="module")
-def changed(tmp_path_factory) -> dict[type[Noted], Noted]:
-    """Models that were trained without an interruption, by their class."""
-    models = {}
-    for kind, options in DATA.items():
-        alone = trainer(tmp_path_factory.mktemp("alone"), **options)
-        alone.fit(model := kind())
-        models[kind] = model
-    return models
+def reloading(epochs: int) -> dict:
+    return {"reload_dataloaders_every_n_epochs": epochs}
 
 
-DATA = {Changing: {}, Redrawn: {"reload_dataloaders_every_n_epochs": 1}}
+DATA = [(Changing, {}), (Redrawn, reloading(1)), (Redrawn, reloading(2))]
+
+
+@pytest.fixture(scope="module", params=DATA)
+def changed(request, tmp_path_factory) -> SimpleNamespace:
+    """A model that was trained without an interruption, its class and the trainer's options."""
+    kind, options = request.param
+    trainer(tmp_path_factory.mktemp("alone"), **options).fit(model := kind())
+    return SimpleNamespace(model=model, kind=kind, options=options)
 
 
 @pytest.mark.parametrize("stop", ["batch 1:1", "end 0"])
-@pytest.mark.parametrize("kind", DATA)
-def test_data_are_as_training_had_changed_them(tmp_path, capfd, changed, kind, stop):
+def test_data_are_as_training_had_changed_them(tmp_path, capfd, changed, stop):
     """And objects that no checkpoint holds are made again."""
     with interrupted():
-        trainer(tmp_path, **DATA[kind]).fit(kind(stop))
-    trainer(tmp_path, **DATA[kind]).fit(model := kind())
-    assert model.events == changed[kind].events and weights(model) == weights(changed[kind])
+        trainer(tmp_path, **changed.options).fit(changed.kind(stop))
+    trainer(tmp_path, **changed.options).fit(model := changed.kind())
+    assert model.events == changed.model.events and weights(model) == weights(changed.model)
     assert "warning" not in capfd.readouterr().out
+
+
+def test_data_that_are_made_anew_are_others(tmp_path):
+    trainer(tmp_path, **reloading(1)).fit(model := Redrawn())
+    points = [event for event in model.events if event.startswith("points")]
+    assert len(points) == len(set(points)) == 4
 
 
 class Deriving(Noted):
@@ -296,14 +302,32 @@ def test_validation_data_are_compared_before_the_next_validation(tmp_path, capfd
     assert says in capfd.readouterr().out
 
 
+def test_validation_data_are_made_when_they_are_needed(tmp_path):
+    class Making(Noted):
+        def val_dataloader(self):
+            self.note("data")
+            return super().val_dataloader()
+
+    with interrupted():
+        trainer(tmp_path, check_val_every_n_epoch=2).fit(first := Making("batch 0:1"))
+    trainer(tmp_path, check_val_every_n_epoch=2).fit(model := Making())
+    assert first.events.count("data") == 0 and model.events.count("data") == 1
+
+
 class Searching(Noted):
-    """Has the size of its batches from a search, of which it notes nothing."""
+    """Has the size of its batches from a search, whose events it notes apart."""
 
     batch_size = 1
+
+    def __init__(self, stop: str) -> None:
+        super().__init__(stop)
+        self.searches = []
 
     def note(self, event: str) -> None:
         if any(isinstance(each, BatchSizeFinder) for each in self.trainer.callbacks):
             super().note(event)
+        else:
+            self.searches.append(event.partition(" ")[0])
 
     def train_dataloader(self):
         return DataLoader(TensorDataset(torch.rand(8, 2)), self.batch_size, shuffle=True)
@@ -324,6 +348,7 @@ def test_a_training_after_a_search_is_resumed_with_its_result(tmp_path, capfd):
                 training.fit(model := Searching(text))
         models.append(model)
     assert models[0].events == models[1].events and models[1].batch_size == 2
+    assert models[0].searches == ["start", "epoch", "batch", "loss", "end", "all"]
     assert saved(tmp_path / "alone") == {4: "epoch", 8: "epoch"}
     assert "warning" not in capfd.readouterr().out
 
