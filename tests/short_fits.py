@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from sagemaker_lightning import ExactResume
 from sagemaker_lightning.resume import callback, checkpoint_file
 
-OF_RESUME = "every_n_steps", "keep", "other_settings", "saves"
+OF_RESUME = "every_n_steps", "keep", "other_settings", "saves", "seed"
 
 
 def trainer(folder: Path, *callbacks: pl.Callback, **options) -> pl.Trainer:
@@ -45,6 +45,7 @@ class Noted(pl.LightningModule):
     def __init__(self, stop: str = "", fails: str = "", ends: str = "") -> None:
         super().__init__()
         self.line = nn.Linear(2, 1)
+        self.validated = 0
         self.stop = stop
         self.fails = fails
         self.ends = ends
@@ -84,6 +85,8 @@ class Noted(pl.LightningModule):
 
     def validation_step(self, batch, batch_idx):
         self.note(f"validation {self.current_epoch}:{batch_idx}")
+        self.validated += 1
+        self.note(f"validated {self.validated}")
         self.log("error", self.line(batch[0]).mean(), on_step=True, on_epoch=True)
 
     def on_train_epoch_end(self):

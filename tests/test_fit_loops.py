@@ -11,13 +11,13 @@ import pyarrow
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import BatchSizeFinder
+from pytorch_lightning.callbacks import BatchSizeFinder, StochasticWeightAveraging
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher, _PrefetchDataFetcher
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.profilers import SimpleProfiler
 from pytorch_lightning.utilities import CombinedLoader
-from short_fits import Noted, interrupted, saved, trainer, weights
+from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from sagemaker_lightning.contract.errors import UserError
@@ -97,6 +97,15 @@ def test_a_training_that_is_done_only_ends(tmp_path, capfd, alone, epochs, says)
     assert done.max_epochs == epochs and rows(tmp_path) == rows(alone.folder)
     assert f"nothing is left to train: {says}" in capfd.readouterr().out
     assert saved(tmp_path) == {4: "epoch", 8: "epoch"}
+
+
+def test_a_schedule_that_an_average_has_replaced_is_not_compared(tmp_path, capfd):
+    for _ in range(2):
+        averaging = StochasticWeightAveraging(0.05, swa_epoch_start=1)
+        trainer(tmp_path, averaging).fit(Noted())
+        as_in_a_new_process()
+    out = capfd.readouterr().out
+    assert "nothing is left to train" in out and "differ" not in out
 
 
 def test_a_higher_limit_trains_on(tmp_path, capfd, alone):
@@ -495,5 +504,7 @@ def test_the_batch_that_comes_next_is_as_a_step_would_get_it():
     with pytest.raises(StopIteration):
         fit_loops.next_batch(made)
     made.fit_loop._data_fetcher = _DataLoaderIterDataFetcher()
+    made.fit_loop._data_fetcher.setup(CombinedLoader(DataLoader([3.0])))
+    iter(made.fit_loop._data_fetcher)
     with pytest.raises(StopIteration):
         fit_loops.next_batch(made)

@@ -180,6 +180,30 @@ def test_another_learning_rate_is_used_if_it_is_allowed(tmp_path):
     assert rates == ["0.1", "0.1", *["0.3"] * 6]
 
 
+class Warm(Noted):
+    """Has another learning rate from the start of training on."""
+
+    def on_train_start(self):
+        self.trainer.optimizers[0].param_groups[0]["lr"] = 0.05
+
+
+def test_rates_are_those_of_the_interrupted_run(tmp_path):
+    """What a hook at the start sets is what its schedule has lowered since."""
+    trainer(tmp_path / "alone").fit(alone := Warm())
+    with interrupted():
+        trainer(tmp_path).fit(Warm("batch 1:1"))
+    trainer(tmp_path).fit(model := Warm())
+    assert model.events == alone.events and "0.025" in str(model.events)
+
+
+def test_a_seed_that_was_drawn_is_kept(tmp_path):
+    with interrupted():
+        trainer(tmp_path, seed=None).fit(Noted("batch 1:1"))
+    drawn = checkpoint_file.read(newest(tmp_path))[ENTRIES]["seed"]
+    trainer(tmp_path, seed=None).fit(Noted())
+    assert checkpoint_file.read(newest(tmp_path))[ENTRIES]["seed"] == drawn
+
+
 # Parts of the model -------------------------------------------------------------------------------
 
 
@@ -215,6 +239,28 @@ def test_a_layer_that_is_not_made_again_is_refused(tmp_path):
         f"ExactResume(dirpath={tmp_path}): step 2 is of another run: its model has extra.bias, "
         "this one does not; give another folder, or move the checkpoints away to start anew"
     )
+
+
+class Counting(Noted):
+    """Has buffers that grow with each batch, one of them in no state dict."""
+
+    def __init__(self, stop: str = "") -> None:
+        super().__init__(stop)
+        self.register_buffer("seen", torch.zeros(0))
+        self.register_buffer("count", torch.zeros(1), persistent=False)
+
+    def training_step(self, batch, batch_idx):
+        self.seen = torch.cat([self.seen, batch[0].sum().reshape(1)])
+        self.count += 1
+        return super().training_step(batch, batch_idx)
+
+
+def test_buffers_that_have_grown_are_restored(tmp_path):
+    trainer(tmp_path / "alone").fit(alone := Counting())
+    with interrupted():
+        trainer(tmp_path).fit(Counting("batch 1:1"))
+    trainer(tmp_path).fit(model := Counting())
+    assert torch.equal(model.seen, alone.seen) and model.count == alone.count == 8
 
 
 def test_a_pruned_model_is_pruned_again(tmp_path):
