@@ -7,12 +7,13 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint, ModelPruning
-from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
+from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
 from torch import nn
 
 from sagemaker_lightning import ExactResume
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import checkpoint_file
+from sagemaker_lightning.resume.best_model import BestModel
 
 ENTRIES = checkpoint_file.ENTRIES_KEY
 
@@ -74,6 +75,25 @@ def test_models_of_each_step_are_written_once(tmp_path):
     done = models(folder / "models")
     trainer(folder, done, enable_checkpointing=True).fit(Noted())
     assert done.current_score == written.current_score is not None
+
+
+def test_a_checkpoint_whose_best_model_is_missing_is_skipped(tmp_path, capfd):
+    def train(**options) -> Noted:
+        best = BestModel(tmp_path / "models", monitor="loss_epoch", filename="best-{epoch}")
+        training = trainer(tmp_path, best, enable_checkpointing=True, every_n_steps=2, keep=9)
+        training.fit(model := Noted(**options))
+        return model
+
+    with interrupted():
+        train(stop="batch 1:1")
+    assert saved(tmp_path).keys() == {2, 4, 6}
+    file = tmp_path / "models/best-epoch=0.ckpt"
+    file.unlink()
+    capfd.readouterr()
+    model = train()
+    out = capfd.readouterr().out
+    assert f"refers to {file.name}, the best model, which is missing; it is skipped" in out
+    assert "resuming from step 2" in out and model.global_step == 8
 
 
 def test_each_interruption_is_told_to_the_end(tmp_path):
