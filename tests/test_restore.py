@@ -228,7 +228,7 @@ def test_a_seed_that_was_drawn_is_kept(tmp_path):
 
 
 class Growing(Noted):
-    """Gets a layer at the start of training, of a size that hangs on its data, or gets none."""
+    """Gets a layer at the start of training, or none."""
 
     def __init__(self, stop: str = "", grows: bool = True) -> None:
         super().__init__(stop)

@@ -187,6 +187,8 @@ def test_an_object_is_known_by_its_name_in_the_module():
     inner = Loader()
     state = UserState(trainer_of(Model(mine=[inner])))
     assert state.name_in_module(inner) == "model.mine.0" and state.name_in_module(Loader()) == ""
+    sharing = UserState(trainer_of(Sharing()))
+    assert sharing.name_in_module(Sharing.scaler_of_all) == ""
 
 
 # What is saved ------------------------------------------------------------------------------------
@@ -560,6 +562,19 @@ def test_optimizers_that_share_groups_still_do_when_their_states_are_loaded():
         for each in (inner, model.outer)
     )
     assert list(optimizer_state) == [weight] and torch.equal(momentum, expected)
+
+
+def test_an_optimizer_that_had_no_state_has_none():
+    def made() -> Model:
+        weight = nn.Parameter(torch.zeros(1))
+        weight.grad = torch.ones(1)
+        return Model(inner=SGD([weight], 0.5, momentum=0.9))
+
+    saved = state_of(made()).encode_changes()
+    restored = made()
+    restored.inner.step()
+    state_of(restored).restore(saved)
+    assert not restored.inner.state
 
 
 class Around(torch.optim.Optimizer):
