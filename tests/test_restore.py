@@ -45,8 +45,9 @@ class Longer(pl.Callback):
 @pytest.mark.parametrize(("epochs", "trained"), [(2, 3), (5, 5)])
 def test_epochs_that_a_callback_has_added_are_trained(tmp_path, epochs, trained):
     """Unless the limit is another one now."""
-    with interrupted():
-        trainer(tmp_path, Longer()).fit(Noted("batch 1:1"))
+    for stop in ("batch 1:1", "batch 1:2"):
+        with interrupted():
+            trainer(tmp_path, Longer()).fit(Noted(stop))
     trainer(tmp_path, Longer(), max_epochs=epochs).fit(model := Noted())
     assert [event for event in model.events if event.startswith("end")] == [
         f"end {number}" for number in range(trained)

@@ -15,6 +15,7 @@ from short_fits import Noted, interrupted, trainer, weights
 from sagemaker_lightning import ExactResume
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import checkpoint_file
+from sagemaker_lightning.resume import snapshot as snapshot_module
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.snapshot import EQUAL_ON_ALL_RANKS, Snapshot
 
@@ -125,17 +126,22 @@ def test_a_state_before_a_validation_has_no_copy_of_the_optimizers_states(tmp_pa
     assert done
 
 
-def test_a_checkpoint_says_when_it_was_saved_and_which_models_there_were(tmp_path):
+def test_a_checkpoint_says_when_it_was_saved_and_what_there_was(tmp_path, monkeypatch):
+    """The models, and how far the epoch was."""
+    monkeypatch.setattr(snapshot_module, "reached", lambda trainer: trainer.global_step)
+
     def do(snapshot):
         before = time.time()
         entries = snapshot.take(ResumePoint.BATCH)[checkpoint_file.ENTRIES_KEY]
         assert before <= entries["saved_at"] <= time.time()
         assert entries["number"] == pytest.approx(entries["saved_at"] * 1e9)
-        taken.append(entries)
+        at_the_end = snapshot.take(ResumePoint.EPOCH)[checkpoint_file.ENTRIES_KEY]
+        taken.extend((entries, at_the_end))
 
     taken = []
     models = ModelCheckpoint(tmp_path / "models", save_top_k=-1, every_n_train_steps=1)
     in_training(tmp_path, do, None, models)
+    assert [entries["reached"] for entries in taken] == [3, None]
     assert taken[0]["files"] == {models.state_key: ["epoch=0-step=1.ckpt", "epoch=0-step=2.ckpt"]}
 
 
@@ -188,12 +194,20 @@ def test_an_object_that_nobody_has_is_refused(tmp_path):
     )
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using")
 def test_lightning_goes_on_with_the_epoch_after_a_checkpoint(tmp_path):
-    """A trainer without this package, too."""
-    trainer(tmp_path, max_epochs=1).fit(Noted())
+    """A trainer without this package, too, as from a checkpoint of its own."""
+    models = ModelCheckpoint(tmp_path / "models", filename="own", save_on_train_epoch_end=True)
+    trainer(tmp_path, models, max_epochs=1, enable_checkpointing=True).fit(Noted())
+    (path,) = tmp_path.glob("step-*.ckpt")
+    progress = [
+        torch.load(each, weights_only=False)["loops"]["fit_loop"]["epoch_progress"]
+        for each in (path, tmp_path / "models/own.ckpt")
+    ]
+    assert progress[0] == progress[1]
     lightnings = trainer(tmp_path)
     lightnings.callbacks = []
-    lightnings.fit(model := Noted(), ckpt_path=next(tmp_path.glob("step-*.ckpt")))
+    lightnings.fit(model := Noted(), ckpt_path=path)
     assert [event for event in model.events if event.startswith("batch")] == [
         f"batch 1:{number}" for number in range(4)
     ]
