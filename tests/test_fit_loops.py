@@ -99,6 +99,24 @@ def test_a_training_that_is_done_only_ends(tmp_path, capfd, alone, epochs, says)
     assert saved(tmp_path) == {4: "epoch", 8: "epoch"}
 
 
+@pytest.mark.parametrize("nothing", ["max_epochs", "limit_train_batches"])
+def test_without_anything_to_train_no_hook_runs(tmp_path, nothing):
+    trainer(tmp_path, **{nothing: 0}).fit(model := Noted())
+    assert model.events == []
+
+
+def test_hooks_at_the_start_see_what_was_restored(tmp_path):
+    class Starting(Noted):
+        def on_train_start(self):
+            seen.append(len(self.events))
+
+    seen = []
+    with interrupted():
+        trainer(tmp_path).fit(first := Starting("batch 1:1"))
+    trainer(tmp_path).fit(Starting())
+    assert seen[0] == 0 and 0 < seen[1] <= len(first.events)
+
+
 def test_a_schedule_that_an_average_has_replaced_is_not_compared(tmp_path, capfd):
     for _ in range(2):
         averaging = StochasticWeightAveraging(0.05, swa_epoch_start=1)
@@ -150,6 +168,16 @@ class Turned(Sampler):
         return iter([(self.first + index) % 8 for index in range(8)])
 
 
+class Saved(Turned):
+    """Saves itself where it begins."""
+
+    def state_dict(self) -> dict:
+        return {"first": self.first}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.first = state["first"]
+
+
 class Faded(Dataset):
     """Points that training lets fade."""
 
@@ -165,8 +193,10 @@ class Faded(Dataset):
 class Changing(Noted):
     """Changes its data and their order, and makes something that no checkpoint holds."""
 
+    order_class = Turned
+
     def train_dataloader(self):
-        self.order = Turned()
+        self.order = self.order_class()
         self.points = Faded()
         return DataLoader(self.points, 2, sampler=self.order)
 
@@ -183,6 +213,10 @@ class Changing(Noted):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.order.first += 2
         self.points.level *= 0.9
+
+
+class ChangingSaved(Changing):
+    order_class = Saved
 
 
 class Stored(Dataset):
@@ -221,7 +255,7 @@ def reloading(epochs: int) -> dict:
     return {"reload_dataloaders_every_n_epochs": epochs}
 
 
-DATA = [(Changing, {}), (Redrawn, reloading(1)), (Redrawn, reloading(2))]
+DATA = [(Changing, {}), (ChangingSaved, {}), (Redrawn, reloading(1)), (Redrawn, reloading(2))]
 
 
 @pytest.fixture(scope="module", params=DATA)
