@@ -219,10 +219,20 @@ def test_rates_are_those_of_the_interrupted_run(tmp_path):
 
 def test_a_seed_that_was_drawn_is_kept(tmp_path):
     with interrupted():
-        trainer(tmp_path, seed=None).fit(Noted("batch 1:1"))
-    drawn = checkpoint_file.read(newest(tmp_path))[ENTRIES]["seed"]
+        trainer(tmp_path, seed=None).fit(Noted("end 0"))
+    path = newest(tmp_path)
+    checkpoint = checkpoint_file.read(path)
+    checkpoint[ENTRIES]["seed"] = 99
+    checkpoint_file.write(path, checkpoint, 4, checkpoint[ENTRIES]["number"])
     trainer(tmp_path, seed=None).fit(Noted())
-    assert checkpoint_file.read(newest(tmp_path))[ENTRIES]["seed"] == drawn
+    assert checkpoint_file.read(newest(tmp_path))[ENTRIES]["seed"] == 99
+
+
+def test_other_settings_are_refused(tmp_path):
+    with interrupted():
+        trainer(tmp_path).fit(Noted("batch 1:1"))
+    with pytest.raises(UserError, match="another run: --trainer.gradient_clip_val was None, is 1"):
+        trainer(tmp_path, gradient_clip_val=1.0).fit(Noted())
 
 
 # Parts of the model -------------------------------------------------------------------------------
