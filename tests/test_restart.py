@@ -390,6 +390,17 @@ def test_an_epoch_that_cannot_be_shared_out_anew_is_refused(tmp_path, loader, re
     assert set(vars(trainer.fit_loop.epoch_loop.batch_progress.current).values()) == {1}
 
 
+def test_another_number_is_refused_if_it_is_not_that_of_the_workers(tmp_path):
+    """Which is known as soon as there are loaders."""
+    run = {"flags": '{"--data.count": 0}', "sizes": [4, None], "workers": [0], "ranks": 1}
+    restart = restart_of(tmp_path, point=ResumePoint.EPOCH, run=run)
+    restart.flags = {"--data.count": 0}
+    restart.redistribute_epoch(None)
+    restart.flags = {"--data.count": 2}
+    with pytest.raises(UserError, match="is of another run: --data.count was 0, is 2; continue"):
+        restart.redistribute_epoch(None)
+
+
 def test_the_states_of_loaders_are_taken_once(tmp_path):
     given = []
     loop = SimpleNamespace(loaders=SimpleNamespace(give_back=given.append))

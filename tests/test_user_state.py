@@ -34,6 +34,13 @@ class Model(LightningModule):
             setattr(self, name, value)
 
 
+class Sharing(Model):
+    """Shares with all models of its class what is no state of one."""
+
+    signs_of_all = itertools.count()
+    scaler_of_all = torch.amp.GradScaler("cpu")
+
+
 class Holding(Callback):
     """Holds something."""
 
@@ -180,6 +187,8 @@ def test_an_object_is_known_by_its_name_in_the_module():
     inner = Loader()
     state = UserState(trainer_of(Model(mine=[inner])))
     assert state.name_in_module(inner) == "model.mine.0" and state.name_in_module(Loader()) == ""
+    sharing = UserState(trainer_of(Sharing()))
+    assert sharing.name_in_module(Sharing.scaler_of_all) == ""
 
 
 # What is saved ------------------------------------------------------------------------------------
@@ -348,8 +357,9 @@ def test_a_variable_that_changes_is_told_once(monkeypatch, capsys):
         state.encode_changes()
         assert capsys.readouterr().out == ""
         state.encode_changes(ResumePoint.BATCH)
-        state.encode_changes(ResumePoint.BATCH)
         assert capsys.readouterr().out == expected
+        state.encode_changes(ResumePoint.BATCH)
+        assert capsys.readouterr().out == ""
 
 
 class Row:
@@ -423,7 +433,7 @@ def test_an_iterator_is_told_of_once(capsys):
 
     batches = iter(DataLoader(range(4)))
     state = state_of(
-        Model(batches=batches, signs=itertools.cycle([1]), file=io.StringIO(), own=Saves())
+        Sharing(batches=batches, signs=itertools.cycle([1]), file=io.StringIO(), own=Saves())
     )
     lines = told(capsys, state)
     assert lines[0] == (
@@ -497,7 +507,7 @@ def test_what_the_run_does_not_have_is_left_out():
 
 def test_what_lightning_saves_is_not_saved_twice():
     """Nor what are modules, callbacks, loaders, generators and classes."""
-    model = Model(scaler=torch.amp.GradScaler("cpu"), made_of=SGD, layer=nn.Linear(1, 1))
+    model = Sharing(scaler=torch.amp.GradScaler("cpu"), made_of=SGD, layer=nn.Linear(1, 1))
     model.loader = DataLoader(Points())
     model.own = SavedOrder()
     trained = Steps(model.body.parameters(), 0.1)
@@ -552,6 +562,19 @@ def test_optimizers_that_share_groups_still_do_when_their_states_are_loaded():
         for each in (inner, model.outer)
     )
     assert list(optimizer_state) == [weight] and torch.equal(momentum, expected)
+
+
+def test_an_optimizer_that_had_no_state_has_none():
+    def made() -> Model:
+        weight = nn.Parameter(torch.zeros(1))
+        weight.grad = torch.ones(1)
+        return Model(inner=SGD([weight], 0.5, momentum=0.9))
+
+    saved = state_of(made()).encode_changes()
+    restored = made()
+    restored.inner.step()
+    state_of(restored).restore(saved)
+    assert not restored.inner.state
 
 
 class Around(torch.optim.Optimizer):

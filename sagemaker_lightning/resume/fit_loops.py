@@ -148,9 +148,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         If all was trained before, both run: at the end, callbacks set the final weights, and use
         what they have made at the start.
         """
-        if self.resume.is_training and self.restart.entries:
-            return self.trainer.limit_train_batches == 0
-        return super().skip
+        return not (self.resume.is_training and self.restart.entries) and super().skip
 
     def run(self) -> None:
         """Train what is left."""

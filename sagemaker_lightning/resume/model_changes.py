@@ -107,12 +107,13 @@ def take_later_weights(state: dict[str, Any], model: nn.Module, names: set[str])
         names: The names of the parts.
     """
     present = model.state_dict()
+    taken = {}
+    for mask in _mask_names(state):
+        if (weight := mask.removesuffix("_mask")) in present:
+            taken[mask] = state.pop(mask)
+            taken[f"{weight}_orig"] = state[weight] = state.pop(f"{weight}_orig")
     later = [name for name in state if name not in present and name.partition(".")[0] in names]
-    pruned = [name.removesuffix("_mask") for name in _mask_names(state) if name not in present]
-    taken = {name: state.pop(name) for name in (*later, *(f"{prefix}_mask" for prefix in pruned))}
-    for name in pruned:
-        taken[f"{name}_orig"] = state[name] = state.pop(f"{name}_orig")
-    return taken
+    return taken | {name: state.pop(name) for name in later}
 
 
 def prune_again(model: nn.Module, state: Mapping[str, Any]) -> None:

@@ -300,12 +300,16 @@ class Restart:
         epoch = self.trainer.current_epoch
         data_epoch = self.entries["made"] if self.entries else -1
         every = self.trainer.reload_dataloaders_every_n_epochs
+        # Lightning makes the data after a search, which draws; a resumed run does not search.
+        follows_search = any(map(lightning_callbacks.is_search, self.trainer.callbacks))
         if loop.loaders is not None:
             if lightning_loops.loaders_are_due(self.trainer):
                 seed_all("data", self.seeding.seed, epoch)
             yield
             return
         if data_epoch < 0:
+            if follows_search:
+                seed_all("data", self.seeding.seed, 0)
             yield
             return
         objects = self.entries["before_data"]
@@ -316,7 +320,7 @@ class Restart:
         ):
             data_epoch = epoch
             objects = self._rank_state["held"]
-        if data_epoch:
+        if data_epoch or follows_search:
             seed_all("data", self.seeding.seed, data_epoch)
         if objects and self._same_ranks:
             snapshot.user_state.restore_state_before_data(objects)

@@ -1,0 +1,307 @@
+"""resume/restore.py in short trainings of this process: what a resumed run has from before."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint, ModelPruning
+from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
+from torch import nn
+
+from sagemaker_lightning import ExactResume
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.resume import checkpoint_file
+from sagemaker_lightning.resume.best_model import BestModel
+
+ENTRIES = checkpoint_file.ENTRIES_KEY
+
+
+def newest(folder: Path) -> Path:
+    """Return the newest checkpoint."""
+    return max(folder.glob("step-*.ckpt"))
+
+
+def resume_of(trainer: pl.Trainer) -> ExactResume:
+    return next(each for each in trainer.callbacks if isinstance(each, ExactResume))
+
+
+# Limits and models --------------------------------------------------------------------------------
+
+
+class Longer(pl.Callback):
+    """Adds an epoch to the training, once."""
+
+    def __init__(self) -> None:
+        self.added = 0
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if not self.added:
+            self.added = 1
+            trainer.fit_loop.max_epochs += 1
+
+
+@pytest.mark.parametrize(("epochs", "trained"), [(2, 3), (5, 5)])
+def test_epochs_that_a_callback_has_added_are_trained(tmp_path, epochs, trained):
+    """Unless the limit is another one now."""
+    for stop in ("batch 1:1", "batch 1:2"):
+        with interrupted():
+            trainer(tmp_path, Longer()).fit(Noted(stop))
+    trainer(tmp_path, Longer(), max_epochs=epochs).fit(model := Noted())
+    assert [event for event in model.events if event.startswith("end")] == [
+        f"end {number}" for number in range(trained)
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_models_of_each_step_are_written_once(tmp_path):
+    """Lightning would give them other names when it writes them again."""
+
+    def models(folder: Path) -> ModelCheckpoint:
+        return ModelCheckpoint(folder, monitor="loss", save_top_k=-1, every_n_train_steps=1)
+
+    every = {}
+    for fails in ("", "batch 1:2"):
+        folder = tmp_path / (fails or "alone")
+        if fails:
+            with interrupted():
+                training = trainer(folder, models(folder / "models"), enable_checkpointing=True)
+                training.fit(Noted(fails=fails))
+        written = models(folder / "models")
+        trainer(folder, written, enable_checkpointing=True).fit(Noted())
+        every[fails] = sorted(path.name for path in (folder / "models").iterdir())
+    assert every[""] == every["batch 1:2"] and len(every[""]) == 8
+    as_in_a_new_process()
+    done = models(folder / "models")
+    trainer(folder, done, enable_checkpointing=True).fit(Noted())
+    assert done.current_score == written.current_score is not None
+
+
+def test_a_checkpoint_whose_best_model_is_missing_is_skipped(tmp_path, capfd):
+    def train(**options) -> Noted:
+        best = BestModel(tmp_path / "models", monitor="loss_epoch", filename="best-{epoch}")
+        training = trainer(tmp_path, best, enable_checkpointing=True, every_n_steps=2, keep=9)
+        training.fit(model := Noted(**options))
+        return model
+
+    with interrupted():
+        train(stop="batch 1:1")
+    assert saved(tmp_path).keys() == {2, 4, 6}
+    file = tmp_path / "models/best-epoch=0.ckpt"
+    file.unlink()
+    capfd.readouterr()
+    model = train()
+    out = capfd.readouterr().out
+    assert f"refers to {file.name}, the best model, which is missing; it is skipped" in out
+    assert "resuming from step 2" in out and model.global_step == 8
+
+
+def test_each_interruption_is_told_to_the_end(tmp_path):
+    for stop in ("batch 0:1", "batch 1:1"):
+        with interrupted():
+            trainer(tmp_path).fit(Noted(stop))
+    training = trainer(tmp_path)
+    training.fit(Noted())
+    assert len(resume_of(training).resumes) == 2
+
+
+# The code -----------------------------------------------------------------------------------------
+
+
+class Smooth(Noted):
+    """Has numbers in its code."""
+
+    def __init__(self, factor: float, stop: str = "") -> None:
+        super().__init__(stop)
+        self.factor = factor
+        self.parts = torch.tensor([factor])
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_other_numbers_of_the_code_are_told(tmp_path, capfd, allowed):
+    """Unless other settings are allowed."""
+    with interrupted():
+        trainer(tmp_path).fit(Smooth(0.5, "batch 0:1"))
+    capfd.readouterr()
+    trainer(tmp_path, other_settings=allowed).fit(Smooth(0.75))
+    says = (
+        "warning: factor of model was 0.5, is 0.75: this run goes on from its checkpoint, and may "
+        "end with other weights than a run that begins with these settings"
+    )
+    assert (says in capfd.readouterr().out) is not allowed
+
+
+def test_a_model_that_was_trained_before_keeps_the_numbers_of_its_code(tmp_path, capfd):
+    """The program may have changed them since."""
+    model = Smooth(0.5, "batch 0:1")
+    with interrupted():
+        trainer(tmp_path).fit(model)
+    numbers = checkpoint_file.read(newest(tmp_path))[ENTRIES]["run"]["numbers"]
+    model.stop = ""
+    model.factor = 0.25
+    model.parts = torch.tensor([0.25])
+    model.events.clear()
+    capfd.readouterr()
+    trainer(tmp_path).fit(model)
+    assert "differ" not in (out := capfd.readouterr().out) and "warning" not in out
+    assert checkpoint_file.read(newest(tmp_path))[ENTRIES]["run"]["numbers"] == numbers
+    assert numbers["factor of model"] == "0.5"
+
+
+# Other ranks and settings -------------------------------------------------------------------------
+
+
+class Loading(Noted):
+    """Has something of its own in its checkpoints, and another learning rate."""
+
+    def __init__(self, stop: str = "", rate: float = 0.1) -> None:
+        super().__init__(stop)
+        self.rate = rate
+        self.loaded = None
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["own"] = np.int64(1)
+
+    def on_load_checkpoint(self, checkpoint):
+        self.loaded = checkpoint["own"]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.rate)
+
+
+@pytest.mark.parametrize(("ranks", "loaded"), [(1, 5), (2, np.int64(1))])
+def test_each_rank_has_its_own_entries_unless_there_were_more_ranks(tmp_path, capfd, ranks, loaded):
+    with interrupted():
+        trainer(tmp_path).fit(Loading("end 0"))
+    path = newest(tmp_path)
+    checkpoint = checkpoint_file.read(path)
+    entries = checkpoint[ENTRIES]
+    entries["ranks"][0] |= {"own": {"own": 5}, "notes": {}}
+    entries["ranks"] *= ranks
+    entries["world_size"] = ranks
+    checkpoint_file.write(path, checkpoint, 4, entries["number"])
+    capfd.readouterr()
+    trainer(tmp_path).fit(model := Loading())
+    assert model.loaded == loaded and type(model.loaded) is type(loaded)
+    first, *_ = capfd.readouterr().out.splitlines()
+    says = (
+        "; 2 ranks saved it, now there are 1: no sample is left out or taken twice, but the run is "
+        "no longer bit-identical to one without an interruption"
+    )
+    assert first == f"resuming from step 4: {path}{says if ranks == 2 else ''}"
+    assert model.global_step == 8
+
+
+def test_another_learning_rate_is_used_if_it_is_allowed(tmp_path):
+    with interrupted():
+        trainer(tmp_path).fit(Loading("batch 0:1"))
+    trainer(tmp_path, other_settings=True).fit(model := Loading(rate=0.3))
+    rates = [event.rpartition(" ")[2] for event in model.events if event.startswith("loss")]
+    assert rates == ["0.1", "0.1", *["0.3"] * 6]
+
+
+class Warm(Noted):
+    """Has another learning rate from the start of training on."""
+
+    def on_train_start(self):
+        self.trainer.optimizers[0].param_groups[0]["lr"] = 0.05
+
+
+def test_rates_are_those_of_the_interrupted_run(tmp_path):
+    """What a hook at the start sets is what its schedule has lowered since."""
+    trainer(tmp_path / "alone").fit(alone := Warm())
+    with interrupted():
+        trainer(tmp_path).fit(Warm("batch 1:1"))
+    trainer(tmp_path).fit(model := Warm())
+    assert model.events == alone.events and "0.025" in str(model.events)
+
+
+def test_a_seed_that_was_drawn_is_kept(tmp_path):
+    with interrupted():
+        trainer(tmp_path, seed=None).fit(Noted("end 0"))
+    path = newest(tmp_path)
+    checkpoint = checkpoint_file.read(path)
+    checkpoint[ENTRIES]["seed"] = 99
+    checkpoint_file.write(path, checkpoint, 4, checkpoint[ENTRIES]["number"])
+    trainer(tmp_path, seed=None).fit(Noted())
+    assert checkpoint_file.read(newest(tmp_path))[ENTRIES]["seed"] == 99
+
+
+def test_other_settings_are_refused(tmp_path):
+    with interrupted():
+        trainer(tmp_path).fit(Noted("batch 1:1"))
+    with pytest.raises(UserError, match="another run: --trainer.gradient_clip_val was None, is 1"):
+        trainer(tmp_path, gradient_clip_val=1.0).fit(Noted())
+
+
+# Parts of the model -------------------------------------------------------------------------------
+
+
+class Growing(Noted):
+    """Gets a layer at the start of training, or none."""
+
+    def __init__(self, stop: str = "", grows: bool = True) -> None:
+        super().__init__(stop)
+        self.grows = grows
+
+    def on_fit_start(self):
+        if self.grows:
+            self.extra = nn.Linear(1, 1)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_a_layer_that_a_hook_makes_is_restored(tmp_path):
+    trainer(tmp_path / "alone").fit(alone := Growing())
+    with interrupted():
+        trainer(tmp_path).fit(Growing("batch 1:1"))
+    trainer(tmp_path).fit(model := Growing())
+    assert weights(model) == weights(alone)
+
+
+def test_a_layer_that_is_not_made_again_is_refused(tmp_path):
+    with interrupted():
+        trainer(tmp_path).fit(Growing("batch 0:1"))
+    with pytest.raises(UserError) as raised:
+        trainer(tmp_path).fit(Growing(grows=False))
+    assert str(raised.value) == (
+        f"ExactResume(dirpath={tmp_path}): step 2 is of another run: its model has extra.bias, "
+        "this one does not; give another folder, or move the checkpoints away to start anew"
+    )
+
+
+class Counting(Noted):
+    """Has buffers that grow with each batch, one of them in no state dict."""
+
+    def __init__(self, stop: str = "") -> None:
+        super().__init__(stop)
+        self.register_buffer("seen", torch.zeros(0))
+        self.register_buffer("count", torch.zeros(1), persistent=False)
+
+    def training_step(self, batch, batch_idx):
+        self.seen = torch.cat([self.seen, batch[0].sum().reshape(1)])
+        self.count += 1
+        return super().training_step(batch, batch_idx)
+
+
+def test_buffers_that_have_grown_are_restored(tmp_path):
+    trainer(tmp_path / "alone").fit(alone := Counting())
+    with interrupted():
+        trainer(tmp_path).fit(Counting("batch 1:1"))
+    trainer(tmp_path).fit(model := Counting())
+    assert torch.equal(model.seen, alone.seen) and model.count == alone.count == 8
+
+
+def test_a_pruned_model_is_pruned_again(tmp_path):
+    """Also if a hook at the start of training uses the pruned layer."""
+
+    def pruning() -> ModelPruning:
+        return ModelPruning("l1_unstructured", amount=0.5)
+
+    trainer(tmp_path / "alone", pruning()).fit(alone := Noted())
+    with interrupted():
+        trainer(tmp_path, pruning()).fit(Noted("batch 1:1"))
+    trainer(tmp_path, pruning()).fit(model := Noted())
+    assert weights(model) == weights(alone) and model.events == alone.events

@@ -1,0 +1,208 @@
+"""resume/snapshot.py in a short training: what a checkpoint has of it."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from short_fits import Noted, interrupted, trainer, weights
+
+from sagemaker_lightning import ExactResume
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.resume import checkpoint_file
+from sagemaker_lightning.resume import snapshot as snapshot_module
+from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.snapshot import EQUAL_ON_ALL_RANKS, Snapshot
+
+
+class After(pl.Callback):
+    """Does something with the snapshot after the third batch."""
+
+    def __init__(self, do: Callable[[Snapshot], None]) -> None:
+        self.do = do
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 2:
+            resume = next(each for each in trainer.callbacks if isinstance(each, ExactResume))
+            self.do(resume.snapshot)
+
+
+def in_training(folder: Path, do: Callable[[Snapshot], None], model=None, *callbacks) -> None:
+    """Do something with the snapshot of a training."""
+    options = {"max_epochs": 1, "enable_checkpointing": bool(callbacks)}
+    trainer(folder, After(do), *callbacks, **options).fit(model or Noted())
+
+
+@pytest.fixture
+def two_ranks(monkeypatch) -> Callable[..., dict]:
+    """A function that takes the state of one of two ranks, of which the other differs."""
+
+    def take(snapshot: Snapshot, rank: int, digest=None, rates=None) -> dict:
+        def gather(value):
+            if rates is None or not (isinstance(value, tuple) and len(value) == 2):
+                return [value, value]
+            other = (digest or value[0], rates)
+            return [other, value] if rank else [value, other]
+
+        with monkeypatch.context() as patched:
+            patched.setattr(pl.Trainer, "global_rank", rank)
+            patched.setattr(pl.Trainer, "is_global_zero", not rank)
+            patched.setattr(snapshot, "agreement", SimpleNamespace(gather=gather))
+            return snapshot.take(ResumePoint.BATCH)[checkpoint_file.ENTRIES_KEY]
+
+    return take
+
+
+class Own(Noted):
+    """Puts something of its own into a checkpoint."""
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["own"] = np.int64(1)
+
+
+def test_what_ranks_have_alike_is_saved_once(tmp_path, two_ranks):
+    def do(snapshot):
+        for rank, digest in ((0, None), (1, None), (1, "another"), (0, "another")):
+            taken.append(two_ranks(snapshot, rank, digest, [0.1])["ranks"][0])
+
+    taken = []
+    in_training(tmp_path, do, Own())
+    rank_0, alike, rank_1, of_rank_0 = taken
+    for each in (rank_0, alike, of_rank_0):
+        assert each["own"] == {} and each["notes"] == {}
+    assert rank_1["own"].keys() >= {"callbacks", "own"}
+    assert not rank_1["own"].keys() & EQUAL_ON_ALL_RANKS
+    assert ("own",) in rank_1["notes"]
+
+
+def test_other_learning_rates_on_a_rank_are_told_once(tmp_path, two_ranks, capfd):
+    """By rank 0."""
+
+    def do(snapshot):
+        two_ranks(snapshot, 0, rates=[0.1])
+        two_ranks(snapshot, 1, rates=[0.05])
+        snapshot.has_warned_of_rates = False
+        for rates in ([0.05, 1 / 3, 0.05], [0.05], [0.1]):
+            two_ranks(snapshot, 0, rates=rates)
+
+    in_training(tmp_path, do)
+    warnings = [line for line in capfd.readouterr().out.splitlines() if "warning" in line]
+    assert warnings == [
+        "warning: the learning rates are 0.1 on rank 0 and 0.05, 0.333333 on rank 1, so their "
+        "weights differ, too: after an interruption this run is not exact; set learning rates "
+        "from values that all ranks have, such as self.log(..., sync_dist=True)"
+    ]
+
+
+def test_a_state_before_a_validation_has_no_copy_of_the_optimizers_states(tmp_path):
+    """Such a copy is made when the state is written."""
+
+    def do(snapshot):
+        def momentum(state):
+            return state["optimizer_states"][0]["state"][0]["momentum_buffer"]
+
+        model = snapshot.trainer.lightning_module
+        present = snapshot.trainer.optimizers[0].state[model.line.weight]["momentum_buffer"]
+        state = snapshot.take(ResumePoint.VALIDATION)
+        copied = snapshot.with_optimizer_states(state), snapshot.take(ResumePoint.BATCH)
+        assert momentum(state) is present
+        for each in copied:
+            assert torch.equal(momentum(each), present) and momentum(each) is not present
+        assert copied[0].keys() == state.keys() == copied[1].keys()
+        done.append(True)
+
+    done = []
+    in_training(tmp_path, do)
+    assert done
+
+
+def test_a_checkpoint_says_when_it_was_saved_and_what_there_was(tmp_path, monkeypatch):
+    """The models, and how far the epoch was."""
+    monkeypatch.setattr(snapshot_module, "reached", lambda trainer: trainer.global_step)
+
+    def do(snapshot):
+        before = time.time()
+        entries = snapshot.take(ResumePoint.BATCH)[checkpoint_file.ENTRIES_KEY]
+        assert before <= entries["saved_at"] <= time.time()
+        assert entries["number"] == pytest.approx(entries["saved_at"] * 1e9)
+        at_the_end = snapshot.take(ResumePoint.EPOCH)[checkpoint_file.ENTRIES_KEY]
+        taken.extend((entries, at_the_end))
+
+    taken = []
+    models = ModelCheckpoint(tmp_path / "models", save_top_k=-1, every_n_train_steps=1)
+    in_training(tmp_path, do, None, models)
+    assert [entries["reached"] for entries in taken] == [3, None]
+    assert taken[0]["files"] == {models.state_key: ["epoch=0-step=1.ckpt", "epoch=0-step=2.ckpt"]}
+
+
+class Scale:
+    """An object that is no plain value."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+
+class Saving(Noted):
+    """Saves an object, which it has itself or not."""
+
+    def __init__(self, has: bool = True, stop: str = "") -> None:
+        super().__init__(stop)
+        self.scale = Scale()
+        self.has = has
+
+    def training_step(self, batch, batch_idx):
+        self.scale.factor += 1
+        self.note(f"scale {self.scale.factor}")
+        return super().training_step(batch, batch_idx)
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["scale"] = self.scale if self.has else Scale()
+
+    def on_load_checkpoint(self, checkpoint):
+        assert checkpoint["scale"] is self.scale
+
+
+def test_an_object_that_the_model_has_may_be_saved(tmp_path):
+    """It is made by the program again; its state is saved with that of all its objects."""
+    trainer(tmp_path / "alone").fit(alone := Saving())
+    with interrupted():
+        trainer(tmp_path).fit(Saving(stop="batch 1:0"))
+    assert "(test_snapshot.Scale)" in str(
+        checkpoint_file.read(max(tmp_path.glob("step-*.ckpt")))["scale"]
+    )
+    trainer(tmp_path).fit(model := Saving())
+    assert model.events == alone.events and weights(model) == weights(alone)
+
+
+def test_an_object_that_nobody_has_is_refused(tmp_path):
+    with pytest.raises(UserError) as raised:
+        trainer(tmp_path).fit(Saving(has=False))
+    assert str(raised.value) == (
+        "a checkpoint of this run could not be read again: scale is a test_snapshot.Scale "
+        "(on_save_checkpoint() or state_dict() of test_snapshot.Saving); keep numbers, text, "
+        "tensors, arrays, lists and dicts there"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using")
+def test_lightning_goes_on_with_the_epoch_after_a_checkpoint(tmp_path):
+    """A trainer without this package, too, as from a checkpoint of its own."""
+    models = ModelCheckpoint(tmp_path / "models", filename="own", save_on_train_epoch_end=True)
+    trainer(tmp_path, models, max_epochs=1, enable_checkpointing=True).fit(Noted())
+    (path,) = tmp_path.glob("step-*.ckpt")
+    progress = [
+        torch.load(each, weights_only=False)["loops"]["fit_loop"]["epoch_progress"]
+        for each in (path, tmp_path / "models/own.ckpt")
+    ]
+    assert progress[0] == progress[1]
+    lightnings = trainer(tmp_path)
+    lightnings.callbacks = []
+    lightnings.fit(model := Noted(), ckpt_path=path)
+    assert [event for event in model.events if event.startswith("batch")] == [
+        f"batch 1:{number}" for number in range(4)
+    ]
