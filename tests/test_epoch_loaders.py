@@ -24,6 +24,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 from sagemaker_lightning.compat.lightning_loops import _TakesLoaders
+from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import exact, plan
 from sagemaker_lightning.data.partition import PartitionedLoader
@@ -1054,10 +1055,6 @@ def test_a_state_that_no_checkpoint_can_hold_is_not_needed():
 
 
 def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
-    from sagemaker_lightning.compat.random_generators import replace_entropy
-
-    replace_entropy(unseeded.bits)
-
     def made() -> list[float]:
         seed_all("sample", 1)
         makers = (
@@ -1068,14 +1065,15 @@ def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
         )
         return [float(make().random()) for make in makers]
 
-    numbers = made()
-    assert numbers == made() and len(set(numbers)) == 4
-    for size in (1, 8, 63, 128, 1000):  # all of its bits are drawn
-        drawn = [unseeded.bits(size) for _ in range(40)]
-        assert max(drawn).bit_length() == size and any(bits & 1 for bits in drawn)
-    assert random.SystemRandom().random() != random.SystemRandom().random()
-    unseeded.end()
-    assert np.random.default_rng().random() != np.random.default_rng().random()
+    with entropy_replaced(unseeded.bits):
+        numbers = made()
+        assert numbers == made() and len(set(numbers)) == 4
+        for size in (1, 8, 63, 128, 1000):  # all of its bits are drawn
+            drawn = [unseeded.bits(size) for _ in range(40)]
+            assert max(drawn).bit_length() == size and any(bits & 1 for bits in drawn)
+        assert random.SystemRandom().random() != random.SystemRandom().random()
+        unseeded.end()
+        assert np.random.default_rng().random() != np.random.default_rng().random()
 
 
 def test_only_the_thread_that_trains_draws_what_follows():
