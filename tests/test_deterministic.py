@@ -91,6 +91,17 @@ def noisy(**options) -> DataLoader:
 
 
 @pytest.mark.slow
+def test_an_order_without_an_end_has_no_length():
+    class Endless(Sampler):
+        def __iter__(self):
+            return itertools.cycle((0, 1))
+
+    loader, why = exact(DataLoader(torch.arange(2), sampler=Endless()), 1)
+    assert not why
+    with pytest.raises(TypeError, match="^Endless has no length$"):
+        len(loader)
+
+
 def test_chance_is_a_function_of_seed_epoch_and_position():
     all_batches = batches(noisy())
     assert len(all_batches) == 11 and sorted(sum((batch[2] for batch in all_batches), [])) == list(

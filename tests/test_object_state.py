@@ -229,6 +229,16 @@ def test_a_long_value_is_kept_when_it_changes(make, change, monkeypatch):
     assert str(owner.value) == expected
 
 
+def test_a_list_of_a_models_own_weights_is_no_value_of_its_own():
+    """An LSTM has one. It is what its state dict has, which a checkpoint holds once."""
+    model = torch.nn.LSTM(2, 2)
+    model.others = [torch.ones(1)]
+    model.none = []
+    values = PlainState(lambda: {"model": model}).encode_all()
+    assert ("model", "_flat_weights") not in values
+    assert {("model", "others"), ("model", "none"), ("model", "hidden_size")} <= values.keys()
+
+
 def test_what_is_too_long_is_told(monkeypatch):
     monkeypatch.setattr("sagemaker_lightning.state.object_state.MAX_SAVED", COMPARED_IN_FULL + 1)
     owner = type("Mine", (), {})()

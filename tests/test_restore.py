@@ -294,6 +294,22 @@ def test_buffers_that_have_grown_are_restored(tmp_path):
     assert torch.equal(model.seen, alone.seen) and model.count == alone.count == 8
 
 
+class CountingLate(Counting):
+    """A hook at the start of training makes the buffer that grows."""
+
+    def on_train_start(self):
+        self.seen = torch.zeros(0)
+        super().on_train_start()
+
+
+def test_buffers_that_a_hook_makes_anew_are_restored(tmp_path):
+    trainer(tmp_path / "alone").fit(alone := CountingLate())
+    with interrupted():
+        trainer(tmp_path).fit(CountingLate("batch 1:1"))
+    trainer(tmp_path).fit(model := CountingLate())
+    assert torch.equal(model.seen, alone.seen) and len(model.seen) == 8
+
+
 def test_a_pruned_model_is_pruned_again(tmp_path):
     """Also if a hook at the start of training uses the pruned layer."""
 
