@@ -3,15 +3,17 @@
     make mutants
     python tests/mutants.py [--n 200] [--seed 1] [--jobs 2]
                             [--only sagemaker_lightning/contract/shutdown.py ...]
-                            [--tests tests/test_journal.py ...] [--marks "not slow"]
+                            [--tests tests/test_journal.py ...] [--marks "not docker and not soak"]
                             [--seconds 120] [--measured FILE] [--again OUTPUT]
 
-A change is one operator, constant, condition, return or call (tests/mutations.py). First, all tests
-but those of containers run once, and coverage finds which of them run each line, also in the
-processes that they start. Then a process that has collected the tests forks for each change, makes
-it in its memory, and runs the tests that run the changed lines until one fails: the quickest of
-each file first, then the second of each file, and so on. A change survives if those that take
-`--seconds` together pass. Processes that a test starts make the change, too.
+A change is one operator, constant, condition, return or call (tests/mutations.py). First, the quick
+tests run once, and coverage finds which of them run each line, also in the processes that they
+start. Other tests are asked for by `--marks`: all but those of containers take hours.
+
+Then a process that has collected the tests forks for each change, makes it in its memory, and runs
+the tests that run the changed lines until one fails: the quickest of each file first, then the
+second of each file, and so on. A change survives if those that take `--seconds` together pass.
+Processes that a test starts make the change, too.
 """
 
 import argparse
@@ -40,7 +42,7 @@ from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("app", "sagemaker_lightning")
-MARKS = "not docker and not soak"
+MARKS = "not slow and not docker"
 MIN_HANG_SECONDS = 10
 HANG_FACTOR = 5
 """A test hangs if it takes longer than this, and that much longer than usual."""

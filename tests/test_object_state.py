@@ -229,6 +229,17 @@ def test_a_long_value_is_kept_when_it_changes(make, change, monkeypatch):
     assert str(owner.value) == expected
 
 
+@pytest.mark.parametrize("wrap", [lambda tensor: tensor, lambda tensor: [{"a": tensor}]])
+def test_the_last_bit_of_any_element_of_a_tensor_counts(wrap):
+    owner = type("Mine", (), {})()
+    tensor = torch.ones(2000)
+    owner.value = wrap(tensor)
+    state = PlainState(lambda: {"mine": owner})
+    state.mark()
+    tensor[1000] += torch.finfo(torch.float32).eps
+    assert list(state.encode_changes()) == [("mine", "value")]
+
+
 def test_a_list_of_a_models_own_weights_is_no_value_of_its_own():
     """An LSTM has one. It is what its state dict has, which a checkpoint holds once."""
     model = torch.nn.LSTM(2, 2)

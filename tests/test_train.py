@@ -325,8 +325,8 @@ def test_a_rank_that_is_killed_is_the_reason(job: Job, program):
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
     reasons = (
-        "was killed by SIGKILL: most likely out of host memory|local rank 1 ended without a "
-        "word: it was killed"
+        "was killed by SIGKILL: most likely out of host memory|local rank 1 ended without giving a "
+        "reason: it was killed"
     )
     assert re.match(rf"error: .*({reasons})", job.failure)
     if "torchrun" in program:

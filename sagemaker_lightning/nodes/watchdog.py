@@ -75,6 +75,8 @@ class Watchdog:
         # The PIDs of the connected ranks that have not said that they lost a peer.
         self.rank_pids: dict[asyncio.StreamWriter, int] = {}
         self.lost_peer = False  # whether a rank of this host has said that it lost a peer
+        # The PIDs of those that had begun to end when a rank said so for the first time.
+        self.ended_before: set[int] | None = None
         self.program_has_ended = False  # whether this host's program has ended
         self.mesh = Mesh(
             host,
@@ -235,7 +237,9 @@ class Watchdog:
         status = _exit_status(rank_pid)
         writer.close()
         if not explained and status not in STOP_STATUSES:
-            is_first = _is_running(launcher_pid) and not self.lost_peer
+            is_first = rank_pid in (self.ended_before or ()) or (
+                _is_running(launcher_pid) and not self.lost_peer
+            )
             await self._suspect(name, status, is_first)
 
     async def _handle_message(self, message: RankMessage, writer: asyncio.StreamWriter) -> None:
@@ -245,11 +249,11 @@ class Watchdog:
             self.rank_pids.pop(writer, None)
             # This rank does not know why its peer is gone; whoever knows will tell. A process of
             # this node that ends after this may have ended for the same reason. The peer that the
-            # rank misses has died before, so the loop first notices its death: the kernel may close
-            # the peer's connection to the rank long before the one to this node's toolkit process.
+            # rank misses has begun to end before, but the kernel may close its connection to the
+            # rank long before the one to this node's toolkit process.
+            if self.ended_before is None:
+                self.ended_before = {*filter(_has_begun_to_end, self.rank_pids.values())}
             await asyncio.sleep(SETTLE_SECONDS)
-            while any(_exit_status(pid) is not None for pid in self.rank_pids.values()):
-                await asyncio.sleep(SETTLE_SECONDS)
             self.lost_peer = True
         elif failed:
             why = f"a rank failed: {failed.removeprefix('error: ')}"
@@ -351,6 +355,12 @@ def _exit_status(pid: int) -> int | None:
         return None
     code = int(stat[49])
     return -(code & 0x7F) or code >> 8
+
+
+def _has_begun_to_end(pid: int) -> bool:
+    """Return whether a process ends, or has ended; False if it is unknown (PID 0)."""
+    stat = process_stat(pid)
+    return bool(pid) and not (stat and not int(stat[6]) & PF_EXITING)
 
 
 def _is_running(launcher_pid: int) -> bool:
