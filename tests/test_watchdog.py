@@ -346,15 +346,22 @@ def test_a_rank_that_dies_before_the_one_that_misses_it(watch):
     assert watch.reason == StopReason(DEAD, is_local=True, doubt=1)
 
 
-def test_a_rank_whose_death_is_heard_late_died_before_the_one_that_misses_it(watch, monkeypatch):
+@pytest.mark.parametrize("launcher_lives", [True, False])
+def test_a_rank_whose_death_is_heard_late_died_before_the_one_that_misses_it(
+    watch, monkeypatch, launcher_lives
+):
     """The kernel closes its connections one after another, and may take its time for the last.
 
-    The rank that misses it has then ended, too, and may be its launcher.
+    The rank that misses it has then ended, too, and may be its launcher. If the launcher has ended
+    before anybody looks, it may have taken the rank with it.
     """
     code = f"{HOLDS_THE_LINE}os.kill(os.getpid(), signal.SIGKILL)"
     with process(watch.path, RANK_NAME, code) as started:
         let_run(started)
         assert becomes_true(lambda: psutil.Process(started.pid).status() == psutil.STATUS_ZOMBIE)
+        monkeypatch.setattr(
+            "sagemaker_lightning.nodes.watchdog._is_running", lambda launcher_pid: launcher_lives
+        )
         rank(watch, OTHER_RANK_NAME).failed(LOST_PEER_ERROR)
         assert becomes_true(lambda: watch.lost_peer)
         monkeypatch.setattr(
@@ -362,6 +369,9 @@ def test_a_rank_whose_death_is_heard_late_died_before_the_one_that_misses_it(wat
         )
         let_run(started)
         assert becomes_true(lambda: watch.reason)
+        if not launcher_lives:
+            assert watch.reason.why == AFTER
+            return
         assert watch.reason.why.startswith(f"{DEAD.partition(':')[0]}: it was killed by SIGKILL")
 
 

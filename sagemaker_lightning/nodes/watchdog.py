@@ -72,10 +72,12 @@ class Watchdog:
         self.suspicions: list[StopReason] = []
         self.own_suspicion: StopReason | None = None  # the one on a rank of this host
         self.has_waited = False  # whether the time for a better reason than that is over
-        # The PIDs of the connected ranks that have not said that they lost a peer.
-        self.rank_pids: dict[asyncio.StreamWriter, int] = {}
+        # The PIDs of the connected ranks that have not said that they lost a peer, and of their
+        # launchers.
+        self.rank_pids: dict[asyncio.StreamWriter, tuple[int, int]] = {}
         self.lost_peer = False  # whether a rank of this host has said that it lost a peer
-        # The PIDs of those that had begun to end when a rank said so for the first time.
+        # The PIDs of those that had begun to end, and not with their launcher, when a rank said so
+        # for the first time.
         self.ended_before: set[int] | None = None
         self.program_has_ended = False  # whether this host's program has ended
         self.mesh = Mesh(
@@ -222,7 +224,7 @@ class Watchdog:
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank_pid, launcher_pid = _rank_and_launcher(writer.get_extra_info("socket"))
-        self.rank_pids[writer] = rank_pid
+        self.rank_pids[writer] = rank_pid, launcher_pid
         name = "a rank"
         explained = False
         with suppress(OSError):
@@ -252,7 +254,11 @@ class Watchdog:
             # rank misses has begun to end before, but the kernel may close its connection to the
             # rank long before the one to this node's toolkit process.
             if self.ended_before is None:
-                self.ended_before = {*filter(_has_begun_to_end, self.rank_pids.values())}
+                self.ended_before = {
+                    pid
+                    for pid, launcher_pid in self.rank_pids.values()
+                    if _has_begun_to_end(pid) and _is_running(launcher_pid)
+                }
             await asyncio.sleep(SETTLE_SECONDS)
             self.lost_peer = True
         elif failed:
