@@ -44,7 +44,7 @@ compat: $(COMPAT)/ready  ## run the tests of what is ours and Lightning's with a
 soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders and mutated jobs: an hour
 	$(BIN)/python -m pytest -n 2 -m soak $(FLAGS)
 
-mutants: $(VENV)/ready  ## change the code in 200 places, one at a time, and print what no quick test finds: three minutes
+mutants: $(VENV)/ready  ## change the code in 200 places, one at a time, and print what no quick test finds: five minutes
 	$(BIN)/python tests/mutants.py $(FLAGS)
 
 zoo: $(VENV)/ready  ## interrupt user code of 245 kinds at random moments (FLAGS="run --help" lists its flags)

@@ -361,10 +361,10 @@ class ResidentDataModule(LightningDataModule, ABC):
         node, nodes = self._node_and_nodes if self.sharded else (0, 1)
         is_share = isinstance(self.val_split, float)
         count_here = self.val_split // nodes + (node < self.val_split % nodes)
-        if not is_share:
-            held_out = count_here
-        else:  # nan and infinity have no floor
+        if is_share:  # nan and infinity have no floor
             held_out = math.floor(self.val_split * size) if math.isfinite(self.val_split) else 0
+        else:
+            held_out = count_here
         if not 0 < held_out < size:
             shown_value = (
                 f"{self.val_split}"

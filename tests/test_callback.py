@@ -695,30 +695,31 @@ def test_the_last_checkpoint_alone_may_take_longer(tmp_path, monkeypatch, moment
     assert seen == ["TRAINING", "SAVING"]
 
 
-def test_a_training_that_fails_waits_for_the_checkpoint_that_is_being_written(
-    tmp_path, monkeypatch
-):
+@pytest.fixture
+def may_write(monkeypatch) -> threading.Event:
+    """Checkpoints are written when this event is set."""
+    event = threading.Event()
+
     def write(path: Path, checkpoint: dict, step: int, number: int) -> None:
-        may_write.wait(5)
+        event.wait(5)
         checkpoint_file.write(path, checkpoint, step, number)
 
+    monkeypatch.setattr(checkpoint_dir, "write", write)
+    return event
+
+
+def test_a_training_that_fails_waits_for_the_checkpoint_that_is_being_written(tmp_path, may_write):
     class Fails(pl.Callback):
         def on_exception(self, *_):
             threading.Timer(0.02, may_write.set).start()
 
-    may_write = threading.Event()
-    monkeypatch.setattr(checkpoint_dir, "write", write)
     with failed():
         fit(tmp_path, Fails(), At("batch 4", fail), every_n_steps=3)
     assert saved(tmp_path) == {3: "batch"}
 
 
-def test_other_callbacks_find_the_last_checkpoint_at_the_end_of_the_training(tmp_path, monkeypatch):
+def test_other_callbacks_find_the_last_checkpoint_at_the_end_of_the_training(tmp_path, may_write):
     """It is on the disk then, however long that takes."""
-
-    def write(path: Path, checkpoint: dict, step: int, number: int) -> None:
-        may_write.wait(5)
-        checkpoint_file.write(path, checkpoint, step, number)
 
     class Looks(pl.Callback):
         def on_train_epoch_end(self, *_):
@@ -728,8 +729,6 @@ def test_other_callbacks_find_the_last_checkpoint_at_the_end_of_the_training(tmp
             found.update(saved(tmp_path))
 
     found: dict[int, str] = {}
-    may_write = threading.Event()
-    monkeypatch.setattr(checkpoint_dir, "write", write)
     fit(tmp_path, Looks())
     assert found == {6: "epoch"}
 
