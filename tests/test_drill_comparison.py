@@ -70,7 +70,6 @@ def run_of(folder: Path, **changes) -> Path:
     state = {"w": torch.tensor([0.0, values["weight"]])}
     own_state = {
         "number": values["moment"],
-        "saved_at": values["moment"] / 2,
         "made": values["moment"],
         "journal": values["moment"],
         "resumes": [values["moment"]],

@@ -17,6 +17,7 @@ import pytest
 from jsonargparse import ArgumentParser
 from pytorch_lightning.cli import SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_interruptions import points
 from test_strangers import Run
 from torch.utils.tensorboard import SummaryWriter
@@ -187,7 +188,6 @@ def test_what_is_logged_between_two_trainings_stays(tmp_path: Path, fails_first,
         begin_files(loggers)
     log(loss=2.0)
     states = save_states(loggers)
-    moment = time.time()
     log(loss=3.0)
     for _ in range(1 if fails_first else 2):
         end_training(loggers)
@@ -196,10 +196,9 @@ def test_what_is_logged_between_two_trainings_stays(tmp_path: Path, fails_first,
     assert [state["training"] for state in states] == [1 + fails_first] * 2
     prepare_files(loggers, states)
     log(loss=5.0)  # by a hook that the first training has called, too
-    continue_files(loggers, states, moment, first=True)
+    continue_files(loggers, states, 2, first=True)
     log(loss=3.0)
     states = save_states(loggers)
-    moment = time.time()
     values = [{"before": "1.0"}, {"loss": "2.0"}, {"test": "4.0"}, {"loss": "3.0"}]
     steps = [str(int(float(*value.values()))) for value in values]
     expected = [value | {"step": step} for value, step in zip(values, steps, strict=True)]
@@ -211,7 +210,7 @@ def test_what_is_logged_between_two_trainings_stays(tmp_path: Path, fails_first,
     end_training(loggers)
     log(test=6.0)
     prepare_files(loggers, states)
-    continue_files(loggers, states, moment, first=True)
+    continue_files(loggers, states, 2, first=True)
     assert csv_rows(tmp_path / "csv") == [*expected, {"test": "6.0", "step": "6"}]
 
 
@@ -232,7 +231,7 @@ def test_a_validation_before_the_training_adds_its_rows(tmp_path: Path):
     logger.log_metrics({"loss": 9.0}, 9)
     logger.save()
     assert len(csv_rows(tmp_path)) == 2  # the row waits
-    continue_files([logger], states, time.time(), first=True)
+    continue_files([logger], states, 1, first=True)
     assert csv_rows(tmp_path) == whole
 
 
@@ -243,7 +242,7 @@ def test_a_training_that_goes_on_with_nothing_begins_a_new_file(tmp_path: Path):
         first.log_metrics({"loss": 1.0}, 1)
     states = save_states([first])
     for step, begin in enumerate(
-        (begin_files, lambda loggers: continue_files(loggers, [], time.time(), True)), 2
+        (begin_files, lambda loggers: continue_files(loggers, [], 1, True)), 2
     ):
         logger = CSVLogger(tmp_path, "logs")
         prepare_files([logger], states)
@@ -253,7 +252,7 @@ def test_a_training_that_goes_on_with_nothing_begins_a_new_file(tmp_path: Path):
         assert csv_rows(tmp_path) == [{"loss": "2.0", "step": str(step)}]
     nothing = states[0] | {"columns": [], "size": 0}
     prepare_files([logger := CSVLogger(tmp_path, "logs")], [nothing])
-    continue_files([logger], [nothing], time.time(), first=True)
+    continue_files([logger], [nothing], 1, first=True)
     assert not (tmp_path / "logs/version_0/metrics.csv").exists()
 
 
@@ -269,15 +268,15 @@ def test_other_hosts_leave_the_files_of_the_first_one(tmp_path: Path, monkeypatc
     ]
     states = [
         {"kind": type(logger).__name__, "name": "logs", "version": 0, "training": 1}
-        | {"columns": ["loss", "step"], "size": 17}
+        | {"columns": ["loss", "step"], "size": 17, "event_files": {"a.tfevents.1": 5}}
         for logger in loggers
     ]
     prepare_files(loggers, states)
-    continue_files(loggers, states, 5.0, first=False)
-    assert cleaned == [(str(tmp_path / "logs/version_0"), 5.0, [])]
+    continue_files(loggers, states, 5, first=False)
+    assert cleaned == [(str(tmp_path / "logs/version_0"), 5, {"a.tfevents.1": 5}, [])]
     assert file.read_text().endswith("2.0,2\n")
     states[1]["version"] = 7  # this run logs to another folder
-    continue_files(loggers[1:2], states[1:2], 5.0, first=True)
+    continue_files(loggers[1:2], states[1:2], 5, first=True)
     assert len(cleaned) == 1
 
 
@@ -405,26 +404,110 @@ def test_a_file_of_tensorboard_that_was_cut_off_has_its_whole_records(tmp_path: 
 
 
 def test_only_files_with_later_events_are_written_again(tmp_path: Path):
-    records = event_file(tmp_path / "a.tfevents.1", [1.0, 2.0, 3.0, 4.0])
+    """A file of a host that the checkpoint does not know has the steps up to the checkpoint's."""
+    records = event_file(tmp_path / "a.tfevents.1", [9.0, 1.0, 3.0, 4.0])
+    ends = [sum(map(len, records[:number])) for number in range(5)]
     contents = {
-        "a.tfevents.1": b"".join(records),  # an event at the moment itself stays
+        "a.tfevents.1": b"".join(records),
         "b.tfevents.1": b"".join(records[:2]),
         "c.tfevents.1": b"",
         "d.tfevents.1": b"".join(records[2:]),
         "tfevents.txt": b"a note",
+        "system/two/e.tfevents.1": b"".join(records),
+        "system/two/f.tfevents.1": b"".join(records[:2]),
     }
     for name, content in contents.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    numbers = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
-    remove_later_events(str(tmp_path), 2.0, [(3.0, 3.5), (3.6, 4.0)])
+
+    def files() -> dict[str, Path]:
+        return {
+            str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*") if path.is_file()
+        }
+
+    numbers = {name: path.stat().st_ino for name, path in files().items()}
+    known = {"a.tfevents.1": ends[2], "b.tfevents.1": ends[2], "c.tfevents.1": 0}
+    pauses = [
+        [{"a.tfevents.1": ends[2]}, {"a.tfevents.1": ends[3], "d.tfevents.1": len(records[2])}],
+        [{"d.tfevents.1": ends[4] - ends[2]}, {"d.tfevents.1": ends[4] - ends[2]}],
+    ]
+    assert remove_later_events(str(tmp_path), 1, known, pauses) == []
     contents["a.tfevents.1"] = b"".join(records[:3])
     contents["d.tfevents.1"] = records[2]
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == contents
-    for name in ("b.tfevents.1", "c.tfevents.1", "tfevents.txt"):
-        assert (tmp_path / name).stat().st_ino == numbers[name]
-    remove_later_events(str(tmp_path), 2.0)
+    contents["system/two/e.tfevents.1"] = b"".join(records[:2])
+    assert {name: path.read_bytes() for name, path in files().items()} == contents
+    for name in ("b.tfevents.1", "c.tfevents.1", "tfevents.txt", "system/two/f.tfevents.1"):
+        assert files()[name].stat().st_ino == numbers[name]
+    assert remove_later_events(str(tmp_path), 1, known, pauses) == []  # they stay where they are
+    assert {name: path.read_bytes() for name, path in files().items()} == contents
+    known["gone.tfevents.1"] = known["c.tfevents.1"] = 1
+    assert remove_later_events(str(tmp_path), 1, known) == ["c.tfevents.1", "gone.tfevents.1"]
     assert not (tmp_path / "d.tfevents.1").exists() and (tmp_path / "c.tfevents.1").exists()
-    remove_later_events(str(tmp_path / "none"), 2.0)
+    assert remove_later_events(str(tmp_path / "none"), 2, {}) == []
+
+
+@pytest.mark.parametrize("sizes", [{"a.tfevents.1": -5}, {"a.tfevents.1": "much"}, [5], None])
+def test_sizes_that_a_checkpoint_may_not_have_do_no_harm(tmp_path: Path, sizes):
+    """Without any, what is kept is what was logged up to the checkpoint's step."""
+    event_file(tmp_path / "a.tfevents.1", [1.0, 2.0, 3.0])
+    remove_later_events(str(tmp_path), 1, sizes)
+    is_kept = not isinstance(sizes, dict)
+    contents = [path.read_bytes() for path in tmp_path.iterdir()]
+    steps = [step for content in contents for _, step, _ in read_events(content)]
+    assert steps == ([0, 1] if is_kept else [])
+
+
+def points_as_tensorboard_shows_them(folder: Path) -> list[tuple[int, float]]:
+    """Return steps and values of the curve of the loss, in the order in which they are read."""
+    shown = EventAccumulator(str(folder))
+    shown.Reload()
+    return [(event.step, event.value) for event in shown.Scalars("loss")]
+
+
+@pytest.mark.parametrize("offset", [0, -3600, -5, 3600])
+def test_points_stay_if_the_clock_of_the_next_machine_is_behind(tmp_path, monkeypatch, offset):
+    """Whatever it shows, they are there once, in their order."""
+    clock = time.time
+    states: list = []
+    for attempt in range(4):
+        monkeypatch.setattr(time, "time", lambda attempt=attempt: clock() + attempt * offset)
+        logger = TensorBoardLogger(tmp_path, "logs")
+        prepare_files([logger], states)
+        first = 2 * attempt
+        logger.log_metrics({"loss": 99.0}, first)  # by a hook: the interrupted run has done so
+        (continue_files if states else begin_files)(
+            [logger], *([states, first, True] if states else [])
+        )
+        for step in range(first, first + 2):
+            logger.log_metrics({"loss": step / 2}, step)
+        states = save_states([logger])
+        logger.log_metrics({"loss": 98.0}, first + 2)  # after the checkpoint: lost
+        logger.save()
+        logger.experiment.close()
+    logger = TensorBoardLogger(tmp_path, "logs")
+    prepare_files([logger], states)
+    continue_files([logger], states, 8, first=True)
+    logger.log_metrics({"loss": 4.0}, 8)
+    logger.save()
+    expected = [(step, step / 2) for step in range(9)]
+    assert points_as_tensorboard_shows_them(tmp_path / "logs/version_0")[1:] == expected
+
+
+def test_points_that_are_lost_are_said(tmp_path, capsys):
+    logger = TensorBoardLogger(tmp_path, "logs")
+    prepare_files([logger], [])
+    logger.log_metrics({"loss": 1.0}, 1)
+    states = save_states([logger])
+    logger.experiment.close()
+    (file,) = (tmp_path / "logs/version_0").glob("*.tfevents.*")
+    file.write_bytes(file.read_bytes()[:-9])
+    logger = TensorBoardLogger(tmp_path, "logs")
+    prepare_files([logger], states)
+    continue_files([logger], states, 1, first=True)
+    assert capsys.readouterr().out == (
+        f"warning: {logger.log_dir} lacks points of the interrupted run (in 1 of TensorBoard's "
+        "files): the curves have a gap\n"
+    )
 
 
 @pytest.fixture
@@ -438,9 +521,9 @@ def objects() -> Callable[[], dict[str, bytes]]:
 def test_logs_in_an_object_store(tmp_path: Path, objects):
     records = event_file(tmp_path / "a.tfevents.1", [1.0, 2.0])
     fsspec.filesystem("memory").pipe_file("/logs/a.tfevents.1", b"".join(records))
-    remove_later_events("memory://logs", 1.0)
+    remove_later_events("memory://logs", 1, {"a.tfevents.1": len(records[0])})
     assert objects() == {"a.tfevents.1": records[0]}
-    remove_later_events("memory://logs", 0.5)
+    remove_later_events("memory://logs", 1, {})
     writer = rows("memory://logs", waits=False)
     for step, name in enumerate(("loss", "more", "loss")):
         writer.log_metrics({name: 1.0}, step)
@@ -450,21 +533,3 @@ def test_logs_in_an_object_store(tmp_path: Path, objects):
     assert objects() == {"metrics.csv": b"loss,more,step\r\n1.0,,0\r\n,1.0,1\r\n1.0,,2\r\n"}
     rows("memory://logs", waits=True).continue_from(**state)
     assert objects() == {"metrics.csv": b"loss,step\r\n1.0,0\r\n"}
-
-
-@pytest.mark.slow
-def test_files_of_tensorboard_are_cut_off_at_a_moment(tmp_path: Path):
-    """A file that was begun later is removed; what was written in a later pause stays."""
-    moments = []
-    for name in ("a", "b"):
-        with SummaryWriter(tmp_path, filename_suffix=name) as writer:
-            moments.append(time.time())
-            for step in range(3):
-                writer.add_scalar("loss", 1.0, step, walltime=moments[-1] + 10 * step)
-    assert len(points(tmp_path)) == 6
-    start = moments[0]
-    remove_later_events(str(tmp_path), start + 15, [(moments[1] + 20, moments[1] + 21)])
-    assert len(points(tmp_path)) == 5  # all of a, and two of b
-    remove_later_events(str(tmp_path), start)
-    assert points(tmp_path) == [("loss", 0, [1.0])]
-    assert [path.name[-1] for path in tmp_path.iterdir()] == ["a"]

@@ -628,7 +628,8 @@ def test_logs_are_continued_once_on_each_host(tmp_path, monkeypatch):
         monkeypatch.setattr(
             loggers, name, lambda *arguments, name=name: calls.append((name, *arguments))
         )
-    entries = {"loggers": "states", "saved_at": 3.0}
+    states = [{"kind": "CSVLogger", "name": "logs", "version": 3}]
+    entries = {"loggers": [*states, "nothing"]}
     for is_first, local_rank in ((True, 0), (False, 0), (False, 1)):
         trainer = trainer_of(loggers=["a"], is_global_zero=is_first, local_rank=local_rank)
         restart_of(tmp_path, trainer).continue_logs()
@@ -639,8 +640,8 @@ def test_logs_are_continued_once_on_each_host(tmp_path, monkeypatch):
         ("begin_files", ()),
     ]
     assert [call for call in calls if call[0] == "continue_files"] == [
-        ("continue_files", ["a"], "states", 3.0, True),
-        ("continue_files", ["a"], "states", 3.0, False),
+        ("continue_files", ["a"], states, 12, True),
+        ("continue_files", ["a"], states, 12, False),
     ]
 
 

@@ -128,8 +128,7 @@ def test_a_checkpoint_says_when_it_was_saved_and_what_there_was(tmp_path, monkey
     def do(snapshot):
         before = time.time()
         entries = snapshot.take(ResumePoint.BATCH)[checkpoint_file.ENTRIES_KEY]
-        assert before <= entries["saved_at"] <= time.time()
-        assert entries["number"] == pytest.approx(entries["saved_at"] * 1e9)
+        assert before <= entries["number"] / 1e9 <= time.time()
         at_the_end = snapshot.take(ResumePoint.EPOCH)[checkpoint_file.ENTRIES_KEY]
         taken.extend((entries, at_the_end))
 

@@ -406,7 +406,7 @@ def test_a_logger_of_mlflow_goes_on_in_the_run(mlflow: list[str], tmp_path: Path
         assert logger._run_id == "run" and mlflow == [ARN]
         mlflow.clear()
         logger._mlflow_client.log_batch("run", [Metric("begun", 1.0, 5, 0)])
-        loggers.continue_files([logger], states, 0.0, first)
+        loggers.continue_files([logger], states, 0, first)
         assert server.status == ("RUNNING" if first else "FAILED")
     for step in (1, 2):
         logger._mlflow_client.log_batch("run", [Metric("loss", 1.0, 5, step)])
@@ -450,7 +450,7 @@ def test_a_run_of_mlflow_that_is_not_there_begins_anew(mlflow, tmp_path: Path, c
     logger = mlflow_logger(server, None)
     loggers.prepare_files([logger], [state], tmp_path)
     assert logger._run_id is None
-    loggers.continue_files([logger], [state], 0.0, True)
+    loggers.continue_files([logger], [state], 0, True)
     says = f"warning: MLflow has no run {run_id}, which the interrupted run logged to: the curves"
     assert capsys.readouterr().out.startswith(says) == (run_id in ("deleted", "gone"))
 
@@ -679,7 +679,7 @@ def test_a_logger_of_wandb_goes_on_in_the_run(wandb, tmp_path: Path, capsys):
         logger = wandb_logger(None)
         loggers.prepare_files([logger], states, tmp_path)
         assert logger._wandb_init == {"id": "mine"}
-        loggers.continue_files([logger], states, 0.0, first)
+        loggers.continue_files([logger], states, 0, first)
         logger.experiment.log({"loss": 7})
         assert made.rows[1:] == ([{"loss": 7}] if first else [])
     loggers.prepare_files([logger], states, tmp_path)  # a second training of this process

@@ -2,9 +2,9 @@
 
 This is for Lightning's own loggers. What was logged after a checkpoint will be logged again by the
 resumed run, and what hooks log before training resumes was logged by the interrupted run. Both are
-removed from files. TensorBoard's events contain the time at which they were written. For
-CSVLogger's file, the checkpoint contains how long it was. From a server nothing can be removed:
-what it has is not sent again (mlflow_points.py, wandb_rows.py).
+removed from files: the checkpoint contains how long they were. The clock says nothing of that, as
+that of the next machine may be behind. From a server nothing can be removed: what it has is not
+sent again (mlflow_points.py, wandb_rows.py).
 
 A program may train several times, and log something in between, such as the results of a test. A
 training that continues from a checkpoint of an earlier one does not log that again: it stays.
@@ -15,6 +15,7 @@ length (4 bytes), the event, a checksum of the event (tensorflow/core/lib/io/rec
 
 import csv
 import io
+import re
 import struct
 import sys
 import time
@@ -36,6 +37,10 @@ from sagemaker_lightning.contract.errors import UserError
 
 FILE_LOGGERS = (CSVLogger, TensorBoardLogger)
 """Lightning's loggers whose files a resumed run continues."""
+EVENTS = ".tfevents."
+"""What the name of each file of events has in it; the seconds since the epoch follow."""
+Sizes = dict[str, int]
+"""The sizes of a TensorBoardLogger's files, in bytes, by their paths below its folder."""
 EVENT_HEADER = struct.Struct("<QI")
 CHECKSUM_BYTES = 4  # bytes of the checksum after an event
 
@@ -113,8 +118,8 @@ class Trainings:
     def __init__(self) -> None:
         self.count = 0
         """Number of trainings that have begun."""
-        self.pauses: list[list[float]] = [[0.0, float("inf")]]
-        """When each pause began and ended, in seconds since the epoch."""
+        self.pauses: list[list[Sizes]] = [[{}, {}]]
+        """The sizes of a TensorBoardLogger's files when each pause began, and when it ended."""
         self.rows: list[list[dict[str, Any]]] = [[]]
         """What a CSVLogger wrote in each pause."""
 
@@ -123,16 +128,16 @@ class Trainings:
         """Whether no training is running."""
         return len(self.pauses) > self.count
 
-    def begin(self) -> None:
-        """End the pause: a training begins."""
-        self.end()  # one that was left without a word
-        self.pauses[-1][1] = time.time()
+    def begin(self, sizes: Sizes) -> None:
+        """End the pause: a training begins. The files have these sizes now."""
+        self.end(sizes)  # one that was left without a word
+        self.pauses[-1][1] = sizes
         self.count += 1
 
-    def end(self) -> None:
-        """Begin a pause, if a training is running."""
+    def end(self, sizes: Sizes) -> None:
+        """Begin a pause, if a training is running. The files have these sizes now."""
         if not self.in_pause:
-            self.pauses.append([time.time(), float("inf")])
+            self.pauses.append([sizes, sizes])
             self.rows.append([])
 
     def write(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -140,8 +145,8 @@ class Trainings:
         if self.in_pause:
             self.rows[-1] += rows
 
-    def pauses_since(self, number: int) -> list[list[float]]:
-        """Return when the pauses between training `number` and this one began and ended."""
+    def pauses_since(self, number: int) -> list[list[Sizes]]:
+        """Return the files' sizes at the ends of each pause between training `number` and this."""
         return self.pauses[number : self.count]
 
     def rows_since(self, number: int) -> list[dict[str, Any]]:
@@ -297,7 +302,7 @@ def prepare_files(
         _use_ours(logger, folder)
         if trains and isinstance(logger, FILE_LOGGERS):
             _flush(logger)
-            _trainings_of(logger).begin()
+            _trainings_of(logger).begin(_sizes_if_used(logger))
     for logger, state in _with_states(loggers, states):
         if isinstance(logger, (MLFlowLogger, WandbLogger)):
             _continue_run(logger, state["version"], trains)
@@ -311,13 +316,27 @@ def prepare_files(
             _say_that_it_is_another(logger, state["version"], "version")
 
 
+def well_formed(states: Any) -> list[Mapping[str, Any]]:
+    """Return those of the states in a checkpoint, which is input, that `save_states` may return."""
+    names = "kind", "name", "version"
+    return [
+        state
+        for state in (states if isinstance(states, list) else ())
+        if isinstance(state, dict)
+        and all(isinstance(state.get(name), (int, str, type(None))) for name in names)
+    ]
+
+
 def _is_name(version: Any) -> bool:
     """Return whether a version of a checkpoint, which is input, names a folder or a file.
 
     A path would lead to files outside of the logger's folder, which are then written anew.
     """
     return isinstance(version, int) or (
-        isinstance(version, str) and version not in ("", "..") and Path(version).name == version
+        isinstance(version, str)
+        and version not in ("", "..")
+        and version.isprintable()
+        and Path(version).name == version
     )
 
 
@@ -349,7 +368,7 @@ def end_training(loggers: Iterable[Any]) -> None:
     for logger in loggers:
         if isinstance(logger, FILE_LOGGERS):
             _flush(logger)
-            _trainings_of(logger).end()
+            _trainings_of(logger).end(_sizes_if_used(logger))
 
 
 def _trainings_of(logger: CSVLogger | TensorBoardLogger) -> Trainings:
@@ -358,9 +377,13 @@ def _trainings_of(logger: CSVLogger | TensorBoardLogger) -> Trainings:
 
 
 def _flush(logger: Any) -> None:
-    """Write the rows that a CSVLogger still holds."""
-    if isinstance(logger, ContinuedCSVLogger) and (writer := lightning_loggers.writer(logger)):
+    """Write what a CSVLogger or a TensorBoardLogger still holds."""
+    if not (writer := lightning_loggers.writer(logger)):
+        return
+    if isinstance(logger, ContinuedCSVLogger):
         writer.save()
+    elif isinstance(logger, TensorBoardLogger):
+        writer.flush()
 
 
 @rank_zero_only
@@ -411,6 +434,8 @@ def save_states(loggers: Iterable[Any]) -> list[dict[str, Any]]:
         }
         if isinstance(logger, FILE_LOGGERS):
             state["training"] = _trainings_of(logger).count
+        if isinstance(logger, TensorBoardLogger):
+            state["event_files"] = event_files(logger)
         if isinstance(logger, ContinuedCSVLogger):
             state |= logger.experiment.state()
         elif isinstance(logger, wandb_rows.ContinuedWandbLogger) and logger.rows:
@@ -422,7 +447,7 @@ def save_states(loggers: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def continue_files(
-    loggers: Iterable[Any], states: Sequence[Mapping[str, Any]], moment: float, first: bool
+    loggers: Iterable[Any], states: Sequence[Mapping[str, Any]], step: int, first: bool
 ) -> None:
     """Remove what was logged after a checkpoint was taken, and continue the files.
 
@@ -431,7 +456,7 @@ def continue_files(
     Args:
         loggers: The loggers of this run.
         states: What `save_states` returned when the checkpoint was taken.
-        moment: When the checkpoint was taken, in seconds since the epoch.
+        step: The optimizer step of the checkpoint.
         first: Whether this is the first host.
     """
     loggers = list(loggers)
@@ -451,7 +476,11 @@ def continue_files(
         if isinstance(logger, TensorBoardLogger) and (first or "://" not in logger.log_dir):
             if first:
                 logger.experiment.close()  # later events go to a new file
-            remove_later_events(logger.log_dir, moment, trainings.pauses_since(training))
+            pauses = trainings.pauses_since(training)
+            lacking = remove_later_events(logger.log_dir, step, state.get("event_files"), pauses)
+            if first:
+                _warn_of_gap(logger.log_dir, lacking)
+                lightning_loggers.begin_last_file(logger, _newest_second(logger))
         elif isinstance(logger, ContinuedCSVLogger) and first:
             logger.experiment.continue_from(state["columns"], state["size"], training)
     begin_files(loggers if first else ())
@@ -478,7 +507,7 @@ def _with_states(
     states_left = list(states)
     for logger in loggers:
         for state in states_left:
-            if (state["kind"], state["name"]) == (
+            if (state.get("kind"), state.get("name")) == (
                 type(logger).__name__,
                 _plain_or_none(lightning_loggers.identity(logger)),
             ):
@@ -504,28 +533,111 @@ def _with_columns(content: str, columns: Sequence[str]) -> str:
     return output.getvalue()
 
 
-def remove_later_events(folder: str, moment: float, pauses: Sequence[Sequence[float]] = ()) -> None:
-    """Remove from TensorBoard's files what was written after a moment.
+def event_files(logger: TensorBoardLogger) -> Sizes:
+    """Return the sizes of a logger's own files of events, by their paths below its folder.
+
+    Files of others below that folder, such as those of HostMetrics, are left out: their writers may
+    hold events back.
+    """
+    own_folders = lightning_loggers.event_folders(logger)
+    folder = str(logger.log_dir).rstrip("/")
+    return {
+        name: size
+        for name, size in _event_files(folder)[2].items()
+        if f"{folder}/{name}".rpartition("/")[0] in own_folders
+    }
+
+
+def _sizes_if_used(logger: Any) -> Sizes:
+    """Return the sizes of a TensorBoardLogger's files; {} if this process has not used it."""
+    is_used = isinstance(logger, TensorBoardLogger) and lightning_loggers.writer(logger)
+    return event_files(logger) if is_used else {}
+
+
+def _event_files(folder: str) -> tuple[AbstractFileSystem, str, Sizes]:
+    """Return the file system and the path of a folder, and the sizes of the files of events there.
+
+    The sizes are by the files' paths below the folder.
+    """
+    files, root = url_to_fs(folder)
+    found = files.find(root, detail=True) if files.exists(root) else {}
+    return (
+        files,
+        root,
+        {
+            path.removeprefix(f"{root.rstrip('/')}/"): info["size"]
+            for path, info in sorted(found.items())
+            if EVENTS in path.rpartition("/")[2]
+        },
+    )
+
+
+def remove_later_events(
+    folder: str, step: int, sizes: Sizes | None, pauses: Sequence[list[Sizes]] = ()
+) -> list[str]:
+    """Remove from TensorBoard's files what was logged after a checkpoint was taken.
+
+    Of the logger's own files, what they had then is known. In other files, such as those of another
+    host, or below the logger's folder, everything after the checkpoint's step was logged later.
 
     Args:
         folder: Folder or s3:// address of the files.
-        moment: In seconds since the epoch.
-        pauses: Beginnings and ends of the times after it of which everything is kept.
+        step: The optimizer step of the checkpoint.
+        sizes: What `event_files` returned when the checkpoint was taken; None if it is not known.
+        pauses: What it returned when each pause after that began, and when it ended. What was
+            logged in a pause is kept. The entries are changed: they say where it is now.
+
+    Returns:
+        The files that had more when the checkpoint was taken.
     """
-    file_system, path_in_files = url_to_fs(folder)
-    for path in file_system.find(path_in_files) if file_system.exists(path_in_files) else ():
-        if ".tfevents." not in path.rpartition("/")[2]:
-            continue
-        content = file_system.cat_file(path)
-        kept = b"".join(
-            record
-            for record, written_at in _records(content)
-            if written_at <= moment or any(begin <= written_at < end for begin, end in pauses)
-        )
+    files, root, present = _event_files(folder)
+    sizes = sizes if isinstance(sizes, dict) else None
+    folders = {"", *(name.rpartition("/")[0] for name in sizes or ())}
+    for name in present:
+        path = f"{root.rstrip('/')}/{name}"
+        content = files.cat_file(path)
+        if sizes is None or name.rpartition("/")[0] not in folders:
+            kept = b"".join(record for record, at in _records(content) if at <= step)
+        else:
+            kept = b"".join(record for record, _ in _records(content[: _size(sizes, name)]))
+            for begin, end in pauses:
+                logged = content[_size(begin, name) : _size(end, name)]
+                begin[name] = len(kept)
+                kept += logged
+                end[name] = len(kept)
         if not kept and content:  # such as a file that was begun just now
-            file_system.rm_file(path)
+            files.rm_file(path)
         elif kept != content:
-            _replace_file(file_system, path, kept)
+            _replace_file(files, path, kept)
+    return [name for name in sizes or () if _size(sizes, name) > present.get(name, 0)]
+
+
+def _size(sizes: Sizes, name: str) -> int:
+    """Return the size of a file; 0 if it is not known. A checkpoint may say anything."""
+    size = sizes.get(name)
+    return max(size, 0) if isinstance(size, int) else 0
+
+
+def _warn_of_gap(folder: str, lacking: Sequence[str]) -> None:
+    if lacking:
+        print(
+            f"warning: {folder} lacks points of the interrupted run (in {len(lacking)} of "
+            "TensorBoard's files): the curves have a gap",
+            flush=True,
+        )
+
+
+def _newest_second(logger: TensorBoardLogger) -> int:
+    """Return the latest of the times in the names of a logger's files; 0 if there is none.
+
+    TensorBoard reads the files of a folder in the order of their names.
+    """
+    seconds = [
+        re.search(rf"{re.escape(EVENTS)}(\d{{1,15}})\.", name)
+        for name in _event_files(logger.log_dir)[2]
+        if "/" not in name
+    ]
+    return max((int(match[1]) for match in seconds if match), default=0)
 
 
 def _replace_file(files: AbstractFileSystem, path: str, content: bytes) -> None:
@@ -556,8 +668,8 @@ def read_events(content: bytes) -> Iterator[tuple[str, int, Any]]:
                 yield value.tag, event.step, number
 
 
-def _records(content: bytes) -> Iterator[tuple[bytes, float]]:
-    """Yield each complete record of a file, and when it was written."""
+def _records(content: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield each complete record of a file, and its step."""
     # Imported here: it takes half a second, which only a resumed run needs.
     from tensorboard.compat.proto.event_pb2 import Event
 
@@ -568,5 +680,5 @@ def _records(content: bytes) -> Iterator[tuple[bytes, float]]:
         if end > len(content):
             return  # the process was killed while writing it
         event = Event.FromString(content[start + EVENT_HEADER.size : end - CHECKSUM_BYTES])
-        yield content[start:end], event.wall_time
+        yield content[start:end], event.step
         start = end

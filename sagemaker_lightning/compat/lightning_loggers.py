@@ -8,12 +8,15 @@ On an upgrade: compare loggers/csv_logs.py of pytorch_lightning and of lightning
 writer is made, and which of its methods touch the file; and where loggers keep the version that
 they were given. Compare loggers/mlflow.py: when the run is made, and that all points go to the
 client's `log_batch`; and loggers/wandb.py: when `wandb.init` is called, and with which arguments.
+EventFileWriter in tensorboard/summary/writer/event_file_writer.py: how it names its file.
 """
 
+import sys
+import time
 from typing import Any
 
 from fsspec import AbstractFileSystem
-from pytorch_lightning.loggers import CSVLogger, MLFlowLogger, WandbLogger
+from pytorch_lightning.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 
@@ -64,9 +67,53 @@ class WriterLogger(CSVLogger):
         return self._experiment
 
 
-def writer(logger: CSVLogger) -> ExperimentWriter | None:
-    """Return the writer of a CSVLogger, None if it was not used yet."""
+def writer(logger: CSVLogger | TensorBoardLogger) -> Any:
+    """Return the writer of a CSVLogger or a TensorBoardLogger, None if it was not used yet."""
     return logger._experiment
+
+
+def event_folders(logger: TensorBoardLogger) -> set[str]:
+    """Return the folders of the files that a TensorBoardLogger writes when it is told to.
+
+    `SummaryWriter.add_scalars` makes folders of their own.
+    """
+    writers = getattr(logger.experiment, "all_writers", None) or ()
+    return {str(folder).rstrip("/") for folder in (logger.log_dir, *writers)}
+
+
+def begin_last_file(logger: TensorBoardLogger, second: int) -> None:
+    """Have a TensorBoardLogger write on in a file that comes after those that are there.
+
+    Its writer was closed. TensorBoard reads the files of a folder in the order of their names,
+    which begin with a time: by a clock that is behind, the next file would be the first one.
+
+    Args:
+        logger: The logger.
+        second: The newest time that a name has, in seconds since the epoch.
+    """
+    names_files = sys.modules.get("tensorboard.summary.writer.event_file_writer")
+    if names_files is None or time.time() >= second + 1:
+        return
+    clock = names_files.time
+    names_files.time = _Clock(second + 1)
+    try:
+        logger.experiment._get_file_writer()
+    finally:
+        names_files.time = clock
+
+
+class _Clock:
+    """Stands for the module `time`, and shows a fixed time."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def time(self) -> float:
+        """Return the time, in seconds since the epoch."""
+        return self.now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
 
 
 class RunLogger(WandbLogger):

@@ -188,10 +188,13 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "MLFlowLogger._mlflow_client": "attribute",
             "MLFlowLogger._run_id": "attribute",
             "MLFlowLogger._tracking_uri": "attribute",
+            "TensorBoardLogger._experiment": "attribute",
             "TensorBoardLogger._version": "attribute",
             "WandbLogger._id": "attribute",
             "WandbLogger._wandb_init": "attribute",
         },
+        "torch.utils.tensorboard": {"SummaryWriter._get_file_writer": "(self)"},
+        "tensorboard.summary.writer.event_file_writer": {"time": "value"},
         "pytorch_lightning.loggers.csv_logs": {
             "ExperimentWriter._check_log_dir_exists": "(self)",
             "ExperimentWriter._fs": "attribute",

@@ -22,18 +22,18 @@ from sagemaker_lightning.state.object_state import digest
 
 STEP_ENTRIES = ("batch", "learning rate", "loss")
 """What is recorded of a step, in the order in which one follows from another."""
-WRITER_ENTRIES = ("number", "saved_at", "made", "journal", "resumes", "files")
+WRITER_ENTRIES = ("number", "made", "journal", "resumes", "files")
 """Our entries in a checkpoint that say when and by which processes it was written; not compared."""
 LOADER_PROCESS_ENTRIES = ("begun", "workers")
 """Entries for a loader that depend on the processes; not compared.
 
 How often the loader was begun, each process counted, and with how many workers.
 """
-CHANGING_ENTRIES = {"time_elapsed", "retired", "resumes"}
-"""Entries of callbacks and of model.json that are not compared.
+CHANGING_ENTRIES = {"time_elapsed", "retired", "resumes", "event_files"}
+"""Entries of callbacks, loggers and model.json that are not compared.
 
-The seconds of Lightning's Timer, how many checkpoints ago a model was the best one, and how earlier
-interruptions were resumed.
+The seconds of Lightning's Timer, how many checkpoints ago a model was the best one, how earlier
+interruptions were resumed, and the files of TensorBoard: each process has its own.
 """
 # The folder of the curves that callbacks/host_metrics.py logs.
 HOST_METRICS_FOLDER = "system"

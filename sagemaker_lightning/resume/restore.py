@@ -517,8 +517,8 @@ class Restart:
         elif trainer.local_rank == 0:
             loggers.continue_files(
                 trainer.loggers,
-                self.entries["loggers"],
-                self.entries["saved_at"],
+                loggers.well_formed(self.entries["loggers"]),
+                self.step,
                 trainer.is_global_zero,
             )
 

@@ -121,7 +121,6 @@ class Snapshot:
             "step": trainer.global_step,
             "kind": point.value,
             "number": saved_at_ns,
-            "saved_at": saved_at_ns / 1e9,
             "seed": self.seeding.seed,
             "world_size": trainer.world_size,
             "should_stop": bool(trainer.should_stop),
