@@ -176,9 +176,6 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         self.restart.restore_loaders(self)
         only_end_is_left = super().done
         differing = self.restart.differing_values(self.resume.snapshot.user_state)
-        if only_end_is_left:
-            # StochasticWeightAveraging has replaced the schedule, which no step uses any more.
-            differing = [name for name in differing if not name.startswith("lr_schedulers")]
         self.resume.proof.check_restored(differing)
         self.restart.continue_logs()
         if only_end_is_left:

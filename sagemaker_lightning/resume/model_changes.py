@@ -299,8 +299,9 @@ def continue_averaging(
 ) -> None:
     """Let StochasticWeightAveraging continue.
 
-    It creates its schedule in on_train_epoch_start, which does not run when a run resumes within an
-    epoch. A new schedule sets learning rates, so the saved ones are restored.
+    It creates its schedule in on_train_epoch_start, at an epoch in which it averages. That does not
+    run when a run resumes within an epoch, and there is none to come when all of them are done. A
+    new schedule sets learning rates, so the saved ones are restored.
 
     Args:
         trainer: Lightning's trainer.
@@ -314,15 +315,18 @@ def continue_averaging(
         lightning_callbacks.set_accumulation(callback, trainer.accumulate_grad_batches)
         if not lightning_callbacks.resumes_averaging(callback):
             continue
+        epoch = trainer.current_epoch
+        progress = trainer.fit_loop.epoch_progress.current
+        progress.completed = min(epoch, callback.swa_end)
+        with lightning_callbacks.weights_averaged_in(callback, trainer.current_epoch):
+            callback.on_train_epoch_start(trainer, model)
+        progress.completed = epoch
+        restore_group_values(trainer, saved_groups)
         # This epoch only gathers the statistics of batch norm.
-        if point is not ResumePoint.EPOCH and trainer.current_epoch == callback.swa_end + 1:
+        if point is not ResumePoint.EPOCH and epoch == callback.swa_end + 1:
             weights = {name: value.clone() for name, value in model.state_dict().items()}
             callback.on_train_epoch_start(trainer, model)
             model.load_state_dict(weights)
-        elif callback.swa_start <= trainer.current_epoch <= callback.swa_end:
-            with lightning_callbacks.weights_averaged_in(callback, trainer.current_epoch):
-                callback.on_train_epoch_start(trainer, model)
-            restore_group_values(trainer, saved_groups)
 
 
 def restore_group_values(trainer: Trainer, saved_groups: list[list[dict]]) -> None:
