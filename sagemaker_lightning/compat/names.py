@@ -232,9 +232,14 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "Module._forward_hooks": "attribute",
             "Module._forward_pre_hooks": "attribute",
             "Module._metadata": "attribute",
+            "Module._modules": "attribute",
             "Module._parameters": "attribute",
         },
-        "torch": {"Tensor._post_accumulate_grad_hooks": "attribute"},
+        "torch": {
+            "Tensor._indices": "value",
+            "Tensor._post_accumulate_grad_hooks": "attribute",
+            "Tensor._values": "value",
+        },
         "torch.nn.modules.lazy": {"LazyModuleMixin._infer_parameters": "(self, module, args, ...)"},
         "torch.optim": {
             "Optimizer._optimizer_step_post_hooks": "attribute",
@@ -245,6 +250,10 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "LRScheduler._last_lr": "attribute",
             "SequentialLR._schedulers": "attribute",
         },
+    },
+    "torch_unpickler": {
+        "torch": {"_weights_only_unpickler": "value"},
+        "torch._weights_only_unpickler": {"_get_allowed_globals": "value"},
     },
     "torch_compile": {
         "torch._dynamo.config": {"recompile_limit": "value"},

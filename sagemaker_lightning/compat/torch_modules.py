@@ -8,6 +8,7 @@ the second name of those that have two; and a user's module may override them. O
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -28,6 +29,11 @@ def parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 def buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """Return a module's own buffers by name, to be read or changed."""
     return module._buffers
+
+
+def members(module: nn.Module) -> set[str]:
+    """Return the names of a module's own parameters, buffers and modules."""
+    return {*module._parameters, *module._buffers, *module._modules}
 
 
 def hooks(module: nn.Module) -> list[Callable]:
@@ -51,6 +57,17 @@ def hooks(module: nn.Module) -> list[Callable]:
         for hook in (hooks_of_kind or {}).values()
         if getattr(hook, "__func__", None) is not nn.modules.lazy.LazyModuleMixin._infer_parameters
     ]
+
+
+def stored_parts(tensor: Tensor) -> list[Tensor]:
+    """Return the tensors that a tensor consists of: of a sparse one, its indices and values."""
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor]
 
 
 def step_hooks(optimizer: Optimizer) -> list[Callable]:

@@ -498,9 +498,13 @@ class Turns:
             self.begin(0)
         began = time.monotonic()
         for _ in range(done):
-            if next(self.iterator, self) is self and self.mode == "max_size_cycle":
-                self.begin(self.turn + 1)
-                next(self.iterator, None)
+            if next(self.iterator, self) is not self:
+                continue
+            if self.mode != "max_size_cycle":
+                break
+            self.begin(self.turn + 1)
+            if next(self.iterator, self) is self:
+                break
         if done and rank_zero_only.rank == 0:
             print(
                 f"the training data cannot start at a batch ({self.name}): the {done} batches "

@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.contract.atomic_files import IGNORED_SUFFIX, remove_leftovers
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.shutdown import CHECKPOINT_NAME
@@ -21,6 +20,7 @@ from sagemaker_lightning.resume.checkpoint_file import (
     examine,
     identify,
     other_format,
+    read,
     read_footer,
     write,
 )
@@ -128,7 +128,7 @@ class CheckpointDir:
                 continue
             # A damaged file may raise anything; `choose_checkpoint` reports it.
             with suppress(Exception):
-                return torch.load(path, weights_only=True, mmap=True)[ENTRIES_KEY]["loggers"]
+                return loggers.well_formed(read(path, mmap=True)[ENTRIES_KEY]["loggers"])
         return []
 
     def save(self, checkpoint: dict[str, Any], step: int, number: int) -> None:

@@ -10,16 +10,21 @@ weights_only=True is what keeps a file from running code.
 import hashlib
 import io
 import os
+import pickle
 import re
 import stat
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from fsspec.core import url_to_fs
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 
+from sagemaker_lightning.compat import torch_unpickler
+from sagemaker_lightning.compat.torch_modules import stored_parts
 from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.shutdown import CHECKPOINT_NAME
 from sagemaker_lightning.state.encoding import to_plain
@@ -36,6 +41,14 @@ MARK = f"\0sagemaker-lightning {FORMAT_VERSION}\0".encode()
 FOOTER = struct.Struct(f"<{len(MARK)}sQQ32s")
 # The end of a file of any format. All that follows the mark has the same length in all of them.
 ANY_MARK = re.compile(rb"\0sagemaker-lightning (\d+)\0.{48}\Z", re.DOTALL)
+MAX_DEPTH = 500
+"""How often a part of a checkpoint may be within another one, at most; Python encodes no more."""
+SPARE_PARTS = 1 << 16
+SPARE_BYTES = 1 << 26
+"""What a checkpoint may hold besides what its own size allows."""
+SHORT_TEXT = 200
+"""Characters of a text of which a file may have one and name it many times, as it does labels."""
+NUMBERS = bool, int, float, complex, type(None)
 NOT_OURS = "is cut off, or not a checkpoint of this program"
 
 
@@ -77,9 +90,22 @@ def write(path: Path, checkpoint: dict[str, Any], step: int = 0, number: int = 0
         file.write(hashing.hash.digest())
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Return the checkpoint in a file, with tensors on the CPU; it cannot run code."""
-    return torch.load(path, map_location="cpu", weights_only=True)
+def read(path: Path, mmap: bool = False) -> dict[str, Any]:
+    """Return the checkpoint in a file, with tensors on the CPU; it cannot run code.
+
+    Args:
+        path: The file.
+        mmap: Whether tensors are read from the file only when they are used.
+
+    Raises:
+        UnpicklingError, RuntimeError, ...: torch cannot read it, or parts of it are compressed.
+    """
+    if zipfile.is_zipfile(path):  # as all files since torch 1.6
+        with zipfile.ZipFile(path) as parts:
+            if any(part.compress_type != zipfile.ZIP_STORED for part in parts.infolist()):
+                raise pickle.UnpicklingError("a part of it is compressed")
+    torch_unpickler.bound_bytes()
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def read_footer(path: Path) -> tuple[int, int, bytes] | str:
@@ -144,7 +170,41 @@ def examine(path: Path) -> tuple[int, int] | str:
     If the file is no intact checkpoint to resume from, return a text that says why.
     """
     step_and_number = identify(path)
-    return step_and_number if isinstance(step_and_number, str) else damage(path) or step_and_number
+    if isinstance(step_and_number, str):
+        return step_and_number
+    return damage(path) or _size_problem(path) or step_and_number
+
+
+def _size_problem(path: Path) -> str:
+    """Return what is wrong with the content of a file with a right checksum; "" if nothing.
+
+    A checkpoint is input. By a few bytes, pickle makes a list that holds another one many times,
+    and torch a tensor whose elements are all one number in memory. Whoever copies them makes each
+    part anew. So the parts of a checkpoint to resume from are not larger together than its file.
+    """
+    try:
+        state = read(path, mmap=True)
+    except Exception as error:
+        return f"cannot be read ({_reason(error)})"
+    if not isinstance(state, dict) or not isinstance(state.get(ENTRIES_KEY), dict):
+        return NOT_OURS
+    size = path.stat().st_size
+    parts_left = size + SPARE_PARTS
+    bytes_left = 2 * size + SPARE_BYTES
+    stack = [(state, 0)]
+    while stack:
+        value, depth = stack.pop()
+        if isinstance(value, torch.Tensor):
+            bytes_left -= sum(part.numel() * part.itemsize for part in stored_parts(value))
+        elif isinstance(value, (str, bytes, bytearray)):
+            bytes_left -= len(value) if len(value) > SHORT_TEXT else 0
+        elif isinstance(value, (dict, list, tuple, set, frozenset)):
+            parts_left -= len(value)
+            members = [*value, *value.values()] if isinstance(value, dict) else value
+            stack += [(each, depth + 1) for each in members if type(each) not in NUMBERS]
+        if parts_left < 0 or bytes_left < 0 or depth > MAX_DEPTH:
+            return "is forged: it is small, and what it holds is not"
+    return ""
 
 
 def damage(path: Path) -> str:
@@ -238,6 +298,7 @@ class CheckedIO(TorchCheckpointIO):
         self.problem = ""
 
     def remove_checkpoint(self, path) -> None:
-        """Remove a file, unless a newer one could not be written."""
-        if not self.problem:
-            super().remove_checkpoint(path)
+        """Remove a file, unless a newer one could not be written; a folder is none of ours."""
+        files, path_in_files = url_to_fs(str(path))
+        if not self.problem and files.isfile(path_in_files):
+            files.rm_file(path_in_files)

@@ -157,7 +157,8 @@ def restore_rank_state(trainer: Trainer, saved_state: Mapping[str, Any], mid_epo
             buffer.copy_(saved)
     device = trainer.strategy.root_device
     for path, tracker in _of_kinds(trainer, MetricTracker):
-        size = saved_state["tracked"].get(path, len(tracker))
+        # Each step that it tracks has metrics of its own, whose states are saved.
+        size = min(saved_state["tracked"].get(path, len(tracker)), len(saved_state["metrics"]))
         while len(tracker) < size:
             tracker.increment()
         # Added by a hook at the start of training.

@@ -13,7 +13,7 @@ import enum
 import sys
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from inspect import getattr_static
@@ -28,8 +28,8 @@ from torch import Tensor
 
 from sagemaker_lightning.compat import namespaces
 from sagemaker_lightning.compat.torch_modules import keep_metadata
-from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.state.object_graph import is_own_module
+from sagemaker_lightning.contract.errors import UserError, printable
+from sagemaker_lightning.state.object_graph import is_own_module, namespace
 
 SCALARS = (type(None), bool, int, float, complex, str, bytes)
 FUNCTIONS = (FunctionType, BuiltinFunctionType)
@@ -44,6 +44,8 @@ FACTORIES = {
     "bool": bool,
 }
 BYTES_PER_SLOT = 16  # of the table of a set in CPython
+MAX_SLOTS = 64
+"""Slots of a set's table for each element, at most, that are made for the order of the set."""
 NOTE_KEY = "#"
 VALUE_KEY = "value"
 """The keys of a dict that stands for a value of another type."""
@@ -108,8 +110,6 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
         return ("counter",), dict(value)
     if isinstance(value, PurePath):
         return ("path",), str(value)
-    if class_ in (Decimal, Fraction):
-        return (class_.__name__,), str(value)
     if class_ is array:
         return ("numbers", value.typecode), value.tobytes()
     if class_ in (range, slice):
@@ -122,6 +122,8 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
 
 def _named_to_plainer(value: Any) -> tuple[tuple, Any]:
     """Return what `to_plainer` does of a function, and of an object of a user's class."""
+    if type(value) in (Decimal, Fraction):  # Python writes no number of very many digits
+        return (type(value).__name__,), str(value)
     if isinstance(value, FUNCTIONS) and (function_name := _function_name(value)):
         return ("function",), function_name
     class_ = type(value)
@@ -135,11 +137,7 @@ def _named_to_plainer(value: Any) -> tuple[tuple, Any]:
         return ("tensor", *name), [tensor, vars(value).copy()] if vars(value) else tensor
     if isinstance(value, tuple) and hasattr(class_, "_fields") and _imported(*name) is class_:
         return ("named", *name), list(value)
-    if (
-        dataclasses.is_dataclass(value)
-        and not isinstance(value, (*DATA_CLASSES, torch.nn.Module))
-        and _imported(*name) is class_
-    ):
+    if _is_data_class(class_) and _imported(*name) is class_:
         # A field in a slot is not in `__dict__`, which may have more than fields. Any other
         # descriptor of the class is a user's code.
         slots = [
@@ -245,7 +243,8 @@ def fill_set(target: set, elements: Sequence, size: int) -> set:
     """Fill a set so that its elements come in the order of `elements`, if that can be had.
 
     Their order depends on the length of the set's table, which grows as elements are added, and
-    mostly stays when some are removed.
+    mostly stays when some are removed. It cannot be had if nearly all were removed: `size` is of a
+    file, and a table of any size would be made for a few bytes of it.
 
     Args:
         target: The set, which is emptied first.
@@ -254,9 +253,11 @@ def fill_set(target: set, elements: Sequence, size: int) -> set:
     """
     target.clear()
     target.update(elements)
-    if sys.getsizeof(target) != size:
+    if elements and sys.getsizeof(target) != size:
         # A dict that is added to an empty set gives it twice as many slots as it has elements.
         length = (size - sys.getsizeof(set())) // BYTES_PER_SLOT // 2 - 1
+        if length > MAX_SLOTS * max(len(elements), 1):
+            return target
         fillers = [object() for _ in range(length - len(elements))]
         target.clear()
         target.update(dict.fromkeys([*elements[:length], *fillers]))
@@ -274,32 +275,56 @@ def _array_of_objects(values: Sequence, shape: tuple[int, ...]) -> np.ndarray:
     return array_.reshape(shape)
 
 
-# How a value is made of the plainer one and the details of the note, by the kind of the note.
-OF_PLAINER: dict[str, Callable[..., Any]] = {
-    "scalar": lambda value, dtype: np.dtype(dtype).type(value),
-    # A checkpoint of an earlier version has an array.
-    "item": lambda value, form=None: (
-        np.frombuffer(value, dtype=descr_to_dtype(form)).copy()[0] if form else value[()]
-    ),
-    "array": lambda value, dtype: value.numpy().astype(np.dtype(dtype), copy=True),
-    "bytes": lambda value, form, shape: (
-        np.frombuffer(value, dtype=descr_to_dtype(form)).reshape(shape).copy()
-    ),
-    "objects": _array_of_objects,
-    "deque": lambda value, length: deque(value, maxlen=length),
-    "set": lambda value, *size: fill_set(set(), value, *size) if size else set(value),
-    "frozenset": frozenset,
-    "defaultdict": lambda value, factory: defaultdict(FACTORIES.get(factory), value),
-    "counter": Counter,
-    "path": Path,
-    "function": _function,
-    "Decimal": Decimal,
-    "Fraction": Fraction,
-    "numbers": lambda value, typecode: array(typecode, value),
-    "range": lambda value: range(*value),
-    "slice": lambda value: slice(*value),
-    "on": lambda value, device_type: _on_device(value, device_type),
+NUMBERS = bool, int, float, complex
+# How a value is made of the plainer one and the details of the note, by the kind of the note; and
+# the types that the plainer one may have.
+OF_PLAINER: dict[str, tuple[Callable[..., Any], tuple[type, ...]]] = {
+    "scalar": (lambda value, dtype: _scalar(value, np.dtype(dtype)), (*NUMBERS, str, bytes)),
+    "item": (lambda value, form: _from_bytes(value, form)[0], (bytes,)),
+    "array": (lambda value, dtype: _numeric_array(value, np.dtype(dtype)), (Tensor,)),
+    "bytes": (lambda value, form, shape: _from_bytes(value, form).reshape(shape), (bytes,)),
+    "objects": (_array_of_objects, (list,)),
+    "deque": (lambda value, length: deque(value, maxlen=length), (list,)),
+    "set": (lambda value, *size: fill_set(set(), value, *size) if size else set(value), (list,)),
+    "frozenset": (frozenset, (list,)),
+    "defaultdict": (lambda value, factory: defaultdict(FACTORIES.get(factory), value), (dict,)),
+    "counter": (Counter, (dict,)),
+    "path": (Path, (str,)),
+    "function": (_function, (tuple,)),
+    "Decimal": (Decimal, (str,)),
+    "Fraction": (lambda value: _fraction(value), (str,)),
+    "numbers": (lambda value, typecode: array(typecode, value), (bytes,)),
+    "range": (lambda value: range(*value), (tuple,)),
+    "slice": (lambda value: slice(*value), (tuple,)),
+    "on": (lambda value, device_type: _on_device(value, device_type), (Tensor,)),
+    "dict": (dict, (list,)),
+    "OrderedDict": (OrderedDict, (list,)),
 }
+
+
+def _scalar(value: Any, dtype: np.dtype) -> np.generic:
+    """Return a scalar of numpy. Its value has the type of the scalar, and not a length, say."""
+    types = {"S": (bytes,), "U": (str,)}.get(dtype.kind, NUMBERS)
+    if dtype.kind not in "biufcSU" or not isinstance(value, types):
+        raise TypeError
+    return dtype.type(value)
+
+
+def _numeric_array(value: Tensor, dtype: np.dtype) -> np.ndarray:
+    """Return an array of numbers; an array of text would be of any size."""
+    if dtype.kind not in "biufc":
+        raise TypeError
+    return value.numpy().astype(dtype, copy=True)
+
+
+def _from_bytes(content: bytes, form: Any) -> np.ndarray:
+    return np.frombuffer(content, dtype=descr_to_dtype(form)).copy()
+
+
+def _fraction(text: str) -> Fraction:
+    """Return the fraction that `str` has written; an exponent would make it of any size."""
+    numerator, _, denominator = text.partition("/")
+    return Fraction(int(numerator), int(denominator or 1))
 
 
 def from_plainer(note: tuple, value: Any) -> Any:
@@ -310,40 +335,71 @@ def from_plainer(note: tuple, value: Any) -> Any:
         value: The plainer value.
 
     Raises:
-        UserError: This program does not have the value's class.
+        UserError: This program does not have the value's class, or the value is none of it.
     """
-    kind_of_value, *details = note
-    if kind_of_value in OF_PLAINER:
-        return OF_PLAINER[kind_of_value](value, *details)
-    class_ = _imported(*details)
+    try:
+        kind_of_value, *details = note
+        if kind_of_value not in OF_PLAINER:
+            return _of_class(kind_of_value, value, *details)
+        make, types = OF_PLAINER[kind_of_value]
+        if isinstance(value, types):
+            return make(value, *details)
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # what numpy and Python say of values that are none
+        raise _refusal(note) from error
+    raise _refusal(note)
+
+
+def _refusal(note: Any) -> UserError:
+    """Return the error for a value that is not what its note says."""
+    return UserError(
+        f"a checkpoint holds something noted as {printable(repr(note))[:200]}, which it is not, or "
+        "no value is; restore the checkpoint from a copy, or move it away"
+    )
+
+
+def _of_class(kind_of_value: str, value: Any, module: str, name: str) -> Any:
+    """Return an object of a class that this program has imported; none of its code runs."""
+    class_ = _imported(module, name)
     if isinstance(class_, enum.EnumMeta):
-        if kind_of_value == "flag" and issubclass(class_, enum.Flag):
+        if kind_of_value == "flag" and issubclass(class_, enum.Flag) and type(value) is int:
             return class_(value)
         if kind_of_value == "enum" and value in class_.__members__:
             return class_[value]
-    if (
-        kind_of_value == "named"
-        and isinstance(class_, type)
-        and issubclass(class_, tuple)
-        and len(class_._fields) == len(value)
-    ):
-        return tuple.__new__(class_, value)
-    if kind_of_value == "tensor" and isinstance(class_, type) and issubclass(class_, Tensor):
-        tensor, attributes = value if isinstance(value, list) else (value, {})
-        tensor = tensor.as_subclass(class_)
-        tensor.__dict__.update(attributes)
-        return tensor
-    if kind_of_value == "fields" and dataclasses.is_dataclass(class_):
-        object_ = object.__new__(class_)
-        for field, part in value.items():
-            if isinstance(getattr_static(class_, field, None), MemberDescriptorType):  # a slot
-                object.__setattr__(object_, field, part)  # even if the class is frozen
-            else:
-                object_.__dict__[field] = part
-        return object_
+    elif isinstance(class_, type):
+        if kind_of_value == "named" and issubclass(class_, tuple):
+            if len(class_._fields) == len(value):
+                return tuple.__new__(class_, value)
+        elif kind_of_value == "tensor" and issubclass(class_, Tensor) and _is_users(class_):
+            tensor, attributes = value if isinstance(value, list) else (value, {})
+            tensor = tensor.as_subclass(class_)
+            tensor.__dict__.update(attributes)
+            return tensor
+        elif kind_of_value == "fields" and _is_data_class(class_):
+            return _with_fields(class_, value)
     raise UserError(
-        f"a checkpoint holds a {'.'.join(map(str, details))}, which this program does not have"
+        f"a checkpoint holds a {printable(f'{module}.{name}')[:200]}, which this program does not "
+        "have"
     )
+
+
+def _is_data_class(class_: type) -> bool:
+    return dataclasses.is_dataclass(class_) and not issubclass(
+        class_, (*DATA_CLASSES, torch.nn.Module)
+    )
+
+
+def _with_fields(class_: type, values: Mapping[str, Any]) -> Any:
+    """Return an object of a dataclass with these attributes, none in place of a method."""
+    object_ = object.__new__(class_)
+    for field, part in values.items():
+        member = getattr_static(class_, field, None)
+        if isinstance(member, MemberDescriptorType):  # a slot
+            object.__setattr__(object_, field, part)  # even if the class is frozen
+        elif not isinstance(member, FUNCTIONS) or isinstance(part, FUNCTIONS):
+            object_.__dict__[field] = part
+    return object_
 
 
 def _imported(module: str, name: str) -> Any:
@@ -351,9 +407,12 @@ def _imported(module: str, name: str) -> Any:
 
     A checkpoint may have been written with the other distribution of Lightning.
     """
-    object_ = sys.modules.get(module) or sys.modules.get(namespaces.first_name(module))
+    object_: Any = sys.modules.get(module) or sys.modules.get(namespaces.first_name(module))
     for part in name.split("."):
-        object_ = getattr(object_, part, None)
+        # A module may import what is asked for, and a class run code: neither is asked.
+        is_class = isinstance(object_, type)
+        object_ = getattr_static(object_, part, None) if is_class else namespace(object_).get(part)
+        object_ = object_.__func__ if isinstance(object_, staticmethod) else object_
     return object_
 
 
@@ -407,32 +466,57 @@ def decode(value: Any, watch: Callable[[Tensor], Any] | None = None) -> Any:
         value: What `encode` returned.
         watch: Is called with each tensor that was the result of a calculation: it requires a
             gradient again, but what it was calculated of is gone.
+
+    Raises:
+        UserError: `encode` returned no such value: it is of a forged checkpoint, or of one whose
+            classes this program does not have.
     """
+    try:
+        return _decode(value, watch)
+    except RecursionError:
+        raise UserError("a checkpoint holds a value within too many others") from None
+
+
+def _decode(value: Any, watch: Callable[[Tensor], Any] | None) -> Any:
     class_ = type(value)
     if class_ in (list, tuple):
-        return class_(decode(element, watch) for element in value)
+        return class_(_decode(element, watch) for element in value)
     if class_ not in (dict, OrderedDict):
         if class_ is bytearray:
             return bytearray(value)
         return value.clone() if isinstance(value, Tensor) else value
-    if NOTE_KEY in value and value[NOTE_KEY][0] == "together":
-        return {"list": list, "tuple": tuple}[value[NOTE_KEY][1]](
-            _from_arrays(value[NOTE_KEY][2], value[VALUE_KEY])
-        )
-    if NOTE_KEY in value:
-        note = value[NOTE_KEY]
-        plain_value = decode(value[VALUE_KEY], watch)
-        if note == GRAPH:
-            # A leaf could not be changed in place.
-            with torch.enable_grad():
-                tensor = plain_value.requires_grad_().clone()
-            if watch is not None:
-                watch(tensor)
-            return tensor
-        if dict_class := {"dict": dict, "OrderedDict": OrderedDict}.get(note[0]):
-            return dict_class(plain_value)
-        return from_plainer(note, plain_value)
-    return class_((key, decode(element, watch)) for key, element in value.items())
+    if NOTE_KEY not in value:
+        return class_((key, _decode(element, watch)) for key, element in value.items())
+    note = _note_of(value)
+    if note[0] == "together":
+        return _unpacked(note, value[VALUE_KEY])
+    plain_value = _decode(value[VALUE_KEY], watch)
+    return _with_graph(plain_value, watch) if note == GRAPH else from_plainer(note, plain_value)
+
+
+def _note_of(value: Mapping) -> tuple:
+    """Return the note of a dict that stands for a value of another type.
+
+    Raises:
+        UserError: `encode` returned no such dict.
+    """
+    note = value[NOTE_KEY]
+    if not isinstance(note, tuple) or not note or not isinstance(note[0], str):
+        raise _refusal(note)
+    if VALUE_KEY not in value:
+        raise _refusal(note)
+    return note
+
+
+def _with_graph(tensor: Any, watch: Callable[[Tensor], Any] | None) -> Tensor:
+    """Return a tensor that requires a gradient and, as a result, is no leaf."""
+    if not isinstance(tensor, Tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
+        raise _refusal(GRAPH)
+    with torch.enable_grad():  # a leaf could not be changed in place
+        tensor = tensor.requires_grad_().clone()
+    if watch is not None:
+        watch(tensor)
+    return tensor
 
 
 def is_in_order(value: Any, decoded: Any) -> bool:
@@ -456,9 +540,10 @@ def comparable(value: Any) -> Any:
         return class_(map(comparable, value))
     if class_ not in (dict, OrderedDict):
         return value
-    if NOTE_KEY in value and value[NOTE_KEY][0] == "on":
+    kind_of_value = _note_of(value)[0] if NOTE_KEY in value else ""
+    if kind_of_value == "on":
         return value[VALUE_KEY]
-    if NOTE_KEY in value and value[NOTE_KEY][0] == "set":
+    if kind_of_value == "set" and isinstance(value[VALUE_KEY], list):
         return {NOTE_KEY: ("set",), VALUE_KEY: _sorted(value[VALUE_KEY])}
     return class_((key, comparable(element)) for key, element in value.items())
 
@@ -479,8 +564,10 @@ def _as_arrays(values: Sequence) -> tuple[tuple, Any] | None:
     if class_ is np.ndarray and first_value.size and first_value.dtype.kind in "biufc":
         if len({(value.dtype, value.shape) for value in values}) == 1:
             return ("arrays", first_value.shape), encode(np.concatenate(values, axis=None))
-    elif class_ is Tensor and first_value.layout == torch.strided and not first_value.is_quantized:
-        if any(value.grad_fn is not None or value.is_nested or value.is_meta for value in values):
+    elif class_ is Tensor and first_value.layout == torch.strided and first_value.numel():
+        if first_value.is_quantized or any(
+            value.grad_fn is not None or value.is_nested or value.is_meta for value in values
+        ):
             return None
         if len({(value.dtype, value.shape, value.device, value.layout) for value in values}) == 1:
             return ("tensors",), encode(torch.stack([value.detach() for value in values]))
@@ -500,13 +587,22 @@ def _as_arrays(values: Sequence) -> tuple[tuple, Any] | None:
     return None
 
 
+def _unpacked(note: tuple, arrays: Any) -> list | tuple:
+    """Return the list or tuple of which `_as_arrays` has made arrays."""
+    try:
+        _, class_name, form = note
+        return {"list": list, "tuple": tuple}[class_name](_from_arrays(form, arrays))
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # what torch and Python say of values that are none
+        raise _refusal(note) from error
+
+
 def _from_arrays(note: tuple, arrays: Any) -> Iterable:
     """Return the values that `_as_arrays` was given."""
     form, *details = note
-    if form == "plain":
+    if form == "plain" and isinstance(arrays, list):
         return arrays
-    if form == "tensors":
-        return [tensor.clone() for tensor in decode(arrays)]
     if form == "rows":
         rows = zip(
             *(_from_arrays(*part) for part in zip(details[1], arrays, strict=True)), strict=True
@@ -517,7 +613,14 @@ def _from_arrays(note: tuple, arrays: Any) -> Iterable:
             else list(rows)
         )
     array = decode(arrays)
-    return list(array.reshape(-1, *details[0]) if form == "arrays" else array)
+    size = array.numel() if isinstance(array, Tensor) else array.size
+    if not size:  # it may have any number of empty rows
+        raise TypeError
+    if form == "tensors":
+        return [tensor.clone() for tensor in array]
+    if form in ("arrays", "scalars") and isinstance(array, np.ndarray):
+        return list(array.reshape(-1, *details[0]) if form == "arrays" else array)
+    raise TypeError
 
 
 class _HoldsItself(Exception):
@@ -603,37 +706,48 @@ RECREATED = "own"
 
 
 def from_plain(
-    value: Any,
-    notes: Mapping[tuple, tuple],
-    objects: Mapping[str, Any] = MappingProxyType({}),
-    path: tuple = (),
+    value: Any, notes: Mapping[tuple, tuple], objects: Mapping[str, Any] = MappingProxyType({})
 ) -> Any:
     """Return the value that `to_plain` was given; parts without notes are not copied.
 
     Args:
         value: What `to_plain` returned.
         notes: The notes that it made.
-        objects: The objects that notes of kind OWN name.
-        path: Where the value is.
+        objects: The objects that notes of kind RECREATED name.
     """
-    if notes.get(path, ("",))[0] == RECREATED:
-        if (name := notes[path][1]) not in objects:
-            raise UserError(f"a checkpoint holds {name}, which this program does not have")
-        return objects[name]
+    noted = {path[:length] for path in notes for length in range(len(path) + 1)}
+    return _from_plain(value, notes, objects, (), noted)
+
+
+def _from_plain(
+    value: Any,
+    notes: Mapping[tuple, tuple],
+    objects: Mapping[str, Any],
+    path: tuple,
+    noted: Container[tuple],
+) -> Any:
+    if path not in noted:
+        return value
+    note = notes.get(path, ("",))
+    if note[0] == RECREATED:
+        if note[1] not in objects:
+            raise UserError(
+                f"a checkpoint holds {printable(str(note[1]))[:200]}, which this program does not "
+                "have"
+            )
+        return objects[note[1]]
     class_ = type(value)
-    if class_ in (dict, OrderedDict) and any(
-        noted_path[: len(path)] == path for noted_path in notes
-    ):
+    if class_ in (dict, OrderedDict):
         value = class_(
-            (key, from_plain(element, notes, objects, (*path, key)))
+            (key, _from_plain(element, notes, objects, (*path, key), noted))
             for key, element in value.items()
         )
-    elif class_ in (list, tuple) and any(noted_path[: len(path)] == path for noted_path in notes):
+    elif class_ in (list, tuple):
         value = class_(
-            from_plain(element, notes, objects, (*path, noted_path))
-            for noted_path, element in enumerate(value)
+            _from_plain(element, notes, objects, (*path, index), noted)
+            for index, element in enumerate(value)
         )
-    return from_plainer(notes[path], value) if path in notes else value
+    return from_plainer(note, value) if path in notes else value
 
 
 def _plain_keys(value: Mapping) -> list | None:
@@ -673,7 +787,10 @@ def _is_of_users_class(tensor: Tensor) -> bool:
 
     A class that wraps other tensors, such as quantized ones, reads and writes itself.
     """
-    class_ = type(tensor)
+    return _is_users(type(tensor))
+
+
+def _is_users(class_: type[Tensor]) -> bool:
     is_wrapper = class_.__torch_dispatch__ is not Tensor.__torch_dispatch__
     return class_.__module__.partition(".")[0] != "torch" and not is_wrapper
 
