@@ -679,7 +679,7 @@ choose_checkpoint(folder, "algo-1", lambda told: [told], True, lambda path: '')
 weights = torch.rand(2_000_000)
 print("writing", flush=True)
 for step in range(int(sys.argv[2]), 10**9):
-    folder.save({"weights": weights + step, "step": step}, step, 1)
+    folder.save({"weights": weights + step, "step": step, "sagemaker_lightning": {}}, step, 1)
 """
 
 
@@ -1134,20 +1134,22 @@ def test_of_several_models_the_one_with_the_best_metric_is_read(tmp_path: Path):
         assert best.choose_intact() == str(tmp_path / chosen_name)
 
 
-def test_a_checkpoint_names_no_file_to_remove_outside_of_its_folder(tmp_path: Path, monkeypatch):
-    """The state may be forged; files that are not the best any more are removed.
+def test_a_checkpoint_names_no_file_outside_of_its_folder(tmp_path: Path, monkeypatch):
+    """The state may be forged. A URL is no path below the working directory.
 
-    A URL is no path below the folder, even if that is the working directory.
+    tests/test_forged_checkpoints.py resumes trainings with such states.
     """
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     here = BestModel(tmp_path / "here", monitor="loss", save_top_k=3)
     there = BestModel(tmp_path / "there", monitor="loss", save_top_k=3)
-    own_name = str(tmp_path / "there/best.ckpt")
+    own_name = str(tmp_path / "there/epoch=0-step=9.ckpt")
     foreign_names = [
         str(tmp_path / "code.ckpt"),
         str(tmp_path / "there/../code.ckpt"),
+        str(tmp_path / "there/code.py"),
         "s3://bucket/code.ckpt",
+        5,
     ]
     for foreign_name in foreign_names:
         forged = there.state_dict() | {
@@ -1157,13 +1159,46 @@ def test_a_checkpoint_names_no_file_to_remove_outside_of_its_folder(tmp_path: Pa
         forged["best_k_models"] = {path: torch.tensor(1.0) for path in (own_name, foreign_name)}
         forged["retired"] = {foreign_name: 9, own_name: 9}
         here.load_state_dict(forged)
-        moved_name = str(tmp_path / "here/best.ckpt")
+        moved_name = str(tmp_path / "here/epoch=0-step=9.ckpt")
         assert here.retired == {moved_name: 9} and [*here.best_k_models] == [moved_name]
-        assert here.best_model_path == here.kth_best_model_path == here.last_model_path == ""
+        assert here.best_model_path == here.last_model_path == ""
+        assert here.kth_best_model_path == moved_name  # one of those that are known
     on_s3 = BestModel("s3://bucket/run", monitor="loss")
-    kept = {"retired": {"s3://bucket/run/best.ckpt": 0}}
+    kept = {"retired": {"s3://bucket/run/epoch=0-step=9.ckpt": 0}}
     on_s3.load_state_dict(on_s3.state_dict() | kept)
     assert on_s3.retired == kept["retired"]
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "others"),
+    [
+        ({}, ["epoch=0-step=9.ckpt", "epoch=12-step=3-v1.ckpt"], ["best.ckpt", "last.ckpt"]),
+        ({"save_last": True}, ["last.ckpt", "last-v2.ckpt"], ["last-model.ckpt", "Last.ckpt"]),
+        (
+            {"filename": "best-{epoch:03d}-{val/loss:.2e}"},
+            ["best-epoch=004-val/loss=1.25e-03.ckpt", "best-epoch=004-val/loss=nan-v1.ckpt"],
+            ["best-epoch=004-val/loss=a.ckpt", "best-epoch=4.ckpt", "val/loss=1.ckpt"],
+        ),
+        (
+            {"filename": "{epoch}", "auto_insert_metric_name": False},
+            ["0.ckpt", "-1.5.ckpt", "12-v3.ckpt"],
+            ["pretrained.ckpt", "0.pt", "v1.ckpt"],
+        ),
+        ({"filename": "best"}, ["best.ckpt", "best-v1.ckpt"], ["best-of-all.ckpt", "best1.ckpt"]),
+    ],
+)
+def test_files_are_removed_that_have_a_name_that_the_callback_gives(
+    tmp_path, options, names, others
+):
+    """Others may be those of somebody else, though a checkpoint names them."""
+    best = BestModel(tmp_path, monitor="loss", **options)
+    trainer = without_ranks(removed := [])
+    paths = [f"{tmp_path}/{name}" for name in (*names, *others)]
+    best.load_state_dict(best.state_dict() | {"retired": dict.fromkeys(paths, 9)})
+    best.remove_outdated(trainer, keep=0)
+    assert sorted(removed) == sorted(paths[: len(names)]) and best.files() == []
+    best.discard(trainer, "named by this run.ckpt")
+    assert removed[-1] == "named by this run.ckpt"
 
 
 def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):

@@ -585,7 +585,7 @@ def test_a_checkpoint_is_loaded_without_its_code_unless_somebody_has_chosen_that
         trainer = types.SimpleNamespace(
             _checkpoint_connector=connector, state=types.SimpleNamespace(fn=TrainerFn.FITTING)
         )
-        lightning_checkpoints.replace_loading(trainer, lambda path: path == "ours")
+        lightning_checkpoints.replace_loading(trainer, lambda path: path == "ours", len)
         connector.resume_start("ours", **given)
         connector.resume_start("other", **given)
     assert called == [("other", passed), ("other",)]

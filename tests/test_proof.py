@@ -168,8 +168,12 @@ def test_several_batches_of_a_step_are_one_step(tmp_path):
 
 def test_the_results_of_earlier_interruptions_come_first(tmp_path):
     run = resumed(tmp_path, interrupted(tmp_path, 0.0, 0.1, 0.2))
-    run.proof.continue_results(({"step": 1},))
-    assert run.proof.results == [{"step": 1}]
+    earlier = {"step": 1, "identical": None, "steps": 0, "said": "the state is as it was saved"}
+    # A checkpoint is input: its text is printed.
+    run.proof.continue_results(
+        [earlier | {"said": "a\nb"}, {"step": 2}, earlier | {"step": "3"}, 4]
+    )
+    assert run.proof.results == [earlier | {"said": r"a\nb"}]
     run.train(0.2)
     assert [result["step"] for result in run.proof.results] == [1, 2]
     run.proof.report()

@@ -18,6 +18,7 @@ from pytorch_lightning.callbacks import (
 )
 from pytorch_lightning.callbacks.spike import SpikeDetection
 from torch import nn
+from torch.optim.swa_utils import SWALR
 
 # `load_state_dict` looks for this metric by another name than `__init__` gives it (#21752, open):
 # no run could be resumed.
@@ -72,6 +73,25 @@ def searched_attribute(callback: LearningRateFinder | BatchSizeFinder) -> str:
         if isinstance(callback, LearningRateFinder)
         else callback._batch_arg_name
     ) or ""
+
+
+def accepted_state(callback: Callback, state: dict[str, Any]) -> dict[str, Any]:
+    """Return what a callback of Lightning's may load of a state in a checkpoint, which is input.
+
+    A SpikeDetection would write to the file that the state names: it gets its own instead.
+    StochasticWeightAveraging would set each attribute of its schedule that the state names.
+    """
+    if isinstance(callback, SpikeDetection):
+        return state | {"bad_batches_path": callback.exclude_batches_path}
+    schedule = state.get("scheduler_state")
+    if isinstance(callback, StochasticWeightAveraging) and isinstance(schedule, dict):
+        kept = {
+            name: value
+            for name, value in schedule.items()
+            if name != "optimizer" and not hasattr(SWALR, name)
+        }
+        return state | {"scheduler_state": kept}
+    return state
 
 
 def original_weights(callback: Callback) -> Iterator[tuple[int, nn.Module, nn.Module, str]]:

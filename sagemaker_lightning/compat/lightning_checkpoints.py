@@ -29,13 +29,16 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     return trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
 
 
-def replace_loading(trainer: Trainer, load: Callable[[Any], bool]) -> None:
+def replace_loading(
+    trainer: Trainer, load: Callable[[Any], bool], accept: Callable[[dict[str, Any]], None]
+) -> None:
     """Have `load` called, with the path that Lightning was given, when it loads a checkpoint.
 
     That is before the model is restored. If it returns False, Lightning loads the file that it was
     given: `fit(ckpt_path=...)`, or one that a search for a learning rate has saved. It does so
     without running code in the file, unless the caller of `fit` has chosen otherwise
-    (`weights_only`, which Lightning has since 2.6).
+    (`weights_only`, which Lightning has since 2.6). `accept` then gets what the file has, to remove
+    from it what is not to be loaded.
 
     UserError if that file is no checkpoint that a training can begin with.
     """
@@ -52,6 +55,7 @@ def replace_loading(trainer: Trainer, load: Callable[[Any], bool]) -> None:
                 resume_start_of_lightning(checkpoint_path, **options)
             if checkpoint_path and trainer.state.fn == TrainerFn.FITTING:
                 _check(connector._loaded_checkpoint, checkpoint_path)
+                accept(connector._loaded_checkpoint)
 
     connector.resume_start = resume_start
 
@@ -98,6 +102,29 @@ def set_loaded_checkpoint(trainer: Trainer, checkpoint: dict[str, Any], path: st
     """
     trainer._checkpoint_connector._ckpt_path = path
     trainer._checkpoint_connector._loaded_checkpoint = checkpoint
+
+
+def loaded(trainer: Trainer) -> dict[str, Any]:
+    """Return the checkpoint that Lightning has read and not restored completely; {} if none."""
+    return trainer._checkpoint_connector._loaded_checkpoint
+
+
+def keep_files(callback: ModelCheckpoint, keeps: Callable[[str], bool]) -> None:
+    """Have a ModelCheckpoint not remove the files for whose paths `keeps` returns True."""
+    callback._remove_checkpoint = _Removal(callback, keeps).remove
+
+
+class _Removal:
+    """Removes files for a ModelCheckpoint, but for some."""
+
+    def __init__(self, callback: ModelCheckpoint, keeps: Callable[[str], bool]) -> None:
+        self.callback = callback
+        self.keeps = keeps
+
+    def remove(self, trainer: Trainer, filepath: str) -> None:
+        """Do what the callback does by itself, unless the file is kept."""
+        if not self.keeps(filepath):
+            type(self.callback)._remove_checkpoint(self.callback, trainer, filepath)
 
 
 class BestCheckpoint(ModelCheckpoint):

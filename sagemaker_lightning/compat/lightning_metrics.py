@@ -9,7 +9,6 @@ decides).
 """
 
 from collections.abc import Mapping
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from pytorch_lightning.trainer.connectors.logger_connector.result import (
     _ResultMetric,
     _Sync,
 )
+from torchmetrics import Metric
 
 from sagemaker_lightning.compat import metrics
 
@@ -35,6 +35,8 @@ METADATA = (
     "metric_attribute",
 )
 """The fields of _Metadata that are plain values."""
+REDUCTIONS = {each.__name__: each for each in (torch.mean, torch.sum, torch.min, torch.max)}
+"""What `log(reduce_fx=...)` takes."""
 NEWEST_VALUES = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 """Attributes that have the newest values. A checkpoint contains them by these names."""
 
@@ -67,8 +69,12 @@ def restore_epoch_sums(
     its sums.
     """
     trainer._logger_connector._first_loop_iter = False
+    modules = dict(trainer.lightning_module.named_modules())
     for key, logged in saved.items():
-        if not logged["has_group"]:  # a group of processes cannot be saved
+        is_known = logged["reduce"] in REDUCTIONS and (
+            logged["is_tensor"] or isinstance(modules.get(logged["metric_attribute"]), Metric)
+        )
+        if is_known and not logged["has_group"]:  # a group of processes cannot be saved
             trainer.fit_loop.epoch_loop._results[key] = _accumulator(trainer, logged, device)
 
 
@@ -100,7 +106,7 @@ def _settings_and_state(metric: _ResultMetric) -> dict[str, Any]:
 def _accumulator(trainer: Trainer, saved: Mapping[str, Any], device: torch.device) -> _ResultMetric:
     """Return the accumulator that LightningModule.log would have made for a value."""
     meta = _Metadata(
-        **{name: saved[name] for name in METADATA}, reduce_fx=getattr(torch, saved["reduce"])
+        **{name: saved[name] for name in METADATA}, reduce_fx=REDUCTIONS[saved["reduce"]]
     )
     meta.sync = _Sync(
         _should=saved["sync"],
@@ -111,10 +117,10 @@ def _accumulator(trainer: Trainer, saved: Mapping[str, Any], device: torch.devic
     metric = _ResultMetric(meta, saved["is_tensor"]).to(device)
     if saved["is_tensor"]:
         metrics.restore(metric, saved["state"], device)
-        for name, default in saved["defaults"].items():
-            metric._defaults[name] = default.to(device)
+        for name in metric._defaults.keys() & saved["defaults"].keys():
+            metric._defaults[name] = saved["defaults"][name].to(device)
     else:
-        metric.value = attrgetter(saved["metric_attribute"])(trainer.lightning_module)
+        metric.value = trainer.lightning_module.get_submodule(saved["metric_attribute"])
     metric.has_reset = saved["has_reset"]
     metric._forward_cache = None if saved["cache"] is None else saved["cache"].to(device)
     return metric

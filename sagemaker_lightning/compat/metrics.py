@@ -25,10 +25,11 @@ def state_of(metric: Metric) -> dict[str, Any]:
 
 
 def restore(metric: Metric, saved: Mapping[str, Any], device: torch.device) -> None:
-    """Give a metric back what `state_of` returned, copied to `device`."""
+    """Give a metric back what `state_of` returned, copied to `device`; nothing else is set."""
     metric._update_count = saved["updates"]
     metric._computed = None
-    for name, value in saved["states"].items():
+    for name in metric.metric_state.keys() & saved["states"].keys():
+        value = saved["states"][name]
         setattr(
             metric,
             name,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sagemaker_lightning.callbacks import divergence
 from sagemaker_lightning.compat.lightning_checkpoints import BestCheckpoint
-from sagemaker_lightning.resume import checkpoint_file
+from sagemaker_lightning.resume import checkpoint_file, user_checkpoints
 
 
 class BestModel(BestCheckpoint):
@@ -29,6 +29,8 @@ class BestModel(BestCheckpoint):
     """Whether checkpoints to resume from may refer to a file that was the best."""
     retired: Mapping[str, int] = {}  # noqa: RUF012  never changed in place
     """Files that were the best, and how many checkpoints to resume from were saved since."""
+    foreign: frozenset[str] = frozenset()
+    """Files that a checkpoint has named and this callback may not have written."""
 
     @property
     def state_key(self) -> str:
@@ -55,13 +57,17 @@ class BestModel(BestCheckpoint):
         for path in older.keys() - self.retired.keys():
             # It may be one of the best again.
             if path != self.best_model_path and path not in self.best_k_models:
-                super().discard(trainer, path)
+                self._remove(trainer, path)
 
     def discard(self, trainer: Trainer, path: str) -> None:
         """Mark a file that is not the best any more, or remove it if no checkpoint may need it."""
         if self.keeps_retired:
             self.retired = {**self.retired, path: 0}
         else:
+            self._remove(trainer, path)
+
+    def _remove(self, trainer: Trainer, path: str) -> None:
+        if path not in self.foreign:
             super().discard(trainer, path)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -69,14 +75,15 @@ class BestModel(BestCheckpoint):
 
         Lightning would forget the best model, and start again with a later one.
         """
-        state = self._in_this_folder(state_dict)
+        state = user_checkpoints.with_own_files(self, state_dict)
         self.retired = state["retired"]
+        self.foreign = user_checkpoints.foreign_files(self, state)
         super().load_state_dict(state)
 
     def files(self) -> list[Path]:
         """Return the files that this callback has written and not removed."""
         names = {self.best_model_path, self.last_model_path, *self.best_k_models, *self.retired}
-        return [Path(name) for name in names if name and "://" not in name]
+        return [Path(name) for name in names - self.foreign if name and "://" not in name]
 
     def missing_file(self, checkpoint: Path) -> str:
         """Return what is wrong with the best model that a checkpoint refers to.
@@ -86,10 +93,9 @@ class BestModel(BestCheckpoint):
         Args:
             checkpoint: Path of an intact checkpoint.
         """
-        states = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get(
-            "callbacks", {}
-        )
-        best = self._in_this_folder(states.get(self.state_key, {}))["best_model_path"]
+        states = checkpoint_file.read(checkpoint, mmap=True).get("callbacks", {})
+        state = user_checkpoints.with_own_files(self, states.get(self.state_key, {}))
+        best = state["best_model_path"]
         problem = _file_problem(best)
         return f"{Path(best).name}, the best model, which {problem}" if problem else ""
 
@@ -117,31 +123,6 @@ class BestModel(BestCheckpoint):
                 f"warning: {problem}; {name or 'the last one'} is written in its place", flush=True
             )
         return name
-
-    def _in_this_folder(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state with the paths of all files changed to this folder.
-
-        Other files are left out: a checkpoint is input, and files that are not the best any more
-        are removed.
-        """
-        old_folder = str(state.get("dirpath"))
-        new_folder = str(self.dirpath)
-
-        def moved(path: str) -> str:
-            if path.startswith(old_folder):
-                path = new_folder + path.removeprefix(old_folder)
-            return path if _is_below(path, new_folder) else ""
-
-        def all_moved(scores: dict[str, Any]) -> dict[str, Any]:
-            return {moved(path): score for path, score in scores.items() if moved(path)}
-
-        paths = ("best_model_path", "kth_best_model_path", "last_model_path")
-        return (
-            state
-            | {name: moved(state.get(name, "")) for name in paths}
-            | {name: all_moved(state.get(name, {})) for name in ("best_k_models", "retired")}
-            | {"dirpath": self.dirpath}
-        )
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         """Return whether a model is one of the best.
@@ -192,13 +173,6 @@ class BestModel(BestCheckpoint):
                     f"warning: training goes on, but {problem}; the best model is still {best}",
                     flush=True,
                 )
-
-
-def _is_below(path: str, folder: str) -> bool:
-    """Return whether a path or a URL is below a folder."""
-    if "://" in path:
-        return path.startswith(f"{folder}/") and ".." not in path.split("/")
-    return Path(path).parent.resolve().is_relative_to(Path(folder).resolve())
 
 
 def _file_problem(model: str) -> str:

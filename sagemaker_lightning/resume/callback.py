@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -49,6 +50,7 @@ from sagemaker_lightning.data.seeded_indices import number_of, seed_all, unseede
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import (
+    acceptance,
     best_model,
     checkpoint_file,
     code_numbers,
@@ -375,7 +377,8 @@ class ExactResume(EarlyCallback):
             # own, the files of its ModelCheckpoints are for the program to read.
             reads = not self.owns_stop or bool(best_model.callbacks(trainer))
             trainer.strategy.checkpoint_io = checkpoint_file.CheckedIO(plain_values=reads)
-        lightning_checkpoints.replace_loading(trainer, self._load_newest)
+        accept = partial(acceptance.accept, trainer)
+        lightning_checkpoints.replace_loading(trainer, self._load_newest, accept)
 
     def _lock_folder(self) -> None:
         """Lock the folder until the training ends; all ranks call it.
@@ -844,6 +847,7 @@ class _BeforeOtherCallbacks(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare the optimizers with those of the checkpoint's run."""
         if self.resume.exact and not is_search_only(trainer):
+            acceptance.accept_schedulers(trainer, lightning_checkpoints.loaded(trainer))
             self.resume.restart.optimizers_made()
             self.resume.snapshot.user_state.hooks_begin()
 

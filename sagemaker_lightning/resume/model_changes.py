@@ -5,6 +5,7 @@ created.
 """
 
 import inspect
+import itertools
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -182,15 +183,26 @@ def search_results(trainer: Trainer) -> dict[str, Any]:
 
     The values are encoded (state/encoding.py).
     """
-    results = {}
+    return {
+        name: encode(lightning_getattr(trainer.lightning_module, name))
+        for name in _searched_names(trainer)
+    }
+
+
+def _searched_names(trainer: Trainer) -> list[str]:
+    """Return the names of the model's attributes in which searches store their results."""
+    names = []
     for callback in trainer.callbacks:
         if lightning_callbacks.is_search(callback):
             attribute = lightning_callbacks.searched_attribute(callback)
-            for name in [attribute] if attribute else RESULT_ATTRIBUTES:
-                if lightning_hasattr(trainer.lightning_module, name):
-                    results[name] = encode(lightning_getattr(trainer.lightning_module, name))
-                    break
-    return results
+            candidates = [attribute] if attribute else RESULT_ATTRIBUTES
+            present = (name for name in candidates if _has(trainer, name))
+            names += list(itertools.islice(present, 1))
+    return names
+
+
+def _has(trainer: Trainer, name: str) -> bool:
+    return lightning_hasattr(trainer.lightning_module, name)
 
 
 def apply_search_results(trainer: Trainer, results: Mapping[str, Any]) -> None:
@@ -203,8 +215,10 @@ def apply_search_results(trainer: Trainer, results: Mapping[str, Any]) -> None:
     for callback in trainer.callbacks:
         if lightning_callbacks.is_search(callback):
             callback.on_fit_start = lambda *_: None
-    for name, value in results.items():
-        lightning_setattr(trainer.lightning_module, name, decode(value))
+    for name in results.keys() & set(_searched_names(trainer)):
+        result = decode(results[name])
+        if isinstance(result, (int, float)):
+            lightning_setattr(trainer.lightning_module, name, result)
 
 
 def search_again(trainer: Trainer) -> None:

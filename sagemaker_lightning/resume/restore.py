@@ -17,11 +17,12 @@ from sagemaker_lightning.compat import (
     lightning_checkpoints,
     lightning_loops,
 )
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.deterministic import divided, position
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume import (
+    acceptance,
     best_model,
     checkpoint_file,
     code_numbers,
@@ -36,8 +37,11 @@ from sagemaker_lightning.resume import (
 from sagemaker_lightning.resume.agreement import Agreement
 from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir, choose_checkpoint
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.snapshot import LIGHTNING_KEYS
 from sagemaker_lightning.resume.user_state import CODE_ROOTS, UserState
-from sagemaker_lightning.state.encoding import from_plain, to_plain
+from sagemaker_lightning.state.encoding import RECREATED, from_plain, to_plain
+
+MAX_CHARACTERS = 400  # of a phrase that quotes a checkpoint
 
 
 class Restart:
@@ -157,9 +161,12 @@ class Restart:
             }
         checkpoint = from_plain(
             checkpoint | rank_overrides,
-            self._rank_state["notes"] if rank_overrides else self.entries["notes"],
+            _without_objects(
+                self._rank_state["notes"] if rank_overrides else self.entries["notes"]
+            ),
             objects,
         )
+        acceptance.accept(self.trainer, checkpoint)
         checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank saved its own
         self.later_weights = model_changes.take_later_weights(
             checkpoint["state_dict"], self.trainer.lightning_module, to_come
@@ -184,16 +191,17 @@ class Restart:
         self.epoch_is_open = self.point is not ResumePoint.EPOCH
         if not self.epoch_is_open:
             fit_loops.move_counters_past_epoch(checkpoint["loops"]["fit_loop"])
-        # Lightning saves the score and does not load it.
-        for callback in self.trainer.checkpoint_callbacks:
-            if hasattr(callback, "current_score"):
-                callback.current_score = (
-                    checkpoint["callbacks"].get(callback.state_key, {}).get("current_score")
-                )
+        self._restore_scores(checkpoint["callbacks"])
         user_checkpoints.overwrite_later_files(self.trainer, self.entries["files"])
         self.trainer.should_stop = self.entries["should_stop"]
         lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
         return True
+
+    def _restore_scores(self, states: Mapping[str, Any]) -> None:
+        """Give each ModelCheckpoint its newest score: Lightning saves it and does not load it."""
+        for callback in self.trainer.checkpoint_callbacks:
+            if hasattr(callback, "current_score"):
+                callback.current_score = states.get(callback.state_key, {}).get("current_score")
 
     def _raise_epoch_limit(self, epoch: int) -> None:
         """Let Lightning load a checkpoint of an epoch beyond this training's limit.
@@ -588,7 +596,20 @@ class Restart:
         self.loader_states_used = True
 
 
+def _without_objects(notes: Mapping[tuple, tuple]) -> dict[tuple, tuple]:
+    """Return the notes of a checkpoint; no entry of Lightning's is an object of the program's."""
+    return {
+        path: note
+        for path, note in notes.items()
+        if note[0] != RECREATED or path[0] not in LIGHTNING_KEYS
+    }
+
+
 def _first(phrases: list[str]) -> str:
-    """Return the first few phrases as one text, and how many more there are."""
+    """Return the first few phrases as one text, and how many more there are.
+
+    They quote a checkpoint, which may have any text.
+    """
     rest = f" (and {len(phrases) - 4} more)" if len(phrases) > 4 else ""
-    return f"{'; '.join(phrases[:4])}{rest}"
+    quoted = [printable(phrase)[:MAX_CHARACTERS] for phrase in phrases[:4]]
+    return f"{'; '.join(quoted)}{rest}"

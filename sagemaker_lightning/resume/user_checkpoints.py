@@ -1,17 +1,31 @@
-"""Lets a resumed run write the files of the user's own ModelCheckpoints again.
+"""The files of the user's own ModelCheckpoints in a resumed run.
 
 Lightning gives a model another name (`-v1`) if there is a file of its own already (ModelCheckpoint,
 `enable_version_counter`). Without this module, what an interrupted run wrote after its last
 checkpoint would be there twice.
+
+A ModelCheckpoint removes the files that its state names, and a checkpoint with that state is input.
+So the state of a resumed run names no files outside of its folder, and of those that it names, only
+files with a name that the callback gives are removed.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Formatter
+from typing import Any
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
+from sagemaker_lightning.compat.lightning_checkpoints import BestCheckpoint, keep_files
 from sagemaker_lightning.contract.shutdown import CHECKPOINT_NAME
+
+PATHS = "best_model_path", "kth_best_model_path", "last_model_path"
+PATHS_WITH_VALUES = "best_k_models", "retired"
+"""What names files in the state of a ModelCheckpoint, and of a BestModel."""
+NUMBER = r"[-+ \d.,_%]*(?:[eE][-+]?\d+|nan|inf|True|False)?"
+"""What the name of a model may have in place of a metric."""
 
 
 def file_names(trainer: Trainer) -> dict[str, list[str]]:
@@ -79,3 +93,91 @@ def _model_names(callback: ModelCheckpoint, folder: Path) -> set[str]:
     """
     files = {path.name for path in folder.iterdir() if path.suffix == callback.FILE_EXTENSION}
     return {name for name in files if not CHECKPOINT_NAME.fullmatch(name)}
+
+
+def own_states(trainer: Trainer, states: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the callbacks' saved states; ModelCheckpoints remove no other files because of them.
+
+    Args:
+        trainer: Lightning's trainer.
+        states: The states in a checkpoint, by the callbacks' state keys.
+    """
+    own = {}
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
+            state = states[callback.state_key]
+            own_state = own[callback.state_key] = with_own_files(callback, state)
+            # Lightning's own callback forgets the best models if its folder is another one.
+            own_state["dirpath"] = state.get("dirpath")
+            if not isinstance(callback, BestCheckpoint):
+                keep_files(callback, foreign_files(callback, own_state).__contains__)
+    return {**states, **own}
+
+
+def with_own_files(callback: ModelCheckpoint, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a callback's saved state, with its files in its present folder and no other paths.
+
+    Args:
+        callback: The callback.
+        state: What its `state_dict` returned, in this or in another folder.
+    """
+
+    def moved(path: Any) -> str:
+        name = _name_below(path, state.get("dirpath") or callback.dirpath)
+        is_own = name.endswith(callback.FILE_EXTENSION) and not CHECKPOINT_NAME.fullmatch(name)
+        return _joined(callback.dirpath, name) if is_own else ""
+
+    files: dict[str, Any] = {name: moved(state.get(name)) for name in PATHS}
+    for name in PATHS_WITH_VALUES:
+        values = state.get(name)
+        paths = values.items() if isinstance(values, Mapping) else ()
+        files[name] = {moved(path): value for path, value in paths if moved(path)}
+    if files["kth_best_model_path"] not in files["best_k_models"]:
+        files["kth_best_model_path"] = next(iter(files["best_k_models"]), "")
+    return {**state, **files, "dirpath": callback.dirpath}
+
+
+def foreign_files(callback: ModelCheckpoint, state: Mapping[str, Any]) -> frozenset[str]:
+    """Return the paths in a state that have no name that the callback gives.
+
+    They may be files of others, or of this run when it gave other names. They are not removed.
+    """
+    paths = {state[name] for name in PATHS}.union(*(state[name] for name in PATHS_WITH_VALUES))
+    return frozenset(path for path in paths if not _is_named_by(callback, path))
+
+
+def _is_named_by(callback: ModelCheckpoint, path: str) -> bool:
+    """Return whether a path is one that a callback gives to a model, but for the numbers."""
+    templates = [callback.filename or f"{{epoch}}{callback.CHECKPOINT_JOIN_CHAR}{{step}}"]
+    templates += [callback.CHECKPOINT_NAME_LAST] if callback.save_last else []
+    name = _name_below(path, callback.dirpath)
+    return any(re.fullmatch(_pattern(callback, template), name) for template in templates)
+
+
+def _pattern(callback: ModelCheckpoint, template: str) -> str:
+    """Return a pattern of the names that a callback gives by a template.
+
+    `ModelCheckpoint.format_checkpoint_name` gives them: it puts numbers in place of metrics.
+    """
+    parts = []
+    for text, metric, *_ in Formatter().parse(template):
+        inserted = f"{metric}{callback.CHECKPOINT_EQUALS_CHAR}"
+        is_inserted = metric is not None and callback.auto_insert_metric_name
+        parts.append(re.escape(text + (inserted if is_inserted else "")))
+        parts.append("" if metric is None else NUMBER)
+    version = rf"(?:{re.escape(callback.CHECKPOINT_JOIN_CHAR)}v\d+)?"
+    return "".join(parts) + version + re.escape(callback.FILE_EXTENSION)
+
+
+def _name_below(path: Any, folder: Any) -> str:
+    """Return what follows a folder in the path of a file below it; "" for any other path."""
+    beginning = _joined(folder, "")
+    if not isinstance(path, str) or not path.startswith(beginning):
+        return ""
+    name = path.removeprefix(beginning)
+    return name if {"", ".", ".."}.isdisjoint(name.split("/")) else ""
+
+
+def _joined(folder: Any, name: str) -> str:
+    """Return the path or the URL of a file in a folder."""
+    return f"{str(folder).rstrip('/')}/{name}"

@@ -21,6 +21,7 @@ from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
 from sagemaker_lightning.compat.torch_modules import hooks, step_hooks
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume import start_hooks
+from sagemaker_lightning.resume.acceptance import saved_part
 from sagemaker_lightning.resume.restore_check import LOADER_ATTRIBUTES
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators, module_variables, object_graph
@@ -37,6 +38,7 @@ TRAINING = "train."
 VALIDATION = "val."
 CODE_ROOTS = "model", "callbacks."
 """How the names of what the loaders have begin, by stage."""
+SETTING_TYPES = int, float, bool, str, type(None)
 # Stands for the start value of a setting that the interrupted run changed.
 CHANGED_BEFORE = object()
 
@@ -389,10 +391,13 @@ class UserState:
         with _sharing_groups(self._stateful().values()):
             for path, object_ in self._stateful().items():
                 if path in saved["stateful"]:
-                    object_.load_state_dict(decode(saved["stateful"][path]))
-        for name, value in saved["settings"].items():
-            setattr(self.trainer, name, value)
-            self.trainer_settings[name] = CHANGED_BEFORE
+                    state = decode(saved["stateful"][path])
+                    is_schedule = isinstance(getattr(object_, "optimizer", None), Optimizer)
+                    object_.load_state_dict(saved_part(object_, state) if is_schedule else state)
+        for name in saved["settings"].keys() & self._trainer_settings().keys():
+            if type(saved["settings"][name]) in SETTING_TYPES:
+                setattr(self.trainer, name, saved["settings"][name])
+                self.trainer_settings[name] = CHANGED_BEFORE
         evaluating = set(saved["eval"])
         frozen = set(saved["frozen"])
         for name, module in model.named_modules():
@@ -467,14 +472,13 @@ class UserState:
 
     def _trainer_settings(self) -> dict[str, Any]:
         """Return the trainer's settings that a callback may change."""
-        plain_types = (int, float, bool, str, type(None))
         added = object_graph.attributes(added_to(self.trainer))
         return {
             name: value
             for name, value in vars(self.trainer).items()
             if name not in added
             and name[0] != "_"
-            and type(value) in plain_types
+            and type(value) in SETTING_TYPES
             and name != "should_stop"
         }
 

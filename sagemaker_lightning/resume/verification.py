@@ -20,7 +20,7 @@ from pytorch_lightning import Trainer
 from torch import Tensor
 
 from sagemaker_lightning.compat.lightning_loops import fetcher, steps_draw_batches
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.deterministic import position
 from sagemaker_lightning.resume import (
     difference_causes,
@@ -37,6 +37,12 @@ from sagemaker_lightning.state import batch_digest
 from sagemaker_lightning.state.batch_digest import LeafDigest
 
 BATCHES_PER_READ = 50  # batches whose digests stay on a GPU before all of them are read at once
+MAX_CHARACTERS = 1000  # of what was said of an earlier interruption
+RESULTS = [
+    {"step": int, "identical": identical, "steps": int, "said": str}
+    for identical in (bool, type(None))
+]
+"""What the result of an interruption consists of."""
 SECONDS_PER_READ = 1.0  # after which they are read even if there are fewer, where a step takes long
 
 
@@ -168,7 +174,12 @@ class Proof:
         Args:
             results: What `results` returned when the checkpoint was saved.
         """
-        self.earlier_results = list(results)
+        self.earlier_results = [
+            {**result, "said": printable(result["said"])[:MAX_CHARACTERS]}
+            for result in results
+            if isinstance(result, dict)
+            and {name: type(value) for name, value in result.items()} in RESULTS
+        ]
 
     def check_restored(self, differing: list[str]) -> None:
         """Report saved values that are missing or different; all ranks call it.

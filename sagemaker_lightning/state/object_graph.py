@@ -28,6 +28,7 @@ from torchmetrics import Metric
 
 from sagemaker_lightning.compat.lightning_trainer import SET_BY_LIGHTNING, SET_ON_TRAINER
 from sagemaker_lightning.compat.torch_data import ITERATOR_ATTRIBUTE
+from sagemaker_lightning.compat.torch_modules import members
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 LOADER_ATTRIBUTES = ("exactly", "planned")  # what data/deterministic.py gives a DataLoader
@@ -302,6 +303,39 @@ def attributes(value: Any) -> dict[str, Any]:
             ):
                 values[name] = getattr(value, name)
     return values
+
+
+def has_place_for(owner: Any, name: str, value: Any) -> bool:
+    """Return whether `attributes` would have a value if the object had it by this name.
+
+    If not, it is no state of a user's: such as a folder that a library's callback writes to, a
+    layer, or a number in place of a method. A checkpoint, which is input, sets no such attribute.
+
+    Args:
+        owner: The object; it need not have the attribute yet.
+        name: The name of the attribute.
+        value: The value.
+    """
+    if is_library_iterator(owner) or isinstance(owner, Trainer):
+        return False
+    if isinstance(owner, types.FunctionType):
+        is_librarys = (owner.__module__ or "").partition(".")[0] in LIBRARIES
+        return name in owner.__code__.co_freevars and not is_librarys
+    object_ = owner_of(owner)
+    excluded = owner.excluded if isinstance(owner, Added) else _handled_by_libraries(type(object_))
+    is_function = isinstance(value, types.FunctionType)
+    present = namespace(object_).get(name)
+    if name in excluded:
+        return is_function and isinstance(present, types.FunctionType)
+    if name in ("__class__", "__dict__") or (isinstance(owner, Added) and name.startswith("__")):
+        return False
+    if isinstance(object_, nn.Module) and (
+        name in members(object_) or (isinstance(object_, Metric) and name in object_.metric_state)
+    ):
+        return False
+    replaced = inspect.getattr_static(type(object_), name, None)
+    is_method = isinstance(replaced, (types.FunctionType, classmethod, staticmethod))
+    return present is not None or not is_method or callable(value)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import types
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from inspect import getattr_static
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,10 @@ from sagemaker_lightning.state.encoding import (
 from sagemaker_lightning.state.object_graph import (
     GENERATORS,
     MAX_ELEMENTS,
+    Added,
     attributes,
     closure,
+    has_place_for,
     is_library_class,
     namespace,
     owner_of,
@@ -253,23 +256,29 @@ class PlainState:
         }
         settled_ids = _module_tensor_ids(owners.values())
         for (path, name), value in saved.items():
-            owner = owners.get(path)
-            if owner is None or (
-                isinstance(owner, nn.Module)
-                and (name in parameters(owner) or name in buffers(owner))
-            ):
+            if (owner := owners.get(path)) is None:
                 continue
             if _is_description(value):
-                method = value[VALUE_KEY]
-                if value[NOTE_KEY] == METHOD and hasattr(type(owner), method):
-                    _set_attribute(owner, name, getattr(owner, method), settled_ids)
-                continue
-            decoded = decode(value, functools.partial(_report_backward, f"{path}.{name}"))
-            _set_attribute(owner, name, decoded, settled_ids)
-            if not is_in_order(value, decoded):
-                self.reordered.add((path, name))
+                restored = _method(owner, value)
+            else:
+                restored = decode(value, functools.partial(_report_backward, f"{path}.{name}"))
+            if restored is not NO_VALUE and self._saves(owner, name, restored):
+                _set_attribute(owner, name, restored, settled_ids)
+                if not is_in_order(value, restored):
+                    self.reordered.add((path, name))
         if touch:
             self.touched |= saved.keys()
+
+    def _saves(self, owner: Any, name: str, value: Any) -> bool:
+        """Return whether `encode_changes` would return a value if an object had it by this name."""
+        if name == HYPERPARAMETERS and isinstance(owner, HyperparametersMixin):
+            return isinstance(value, dict)
+        return self._is_owner(owner) and has_place_for(owner, name, value)
+
+    def _is_owner(self, value: Any) -> bool:
+        """Return whether the attributes of an object that is reached are its user's state."""
+        left_out = (*GENERATORS, *self.skip, types.MethodType, type)
+        return not _has_elements_only(value) and not isinstance(value, left_out)
 
     def _owners(self, cut: set[str] | None = None) -> Owners:
         """Return the objects that hold the values, each with its path.
@@ -284,9 +293,7 @@ class PlainState:
         values = {}
         owned = _module_tensor_ids(owner for _, owner in owners)
         for path, owner in owners:
-            if _has_elements_only(owner) or isinstance(
-                owner, (*GENERATORS, *self.skip, types.MethodType, type)
-            ):
+            if not self._is_owner(owner):
                 continue
             for name, value in (attributes(owner) | _hyperparameters(owner)).items():
                 if _is_plain(value) and not _is_of_modules(value, owned):
@@ -325,6 +332,18 @@ def _describe(owner: Any, value: Any) -> dict[str, Any]:
     if isinstance(value, types.MethodType) and value.__self__ is owner:
         return {NOTE_KEY: METHOD, VALUE_KEY: value.__func__.__name__}
     return {NOTE_KEY: OBJECT, VALUE_KEY: _name_of(value)}
+
+
+NO_VALUE = object()
+
+
+def _method(owner: Any, description: Mapping[str, Any]) -> Any:
+    """Return the method of the owner's that `_describe` has described; NO_VALUE if it is none."""
+    name = description.get(VALUE_KEY)
+    if description[NOTE_KEY] != METHOD or isinstance(owner, Added) or not isinstance(name, str):
+        return NO_VALUE
+    is_method = isinstance(getattr_static(type(owner), name, None), types.FunctionType)
+    return getattr(owner, name) if is_method else NO_VALUE
 
 
 def _name_of(value: Any) -> str:

@@ -1,0 +1,97 @@
+"""What of a Lightning checkpoint is loaded: what would have been saved at that place.
+
+A checkpoint is input. Lightning, and torch's schedulers, set each attribute that it names, and
+their callbacks write to the files that it names, or remove them.
+"""
+
+from collections.abc import Mapping
+from inspect import getattr_static
+from typing import Any
+
+from pytorch_lightning import Trainer
+
+from sagemaker_lightning.compat import lightning_callbacks
+from sagemaker_lightning.resume import user_checkpoints
+from sagemaker_lightning.state.object_graph import is_library_class, namespace
+
+LOOPS = "fit_loop", "validate_loop", "test_loop", "predict_loop"
+
+
+def accept(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Remove from a checkpoint, before Lightning loads it, what no callback or loop has saved.
+
+    Args:
+        trainer: Lightning's trainer.
+        checkpoint: What Lightning will load; it is changed in place.
+    """
+    states = user_checkpoints.own_states(trainer, checkpoint.get("callbacks", {}))
+    for callback in trainer.callbacks:
+        if isinstance(state := states.get(callback.state_key), dict):
+            states[callback.state_key] = lightning_callbacks.accepted_state(callback, state)
+    checkpoint["callbacks"] = states
+    loops = checkpoint.get("loops", {})
+    for name in LOOPS:
+        if name in loops:
+            present = getattr(trainer, name).state_dict()
+            loops[name] = {
+                key: value if key.endswith("state_dict") else _counts(present.get(key), value)
+                for key, value in loops[name].items()
+            }
+
+
+def _counts(present: Any, saved: Any) -> Any:
+    """Return saved counters as far as there are such counters at present."""
+    if not isinstance(present, dict) or not isinstance(saved, Mapping):
+        return saved if present is None or type(saved) is type(present) else present
+    return {name: _counts(value, saved.get(name, value)) for name, value in present.items()}
+
+
+def accept_schedulers(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Remove from the schedulers' states in a checkpoint what the schedulers do not save.
+
+    Args:
+        trainer: Lightning's trainer, whose schedulers are made.
+        checkpoint: What Lightning will load; it is changed in place. Empty if there is nothing.
+    """
+    if "lr_schedulers" in checkpoint:
+        pairs = zip(trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=False)
+        states = [saved_part(config.scheduler, state) for config, state in pairs]
+        checkpoint["lr_schedulers"] = states
+
+
+def saved_part(owner: Any, state: Any) -> Any:
+    """Return what an object, such as a scheduler, would save of a state.
+
+    A library's `load_state_dict` sets each attribute that the state names, and those of the objects
+    that it is made of: schedulers, or a user's object that computes a rate. A name that the object
+    has, and does not save, is left out: such as its optimizer, or a method. A name that it does not
+    have at all may be that of an attribute that a step has made.
+
+    Args:
+        owner: The object.
+        state: What its `state_dict` returned; another class's state is returned as it is.
+    """
+    load = getattr(type(owner), "load_state_dict", None)
+    if not isinstance(state, dict) or (load is not None and not is_library_class(load)):
+        return state
+    saved = namespace(owner) if load is None else owner.state_dict()
+    return {
+        name: _saved_parts(namespace(owner).get(name), value)
+        for name, value in state.items()
+        if name in saved or (name not in namespace(owner) and not _is_of_class(owner, name))
+    }
+
+
+def _saved_parts(member: Any, value: Any) -> Any:
+    """Return what an attribute, an object or a list of objects, would save of a value."""
+    if isinstance(member, list) and isinstance(value, list) and any(map(_has_attributes, member)):
+        return [_saved_parts(*part) for part in zip(member, value, strict=False)]
+    return saved_part(member, value) if _has_attributes(member) else value
+
+
+def _has_attributes(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not isinstance(value, dict)
+
+
+def _is_of_class(owner: Any, name: Any) -> bool:
+    return not isinstance(name, str) or getattr_static(type(owner), name, owner) is not owner

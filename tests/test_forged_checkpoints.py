@@ -1,0 +1,675 @@
+"""A checkpoint is input: a forged one, with a right checksum, decides values and nothing else.
+
+Each test interrupts a training, forges its newest checkpoint, and starts the training again.
+"""
+
+import hashlib
+import io
+import os
+import resource
+import shutil
+import signal
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torchmetrics
+from pytorch_lightning.callbacks import LearningRateFinder, ModelCheckpoint
+from pytorch_lightning.callbacks.spike import SpikeDetection
+from pytorch_lightning.loggers import CSVLogger
+from short_fits import Noted, as_in_a_new_process, interrupted, trainer
+from torch.optim.lr_scheduler import LambdaLR, SequentialLR, StepLR
+
+from sagemaker_lightning.callbacks.loggers import prepare_files
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.resume import checkpoint_file
+from sagemaker_lightning.resume.best_model import BestModel
+
+ENTRIES = checkpoint_file.ENTRIES_KEY
+
+pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
+
+
+def forge(folder: Path, change: Callable[[dict], object]) -> Path:
+    """Change the newest checkpoint's content; the file has the checksum of what it has then."""
+    path = max(folder.glob("step-*.ckpt"))
+    step, number, _ = checkpoint_file.read_footer(path)
+    content = checkpoint_file.read(path)
+    change(content)
+    checkpoint_file.write(path, content, step, number)
+    for other in {*folder.glob("step-*.ckpt"), folder / "last.ckpt"} - {path}:
+        other.unlink(missing_ok=True)  # the run has only the forged one
+    return path
+
+
+def state_of_rank(content: dict) -> dict:
+    """Return what a checkpoint has of rank 0."""
+    return content[ENTRIES]["ranks"][0]
+
+
+def plain_state(content: dict) -> dict:
+    """Return what a checkpoint has of the user's objects, by path and name."""
+    return state_of_rank(content)["held"]["plain"]
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def best(folder: Path) -> BestModel:
+    return BestModel(folder, monitor="loss_epoch", filename="best-{epoch}", save_last=True)
+
+
+def each_step(folder: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(folder, monitor="loss", every_n_train_steps=1, save_last=True)
+
+
+def newest_one(folder: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(folder, every_n_train_steps=1, save_last=True)
+
+
+@pytest.fixture(scope="module")
+def interrupted_with(tmp_path_factory) -> Callable[..., Path]:
+    """Return a function that returns the folder of a training with models, once interrupted."""
+    runs: dict[Callable, tuple[Path, Path]] = {}
+
+    def made(kind: Callable) -> Path:
+        if kind not in runs:
+            folder = tmp_path_factory.mktemp(kind.__name__)
+            with interrupted():
+                train(folder / "a/run", kind(folder / "a/run/models"), stop="batch 1:1")
+            runs[kind] = folder / "a", folder / "kept"
+            shutil.copytree(*runs[kind])
+        folder, kept = runs[kind]
+        shutil.rmtree(folder)
+        shutil.copytree(kept, folder)
+        return folder / "run"
+
+    return made
+
+
+def train(folder: Path, *callbacks: pl.Callback, **events: str) -> None:
+    training = trainer(folder, *callbacks, enable_checkpointing=True, logger=False)
+    as_in_a_new_process()
+    training.fit(Noted(**events))
+
+
+FOLDERS = "{0}/..", "{0}", "{0}/sub", "{0}/link", "{0}/sub/../.."
+FILES = (
+    "{0}/../precious.ckpt",
+    "{0}/sub/precious.ckpt",
+    "{0}/precious.ckpt",
+    "{0}/notes.txt",
+    "{0}/link/precious.ckpt",
+    "{0}/step-000000001.ckpt",
+    "{0}/sub/best-epoch=0.ckpt",
+)
+URLS = "local://{0}/precious.ckpt", "local://{0}/sub"
+
+
+@pytest.mark.parametrize("path", FOLDERS + FILES + URLS)
+@pytest.mark.parametrize("kind", [best, each_step, newest_one])
+def test_a_checkpoint_names_no_file_and_no_folder_to_remove(interrupted_with, kind, path):
+    """What is none of the best models any more is removed; by Lightning, a folder, too."""
+    run = interrupted_with(kind)
+    folder = run / "models"
+    (folder / "sub").mkdir()
+    (folder / "link").symlink_to(run)
+    precious = [Path(file.format(folder)) for file in FILES]
+    for file in precious:
+        file.write_text("precious")
+    path = path.format(folder)
+
+    def change(content: dict) -> None:
+        state = content["callbacks"][kind(folder).state_key]
+        state |= dict.fromkeys(("kth_best_model_path", "last_model_path", "best_model_path"), path)
+        state |= {"best_k_models": {path: torch.tensor(99.0)}, "kth_value": torch.tensor(99.0)}
+        state["retired"] = {path: 9}
+
+    forge(run, change)
+    train(run, kind(folder))
+    assert [file.read_text() for file in precious] == ["precious"] * len(precious)
+    assert sorted(run.glob("step-*.ckpt")) and list(folder.glob("*epoch=1*.ckpt"))
+
+
+# Attributes ---------------------------------------------------------------------------------------
+
+
+class Warmup:
+    """Decides a learning rate, and remembers what it has decided."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, epoch: int) -> float:
+        self.calls += 1
+        return 1.0
+
+
+class Measured(Noted):
+    """Has metrics, a schedule of several parts, and a method that a callback replaces."""
+
+    def __init__(self, stop: str = "") -> None:
+        super().__init__(stop)
+        self.lr = 0.1
+        self.mean = torchmetrics.MeanMetric()
+        self.sum = torchmetrics.SumMetric()
+        self.tracker = torchmetrics.MetricTracker(torchmetrics.SumMetric(), maximize=False)
+
+    def on_train_epoch_start(self):
+        super().on_train_epoch_start()
+        self.tracker.increment()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.mean.update(loss.detach())
+        self.sum.update(loss.detach())
+        self.tracker.update(loss.detach())
+        self.log("mean", self.mean, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), self.lr)
+        self.warmup = Warmup()
+        parts = [LambdaLR(optimizer, self.warmup), StepLR(optimizer, 1)]
+        return [optimizer], [SequentialLR(optimizer, parts, [1])]
+
+
+class Naming(pl.Callback):
+    """Has a folder of the user's in an attribute that changes."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.epochs += 1
+
+
+class Run:
+    """A training of a Measured with callbacks that write files."""
+
+    def __init__(self, folder: Path, stop: str = "") -> None:
+        as_in_a_new_process()
+        self.model = Measured(stop)
+        self.best = best(folder / "models")
+        self.spikes = SpikeDetection(warmup=10**6, exclude_batches_path=str(folder / "own.json"))
+        self.naming = Naming()
+        callbacks = self.naming, self.spikes, self.best
+        self.trainer = trainer(folder, *callbacks, enable_checkpointing=True, logger=False)
+        self.strategy = self.trainer.strategy
+
+    def fit(self) -> None:
+        self.trainer.fit(self.model)
+
+
+@pytest.fixture(scope="module")
+def interrupted_run(tmp_path_factory) -> Callable[[], Path]:
+    """Return a function that returns the folder of a `Run`, once interrupted."""
+    folder = tmp_path_factory.mktemp("measured")
+    with interrupted():
+        Run(folder / "run", "batch 1:1").fit()
+    shutil.copytree(folder / "run", folder / "kept")
+
+    def again() -> Path:
+        shutil.rmtree(folder / "run")
+        shutil.copytree(folder / "kept", folder / "run")
+        return folder / "run"
+
+    return again
+
+
+def callbacks_state(name: str, values: dict) -> dict:
+    """Return plain state of a callback, wherever it is among the callbacks."""
+    return {
+        (f"callbacks.{n} {name}", key): value for n in range(12) for key, value in values.items()
+    }
+
+
+def test_a_checkpoint_sets_no_attribute_that_it_would_not_have_saved(interrupted_run):
+    """Such as the folder and the ending of the models, which would overwrite any file."""
+    run = interrupted_run()
+    precious = run / "elsewhere/best-epoch=1.txt"
+    precious.parent.mkdir()
+    precious.write_text("precious")
+    names = {"dirpath": str(precious.parent), "FILE_EXTENSION": ".txt", "save_top_k": -1}
+    names |= {"filename": "../elsewhere/best", "CHECKPOINT_NAME_LAST": "../x", "save_last": True}
+    names |= {"write": 5, "state_key": "other", "monitor": "other", "keeps_retired": 5}
+    of_model = {"line": 5, "training_step": 5, "trainer": 5, "_trainer": 5, "_modules": {}}
+    of_model |= {"mean": 5, "_parameters": {}, "automatic_optimization": False, "__class__": 5}
+    of_model |= {"__dict__": {}, "named_parameters": 5, "forward": "text"}
+    of_trainer = {"fit": 5, "callbacks": [], "strategy": 5, "_default_root_dir": "/", "loggers": 5}
+
+    def change(content: dict) -> None:
+        plain = plain_state(content)
+        plain |= callbacks_state("BestModel", names)
+        plain |= callbacks_state("SpikeDetection", {"exclude_batches_path": "/x", "mode": 5})
+        plain |= callbacks_state("RankConsistency", {"scaling": 5, "on_train_end": 5})
+        plain |= callbacks_state("Naming", {"on_train_end": 5, "__class__": 5})
+        plain |= {("model", name): value for name, value in of_model.items()}
+        plain |= {("trainer", name): value for name, value in of_trainer.items()}
+        plain |= {("optimizers.0", name): 5 for name in ("step", "param_groups", "state")}
+        plain |= {("model.sum", name): 5 for name in ("update", "_computed", "sum_value")}
+        method = {"#": ("method",), "value": "__init__"}
+        plain |= {("model", "configure_callbacks"): {"#": ("method",), "value": 5}}
+        plain |= {("trainer", "test"): method, ("model", "validation_step"): method | {"value": ""}}
+
+    forge(run, change)
+    again = Run(run)
+    again.fit()
+    assert again.best.dirpath == str(run / "models") and again.best.FILE_EXTENSION == ".ckpt"
+    assert (again.best.filename, again.best.save_top_k) == ("best-{epoch}", 1)
+    assert again.spikes.exclude_batches_path == str(run / "own.json")
+    assert again.trainer.strategy is again.strategy and again.model.trainer is again.trainer
+    assert again.trainer.loggers == [] and again.model.sum.compute() > 0
+    assert isinstance(again.model.line, torch.nn.Linear)
+    assert [type(again.naming), again.naming.epochs] == [Naming, 2]
+    assert precious.read_text() == "precious" and not (run / "elsewhere/best.txt").exists()
+    for owner in (again.model, again.trainer, again.best, again.naming):
+        assert [
+            name for name, value in vars(owner).items() if type(value) is int and value == 5
+        ] == []
+
+
+def test_what_a_checkpoint_says_of_a_trainer_are_values_of_its_settings(interrupted_run):
+    run = interrupted_run()
+    settings = dict.fromkeys(("strategy", "fit_loop", "callbacks", "logger", "new", "fit"), "x")
+    settings |= {"_default_root_dir": "/", "default_root_dir": "/", "limit_val_batches": [5]}
+    settings |= {"log_every_n_steps": 7}
+    forge(run, lambda content: state_of_rank(content)["held"].update(settings=settings))
+    again = Run(run)
+    again.fit()
+    assert again.trainer.strategy is again.strategy and not hasattr(again.trainer, "new")
+    assert again.trainer.default_root_dir == str(run) and again.trainer.limit_val_batches == 1.0
+    assert again.trainer.log_every_n_steps == 7  # that is one
+    assert "x" not in map(str, vars(again.trainer).values())
+
+
+def test_a_scheduler_gets_what_it_saves(interrupted_run):
+    """And so do the schedulers, and the user's object, that it is made of."""
+    run = interrupted_run()
+
+    def change(content: dict) -> None:
+        (state,) = content["lr_schedulers"]
+        outer, inner = state["_schedulers"][0], state
+        for each in (outer, inner, state["_schedulers"][1]):
+            each |= {"optimizer": 5, "step": 5, "get_last_lr": 5, "__class__": 5, "added": 6}
+        outer["lr_lambdas"] = [{"__call__": 5, "__class__": 5, "calls": 9, "added": 6}]
+        state["_schedulers"].append({"step": 5})
+
+    forge(run, change)
+    again = Run(run)
+    again.fit()
+    scheduler = again.trainer.lr_scheduler_configs[0].scheduler
+    assert scheduler.optimizer is again.trainer.optimizers[0] and scheduler.added == 6
+    assert 5 not in vars(scheduler).values() and again.model.warmup.added == 6
+    assert again.model.warmup.calls >= 9 and 5 not in vars(again.model.warmup).values()
+
+
+def test_a_metric_gets_its_states(interrupted_run):
+    run = interrupted_run()
+
+    def change(content: dict) -> None:
+        state = state_of_rank(content)
+        for saved in state["metrics"].values():
+            saved["states"] |= {"compute": 5, "update": 5, "_defaults": {}, "reset": 5}
+        for saved in state["results"].values():
+            saved["state"]["states"] = saved["state"].get("states", {}) | {"compute": 5}
+            saved["defaults"] = {**saved["defaults"], "other": torch.ones(1)}
+
+    forge(run, change)
+    again = Run(run)
+    again.fit()
+    assert again.model.sum.update_count == 8 and 5 not in vars(again.model.sum).values()
+
+
+@pytest.mark.parametrize("name", ["save", "from_file", "exit", "__name__", 5, None])
+def test_what_was_logged_is_reduced_by_no_other_function(interrupted_run, name):
+    """It is named in the file; Lightning knows four."""
+    run = interrupted_run()
+
+    def change(content: dict) -> None:
+        for saved in state_of_rank(content)["results"].values():
+            saved |= {"reduce": name, "metric_attribute": "trainer.fit"}
+
+    forge(run, change)
+    Run(run).fit()
+
+
+def test_the_loops_get_counters(interrupted_run):
+    run = interrupted_run()
+
+    def change(content: dict) -> None:
+        loop = content["loops"]["fit_loop"]
+        loop["epoch_progress"] |= {"reset": 5, "increment_ready": 5, "__class__": 5}
+        loop["epoch_progress"]["total"] |= {"reset": 5}
+        loop["epoch_loop.batch_progress"] |= {"reset_on_run": 5, "is_last_batch": "text"}
+        loop["epoch_loop.batch_progress"]["current"] |= {"reset": 5}
+
+    forge(run, change)
+    again = Run(run)
+    again.fit()
+    assert again.trainer.global_step == 8
+
+
+class Interrupting(pl.Callback):
+    """Presses Ctrl-C in a training, and not in the search before it."""
+
+    def on_train_batch_start(self, *_):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+class Searching(Noted):
+    """Has a learning rate that is searched for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lr = 0.1
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_result_of_a_search_is_a_number_in_the_attribute_that_was_searched_for(tmp_path):
+    def search() -> LearningRateFinder:
+        return LearningRateFinder(num_training_steps=5)
+
+    options = {"max_epochs": 1, "enable_checkpointing": True, "logger": False}
+    with interrupted():
+        trainer(tmp_path, search(), Interrupting(), **options).fit(Searching())
+    forged = {"trainer": 5, "line": 5, "training_step": 5, "lr": 0.25}
+    forge(tmp_path, lambda content: content[ENTRIES].update(searched=forged))
+    trainer(tmp_path, search(), **options).fit(model := Searching())
+    assert model.lr == 0.25 and 5 not in vars(model).values()
+    as_in_a_new_process()
+    forge(tmp_path, lambda content: content[ENTRIES].update(searched={"lr": "text"}))
+    trainer(tmp_path, search(), **options).fit(model := Searching())
+    assert model.lr == 0.1
+
+
+def test_a_callback_writes_to_no_file_that_a_checkpoint_names(interrupted_run):
+    run = interrupted_run()
+    other = {"bad_batches_path": str(run / "other.json"), "bad_batches": [1]}
+    forge(run, lambda content: content["callbacks"]["SpikeDetection"].update(other))
+    again = Run(run)
+    again.fit()
+    assert again.spikes.exclude_batches_path == str(run / "own.json")
+
+
+def test_no_entry_of_lightnings_becomes_an_object_of_the_program(interrupted_run):
+    run = interrupted_run()
+    notes = {("callbacks", "SpikeDetection", "mode"): ("own", "model.line"), (): ("own", "model")}
+    forge(run, lambda content: content[ENTRIES].update(notes=notes))
+    with pytest.raises((UserError, IndexError)):
+        Run(run).fit()
+
+
+# Sizes and types ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bounded() -> Iterator[None]:
+    """Let a test fail, and not the machine, if it asks for memory without an end, or hangs."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, limits[1]))
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it takes too long"))
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def noted(value: object, *note: object) -> dict:
+    """Return what a checkpoint has of a value of another type."""
+    return {"#": note, "value": value}
+
+
+EMPTY_ROWS = torch.zeros(0).expand(10**13, 0)
+HUGE = {
+    "a fraction with an exponent": noted("1e200000000", "Fraction"),
+    "a scalar of any length": noted(10**12, "scalar", "V8"),
+    "bytes of any length": noted(10**12, "scalar", "S8"),
+    "an array of long text": noted(torch.ones(10), "array", "<U1000000000"),
+    "rows of nothing": noted(EMPTY_ROWS, "together", "list", ("tensors",)),
+    "rows of no objects": noted(
+        noted([], "objects", (10**13, 0)), "together", "list", ("scalars",)
+    ),
+}
+TYPES = {
+    "no note": {"#": (), "value": 1},
+    "a number as a note": {"#": 5, "value": 1},
+    "no value": {"#": ("deque", None)},
+    "an unknown note": noted(1, "nothing"),
+    "a note of a list": noted(1, ["deque"]),
+    "an unknown class": noted(1, "fields", "nowhere", "Nothing"),
+    "a class by a number": noted(1, "fields", 5, 6),
+    "a note that says more": noted([1], "deque", None, None, None),
+    "a note that says less": noted([1], "deque"),
+    "a text as a deque": noted("abc", "deque", None),
+    "a number as a set": noted(5, "set", 216),
+    "a set of lists": noted([[]], "set", 216),
+    "a set of a size that is none": noted([1], "set", "much"),
+    "a dict as a path": noted({}, "path"),
+    "a number as a range": noted(5, "range"),
+    "a range of text": noted(("a", "b", "c"), "range"),
+    "a text as a tensor": noted("abc", "on", "cuda"),
+    "a text with a graph": noted("abc", "graph"),
+    "whole numbers with a graph": noted(torch.ones(1, dtype=torch.int64), "graph"),
+    "a decimal": noted("abc", "Decimal"),
+    "a fraction": noted("1/0", "Fraction"),
+    "an array of objects": noted([1, 2], "objects", (3,)),
+    "objects of bytes": noted(b"12345678", "bytes", "|O", (1,)),
+    "a shape": noted(b"1234", "bytes", "<f4", (7,)),
+    "a type that is none": noted(b"1234", "bytes", "nothing", (1,)),
+    "numbers of a type that is none": noted(b"1234", "numbers", "x"),
+    "a factory": noted({}, "defaultdict", []),
+    "a flag of text": noted("abc", "flag", "re", "RegexFlag"),
+    "a tuple with too few": noted([1], "named", "inspect", "ArgInfo"),
+    "a tuple that has no names": noted([1], "named", "time", "struct_time"),
+    "a tensor of torch's own class": noted(torch.ones(1), "tensor", "torch.nn.parameter", "Buffer"),
+    "a loader": noted({}, "fields", "torch.utils.data", "DataLoader"),
+    "a module": noted({}, "fields", "os", "path"),
+    "a function": noted(("os", "system"), "function"),
+    "a function by one name": noted(("system",), "function"),
+    "together of nothing": noted([], "together"),
+    "together of text": noted("abc", "together", "list", ("plain",)),
+    "together of a set": noted([1], "together", "set", ("plain",)),
+    "together of nothing known": noted([1], "together", "list", ("nothing",)),
+}
+
+
+@pytest.mark.parametrize("name", [*HUGE, *TYPES])
+def test_a_value_is_what_its_note_says_or_the_run_ends_with_a_line(interrupted_run, bounded, name):
+    """Whatever numpy, torch or Python raise of it; and no value is larger than what is saved."""
+    run = interrupted_run()
+    value = (HUGE | TYPES)[name]
+    naming = callbacks_state("Naming", {"epochs": value})
+    forge(run, lambda content: plain_state(content).update(naming))
+    with pytest.raises(UserError, match="^a checkpoint holds ") as raised:
+        Run(run).fit()
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("size", [10**13, 10**7, 5 * 2**20, -1])
+def test_a_set_is_as_large_as_its_elements(interrupted_run, bounded, size):
+    run = interrupted_run()
+    value = noted([7, 1, 5], "set", size)
+    forge(
+        run,
+        lambda content: plain_state(content).update(callbacks_state("Naming", {"epochs": value})),
+    )
+    again = Run(run)
+    again.naming.on_train_epoch_start = lambda *_: None
+    again.fit()
+    assert again.naming.epochs == {1, 5, 7} and sys.getsizeof(again.naming.epochs) < 10_000
+
+
+def test_a_tracker_has_no_more_steps_than_were_saved(interrupted_run, bounded):
+    run = interrupted_run()
+
+    def change(content: dict) -> None:
+        tracked = state_of_rank(content)["tracked"]
+        assert tracked
+        tracked |= dict.fromkeys(tracked, 10**9)
+
+    forge(run, change)
+    again = Run(run)
+    again.fit()
+    assert len(again.model.tracker) < 10
+
+
+def holding_itself() -> list:
+    value: list = []
+    value.append(value)
+    return value
+
+
+def doubled(times: int) -> list:
+    value: list = [1]
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+def of_one_text() -> list:
+    return ["x" * 100_000] * 20_000
+
+
+def of_one_tensor() -> list:
+    values = torch.ones(100_000)
+    return [values[index:] for index in range(1_000)]
+
+
+def expanded() -> torch.Tensor:
+    return torch.ones(1).expand(10**10)
+
+
+def sparse() -> torch.Tensor:
+    values = torch.ones(1).expand(10**9)
+    return torch.sparse_coo_tensor(
+        torch.zeros(1, 1, dtype=torch.int64).expand(1, 10**9), values, (2,)
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        holding_itself,
+        lambda: doubled(50),
+        of_one_text,
+        of_one_tensor,
+        expanded,
+        sparse,
+    ],
+)
+def test_what_a_checkpoint_holds_is_not_larger_than_its_file(interrupted_run, bounded, make):
+    """It is skipped as a damaged one is; without another one, the run does not begin anew."""
+    run = interrupted_run()
+    path = forge(run, lambda content: plain_state(content).update({("model", "events"): make()}))
+    with pytest.raises(
+        UserError, match="found checkpoints, but none that every host has"
+    ) as raised:
+        Run(run).fit()
+    assert f"{path} is forged: it is small, and what it holds is not" in str(raised.value)
+
+
+def test_a_checkpoint_may_name_one_label_very_often(tmp_path):
+    """Its file has the text once, and is small for what it holds."""
+    path = tmp_path / "step-000000001.ckpt"
+    labels = ["a label " * 24] * 600_000
+    checkpoint_file.write(path, {ENTRIES: {"labels": labels}}, 1, 2)
+    assert path.stat().st_size < 10_000_000 and checkpoint_file.examine(path) == (1, 2)
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    """Write a file with the footer of a checkpoint and a right checksum."""
+    step, number, _ = checkpoint_file.read_footer(path)
+    head = checkpoint_file.FOOTER.pack(checkpoint_file.MARK, step, number, b"")[:-32]
+    path.write_bytes(content + head + hashlib.sha256(content + head).digest())
+
+
+def compressed(content: bytes) -> bytes:
+    """Return a checkpoint's content with each part compressed: gigabytes of zeros are small."""
+    output = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as parts, zipfile.ZipFile(output, "w") as smaller:
+        for name in parts.namelist():
+            smaller.writestr(name, parts.read(name), zipfile.ZIP_DEFLATED)
+    return output.getvalue()
+
+
+def encoded(content: bytes) -> bytes:
+    """Return a checkpoint whose bytes are encoded again and again, each time to twice as many."""
+    text = b"X\x04\0\0\0aaaaX\x06\0\0\0latin1\x86R"
+    again = b"q\x01h\0h\x01X\x03\0\0\0hex\x86R"
+    output = io.BytesIO()
+    with zipfile.ZipFile(output, "w") as parts:
+        parts.writestr(
+            "archive/data.pkl", b"\x80\x02c_codecs\nencode\nq\0" + text + again * 32 + b"."
+        )
+        parts.writestr("archive/version", "3\n")
+    return output.getvalue()
+
+
+def deep(content: bytes) -> bytes:
+    """Return a checkpoint that holds lists within lists."""
+    lists = b"]" * 5_000 + b"a" * 4_999
+    output = io.BytesIO()
+    with zipfile.ZipFile(output, "w") as parts:
+        text = b"X\x13\0\0\0sagemaker_lightning"
+        parts.writestr("archive/data.pkl", b"\x80\x02}" + text + b"}" + text + lists + b"ss.")
+        parts.writestr("archive/version", "3\n")
+    return output.getvalue()
+
+
+def another_value(content: bytes) -> bytes:
+    """Return the file of a list."""
+    output = io.BytesIO()
+    torch.save([1], output)
+    return output.getvalue()
+
+
+def no_zip(content: bytes) -> bytes:
+    """Return a file of torch's old form, whose tensors may be larger than they are there."""
+    output = io.BytesIO()
+    torch.save({checkpoint_file.ENTRIES_KEY: {}}, output, _use_new_zipfile_serialization=False)
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("change", [compressed, encoded, deep, another_value, no_zip])
+def test_a_file_that_torch_would_unpack_to_more_is_not_read(interrupted_run, bounded, change):
+    run = interrupted_run()
+    path = forge(run, len)
+    rewrite(path, change(path.read_bytes()[: -checkpoint_file.FOOTER.size]))
+    with pytest.raises(
+        UserError, match="found checkpoints, but none that every host has"
+    ) as raised:
+        Run(run).fit()
+    assert len(str(raised.value)) < 700 and "\n" not in str(raised.value)
+
+
+def test_text_of_a_checkpoint_is_printed_as_one_line(interrupted_run, capfd):
+    """Its control sequences would move the cursor, or end the line."""
+    run = interrupted_run()
+    text = "\x1b[2J\nerror: all is lost" + "x" * 10_000
+
+    def change(content: dict) -> None:
+        entries = content[ENTRIES]
+        entries["run"]["shapes"] = {text: [1]}
+        entries["loggers"] = [{"kind": "CSVLogger", "name": text, "version": text}]
+
+    forge(run, change)
+    with pytest.raises(UserError, match="of another run") as raised:
+        Run(run).fit()
+    message = str(raised.value)
+    assert message.isprintable() and len(message) < 2_000
+
+
+def test_a_log_goes_on_in_no_folder_with_a_name_that_moves_the_cursor(tmp_path):
+    logger = CSVLogger(tmp_path, name="logs")
+    prepare_files([logger], [{"kind": "CSVLogger", "name": "logs", "version": "a\x1b[2J"}])
+    assert logger.version == 0
