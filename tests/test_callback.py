@@ -19,7 +19,11 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import LearningRateFinder, ModelCheckpoint
+from pytorch_lightning.callbacks import (
+    LearningRateFinder,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from pytorch_lightning.cli import SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loops.fit_loop import _FitLoop
@@ -837,6 +841,27 @@ def test_numbers_that_a_program_changes_between_two_trainings_are_no_matter(tmp_
     model.patience = 4
     fit(tmp_path, model=model)
     assert "patience" not in capfd.readouterr().out
+
+
+def longer_data() -> DataLoader:
+    return DataLoader(TensorDataset(torch.arange(20.0)[:, None] / 20), 2, shuffle=True)
+
+
+def test_a_program_that_trains_on_was_not_interrupted(tmp_path, capfd):
+    """It may have other data then, and a callback that remembers its first training."""
+
+    averaging = StochasticWeightAveraging(0.05, swa_epoch_start=1)
+    used = trainer(tmp_path, averaging, At("batch 25", press_ctrl_c), max_epochs=2, strict=True)
+    used.fit(model := Line())
+    used.fit_loop.max_epochs = 4
+    model.train_dataloader = longer_data
+    with pytest.raises(SystemExit):
+        used.fit(model)
+    assert "resuming from step 12" in (out := capfd.readouterr().out)
+    assert "resumed at" not in out and "differ" not in out
+    used.fit(model)  # this one was interrupted
+    assert "resumed at step 25: " in capfd.readouterr().out
+    assert [result["step"] for result in resume_of(used).resumes] == [25]
 
 
 class Grows(Line):

@@ -21,7 +21,7 @@ from os import PathLike
 from pathlib import Path
 from signal import Signals
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -75,8 +75,17 @@ MAX_SEED = 2**32
 LOCK_SECONDS = 10.0
 """Seconds to wait for another training in the folder: a killed one may take a moment to be gone."""
 
-_finished: dict[Path, "weakref.ref[LightningModule]"] = {}
-"""The models that this process has trained to their end, by the folder of their checkpoints."""
+
+class _Finished(NamedTuple):
+    """A training that this process has brought to its end."""
+
+    model: "weakref.ref[LightningModule]"
+    number: int
+    """The number of the newest checkpoint that this process has saved; 0 if there is none."""
+
+
+_finished: dict[Path, _Finished] = {}
+"""The newest training of this process that is done, by the folder of its checkpoints."""
 _unseeded: "weakref.WeakSet[LightningModule]" = weakref.WeakSet()
 """The models of this process that were made by draws that no seed decides."""
 _our_seeds: set[int] = set()
@@ -238,6 +247,7 @@ class ExactResume(EarlyCallback):
         self.has_looked_for_checkpoint = False  # whether the newest checkpoint was looked for
         self.state_before_validation: dict[str, Any] = {}  # empty outside a validation
         self.save_seconds = 0.0  # seconds that training waited for the last checkpoint
+        self.saved_number = 0  # of the newest checkpoint; 0 if this run has saved none
         self.why_only_epochs = ""  # why a run cannot be resumed within an epoch; "" if it can
         self.checkpoint_due = False  # whether a checkpoint waits for the end of an optimizer step
         self.has_compared_batches = False  # whether the first batches of the ranks were compared
@@ -451,12 +461,21 @@ class ExactResume(EarlyCallback):
 
         It would get the weights of the other one.
         """
-        model = _finished.get(self.folder.path.resolve())
-        if model and model() is not self.trainer.lightning_module and self.folder.checkpoints():
+        finished = _finished.get(self.folder.path.resolve())
+        is_another = finished and finished.model() is not self.trainer.lightning_module
+        if is_another and self.folder.checkpoints():
             raise UserError(
                 f"{self.folder.label}: this program has already trained another model to its end "
                 "with these checkpoints; give each training a folder of its own"
             )
+
+    def _was_interrupted(self) -> bool:
+        """Return whether a training that did not come to its end has saved what this one resumes.
+
+        If this program has ended that one, it may change what it likes before it trains on.
+        """
+        finished = _finished.get(self.folder.path.resolve())
+        return not finished or finished.number != self.restart.entries.get("number")
 
     @property
     def resumes(self) -> list[dict[str, Any]]:
@@ -547,7 +566,9 @@ class ExactResume(EarlyCallback):
             if problem := checkpoint_file.why_unreadable(self.snapshot.lightning_checkpoint()[0]):
                 raise UserError(f"a checkpoint of this run could not be read again: {problem}")
             self.proof.start(
-                self.restart.entries, self.settings_of_run, comparable=not self.other_settings
+                self.restart.entries,
+                self.settings_of_run,
+                comparable=not self.other_settings and self._was_interrupted(),
             )
         if self.stop and self.exact:
             self.stop.begin()
@@ -563,7 +584,9 @@ class ExactResume(EarlyCallback):
         best_model.remove_outdated(trainer, keep=0)
         self._leave_signals()
         if self.enabled and self.owns_stop:  # the program of the command line trains once
-            _finished[self.folder.path.resolve()] = weakref.ref(pl_module)
+            path = self.folder.path.resolve()
+            number = self.saved_number or (_finished[path].number if path in _finished else 0)
+            _finished[path] = _Finished(weakref.ref(pl_module), number)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -811,11 +834,10 @@ class ExactResume(EarlyCallback):
             )
             if self.stop and last:
                 self.stop.save_last()
+            self.saved_number = state[checkpoint_file.ENTRIES_KEY]["number"]
             if self.trainer.local_rank == 0:
                 self.writer.write(
-                    state,
-                    state[checkpoint_file.ENTRIES_KEY]["step"],
-                    state[checkpoint_file.ENTRIES_KEY]["number"],
+                    state, state[checkpoint_file.ENTRIES_KEY]["step"], self.saved_number
                 )
             self.proof.checkpoint_saved(point)
             if last:
