@@ -133,3 +133,13 @@ def test_what_both_runs_have_is_compared():
     before = {"a of model": "1", "b of model": "2", "old of model": "3"}
     now = {"a of model": "1", "b of model": "4", "new of model": "3"}
     assert code_numbers.differences(before, now) == ["b of model was 2, is 4"]
+
+
+def test_what_another_package_counts_for_itself_is_not_compared():
+    """What a user has set there is: such as the alpha of an adapter."""
+    package = {"__module__": "yaml"}  # any that is installed
+    adapter, storage = (type(name, (), package)() for name in ("Adapter", "Storage"))
+    vars(adapter).update(alpha=8, _calls=3, _storage=storage)
+    storage.trials = 5
+    assert described(Model(adapter=adapter)) == {"alpha of model.adapter": "8"}
+    assert described(Model(_drop=nn.Dropout(0.25)))["p of model._drop"] == "0.25"

@@ -18,7 +18,7 @@ from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.profilers import SimpleProfiler
 from pytorch_lightning.utilities import CombinedLoader
 from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import fit_loops
@@ -151,6 +151,41 @@ def test_an_epoch_that_ends_early_ends_once(tmp_path):
         events.append(model.events)
         assert saved(folder) == {2: "batch"}
     assert events[0] == events[1] and events[0][-2:] == ["end 0", "all"]
+
+
+class Stream(IterableDataset):
+    """A library's stream: it knows how far it was, and begins anew whenever it is iterated."""
+
+    __module__ = "datasets.iterable_dataset"
+
+    def __init__(self) -> None:
+        self.at = self.start = 0
+
+    def __iter__(self):
+        start, self.start = self.start, 0
+        for self.at in range(start + 1, 5):
+            yield [torch.ones(2)]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["at"]
+
+
+class Streaming(Noted):
+    def val_dataloader(self):
+        return DataLoader(Stream())
+
+
+def test_a_stream_that_was_read_to_its_end_begins_anew(tmp_path, capfd):
+    trainer(tmp_path / "alone").fit(alone := Streaming())
+    as_in_a_new_process()
+    with interrupted():
+        trainer(tmp_path / "run").fit(Streaming("batch 1:1"))
+    trainer(tmp_path / "run").fit(again := Streaming())
+    assert again.validated == alone.validated == 8
+    assert "differ" not in capfd.readouterr().out
 
 
 class Turned(Sampler):

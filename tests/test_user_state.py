@@ -396,6 +396,21 @@ def test_a_container_of_what_cannot_be_saved_is_told_once(capsys):
     assert told(capsys, state) == []
 
 
+def test_what_another_package_cannot_save_is_told_by_the_users_name(capsys):
+    """Once for each attribute of the user's, and not by what the package calls its own."""
+    package = {"__module__": "yaml"}  # any that is installed
+    study = type("Study", (), package)()
+    study.storage = type("Storage", (), package)()
+    study.storage.trials = []
+    study.trials = []
+    state = state_of(None, Holding(study=study))
+    study.storage.trials.append(Row())
+    study.trials.append(Row())
+    (line,) = told(capsys, state)
+    assert line.startswith(f"{HERE}.Holding.study holds a {HERE}.Row{UNSAVED}")
+    assert told(capsys, state) == []
+
+
 def test_a_table_that_changes_is_told_if_it_is_no_data(capsys):
     def table():
         return pyarrow.table({"x": [1.0]})

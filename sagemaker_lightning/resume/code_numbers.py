@@ -62,11 +62,21 @@ def describe(trainer: Trainer) -> dict[str, str] | None:
         is_library = object_graph.is_library_class(type(owner))
         if isinstance(owner, type) or (is_library and not isinstance(owner, (nn.Module, Callback))):
             continue
+        is_own = isinstance(owner, (nn.Module, Callback)) or object_graph.is_own_module(
+            type(owner).__module__
+        )
+        if not is_own and "._" in path:
+            continue  # what another package counts for itself
         # Which of a library's callback's own attributes no library handles is of no interest here.
         is_whole = is_library and isinstance(owner, Callback)
         values = vars(owner) if is_whole else object_graph.attributes(owner)
         numbers |= as_texts(
-            {name: value for name, value in values.items() if _is_compared(name, value)}, path
+            {
+                name: value
+                for name, value in values.items()
+                if _is_compared(name, value) and (is_own or name[0] != "_")
+            },
+            path,
         )
     return numbers
 

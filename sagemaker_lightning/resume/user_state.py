@@ -337,8 +337,14 @@ class UserState:
             if unsaved and self.trainer.is_global_zero
             else {}
         )
-        for (path, name), reason in unsaved.items():
-            if path in owners:
+        named = {
+            object_graph.users_name(owners, *key): reason
+            for key, reason in unsaved.items()
+            if key[0] in owners
+        }
+        for (path, name), reason in named.items():
+            if (path, name) in unsaved or (path, name) not in self.reported:
+                self.reported.add((path, name))
                 owner_class = type(owner_of(owners[path]))
                 print(
                     f"{owner_class.__module__}.{owner_class.__qualname__}.{name} {reason}, which "
@@ -516,6 +522,7 @@ class UserState:
             Callback,
             LightningDataModule,
             torch.utils.data.DataLoader,
+            IterableDataset,  # begun anew, and its batches are drawn again: it would be ahead
             *object_graph.GENERATORS,
             type,
         )

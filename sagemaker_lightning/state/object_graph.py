@@ -156,6 +156,25 @@ def is_library_class(class_: type) -> bool:
     return (class_.__module__ or "").partition(".")[0] in LIBRARIES
 
 
+def users_name(objects: Mapping[str, Any], path: str, name: str) -> tuple[str, str]:
+    """Return the path of the user's object that holds an object's attribute, and in which of its.
+
+    What an installed package calls its own attributes says nothing to the user.
+
+    Args:
+        objects: All objects by path.
+        path: The path of the object.
+        name: The name of the attribute.
+    """
+    owner, attribute = path, name
+    while owner:
+        class_ = type(owner_of(objects.get(owner)))
+        if owner in objects and is_own_module(class_.__module__):
+            return owner, attribute
+        owner, _, attribute = owner.rpartition(".")
+    return path, name
+
+
 def is_library_iterator(value: Any) -> bool:
     """Return whether a value is an iterator of a library's, and no file."""
     return (
