@@ -370,6 +370,70 @@ def test_the_border_of_kept_and_lost(kept_step, drawn, lost):
     assert ("lost and done again" in "".join(drawing.itertext())) == bool(lost)
 
 
+def paths_of(lines: list[charts.Line], **options) -> dict[str, list[list[str]]]:
+    """Return the vertices of each path of a chart of one name, by the path's class."""
+    drawing = charts.figure(charts.Chart("Loss", {"loss": lines}, **options))
+    paths: dict[str, list[list[str]]] = {}
+    for path in drawing.iter("path"):
+        vertices = re.split("[ML]", path.get("d"))[1:]
+        paths.setdefault(path.get("class"), []).append(vertices)
+    return paths
+
+
+def test_attempts_with_a_single_value_each_are_one_line():
+    lines = [charts.Line([(20 * k, 1 / k)], kept=20 * k) for k in range(1, 4)]
+    (points,) = paths_of(lines)["curve c0"]
+    assert len(points) == 3
+    # Over time, nothing was there between two attempts.
+    assert len(paths_of(lines, as_time=True)["curve c0 dot"]) == 3
+
+
+def test_an_exact_repetition_lies_on_the_line_whatever_steps_were_logged():
+    """Values of steps that only the lost piece has logged are not drawn, but counted."""
+
+    def line(steps: list[int], kept: float) -> charts.Line:
+        return charts.Line([(step, math.sin(step)) for step in steps], kept)
+
+    lost = line([10, 20, 31, 42, 50, 53, 60], kept=20)
+    again = line([25, 31, 37, 42, 49, 50, 60, 70], kept=70)
+    paths = paths_of([lost, again])
+    (kept,) = paths["curve c0"]
+    assert len(kept) == 10
+    pieces = paths["curve lost c0"] + paths["curve lost c0 dot"]
+    # Only 50 and 60 follow one another in both.
+    assert [len(piece) for piece in pieces] == [2, 1, 1]
+    assert {vertex.partition("h")[0] for piece in pieces for vertex in piece} <= set(kept)
+    text = "".join(charts.figure(charts.Chart("Loss", {"loss": [lost, again]})).itertext())
+    assert "1 lost values not drawn: logged at other steps again" in text
+    # What nobody has done again is drawn as it is.
+    paths = paths_of([lost, line([25, 31], kept=31)])
+    assert [len(piece) for piece in paths["curve lost c0"]] == [5]
+
+
+def test_a_difference_is_seen_where_both_attempts_have_logged():
+    lines = [charts.Line([(1, 1.0), (2, 1.0)], kept=1), charts.Line([(2, 3.0), (3, 1.0)], kept=3)]
+    paths = paths_of(lines)
+    assert paths["curve lost c0"][0][1] not in paths["curve c0"][0]
+
+
+def test_a_repetition_is_thinned_out_at_the_same_steps():
+    lines = [
+        charts.Line([(step, math.sin(step)) for step in range(0, 4000)], kept=1001),
+        charts.Line([(step, math.sin(step)) for step in range(1002, 6001)], kept=6000),
+    ]
+    paths = paths_of(lines)
+    ((kept,), (lost,)) = paths["curve c0"], paths["curve lost c0"]
+    assert len(kept) == 1501 and len(lost) == 750 and set(lost) <= set(kept)
+
+
+@pytest.mark.parametrize("value", [4e-323, 5e-324, -4e-323, 1e-300, 1e-31, 1e14, 0.0])
+@pytest.mark.parametrize("other", [None, 1.0000001, 2.0])
+def test_values_of_any_size_are_drawn(value, other):
+    values = [value] if other is None else [value, value * other]
+    chart = charts.Chart("Loss", {"loss": [charts.Line(list(enumerate(values)))]})
+    assert charts.figure(chart) is not None
+
+
 @pytest.mark.parametrize(("restarts", "top"), [(25, "0"), (26, "950")])
 def test_many_restarts_are_marked_at_the_bottom_only(restarts, top):
     curve = charts.Line([(0, 1.0), (100, 2.0)])
@@ -378,7 +442,7 @@ def test_many_restarts_are_marked_at_the_bottom_only(restarts, top):
     assert [line.get("y1") for line in lines] == [top] * restarts
 
 
-@pytest.mark.parametrize(("points", "drawn"), [(2000, 2000), (2001, 1001), (4001, 1334)])
+@pytest.mark.parametrize(("points", "drawn"), [(2000, 2000), (2001, 1001), (4001, 1335)])
 def test_a_long_curve_is_thinned_out(points, drawn):
     curve = charts.Line([(x, float(x % 7)) for x in range(points)])
     (path,) = (
