@@ -40,6 +40,9 @@ except ImportError as missing:
 
 def main() -> None:
     """Run the command that the command line names; "serve" if it names none."""
+    # Neither a path nor a job's text has to have the terminal's letters.
+    if sys.stdout:
+        sys.stdout.reconfigure(errors="backslashreplace")
     parser = argparse.ArgumentParser(
         prog="python -m rehearsal",
         description=__doc__,

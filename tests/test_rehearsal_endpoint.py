@@ -6,6 +6,8 @@ A web page attacks it, a neighbour on Docker's bridge, and a job.
 import datetime
 import io
 import json
+import os
+import random
 import re
 import socket
 import stat
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import hostile_texts
 import pytest
 from aws_services import client
 from botocore import auth
@@ -829,6 +832,85 @@ def test_no_way_to_write_it_reaches_another_jobs_objects(endpoint, two_jobs, twi
     assert objects == objects_before
 
 
+JSON_TARGETS = {
+    "sagemaker": ["SageMaker.CreateTrainingJob", "SageMaker.DescribeTrainingJob", "SageMaker.X"],
+    "logs": ["Logs_20140328.PutLogEvents", "Logs_20140328.DescribeLogStreams"],
+    "ecr": ["AmazonEC2ContainerRegistry_V20150921.DescribeImages"],
+    "iam": [None],
+    "sts": [None],
+}
+S3_PATHS = ["", "/ck/mine/hostile", "/ck/mine/%00", "/%ff"]
+S3_QUERIES = ["acl", "tagging", "delete", "uploads", "uploadId=x", "partNumber=a", "max-keys=a"]
+S3_QUERIES += [
+    "list-type=2",
+    "prefix=%00",
+    "delimiter=%ff",
+    "policy",
+    "cors",
+    "lifecycle",
+    "select",
+]
+S3_HEADERS = [
+    {},
+    {"X-Amz-Copy-Source": "/"},
+    {"X-Amz-Copy-Source": "%ff/x"},
+    {"X-Amz-Tagging": "=&=&"},
+    {"X-Amz-Decoded-Content-Length": "999999999999999"},
+    {"X-Amz-Decoded-Content-Length": "-1"},
+    {"Range": "bytes=a-b"},
+    {"Content-Type": "multipart/form-data; boundary=x"},
+]
+
+
+def hostile_body(draw: random.Random) -> bytes:
+    """Return the body of a request that is wrong in some way."""
+    depth = draw.choice((10, 300, 900, 950, 5000))
+    field_names = ["TrainingJobName", "repositoryName", "imageIds", "logEvents", "logGroupName"]
+    values = [None, 1, [], {}, "x", [None], [{"imageTag": "\0"}], hostile_texts.text(draw, 300)]
+    bodies = [
+        b"[" * depth,
+        b'{"TrainingJobName":' * depth + b"1" + b"}" * depth,
+        b'{"a":' + b"9" * 5000 + b"}",
+        b"NaN",
+        json.dumps({name: draw.choice(values) for name in draw.sample(field_names, 3)}).encode(),
+        hostile_texts.text(draw, 2000).encode(errors="replace"),
+        draw.randbytes(30),
+        b"Action=GetRole&RoleName=" + draw.choice((b"", b"%00", b"%1b", b"a/b")),
+        b"Action=AssumeRole&RoleArn=" + hostile_texts.text(draw, 99).encode(errors="replace"),
+    ]
+    return draw.choice(bodies)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_request_is_an_internal_error(endpoint, two_jobs, seed):
+    """None of a person and none of a job, to whatever service, ends with status 500."""
+    draw = random.Random(seed)
+    # moto keeps a bucket's policy as it is, and fails at it later.
+    endpoint.s3.create_bucket(Bucket="hostile")
+    for _ in range(100):
+        key = draw.choice((endpoint.key, key_of(two_jobs[1])))
+        service = draw.choice(["s3", "s3", *JSON_TARGETS])
+        body = hostile_body(draw)
+        method = "POST"
+        if service == "s3":
+            method = draw.choice(["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH"])
+            queries = "&".join(draw.choices(S3_QUERIES, k=draw.randint(0, 3)))
+            bucket = "hostile" if key == endpoint.key else "rehearsal"
+            target = draw.choice(("/", f"/{bucket}{draw.choice(S3_PATHS)}")) + f"?{queries}"
+            headers = {"Host": endpoint.host} | draw.choice(S3_HEADERS)
+            headers = signed_as_it_is(key, method, target, headers)
+        else:
+            target = "/"
+            json_target = draw.choice(JSON_TARGETS[service])
+            headers = {"X-Amz-Target": json_target} if json_target else {}
+            options = {"host": endpoint.host, "method": method, "service": service}
+            headers = signed_headers(key, headers=headers, body=body, **options)
+        answer = send(endpoint, request_bytes(f"{method} {target} HTTP/1.1", headers, body))
+        assert answer[0] < 500 and "SignatureDoesNotMatch" not in answer[2], answer
+        assert "Traceback" not in endpoint.output, (method, target, headers, body)
+    assert endpoint.describe(two_jobs[0])["TrainingJobStatus"] == "InProgress"
+
+
 INTERRUPTION_ORDER = {"name": "no-such-job", "hosts": [], "warned": True, "gap": 0}
 WRONG_ORDERS = [
     {},
@@ -1069,6 +1151,32 @@ def test_an_error_hands_no_control_sequence_to_the_terminal():
     command = [python_of("rehearsal"), "-m", "rehearsal", "--run=\x1b[2Jü"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stderr
     assert printed.startswith("error: --run: \\x1b[2Jü cannot be read")
+
+
+@pytest.mark.parametrize("levels", [900, 100_000])
+def test_a_request_in_a_file_that_is_too_deep_is_told_without_a_traceback(tmp_path, levels):
+    file = tmp_path / "request.json"
+    file.write_text('{"InputDataConfig": ' + "[" * levels + "]" * levels + "}")
+    command = [python_of("rehearsal"), *Endpoint.program, "--port=0"]
+    completed = subprocess.run(
+        [*command, f"--folder={tmp_path}/reports", f"--run={file}"],
+        cwd=ROOT,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+    )
+    assert completed.returncode == 1 and completed.stderr.startswith("error: --run: ")
+    assert "Traceback" not in completed.stderr
+
+
+def test_a_terminal_of_few_letters_ends_no_thread(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii:strict")
+    with Endpoint(tmp_path / "ü", "--grace=5") as endpoint:
+        assert f"reports: {ascii(str(endpoint.folder))[1:-1]}\n" in endpoint.output
+        name = endpoint.create("image", Environment={"LEAVE": "ü"})
+        endpoint.wait_until_ended(name)
+    assert f"{name} Completed after " in endpoint.output
 
 
 # Clients, unmodified

@@ -20,6 +20,7 @@ from records import job as ended_job
 from rehearsal.api import rules
 from rehearsal.api.errors import Refused
 from rehearsal.api.service import Service
+from rehearsal.api.validation import LEFT_OUT, pruned
 from rehearsal.jobs import layout
 from rehearsal.jobs.metrics import Metrics
 from rehearsal.jobs.record import Record, Transition
@@ -589,6 +590,40 @@ def test_a_field_that_the_model_does_not_have_is_noted():
     assert answer(request) == [
         f"{name} has no effect here: the service's model does not have it" for name in notes
     ]
+
+
+def nested(levels: int) -> list:
+    """Return a list in a list in a list, and so on."""
+    value: list = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("levels", [900, 100_000])
+def test_a_request_as_deep_as_json_can_be(levels):
+    """What the model does not have is left out; what it has is refused by its type."""
+    assert answer(JOB | {"News": [nested(levels)]}) == [
+        "News has no effect here: the service's model does not have it"
+    ]
+    for field in (
+        "HyperParameters",
+        "InputDataConfig",
+        "TrainingJobName",
+        "AlgorithmSpecification",
+    ):
+        assert refusal(JOB | {field: nested(levels)})[0] == "SerializationException", field
+    data = {"S3DataSource": {"S3Uri": nested(levels), "S3DataType": "S3Prefix"}}
+    deep_channel = {"ChannelName": "training", "DataSource": data, "News": nested(levels)}
+    assert refusal(JOB | {"InputDataConfig": [deep_channel]})[0] == "SerializationException"
+    request = {"TrainingJobName": "job", "News": nested(levels)}
+    with pytest.raises(Refused, match="Requested resource not found"):
+        answer(request, "DescribeTrainingJob")
+
+
+def test_what_the_model_does_not_have_is_not_kept():
+    request = pruned(JOB | {"News" * 100: {"a": "b" * 10**6}, "Tags": None}, REQUEST_SHAPE)
+    assert request == JOB | {("News" * 100)[:100]: LEFT_OUT}
 
 
 def channel(

@@ -98,7 +98,11 @@ class Uploader(threading.Thread):
                 self.sync.stall_after is None
                 or time.monotonic() - self.started < self.sync.stall_after
             ):
-                self._look()
+                # Whatever it is, the folder is looked at again.
+                try:
+                    self._look()
+                except Exception as error:
+                    self.note(f"the checkpoints could not be looked at: {error!r}")
 
     def finish(self) -> None:
         """End the uploads, because the container has ended.

@@ -8,6 +8,7 @@ import re
 import time
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from itertools import islice
 
 from rehearsal.jobs.masking import Mask
 
@@ -45,9 +46,11 @@ ENDED = (Status.COMPLETED, Status.FAILED, Status.STOPPED)
 RESUMED = re.compile(r"\bresuming from step (\d{1,15})(?!\d)")
 PROVED = re.compile(r"\bresumed at step \d{1,15}: ([^\n]{1,1000})")
 STEP = re.compile(r"(?:^|\s)step=(\d{1,15})(?!\d)")
+# A program may print anything: names have 100 characters at most, and a line has 100 pairs.
 PAIR = re.compile(
-    r"(?:^|\s)([A-Za-z][\w/]*)=(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|nan|-?inf)(?=[\s/,;]|$)"
+    r"(?:^|\s)([A-Za-z][\w/]{0,99})=(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|nan|-?inf)(?=[\s/,;]|$)"
 )
+MAX_PAIRS = 100
 
 
 @dataclass
@@ -248,4 +251,5 @@ def point(line: str, now: float) -> Point | None:
     """Return the progress that a log line reports, None if it reports none: see STEP."""
     if not (match := STEP.search(line)):
         return None
-    return Point(now, int(match[1]), {name: float(value) for name, value in PAIR.findall(line)})
+    pairs = islice(PAIR.finditer(line), MAX_PAIRS)
+    return Point(now, int(match[1]), {pair[1]: float(pair[2]) for pair in pairs})

@@ -15,6 +15,8 @@ from rehearsal.report.timeline import Timeline
 STYLE = Path(__file__).with_name("report.css")
 # The number of names in a chart, and of charts for names that are neither loss nor accuracy.
 COLOUR_COUNT = 6
+# The number of names that are listed as not drawn.
+MAX_NAMES = 50
 # The class of a column with text; the other columns have numbers.
 TEXT_CLASS = "words"
 
@@ -60,7 +62,7 @@ def write(
     head.append(node("meta", name="viewport", content="width=device-width, initial-scale=1"))
     head.append(node("style", STYLE.read_text()))
     page = tostring(node("html", head, body, lang="en"), encoding="unicode", method="html")
-    path.write_text(f"<!doctype html>\n{page}\n", encoding="utf-8", errors="backslashreplace")
+    path.write_text(f"<!doctype html>\n{page}\n", encoding="utf-8")
 
 
 def _make_section(title: str, content: Sequence[Element], otherwise: str) -> list[Element]:
@@ -158,7 +160,9 @@ def _make_charts(record: Record, goodput: Goodput) -> list[Element]:
         for name in rates[:COLOUR_COUNT]
     ]
     drawn = [chart_figure for chart_figure in map(figure, charts) if chart_figure is not None]
-    note = [node("p", f"Not drawn: {', '.join(left_out)}.", class_="soft")] if left_out else []
+    more = f" and {len(left_out) - MAX_NAMES} more" if len(left_out) > MAX_NAMES else ""
+    words = f"Not drawn: {', '.join(left_out[:MAX_NAMES])}{more}."
+    note = [node("p", words, class_="soft")] if left_out else []
     return [node("div", *drawn, class_="charts"), *note] if drawn else note
 
 
