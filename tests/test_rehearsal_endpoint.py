@@ -3,6 +3,7 @@
 A web page attacks it, a neighbour on Docker's bridge, and a job.
 """
 
+import argparse
 import datetime
 import io
 import json
@@ -32,6 +33,7 @@ from environments import python_of
 from rehearsals import HANG_SECONDS, ROLE, Rehearsal, run, run_command
 from test_rehearsal_clients import Person
 
+from rehearsal import settings
 from rehearsal.api import gate
 from rehearsal.api.access_keys import Key
 
@@ -1144,6 +1146,18 @@ def test_a_machine_without_threads_frees_the_places_of_requests():
     command = [python_of("rehearsal"), "-c", WITHOUT_THREADS]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
     assert printed == "can't start new thread\n" * 2
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["serve", "--help"]])
+def test_help_lists_all_flags(words):
+    """`make rehearsal FLAGS=--help` gives no command."""
+    command = [python_of("rehearsal"), "-m", "rehearsal", *words]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    parser = argparse.ArgumentParser(add_help=False)
+    settings.add_flags(parser)
+    flags = [action.option_strings[0] for action in parser._actions]
+    assert len(flags) > 15 and [flag for flag in flags if f"  {flag}" not in printed] == []
+    assert "'every ~20s 100 times'" in printed
 
 
 def test_an_error_hands_no_control_sequence_to_the_terminal():
