@@ -13,9 +13,10 @@ from containers import ROOT
 from environments import python_of
 from records import attempt, interrupted, job, many, points
 
-from rehearsal.jobs.record import PROVED, Record
+from rehearsal.jobs.record import PROVED, Record, Saved
 from rehearsal.report import charts, goodput, markup
 from rehearsal.report import page as report
+from rehearsal.report.resumes import describe_resume
 
 HOSTILE_TEXT = "</script></style><img src=x onerror=alert(1)> & [red]x[/red]"
 
@@ -280,13 +281,26 @@ def test_text_of_jobs_is_escaped(tmp_path: Path):
     for record_attempt in record.attempts:
         record_attempt.instances[0].host = f"host {HOSTILE_TEXT}"
         record_attempt.proved = f"proved {HOSTILE_TEXT}"
+        record_attempt.resumed_from = f"file {HOSTILE_TEXT}"
         record_attempt.points = [
             replace(point, values={f"loss {HOSTILE_TEXT}": 1.0, f"{HOSTILE_TEXT}/s": 2.0})
             for point in record_attempt.points
         ]
     page = write_page(record, tmp_path)
     assert not elements_of(page, "img") + elements_of(page, "script")
-    for kind in ("name", "failure", "note", "request", "message", "why", "host", "loss", "proved"):
+    kinds = [
+        "name",
+        "failure",
+        "note",
+        "request",
+        "message",
+        "why",
+        "host",
+        "loss",
+        "proved",
+        "file",
+    ]
+    for kind in kinds:
         assert f"{kind} {HOSTILE_TEXT}" in page.text, kind
 
 
@@ -301,6 +315,82 @@ def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
     record.attempts[1].proved = PROVED.search(log_line)[1]
     text = write_page(record, tmp_path).text
     assert "went on" in text and "step 33 is not that of the interrupted run: ..." in text
+
+
+def resumed_job(
+    saved: list[dict[str, str]], resumed: int | None = 20, step: int = 44, **fields
+) -> Record:
+    """Return a job whose first attempt had a checkpoint of a step on each of its hosts."""
+    record = interrupted(len(saved))
+    record.request["CheckpointConfig"] = {"S3Uri": "s3://bucket/ck"}
+    for instance, missing in zip(record.attempts[0].instances, saved, strict=True):
+        instance.saved = Saved(step, missing) if missing else None
+    record.attempts[1].resumed = resumed
+    record.attempts[1].instances[0].restored_files = 1
+    for name, value in fields.items():
+        setattr(record.attempts[1], name, value)
+    return record
+
+
+LATE = "its copy had not begun before the end of its host"
+RESUMES = {
+    "the newest": (
+        resumed_job([{"a": ""}], 44, resumed_from="step-44.ckpt"),
+        "step 44, step-44.ckpt",
+    ),
+    "not copied": (
+        resumed_job([{"step-44.ckpt": LATE}], resumed_from="step-20.ckpt"),
+        f"step 20, step-20.ckpt; not from step 44: step-44.ckpt was not in S3: {LATE} (algo-1)",
+    ),
+    "copied by neither host": (
+        resumed_job([{"a": LATE}, {"a": "its copy lags"}]),
+        f"step 20; not from step 44: a was not in S3: {LATE} (algo-1); its copy lags (algo-2)",
+    ),
+    "copied by both hosts alike": (
+        resumed_job([{"a": LATE, "b": LATE}, {"a": LATE, "b": LATE}]),
+        f"step 20; not from step 44: a and 1 more files was not in S3: {LATE} (algo-1, algo-2)",
+    ),
+    "copied by one host, and skipped": (
+        resumed_job([{"a": ""}, {"a": LATE}], skipped=["checkpoint a is damaged; it is skipped"]),
+        "step 20; not from step 44: checkpoint a is damaged; it is skipped",
+    ),
+    "copied, and nobody knows": (
+        resumed_job([{"a": ""}]),
+        "step 20; not from step 44: it was in S3, the log does not say why",
+    ),
+    "a log that does not say": (resumed_job([{"a": ""}], None), "its log does not say"),
+    "a log that does not say, not copied": (
+        resumed_job([{"a": LATE}], None),
+        f"its log does not say; not from step 44: a was not in S3: {LATE} (algo-1)",
+    ),
+    "step 0": (
+        resumed_job([{"a": LATE}], None, step=0),
+        f"its log does not say; not from step 0: a was not in S3: {LATE} (algo-1)",
+    ),
+    "no checkpoint": (resumed_job([{}]), "step 20"),
+}
+
+
+@pytest.mark.parametrize("case", RESUMES)
+def test_from_which_checkpoint_an_attempt_went_on(tmp_path, case):
+    record, words = RESUMES[case]
+    assert describe_resume(record, 1) == words
+    assert describe_resume(record, 0) == ""
+    assert words in write_page(record, tmp_path).text
+
+
+def test_an_attempt_without_a_checkpoint_began_anew():
+    record = interrupted()
+    record.attempts[1].resumed = None
+    assert describe_resume(record, 1) == "the beginning: the job has no CheckpointConfig"
+    record.request["CheckpointConfig"] = {"S3Uri": "s3://bucket/ck"}
+    assert describe_resume(record, 1) == "the beginning: S3 had no checkpoint"
+    # An attempt that ended before it had one does not hide that of the attempt before.
+    record.attempts[0].instances[0].saved = Saved(4, {"a": LATE})
+    record.attempts.append(attempt(3, 200, 260, []))
+    assert describe_resume(record, 2) == (
+        f"the beginning: S3 had no checkpoint; not from step 4: a was not in S3: {LATE} (algo-1)"
+    )
 
 
 def test_charts_by_name(tmp_path: Path):

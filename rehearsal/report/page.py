@@ -10,6 +10,7 @@ from rehearsal.jobs.record import Record, Status
 from rehearsal.report.charts import Chart, Line, figure
 from rehearsal.report.goodput import PHASES, Goodput, measure, moment
 from rehearsal.report.markup import clock, node, utc
+from rehearsal.report.resumes import describe_resume
 from rehearsal.report.timeline import Timeline
 
 STYLE = Path(__file__).with_name("report.css")
@@ -194,10 +195,11 @@ def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
         *PHASES,
         "restored",
         "exit status",
+        "from checkpoint",
     ]
     has_proof = any(attempt.proved for attempt in record.attempts)
     rows = []
-    for attempt, row in zip(record.attempts, goodput.rows, strict=True):
+    for place, (attempt, row) in enumerate(zip(record.attempts, goodput.rows, strict=True)):
         steps = [
             "–" if step is None else f"{step:,}"
             for step in (row.first_step, row.last_step, row.kept_step)
@@ -220,6 +222,7 @@ def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
                 *seconds,
                 megabytes,
                 words,
+                describe_resume(record, place) or "–",
                 *([attempt.proved] if has_proof else []),
             ]
         )
@@ -228,7 +231,7 @@ def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
         caption,
         [*columns, "went on"] if has_proof else columns,
         rows,
-        words=["exit status", "went on"],
+        words=["exit status", "from checkpoint", "went on"],
     )
 
 
