@@ -134,11 +134,13 @@ def confine(environ: dict, allowed: Reach) -> None:
     if is_form or len({name for name, _ in pairs}) < len(pairs):
         raise allowed.refusal("a form, or a parameter that comes twice")
     method = environ["REQUEST_METHOD"]
-    if not (
-        _may_ask_for_object(allowed, method, bucket, key, parameters)
-        if key
-        else _may_ask_for_bucket(allowed, method, bucket, parameters, environ)
-    ):
+    if key:
+        may_pass = _may_ask_for_object(allowed, method, bucket, key, parameters)
+    elif method == "POST" and parameters.keys() - {"x-id"} == {"delete"}:
+        may_pass = _confine_deletion(environ, allowed, bucket)
+    else:
+        may_pass = _may_ask_for_bucket(allowed, method, bucket, parameters)
+    if not may_pass:
         words = f" with {', '.join(parameters)}" if parameters else ""
         raise allowed.refusal(f"{method} of s3://{bucket}/{key}{words}")
     if COPY_SOURCE in environ:
@@ -167,10 +169,8 @@ def _may_ask_for_object(
 
 
 def _may_ask_for_bucket(
-    allowed: Reach, method: str, bucket: str, parameters: dict[str, str], environ: dict
+    allowed: Reach, method: str, bucket: str, parameters: dict[str, str]
 ) -> bool:
-    if method == "POST" and parameters.keys() - {"x-id"} == {"delete"}:
-        return _may_delete(environ, allowed, bucket)
     if method == "HEAD" or parameters.keys() - {"x-id"} == {"location"}:
         return method in READING_METHODS and allowed.may_look_at(bucket)
     return (
@@ -180,8 +180,8 @@ def _may_ask_for_bucket(
     )
 
 
-def _may_delete(environ: dict, allowed: Reach, bucket: str) -> bool:
-    """Return whether all objects of DeleteObjects may be deleted; write its body anew."""
+def _confine_deletion(environ: dict, allowed: Reach, bucket: str) -> bool:
+    """Return whether all objects of DeleteObjects may be deleted; if so, write its body anew."""
     try:
         root = ElementTree.fromstring(gate.read(environ, MAX_DELETE_BYTES))
     except ElementTree.ParseError:
