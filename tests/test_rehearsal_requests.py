@@ -19,6 +19,7 @@ from records import job as ended_job
 
 from rehearsal.api import rules
 from rehearsal.api.errors import Refused
+from rehearsal.api.job_access import Scope, reach
 from rehearsal.api.service import Service
 from rehearsal.api.validation import LEFT_OUT, pruned
 from rehearsal.jobs import layout
@@ -590,6 +591,31 @@ def test_a_field_that_the_model_does_not_have_is_noted():
     assert answer(request) == [
         f"{name} has no effect here: the service's model does not have it" for name in notes
     ]
+
+
+def test_what_the_hosts_of_a_job_reach_in_s3():
+    """The prefix of a channel may end within a name; an address elsewhere is that of one name."""
+    request = JOB | {
+        "CheckpointConfig": {"S3Uri": "s3://kept/run"},
+        "InputDataConfig": [channel("a", source={"S3Uri": "s3://data/set"}), channel("b")],
+        "HyperParameters": {"sagemaker_submit_directory": '"s3://code/a.tar.gz"', "all": "s3://x"},
+        "Environment": {"TWO": "s3://y/1,s3://y/2/", "OTHER": "https://y/3"},
+        "Tags": [{"Key": "a", "Value": "s3://tag/x"}],
+    }
+    request["InputDataConfig"][1]["DataSource"]["S3DataSource"]["S3Uri"] = "file:///data"
+    allowed = reach(request)
+    assert allowed.writes == (Scope("bucket", "output/job/"), Scope("kept", "run/"))
+    assert allowed.reads == (
+        Scope("data", "set"),
+        Scope("code", "a.tar.gz/", "a.tar.gz"),
+        Scope("y", "1/", "1"),
+        Scope("y", "2/", "2/"),
+    )
+    assert allowed.may_read("kept", "run/x") and allowed.may_read("data", "set-2/x")
+    assert allowed.may_read("code", "a.tar.gz") and not allowed.may_read("code", "a.tar.gz2")
+    assert not allowed.may_write("data", "set/x") and not allowed.may_write("kept", "run-2/x")
+    assert allowed.may_list("kept", "run/") and not allowed.may_list("kept", "run")
+    assert not reach(JOB).may_read("bucket", "output/job-2/x")
 
 
 def nested(levels: int) -> list:

@@ -31,8 +31,6 @@ CONTROL_PATH = "/Rehearsal/"
 MOTO_SERVICES = ("s3", "sts", "iam", "ecr", "logs")
 # What a job's hosts may ask for: nothing that starts or stops a job, and nothing of other jobs.
 JOB_SERVICES = ("s3", "sts", "sagemaker")
-
-
 # Characters of an error that may quote what it refuses.
 MAX_MESSAGE_CHARACTERS = 4096
 

@@ -25,8 +25,6 @@ from sagemaker_lightning.contract.shutdown import CHECKPOINT_NAME
 IGNORED_SUFFIX = ".sagemaker-ignore"
 UPLOADING_SUFFIX = ".sagemaker-uploading"
 UPLOADED_SUFFIX = ".sagemaker-uploaded"
-
-
 # Files of one checkpoint that are noted, at most.
 MAX_SAVED_FILES = 100
 # The step in the name of a checkpoint, or of its folder: step-000000044.ckpt, epoch=3-step=44.ckpt,
