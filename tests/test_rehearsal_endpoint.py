@@ -613,6 +613,7 @@ def two_jobs(endpoint) -> Iterator[tuple[str, Any, str]]:
         CheckpointConfig={"S3Uri": "s3://rehearsal/ck/mine"},
         HyperParameters={
             "sagemaker_submit_directory": '"s3://rehearsal/source/mine"',
+            "logger.save_dir": "s3://rehearsal/logs/mine",
             "bucket": "s3://rehearsal/",
         },
     )
@@ -640,7 +641,10 @@ def test_a_job_reaches_its_own_prefixes(endpoint, two_jobs):
     s3.head_bucket(Bucket="rehearsal")
     s3.get_bucket_location(Bucket="rehearsal")
     odd_name = "a b/ü+~%(x)'!*?#&=;,//.\r/"
-    for folder_name in (f"output/{name}", "ck/mine"):
+    # What begins like it is another job's.
+    for prefix in ("ck/mine", "ck/mine/"):
+        assert [entry["Key"] for entry in _all_objects(s3, prefix)] == ["ck/mine/x"]
+    for folder_name in (f"output/{name}", "ck/mine", "logs/mine"):
         written = f"{folder_name}/{odd_name}"
         s3.put_object(Bucket="rehearsal", Key=written, Body=b"x", Metadata={"my_key": "a"})
         assert written in [entry["Key"] for entry in _all_objects(s3, f"{folder_name}/")]
@@ -729,7 +733,7 @@ FORBIDDEN_IN_S3 = {
     "a list": ("list_objects_v2", {}),
     "a list, the old way": ("list_objects", {}),
     "a list of a folder": ("list_objects_v2", {"Prefix": "ck/"}),
-    "a list of what begins like it": ("list_objects_v2", {"Prefix": "ck/mine"}),
+    "a list of what it begins like": ("list_objects_v2", {"Prefix": "ck/min"}),
     "versions": ("list_object_versions", {"Prefix": "ck/mine/"}),
     "uploads": ("list_multipart_uploads", {}),
     "a bucket's policy": ("get_bucket_policy", {}),

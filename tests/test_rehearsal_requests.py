@@ -598,23 +598,30 @@ def test_what_the_hosts_of_a_job_reach_in_s3():
     request = JOB | {
         "CheckpointConfig": {"S3Uri": "s3://kept/run"},
         "InputDataConfig": [channel("a", source={"S3Uri": "s3://data/set"}), channel("b")],
-        "HyperParameters": {"sagemaker_submit_directory": '"s3://code/a.tar.gz"', "all": "s3://x"},
+        "HyperParameters": {
+            "sagemaker_submit_directory": '"s3://code/a.tar.gz"',
+            "logger.save_dir": "s3://logs/run",
+            "all": "s3://x",
+        },
         "Environment": {"TWO": "s3://y/1,s3://y/2/", "OTHER": "https://y/3"},
         "Tags": [{"Key": "a", "Value": "s3://tag/x"}],
     }
     request["InputDataConfig"][1]["DataSource"]["S3DataSource"]["S3Uri"] = "file:///data"
     allowed = reach(request)
-    assert allowed.writes == (Scope("bucket", "output/job/"), Scope("kept", "run/"))
-    assert allowed.reads == (
-        Scope("data", "set"),
-        Scope("code", "a.tar.gz/", "a.tar.gz"),
+    assert allowed.writes == (
+        Scope("bucket", "output/job/"),
+        Scope("kept", "run/"),
+        Scope("logs", "run/", "run"),
         Scope("y", "1/", "1"),
         Scope("y", "2/", "2/"),
     )
+    assert allowed.reads == (Scope("data", "set"), Scope("code", "a.tar.gz/", "a.tar.gz"))
     assert allowed.may_read("kept", "run/x") and allowed.may_read("data", "set-2/x")
     assert allowed.may_read("code", "a.tar.gz") and not allowed.may_read("code", "a.tar.gz2")
     assert not allowed.may_write("data", "set/x") and not allowed.may_write("kept", "run-2/x")
-    assert allowed.may_list("kept", "run/") and not allowed.may_list("kept", "run")
+    assert not allowed.may_write("code", "a.tar.gz") and allowed.may_write("logs", "run/x")
+    assert allowed.listed("kept", "run/x") == "run/x" and allowed.listed("data", "set") == "set"
+    assert allowed.listed("kept", "run") == "run/" and allowed.listed("kept", "ru") is None
     assert not reach(JOB).may_read("bucket", "output/job-2/x")
 
 

@@ -1,4 +1,4 @@
-"""What a job's key reaches in S3: what the job reads, and where its output and checkpoints go.
+"""What a job's key reaches in S3: what the job's request names, and no other job's prefixes.
 
 Only requests of known forms pass, and the bucket and the key that were looked at are written anew
 into the request: who answers it cannot read others out of it.
@@ -16,6 +16,7 @@ from xml.sax.saxutils import escape
 from rehearsal.api import clients, gate
 from rehearsal.api.gate import Closed
 from rehearsal.jobs import artifacts, checkpoint_sync
+from sagemaker_lightning.contract.hyperparameters import is_own
 
 # The parameters that a request may have, beside those of a presigned address and of its answer.
 OBJECT_PARAMETERS = {"x-id", "versionId", "partNumber", "attributes", "uploads", "uploadId"}
@@ -32,9 +33,7 @@ FORMS = ("application/x-www-form-urlencoded", "multipart/")
 # A parser would read a raw one as another character.
 LINE_END = {"\r": "&#13;"}
 COPY_SOURCE = "HTTP_X_AMZ_COPY_SOURCE"
-# Fields in which a person may name more data. An address in them has a key: that of a bucket alone
-# would reach all jobs.
-FREE_FIELDS = ("HyperParameters", "Environment", "AlgorithmSpecification")
+# An address of one object or folder: that of a bucket alone would reach all jobs.
 ADDRESS = re.compile(r"s3://[^\s\"'\\,;/]+/[^\s\"'\\,;]+")
 
 
@@ -73,9 +72,16 @@ class Reach:
         """Return whether the hosts may write an object."""
         return any(scope.has(bucket, key) for scope in self.writes)
 
-    def may_list(self, bucket: str, prefix: str) -> bool:
-        """Return whether the hosts may list the objects whose keys begin with `prefix`."""
-        return any(scope.has_all(bucket, prefix) for scope in (*self.writes, *self.reads))
+    def listed(self, bucket: str, prefix: str) -> str | None:
+        """Return the prefix to list in place of one that hosts ask for; None if they may not.
+
+        Clients look for a folder by its name without the / at its end. The names of other folders
+        may begin with it.
+        """
+        for allowed in (prefix, f"{prefix}/"):
+            if any(scope.has_all(bucket, allowed) for scope in (*self.writes, *self.reads)):
+                return allowed
+        return None
 
     def may_look_at(self, bucket: str) -> bool:
         """Return whether the hosts may ask whether and where a bucket is."""
@@ -96,8 +102,9 @@ class Reach:
 def reach(request: dict) -> Reach:
     """Return what the hosts of a job may reach, given its request.
 
-    They may write where the service puts the job's output and its checkpoints. They may also read
-    the job's channels, and what its hyperparameters, environment and arguments name.
+    They may write where the service puts the job's output and its checkpoints, and below what its
+    hyperparameters, environment and arguments name, such as a logger's folder. They may also read
+    the job's channels, and what the toolkit's hyperparameters name: its source.
     """
     bucket, folder = artifacts.output_folder(request)
     writes = [Scope(bucket, f"{folder}/")]
@@ -110,9 +117,11 @@ def reach(request: dict) -> Reach:
     reads = [
         Scope(*clients.split(address)) for address in addresses if not address.startswith("file:")
     ]
-    for text in _texts([request.get(name) for name in FREE_FIELDS]):
-        for address in ADDRESS.findall(text):
-            reads.append(Scope(*checkpoint_sync.below(address), key=clients.split(address)[1]))
+    hyperparameters = request.get("HyperParameters") or {}
+    written = [value for name, value in hyperparameters.items() if is_own(name)]
+    written += [request.get("Environment"), request["AlgorithmSpecification"]]
+    writes += _named_in(written)
+    reads += _named_in([value for name, value in hyperparameters.items() if not is_own(name)])
     return Reach(tuple(writes), tuple(reads))
 
 
@@ -145,6 +154,9 @@ def confine(environ: dict, allowed: Reach) -> None:
         raise allowed.refusal(f"{method} of s3://{bucket}/{key}{words}")
     if COPY_SOURCE in environ:
         environ[COPY_SOURCE] = _confined_source(environ[COPY_SOURCE], allowed)
+    if not key and method == "GET" and "prefix" in parameters:
+        narrowed = allowed.listed(bucket, parameters["prefix"])
+        pairs = [(name, narrowed if name == "prefix" else value) for name, value in pairs]
     path = f"/{bucket}/{key}" if key else f"/{bucket}"
     query = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in pairs)
     address = f"{quote(path)}?{query}"
@@ -176,7 +188,7 @@ def _may_ask_for_bucket(
     return (
         method == "GET"
         and parameters.keys() <= LIST_PARAMETERS
-        and allowed.may_list(bucket, parameters.get("prefix", ""))
+        and allowed.listed(bucket, parameters.get("prefix", "")) is not None
     )
 
 
@@ -215,6 +227,15 @@ def _confined_source(header: str, allowed: Reach) -> str:
     if not allowed.may_read(bucket, key):
         raise allowed.refusal(f"a copy of s3://{bucket}/{key}")
     return f"{bucket}/{quote(key)}" + (f"?versionId={quote(version, safe='')}" if version else "")
+
+
+def _named_in(values: list) -> list[Scope]:
+    """Return what the addresses in the values of a request stand for."""
+    return [
+        Scope(*checkpoint_sync.below(address), key=clients.split(address)[1])
+        for text in _texts(values)
+        for address in ADDRESS.findall(text)
+    ]
 
 
 def _texts(value: Any) -> Iterator[str]:
