@@ -31,7 +31,7 @@ from sagemaker_lightning.contract import (
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.doctor import checks
-from sagemaker_lightning.launch import requirements, torchrun_command, user_program
+from sagemaker_lightning.launch import ownership, requirements, torchrun_command, user_program
 from sagemaker_lightning.nodes.mesh import StopReason
 from sagemaker_lightning.nodes.watchdog import Watchdog
 from sagemaker_lightning.process import start_notice, threads
@@ -61,6 +61,7 @@ def main() -> None:
             environment.write_env_vars(environment.Environment().to_env_vars())
             error = Interrupted(str(error), supervisor.stop_signal)
         print(_report(error), file=sys.stderr, flush=True)
+        ownership.give_to_owners()
         # The toolkit itself can only end with a success or a failure; this is neither.
         os._exit(shutdown.status(error.number))
     except BaseException as error:  # SystemExit, too
@@ -79,9 +80,12 @@ def _run(supervisor: Supervisor) -> None:
     logging.getLogger("sagemaker-training-toolkit").setLevel(logging.WARNING)
     job = environment.Environment()
     hyperparameters = json.loads(Path(job.input_config_dir, "hyperparameters.json").read_text())
-    # It becomes the program's PYTHONPATH: the image's program finds the job's modules.
-    sys.path.insert(0, str(user_program.CODE_FOLDER))
+    # The image's program finds the job's modules. The toolkit itself would make all of this
+    # process's path the program's: a virtual environment that the job makes would then take the
+    # image's packages before its own.
+    python_path = [str(user_program.CODE_FOLDER), os.environ.get("PYTHONPATH")]
     environment.write_env_vars(job.to_env_vars())
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
     here = SageMakerEnvironment.read()
     with _watchdog(here, hyperparameters, supervisor) as watchdog:
         try:
@@ -361,4 +365,5 @@ def _report(error: BaseException) -> str:
             file=sys.stderr,
             flush=True,
         )
+        ownership.give_to_owners()
         os._exit(1)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sagemaker_lightning.contract import failures
+from sagemaker_lightning.launch import ownership
 
 
 def main() -> None:
@@ -41,6 +42,7 @@ def main() -> None:
                     f"the training toolkit failed ({written.strip().splitlines()[-1][:500]})",
                     written,
                 )
+        ownership.give_to_owners(base)
 
 
 def _report(failure: Path, reason: str, trace: str = "") -> None:
