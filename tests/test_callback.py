@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from sagemaker_lightning import ExactResume, SageMakerEnvironment, UserError
 from sagemaker_lightning.callbacks.divergence import Divergence
 from sagemaker_lightning.contract import reporting, shutdown
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.data.epoch_loaders import digest_of
 from sagemaker_lightning.resume import (
     agreement,
@@ -645,9 +646,9 @@ def test_the_command_lines_stop_is_told_what_is_going_on(tmp_path, monkeypatch):
     may take longer.
     """
 
-    def write(writer, checkpoint: dict, step: int, number: int) -> None:
+    def write(writer, checkpoint: dict, step: int, *rest) -> None:
         phases.append((step, stop.phase.name))
-        written(writer, checkpoint, step, number)
+        written(writer, checkpoint, step, *rest)
 
     def note(trainer: pl.Trainer) -> None:
         seconds.append(stop.batch_seconds)
@@ -656,7 +657,7 @@ def test_the_command_lines_stop_is_told_what_is_going_on(tmp_path, monkeypatch):
     phases, seconds, handlers = [], [], []
     written = checkpoint_dir.BackgroundWriter.write
     monkeypatch.setattr(checkpoint_dir.BackgroundWriter, "write", write)
-    with shutdown.Stop(Path("nowhere"), print) as stop:
+    with shutdown.Stop(CheckpointHome(Path("nowhere")), print) as stop:
         callbacks = [At("batch .|test 0", note)]
         options = {"stop": stop, "every_n_steps": 3, "max_epochs": 2, "limit_train_batches": 4}
         used = trainer(tmp_path, *callbacks, **options)
@@ -682,9 +683,9 @@ def test_the_command_lines_stop_is_told_what_is_going_on(tmp_path, monkeypatch):
 def test_the_last_checkpoint_alone_may_take_longer(tmp_path, monkeypatch, moment, options):
     """A signal waits for it (contract/shutdown.py), and not for those before."""
 
-    def write(writer, checkpoint: dict, step: int, number: int) -> None:
+    def write(writer, checkpoint: dict, step: int, *rest) -> None:
         seen.append(resume_of(used).stop.phase.name)
-        written(writer, checkpoint, step, number)
+        written(writer, checkpoint, step, *rest)
 
     seen = []
     written = checkpoint_dir.BackgroundWriter.write
@@ -785,7 +786,8 @@ def test_a_model_file_has_what_its_reader_can_read(tmp_path, kind, is_command_li
     model = Line()
     model.save_hyperparameters({"path": tmp_path})
     options = {"enable_checkpointing": True}
-    with shutdown.Stop(tmp_path, print) if is_command_line else nullcontext() as stop:
+    home = CheckpointHome(tmp_path)
+    with shutdown.Stop(home, print) if is_command_line else nullcontext() as stop:
         fit(tmp_path / "run", kind(tmp_path, "model"), model=model, stop=stop, **options)
     read = torch.load(tmp_path / "model.ckpt", weights_only=False)
     assert (read["hyper_parameters"]["path"] == tmp_path) is not plain
@@ -1054,7 +1056,8 @@ def heard(monkeypatch) -> list[tuple[int, int, int, int]]:
 
     def all_reduce(flags: torch.Tensor, **_) -> SimpleNamespace:
         if others:
-            flags[:] = torch.maximum(flags, torch.tensor(others.pop(0)))
+            said = torch.tensor([*others.pop(0), 0])  # rank 0 alone says what is uploaded
+            flags[:] = torch.maximum(flags, said)
         return SimpleNamespace(wait=lambda: None)
 
     def begin(self, trainer: pl.Trainer) -> None:
@@ -1097,7 +1100,8 @@ def test_ranks_stop_at_the_same_batch_of_a_validation(tmp_path, heard):
 def test_the_command_line_reports_a_stop_itself(tmp_path, heard):
     told = []
     heard.append((15, 0, 0, 0))
-    with shutdown.Stop(tmp_path, lambda *given: told.append(given)) as stop, interrupted(143):
+    home = CheckpointHome(tmp_path)
+    with shutdown.Stop(home, lambda *given: told.append(given)) as stop, interrupted(143):
         fit(tmp_path, stop=stop)
     ((line, is_loud),) = told
     assert line.startswith("interrupted, resume from step 2: SIGTERM; ") and is_loud is True

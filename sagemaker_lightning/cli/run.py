@@ -87,7 +87,8 @@ def main(application: Application, args: list[str] | None = None) -> None:
     )
     with parent_process.bound_to_launcher(os.environ), reporting:
         environment = SageMakerEnvironment.read()
-        with Stop(environment.checkpoint_dir, partial(stopped, rank_heartbeat)) as stop:
+        home = environment.checkpoint_home(environment.checkpoint_dir)
+        with Stop(home, partial(stopped, rank_heartbeat)) as stop:
             rendezvous.forget_absent_interface(environment, os.environ)
             # A job's own program calls this one, with the flags that the toolkit made of the
             # hyperparameters.

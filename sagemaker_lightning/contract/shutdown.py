@@ -10,7 +10,6 @@ thread that waits for nothing else.
 
 import faulthandler
 import os
-import re
 import signal
 import sys
 import threading
@@ -23,12 +22,11 @@ from types import FrameType
 from typing import Self
 
 from sagemaker_lightning.contract import deadlines
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome, outlook_by_names
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BATCH_WAIT_SECONDS = deadlines.BATCH_ENDS
 WRITING_WAIT_SECONDS = deadlines.CHECKPOINT_IS_WRITTEN
-CHECKPOINT_NAME = re.compile(r"step-(\d{9,})\.ckpt")
-"""The name of a checkpoint to resume from."""
 
 
 def leave_at_once() -> None:
@@ -58,17 +56,6 @@ def status(number: int) -> int:
     return 128 + number
 
 
-def newest_step(folder: Path) -> int:
-    """Return the step of the newest checkpoint in `folder`; 0 if there is none.
-
-    It looks at the names of the files only and reads none of them.
-    """
-    names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
-    return max(
-        (int(match[1]) for name in names if (match := CHECKPOINT_NAME.fullmatch(name))), default=0
-    )
-
-
 def interruption_message(step: int, how: str) -> str:
     """Return the line that tells a stop from a failure.
 
@@ -79,6 +66,19 @@ def interruption_message(step: int, how: str) -> str:
         how: What stopped the run.
     """
     return f"interrupted, resume from step {step}: {how}"
+
+
+def interruption_by_names(home: CheckpointHome, how: str) -> str:
+    """Return that line for a stop at which nobody knows more than the names in the folder.
+
+    Args:
+        home: The folder of the checkpoints.
+        how: What stopped the run.
+    """
+    outlook = outlook_by_names(home)
+    return interruption_message(
+        outlook.step, how if outlook.is_newest else f"{how}; {outlook.said}"
+    )
 
 
 def loses_sigterm(pid: int = 1) -> str:
@@ -118,12 +118,12 @@ class Stop:
     left: the process is about to end. It has to be entered and left in the main thread.
 
     Args:
-        folder: Where the checkpoints are, to name the step to resume from.
+        home: Where the checkpoints are, to name the step to resume from.
         tell: Called, before this process ends, with the line that says from where to resume.
     """
 
-    def __init__(self, folder: Path, tell: Callable[..., None]) -> None:
-        self.folder = folder
+    def __init__(self, home: CheckpointHome, tell: Callable[..., None]) -> None:
+        self.home = home
         self.tell = tell
         self.signal_number: int | None = None
         """The first signal that came; None before."""
@@ -176,9 +176,9 @@ class Stop:
         for number in SIGNALS:
             signal.signal(number, self._handle)
 
-    def name_checkpoints_in(self, folder: Path) -> None:
+    def name_checkpoints_in(self, home: CheckpointHome) -> None:
         """From now on, name the newest checkpoint of another folder."""
-        self.folder = folder
+        self.home = home
 
     def begin(self) -> None:
         """Take signals for requests to stop at the end of a batch."""
@@ -225,20 +225,19 @@ class Stop:
         wait = min(max(BATCH_WAIT_SECONDS, 2 * self.batch_seconds), WRITING_WAIT_SECONDS)
         # First the time for a batch to end; then, if a checkpoint is being written, the rest of
         # the time for that.
+        why = f"no batch ended within {wait:.0f} s"
         if not self.left.wait(wait) and self.phase is Phase.SAVING:
             self.left.wait(WRITING_WAIT_SECONDS - wait)
+            why = f"the checkpoint was not written within {WRITING_WAIT_SECONDS:.0f} s"
         if self.pid:
             faulthandler.dump_traceback()
-            self.end_process(f"no batch ended within {wait:.0f} s, so there is no newer checkpoint")
+            self.end_process(f"{why}, so there is no newer checkpoint")
 
     def end_process(self, why: str) -> None:
         """End this process now, after it has told `why` and from which step to resume."""
         try:
-            self.tell(
-                interruption_message(
-                    newest_step(self.folder), f"{signal.Signals(self.signal_number).name}; {why}"
-                )
-            )
+            name = signal.Signals(self.signal_number).name
+            self.tell(interruption_by_names(self.home, f"{name}; {why}"))
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
         # Nobody reads the output any more, or it is closed: the signal ends this process, too.

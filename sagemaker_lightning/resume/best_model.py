@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ class BestModel(BestCheckpoint):
     A metric that is NaN or infinite makes no model the best: if there is no other, the last model
     is the best. With an ExactResume in the same Trainer, it remembers no file that could not be
     written, and keeps the previous one instead; it finds the previous best model again if a resumed
-    run's folder has moved; and a file that is not the best any more is removed only when no
-    checkpoint to resume from refers to it: a run may resume from each of them. Without ExactResume,
-    such a file is removed at once.
+    run's folder has moved; its files have no states of optimizers, which the checkpoints to resume
+    from have; and a file that is not the best any more is removed only when no checkpoint to resume
+    from refers to it: a run may resume from each of them. Without ExactResume, such a file is
+    removed at once.
     """
 
     keeps_retired = False
@@ -171,7 +173,12 @@ class BestModel(BestCheckpoint):
         Then this fails, and the previous file stays.
         """
         divergence.divergence_of(trainer).check(trainer)
-        super().write(trainer, path)
+        with ExitStack() as stack:
+            files = trainer.strategy.checkpoint_io
+            if self.keeps_retired and isinstance(files, checkpoint_file.CheckedIO):
+                # Twice as large as the weights, and every checkpoint to resume from has them.
+                stack.enter_context(files.leaving_out("optimizer_states"))
+            super().write(trainer, path)
 
     def keep_if_best(self, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
         """Write a file if the newest model is one of the best.
@@ -216,6 +223,16 @@ def callbacks(trainer: Trainer) -> list[BestModel]:
     return [
         callback for callback in trainer.checkpoint_callbacks if isinstance(callback, BestModel)
     ]
+
+
+def files_in(trainer: Trainer, folder: Path) -> list[Path]:
+    """Return the files of the best models that belong to a checkpoint in a folder.
+
+    Rank 0 alone writes them.
+    """
+    paths = [Path(callback.best_model_path) for callback in callbacks(trainer)]
+    is_there = trainer.is_global_zero
+    return [path for path in paths if is_there and path.parent.resolve() == folder.resolve()]
 
 
 def keep_retired(trainer: Trainer, keeps: bool) -> None:
