@@ -370,7 +370,7 @@ def test_what_is_left_of_a_finished_run(tmp_path: Path, capsys, model, data, is_
     assert described["metrics"] == {"val_loss": 0.5} | ({"test_loss": 0.25} if is_tested else {})
     assert (environment.model_dir / "config.yaml").read_text() == "model: null\n"
     assert capsys.readouterr().out.splitlines() == [
-        "test_loss=0.2500" if is_tested else "",
+        "test_loss=0.25" if is_tested else "",
         f"model: {environment.model_dir}/model.pt",
         f"logs: {environment.log_dir.parent}",
         "checkpoints: removed, as the run is finished; with a checkpoint folder, they stay there",
