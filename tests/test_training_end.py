@@ -384,7 +384,7 @@ def test_the_metrics_of_each_test_loader_are_kept(tmp_path: Path, capsys):
     export.export(run, environment)
     described = json.loads((environment.model_dir / "model.json").read_text())
     assert described["metrics"] == {"val_loss": 0.5} | results[0] | results[1]
-    line = "test_loss/dataloader_idx_0=0.0000 test_loss/dataloader_idx_1=0.2500"
+    line = "test_loss/dataloader_idx_0=0 test_loss/dataloader_idx_1=0.25"
     assert capsys.readouterr().out.splitlines()[0] == line
 
 
