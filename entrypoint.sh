@@ -7,6 +7,11 @@
 # `make train` runs it without Docker, on the folder SAGEMAKER_BASE_DIR in place of /opt/ml.
 set -euo pipefail
 
+# The next file that is opened would take the place of a closed stream.
+[[ -e /dev/fd/0 ]] || exec </dev/null
+[[ -e /dev/fd/2 ]] || { [[ -e /dev/fd/1 ]] && exec 2>&1; } || exec 2>/dev/null
+[[ -e /dev/fd/1 ]] || exec >&2
+
 home=$(dirname "$(readlink -f "$0")")
 conda=/opt/conda/envs/sagemaker-lightning
 base=${SAGEMAKER_BASE_DIR:-/opt/ml}
@@ -63,7 +68,9 @@ prepare() {
     provide hyperparameters.json '{}'
     provide resourceconfig.json \
         "{\"current_host\": \"localhost\", \"hosts\": [\"localhost\"], \"network_interface_name\": \"$interface\"}"
-    provide inputdataconfig.json "$(channels)"
+    local channels=""
+    [[ -e $base/input/config/inputdataconfig.json ]] || channels=$(channels) || exit 1
+    provide inputdataconfig.json "$channels"
     local wrong
     wrong=$(python -I "$home/sagemaker_lightning/contract/job_config.py" "$base/input/config") ||
         fail "${wrong:-$base/input/config: cannot be checked; is $home/sagemaker_lightning whole, and can python run?}"
@@ -79,6 +86,8 @@ channels() {
     local folder list=""
     for folder in "$base"/input/data/*/; do
         [[ -d $folder ]] || continue
+        [[ $(basename "$folder") =~ ^[A-Za-z0-9._-]{1,64}$ ]] ||
+            fail "$folder: is no name of a channel; allowed are up to 64 letters, digits and ._-"
         list+="${list:+, }\"$(basename "$folder")\": {\"TrainingInputMode\": \"File\"}"
     done
     echo "{$list}"

@@ -1,4 +1,4 @@
-"""Stops on request: how a process ends when it gets SIGTERM or SIGINT.
+"""Stops on request: how a process ends when it gets SIGTERM, SIGINT or SIGHUP.
 
 While it trains, a signal only requests a stop: resume/callback.py stops the training at the next
 batch boundary.
@@ -24,23 +24,34 @@ from typing import Self
 from sagemaker_lightning.contract import deadlines
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome, outlook_by_names
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The signals that stop a training. SIGHUP comes when the terminal is closed."""
 BATCH_WAIT_SECONDS = deadlines.BATCH_ENDS
 WRITING_WAIT_SECONDS = deadlines.CHECKPOINT_IS_WRITTEN
 
 
+def handled_signals() -> list[signal.Signals]:
+    """Return those of SIGNALS that are handled: `nohup` starts a program that ignores SIGHUP."""
+    return [
+        number
+        for number in SIGNALS
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    ]
+
+
 def leave_at_once() -> None:
-    """Let SIGTERM and SIGINT end this process at once.
+    """Let each of SIGNALS end this process at once.
 
     Its exit status is then the one that a shell gives. Without this, the first process of a
     container would not react to them while it imports.
     """
 
     def leave(number: int, frame) -> None:
-        os.write(2, f"{signal.Signals(number).name}: nothing is being trained\n".encode())
+        with suppress(OSError):  # nobody reads it
+            os.write(2, f"{signal.Signals(number).name}: nothing is being trained\n".encode())
         os._exit(status(number))
 
-    for number in SIGNALS:
+    for number in handled_signals():
         signal.signal(number, leave)
 
 
@@ -111,7 +122,7 @@ class Phase(Enum):
 
 
 class Stop:
-    """While it is entered, SIGTERM and SIGINT end this process in an orderly way.
+    """While it is entered, SIGTERM, SIGINT and SIGHUP end this process in an orderly way.
 
     Before and after training they end it at once. During training all ranks agree on the batch
     after which they stop. Once one of them has come, further ones change nothing, also when it is
@@ -138,7 +149,7 @@ class Stop:
         self.pipe = os.pipe()
         os.set_blocking(self.pipe[1], False)
         self.previous_wakeup = signal.set_wakeup_fd(self.pipe[1], warn_on_full_buffer=False)
-        self.previous_handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        self.previous_handlers = {number: signal.getsignal(number) for number in handled_signals()}
         self.install_handlers()
         _entered.append(self)
         self.thread = threading.Thread(
@@ -173,7 +184,7 @@ class Stop:
 
         Lightning installs one for SIGTERM at the start of each of its stages, to end this process.
         """
-        for number in SIGNALS:
+        for number in self.previous_handlers:
             signal.signal(number, self._handle)
 
     def name_checkpoints_in(self, home: CheckpointHome) -> None:
@@ -289,7 +300,7 @@ def _reset_signals_of_child() -> None:
     """
     if any(stop.pid == os.getppid() for stop in _entered):
         signal.set_wakeup_fd(-1)
-        for number in SIGNALS:
+        for number in handled_signals():
             signal.signal(number, signal.SIG_DFL)
 
 

@@ -1,6 +1,7 @@
 """Writes the best model so far: a ModelCheckpoint that survives a full disk."""
 
 import copy
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from sagemaker_lightning.callbacks import divergence
@@ -29,6 +31,8 @@ class BestModel(BestCheckpoint):
 
     keeps_retired = False
     """Whether checkpoints to resume from may refer to a file that was the best."""
+    has_warned_of_name = False
+    """Whether a warning said that the file's name has a metric that is not logged."""
     retired: Mapping[str, int] = {}  # noqa: RUF012  never changed in place
     """Files that were the best, and how many checkpoints to resume from were saved since."""
 
@@ -40,6 +44,22 @@ class BestModel(BestCheckpoint):
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's state and the files that are still to be removed."""
         return super().state_dict() | {"retired": dict(self.retired)}
+
+    def format_checkpoint_name(self, metrics: dict[str, Tensor], *args: Any, **kwargs: Any) -> str:
+        """Return a file's name, as Lightning does; warn, once, if the name has what is not logged.
+
+        Lightning puts 0 there, and all models may get one name.
+        """
+        names = set(re.findall(r"\{([^{}:!]+)", self.filename or "")) - {"epoch", "step"}
+        if (unknown := sorted(names - metrics.keys())) and not self.has_warned_of_name:
+            self.has_warned_of_name = True
+            if rank_zero_only.rank == 0:
+                print(
+                    f"warning: the best model's filename {self.filename}: {unknown[0]} is not "
+                    f"logged, and 0 stands for it; logged are {', '.join(sorted(metrics))[:300]}",
+                    flush=True,
+                )
+        return super().format_checkpoint_name(metrics, *args, **kwargs)
 
     def keep_retired(self, keeps: bool) -> None:
         """Set whether files that were the best are kept until `remove_outdated` removes them."""

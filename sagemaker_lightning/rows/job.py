@@ -32,7 +32,7 @@ from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported, write
-from sagemaker_lightning.contract.shutdown import SIGNALS, interruption_message, status
+from sagemaker_lightning.contract.shutdown import handled_signals, interruption_message, status
 from sagemaker_lightning.process import allocator, start_notice, threads
 from sagemaker_lightning.rows import partition, parts
 from sagemaker_lightning.rows.blocks import Blocks, compute
@@ -144,7 +144,7 @@ def run(
     blocks = Blocks(environment.checkpoint_dir, run)
     done = blocks.whole()
     home = environment.checkpoint_home(blocks.folder)
-    for number in SIGNALS:
+    for number in handled_signals():
         signal.signal(number, partial(_report_and_exit, blocks, home, part))
     host = environment.current_host
     start_notice.end()
