@@ -7,10 +7,11 @@
 # `make train` runs it without Docker, on the folder SAGEMAKER_BASE_DIR in place of /opt/ml.
 set -euo pipefail
 
-# The next file that is opened would take the place of a closed stream.
-[[ -e /dev/fd/0 ]] || exec </dev/null
-[[ -e /dev/fd/2 ]] || { [[ -e /dev/fd/1 ]] && exec 2>&1; } || exec 2>/dev/null
-[[ -e /dev/fd/1 ]] || exec >&2
+# A file that is opened takes the place of a stream that is closed; bash has opened this script.
+is_open() { [[ -e /dev/fd/$1 && ! /dev/fd/$1 -ef $0 ]]; }
+is_open 0 || exec </dev/null
+is_open 2 || { is_open 1 && exec 2>&1; } || exec 2>/dev/null
+is_open 1 || exec >&2
 
 home=$(dirname "$(readlink -f "$0")")
 conda=/opt/conda/envs/sagemaker-lightning

@@ -153,6 +153,28 @@ with shutdown.Stop(CheckpointHome(Path("nowhere")), lambda line: print(line, flu
 """
 
 
+PROGRAM_OF_NOHUP = """
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
+from sagemaker_lightning.contract.shutdown import Stop, leave_at_once
+from pathlib import Path
+leave_at_once()
+signal.raise_signal(signal.SIGHUP)
+with Stop(CheckpointHome(Path("nowhere")), print):
+    signal.raise_signal(signal.SIGHUP)
+print(signal.getsignal(signal.SIGHUP).name)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_of_nohup_outlives_its_terminal(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM_OF_NOHUP], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "SIG_IGN\n", "")
+
+
 RANK_WHOSE_OUTPUT_IS_CLOSED = """
 import os, signal, sys, time
 from pathlib import Path

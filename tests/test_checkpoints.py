@@ -889,6 +889,23 @@ def test_checkpoints_are_written_one_at_a_time(folder: CheckpointDir, monkeypatc
     assert events == ["40 begins", "40 ends", "50 begins", "50 ends"] and not writer.is_writing
 
 
+@pytest.mark.parametrize(
+    ("filename", "warns"), [("{epoch}-{nope:.2f}", True), ("{epoch}-{loss}", False)]
+)
+def test_a_file_name_with_a_metric_that_is_not_logged_is_warned_of_once(
+    tmp_path: Path, capsys, filename, warns
+):
+    best = BestModel(tmp_path, monitor="loss", filename=filename)
+    metrics = {name: torch.tensor(1.0) for name in ("loss", "epoch", "step")}
+    for _ in range(2):
+        best.format_checkpoint_name(dict(metrics))
+    line = (
+        f"warning: the best model's filename {filename}: nope is not logged, and 0 stands for it; "
+        "logged are epoch, loss, step\n"
+    )
+    assert capsys.readouterr().out == line * warns
+
+
 # The lock of a folder -----------------------------------------------------------------------------
 
 

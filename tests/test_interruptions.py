@@ -16,6 +16,8 @@ import warm
 from containers import ROOT
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from sagemaker_lightning.contract.shutdown import handled_signals
+
 pytestmark = pytest.mark.slow
 
 FLAGS = [
@@ -157,14 +159,14 @@ def test_any_moment_and_any_signal(tmp_path: Path, seed: int, flags):
     seconds = time.monotonic() - started
     for _ in range(3):
         moment = time.monotonic() + draw.uniform(0.3, 0.9) * seconds
-        number = draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+        number = draw.choice([signal.SIGKILL, *handled_signals()])
         status = run.interrupt(number, lambda moment=moment: time.monotonic() >= moment)
         assert status in (0, -number, 128 + number)
     run.finish()
     assert run.result == uninterrupted.result
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", handled_signals())
 def test_a_signal_loses_no_step(tmp_path: Path, number):
     run = Run(tmp_path / "run", ["--resume.every_n_minutes=0"])
     assert run.interrupt(number, lambda: run.steps >= 14) == 128 + number

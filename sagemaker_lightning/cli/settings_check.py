@@ -56,7 +56,7 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
             "each is a process of its own"
         )
     for what in ("epochs", "steps"):
-        least, most = config.trainer[f"min_{what}"], config.trainer[f"max_{what}"]
+        least, most = config.get(f"trainer.min_{what}"), config.get(f"trainer.max_{what}")
         if least is not None and most not in (None, -1) and least > most:
             raise UserError(
                 f"--trainer.min_{what}: found {least}, and --trainer.max_{what}={most} ends the "

@@ -102,10 +102,9 @@ def explain(kind: str, message: str) -> str:
         message: Its text.
     """
     text = _with_short_words(" ".join(f"{kind}: {message}".split()).rstrip(": "))
-    advice = next(
-        (words for pattern, words in ADVICE if re.search(pattern, text, re.IGNORECASE)), None
-    )
-    if advice and (limit := address_limit()) and re.search(HOST_MEMORY, text, re.IGNORECASE):
+    matches = (each for each in ADVICE if re.search(each[0], text, re.IGNORECASE))
+    pattern, advice = next(matches, (None, None))
+    if pattern is HOST_MEMORY and (limit := address_limit()):
         advice = f"{limit}: raise that limit"
     return f"{advice} ({_shortened(text, 400)})" if advice else _shortened(text, 700)
 

@@ -15,6 +15,7 @@ def before_lightning() -> None:
     leave_at_once()
 
     from sagemaker_lightning.contract.environment import failure_file, place
+    from sagemaker_lightning.contract.errors import UserError
     from sagemaker_lightning.contract.failures import address_limit, reported
     from sagemaker_lightning.process import start_notice
     from sagemaker_lightning.process.lightning_import import import_lightning
@@ -23,7 +24,12 @@ def before_lightning() -> None:
     if limit := address_limit():  # glibc may end a process that needs more, without a word of why
         print(f"warning: {limit}; importing torch takes several", file=sys.stderr, flush=True)
     with reported(failure_file(), place()):
-        import_lightning()
+        try:
+            import_lightning()
+        except (ImportError, MemoryError, OSError) as error:
+            if not limit:
+                raise
+            raise UserError(f"{limit}, and importing torch needs more ({error})") from None
 
 
 def before_torch() -> None:
