@@ -506,7 +506,7 @@ def test_a_full_disk_costs_no_training(tmp_path: Path):
     uninterrupted.finish()
     run = Run(tmp_path / "run", ["--checkpoint.monitor=val_loss"])
     assert run.interrupt(signal.SIGTERM, lambda: run.steps >= 14) == 143
-    output = run.finish(LIMIT_FILES="16000")
+    output = run.finish(LIMIT_FILES="7000")
     assert "warning: training goes on, but no checkpoint could be written" in output
     assert "warning: the training is done, and no checkpoint could be written" in output
     assert run.result[1] == uninterrupted.result[1]
