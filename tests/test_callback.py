@@ -522,6 +522,17 @@ def test_a_stop_says_what_is_in_s3(tmp_path, monkeypatch, capfd, stalls_after, s
     assert f"\ninterrupted, resume from step {says.format(tmp_path)}" in capfd.readouterr().err
 
 
+def test_a_stop_that_saves_nothing_waits_for_the_copy_too(tmp_path, monkeypatch):
+    """No signal cuts that short."""
+    phases = []
+    wait = lambda folder, until: phases.append(resume_of(used).stop.phase.name)  # noqa: E731
+    monkeypatch.setattr(checkpoint_dir.CheckpointDir, "wait_for_s3", wait)
+    used = trainer(tmp_path, At("batch 8", press_ctrl_c), max_epochs=3)
+    with interrupted():
+        used.fit(Streamed())
+    assert phases == ["SAVING"] and saved(tmp_path) == {6: "epoch"}
+
+
 def test_a_checkpoint_waits_until_the_one_before_is_in_s3(tmp_path, monkeypatch):
     """It would come to S3 late, behind one that is outdated; the last one does not wait."""
 

@@ -791,6 +791,8 @@ class ExactResume(EarlyCallback):
         self.proof.finish(point)
         self.writer.wait()  # the previous checkpoint counts if there is none of this step
         number = self.agreement.signal_number
+        if self.stop:
+            self.stop.save_last()
         if self.trainer.is_global_zero:
             self.folder.wait_for_s3(self.stop_agreed_at + deadlines.CHECKPOINT_IS_COPIED)
         steps, outlook, problem = self.agreement.gather(
