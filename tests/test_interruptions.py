@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 import warm
 from containers import ROOT
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from terminal import Terminal
 
 from sagemaker_lightning.contract.shutdown import handled_signals
 
@@ -164,6 +166,20 @@ def test_any_moment_and_any_signal(tmp_path: Path, seed: int, flags):
         assert status in (0, -number, 128 + number)
     run.finish()
     assert run.result == uninterrupted.result
+
+
+@pytest.mark.skipif(signal.SIGHUP not in handled_signals(), reason="the tests run by nohup")
+def test_a_terminal_that_is_closed_stops_the_training(tmp_path: Path, monkeypatch):
+    """With a checkpoint, though nothing can be printed any more."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+    terminal = Terminal(sys.executable, str(PROGRAM), *FLAGS, "--trainer.max_epochs=100")
+    run = Run(tmp_path, [])
+    deadline = time.monotonic() + HANG_SECONDS
+    while run.steps < 3:
+        assert terminal.read() and time.monotonic() < deadline, terminal.unread
+    assert terminal.hang_up() == 129
+    assert list(tmp_path.glob(f"output/data/checkpoints/step-{run.steps:09d}.ckpt"))
 
 
 @pytest.mark.parametrize("number", handled_signals())
