@@ -8,6 +8,12 @@
 # `make train` runs it without Docker, on the folder SAGEMAKER_BASE_DIR in place of /opt/ml.
 set -euo pipefail
 
+# A file that is opened takes the place of a stream that is closed; bash has opened this script.
+is_open() { [[ -e /dev/fd/$1 && ! /dev/fd/$1 -ef $0 ]]; }
+is_open 0 || exec </dev/null
+is_open 2 || { is_open 1 && exec 2>&1; } || exec 2>/dev/null
+is_open 1 || exec >&2
+
 home=$(dirname "$(readlink -f "$0")")
 conda=/opt/conda/envs/sagemaker-lightning
 base=${SAGEMAKER_BASE_DIR:-/opt/ml}
@@ -96,7 +102,9 @@ prepare() {
     provide hyperparameters.json '{}'
     provide resourceconfig.json \
         "{\"current_host\": \"localhost\", \"hosts\": [\"localhost\"], \"network_interface_name\": \"$interface\"}"
-    provide inputdataconfig.json "$(channels)"
+    local channels=""
+    [[ -e $base/input/config/inputdataconfig.json ]] || channels=$(channels) || exit 1
+    provide inputdataconfig.json "$channels"
     local wrong
     wrong=$(python -I "$home/sagemaker_lightning/contract/job_config.py" "$base/input/config") ||
         fail "${wrong:-$base/input/config: cannot be checked; is $home/sagemaker_lightning whole, and can python run?}"
@@ -122,6 +130,8 @@ channels() {
     local folder list=""
     for folder in "$base"/input/data/*/; do
         [[ -d $folder ]] || continue
+        [[ $(basename "$folder") =~ ^[A-Za-z0-9._-]{1,64}$ ]] ||
+            fail "$folder: is no name of a channel; allowed are up to 64 letters, digits and ._-"
         list+="${list:+, }\"$(basename "$folder")\": {\"TrainingInputMode\": \"File\"}"
     done
     echo "{$list}"

@@ -11,11 +11,16 @@ from launcher import aws
 
 # CloudWatch metrics of the job: the regular expressions of what the image prints
 # (sagemaker_lightning/callbacks/progress.py, and the test's metrics in app/train.py).
-NUMBER = r"(-?[0-9.]+)"
+NUMBER = r"(-?(?:[0-9.]+(?:e[-+]?[0-9]+)?|inf|nan))"
+NAME = r"(?:^|\s)"  # not the end of another name
 METRICS = {
-    name: f"{name}={NUMBER}"
+    name: f"{NAME}{name}={NUMBER}"
     for name in ("train_loss", "train_acc", "val_loss", "val_acc", "test_loss", "test_acc")
-} | {"images_per_second": f"images/s={NUMBER}", "epoch": "epoch=([0-9]+)", "step": "step=([0-9]+)"}
+} | {
+    "images_per_second": f"{NAME}images/s={NUMBER}",
+    "epoch": f"{NAME}epoch=([0-9]+)",
+    "step": f"{NAME}step=([0-9]+)",
+}
 
 OPTION = re.compile(r",(mode|distribution|group)=([^,]*)$")
 JOB_NAME_CHARACTERS = 63

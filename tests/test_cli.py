@@ -951,6 +951,23 @@ MISTAKES = [
         "--trainer.val_check_interval: found 0, allowed is a number of batches",
     ),
     (
+        ["--trainer.min_epochs=3", "--trainer.max_epochs=2"],
+        "--trainer.min_epochs: found 3, and --trainer.max_epochs=2 ends the training before; give",
+    ),
+    (["--trainer.min_epochs=21"], "--trainer.min_epochs: found 21, and --trainer.max_epochs=20 "),
+    (
+        ["--trainer.min_steps=3", "--trainer.max_steps=2"],
+        "--trainer.min_steps: found 3, and --trainer.max_steps=2 ends the training before; give",
+    ),
+    *(
+        ([f"--checkpoint.filename={name}"], "--checkpoint.filename: found '[^']*', which is no f")
+        for name in ("{", "}", "{}", "{0}", "{val_loss:.3q}", "{val_loss:d}")
+    ),
+    (
+        [f"--checkpoint.filename=a/{'x' * 3000}-{{epoch}}"],
+        "--checkpoint.filename: found 'a/x*[.]{3}', which makes a name that is no file's, of 3013 ",
+    ),
+    (
         ["--trainer.val_check_interval=-1"],
         "--trainer.val_check_interval: found -1, which cannot be: .*",
     ),

@@ -164,6 +164,25 @@ def test_a_mounted_folder_is_a_channel(code: Job):
     assert f'["my-data"] {code.base}/input/data/my-data' in code.run().stdout
 
 
+def test_a_folder_with_a_name_that_no_channel_has_is_one_line(job: Job):
+    job.write('input/data/a"b/file', "")
+    run = job.run()
+    assert run.returncode == 1 and run.stdout == (
+        f'error: {job.base}/input/data/a"b/: is no name of a channel; allowed are up to 64 '
+        "letters, digits and ._-\n"
+    )
+    assert job.failure == run.stdout
+    job.write("input/config/inputdataconfig.json", "[]")  # SageMaker's own says what is a channel
+    assert "inputdataconfig.json: found []" in job.run().stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_job_without_streams_trains(code: Job, closed):
+    code.write("code/show.py", "open('/proc/self/cwd/shown', 'w').write('here')\n")
+    status = code.run("bash", "-c", f"{ROOT}/entrypoint.sh train {closed}").returncode
+    assert status == 0 and (code.base / "code/shown").read_text() == "here"
+
+
 def test_no_command_is_train(job: Job):
     """A job that gives this script as its entry point replaces CMD, too."""
     job.write("output", "no folder")

@@ -61,6 +61,7 @@ from sagemaker_lightning import (
 from sagemaker_lightning.callbacks.loggers import read_events
 from sagemaker_lightning.compat import versions
 from sagemaker_lightning.contract import reporting, shutdown
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import (
     callback,
@@ -1006,7 +1007,8 @@ def test_an_object_that_no_checkpoint_can_hold_is_one_line(tmp_path: Path, place
 
 def test_a_hyperparameter_that_no_checkpoint_can_hold_is_named_in_it(tmp_path: Path):
     short_trainer(tmp_path, limit_train_batches=1).fit(Unsaveable("hparams"))
-    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    (last,) = tmp_path.glob("step-*.ckpt")
+    saved = torch.load(last, weights_only=True)
     assert saved["hyper_parameters"]["scaler"] == "(test_exact_resume.Scaler)"
 
 
@@ -1221,7 +1223,7 @@ def test_a_seed_decides_what_is_drawn_after_it_unless_the_command_line_has_set_i
         )
     assert drawn[1] != drawn[2]
     ExactResume(tmp_path)
-    ExactResume(tmp_path, seed=1, stop=shutdown.Stop(tmp_path, print))
+    ExactResume(tmp_path, seed=1, stop=shutdown.Stop(CheckpointHome(tmp_path), print))
     assert torch.get_rng_state().tolist() == drawn[2]
 
 
@@ -1875,7 +1877,7 @@ def test_a_copy_is_one_of_its_own(tmp_path: Path):
         copied = copy.deepcopy(original)
         assert copied.seeding is not original.seeding and copied.folder.path == original.folder.path
         assert copied.arguments == original.arguments
-    resume = ExactResume(tmp_path, stop=shutdown.Stop(tmp_path, print))
+    resume = ExactResume(tmp_path, stop=shutdown.Stop(CheckpointHome(tmp_path), print))
     assert copy.deepcopy(resume).stop is resume.stop and resume.resumes == []
 
 

@@ -16,6 +16,7 @@ from containers import ROOT
 from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils.data import DataLoader
 
+from sagemaker_lightning.contract import failures
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, place
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.contract.failures import (
@@ -119,7 +120,7 @@ def test_what_to_do_about_an_exception(class_name, message, says):
 def test_a_long_message_leaves_room(tmp_path):
     write(
         tmp_path / "failure",
-        f"error: {explain('ValueError', 'x' * 5000)}",
+        f"error: {explain('ValueError', 'x ' * 2500)}",
         "frame\n" * 1000 + "ValueError: the end\n",
     )
     text = (tmp_path / "failure").read_text()
@@ -131,10 +132,13 @@ def test_a_long_message_leaves_room(tmp_path):
 
 
 def test_a_message_is_cut_at_its_limit():
-    assert explain("E", "x" * 697) == f"E: {'x' * 697}"
-    assert explain("E", "x" * 698) == f"E: {'x' * 694}..."
-    advised = explain("MemoryError", "x" * 500)
-    assert advised.endswith(f" (MemoryError: {'x' * 384}...)") and advised.startswith("out of host")
+    text = f"{'x ' * 348}x"
+    assert explain("E", text) == f"E: {text}"
+    assert explain("E", f"{text}x") == f"E: {text[:694]}..."
+    advised = explain("MemoryError", text)
+    assert advised.endswith(f" (MemoryError: {text[:384]}...)") and advised.startswith(
+        "out of host"
+    )
     assert last_error("x" * 501) == ("x" * 497 + "...", "")
 
 
@@ -545,14 +549,34 @@ def test_a_failure_file_that_cannot_be_written():
 
 
 def test_a_mistake_that_quotes_a_long_value_has_room_in_the_failure_file(tmp_path, capsys):
+    """And for what comes after the value."""
     with pytest.raises(SystemExit), reported(tmp_path / "failure", "host algo-1, local rank 0"):
-        raise UserError(f"You selected an invalid strategy name: {'x' * 3000}")
+        raise UserError(f"/folder/{'x' * 3000}: logs cannot be written there")
     line = (tmp_path / "failure").read_text()
-    assert (
-        len(line) == len("error: ") + 900 + len(" [host algo-1, local rank 0]")
-        and line.endswith("... [host algo-1, local rank 0]")
-        and line in capsys.readouterr().err
-    )
+    value = f"/folder/{'x' * 142}...{'x' * 59}:"
+    end = " [host algo-1, local rank 0]"
+    assert line == f"error: {value} logs cannot be written there{end}"
+    assert line in capsys.readouterr().err
+    (tmp_path / "failure").unlink()
+    with pytest.raises(SystemExit), reported(tmp_path / "failure", "host algo-1, local rank 0"):
+        raise UserError("a word " * 3000)
+    assert len(line := (tmp_path / "failure").read_text()) == len("error: ") + 900 + len(end)
+    assert line.endswith(f"...{end}")
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [(2**31, "ulimit -v allows each process 2.0 GiB"), (-1, "out of host memory")],
+)
+def test_memory_that_a_limit_refuses(monkeypatch, limit, says):
+    monkeypatch.setattr(failures.resource, "getrlimit", lambda kind: (limit, -1))
+    for line in (
+        explain("ImportError", "libtorch_cpu.so: failed to map segment from shared object"),
+        explain("MemoryError", ""),
+        last_error("cannot allocate memory for thread-local data: ABORT\n")[0],
+    ):
+        assert line.startswith(says)
+    assert "ulimit" not in explain("OutOfMemoryError", "CUDA out of memory")
 
 
 def code(file: Path, source_line: str) -> Callable[[], object]:

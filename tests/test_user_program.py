@@ -75,6 +75,23 @@ def test_a_source_is_unpacked(code, tmp_path, filters):
     assert (code / "train.py").read_text() == "1" and (code / "deep/other.py").read_text() == "2"
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("etc/passwd", r"/passwd, .* \(it is damaged, or no archive\)"),
+        ("etc", r"/etc, .* \(\S*/etc/gone: \[Errno 2\] No such file"),
+    ],
+)
+def test_a_source_that_is_none_is_one_line(code, tmp_path, name, says):
+    """Nothing of it gets into the job's folder."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text("root")
+    (tmp_path / "etc/gone").symlink_to("nowhere")
+    with pytest.raises(UserError, match=says):
+        user_program.unpack(str(tmp_path / name))
+    assert not code.exists() or not list(code.iterdir())
+
+
 def test_a_source_on_s3_is_checked_like_any_other(code, tmp_path, monkeypatch):
     (tmp_path / "damaged.tar.gz").write_bytes(b"no archive")
     source(tmp_path / "s.tar.gz", **{"train.py": b"1"})
@@ -83,7 +100,9 @@ def test_a_source_on_s3_is_checked_like_any_other(code, tmp_path, monkeypatch):
         shutil.copy(tmp_path / address.removeprefix("s3://bucket/"), path)
 
     monkeypatch.setattr(user_program.files, "s3_download", download)
-    with pytest.raises(UserError, match=r"found s3://bucket/damaged.tar.gz, .* \(it is damaged\)"):
+    with pytest.raises(
+        UserError, match=r"found s3://bucket/damaged.tar.gz, .* \(it is damaged, or no "
+    ):
         user_program.unpack("s3://bucket/damaged.tar.gz")
     user_program.unpack("s3://bucket/s.tar.gz")
     assert [path.name for path in code.iterdir()] == ["train.py"]

@@ -1,5 +1,6 @@
 """Turns the parser's errors into one line: flag, what was found, what is allowed."""
 
+import errno
 import inspect
 import re
 import sys
@@ -215,6 +216,34 @@ def naming(
         if raised is error:
             raise
         raise raised from None
+
+
+@contextmanager
+def found_in_training(given: Mapping[str, object]) -> Iterator[None]:
+    """Raise what only a training finds wrong with flags as UserError that names the flag.
+
+    Args:
+        given: The value of each flag.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        # Such as that of EarlyStopping for a metric that is not logged.
+        if not frame.f_globals.get("__name__", "").startswith("pytorch_lightning.callbacks."):
+            raise
+        raise UserError(f"--trainer.callbacks: {shortened(str(error), 700)}") from None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        for flag, value in given.items():
+            for part in str(value).split("/"):
+                if len(part) > 200 and part in str(error.filename):
+                    raise UserError(
+                        f"{flag}: found {shown(str(value))}, in which a name of {len(part)} "
+                        "characters is too long for a file; give a shorter one"
+                    ) from None
+        raise
 
 
 def of_a_component(error: Exception, config: Namespace) -> Exception:

@@ -1,6 +1,7 @@
 """Writes the failure file: one line for a person, in the log and as FailureReason, too."""
 
 import re
+import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -18,6 +19,10 @@ OUT_OF_MEMORY = (
     "most likely out of host memory; use smaller batches or fewer processes, or a larger instance"
 )
 
+HOST_MEMORY = (
+    r"MemoryError|bad_alloc|DefaultCPUAllocator|Cannot allocate memory|failed to map segment"
+    r"|DataLoader worker .* is killed by signal: Killed"
+)
 # A pattern of an exception's class and text, and what to do about it. The first match counts.
 ADVICE = (
     (
@@ -27,8 +32,7 @@ ADVICE = (
         "GPU with more memory",
     ),
     (
-        r"MemoryError|bad_alloc|DefaultCPUAllocator|Cannot allocate memory"
-        r"|DataLoader worker .* is killed by signal: Killed",
+        HOST_MEMORY,
         "out of host memory: use smaller batches or fewer processes, or take an instance with "
         "more memory",
     ),
@@ -97,11 +101,20 @@ def explain(kind: str, message: str) -> str:
         kind: Name of the exception's class.
         message: Its text.
     """
-    text = " ".join(f"{kind}: {message}".split()).rstrip(": ")
-    advice = next(
-        (words for pattern, words in ADVICE if re.search(pattern, text, re.IGNORECASE)), None
-    )
+    text = _with_short_words(" ".join(f"{kind}: {message}".split()).rstrip(": "))
+    matches = (each for each in ADVICE if re.search(each[0], text, re.IGNORECASE))
+    pattern, advice = next(matches, (None, None))
+    if pattern is HOST_MEMORY and (limit := address_limit()):
+        advice = f"{limit}: raise that limit"
     return f"{advice} ({_shortened(text, 400)})" if advice else _shortened(text, 700)
+
+
+def address_limit() -> str:
+    """Return in words how much memory `ulimit -v` allows this process; "" without a limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return f"ulimit -v allows each process {limit / 2**30:.1f} GiB of addresses"
 
 
 @contextmanager
@@ -206,7 +219,7 @@ def _user_error_line(error: Exception) -> str:
     ):
         is_user_error = is_user_error or len(parts) > 1
         text = parts[-1]
-    return " ".join(text.split()) if is_user_error else ""
+    return _with_short_words(" ".join(text.split())) if is_user_error else ""
 
 
 def write(failure_file: Path, line: str, trace: str = "", mode: str = "x") -> None:
@@ -285,7 +298,10 @@ def last_error(stderr: str) -> tuple[str, str]:
         return f"{syntax[3]} ({Path(syntax[1]).name}, line {syntax[2]})", syntax[0]
     # process/start_notice.py writes the lines that begin with "starting: ".
     written = [line.strip() for line in lines if line.strip() and not line.startswith("starting: ")]
-    return (_shortened(written[-1], 500), "") if written else ("", "")
+    last_line = written[-1] if written else ""
+    if re.search(HOST_MEMORY, last_line, re.IGNORECASE):  # the linker's or glibc's
+        return explain("it wrote", last_line), ""
+    return _shortened(last_line, 500), ""
 
 
 def ended_rank(stderr: str) -> tuple[str, int]:
@@ -311,6 +327,11 @@ def ended_rank(stderr: str) -> tuple[str, int]:
     return next(
         (report for report in reports if report[1] == -9), reports[-1] if reports else ("", 0)
     )
+
+
+def _with_short_words(text: str) -> str:
+    """Return a text in which what is too long for a line, such as a path, has its ends only."""
+    return re.sub(r"\S{250,}", lambda word: f"{word[0][:150]}...{word[0][-60:]}", text)
 
 
 def _shortened(line: str, length: int) -> str:

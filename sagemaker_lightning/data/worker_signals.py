@@ -21,7 +21,7 @@ CHECK_SECONDS = 1.0  # seconds that a worker may outlive its loader's process
 
 @contextmanager
 def held_back(loader: DataLoader) -> Iterator[None]:
-    """Block SIGTERM and SIGINT in the workers that are started in this context.
+    """Block SIGNALS in the workers that are started in this context.
 
     Workers that are not forked from this process take seconds to reach `end_with_the_loader`, which
     decides about signals. In the meantime this process receives a signal in another thread, or

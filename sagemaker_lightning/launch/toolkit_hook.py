@@ -254,19 +254,17 @@ class Interrupted(Exception):
     """The job was told to stop; the text says from which step to resume.
 
     Args:
-        reason: What stopped it, or a line that `shutdown.interruption_message` has made already.
+        reason: What stopped it, or a line about that which the program has made already.
         number: The signal that told it to stop; SIGTERM if None.
     """
 
     def __init__(self, reason: str, number: int | None = None) -> None:
         self.number = number or signal.SIGTERM
-        super().__init__(
-            reason
-            if reason.startswith("interrupted")
-            else shutdown.interruption_message(
-                shutdown.newest_step(SageMakerEnvironment.read().checkpoint_dir), reason
-            )
-        )
+        if not reason.startswith("interrupted"):
+            here = SageMakerEnvironment.read()
+            home = here.checkpoint_home(here.checkpoint_dir)
+            reason = shutdown.interruption_by_names(home, reason)
+        super().__init__(reason)
 
 
 def _error_for(reason: StopReason, asked: int | None = None) -> Exception:

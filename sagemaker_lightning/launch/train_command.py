@@ -10,12 +10,13 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from sagemaker_lightning.contract import failures
+from sagemaker_lightning.contract import failures, streams
 from sagemaker_lightning.launch import ownership
 
 
 def main() -> None:
     """Run the toolkit; exit with a status above 0 if the job did not end well."""
+    streams.prepare()
     base = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
     failure = base / "output/failure"
     try:

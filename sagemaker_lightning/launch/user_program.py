@@ -74,7 +74,7 @@ def unpack(archive: str | None) -> None:
             if archive.startswith("s3://"):
                 local = str(Path(folder, "sourcedir.tar.gz"))
                 _download(archive, local)
-            if local.endswith(".gz"):
+            if not Path(local).is_dir():
                 _check_archive(local)
             files.download_and_extract(local, source)
             # copytree cannot write a link where there is one already.
@@ -88,9 +88,13 @@ def unpack(archive: str | None) -> None:
     except UserError:
         raise
     except Exception as error:
+        why = error
+        if isinstance(error, shutil.Error):  # a list of what copytree could not copy
+            path, _, why = error.args[0][0]
+            why = f"{path}: {why}"
         raise UserError(
-            f"sagemaker_submit_directory: found {archive}, which could not be unpacked ({error}); "
-            "allowed is a .tar.gz that the job's role may read"
+            f"sagemaker_submit_directory: found {archive}, which could not be unpacked ({why}); "
+            "allowed is a .tar.gz that the job's role may read, or a folder"
         ) from None
 
 
@@ -113,12 +117,12 @@ def _download(address: str, path: str) -> None:
 
 
 def _check_archive(path: str) -> None:
-    """Raise ValueError if the archive is damaged or cannot be unpacked safely.
+    """Raise ValueError if a file is no archive, is damaged or cannot be unpacked safely.
 
-    The toolkit would take a damaged archive for the source itself.
+    The toolkit would take any other file for the source itself.
     """
     if not tarfile.is_tarfile(path):
-        raise ValueError("it is damaged")
+        raise ValueError("it is damaged, or no archive")
     if hasattr(tarfile, "data_filter"):
         return
     # Before Python 3.11.4, nothing checks whether links, one after another, lead out of the folder.

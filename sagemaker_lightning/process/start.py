@@ -1,5 +1,8 @@
 """What a program does first, before it imports torch, which takes seconds."""
 
+import sys
+
+from sagemaker_lightning.contract import streams
 from sagemaker_lightning.contract.shutdown import leave_at_once
 
 
@@ -8,13 +11,25 @@ def before_lightning() -> None:
 
     It imports torchvision as well, all in the quickest way.
     """
+    streams.prepare()
     leave_at_once()
 
+    from sagemaker_lightning.contract.environment import failure_file, place
+    from sagemaker_lightning.contract.errors import UserError
+    from sagemaker_lightning.contract.failures import address_limit, reported
     from sagemaker_lightning.process import start_notice
     from sagemaker_lightning.process.lightning_import import import_lightning
 
     start_notice.begin("importing torch and Lightning")
-    import_lightning()
+    if limit := address_limit():  # glibc may end a process that needs more, without a word of why
+        print(f"warning: {limit}; importing torch takes several", file=sys.stderr, flush=True)
+    with reported(failure_file(), place()):
+        try:
+            import_lightning()
+        except (ImportError, MemoryError, OSError) as error:
+            if not limit:
+                raise
+            raise UserError(f"{limit}, and importing torch needs more ({error})") from None
 
 
 def before_torch() -> None:
@@ -22,6 +37,7 @@ def before_torch() -> None:
 
     It imports neither torch nor Lightning.
     """
+    streams.prepare()
     leave_at_once()
 
     from sagemaker_lightning.process import start_notice, threads

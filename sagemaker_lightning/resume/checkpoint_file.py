@@ -13,6 +13,8 @@ import os
 import re
 import stat
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from sagemaker_lightning.contract.atomic_files import atomic_write
-from sagemaker_lightning.contract.shutdown import CHECKPOINT_NAME
+from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
 from sagemaker_lightning.state.encoding import to_plain
 
 ENTRIES_KEY = "sagemaker_lightning"
@@ -217,6 +219,16 @@ class CheckedIO(TorchCheckpointIO):
     def __init__(self, plain_values: bool) -> None:
         super().__init__()
         self.plain_values = plain_values
+        self.left_out: tuple[str, ...] = ()
+
+    @contextmanager
+    def leaving_out(self, *names: str) -> Iterator[None]:
+        """Write checkpoints without entries of these names while the block lasts."""
+        self.left_out = names
+        try:
+            yield
+        finally:
+            self.left_out = ()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path, storage_options: Any | None = None
@@ -226,6 +238,9 @@ class CheckedIO(TorchCheckpointIO):
             return super().save_checkpoint(checkpoint, path, storage_options)
         try:
             self.problem = ""
+            checkpoint = {
+                name: value for name, value in checkpoint.items() if name not in self.left_out
+            }
             if self.plain_values:
                 checkpoint = to_plain(checkpoint, {}, str, copies=False)
             write(Path(path), checkpoint, checkpoint.get("global_step", 0))

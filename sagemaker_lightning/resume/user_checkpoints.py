@@ -11,7 +11,7 @@ from pathlib import Path
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from sagemaker_lightning.contract.shutdown import CHECKPOINT_NAME
+from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
 
 
 def file_names(trainer: Trainer) -> dict[str, list[str]]:
