@@ -13,8 +13,14 @@ base=${SAGEMAKER_BASE_DIR:-/opt/ml}
 
 fail() {
     echo "error: $1" >&2
-    { echo "error: $1" >"$base/output/failure"; } 2>/dev/null || true
+    make_way "$base/output/failure" && { echo "error: $1" >"$base/output/failure"; } 2>/dev/null
     exit 1
+}
+
+# Frees a file's name. An earlier run may have left anything there: a pipe would hang, a link would lead elsewhere. A folder
+# gets another name.
+make_way() {
+    { rm -f "$1" || mv -T "$1" "$(mktemp -d "$1.XXXXXX")"; } 2>/dev/null
 }
 
 # What `conda activate` does, without starting conda (half a second) and without a login shell.
@@ -53,7 +59,10 @@ prepare() {
         mkdir -p "$folder" 2>/dev/null ||
             fail "$folder: its folders cannot be made; mount $base, or this folder, writable for user $(id -u)"
     done
-    rm -f "$base"/output/{success,failure} 2>/dev/null || true # an earlier run's, where the folder is used again
+    local file
+    for file in "$base"/output/{success,failure,.probe}; do # an earlier run's, where the folder is used again
+        make_way "$file" || true
+    done
     { head -c 1048576 /dev/zero >"$base/output/.probe"; } 2>/dev/null ||
         fail "$base/output: cannot be written or is full; allowed is a writable folder with space left"
     rm -f "$base/output/.probe"
