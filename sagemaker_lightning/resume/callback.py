@@ -215,7 +215,7 @@ class ExactResume(EarlyCallback):
         if environment is None:
             rendezvous.join(self.environment, os.environ)
         if self.owns_stop:
-            parent_process.end_with_launcher(os.environ)
+            parent_process.bind_to_launcher(os.environ)
         self.trainer: Trainer | None = None
         self.changed = ExitStack()
         """Gives back what a run of the trainer has changed in this process."""
