@@ -22,8 +22,7 @@ status=1
 fail() { # TEXT...
     local line="error: ${*//[[:cntrl:]]/ }"
     echo "$line" >&2
-    rm -rf "$base"/output/failure 2>/dev/null || true # whatever an earlier run left there: to a FIFO, echo would wait for ever
-    { echo "$line" >"$base/output/failure"; } 2>/dev/null || true
+    { make_way "$base/output/failure" && echo "$line" >"$base/output/failure"; } 2>/dev/null || true
     exit "$status"
 }
 
@@ -52,6 +51,12 @@ what train uses, where it is mounted (--volume FOLDER:/opt/ml/...):
 which program train runs (--env):
   SAGEMAKER_PROGRAM                 here: ${SAGEMAKER_PROGRAM-}
 EOF
+}
+
+# Frees a file's name. An earlier run may have left anything there: a pipe would hang, a link would lead elsewhere. A folder
+# gets another name.
+make_way() {
+    { rm -f "$1" || mv -T "$1" "$(mktemp -d "$1.XXXXXX")"; } 2>/dev/null
 }
 
 # What `conda activate` does, without starting conda (half a second) and without a login shell.
@@ -92,7 +97,10 @@ prepare() {
     done
     [[ -z $unwritable ]] || fail "$unwritable: no folder that user $(id -u) can write; mount one at each" \
         "(docker run --volume FOLDER:${unwritable%%,*} ...)"
-    rm -rf "$base"/output/{success,failure} 2>/dev/null || true # an earlier run's, where the folder is used again
+    local file
+    for file in "$base"/output/{success,failure,.probe}; do # an earlier run's, where the folder is used again
+        make_way "$file" || true
+    done
     { head -c 1048576 /dev/zero >"$base/output/.probe"; } 2>/dev/null ||
         fail "$base/output: cannot be written or is full; allowed is a writable folder with space left"
     rm -f "$base/output/.probe"

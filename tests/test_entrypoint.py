@@ -253,6 +253,30 @@ def test_a_damaged_configuration_is_one_line(job: Job, name, text, says):
     assert says in run.stdout and job.failure == run.stdout
 
 
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "a link"])
+@pytest.mark.parametrize("command", [["train"], ["train", "--flag"]], ids=["train", "flags"])
+def test_whatever_an_earlier_run_has_left_is_no_hindrance(job: Job, kind, command):
+    """A pipe would wait for a reader; a link leads to a file of somebody's own."""
+    job.write("mine", "mine")
+    job.write("input/config/hyperparameters.json", "{")
+    for name in ("failure", "success", ".probe"):
+        path = job.base / "output" / name
+        if kind == "a folder":
+            job.write(f"output/{name}/mine", "mine")
+        elif kind == "a pipe":
+            path.parent.mkdir(exist_ok=True)
+            os.mkfifo(path)
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.symlink_to("../mine")
+    run = job.run(*command, timeout=60, cold=True)
+    assert run.returncode == 1 and job.failure == run.stdout
+    assert run.stdout.startswith("error: ") and run.stdout.count("\n") == 1
+    assert (job.base / "mine").read_text() == "mine"
+    if kind == "a folder":
+        assert len(list((job.base / "output").glob("failure.*/mine"))) == 1
+
+
 def test_an_output_folder_that_is_a_file(job: Job):
     job.write("output", "in the way")
     run = job.run()

@@ -453,6 +453,36 @@ class Fails(pl.Callback):
             raise RuntimeError("as it was told")
 
 
+class FailsAfterSignal(Fails):
+    """Fails as what a signal to the whole group has ended is missing: a program, for example."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise self.error
+
+
+def test_an_error_that_comes_after_a_signal_is_a_stop(tmp_path: Path, capfd):
+    trainer = short_trainer(tmp_path, FailsAfterSignal(BrokenPipeError(32, "Broken pipe")))
+    trainer.callbacks[-1].every_n_steps = 1
+    with pytest.raises(SystemExit) as left:
+        trainer.fit(Untested())
+    wait_for_checkpoints()
+    errors = capfd.readouterr().err
+    says = "interrupted, resume from step 2: SIGTERM; this step was not completed, most likely "
+    assert left.value.code == 143 and saved_steps(tmp_path)[-1] == 2
+    assert f"\n{says}" in errors and "another process, too: BrokenPipeError: " in errors
+    assert "Traceback" in errors.partition(says)[0]  # it may have another cause
+
+
+def test_a_mistake_is_none_of_a_signals_effects(tmp_path: Path):
+    with pytest.raises(UserError, match="^--a: found 1$"):
+        short_trainer(tmp_path, FailsAfterSignal(UserError("--a: found 1"))).fit(Untested())
+
+
 @pytest.mark.slow
 def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path, capfd):
     """The kernel of a notebook lives on; fit is called on the same trainer or a new one."""

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -474,6 +475,37 @@ def test_a_failure_file_of_the_programs_own_stays_unless_it_is_empty(job: Job, t
         failure == text if text else failure.startswith("error: train.py ended with exit status 9")
     )
     assert "train.py: ended with exit status 9" in run.stdout and "IndexError" not in run.stdout
+
+
+LEAVES = {  # what a program does with PATH, before it ends
+    "a pipe": "os.mkfifo(PATH)",
+    "a folder": "os.mkdir(PATH); open(PATH + '/mine', 'w').close()",
+    "a link to a file": "os.symlink('../mine', PATH)",
+    "a link for an output folder": (
+        "shutil.rmtree(os.environ['SM_OUTPUT_DIR']); "
+        "os.symlink('/nowhere/mine', os.environ['SM_OUTPUT_DIR'])"
+    ),
+}
+
+
+@pytest.mark.parametrize("leaves", LEAVES)
+@pytest.mark.parametrize("status", [0, 9])
+def test_whatever_a_program_leaves_where_its_end_is_noted_is_replaced(job: Job, leaves, status):
+    """It is not followed, and nothing waits for somebody who reads a pipe."""
+    job.write("mine", "mine")
+    source = (
+        "import os, shutil, sys\n"
+        "open(os.environ['SM_MODEL_DIR'] + '/model', 'w').close()\n"
+        f"PATH = os.environ['SM_OUTPUT_DIR'] + '/{'failure' if status else 'success'}'\n"
+        f"{LEAVES[leaves]}\nsys.exit({status})\n"
+    )
+    run = program(job, source).run(timeout=60)
+    assert run.returncode == (1 if status else 0), run.stdout
+    path = job.base / "output" / ("failure" if status else "success")
+    text = "error: train.py ended with exit status 9" if status else ""
+    assert stat.S_ISREG(path.lstat().st_mode) and path.read_text().startswith(text)
+    assert (job.base / "mine").read_text() == "mine"
+    assert len(list((job.base / "output").glob(f"{path.name}.*/mine"))) == (leaves == "a folder")
 
 
 def test_of_several_ranks_the_cause_is_told(job: Job):

@@ -1,7 +1,9 @@
 """Writes the failure file: one line for a person, in the log and as FailureReason, too."""
 
+import os
 import re
 import resource
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -9,10 +11,13 @@ from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 
+from sagemaker_lightning.contract.atomic_files import write_instead
 from sagemaker_lightning.contract.errors import UserError
 
 # SageMaker shows this many characters of the failure file (API reference, FailureReason).
 FAILURE_REASON_CHARACTERS = 1024
+LONGEST_REASON = 2**16
+"""Characters of a failure file that are read: enough for a traceback."""
 
 LOST_PEER = "lost a peer"
 OUT_OF_MEMORY = (
@@ -222,8 +227,8 @@ def _user_error_line(error: Exception) -> str:
     return _with_short_words(" ".join(text.split())) if is_user_error else ""
 
 
-def write(failure_file: Path, line: str, trace: str = "", mode: str = "x") -> None:
-    """Write `line` and the end of `trace` to the failure file, unless it exists.
+def write(failure_file: Path, line: str, trace: str = "", replaces: bool = False) -> None:
+    """Write `line` and the end of `trace` to the failure file, unless it has a reason.
 
     The first reason that is written is the cause, so it stays.
 
@@ -231,17 +236,32 @@ def write(failure_file: Path, line: str, trace: str = "", mode: str = "x") -> No
         failure_file: The file.
         line: The reason.
         trace: A traceback; "" for none.
-        mode: That of `open`; with "w", a file that exists is replaced.
+        replaces: Whether it replaces a reason that is there.
 
     Raises OSError if the file cannot be written.
     """
+    if not replaces and written(failure_file):
+        return
     room = FAILURE_REASON_CHARACTERS - len(line) - 1
-    try:
+    text = f"{line}\n{trace[-room:]}" if trace and room > 0 else line
+    with suppress(FileExistsError):  # another rank was the first
         # A file's name, which an error may have in it, need not be UTF-8.
-        with failure_file.open(mode, encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{line}\n{trace[-room:]}" if trace and room > 0 else line)
-    except FileExistsError:
-        pass
+        write_instead(failure_file, text.encode(errors="backslashreplace"))
+
+
+def written(failure_file: Path) -> str:
+    """Return the reason that a failure file has, or its beginning; "" if it has none.
+
+    The job's program may have written it. What is no regular file has no reason and is not opened.
+    """
+    with suppress(OSError):
+        if not stat.S_ISREG(failure_file.lstat().st_mode):
+            return ""
+        # It may have become another file since.
+        descriptor = os.open(failure_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return file.read(LONGEST_REASON).strip()
+    return ""
 
 
 def last_error(stderr: str) -> tuple[str, str]:

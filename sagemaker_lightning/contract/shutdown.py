@@ -8,6 +8,7 @@ handler. So the signal's number comes through a pipe (signal.set_wakeup_fd, writ
 thread that waits for nothing else.
 """
 
+import ctypes
 import faulthandler
 import os
 import signal
@@ -28,6 +29,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The signals that stop a training. SIGHUP comes when the terminal is closed."""
 BATCH_WAIT_SECONDS = deadlines.BATCH_ENDS
 WRITING_WAIT_SECONDS = deadlines.CHECKPOINT_IS_WRITTEN
+WATCH_NAME = b"stop-on-signal"
+"""The name, for the kernel, of a Stop's thread: by it, other processes know that there is one."""
+PR_SET_NAME = 15  # prctl(2)
 
 
 def handled_signals() -> list[signal.Signals]:
@@ -108,6 +112,23 @@ def loses_sigterm(pid: int = 1) -> str:
         hears = int(fields["SigCgt"], 16) | int(fields["SigBlk"], 16)
         return "" if hears >> (signal.SIGTERM - 1) & 1 else fields["Name"]
     return ""
+
+
+def ancestor_has_stop() -> bool:
+    """Return whether a Stop is entered in a process from which this one descends.
+
+    Return False for one that this process may not look at.
+    """
+    pid = os.getppid()
+    with suppress(OSError):  # it is gone, or another user's
+        while pid:
+            if any(
+                file.read_bytes().strip() == WATCH_NAME
+                for file in Path(f"/proc/{pid}/task").glob("*/comm")
+            ):
+                return True
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return False
 
 
 class Phase(Enum):
@@ -210,7 +231,9 @@ class Stop:
         self.batch_ended_at = now
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Do nothing: the thread learns of the signal, even if the main thread hangs."""
+        """Note the signal; the thread learns of it, even if the main thread hangs."""
+        # The thread may come later than the end of a batch, or an error.
+        self.signal_number = self.signal_number or number
 
     def _may_end_process(self) -> bool:
         """Return whether this process may be ended if no batch comes to its end."""
@@ -222,6 +245,7 @@ class Stop:
 
     def _watch(self, pipe: int) -> None:
         """Wait for a signal; end this process if the training does not do so in time."""
+        ctypes.CDLL(None).prctl(PR_SET_NAME, WATCH_NAME)
         while not (self.signal_number and self._may_end_process()):
             data = os.read(pipe, 1)
             if self.left.is_set():
@@ -277,8 +301,7 @@ class TrainingStop(Stop):
         return False  # whoever catches the SystemExit goes on
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # The thread may come later than the end of a batch.
-        self.signal_number = self.signal_number or number
+        super()._handle(number, frame)
         if number != signal.SIGINT:
             return
         self.interrupts += 1

@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from signal import Signals
 
-from sagemaker_training import environment, errors, files
+from sagemaker_training import environment, errors
 
 from sagemaker_lightning.contract import (
     deadlines,
@@ -28,6 +28,7 @@ from sagemaker_lightning.contract import (
     rendezvous,
     shutdown,
 )
+from sagemaker_lightning.contract.atomic_files import write_instead
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.doctor import checks
@@ -54,7 +55,8 @@ def main() -> None:
     try:
         with supervisor:
             _run(supervisor)
-        files.write_success_file()
+        # The toolkit writes this file, too, and would wait at a pipe that the program has left.
+        write_instead(Path(environment.output_dir, "success"), b"")
     except (Interrupted, StoppedBeforeStart) as error:
         if isinstance(error, StoppedBeforeStart):
             # These variables name the folder of the checkpoints.
@@ -345,18 +347,16 @@ def _report(error: BaseException) -> str:
         # A rank, or the job's own program, may have written the file first. If a rank only lost
         # another one, or was stopped because of that, what it wrote is not the reason, and the
         # reason replaces it if we know.
-        written = path.read_text(errors="replace") if path.is_file() else ""
         knows = isinstance(error, OtherFailed) or getattr(error, "killed", "")
-        is_replaced = not written or (
-            knows and written.startswith((f"error: {failures.LOST_PEER}", "interrupted"))
-        )
+        effects = (f"error: {failures.LOST_PEER}", "interrupted")
+        replaces = knows and failures.written(path).startswith(effects)
         trace = (
             getattr(error, "trace", "")
             if isinstance(error, EXPECTED_ERRORS)
             else "".join(traceback.format_exception(error))
         )
-        failures.write(path, line, trace, mode="w" if is_replaced else "x")
-        return path.read_text(errors="replace").splitlines()[0]
+        failures.write(path, line, trace, replaces)
+        return failures.written(path).splitlines()[0]
     except OSError as unwritable:
         print(
             f"{line}\nerror: {path} could not be written: {unwritable.strerror}",

@@ -1,18 +1,22 @@
 """What a program does first, before it imports torch, which takes seconds."""
 
+import os
 import sys
 
 from sagemaker_lightning.contract import streams
 from sagemaker_lightning.contract.shutdown import leave_at_once
+from sagemaker_lightning.process.parent_process import end_with_launcher
 
 
 def before_lightning() -> None:
     """Handle signals, announce a slow start, and import torch and Lightning.
 
-    It imports torchvision as well, all in the quickest way.
+    It imports torchvision as well, all in the quickest way. From the beginning, a rank ends with
+    its launcher.
     """
     streams.prepare()
     leave_at_once()
+    end_with_launcher(os.environ)
 
     from sagemaker_lightning.contract.environment import failure_file, place
     from sagemaker_lightning.contract.errors import UserError
@@ -39,6 +43,7 @@ def before_torch() -> None:
     """
     streams.prepare()
     leave_at_once()
+    end_with_launcher(os.environ)
 
     from sagemaker_lightning.process import start_notice, threads
 

@@ -13,6 +13,7 @@ import math
 import os
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -37,13 +38,14 @@ from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
 from sagemaker_lightning.compat import lightning_checkpoints, torch_compile
 from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback, is_search_only
 from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode
-from sagemaker_lightning.compat.lightning_trainer import copies_this_process
+from sagemaker_lightning.compat.lightning_trainer import copies_this_process, end_failed_run
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.contract import deadlines, rendezvous, shutdown
 from sagemaker_lightning.contract.atomic_files import check_writable
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, in_container
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.failures import explain
 from sagemaker_lightning.contract.reporting import report_stop
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop, TrainingStop, loses_sigterm
 from sagemaker_lightning.data.epoch_loaders import digest_of
@@ -222,7 +224,7 @@ class ExactResume(EarlyCallback):
         if environment is None:
             rendezvous.join(self.environment, os.environ)
         if self.owns_stop:
-            parent_process.end_with_launcher(os.environ)
+            parent_process.bind_to_launcher(os.environ)
         self.trainer: Trainer | None = None
         self.changed = ExitStack()
         """Gives back what a run of the trainer has changed in this process."""
@@ -575,14 +577,29 @@ class ExactResume(EarlyCallback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Wait until the last checkpoint is on the disk."""
+        """Wait until the last checkpoint is on the disk.
+
+        Raises:
+            Interrupted: It is an error, and a stop was requested before it. Who signals a whole
+                group of processes ends other programs, too, on which the training may depend.
+        """
         self.writer.wait()
         if self.proof:
             self.proof.close()
+        number = self.stop.signal_number if self.stop else None
         if self.owns_stop:
             self._leave_signals()
         loggers.end_training(trainer.loggers)
         self.changed.close()
+        if number and isinstance(exception, Exception) and not isinstance(exception, UserError):
+            traceback.print_exception(exception)
+            end_failed_run(trainer)
+            self._leave(
+                number,
+                self.folder.outlook().step,
+                "this step was not completed, most likely because the signal has ended another "
+                f"process, too: {explain(type(exception).__name__, str(exception))}",
+            )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the trainer's loops and the signals as they were before, and a rank to itself."""
@@ -805,8 +822,18 @@ class ExactResume(EarlyCallback):
             )
         if self.why_only_epochs and (steps or [0])[-1] < self.trainer.global_step:
             saved += f"; {self.why_only_epochs}, so the run goes back to the end of an epoch"
+        self._leave(number, outlook.step, saved)
+
+    def _leave(self, number: int, step: int, how: str) -> None:
+        """End this process after signal `number`, as one of several ranks has to.
+
+        Args:
+            number: The signal.
+            step: The step to resume from.
+            how: What else there is to say about the end.
+        """
         is_child = self.trainer.local_rank > 0
-        why = shutdown.interruption_message(outlook.step, f"{Signals(number).name}; {saved}")
+        why = shutdown.interruption_message(step, f"{Signals(number).name}; {how}")
         (self.stop.tell if self.stop else report_stop)(why, not is_child)
         # Lightning started the other ranks of this node. If one of them exits with a status other
         # than 0, Lightning takes that for a crash and kills all of them.
