@@ -42,6 +42,7 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import divided
 from sagemaker_lightning.process import allocator
+from sagemaker_lightning.resume.best_model import BestModel
 from sagemaker_lightning.state.object_graph import is_library_class
 
 from app import train
@@ -734,6 +735,7 @@ def with_trainer(monkeypatch, environment=None, seed=True, **settings) -> Simple
         trainer=Namespace(**trainer | settings, enable_progress_bar=None),
         logger="the logger",
         resume=Namespace(dirpath="/c"),
+        checkpoint=BestModel(dirpath="/c"),
     )
     command_line.parser = SimpleNamespace(callback_keys=["checkpoint", "progress"])
     command_line.evaluating = []
