@@ -253,9 +253,11 @@ if __name__ == "__main__":
         workers.append((ours, context.Process(target=work, args=(theirs,))))
         start(workers[-1][1])
         ours.recv()
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    heard = []
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(None))
     print("ready", flush=True)
-    signal.pause()
+    while not heard:
+        time.sleep(0.02)
     for connection, worker in workers:
         connection.send(None)
         print(connection.recv())

@@ -127,7 +127,7 @@ def test_a_source_that_an_isolated_job_cannot_fetch(code, monkeypatch, error):
     with pytest.raises(UserError, match=says):
         user_program.unpack("s3://bucket/s.tar.gz")
     error = ClientError({"Error": {"Code": "403", "Message": "Forbidden"}}, "HeadObject")
-    with pytest.raises(UserError, match=r"\(.*Forbidden\); allowed is .* job's role may read, or a folder$"):
+    with pytest.raises(UserError, match=r"Forbidden\); allowed is .* may read, or a folder$"):
         user_program.unpack("s3://bucket/s.tar.gz")
 
 
