@@ -61,7 +61,8 @@ COPY sagemaker_lightning sagemaker_lightning
 WORKDIR /files/app/opt/sagemaker-lightning
 COPY entrypoint.sh ./
 COPY app app
-RUN chmod -R u=rwX,go=rX /files && find /files -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+# Any user may write to /opt/ml where nothing is mounted: docker run --user=1000.
+RUN chmod -R u=rwX,go=rX /files && chmod -R a+w /files/runtime/opt/ml && find /files -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 
 
 # ---- system: what comes from apt ------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ build:  ## build the image (IMAGE, BASE_IMAGE, ...: see scripts/build_image.sh; 
 
 run:  ## train in the image on the embedded data; the model is in output/model
 	mkdir -p output/model
-	docker run --rm -v $(CURDIR)/output/model:/opt/ml/model $(IMAGE) train
+	$(DOCKER) run --rm -v $(CURDIR)/output/model:/opt/ml/model $(IMAGE) train
 
 push:  ## push the image to REPOSITORY: NAME in your Amazon ECR registry, or HOST/NAME (after docker login)
 	@test -n "$(REPOSITORY)" || { echo "error: REPOSITORY is not set; make push REPOSITORY=NAME (Amazon ECR) or REPOSITORY=HOST/NAME"; exit 1; }

@@ -3,18 +3,60 @@
 #
 #   docker run IMAGE train                     trains, with whatever of /opt/ml is mounted; with nothing mounted, too
 #   docker run IMAGE python app/train.py ...   any other command, in the environment
+#   docker run IMAGE --help                    says what there is
 #
 # `make train` runs it without Docker, on the folder SAGEMAKER_BASE_DIR in place of /opt/ml.
 set -euo pipefail
+
+# A file that is opened takes the place of a stream that is closed; bash has opened this script.
+is_open() { [[ -e /dev/fd/$1 && ! /dev/fd/$1 -ef $0 ]]; }
+is_open 0 || exec </dev/null
+is_open 2 || { is_open 1 && exec 2>&1; } || exec 2>/dev/null
+is_open 1 || exec >&2
 
 home=$(dirname "$(readlink -f "$0")")
 conda=/opt/conda/envs/sagemaker-lightning
 base=${SAGEMAKER_BASE_DIR:-/opt/ml}
 
-fail() {
-    echo "error: $1" >&2
-    { echo "error: $1" >"$base/output/failure"; } 2>/dev/null || true
-    exit 1
+status=1
+fail() { # TEXT...
+    local line="error: ${*//[[:cntrl:]]/ }"
+    echo "$line" >&2
+    { make_way "$base/output/failure" && echo "$line" >"$base/output/failure"; } 2>/dev/null || true
+    exit "$status"
+}
+
+help() {
+    cat <<EOF
+usage: docker run [OPTION OF docker run]... IMAGE [COMMAND]
+
+commands:
+  train                             trains, as SageMaker does it; without a command, too
+  python app/train.py --help        prints all flags, which are also a job's hyperparameters
+  python app/train.py --FLAG=VALUE  trains with these flags, without SageMaker's toolkit
+  python -m sagemaker_lightning.doctor
+                                    prints what this container has for training, and what is wrong
+  python -m sagemaker_lightning.drill --help
+                                    says how to try whether an interrupted training ends as one left alone
+  bash                              a shell in the environment, with docker run -it
+
+what train uses, where it is mounted (--volume FOLDER:/opt/ml/...):
+  /opt/ml/input/data/training                the data
+  /opt/ml/input/config/hyperparameters.json  flags without their dashes: {"trainer.max_epochs": 2}
+  /opt/ml/code                               source: modules, requirements.txt, a program
+  /opt/ml/checkpoints                        checkpoints: an interrupted training goes on from them
+  /opt/ml/model                              gets the trained model
+  /opt/ml/output                             gets logs, and in the file failure the reason if it fails
+
+which program train runs (--env):
+  SAGEMAKER_PROGRAM                 here: ${SAGEMAKER_PROGRAM-}
+EOF
+}
+
+# Frees a file's name. An earlier run may have left anything there: a pipe would hang, a link would lead elsewhere. A folder
+# gets another name.
+make_way() {
+    { rm -f "$1" || mv -T "$1" "$(mktemp -d "$1.XXXXXX")"; } 2>/dev/null
 }
 
 # What `conda activate` does, without starting conda (half a second) and without a login shell.
@@ -48,12 +90,17 @@ export PYTHONFAULTHANDLER=${PYTHONFAULTHANDLER-1}
 # The toolkit exits 0 in silence, having done nothing, where a file below is missing or output/ cannot be written.
 prepare() {
     [[ -n $temporary ]] || fail "/tmp: nothing can be written there, nor in \$TMPDIR, /var/tmp or /dev/shm; mount a folder there (--tmpfs /tmp)"
-    local folder
-    for folder in "$base"/{input/config,input/data,model,output/data,code}; do
-        mkdir -p "$folder" 2>/dev/null ||
-            fail "$folder: its folders cannot be made; mount $base, or this folder, writable for user $(id -u)"
+    local folder unwritable=
+    for folder in "$base"/{output,output/data,model,input/config,input/data,code}; do
+        mkdir -p "$folder" 2>/dev/null || true
+        is_usable "$folder" || unwritable+="${unwritable:+, }$folder"
     done
-    rm -f "$base"/output/{success,failure} 2>/dev/null || true # an earlier run's, where the folder is used again
+    [[ -z $unwritable ]] || fail "$unwritable: no folder that user $(id -u) can write; mount one at each" \
+        "(docker run --volume FOLDER:${unwritable%%,*} ...)"
+    local file
+    for file in "$base"/output/{success,failure,.probe}; do # an earlier run's, where the folder is used again
+        make_way "$file" || true
+    done
     { head -c 1048576 /dev/zero >"$base/output/.probe"; } 2>/dev/null ||
         fail "$base/output: cannot be written or is full; allowed is a writable folder with space left"
     rm -f "$base/output/.probe"
@@ -63,10 +110,22 @@ prepare() {
     provide hyperparameters.json '{}'
     provide resourceconfig.json \
         "{\"current_host\": \"localhost\", \"hosts\": [\"localhost\"], \"network_interface_name\": \"$interface\"}"
-    provide inputdataconfig.json "$(channels)"
+    local channels=""
+    [[ -e $base/input/config/inputdataconfig.json ]] || channels=$(channels) || exit 1
+    provide inputdataconfig.json "$channels"
     local wrong
     wrong=$(python -I "$home/sagemaker_lightning/contract/job_config.py" "$base/input/config") ||
         fail "${wrong:-$base/input/config: cannot be checked; is $home/sagemaker_lightning whole, and can python run?}"
+}
+
+# Whether a folder of /opt/ml is there, and can be written where anything has to be.
+is_usable() {
+    case $1 in
+    */output/data) ! is_usable "$base/output" || [[ -d $1 && -w $1 ]] ;; # else the folder above is named
+    */input/config) [[ -w $1 || -e $1/hyperparameters.json && -e $1/resourceconfig.json && -e $1/inputdataconfig.json ]] ;;
+    */input/data | */code) [[ -d $1 ]] ;;
+    *) [[ -d $1 && -w $1 ]] ;;
+    esac
 }
 
 provide() {
@@ -79,6 +138,8 @@ channels() {
     local folder list=""
     for folder in "$base"/input/data/*/; do
         [[ -d $folder ]] || continue
+        [[ $(basename "$folder") =~ ^[A-Za-z0-9._-]{1,64}$ ]] ||
+            fail "$folder: is no name of a channel; allowed are up to 64 letters, digits and ._-"
         list+="${list:+, }\"$(basename "$folder")\": {\"TrainingInputMode\": \"File\"}"
     done
     echo "{$list}"
@@ -96,6 +157,20 @@ settle() {
     done
     id -un >/dev/null 2>&1 || export USER=${USER:-$(id -u)}
     [[ -w ${HOME:-/nowhere} ]] || { [[ -n $temporary ]] && HOME=$(mktemp -d "$temporary/home.XXXXXX") && export HOME; } || true
+}
+
+# The shell's own words would be about exec. The exit statuses are the shell's.
+check_command() {
+    [[ -z $(type -P -- "$1") ]] || return 0
+    local status=127 name=${1:0:200} advice="--help says what there is"
+    name=${name@Q}
+    [[ ! -e $1 ]] || status=126
+    case $1 in
+    --?*) fail "$name: found a flag in the place of a command; give python app/train.py ${name:1:-1}; $advice" ;;
+    serve) fail "$name: this image trains, and serves no model; give train; $advice" ;;
+    *.py) [[ ! -f $1 ]] || fail "$name: cannot be run by itself; give python $name; $advice" ;;
+    esac
+    fail "$name: no command that can be run here; $advice"
 }
 
 # On a busy machine the toolkit's imports alone take long: a line says so. (In nanoseconds: how long this process ran, and
@@ -116,12 +191,15 @@ activate
 help_an_older_driver
 # A job that gives an entry point of its own replaces CMD, too; `exec` without a command does nothing, and ends with 0.
 (($#)) || set -- train
+case $1 in --help | -h | help) help && exit ;; esac
 if [[ ${1-} == train ]]; then
-    (($# == 1)) || fail "train takes no flags (found: ${*:2}); hyperparameters are in $base/input/config/hyperparameters.json"
+    (($# == 1)) || fail "train takes no flags (found: ${*:2}); hyperparameters are in $base/input/config/hyperparameters.json;" \
+        "--help without train says what else there is"
     prepare
     busy
     # The variable tells what the job starts from what comes in from outside (process/supervisor.py).
     [[ ${SAGEMAKER_TRAINING_MODULE-} != sagemaker_lightning.launch.toolkit_hook:main ]] ||
         exec env --block-signal=TERM --block-signal=INT SAGEMAKER_LIGHTNING_TRAIN=1 python -m sagemaker_lightning.launch.train_command
 fi
+check_command "$1"
 exec "$@"

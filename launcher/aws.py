@@ -150,7 +150,10 @@ def s3_location(name: str, uri: str) -> tuple[str, str]:
     """Split an s3:// address into bucket and key; ValueError names the flag `name`."""
     bucket, key = bucket_and_key(uri)
     if not uri.startswith(SCHEME) or not BUCKET.fullmatch(bucket):
-        raise ValueError(f"{name}: found {uri!r}, allowed is s3://BUCKET/PREFIX")
+        raise ValueError(
+            f"{name}: found {uri!r}, allowed is s3://BUCKET/PREFIX, BUCKET of 3 to 63 lower-case "
+            "letters, digits, dots and dashes"
+        )
     return bucket, key
 
 

@@ -222,9 +222,10 @@ def main() -> None:
     """Check, drill if asked to, launch and follow the job of the command line."""
     args = parser().parse_intermixed_args()
     with aws.reported():
+        contradictions.check_flags(args)
         image = aws.ECR.fullmatch(args.image)
         region = aws.region(args.region, otherwise=image and image["region"])
-        contradictions.check(args, region)
+        contradictions.check_places(args, region)
         request = job_request.build(args)
         request_validation.validate(request)
         notes = hyperparameter_check.check(request, args.check_hyperparameters)

@@ -9,12 +9,6 @@ import argparse
 from launcher import aws
 
 
-def check(args: argparse.Namespace, region: str) -> None:
-    """Raise ValueError for the first contradiction, which it names."""
-    check_flags(args)
-    check_places(args, region)
-
-
 def check_flags(args: argparse.Namespace) -> None:
     """Raise ValueError for flags that exclude or need each other."""
     max_wait = args.max_wait
@@ -56,7 +50,8 @@ def check_flags(args: argparse.Namespace) -> None:
         ),
         (
             not aws.ECR.fullmatch(args.image) and not args.subnet,
-            f"--image: found {args.image!r}, allowed is an address in Amazon ECR "
+            f"--image: found {args.image!r}, allowed is an address in Amazon ECR, "
+            "ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG with NAME in lower case "
             "(scripts/image_uri.sh prints yours), or one in a registry that --subnet and "
             "--security-group lead to",
         ),

@@ -11,11 +11,16 @@ from launcher import aws
 
 # CloudWatch metrics of the job: the regular expressions of what the image prints
 # (sagemaker_lightning/callbacks/progress.py, and the test's metrics in app/train.py).
-NUMBER = r"(-?[0-9.]+)"
+NUMBER = r"(-?(?:[0-9.]+(?:e[-+]?[0-9]+)?|inf|nan))"
+NAME = r"(?:^|\s)"  # not the end of another name
 METRICS = {
-    name: f"{name}={NUMBER}"
+    name: f"{NAME}{name}={NUMBER}"
     for name in ("train_loss", "train_acc", "val_loss", "val_acc", "test_loss", "test_acc")
-} | {"images_per_second": f"images/s={NUMBER}", "epoch": "epoch=([0-9]+)", "step": "step=([0-9]+)"}
+} | {
+    "images_per_second": f"{NAME}images/s={NUMBER}",
+    "epoch": f"{NAME}epoch=([0-9]+)",
+    "step": f"{NAME}step=([0-9]+)",
+}
 
 OPTION = re.compile(r",(mode|distribution|group)=([^,]*)$")
 JOB_NAME_CHARACTERS = 63
@@ -55,7 +60,7 @@ def build(args: argparse.Namespace) -> dict:
 
 def algorithm(args: argparse.Namespace) -> dict:
     """Return AlgorithmSpecification: the image, and the metrics read from its log."""
-    metrics = METRICS | pairs("--metric", args.metric)
+    metrics = METRICS | own_metrics(args)
     specification = {
         "TrainingImage": args.image,
         "TrainingInputMode": "File",
@@ -65,6 +70,28 @@ def algorithm(args: argparse.Namespace) -> dict:
     if not aws.ECR.fullmatch(args.image):
         specification["TrainingImageConfig"] = {"TrainingRepositoryAccessMode": "Vpc"}
     return specification
+
+
+def own_metrics(args: argparse.Namespace) -> dict[str, str]:
+    """Return the regular expressions of --metric, by the metrics' names.
+
+    Raises ValueError for one that cannot find a value.
+    """
+    metrics = pairs("--metric", args.metric)
+    for name, regex in metrics.items():
+        try:
+            groups = re.compile(regex).groups
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(
+                f"--metric {name}: found {regex!r}, which is no regular expression ({error}); "
+                "correct it, e.g. loss=([0-9.]+)"
+            ) from None
+        if not groups:
+            raise ValueError(
+                f"--metric {name}: found {regex!r}, which has no group; put the value into "
+                "parentheses, e.g. loss=([0-9.]+)"
+            )
+    return metrics
 
 
 def resources(args: argparse.Namespace) -> dict:
@@ -87,8 +114,8 @@ def group(text: str) -> dict:
     match = re.fullmatch(r"([^=]+)=([^=:]+):([1-9]\d*)", text)
     if not match:
         raise ValueError(
-            f"--instance-group: found {text!r}, allowed is NAME=TYPE:COUNT, e.g. "
-            "workers=ml.g5.xlarge:2"
+            f"--instance-group: found {text!r}, allowed is NAME=TYPE:COUNT with a COUNT above 0, "
+            "e.g. workers=ml.g5.xlarge:2"
         )
     return {"InstanceGroupName": match[1], "InstanceType": match[2], "InstanceCount": int(match[3])}
 

@@ -20,11 +20,15 @@ FLAGS = {
     "TrainingJobName": ("--job-name", "up to 63 letters, digits and single or inner dashes"),
     "AlgorithmSpecification.TrainingImage": ("--image", None),
     "AlgorithmSpecification.MetricDefinitions": ("--metric", None),
-    "RoleArn": ("--role", "arn:aws:iam::ACCOUNT:role/NAME, ACCOUNT of 12 digits"),
+    "RoleArn": (
+        "--role",
+        "the ARN of a role, arn:aws:iam::ACCOUNT:role/NAME with an ACCOUNT of 12 digits",
+    ),
     "OutputDataConfig": ("--output", None),
     "CheckpointConfig": ("--checkpoints", None),
     "ResourceConfig.InstanceGroups": ("--instance-group", None),
     "ResourceConfig.InstanceType": ("--instance-type", None),
+    "ResourceConfig.InstanceCount": ("--instance-count", None),
     "ResourceConfig.KeepAlivePeriodInSeconds": ("--keep-alive", None),
     "ResourceConfig.VolumeSizeInGB": ("--volume-size", None),
     "InputDataConfig": ("--channel", None),
@@ -34,7 +38,13 @@ FLAGS = {
     "VpcConfig.Subnets": ("--subnet", None),
     "VpcConfig.SecurityGroupIds": ("--security-group", None),
     "RetryStrategy": ("--retries", None),
+    "StoppingCondition.MaxRuntimeInSeconds": ("--max-run", None),
+    "StoppingCondition.MaxWaitTimeInSeconds": ("--max-wait", None),
 }
+
+# What the reference of the API says in words only: 28 days. Its integers have 32 bits.
+MAXIMA = {"StoppingCondition.MaxRuntimeInSeconds": 28 * 24 * 60 * 60}
+LARGEST_INTEGER = 2**31 - 1
 
 UNITS = {"string": " characters", "list": " entries", "map": " entries"}
 
@@ -72,17 +82,26 @@ def limits(value, shape: Shape, path: str, of: str = "value") -> Iterator[str]:
     """
     name, allowed = flag(path)
     least = shape.metadata.get("min")
-    most = shape.metadata.get("max")
+    most = MAXIMA.get(path, shape.metadata.get("max"))
+    if most is None and shape.type_name == "integer":
+        most = LARGEST_INTEGER
     size, unit = (value, "") if isinstance(value, int) else (len(value), UNITS[shape.type_name])
     regex = shape.metadata.get("pattern")
-    if (least is not None and size < least) or (most is not None and size > most):
+    is_short = least is not None and size < least
+    if is_short and allowed:
+        yield f"{name}: found {value!r}, allowed is {allowed}"
+    elif is_short or (most is not None and size > most):
         bound = f"{least or 0} to {most}" if most is not None else f"{least} or more"
         size_found = f"{size}{unit} in its {of}{shown(value)}" if unit else size
         yield f"{name}: found {size_found}, allowed is {bound}{unit}"
     elif shape.metadata.get("enum") and value not in shape.metadata["enum"]:
         yield f"{name}: found {value!r}, allowed is {choices(value, shape.metadata['enum'])}"
     elif isinstance(value, str) and regex and not re.fullmatch(in_python(regex), value):
-        yield f"{name}: found {value!r}, allowed is {allowed or f'a {of} that matches {regex}'}"
+        lines = " of one line" if "\n" in value else ""
+        yield (
+            f"{name}: found {value!r}, allowed is "
+            f"{allowed or f'a {of}{lines} that matches {regex}'}"
+        )
 
 
 def flag(path: str) -> tuple[str, str | None]:

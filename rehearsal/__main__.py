@@ -1,14 +1,9 @@
 """Rehearses SageMaker training jobs on this machine, spot interruptions included.
 
-    make rehearsal                                serves http://127.0.0.1:4571 until Ctrl-C
-    python -m rehearsal exec -- python my_estimator.py
-                                                  runs a client that never reaches AWS
-    python -m rehearsal interrupt JOB             takes the job's spot instances away
-
-A rule of --interrupt is a time: 'at 40s', 'at step 120', 'every 5m', 'every ~5m' (at random, 5
-minutes on average) or 'every ~20s 100 times'. These may follow: 'of algo-2', 'of any' or 'of all'
-(default); then 'warned' (default: SIGTERM, --grace seconds, SIGKILL), 'unwarned' (SIGKILL) or
-'either'; then 'gap 30s', a time without capacity.
+make rehearsal                                serves http://127.0.0.1:4571 until Ctrl-C
+python -m rehearsal exec -- python my_estimator.py
+                                              runs a client that never reaches AWS
+python -m rehearsal interrupt JOB             takes the job's spot instances away
 """
 
 import argparse
@@ -37,18 +32,35 @@ except ImportError as missing:
         "use its python; or install the extra `rehearsal` of this package"
     )
 
+RULES = """
+A rule of --interrupt is a time: 'at 40s', 'at step 120', 'every 5m', 'every ~5m' (at random, 5
+minutes on average) or 'every ~20s 100 times'. These may follow: 'of algo-2', 'of any' or 'of all'
+(default); then 'warned' (default: SIGTERM, --grace seconds, SIGKILL), 'unwarned' (SIGKILL) or
+'either'; then 'gap 30s', a time without capacity.
+"""
+
 
 def main() -> None:
     """Run the command that the command line names; "serve" if it names none."""
+    # Neither a path nor a job's text has to have the terminal's letters.
+    if sys.stdout:
+        sys.stdout.reconfigure(errors="backslashreplace")
     parser = argparse.ArgumentParser(
         prog="python -m rehearsal",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    settings.add_flags(
-        commands.add_parser("serve", help="serve the endpoint; what is done without a command")
+    serve = commands.add_parser(
+        "serve",
+        help="serve the endpoint; what is done without a command",
+        usage="%(prog)s [FLAG]...",
+        epilog=RULES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    settings.add_flags(serve)
+    # Without a command, its flags are those of the program.
+    parser.epilog = serve.format_help()
     execute = commands.add_parser("exec", help="run a client with this endpoint as its AWS")
     execute.add_argument("line", nargs="+", metavar="-- COMMAND ...")
     interrupt = commands.add_parser("interrupt", help="take spot instances of a job away")

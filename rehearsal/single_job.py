@@ -20,7 +20,8 @@ def read(path: Path) -> dict:
     """
     try:
         request = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    # RecursionError: the JSON is nested too deeply.
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--run: {path} cannot be read: {error}") from error
     if not isinstance(request, dict):
         raise ValueError(
@@ -38,15 +39,15 @@ def buckets(request) -> set[str]:
 
     In a rehearsal of one job, nobody else has created them.
     """
-    if isinstance(request, dict | list):
-        return set().union(
-            *map(buckets, request.values() if isinstance(request, dict) else request)
-        )
-    return (
-        {clients.split(request)[0]}
-        if isinstance(request, str) and request.startswith("s3://")
-        else set()
-    )
+    found = set()
+    waiting = [request]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, str) and value.startswith("s3://"):
+            found.add(clients.split(value)[0])
+    return found
 
 
 def run(endpoint: str, key: Key, request: dict, ended: threading.Event) -> str | None:
@@ -72,6 +73,6 @@ def run(endpoint: str, key: Key, request: dict, ended: threading.Event) -> str |
                     job.get("FailureReason") or f"the job ended as {job['SecondaryStatus']}"
                 )
                 return None if job["TrainingJobStatus"] == Status.COMPLETED else reason
-    except (ClientError, BotoCoreError) as error:
+    except (ClientError, BotoCoreError, RecursionError) as error:
         return f"--run: {error}"
     return "the job was stopped by Ctrl-C"

@@ -28,7 +28,8 @@
 #   EFA_URL, EFA_SHA256   AWS's EFA installer that installs them, and its checksum
 #   SOURCE_DATE_EPOCH     the date of the files in the layers, in seconds since 1970
 #
-# The image's version and revision, and the address of its source, come from git.
+# The image's version and revision, and the address of its source, come from git. An earlier image of the same tag is removed
+# if it has no other tag and no container.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -56,7 +57,8 @@ if [ "${TORCH:-}" = cpu ] && [ -n "${COMPILER:-}" ]; then
     exit 1
 fi
 
-arguments=(--tag "${IMAGE:-sagemaker-lightning}")
+image=${IMAGE:-sagemaker-lightning}
+arguments=(--tag "$image")
 for name in BASE_IMAGE MINICONDA_URL MINICONDA_SHA256 PIP_INDEX_URL CONDA_CHANNEL_ALIAS EXTRA_CA_CERTIFICATE \
     SAGEMAKER_PROGRAM LIGHTNING_BOLTS LOGGERS COMPILER PYTHON_VERSION TORCH TORCH_INDEX_URL EFA EFA_URL EFA_SHA256 SOURCE_DATE_EPOCH; do
     [ -z "${!name:-}" ] || arguments+=(--build-arg "$name=${!name}")
@@ -67,4 +69,10 @@ arguments+=(
     --build-arg "SOURCE=$(git remote get-url origin 2>/dev/null | sed 's#//[^@/]*@#//#' || echo unknown)" # no password
 )
 
-exec "$docker" build "${arguments[@]}" "$@" .
+earlier=$("$docker" image inspect --format '{{.Id}}' "$image" 2>/dev/null || true)
+"$docker" build "${arguments[@]}" "$@" .
+
+# The image that had the tag until now would stay as <none>, with gigabytes, unless it has another name. Docker keeps what a
+# container uses; the builder's cache stays.
+names=$("$docker" image inspect --format '{{len .RepoTags}} {{len .RepoDigests}}' "$earlier" 2>/dev/null || true)
+[[ $names != "0 0" ]] || "$docker" image rm --no-prune "$earlier" >/dev/null 2>&1 || true

@@ -29,7 +29,8 @@ is_whole() {
 }
 
 (($# == 1 || $# == 2)) || fail "upload_data.sh takes s3://BUCKET/PREFIX [FILE], found $# arguments: $*"
-[[ $1 =~ ^s3://[a-z0-9][a-z0-9.-]+(/.*)?$ ]] || fail "found '$1', allowed is s3://BUCKET/PREFIX"
+[[ $1 =~ ^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$ ]] ||
+    fail "found '$1', allowed is s3://BUCKET/PREFIX, BUCKET of 3 to 63 lower-case letters, digits, dots and dashes"
 destination=${1%/}/
 file=${2:-$home/output/$name}
 [ $# -eq 1 ] || [ -f "$file" ] || fail "$file: there is no such file"

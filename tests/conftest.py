@@ -22,6 +22,8 @@ import torch
 import warm
 from containers import ROOT
 
+from sagemaker_lightning.process.parent_process import LAUNCHER_VARIABLE
+
 CIFAR_CLASSES = [
     "airplane",
     "automobile",
@@ -43,6 +45,7 @@ def check_for_leaks(request):
     variables = _checked_variables()
     handlers = _handlers()
     yield
+    os.environ.pop(LAUNCHER_VARIABLE, None)  # ExactResume names the process that has made it
     assert _checked_variables() == variables
     assert _handlers() == handlers
     assert not torch.distributed.is_initialized()

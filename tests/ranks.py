@@ -75,7 +75,7 @@ def run(
                 sender,
             )
             processes.append((warm.FORK_SERVER.Process(target=_rank, args=arguments), receiver))
-            processes[-1][0].start()
+            warm.start_alone(processes[-1][0])
             sender.close()
     logs = [folder / f"rank-{rank}.log" for rank in range(len(processes))]
     try:

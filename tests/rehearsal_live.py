@@ -4,11 +4,14 @@ python tests/rehearsal_live.py NAME       in the rehearsal's environment: runs `
 """
 
 import io
+import random
+import re
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import hostile_texts
 from records import attempt, job
 from rich.console import Console
 
@@ -112,6 +115,58 @@ def check_a_failure_shows_no_secret() -> None:
         pass
     text = console.export_text()
     assert "the key ****** is wrong" in text and "abcdefgh" not in text
+
+
+def hostile_job(seed: int) -> tuple[Record, dict]:
+    """Return a job with hostile texts wherever the view looks, and its log."""
+    draw = random.Random(seed)
+    record = running("hostile", time.time())
+    record.failure = draw.choice((None, hostile_texts.text(draw, 1024)))
+    record.transitions[1].message = hostile_texts.text(draw, 1024) + "\rdigits is done"
+    record.interruptions.append(
+        Interruption(time.time(), ["algo-2"], True, hostile_texts.text(draw, 1024), 1.0, 40)
+    )
+    names = [f"loss{hostile_texts.text(draw, 100)}", "images/s"]
+    record.attempts[0].points[0].values.update(dict.fromkeys(names, draw.choice((1e300, -0.0))))
+    record.request["HyperParameters"] = {"token": hostile_texts.text(draw, 2500)}
+    return record, {"algo-1": [hostile_texts.text(draw, 2000) for _ in range(9)]}
+
+
+def check_a_hostile_job_hides_no_other() -> None:
+    """Neither its texts nor a fault of ours that they find end the view of the other job."""
+    other = (running("digits", time.time() - 9), {"algo-1": ["its line"]})
+    for seed in range(60):
+        jobs = [hostile_job(seed), other]
+        text = shown(jobs, width=160)
+        assert "digits" in text and "its line" in text
+        console = terminal(is_terminal=False)
+        with live_view.View(lambda jobs=jobs: jobs, console=console):
+            pass
+        text = console.export_text()
+        assert "digits Training: in progress\n" in text
+        # Its text is no line of its own, as that of another job.
+        assert re.fullmatch(r"((hostile|digits) [^\n]+\n)+", text)
+        assert all(letter.isprintable() or letter == "\n" for letter in text)
+
+
+def check_a_fault_of_the_view_is_that_jobs_alone() -> None:
+    faulty = running("faulty", time.time())
+    faulty.attempts[0].points = [None]
+    faulty.interruptions = [None]
+    jobs = [(faulty, {}), (running("digits", time.time()), {"algo-1": ["its line"]})]
+    text = shown(jobs, width=160)
+    assert "cannot be shown: AttributeError" in text and "digits" in text and "its line" in text
+    console = terminal(is_terminal=False)
+    times_asked = []
+
+    def ask() -> list:
+        times_asked.append(time.monotonic())
+        return jobs
+
+    with live_view.View(ask, console=console):
+        wait_until(lambda: len(times_asked) >= 3)
+    text = console.export_text()
+    assert "digits Training" in text and text.count("faulty cannot be shown: AttributeError") == 1
 
 
 def check_log_cannot_steer_the_terminal() -> None:

@@ -41,13 +41,18 @@ class Terminal:
         """Wait until the terminal shows a text that follows the last expected one."""
         deadline = time.monotonic() + HANG_SECONDS
         while text not in self.unread:
-            assert self._read() and time.monotonic() < deadline, self.unread
+            assert self.read() and time.monotonic() < deadline, self.unread
         self.unread = self.unread.partition(text)[2]
 
     def wait(self) -> int:
         """Return the exit status when the command has ended."""
-        while self._read():
+        while self.read():
             pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def hang_up(self) -> int:
+        """Close the terminal, and return the exit status when the command has ended."""
+        os.close(self.end)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def kill(self) -> None:
@@ -57,7 +62,7 @@ class Terminal:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
 
-    def _read(self) -> bool:
+    def read(self) -> bool:
         """Read what there is, for a second at most; False if the terminal is closed."""
         if select.select([self.end], [], [], 1)[0]:
             with suppress(OSError):

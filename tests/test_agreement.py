@@ -19,6 +19,7 @@ from containers import ROOT
 from torch import distributed
 
 from sagemaker_lightning.contract import shutdown
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.shutdown import Stop, TrainingStop
 from sagemaker_lightning.resume.agreement import Agreement, Comparison
 
@@ -84,13 +85,13 @@ def test_what_is_said_counts_from_the_next_call_on(group):
 
 def test_what_is_on_its_way_is_waited_for(group, monkeypatch):
     def all_reduce(flags, **_) -> SimpleNamespace:
-        return SimpleNamespace(wait=lambda: flags.copy_(torch.tensor([15, 1, 1, 2])))
+        return SimpleNamespace(wait=lambda: flags.copy_(torch.tensor([15, 1, 1, 2, 1])))
 
     monkeypatch.setattr(distributed, "all_reduce", all_reduce)
     agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=True))
     agreement.agree(0, False)
     agreement.receive()
-    assert said(agreement) == (15, True, True, Comparison.DIFFERENT)
+    assert said(agreement) == (15, True, True, Comparison.DIFFERENT) and agreement.uploading
 
 
 def test_values_are_exchanged_in_a_group_that_needs_no_gpu(group, monkeypatch):
@@ -107,10 +108,13 @@ def test_values_are_exchanged_in_a_group_that_needs_no_gpu(group, monkeypatch):
     assert groups == [agreement.group] and distributed.get_backend(groups[0]) == "gloo"
 
 
-def test_the_first_rank_alone_says_when_a_checkpoint_is_due(group):
-    agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=False))
-    agreement.agree(0, True, now=True)
-    assert said(agreement) == (0, False, False, Comparison.IDENTICAL)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_first_rank_alone_says_when_a_checkpoint_is_due(group, is_first):
+    """And whether the one before is on its way to S3."""
+    agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=is_first))
+    agreement.agree(0, True, now=True, uploading=True)
+    assert said(agreement) == (0, is_first, False, Comparison.IDENTICAL)
+    assert agreement.uploading is is_first
 
 
 def test_one_rank_needs_no_others():
@@ -138,8 +142,9 @@ RANK_THAT_WAITS = """
 import os, signal, sys, time
 from pathlib import Path
 from sagemaker_lightning.contract import shutdown
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 shutdown.BATCH_WAIT_SECONDS = 0.2
-with shutdown.Stop(Path("nowhere"), lambda line: print(line, flush=True)) as heard:
+with shutdown.Stop(CheckpointHome(Path("nowhere")), lambda line: print(line, flush=True)) as heard:
     heard.begin()
     heard.batch_seconds = float(sys.argv[1])
     os.kill(os.getpid(), signal.SIGTERM)
@@ -148,12 +153,35 @@ with shutdown.Stop(Path("nowhere"), lambda line: print(line, flush=True)) as hea
 """
 
 
+PROGRAM_OF_NOHUP = """
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
+from sagemaker_lightning.contract.shutdown import Stop, leave_at_once
+from pathlib import Path
+leave_at_once()
+signal.raise_signal(signal.SIGHUP)
+with Stop(CheckpointHome(Path("nowhere")), print):
+    signal.raise_signal(signal.SIGHUP)
+print(signal.getsignal(signal.SIGHUP).name)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_of_nohup_outlives_its_terminal(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM_OF_NOHUP], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "SIG_IGN\n", "")
+
+
 RANK_WHOSE_OUTPUT_IS_CLOSED = """
 import os, signal, sys, time
 from pathlib import Path
 from sagemaker_lightning.contract import shutdown
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 sys.stdout.close()
-with shutdown.Stop(Path("nowhere"), lambda line: print(line, flush=True)):
+with shutdown.Stop(CheckpointHome(Path("nowhere")), lambda line: print(line, flush=True)):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(%s)
 """
@@ -241,6 +269,9 @@ def no_batch(seconds: int) -> list[str]:
     return [f"no batch ended within {seconds} s, so there is no newer checkpoint"]
 
 
+NOT_WRITTEN = ["the checkpoint was not written within 90 s, so there is no newer checkpoint"]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("kind", [Stop, TrainingStop])
 @pytest.mark.parametrize(
@@ -250,8 +281,8 @@ def no_batch(seconds: int) -> list[str]:
         ("begin", 0.0, [25.0], no_batch(25)),
         ("begin", 20.0, [40.0], no_batch(40)),
         ("begin", 100.0, [90.0], no_batch(90)),
-        ("save_last", 0.0, [25.0, 65.0], no_batch(25)),
-        ("save_last", 20.0, [40.0, 50.0], no_batch(40)),
+        ("save_last", 0.0, [25.0, 65.0], NOT_WRITTEN),
+        ("save_last", 20.0, [40.0, 50.0], NOT_WRITTEN),
     ],
 )
 def test_how_long_a_process_may_go_on_after_a_signal(
@@ -361,7 +392,7 @@ def test_it_leaves_no_thread_no_descriptor_and_nothing_of_itself(signals):
 def test_a_batch_takes_the_time_between_two_ends(monkeypatch):
     times = iter([100.0, 107.0, 109.0])
     monkeypatch.setattr(shutdown, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    stop = Stop(Path("nowhere"), print)
+    stop = Stop(CheckpointHome(Path("nowhere")), print)
     seconds = [stop.batch_seconds]
     for _ in range(3):
         stop.batch_ended()
@@ -424,7 +455,7 @@ def test_what_was_printed_before_the_end_is_not_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "_exit", leave)
     (tmp_path / "step-000000007.ckpt").touch()
     lines = []
-    stop = Stop(tmp_path, lines.append)
+    stop = Stop(CheckpointHome(tmp_path), lines.append)
     stop.signal_number = signal.SIGTERM
     with (tmp_path / "out").open("w") as output, (tmp_path / "err").open("w") as errors:
         monkeypatch.setattr(sys, "stdout", output)

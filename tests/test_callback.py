@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -36,7 +37,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from sagemaker_lightning import ExactResume, SageMakerEnvironment, UserError
 from sagemaker_lightning.callbacks.divergence import Divergence
-from sagemaker_lightning.contract import reporting, shutdown
+from sagemaker_lightning.contract import deadlines, reporting, shutdown
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.data.epoch_loaders import digest_of
 from sagemaker_lightning.resume import (
     agreement,
@@ -478,6 +480,91 @@ def test_a_stop_says_what_could_not_be_saved(tmp_path, monkeypatch, capfd, every
     assert f"\ninterrupted, resume from step {says.format(tmp_path)}" in capfd.readouterr().err
 
 
+@contextmanager
+def uploader(folder: Path, stalls_after: int | None = None) -> Iterator[SageMakerEnvironment]:
+    """Leave the marks of SageMaker's uploader beside checkpoints, up to a step.
+
+    It yields the environment of a job whose checkpoint folder this is.
+    """
+
+    def upload() -> None:
+        while not ended.wait(0.01):
+            for path in folder.glob("step-*.ckpt"):
+                path.with_name(f"{path.name}.sagemaker-uploading").touch()
+                if stalls_after is None or int(path.stem[5:]) <= stalls_after:
+                    path.with_name(f"{path.name}.sagemaker-uploaded").touch()
+
+    ended = threading.Event()
+    thread = threading.Thread(target=upload)
+    thread.start()
+    try:
+        yield SageMakerEnvironment(copied_dir=folder)
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("stalls_after", "says"),
+    [
+        (None, "3: SIGINT; {}/step-000000003.ckpt is in S3 ["),
+        (1, "1: SIGINT; step-000000001.ckpt is in S3, step-000000003.ckpt is so far only here ["),
+        (0, "0: SIGINT; no checkpoint is known to be in S3, step-000000003.ckpt is so far only "),
+    ],
+)
+def test_a_stop_says_what_is_in_s3(tmp_path, monkeypatch, capfd, stalls_after, says):
+    """It waits for the copy, for a while: nothing is copied once the container has ended."""
+
+    def wait_for_mark(trainer: pl.Trainer) -> None:
+        while not list(tmp_path.glob("*-000000001.ckpt.sagemaker-uploading")):
+            time.sleep(0.01)
+
+    monkeypatch.setattr(deadlines, "CHECKPOINT_IS_COPIED", 600.0 if stalls_after is None else 0.5)
+    callbacks = [At("batch 2", wait_for_mark), At("batch 3", press_ctrl_c)]
+    with uploader(tmp_path, stalls_after) as environment, interrupted():
+        fit(tmp_path, *callbacks, every_n_steps=1, environment=environment)
+    assert f"\ninterrupted, resume from step {says.format(tmp_path)}" in capfd.readouterr().err
+
+
+def test_a_stop_that_saves_nothing_waits_for_the_copy_too(tmp_path, monkeypatch):
+    """No signal cuts that short."""
+    phases = []
+    wait = lambda folder, until: phases.append(resume_of(used).stop.phase.name)  # noqa: E731
+    monkeypatch.setattr(checkpoint_dir.CheckpointDir, "wait_for_s3", wait)
+    used = trainer(tmp_path, At("batch 8", press_ctrl_c), max_epochs=3)
+    with interrupted():
+        used.fit(Streamed())
+    assert phases == ["SAVING"] and saved(tmp_path) == {6: "epoch"}
+
+
+def test_a_checkpoint_waits_until_the_one_before_is_in_s3(tmp_path, monkeypatch):
+    """It would come to S3 late, behind one that is outdated; the last one does not wait."""
+
+    def note(trainer: pl.Trainer) -> None:
+        is_uploading[:] = [trainer.global_step in range(5, 13) or trainer.global_step == 17]
+
+    is_uploading = [False]
+    monkeypatch.setattr(checkpoint_dir.CheckpointDir, "is_uploading", lambda _: is_uploading[0])
+    callbacks = [At("end of batch .*", note)]
+    fit(tmp_path, *callbacks, max_epochs=3, every_n_steps=4, keep=9)
+    assert saved(tmp_path) == {4: "batch", 13: "batch", 16: "batch", 18: "epoch"}
+
+
+def test_what_an_interruption_makes_begin_anew_says_so(tmp_path, capfd):
+    """At its start, and when it is interrupted."""
+    job = SageMakerEnvironment(is_job=True)
+    with interrupted():
+        fit(tmp_path, At("batch 3", press_ctrl_c), environment=job)
+    output = capfd.readouterr()
+    lost = "the job has no CheckpointConfig"
+    assert output.out.splitlines()[0].startswith(
+        f"an interruption makes this run begin anew: {lost}; give it one ("
+    )
+    assert (
+        f"\ninterrupted, resume from step 0: SIGINT; {lost}, so the next run begins anew ["
+    ) in output.err
+
+
 class Stream:
     """Six batches, which are others each time."""
 
@@ -649,9 +736,9 @@ def test_the_command_lines_stop_is_told_what_is_going_on(tmp_path, monkeypatch):
     may take longer.
     """
 
-    def write(writer, checkpoint: dict, step: int, number: int) -> None:
+    def write(writer, checkpoint: dict, step: int, *rest) -> None:
         phases.append((step, stop.phase.name))
-        written(writer, checkpoint, step, number)
+        written(writer, checkpoint, step, *rest)
 
     def note(trainer: pl.Trainer) -> None:
         seconds.append(stop.batch_seconds)
@@ -660,11 +747,11 @@ def test_the_command_lines_stop_is_told_what_is_going_on(tmp_path, monkeypatch):
     phases, seconds, handlers = [], [], []
     written = checkpoint_dir.BackgroundWriter.write
     monkeypatch.setattr(checkpoint_dir.BackgroundWriter, "write", write)
-    with shutdown.Stop(Path("nowhere"), print) as stop:
+    with shutdown.Stop(CheckpointHome(Path("nowhere")), print) as stop:
         callbacks = [At("batch .|test 0", note)]
         options = {"stop": stop, "every_n_steps": 3, "max_epochs": 2, "limit_train_batches": 4}
         used = trainer(tmp_path, *callbacks, **options)
-        assert stop.folder == tmp_path and stop.phase is shutdown.Phase.IDLE
+        assert stop.home.folder == tmp_path and stop.phase is shutdown.Phase.IDLE
         used.fit(model := Validated())
         assert phases == [(step, "TRAINING") for step in (3, 4, 6)] + [(8, "SAVING")]
         assert stop.phase is shutdown.Phase.IDLE
@@ -686,9 +773,9 @@ def test_the_command_lines_stop_is_told_what_is_going_on(tmp_path, monkeypatch):
 def test_the_last_checkpoint_alone_may_take_longer(tmp_path, monkeypatch, moment, options):
     """A signal waits for it (contract/shutdown.py), and not for those before."""
 
-    def write(writer, checkpoint: dict, step: int, number: int) -> None:
+    def write(writer, checkpoint: dict, step: int, *rest) -> None:
         seen.append(resume_of(used).stop.phase.name)
-        written(writer, checkpoint, step, number)
+        written(writer, checkpoint, step, *rest)
 
     seen = []
     written = checkpoint_dir.BackgroundWriter.write
@@ -789,10 +876,32 @@ def test_a_model_file_has_what_its_reader_can_read(tmp_path, kind, is_command_li
     model = Line()
     model.save_hyperparameters({"path": tmp_path})
     options = {"enable_checkpointing": True}
-    with shutdown.Stop(tmp_path, print) if is_command_line else nullcontext() as stop:
+    home = CheckpointHome(tmp_path)
+    with shutdown.Stop(home, print) if is_command_line else nullcontext() as stop:
         fit(tmp_path / "run", kind(tmp_path, "model"), model=model, stop=stop, **options)
     read = torch.load(tmp_path / "model.ckpt", weights_only=False)
     assert (read["hyper_parameters"]["path"] == tmp_path) is not plain
+
+
+class Averaged(Line):
+    """Puts something in place of its weights into each checkpoint."""
+
+    def on_save_checkpoint(self, checkpoint):
+        assert checkpoint["optimizer_states"]
+        checkpoint["state_dict"] = {"average": torch.ones(2)}
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_the_best_model_has_no_states_of_optimizers(tmp_path, saves):
+    """The checkpoints to resume from have them: SageMaker uploads a third of the bytes.
+
+    What hooks do to a model file is in it.
+    """
+    best = BestModel(tmp_path, "model")
+    fit(tmp_path / "run", best, model=Averaged(), saves=saves, enable_checkpointing=True)
+    read = torch.load(tmp_path / "model.ckpt", weights_only=True)
+    assert list(read["state_dict"]) == ["average"]
+    assert ("optimizer_states" in read) is not saves
 
 
 # Other runs and other models ----------------------------------------------------------------------
@@ -1079,7 +1188,8 @@ def heard(monkeypatch) -> list[tuple[int, int, int, int]]:
 
     def all_reduce(flags: torch.Tensor, **_) -> SimpleNamespace:
         if others:
-            flags[:] = torch.maximum(flags, torch.tensor(others.pop(0)))
+            said = torch.tensor([*others.pop(0), 0])  # rank 0 alone says what is uploaded
+            flags[:] = torch.maximum(flags, said)
         return SimpleNamespace(wait=lambda: None)
 
     def begin(self, trainer: pl.Trainer) -> None:
@@ -1122,7 +1232,8 @@ def test_ranks_stop_at_the_same_batch_of_a_validation(tmp_path, heard):
 def test_the_command_line_reports_a_stop_itself(tmp_path, heard):
     told = []
     heard.append((15, 0, 0, 0))
-    with shutdown.Stop(tmp_path, lambda *given: told.append(given)) as stop, interrupted(143):
+    home = CheckpointHome(tmp_path)
+    with shutdown.Stop(home, lambda *given: told.append(given)) as stop, interrupted(143):
         fit(tmp_path, stop=stop)
     ((line, is_loud),) = told
     assert line.startswith("interrupted, resume from step 2: SIGTERM; ") and is_loud is True

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 import sagemaker_lightning
 from sagemaker_lightning import ExactResume
 from sagemaker_lightning.callbacks.divergence import Divergence
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import checkpoint_file, folder_lock, user_checkpoints
 from sagemaker_lightning.resume.best_model import BestModel
@@ -51,7 +52,7 @@ def state(step: int) -> dict:
 @pytest.fixture
 def folder(tmp_path: Path) -> CheckpointDir:
     """A folder with the checkpoints of steps 10, 20 and 30."""
-    directory = CheckpointDir(tmp_path / "checkpoints", keep=3)
+    directory = CheckpointDir(CheckpointHome(tmp_path / "checkpoints"), keep=3)
     for step in (10, 20, 30):
         directory.save(state(step), step, number=step * 7)
     return directory
@@ -61,7 +62,7 @@ def chosen(
     folder: CheckpointDir, hosts: int = 1, missing_file: Callable[[Path], str] = lambda path: ""
 ) -> Path | None:
     return choose_checkpoint(
-        CheckpointDir(folder.path, 3),
+        CheckpointDir(CheckpointHome(folder.path), 3),
         "algo-1",
         lambda choice: [choice] * hosts,
         True,
@@ -76,34 +77,24 @@ def test_what_is_written_is_read(folder: CheckpointDir):
     assert examine(path) == (30, 210)
     # Somebody who knows only torch can read it.
     assert torch.equal(torch.load(path)["weights"], torch.full((100,), 30.0))
+    assert len(list(folder.path.iterdir())) == 3  # SageMaker would upload another name as well
     os.mkfifo(folder.path_of(40))  # reading it would wait for ever
     torch.save({checkpoint_file.ENTRIES_KEY: {"loggers": []}}, folder.path_of(50))  # not ours
-    assert CheckpointDir(folder.path, 3).logger_states() == [{"version": 3}]
-    assert (folder.path / "last.ckpt").samefile(path)
+    assert CheckpointDir(CheckpointHome(folder.path), 3).logger_states() == [{"version": 3}]
 
 
 def test_an_empty_folder_is_a_start(tmp_path: Path):
-    assert chosen(CheckpointDir(tmp_path / "none", 3)) is None
-    assert CheckpointDir(tmp_path / "none", 3).logger_states() == []
+    assert chosen(CheckpointDir(CheckpointHome(tmp_path / "none"), 3)) is None
+    assert CheckpointDir(CheckpointHome(tmp_path / "none"), 3).logger_states() == []
     (tmp_path / "none").mkdir()
     (tmp_path / "none/notes.txt").write_text("someone else's")
-    assert chosen(CheckpointDir(tmp_path / "none", 3)) is None
+    assert chosen(CheckpointDir(CheckpointHome(tmp_path / "none"), 3)) is None
 
 
 def test_the_newest_step_is_the_newest_whatever_its_files_name(folder: CheckpointDir):
-    folder.path_of(30).unlink()
-    last = folder.path / "last.ckpt"
-    assert folder.checkpoints() == [
-        (30, last),
-        (20, folder.path_of(20)),
-        (10, folder.path_of(10)),
-    ]
-    assert chosen(folder) == last
-    empty(last, random.Random())
-    assert folder.checkpoints()[-1] == (-1, last)
     folder.save(state(10**9), 10**9, 1)
     newest = folder.path / "step-1000000000.ckpt"
-    assert folder.checkpoints()[:2] == [(10**9, newest), (10**9, last)] and chosen(folder) == newest
+    assert folder.checkpoints()[0] == (10**9, newest) and chosen(folder) == newest
 
 
 def test_one_that_resumed_counts_the_checkpoints_that_it_found(folder: CheckpointDir):
@@ -113,19 +104,19 @@ def test_one_that_resumed_counts_the_checkpoints_that_it_found(folder: Checkpoin
     write(folder.path_of(0), state(0), 0, 1)
     write(folder.path_of(40), {}, 40, 1)
     empty(folder.path_of(40), random.Random())
-    resumed = CheckpointDir(folder.path, 3)
+    resumed = CheckpointDir(CheckpointHome(folder.path), 3)
     path = choose_checkpoint(resumed, "a", lambda own: [own], True, lambda path: "")
     assert path == folder.path_of(30) and resumed.intact_steps == [0, 10, 20, 30]
     resumed.save(state(50), 50, 1)
     assert resumed.intact_steps == [20, 30, 50]
-    assert [step for step, _ in resumed.checkpoints()] == [50, 50, 40, 30, 20]
+    assert [step for step, _ in resumed.checkpoints()] == [50, 40, 30, 20]
 
 
 def test_what_a_killed_writer_left_is_removed(folder: CheckpointDir):
     """One rank of each host does so; files of others stay."""
     left = [
         folder.path / f"{name}.7.sagemaker-ignore"
-        for name in ("step-000000040.ckpt", "last.ckpt", "journal-1.bin", "notes.txt")
+        for name in ("step-000000040.ckpt", "best.ckpt", "journal-1.bin", "notes.txt")
     ]
     for path in left:
         path.touch()
@@ -136,20 +127,16 @@ def test_what_a_killed_writer_left_is_removed(folder: CheckpointDir):
     assert [path.exists() for path in left] == [False, False, False, True]
 
 
-def test_what_somebody_has_removed_or_left_does_not_stop_a_writer(folder: CheckpointDir):
+def test_what_somebody_has_removed_does_not_stop_a_writer(folder: CheckpointDir):
     folder.path_of(10).unlink()
-    leftover_link = folder.path / f"last.ckpt.{os.getpid()}.sagemaker-ignore"
-    leftover_link.write_bytes(b"of a killed process with this PID")
     folder.save(state(40), 40, 1)
     assert folder.intact_steps == [20, 30, 40]
-    assert (folder.path / "last.ckpt").samefile(folder.path_of(40)) and not leftover_link.exists()
 
 
 def test_what_is_skipped_is_said(folder: CheckpointDir, capsys):
     """Those files that are newer than what is chosen, or of the same step."""
     content = bytearray(folder.path_of(30).read_bytes())
     content[300] ^= 1
-    folder.path_of(30).unlink()  # last.ckpt is another name of it
     folder.path_of(30).write_bytes(content)
     empty(folder.path_of(10), random.Random())
     copy = folder.path / "copy.ckpt"
@@ -157,7 +144,6 @@ def test_what_is_skipped_is_said(folder: CheckpointDir, capsys):
     write(folder.path / "epoch=1.ckpt", {"state_dict": {}}, 30)  # Lightning's
     theirs = folder.path / "theirs.ckpt"
     theirs.touch()
-    last = folder.path / "last.ckpt"
     misnamed = f"{copy} has a wrong name; its own is step-000000020.ckpt"
     foreign = f"{theirs} is cut off, or not a checkpoint of this program"
     damaged = "is damaged: its checksum does not match"
@@ -166,15 +152,13 @@ def test_what_is_skipped_is_said(folder: CheckpointDir, capsys):
         lines = [f"warning: checkpoint {problem}; it is skipped" for problem in problems]
         return capsys.readouterr().out.splitlines() == lines
 
-    assert chosen(folder) == last and said(misnamed, foreign, f"{folder.path_of(30)} {damaged}")
-    last.write_bytes(content)
     assert chosen(folder) == folder.path_of(20)
-    assert said(misnamed, foreign, f"{folder.path_of(30)} {damaged}", f"{last} {damaged}")
+    assert said(misnamed, foreign, f"{folder.path_of(30)} {damaged}")
     folder.path_of(20).unlink()
     with pytest.raises(UserError, match="found checkpoints, but none that every host has intact"):
         chosen(folder)
     cut_off = f"{folder.path_of(10)} is cut off, or not a checkpoint of this program"
-    assert said(misnamed, foreign, cut_off, f"{folder.path_of(30)} {damaged}", f"{last} {damaged}")
+    assert said(misnamed, foreign, cut_off, f"{folder.path_of(30)} {damaged}")
 
 
 def test_one_whose_best_model_is_missing_is_the_last_choice(folder: CheckpointDir, capsys):
@@ -187,28 +171,125 @@ def test_one_whose_best_model_is_missing_is_the_last_choice(folder: CheckpointDi
     assert chosen(folder, missing_file=missing_at(30, 20, 10)) == folder.path_of(30)
 
 
-def test_only_so_many_are_kept_and_none_that_is_being_uploaded(folder: CheckpointDir):
-    names = lambda: sorted(int(path.name[5:14]) for path in folder.path.glob("step-*.ckpt"))  # noqa: E731
-    (folder.path / "step-000000010.ckpt.sagemaker-uploading").touch()
-    (folder.path / "step-000000020.ckpt.sagemaker-uploading").touch()
-    (folder.path / "step-000000020.ckpt.sagemaker-uploaded").touch()
-    folder.save(state(40), 40, 1)
-    folder.save(state(50), 50, 1)
-    assert names() == [10, 30, 40, 50]
-    (folder.path / "step-000000010.ckpt.sagemaker-uploaded").touch()
-    folder.save(state(60), 60, 1)
-    assert names() == [40, 50, 60]
-    assert folder.intact_steps == [40, 50, 60]
-    # A mark that is older than this process belongs to a job that has ended.
-    uploading = folder.path / "step-000000040.ckpt.sagemaker-uploading"
-    uploading.touch()
-    os.utime(uploading, (5000.0, 5000.0))
-    folder.started = 5000.0
-    folder.save(state(70), 70, 1)
-    assert names() == [40, 50, 60, 70]
-    folder.started = 5000.5
-    folder.save(state(80), 80, 1)
-    assert names() == [60, 70, 80]
+def test_only_so_many_are_kept(folder: CheckpointDir):
+    for step in (40, 50):
+        folder.save(state(step), step, 1)
+    assert [step for step, _ in folder.checkpoints()] == [50, 40, 30] == folder.intact_steps[::-1]
+
+
+def marked(folder: CheckpointDir, step: int, suffix: str) -> None:
+    """Leave the mark of SageMaker's uploader beside a checkpoint."""
+    path = folder.path_of(step)
+    path.with_name(f"{path.name}.sagemaker-{suffix}").touch()
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> CheckpointDir:
+    """The folder of a job's CheckpointConfig, without a checkpoint."""
+    return CheckpointDir(CheckpointHome(tmp_path / "copied", is_copied=True), keep=2)
+
+
+def test_none_is_removed_that_is_being_uploaded_or_is_the_newest_in_s3(copied: CheckpointDir):
+    """To remove a file removes it in S3."""
+    kept = lambda: [step for step, _ in copied.checkpoints()]  # noqa: E731
+    copied.save(state(10), 10, 1)
+    marked(copied, 10, "uploading")
+    for step in (20, 30, 40):
+        copied.save(state(step), step, 1)
+    assert kept() == [40, 30, 10]
+    marked(copied, 10, "uploaded")
+    copied.save(state(50), 50, 1)
+    assert kept() == [50, 40, 10]  # a job that is killed now resumes from step 10
+    marked(copied, 40, "uploaded")
+    copied.save(state(60), 60, 1)
+    assert kept() == [60, 50, 40]
+    # A mark that is older than its file is of another file of that name.
+    os.utime(f"{copied.path_of(40)}.sagemaker-uploaded", (5000.0, 5000.0))
+    copied.save(state(70), 70, 1)
+    assert kept() == [70, 60]
+
+
+def test_a_checkpoint_is_in_s3_when_its_best_model_is(copied: CheckpointDir):
+    """A resumed run skips a checkpoint whose best model is missing."""
+    best = copied.path / "best.ckpt"
+    write(best, {"state_dict": {}}, 10)
+    copied.save(state(10), 10, 1, [best])
+    marked(copied, 10, "uploaded")
+    assert copied.steps_in_s3() == []
+    best.with_name("best.ckpt.sagemaker-uploaded").touch()
+    assert copied.steps_in_s3() == [10]
+
+
+def test_what_has_come_from_s3_is_in_s3(copied: CheckpointDir):
+    """It has no marks, and is older than the container."""
+    write(copied.path_of(10), state(10), 10, 1)
+    copied.note_intact(10)
+    assert copied.steps_in_s3() == []
+    os.utime(copied.path_of(10), (5000.0, 5000.0))
+    assert copied.steps_in_s3() == [10]
+    here = CheckpointDir(CheckpointHome(copied.path), 2)
+    here.note_intact(10)
+    assert here.steps_in_s3() == []
+
+
+def test_a_checkpoint_waits_for_the_copy_of_the_one_before(copied: CheckpointDir):
+    def is_uploading() -> bool:
+        copied.next_look = 0.0
+        return copied.is_uploading()
+
+    assert not is_uploading()
+    copied.save(state(10), 10, 1)
+    assert not is_uploading()  # without a mark, nothing is known
+    marked(copied, 10, "uploading")
+    assert is_uploading()
+    marked(copied, 10, "uploaded")
+    assert not is_uploading()
+    copied.save(state(20), 20, 1)
+    assert is_uploading()  # the uploader will get there
+    os.utime(copied.path_of(20), (time.time() - 1000,) * 2)
+    assert not is_uploading()  # or it never will
+
+
+@pytest.mark.parametrize(
+    ("marks", "step", "said"),
+    [
+        ([], 30, "{newest} is complete here; no mark tells whether it is in S3"),
+        ([30], 30, "{newest} is in S3"),
+        ([20], 20, "step-000000020.ckpt is in S3, step-000000030.ckpt is so far only here"),
+    ],
+)
+def test_what_is_said_of_the_next_start(copied: CheckpointDir, marks, step, said):
+    for each in (20, 30):
+        copied.save(state(each), each, 1)
+    for each in marks:
+        marked(copied, each, "uploaded")
+    outlook = copied.outlook()
+    assert (outlook.step, outlook.said) == (step, said.format(newest=copied.path_of(30)))
+
+
+def test_what_is_said_where_no_checkpoint_is_in_s3(copied: CheckpointDir):
+    copied.save(state(30), 30, 1)
+    marked(copied, 30, "uploading")
+    outlook = copied.outlook()
+    said = "no checkpoint is known to be in S3, step-000000030.ckpt is so far only here"
+    assert (outlook.step, outlook.said) == (0, said)
+
+
+def test_a_stop_waits_for_the_copy_in_s3(copied: CheckpointDir, capsys):
+    """Nothing is copied once the container has ended."""
+    copied.save(state(10), 10, 1)
+    copied.wait_for_s3(time.monotonic() + 600)  # nothing shows that there is an uploader
+    marked(copied, 10, "uploading")
+    copied.wait_for_s3(time.monotonic())
+    assert copied.steps_in_s3() == []
+    uploader = threading.Timer(0.2, marked, (copied, 10, "uploaded"))
+    uploader.start()
+    copied.wait_for_s3(time.monotonic() + 600)
+    assert copied.steps_in_s3() == [10]
+    uploader.join()
+    line = f"{copied.path_of(10)} is complete; it is on its way to S3"
+    assert capsys.readouterr().out.splitlines() == [line, line]
+    copied.wait_for_s3(time.monotonic() + 600)
 
 
 def cut(path: Path, draw: random.Random) -> None:
@@ -316,11 +397,9 @@ def test_a_thousand_damaged_folders(folder: CheckpointDir, tmp_path: Path, capsy
     draw = random.Random(4)
     outcomes = {"whole": 0, "error": 0, "start": 0}
     for _ in range(1000):
-        directory = CheckpointDir(tmp_path / "copy/checkpoints", 3)
+        directory = CheckpointDir(CheckpointHome(tmp_path / "copy/checkpoints"), 3)
         shutil.rmtree(tmp_path / "copy", ignore_errors=True)
         shutil.copytree(folder.path, directory.path)
-        if draw.random() < 0.7:
-            (directory.path / "last.ckpt").unlink()
         for _ in range(draw.randint(1, 6)):
             files = sorted(
                 path
@@ -366,7 +445,6 @@ def test_a_checkpoint_of_another_format_is_refused(folder: CheckpointDir, versio
     footer = checkpoint_file.FOOTER.size
     content = folder.path_of(30).read_bytes()
     mark = f"\0sagemaker-lightning {version}\0".encode()
-    folder.path_of(30).unlink()  # it is last.ckpt, too
     folder.path_of(30).write_bytes(
         content[:-footer] + mark + content[-footer:][len(checkpoint_file.MARK) :]
     )
@@ -552,7 +630,7 @@ def test_a_checkpoint_names_no_class_of_ours(tmp_path: Path):
         os.environ | {"PYTHONPATH": str(ROOT), "SM_CHECKPOINT_DIR": str(tmp_path / "checkpoints")},
     )
     assert run.returncode == 0, run.stdout
-    checkpoint = read(tmp_path / "checkpoints/last.ckpt")
+    checkpoint = read(tmp_path / "checkpoints/step-000000002.ckpt")
     # These are the flags, which choose classes.
     run_settings = checkpoint[checkpoint_file.ENTRIES_KEY].pop("run")
     assert run_settings
@@ -629,10 +707,10 @@ def everywhere(folders: list[CheckpointDir]) -> list:
 
 
 def copies(folder: CheckpointDir, tmp_path: Path, hosts: int) -> list[CheckpointDir]:
-    directories = [CheckpointDir(tmp_path / f"host-{host}", 3) for host in range(hosts)]
+    homes = [CheckpointHome(tmp_path / f"host-{host}") for host in range(hosts)]
+    directories = [CheckpointDir(home, 3) for home in homes]
     for directory in directories:
         shutil.copytree(folder.path, directory.path)
-        (directory.path / "last.ckpt").unlink()
     return directories
 
 
@@ -664,17 +742,31 @@ def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: CheckpointDir, 
 
 
 def test_each_host_reads_its_own_file(folder: CheckpointDir, tmp_path: Path):
+    """All hosts of a job but one give theirs a name that SageMaker does not copy to S3."""
     hosts = copies(folder, tmp_path, 2)
-    hosts[0].path_of(30).rename(hosts[0].path / "last.ckpt")
-    assert everywhere(hosts) == [hosts[0].path / "last.ckpt"] * 2 + [hosts[1].path_of(30)] * 2
+    homes = [
+        CheckpointHome(host.path, is_copied=True, is_main_host=host is hosts[0]) for host in hosts
+    ]
+    hosts = [CheckpointDir(home, 3) for home in homes]
+    for host in hosts:
+        host.save(state(40), 40, 1)
+    names = ["step-000000040.ckpt", "step-000000040.ckpt.sagemaker-ignore"]
+    paths = [host.path / name for host, name in zip(hosts, names, strict=True) for _ in range(2)]
+    assert everywhere(hosts) == paths
+    # What came from S3 stays on that host: to remove it there would remove it in S3.
+    hosts[1].note_intact(40)
+    for step in (50, 60, 70, 80):
+        hosts[1].save(state(step), step, 1)
+    assert [step for step, _ in hosts[1].checkpoints()] == [80, 70, 60, 30, 20, 10]
 
 
 KILLED_WRITER = """
 import sys
 from pathlib import Path
 import torch
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir, choose_checkpoint
-folder = CheckpointDir(Path(sys.argv[1]), 3)
+folder = CheckpointDir(CheckpointHome(Path(sys.argv[1])), 3)
 choose_checkpoint(folder, "algo-1", lambda told: [told], True, lambda path: '')
 weights = torch.rand(2_000_000)
 print("writing", flush=True)
@@ -694,7 +786,7 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
         time.sleep(draw.uniform(0.0, 0.3))
         process.kill()
         process.communicate()
-        directory = CheckpointDir(tmp_path / "checkpoints", 3)
+        directory = CheckpointDir(CheckpointHome(tmp_path / "checkpoints"), 3)
         assert all(not isinstance(examine(path), str) for _, path in directory.checkpoints())
         if path := chosen(directory):
             step = read(path)["step"] + 1
@@ -717,7 +809,7 @@ def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(
             output := capsys.readouterr().out
         )
         assert "the newest intact one is step-000000030.ckpt" in output
-        nothing = BackgroundWriter(CheckpointDir(folder.path.with_name("new"), 3))
+        nothing = BackgroundWriter(CheckpointDir(CheckpointHome(folder.path.with_name("new")), 3))
         nothing.write(state(40), 40, 1)
         nothing.wait()
         with pytest.raises(UserError, match="no checkpoint could be written there.*; make room"):
@@ -747,7 +839,7 @@ def test_whatever_a_writer_dies_of_is_said(folder: CheckpointDir, capsys):
     assert "Traceback" in output.err
     writer.write(state(45) | {"lock": threading.Lock()}, 45, 1)
     assert "warning: training goes on, but no checkpoint" in capsys.readouterr().out
-    nothing = BackgroundWriter(CheckpointDir(folder.path.with_name("new"), 3))
+    nothing = BackgroundWriter(CheckpointDir(CheckpointHome(folder.path.with_name("new")), 3))
     nothing.write({"lock": threading.Lock()}, 40, 1)
     nothing.wait()
     with pytest.raises(TypeError):
@@ -779,7 +871,7 @@ def test_checkpoints_are_written_one_at_a_time(folder: CheckpointDir, monkeypatc
     begun, may_end = threading.Event(), threading.Event()
     events = []
 
-    def save(checkpoint, step: int, number: int) -> None:
+    def save(checkpoint, step: int, number: int, best) -> None:
         events.append(f"{step} begins")
         begun.set()
         may_end.wait(5)
@@ -795,6 +887,23 @@ def test_checkpoints_are_written_one_at_a_time(folder: CheckpointDir, monkeypatc
     writer.write(state(50), 50, 1)
     writer.wait()
     assert events == ["40 begins", "40 ends", "50 begins", "50 ends"] and not writer.is_writing
+
+
+@pytest.mark.parametrize(
+    ("filename", "warns"), [("{epoch}-{nope:.2f}", True), ("{epoch}-{loss}", False)]
+)
+def test_a_file_name_with_a_metric_that_is_not_logged_is_warned_of_once(
+    tmp_path: Path, capsys, filename, warns
+):
+    best = BestModel(tmp_path, monitor="loss", filename=filename)
+    metrics = {name: torch.tensor(1.0) for name in ("loss", "epoch", "step")}
+    for _ in range(2):
+        best.format_checkpoint_name(dict(metrics))
+    line = (
+        f"warning: the best model's filename {filename}: nope is not logged, and 0 stands for it; "
+        "logged are epoch, loss, step\n"
+    )
+    assert capsys.readouterr().out == line * warns
 
 
 # The lock of a folder -----------------------------------------------------------------------------
@@ -1064,6 +1173,7 @@ def test_a_model_that_has_diverged_replaces_no_file(tmp_path: Path):
 def without_ranks(removed: list[str] | None = None) -> SimpleNamespace:
     """Return what a callback uses of a trainer of one rank; it notes what is removed."""
     strategy = SimpleNamespace(
+        checkpoint_io=None,
         reduce_boolean_decision=lambda decision, all=True: decision,
         broadcast=lambda value: value,
         remove_checkpoint=(removed if removed is not None else []).append,

@@ -42,6 +42,7 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import divided
 from sagemaker_lightning.process import allocator
+from sagemaker_lightning.resume.best_model import BestModel
 from sagemaker_lightning.state.object_graph import is_library_class
 
 from app import train
@@ -487,8 +488,8 @@ class _Hidden(Base):
 
 
 def test_the_settings_of_a_class_are_its_parents_as_far_as_it_passes_them_on():
-    assert flags.settings(f"{__name__}.Passing") == ["c", "a", "b"]
-    assert flags.settings(f"{__name__}.Closed") == ["d"]
+    assert flags.settings(Passing) == ["c", "a", "b"]
+    assert flags.settings(Closed) == ["d"]
 
 
 def test_which_classes_may_be_chosen():
@@ -734,6 +735,7 @@ def with_trainer(monkeypatch, environment=None, seed=True, **settings) -> Simple
         trainer=Namespace(**trainer | settings, enable_progress_bar=None),
         logger="the logger",
         resume=Namespace(dirpath="/c"),
+        checkpoint=BestModel(dirpath="/c"),
     )
     command_line.parser = SimpleNamespace(callback_keys=["checkpoint", "progress"])
     command_line.evaluating = []
@@ -882,6 +884,18 @@ MISTAKES = [
         ["--trainer.logger.save_dir=x"],  # the class of all loggers is abstract
         "^--trainer.logger.save_dir: belongs to a class that is not given; give --trainer.logger=",
     ),
+    (
+        ["--optimizer.lrr=0.1"],
+        r"^--optimizer.lrr: no Optimizer has such a setting; did you mean --optimizer.lr\? ",
+    ),
+    (
+        ["--lr_scheduler.gama=0.1"],
+        r"^--lr_scheduler.gama: no .*Scheduler.* has such a setting; did you mean .*gamma\? give",
+    ),
+    (
+        ["--optimizer.zzzzz=1"],
+        "^--optimizer.zzzzz: belongs to a class that is not given; give --op",
+    ),
     (["--optimizer.class_path=Adamm"], "--optimizer: found 'Adamm'.*did you mean Adam?"),
     (
         ["--lr_scheduler=StepLR", "--lr_scheduler.step_size=x"],
@@ -937,6 +951,23 @@ MISTAKES = [
     (
         ["--trainer.val_check_interval=0"],
         "--trainer.val_check_interval: found 0, allowed is a number of batches",
+    ),
+    (
+        ["--trainer.min_epochs=3", "--trainer.max_epochs=2"],
+        "--trainer.min_epochs: found 3, and --trainer.max_epochs=2 ends the training before; give",
+    ),
+    (["--trainer.min_epochs=21"], "--trainer.min_epochs: found 21, and --trainer.max_epochs=20 "),
+    (
+        ["--trainer.min_steps=3", "--trainer.max_steps=2"],
+        "--trainer.min_steps: found 3, and --trainer.max_steps=2 ends the training before; give",
+    ),
+    *(
+        ([f"--checkpoint.filename={name}"], "--checkpoint.filename: found '[^']*', which is no f")
+        for name in ("{", "}", "{}", "{0}", "{val_loss:.3q}", "{val_loss:d}")
+    ),
+    (
+        [f"--checkpoint.filename=a/{'x' * 3000}-{{epoch}}"],
+        "--checkpoint.filename: found 'a/x*[.]{3}', which makes a name that is no file's, of 3013 ",
     ),
     (
         ["--trainer.val_check_interval=-1"],
@@ -1134,6 +1165,15 @@ def test_a_wrong_class_lists_those_that_are_allowed(flag, names):
     assert not internal & set(classes) and not [name for name in classes if name.startswith("_")]
 
 
+def test_no_class_of_ours_is_listed_that_no_flag_is_to_name():
+    for path in ("loggers.logger.Logger", "callbacks.callback.Callback"):
+        classes = suggestions.subclasses(f"pytorch_lightning.{path}")
+        ours = {kind for kind in classes if kind.__module__.startswith("sagemaker_lightning.")}
+        assert classes and not ours
+    schedules = suggestions.subclasses("torch.optim.lr_scheduler.LRScheduler")
+    assert "Triangle" in {kind.__name__ for kind in schedules}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("only_installed_classes")
 def test_a_module_that_cannot_be_imported_says_where_it_fails(tmp_path, monkeypatch):
@@ -1181,6 +1221,71 @@ def test_all_wrong_flags_are_named_at_once(tmp_path):
         "use --trainer.accelerator=gpu and --trainer.devices=N (-1: all); "
         "also --trainer.max_steps: found 'b', allowed is int"
     )
+
+
+def test_an_error_that_names_no_flag_is_found_among_others():
+    """jsonargparse only says that an int is too large to convert."""
+    line = refused(
+        "--trainer.max_epochs=3",
+        "--zzz=1",
+        f"--resume.every_n_minutes=1{'0' * 400}",
+        "--trainer.max_steps=x",
+        "--trainer.min_epochs=1",
+    )
+    assert re.search(
+        "^--zzz: is no flag here; .*; also --resume.every_n_minutes: .*too large.*; "
+        "also --trainer.max_steps: found 'x', allowed is int$",
+        line,
+    ), line
+
+
+def test_a_class_that_lacks_what_was_wrong_is_not_named_beside_it():
+    line = refused("--lr_scheduler=StepLR", "--lr_scheduler.step_size=x", "--trainer.max_steps=y")
+    assert line == (
+        "--lr_scheduler.step_size: found 'x', allowed is int; "
+        "also --trainer.max_steps: found 'y', allowed is int"
+    )
+
+
+def test_a_wrong_class_is_named_and_not_a_setting_before_it():
+    line = refused("--data.zzz=4", "--data=Nonesuch", "--trainer.max_steps=y")
+    assert line.startswith("--data: found 'Nonesuch', ") and "zzz" not in line
+    assert line.endswith("; also --trainer.max_steps: found 'y', allowed is int")
+
+
+@pytest.fixture
+def parsings(monkeypatch) -> list[int]:
+    """How many settings were parsed each time that the search for mistakes parsed some."""
+    parser_message = mistakes._parser_message
+    numbers = []
+
+    def count(parser, settings) -> tuple[str, bool]:
+        numbers.append(len(settings))
+        return parser_message(parser, settings)
+
+    monkeypatch.setattr(mistakes, "_parser_message", count)
+    return numbers
+
+
+def test_thousands_of_unknown_names_are_not_parsed_one_by_one(parsings):
+    names = [f"--{group}{number}=1" for number in range(1000) for group in ("a", "trainer.a")]
+    line = refused(*names, "--trainer.max_steps=x", "stray")
+    assert line.startswith("--a0, --a1, ") and "are no flags here" in line
+    assert "--trainer.max_steps: found 'x', allowed is int" in line
+    assert re.search(r"; also wrong: --trainer.a0, .* and 1981 more$", line), line
+    assert parsings == [1, 0]
+
+
+def test_the_search_for_mistakes_has_an_end(parsings):
+    settings = [f"--optimizer.a{number}=1" for number in range(1000)]
+    line = refused("--optimizer=Adam", *settings[:100])
+    assert line.startswith("--optimizer.a0, --optimizer.a1, ") and len(line) < 960
+    assert " more: Adam has no such setting; it has " in line
+    assert line.endswith("; there may be more")
+    assert len(parsings) == mistakes.MAX_EXPLAINED
+    parsings.clear()
+    assert refused("--optimizer=Adam", *settings).endswith("; there may be more")
+    assert sum(parsings[:-1]) <= mistakes.MAX_PARSED < sum(parsings)
 
 
 @pytest.mark.parametrize(

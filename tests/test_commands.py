@@ -48,6 +48,7 @@ BETWEEN_THE_LINES = {
     "COMPILER=1 make build": "test_container.py::test_a_compiler_is_a_build_argument",
     "LIGHTNING_BOLTS=0 make build": "test_container.py::test_lightning_bolts_can_be_left_out",
     "LOGGERS=mlflow make build": "test_container.py::test_loggers_are_a_build_argument",
+    "docker run IMAGE --help": "test_container.py::test_help_says_what_runs",
     "docker run -it IMAGE": "test_container.py::test_training_at_a_terminal",
     "docker run -it IMAGE bash": "test_container.py::test_a_shell_at_a_terminal",
     "python -m debugpy --listen 0.0.0.0:5678 my_train.py": (

@@ -116,9 +116,38 @@ def test_a_user_without_a_name_in_a_container_that_is_read_only(container, tmp_p
     run = container("train", options=(*user, *mounts))
     assert run.returncode == 0 and (tmp_path / "model/model.pt").is_file(), run.stdout
     run = container("train", options=(*user, *mounts[:-2]))
-    assert run.returncode == 1 and run.stdout.startswith(
-        "error: /opt/ml/input/config/hyperparameters.json: is missing"
+    assert run.returncode == 1 and run.stdout == (
+        "error: /opt/ml/input/config: no folder that user 54321 can write; mount one at each "
+        "(docker run --volume FOLDER:/opt/ml/input/config ...)\n"
     )
+    run = container("train", options=user)
+    assert run.stdout.startswith("error: /opt/ml/output, /opt/ml/model, /opt/ml/input/config: no f")
+
+
+def test_another_user_needs_no_folder(container):
+    """Whatever the user's number is."""
+    run = container(
+        "bash",
+        "-c",
+        "set -e; cd /opt/ml; for name in model output output/data input/config input/data code; do "
+        "touch $name/mine; done",
+        options=("--user", "54321"),
+    )
+    assert run.returncode == 0, run.stdout
+
+
+def test_help_says_what_runs(container):
+    """Each command that it names runs; test_a_block_of_a_page has one with a flag."""
+    printed = container("--help")
+    assert printed.returncode == 0, printed.stdout
+    commands = re.findall(r"^  (python \S.*?)(?:  .*)?$", printed.stdout, re.MULTILINE)
+    assert len(commands) == 4
+    for command in commands:
+        if "--FLAG=VALUE" not in command:
+            assert container(*command.split()).returncode == 0, command
+    for word in ("serve", "--trainer.max_epochs=1", "--"):
+        run = container(word)
+        assert run.returncode == 127 and run.stdout.startswith(f"error: '{word}': "), run.stdout
 
 
 def test_the_command_may_be_left_out(container):

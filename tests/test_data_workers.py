@@ -3,22 +3,16 @@
 And no worker is left behind.
 """
 
-import multiprocessing
 import os
+import re
 import signal
-import threading
 import time
-from multiprocessing import resource_tracker
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 import warm
 from containers import ROOT
-
-from sagemaker_lightning.contract.shutdown import SIGNALS
-from sagemaker_lightning.data.worker_signals import end_with_the_loader, held_back
 
 SOURCE = """
 import time
@@ -48,6 +42,49 @@ if __name__ == "__main__":
     print("begins", flush=True)
     print([batch.tolist() for batch in loader if not print("a batch", flush=True)], flush=True)
 """
+OF_THE_USERS_OWN = """
+import multiprocessing
+
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from sagemaker_lightning import ExactResume
+
+
+def loader():
+    return DataLoader(TensorDataset(torch.ones(4000, 1)), 2, num_workers=1)
+
+
+class Loader:
+    # One of the user's own, with another one in it.
+    def __iter__(self):
+        return iter(loader())
+
+    def __len__(self):
+        return 2000
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        vars(self)["batches"] = iter(loader())
+        vars(self)["shared"] = multiprocessing.Manager().dict()
+
+    def training_step(self, batch, batch_idx):
+        self.shared["steps"] = self.shared.get("steps", 0) + len(next(self.batches)[0])
+        if batch_idx == 3:
+            print("trains", flush=True)
+        return self.layer(batch[0]).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+settings = {"accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False}
+trainer = pl.Trainer(max_epochs=1, callbacks=[ExactResume("checkpoints", seed=1)], **settings)
+trainer.fit(Model(), Loader())
+"""
 CASES = [
     pytest.param(method, text, marks=() if always_run else pytest.mark.soak)
     for method, text, always_run in [
@@ -63,11 +100,11 @@ HANG_SECONDS = 120
 
 
 class Loading:
-    """A process that goes through a loader with two workers."""
+    """A process that goes through a loader with workers."""
 
-    def __init__(self, folder: Path, method: str) -> None:
+    def __init__(self, folder: Path, method: str = "fork", program: str = PROGRAM) -> None:
         (folder / "numbers_of_mine.py").write_text(SOURCE)
-        (folder / "program.py").write_text(PROGRAM)
+        (folder / "program.py").write_text(program)
         self.log = folder / "log"
         self.method = method
         with self.log.open("w") as log:
@@ -122,69 +159,19 @@ def test_no_worker_outlives_its_loader(tmp_path: Path, method, text):
     assert below and not alive
 
 
-# In one process -----------------------------------------------------------------------------------
-
-
-def blocked() -> set[signal.Signals]:
-    """Return the signals that this thread holds back."""
-    return signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-@pytest.fixture
-def one_blocked():
-    """Have this thread hold back one signal, which is no stop of a job."""
-    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
-    yield {signal.SIGUSR2, *mask_before}
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
-
-
-@pytest.mark.parametrize(
-    ("workers", "method", "tracked"),
-    [(0, "spawn", False), (1, "fork", False), (1, "spawn", True), (1, None, False)],
-)
-def test_workers_start_with_stops_held_back(monkeypatch, one_blocked, workers, method, tracked):
-    """Python's tracker of resources unblocks signals as it starts, so it starts before."""
-    when_tracked = []
-    monkeypatch.setattr(resource_tracker, "ensure_running", lambda: when_tracked.append(blocked()))
-    context = multiprocessing.get_context(method) if method else None
-    monkeypatch.setattr(
-        multiprocessing, "get_start_method", lambda allow_none: None if allow_none else "spawn"
+@pytest.mark.slow
+def test_a_signal_to_all_stops_a_training_whose_code_starts_processes_with_a_checkpoint(tmp_path):
+    """A loader in a loader of the user's own, an iterator made in __init__, and a Manager."""
+    loading = Loading(tmp_path, program=OF_THE_USERS_OWN)
+    loading.until("trains")
+    below = loading.below()
+    assert len(below) >= 3
+    for process in [*below, loading.process]:
+        process.send_signal(signal.SIGTERM)
+    assert loading.process.wait(HANG_SECONDS) == 143, loading.output
+    said = re.search(
+        r"^interrupted, resume from step (\d+): .*-0*(\d+).ckpt is", loading.output, re.M
     )
-    with held_back(SimpleNamespace(num_workers=workers, multiprocessing_context=context)):
-        assert blocked() == one_blocked | ({*SIGNALS} if workers else set())
-    assert blocked() == one_blocked
-    assert when_tracked == ([one_blocked] if tracked else [])
-
-
-def wait_as_worker(monkeypatch, senders: list[int | None], alive: list[bool]) -> tuple:
-    """Let a worker wait for signals of `senders`, while its loader's process is `alive`.
-
-    Returns its exit status, how many of the two it has not looked at, and whether its thread keeps
-    the process.
-    """
-    ended = threading.Event()
-    seen = []
-
-    def receive(signals, seconds):
-        assert signals == SIGNALS and seconds < 60
-        sender = senders.pop(0)
-        return None if sender is None else SimpleNamespace(si_pid=sender)
-
-    def end(status: int) -> None:
-        seen.extend([status, threading.current_thread().daemon])
-        ended.set()
-
-    loader = SimpleNamespace(pid=7, is_alive=lambda: alive.pop(0))
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: loader)
-    monkeypatch.setattr(signal, "sigtimedwait", receive)
-    monkeypatch.setattr(os, "_exit", end)
-    end_with_the_loader()
-    assert {*SIGNALS} <= blocked()
-    assert ended.wait(30)
-    return *seen, len(senders), len(alive)
-
-
-def test_a_worker_ends_when_its_loaders_process_says_so_or_is_gone(monkeypatch, one_blocked):
-    """A signal that somebody sends to the whole group ends none."""
-    assert wait_as_worker(monkeypatch, [None, 5, 7, 9], [True] * 5) == (0, True, 1, 2)
-    assert wait_as_worker(monkeypatch, [None, 5, 7], [True, True, False]) == (0, True, 1, 0)
+    assert said and said[1] == said[2] and int(said[1]) > 3, loading.output
+    assert "Error" not in loading.output
+    assert psutil.wait_procs(below, HANG_SECONDS)[1] == []

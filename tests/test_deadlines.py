@@ -24,6 +24,9 @@ def test_whoever_waits_for_another_waits_longer():
         deadlines.SAGEMAKER_KILLS,
     ]
     assert all(later - earlier >= 5 for earlier, later in pairwise(order))
+    # It is waited for after a batch has ended.
+    waited = deadlines.BATCH_ENDS + deadlines.CHECKPOINT_IS_COPIED
+    assert waited + 5 <= deadlines.CHECKPOINT_IS_WRITTEN
     # After the program's end, the hook ends the processes that it left, reads its stderr, and
     # writes the failure file.
     after_the_program = deadlines.REST_IS_KILLED + deadlines.STDERR_IS_READ
@@ -71,6 +74,7 @@ def test_the_seconds_of_the_table():
     assert table == {
         "BATCH_ENDS": 25.0,
         "CHECKPOINT_IS_WRITTEN": 90.0,
+        "CHECKPOINT_IS_COPIED": 60.0,
         "TORCHRUN_KILLS": 100.0,
         "HOOK_KILLS": 110.0,
         "SAGEMAKER_KILLS": 120.0,

@@ -96,10 +96,7 @@ def test_weights_that_are_not_finite_are_never_saved(fit, tmp_path: Path):
         "error: weights are NaN or infinite after step 5; "
         "the last finite loss was 0.7028, at step 5"
     ) in output
-    assert checkpoints(tmp_path) == [
-        "last.ckpt",
-        *(f"step-00000000{step}.ckpt" for step in (2, 3, 4)),
-    ]
+    assert checkpoints(tmp_path) == [f"step-00000000{step}.ckpt" for step in (2, 3, 4)]
 
 
 @pytest.mark.slow
@@ -124,7 +121,8 @@ def test_with_another_learning_rate_the_run_goes_on_from_before(fit, tmp_path: P
     output, status = fit(*flags, "--optimizer.lr=0.02", "--resume.other_settings=true")
     assert status == 0 and "resuming from step 4" in output
     assert "at step 5 the learning rate is 0.02" in output
-    state = torch.load(tmp_path / "output/data/checkpoints/last.ckpt", weights_only=True)
+    last = max((tmp_path / "output/data/checkpoints").glob("step-*.ckpt"))
+    state = torch.load(last, weights_only=True)
     assert state["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.02 * 0.5**2)
 
 

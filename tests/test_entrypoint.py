@@ -4,6 +4,7 @@ A bare folder is prepared.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,75 @@ def test_any_command_keeps_its_quoting_and_exit_status(job: Job):
     assert run.returncode == 7
     assert run.stdout == "<a b><><$HOME><'\"><*>"
     assert not job.base.exists()  # only `train` needs the folders
-    assert job.run("no-such-command").returncode == 127
+    assert not job.base.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "says"),
+    [
+        (["no-such-command"], 127, "'no-such-command': no command that can be run here;"),
+        (["serve"], 127, "'serve': this image trains, and serves no model; give train;"),
+        (["--"], 127, "'--': no command that can be run here;"),
+        (["-x", "y"], 127, "'-x': no command that can be run here;"),
+        (
+            ["--trainer.max_epochs=1"],
+            127,
+            "'--trainer.max_epochs=1': found a flag in the place of a command; give python "
+            "app/train.py --trainer.max_epochs=1;",
+        ),
+        ([""], 127, "'': no command that can be run here;"),
+        (["a\nb\33[31m"], 127, "$'a\\nb\\E[31m': no command that can be run here;"),
+        (["x" * 3000], 127, f"'{'x' * 200}': no command that can be run here;"),
+        (["/usr"], 126, "'/usr': no command that can be run here;"),
+        (
+            [str(ROOT / "app/train.py")],
+            126,
+            f"'{ROOT}/app/train.py': cannot be run by itself; give python '{ROOT}/app/train.py';",
+        ),
+        (["train", "a\nb"], 1, "train takes no flags (found: a b);"),
+    ],
+    ids=lambda value: value[0][:30] if isinstance(value, list) else "",
+)
+def test_what_is_no_command_is_one_line(job: Job, command, status, says):
+    run = job.run(*command)
+    assert run.returncode == status
+    assert run.stdout.startswith(f"error: {says} ") and run.stdout.count("\n") == 1, run.stdout
+    assert run.stdout.endswith(" there is\n")
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "help"])
+def test_help_says_what_there_is(job: Job, word):
+    run = job.run(word)
+    assert run.returncode == 0 and run.stdout.startswith("usage: docker run "), run.stdout
+    assert "\n  train  " in run.stdout and "here: app/train_multi_node.py\n" in run.stdout
+    assert max(map(len, run.stdout.splitlines())) <= 120
+
+
+def test_what_an_earlier_run_left_at_the_failure_file_is_replaced(job: Job):
+    """Writing to a FIFO would wait for a reader for ever."""
+    for make in (os.mkfifo, Path.mkdir):
+        job.write("output/data/file", "")
+        make(job.base / "output/failure")
+        run = job.run("train", "--x", timeout=30)
+        assert run.returncode == 1 and job.failure == run.stdout
+        (job.base / "output/failure").unlink()
+
+
+@pytest.mark.root
+def test_all_folders_that_the_user_cannot_write_are_in_one_line(job: Job):
+    """Such as in a container that is read-only, or that another user has."""
+    for name in ("output", "model", "input/config"):
+        (job.base / name).mkdir(parents=True)
+        (job.base / name).chmod(0o755)
+    for folder in job.base.parents:  # pytest's own folders are for their owner alone
+        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    command = ["setpriv", "--reuid=54321", "--clear-groups", str(ROOT / "entrypoint.sh"), "train"]
+    run = subprocess.run(command, env=job.variables, capture_output=True, text=True, timeout=60)
+    names = ", ".join(f"{job.base}/{name}" for name in ("output", "model", "input/config"))
+    assert (run.returncode, run.stderr.count("\n")) == (1, 1)
+    assert f"{names}, " in run.stderr or f"{names}: " in run.stderr, run.stderr
+    assert ": no folder that user 54321 can write; mount one at each (docker run " in run.stderr
 
 
 def test_standard_input_reaches_the_command(job: Job):
@@ -93,6 +162,25 @@ def test_a_mounted_folder_is_a_channel(code: Job):
         "import os\nprint(os.environ['SM_CHANNELS'], os.environ['SM_CHANNEL_MY-DATA'])\n",
     )
     assert f'["my-data"] {code.base}/input/data/my-data' in code.run().stdout
+
+
+def test_a_folder_with_a_name_that_no_channel_has_is_one_line(job: Job):
+    job.write('input/data/a"b/file', "")
+    run = job.run()
+    assert run.returncode == 1 and run.stdout == (
+        f'error: {job.base}/input/data/a"b/: is no name of a channel; allowed are up to 64 '
+        "letters, digits and ._-\n"
+    )
+    assert job.failure == run.stdout
+    job.write("input/config/inputdataconfig.json", "[]")  # SageMaker's own says what is a channel
+    assert "inputdataconfig.json: found []" in job.run().stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_job_without_streams_trains(code: Job, closed):
+    code.write("code/show.py", "open('/proc/self/cwd/shown', 'w').write('here')\n")
+    status = code.run("bash", "-c", f"{ROOT}/entrypoint.sh train {closed}").returncode
+    assert status == 0 and (code.base / "code/shown").read_text() == "here"
 
 
 def test_no_command_is_train(job: Job):
@@ -165,11 +253,36 @@ def test_a_damaged_configuration_is_one_line(job: Job, name, text, says):
     assert says in run.stdout and job.failure == run.stdout
 
 
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "a link"])
+@pytest.mark.parametrize("command", [["train"], ["train", "--flag"]], ids=["train", "flags"])
+def test_whatever_an_earlier_run_has_left_is_no_hindrance(job: Job, kind, command):
+    """A pipe would wait for a reader; a link leads to a file of somebody's own."""
+    job.write("mine", "mine")
+    job.write("input/config/hyperparameters.json", "{")
+    for name in ("failure", "success", ".probe"):
+        path = job.base / "output" / name
+        if kind == "a folder":
+            job.write(f"output/{name}/mine", "mine")
+        elif kind == "a pipe":
+            path.parent.mkdir(exist_ok=True)
+            os.mkfifo(path)
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.symlink_to("../mine")
+    run = job.run(*command, timeout=60, cold=True)
+    assert run.returncode == 1 and job.failure == run.stdout
+    assert run.stdout.startswith("error: ") and run.stdout.count("\n") == 1
+    assert (job.base / "mine").read_text() == "mine"
+    if kind == "a folder":
+        assert len(list((job.base / "output").glob("failure.*/mine"))) == 1
+
+
 def test_an_output_folder_that_is_a_file(job: Job):
     job.write("output", "in the way")
     run = job.run()
     assert run.returncode == 1
-    assert run.stdout.count("\n") == 1 and "its folders cannot be made" in run.stdout
+    assert run.stdout.count("\n") == 1
+    assert run.stdout.startswith(f"error: {job.base}/output: no folder that user ")
 
 
 @pytest.mark.root
@@ -187,7 +300,8 @@ def test_a_read_only_or_full_output_is_no_success(code: Job, options):
             subprocess.run([sys.executable, "-c", f"{FILL}\nfill({str(output)!r})"], check=True)
         run = code.run()
         assert run.returncode == 1
-        assert "output: cannot be written or is full" in run.stdout
+        says = "no folder that user 0 can write" if options == "ro" else "cannot be written or is"
+        assert run.stdout.startswith(f"error: {output}: {says}"), run.stdout
         assert "ARGS" not in run.stdout
     finally:
         subprocess.run(["umount", output], check=True)

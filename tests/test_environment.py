@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from sagemaker_lightning.contract import environment as environment_module
 from sagemaker_lightning.contract import job_summary
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.environment import (
     SageMakerEnvironment,
     drilled,
@@ -36,6 +38,7 @@ ALL_VARIABLES = {
     "SM_OUTPUT_DATA_DIR": "/f",
     "SM_CHECKPOINT_DIR": "/g",
     "SM_OUTPUT_DIR": "/h",
+    "TRAINING_JOB_NAME": "o",
     "SAGEMAKER_LIGHTNING_REVISION": "abc",
     "SM_USER_ARGS": '["--i", "j"]',
     "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "11",
@@ -57,6 +60,7 @@ def test_empty():
 
 def test_full(tmp_path):
     (tmp_path / "hyperparameters.json").write_text('{"i": "j"}')
+    (tmp_path / "checkpointconfig.json").write_text('{"LocalPath": "/n"}')
     environment = SageMakerEnvironment.read(ALL_VARIABLES | {"SM_INPUT_CONFIG_DIR": str(tmp_path)})
     assert environment == SageMakerEnvironment(
         hosts=("algo-1", "algo-10", "algo-2"),
@@ -69,6 +73,8 @@ def test_full(tmp_path):
         model_dir=Path("/e"),
         output_data_dir=Path("/f"),
         checkpoint_dir=Path("/g"),
+        copied_dir=Path("/n"),
+        is_job=True,
         revision="abc",
         user_args=("--i", "j"),
         hyperparameters={"i": "j"},
@@ -141,6 +147,30 @@ def test_checkpoint_dir(tmp_path):
     assert SageMakerEnvironment.read(
         variables | {"SM_CHECKPOINT_DIR": "/g"}
     ).checkpoint_dir == Path("/g")
+
+
+def test_what_becomes_of_a_checkpoint_folder(tmp_path, monkeypatch):
+    """A job's comes back from S3 or not at all; a container's own files end with it."""
+    layers = []
+    monkeypatch.setattr(environment_module, "ends_with_container", layers.__contains__)
+    read = SageMakerEnvironment.read
+    folder = tmp_path / "checkpoints"
+    assert read({}).checkpoint_home(folder) == CheckpointHome(folder)
+    layers.append(folder)
+    home = read({}).checkpoint_home(folder)
+    assert home.notice == (
+        f"an interruption makes this run begin anew: {folder} ends with this container; mount a "
+        "folder at /opt/ml/checkpoints"
+    )
+    job = {"TRAINING_JOB_NAME": "mine", "SM_INPUT_CONFIG_DIR": str(tmp_path)}
+    assert read(job).checkpoint_home(folder).lost == "the job has no CheckpointConfig"
+    (tmp_path / "checkpointconfig.json").write_text(json.dumps({"LocalPath": str(folder)}))
+    assert read(job).checkpoint_home(folder) == CheckpointHome(folder, is_copied=True)
+    assert read(job).checkpoint_home(folder / "mine").is_copied
+    lost = read(job).checkpoint_home(tmp_path).lost
+    assert lost == f"{tmp_path} is not below {folder}, which SageMaker copies"
+    second = job | {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+    assert not read(second).checkpoint_home(folder).is_main_host
 
 
 def test_a_drill_has_folders_of_its_own(tmp_path):

@@ -61,6 +61,7 @@ from sagemaker_lightning import (
 from sagemaker_lightning.callbacks.loggers import read_events
 from sagemaker_lightning.compat import versions
 from sagemaker_lightning.contract import reporting, shutdown
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import (
     callback,
@@ -450,6 +451,36 @@ class Fails(pl.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx == 1:
             raise RuntimeError("as it was told")
+
+
+class FailsAfterSignal(Fails):
+    """Fails as what a signal to the whole group has ended is missing: a program, for example."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise self.error
+
+
+def test_an_error_that_comes_after_a_signal_is_a_stop(tmp_path: Path, capfd):
+    trainer = short_trainer(tmp_path, FailsAfterSignal(BrokenPipeError(32, "Broken pipe")))
+    trainer.callbacks[-1].every_n_steps = 1
+    with pytest.raises(SystemExit) as left:
+        trainer.fit(Untested())
+    wait_for_checkpoints()
+    errors = capfd.readouterr().err
+    says = "interrupted, resume from step 2: SIGTERM; this step was not completed, most likely "
+    assert left.value.code == 143 and saved_steps(tmp_path)[-1] == 2
+    assert f"\n{says}" in errors and "another process, too: BrokenPipeError: " in errors
+    assert "Traceback" in errors.partition(says)[0]  # it may have another cause
+
+
+def test_a_mistake_is_none_of_a_signals_effects(tmp_path: Path):
+    with pytest.raises(UserError, match="^--a: found 1$"):
+        short_trainer(tmp_path, FailsAfterSignal(UserError("--a: found 1"))).fit(Untested())
 
 
 @pytest.mark.slow
@@ -1009,7 +1040,8 @@ def test_an_object_that_no_checkpoint_can_hold_is_one_line(tmp_path: Path, place
 
 def test_a_hyperparameter_that_no_checkpoint_can_hold_is_named_in_it(tmp_path: Path):
     short_trainer(tmp_path, limit_train_batches=1).fit(Unsaveable("hparams"))
-    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    (last,) = tmp_path.glob("step-*.ckpt")
+    saved = torch.load(last, weights_only=True)
     assert saved["hyper_parameters"]["scaler"] == "(test_exact_resume.Scaler)"
 
 
@@ -1224,7 +1256,7 @@ def test_a_seed_decides_what_is_drawn_after_it_unless_the_command_line_has_set_i
         )
     assert drawn[1] != drawn[2]
     ExactResume(tmp_path)
-    ExactResume(tmp_path, seed=1, stop=shutdown.Stop(tmp_path, print))
+    ExactResume(tmp_path, seed=1, stop=shutdown.Stop(CheckpointHome(tmp_path), print))
     assert torch.get_rng_state().tolist() == drawn[2]
 
 
@@ -1878,7 +1910,7 @@ def test_a_copy_is_one_of_its_own(tmp_path: Path):
         copied = copy.deepcopy(original)
         assert copied.seeding is not original.seeding and copied.folder.path == original.folder.path
         assert copied.arguments == original.arguments
-    resume = ExactResume(tmp_path, stop=shutdown.Stop(tmp_path, print))
+    resume = ExactResume(tmp_path, stop=shutdown.Stop(CheckpointHome(tmp_path), print))
     assert copy.deepcopy(resume).stop is resume.stop and resume.resumes == []
 
 

@@ -5,6 +5,9 @@ The failure file has at most 1,024 characters.
 
 import builtins
 import gc
+import os
+import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +19,7 @@ from containers import ROOT
 from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils.data import DataLoader
 
+from sagemaker_lightning.contract import failures
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, place
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.contract.failures import (
@@ -25,6 +29,7 @@ from sagemaker_lightning.contract.failures import (
     report_uncaught,
     reported,
     write,
+    written,
 )
 from sagemaker_lightning.contract.reporting import report_failures, report_stop
 from sagemaker_lightning.launch import toolkit_hook
@@ -119,7 +124,7 @@ def test_what_to_do_about_an_exception(class_name, message, says):
 def test_a_long_message_leaves_room(tmp_path):
     write(
         tmp_path / "failure",
-        f"error: {explain('ValueError', 'x' * 5000)}",
+        f"error: {explain('ValueError', 'x ' * 2500)}",
         "frame\n" * 1000 + "ValueError: the end\n",
     )
     text = (tmp_path / "failure").read_text()
@@ -131,10 +136,13 @@ def test_a_long_message_leaves_room(tmp_path):
 
 
 def test_a_message_is_cut_at_its_limit():
-    assert explain("E", "x" * 697) == f"E: {'x' * 697}"
-    assert explain("E", "x" * 698) == f"E: {'x' * 694}..."
-    advised = explain("MemoryError", "x" * 500)
-    assert advised.endswith(f" (MemoryError: {'x' * 384}...)") and advised.startswith("out of host")
+    text = f"{'x ' * 348}x"
+    assert explain("E", text) == f"E: {text}"
+    assert explain("E", f"{text}x") == f"E: {text[:694]}..."
+    advised = explain("MemoryError", text)
+    assert advised.endswith(f" (MemoryError: {text[:384]}...)") and advised.startswith(
+        "out of host"
+    )
     assert last_error("x" * 501) == ("x" * 497 + "...", "")
 
 
@@ -420,6 +428,65 @@ def test_the_first_reason_stays(tmp_path):
     assert raised.value.code == 1 and file.read_text() == "error: the cause"
 
 
+LEFT = {  # what a program leaves at a path
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a link to nowhere": lambda path: path.symlink_to("/nowhere/mine"),
+    "a link to a file": lambda path: path.symlink_to("mine"),
+    "a link to what never ends": lambda path: path.symlink_to("/dev/zero"),
+    "a socket": lambda path: socket.socket(socket.AF_UNIX).bind(str(path)),
+    "an empty file": Path.touch,
+    "a blank file": lambda path: path.write_text(" \n"),
+    "nothing": lambda path: None,
+}
+
+
+@pytest.mark.parametrize("leave", LEFT.values(), ids=LEFT)
+def test_whatever_is_in_the_place_of_a_reason_is_replaced_and_not_followed(tmp_path, leave):
+    (tmp_path / "mine").write_text("mine")
+    file = tmp_path / "failure"
+    leave(file)
+    assert written(file) == ""
+    write(file, "error: the cause")
+    assert file.read_text() == written(file) == "error: the cause"
+    assert stat.S_ISREG(file.lstat().st_mode) and (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("leave", LEFT.values(), ids=LEFT)
+def test_whatever_is_in_the_place_of_the_folder_is_replaced_unless_it_is_one(tmp_path, leave):
+    (tmp_path / "mine").write_text("mine")
+    folder = tmp_path / "output"
+    leave(folder)
+    write(folder / "failure", "error: the cause")
+    assert written(folder / "failure") == "error: the cause"
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_folder_in_the_place_of_a_reason_gets_another_name(tmp_path):
+    (tmp_path / "failure/mine").mkdir(parents=True)
+    write(tmp_path / "failure", "error: the cause")
+    (other,) = tmp_path.glob("failure.*")
+    assert [path.name for path in other.iterdir()] == ["mine"]
+
+
+def test_of_a_reason_without_an_end_the_beginning_is_read(tmp_path):
+    (tmp_path / "failure").write_text("x" * 2**20)
+    assert written(tmp_path / "failure") == "x" * 2**16
+
+
+def test_of_two_ranks_that_write_at_the_same_time_one_has_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(failures, "written", lambda file: "")
+    monkeypatch.setattr(Path, "unlink", lambda file, missing_ok: file.write_text("the other's"))
+    write(tmp_path / "failure", "error: the cause")
+    assert (tmp_path / "failure").read_text() == "the other's"
+
+
+def test_a_reason_that_is_better_replaces_what_is_there(tmp_path):
+    for line in ("error: an effect", "error: the cause"):
+        write(tmp_path / "failure", line, replaces=True)
+    assert written(tmp_path / "failure") == "error: the cause"
+
+
 def test_host_and_rank_are_named(tmp_path, capsys):
     with (
         pytest.raises(SystemExit),
@@ -479,7 +546,7 @@ def test_a_stop_is_reported_unless_another_process_does_so(tmp_path, monkeypatch
     line = "interrupted, resume from step 7 [host localhost, local rank 0]"
     assert Path(log.name).read_text() == f"{line}\n"
     assert (tmp_path / "failure").read_text() == line
-    monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path / "none"))
+    monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path / "none/none"))
     report_stop(line)
     assert Path(log.name).read_text().count(line) == 2
 
@@ -491,13 +558,13 @@ def test_a_failure_is_in_the_log_before_anything_else_ends_the_process(tmp_path,
     def tell(line: str) -> None:
         told.append((line, Path(log.name).read_text()))
 
-    with pytest.raises(SystemExit), reported(tmp_path / "none/failure", "host a", tell):
+    with pytest.raises(SystemExit), reported(tmp_path / "no/no/failure", "host a", tell):
         raise UserError("--a: found 1")
     line = "error: --a: found 1 [host a]"
     assert told == [(line, f"{line}\n")]
     assert Path(log.name).read_text() == (
         "error: --a: found 1 [host a]\n"
-        f"error: {tmp_path}/none/failure could not be written: No such file or directory\n"
+        f"error: {tmp_path}/no/no/failure could not be written: No such file or directory\n"
     )
 
 
@@ -534,25 +601,45 @@ def test_what_a_terminal_would_obey_is_escaped():
 
 def test_a_failure_file_that_cannot_be_written():
     code = "from pathlib import Path\nfrom sagemaker_lightning.contract.failures import reported\n"
-    code += "with reported(Path('/nowhere/failure')):\n 1 / 0"
+    code += "with reported(Path('/proc/failure')):\n 1 / 0"
     completed = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
     )
     assert completed.returncode == 1
     assert completed.stderr.endswith(
-        "error: /nowhere/failure could not be written: No such file or directory\n"
+        "error: /proc/failure could not be written: No such file or directory\n"
     )
 
 
 def test_a_mistake_that_quotes_a_long_value_has_room_in_the_failure_file(tmp_path, capsys):
+    """And for what comes after the value."""
     with pytest.raises(SystemExit), reported(tmp_path / "failure", "host algo-1, local rank 0"):
-        raise UserError(f"You selected an invalid strategy name: {'x' * 3000}")
+        raise UserError(f"/folder/{'x' * 3000}: logs cannot be written there")
     line = (tmp_path / "failure").read_text()
-    assert (
-        len(line) == len("error: ") + 900 + len(" [host algo-1, local rank 0]")
-        and line.endswith("... [host algo-1, local rank 0]")
-        and line in capsys.readouterr().err
-    )
+    value = f"/folder/{'x' * 142}...{'x' * 59}:"
+    end = " [host algo-1, local rank 0]"
+    assert line == f"error: {value} logs cannot be written there{end}"
+    assert line in capsys.readouterr().err
+    (tmp_path / "failure").unlink()
+    with pytest.raises(SystemExit), reported(tmp_path / "failure", "host algo-1, local rank 0"):
+        raise UserError("a word " * 3000)
+    assert len(line := (tmp_path / "failure").read_text()) == len("error: ") + 900 + len(end)
+    assert line.endswith(f"...{end}")
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [(2**31, "ulimit -v allows each process 2.0 GiB"), (-1, "out of host memory")],
+)
+def test_memory_that_a_limit_refuses(monkeypatch, limit, says):
+    monkeypatch.setattr(failures.resource, "getrlimit", lambda kind: (limit, -1))
+    for line in (
+        explain("ImportError", "libtorch_cpu.so: failed to map segment from shared object"),
+        explain("MemoryError", ""),
+        last_error("cannot allocate memory for thread-local data: ABORT\n")[0],
+    ):
+        assert line.startswith(says)
+    assert "ulimit" not in explain("OutOfMemoryError", "CUDA out of memory")
 
 
 def code(file: Path, source_line: str) -> Callable[[], object]:

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,9 @@ import torch
 import warm
 from containers import ROOT
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from terminal import Terminal
+
+from sagemaker_lightning.contract.shutdown import handled_signals
 
 pytestmark = pytest.mark.slow
 
@@ -157,14 +161,28 @@ def test_any_moment_and_any_signal(tmp_path: Path, seed: int, flags):
     seconds = time.monotonic() - started
     for _ in range(3):
         moment = time.monotonic() + draw.uniform(0.3, 0.9) * seconds
-        number = draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+        number = draw.choice([signal.SIGKILL, *handled_signals()])
         status = run.interrupt(number, lambda moment=moment: time.monotonic() >= moment)
         assert status in (0, -number, 128 + number)
     run.finish()
     assert run.result == uninterrupted.result
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.skipif(signal.SIGHUP not in handled_signals(), reason="the tests run by nohup")
+def test_a_terminal_that_is_closed_stops_the_training(tmp_path: Path, monkeypatch):
+    """With a checkpoint, though nothing can be printed any more."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+    terminal = Terminal(sys.executable, str(PROGRAM), *FLAGS, "--trainer.max_epochs=100")
+    run = Run(tmp_path, [])
+    deadline = time.monotonic() + HANG_SECONDS
+    while run.steps < 3:
+        assert terminal.read() and time.monotonic() < deadline, terminal.unread
+    assert terminal.hang_up() == 129
+    assert list(tmp_path.glob(f"output/data/checkpoints/step-{run.steps:09d}.ckpt"))
+
+
+@pytest.mark.parametrize("number", handled_signals())
 def test_a_signal_loses_no_step(tmp_path: Path, number):
     run = Run(tmp_path / "run", ["--resume.every_n_minutes=0"])
     assert run.interrupt(number, lambda: run.steps >= 14) == 128 + number
@@ -390,9 +408,8 @@ def test_a_damaged_best_model_that_cannot_be_made_again_is_no_model(tmp_path: Pa
         "the last one is written"
     ) in output
     assert json.loads((tmp_path / "run/output/model/model.json").read_text())["best_model"] is None
-    last_weights = torch.load(
-        tmp_path / "run/output/data/checkpoints/last.ckpt", weights_only=True
-    )["state_dict"]
+    last = max((tmp_path / "run/output/data/checkpoints").glob("step-*.ckpt"))
+    last_weights = torch.load(last, weights_only=True)["state_dict"]
     model = torch.load(tmp_path / "run/output/model/model.pt", weights_only=True)
     assert all(torch.equal(model[name], last_weights[f"network.{name}"]) for name in model)
 
@@ -451,7 +468,6 @@ def test_damaged_checkpoints_are_skipped_or_an_error(tmp_path: Path):
     run.interrupt(signal.SIGTERM, lambda: run.steps >= 18)
     files = sorted((tmp_path / "run/output/data/checkpoints").glob("step-*.ckpt"))
     assert len(files) == 3
-    (files[-1].parent / "last.ckpt").unlink()
     flip(files[-1])
     output = run.finish()
     assert f"{files[-1].name} is damaged: its checksum does not match; it is skipped" in output
@@ -469,10 +485,10 @@ def test_damaged_checkpoints_are_skipped_or_an_error(tmp_path: Path):
 
 
 def test_a_checkpoint_is_lightnings_too(tmp_path: Path):
-    """People who know Lightning look for `last.ckpt`, and find what they expect."""
+    """People who know Lightning find what they expect."""
     run = Run(tmp_path / "run", ["--trainer.max_epochs=1"])
     run.finish()
-    last = tmp_path / "run/output/data/checkpoints/last.ckpt"
+    (last,) = (tmp_path / "run/output/data/checkpoints").glob("step-*.ckpt")
     state = torch.load(last, weights_only=True)
     assert (
         state["global_step"] == 11 and state["epoch"] == 1 and "pytorch-lightning_version" in state
@@ -506,7 +522,7 @@ def test_a_full_disk_costs_no_training(tmp_path: Path):
     uninterrupted.finish()
     run = Run(tmp_path / "run", ["--checkpoint.monitor=val_loss"])
     assert run.interrupt(signal.SIGTERM, lambda: run.steps >= 14) == 143
-    output = run.finish(LIMIT_FILES="16000")
+    output = run.finish(LIMIT_FILES="7000")
     assert "warning: training goes on, but no checkpoint could be written" in output
     assert "warning: the training is done, and no checkpoint could be written" in output
     assert run.result[1] == uninterrupted.result[1]

@@ -304,7 +304,10 @@ MISTAKES = {
         [f"a.b={'x' * 2501}"],
         "hyperparameter a.b: found 2501 characters in its value",
     ),
-    "a line break": (["a.b=1\n2"], "hyperparameter a.b: found '1\\n2'"),
+    "a line break": (
+        ["a.b=1\n2"],
+        "hyperparameter a.b: found '1\\n2', allowed is a value of one line that matches .*",
+    ),
     "a dash too many": (["--trainer.max_epochs=2"], "a hyperparameter has no dashes: KEY=VALUE"),
     "a short wait": (
         ["--spot", "--checkpoints=s3://my-bucket/c", "--max-run=100", "--max-wait=99"],
@@ -328,8 +331,9 @@ MISTAKES = {
     ),
     "a role": (
         [f"--role={ACCOUNT}/SageMaker"],
-        "--role: found '123456789012/SageMaker', allowed is arn:aws:iam::",
+        "--role: found '123456789012/SageMaker', allowed is the ARN of a role, arn:aws:iam::",
     ),
+    "a role's name": (["--role=Trainer"], "--role: found 'Trainer', allowed is the ARN of a role"),
     "a role elsewhere": (
         [f"--role=arn:aws-cn:iam::{ACCOUNT}:role/x"],
         "--role: found a role in aws-cn",
@@ -342,7 +346,32 @@ MISTAKES = {
         ["--image=sagemaker-lightning"],
         "--image: found 'sagemaker-lightning', allowed is an address",
     ),
+    "an image in capitals": (
+        [f"--image={IMAGE.replace('sagemaker', 'SageMaker')}"],
+        "allowed is an address in Amazon ECR, ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG with",
+    ),
     "a region": (["--region=mars"], "--region: found 'mars'"),
+    "a bucket's name of one letter": (
+        ["--output=s3://b/jobs"],
+        "--output: found 's3://b/jobs', allowed is s3://BUCKET/PREFIX, BUCKET of 3 to 63 lower-cas",
+    ),
+    "a metric's expression": (
+        ["--metric=loss=loss=([0-9"],
+        "--metric loss: found 'loss=([0-9', which is no regular expression (unterminated char",
+    ),
+    "a metric without a group": (
+        ["--metric=loss=loss=[0-9.]+"],
+        "--metric loss: found 'loss=[0-9.]+', which has no group; put the value into parentheses",
+    ),
+    "three years": (["--max-run=99999999"], "--max-run: found 99999999, allowed is 1 to 2419200"),
+    "more than 32 bits": (
+        ["--volume-size=2147483648"],
+        "--volume-size: found 2147483648, allowed is 0 to 2147483647",
+    ),
+    "a group of none": (
+        ["--instance-group=a=ml.g5.xlarge:0"],
+        "found 'a=ml.g5.xlarge:0', allowed is NAME=TYPE:COUNT with a COUNT above 0",
+    ),
     "a bucket's name": (
         ["--output=s3://My_Bucket/x"],
         "--output: found 's3://My_Bucket/x', allowed is s3://BUCKET/PREFIX",
@@ -435,6 +464,11 @@ def test_the_region_is_the_environments_or_else_the_images(launch):
     completed = launch(*vpc, UNCHECKED_FLAG, "--dry-run", AWS_REGION="")
     assert (completed.returncode, completed.stderr.count("\n")) == (1, 1)
     assert completed.stderr.startswith("error: --region: found none")
+
+
+def test_a_wrong_image_is_named_also_where_no_region_is(launch):
+    completed = launch("--image=sagemaker-lightning", *NEEDED_FLAGS[1:], "--dry-run", AWS_REGION="")
+    assert completed.stderr.startswith("error: --image: found 'sagemaker-lightning', allowed is an")
 
 
 def test_without_credentials_a_dry_run_says_what_it_did_not_check_and_a_job_is_not_started(launch):

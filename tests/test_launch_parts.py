@@ -242,7 +242,8 @@ def parsed(*flags: str) -> argparse.Namespace:
 
 ALLOWED = [
     "--retries=1", "--retries=30", "--keep-alive=21600", f"--job-name={'x' * 63}",
-    f"--env=A={'x' * 512}", "--volume-size=1",
+    f"--env=A={'x' * 512}", "--volume-size=1", "--max-run=2419200",
+    "--metric=loss=loss=(?:a|b)([0-9]+)",
 ]  # fmt: skip
 REFUSED = {
     "--retries=31": "--retries: found 31, allowed is 1 to 30",

@@ -1,13 +1,17 @@
 """Progress as log lines: what a line says, how often it comes, and on which rank."""
 
+import json
 import re
 from types import SimpleNamespace
 
 import pytest
 import torch
-from pytorch_lightning import Trainer
+from containers import ROOT
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.trainer.states import TrainerFn
+from torch.utils.data import DataLoader, TensorDataset
 
+from launcher import job_request
 from sagemaker_lightning.callbacks import progress
 from sagemaker_lightning.callbacks.progress import LogProgress
 
@@ -15,8 +19,8 @@ from app.data import DigitsDataModule
 from app.model import ResNet18
 
 LINE = re.compile(
-    r"epoch=(\d+)/2 step=(\d+)/(\d+) train_loss=\d+\.\d{4} train_acc=[01]\.\d{4} "
-    r"(val_loss=\d+\.\d{4} val_acc=[01]\.\d{4} )?images/s=\d+\.\d left=\d:\d\d:\d\d"
+    r"epoch=(\d+)/2 step=(\d+)/(\d+) train_loss=\d\.\d+ train_acc=[01](?:\.\d+)? "
+    r"(val_loss=\d+\.\d+ val_acc=[01](?:\.\d+)? )?images/s=\d+\.\d+ left=\d:\d\d:\d\d"
 )
 
 
@@ -66,7 +70,7 @@ def test_the_rate_counts_images_and_time_left_counts_steps(tmp_path, capsys, mon
         images = 32 * 2
         seconds = 2
         if "val_loss" not in line:
-            assert f"images/s={images / seconds:.1f}" in line
+            assert f"images/s={images / seconds:.6g} " in line
     # The clock was read at the start (0, 1), at the epoch's start (2), after step 1 (3), after step
     # 2 (4) and for `left` (5).
     assert lines[0].endswith(f"left=0:00:{round(5 / 2 * 6)}")
@@ -108,13 +112,12 @@ def test_the_time_left_of_a_resumed_run_is_that_of_its_own_rate(capsys, monkeypa
     log.on_train_epoch_start(trainer, None)  # a validation has taken 7 seconds
     clock.now = 21.0
     log.on_train_batch_end(trainer, None, None, torch.zeros(5, 2), 0)
-    assert "images/s=5.0 " in capsys.readouterr().out
+    assert "images/s=5 " in capsys.readouterr().out
 
 
 def test_a_validation_has_a_line_with_its_metrics(capsys, monkeypatch):
     """What has no known end has none in the line."""
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 7.0))
-    values = {"train_loss": 0.5, "lr": 0.1, "val_loss": 0.25, "train_acc": 1, "val_acc": 0.123456}
     trainer = SimpleNamespace(
         current_epoch=0,
         max_epochs=-1,
@@ -123,13 +126,105 @@ def test_a_validation_has_a_line_with_its_metrics(capsys, monkeypatch):
         sanity_checking=False,
         state=SimpleNamespace(fn=TrainerFn.FITTING),
         estimated_stepping_batches=float("inf"),
-        callback_metrics={name: torch.tensor(value) for name, value in values.items()},
+        callback_metrics={},
     )
     log = LogProgress()
     log.on_train_start(trainer, None)
+    trainer.callback_metrics["train_loss"] = torch.tensor(0.5)
+    log.on_validation_start(trainer, None)
+    trainer.callback_metrics["val_loss"] = torch.tensor(0.12345678)
     log.on_validation_end(trainer, None)
-    metrics = "train_loss=0.5000 train_acc=1.0000 val_loss=0.2500 val_acc=0.1235"
+    metrics = "train_loss=0.5 val_loss=0.123457"
     assert capsys.readouterr().out == f"epoch=1 step=5 {metrics} left=unknown\n"
+
+
+class Names(LightningModule):
+    """Logs small values, and names of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, batch_idx):
+        self.log("error", 1.39e-10 * (self.global_step + 1))
+        self.log("loss of epoch", float(self.current_epoch), on_step=False, on_epoch=True)
+        return self.layer(batch[0]).mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("error", -2e-8)
+        self.log("mIoU/a\nb", float("nan"))
+
+    def on_train_epoch_end(self):
+        self.log("last", 7.0 + self.current_epoch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.ones(2, 1)))
+
+    val_dataloader = train_dataloader
+
+
+class Looks(progress.Callback):
+    """Looks at the metrics, as ModelCheckpoint and EarlyStopping do."""
+
+    def on_validation_end(self, trainer, *_):
+        assert trainer.callback_metrics
+
+
+def test_every_logged_name_is_printed(tmp_path, capsys):
+    """A value of a validation is in its line alone; the last line has what the last epoch's end
+    has brought.
+    """
+    options = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    trainer = Trainer(
+        default_root_dir=tmp_path,
+        callbacks=[LogProgress(0), Looks()],
+        accelerator="cpu",
+        enable_model_summary=False,
+        max_epochs=2,
+        **options,
+    )
+    trainer.fit(Names())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch=")]
+    assert [re.sub("(images/s|left).*", "", line) for line in lines] == [
+        "epoch=1/2 step=1/4 error=1.39e-10 ",
+        "epoch=1/2 step=2/4 error=2.78e-10 ",
+        r"epoch=1/2 step=2/4 error=-2e-08 mIoU/a\nb=nan ",
+        "epoch=2/2 step=3/4 error=4.17e-10 loss of epoch=0 last=7 ",
+        "epoch=2/2 step=4/4 error=5.56e-10 loss of epoch=0 last=7 ",
+        r"epoch=2/2 step=4/4 error=-2e-08 mIoU/a\nb=nan loss of epoch=0 last=7 ",
+        "epoch=2/2 step=4/4 loss of epoch=1 last=8 ",
+    ]
+
+
+def expressions(name: str) -> list[str]:
+    """Return the regular expressions for a metric that are given anywhere, with this name."""
+    request = json.loads((ROOT / "examples/spot.json").read_text())
+    definitions = request["AlgorithmSpecification"]["MetricDefinitions"]
+    page = (ROOT / "docs/clients.md").read_text()
+    given = [job_request.METRICS["val_loss"], definitions[0]["Regex"]]
+    given += re.findall(r'"Regex": r"(.*val_loss=.*)"', page)
+    assert len(given) == 3
+    return [expression.replace("val_loss", name) for expression in given]
+
+
+@pytest.mark.parametrize(
+    "value", [0.0334, 0.0, 1.0, 2e-8, 1.39e-10, -1.39e-10, 5e-324, 123456.0, 1e20, -1e300]
+)
+def test_a_metric_definition_takes_what_is_printed(value):
+    texts = progress.texts({"error": 7.0, "val_error": value, "my_val_error": 8.0})
+    line = " ".join(f"{name}={text}" for name, text in texts.items())
+    for expression in expressions("val_error"):
+        (text,) = re.findall(expression, line)
+        assert float(text) == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_metric_definition_takes_a_value_that_is_no_number(value):
+    line = f"error={progress.texts({'error': float(value)})['error']} left=unknown"
+    assert all(re.findall(each, line) == [value] for each in expressions("error"))
 
 
 def test_a_validation_that_is_no_part_of_a_training_has_no_line(capsys):

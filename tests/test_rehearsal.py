@@ -343,7 +343,8 @@ def test_an_interruption_by_hand(rehearsal, image):
         False,
         True,
     ]
-    assert "goodput" in (rehearsal.folder / name / "report.html").read_text().lower()
+    report = (rehearsal.folder / name / "report.html").read_text()
+    assert "goodput" in report.lower() and f"step {resumed_steps[1]}" in report
 
 
 def test_ten_jobs_at_once(rehearsal, image):

@@ -31,9 +31,10 @@ from rehearsal.jobs.attempt import Outcome
 from rehearsal.jobs.job import MAX_NOTES, Ended, Job, Place
 from rehearsal.jobs.masking import Mask
 from rehearsal.jobs.metrics import Metrics
-from rehearsal.jobs.record import ENDED, Attempt, Record, Secondary, point
+from rehearsal.jobs.record import ENDED, MAX_SKIPPED, Attempt, Record, Secondary, point
 from rehearsal.jobs.schedule import Due
 from rehearsal.report import page
+from rehearsal.report.resumes import describe_resume
 
 HANG_SECONDS = 30  # what is not done by then hangs
 SYNC_SETTINGS = settings.Sync(0.05, 0.0, 0.0, None, True, False, True, False)
@@ -138,6 +139,7 @@ class Rehearsed:
         self.folder = folder
         self.engine = Engine()
         self.client = Client()
+        self.sync = SYNC_SETTINGS
         self.reported: Callable = lambda record, job_folder: None
 
     def job(self, name: str = "job", metrics: list | None = None, **fields) -> Job:
@@ -154,7 +156,7 @@ class Rehearsed:
             seed=0,
             grace=HANG_SECONDS,
             repairs=0,
-            sync=SYNC_SETTINGS,
+            sync=self.sync,
             allow=[],
         )
         job_place = Place(
@@ -368,6 +370,35 @@ def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
     record = wait_until_ended(job)
     assert [transition.status for transition in record.transitions].count("Interrupted") == 1
     assert record.status == "Completed" and len(record.interruptions) == 1
+
+
+@pytest.mark.slow
+def test_the_record_tells_why_a_job_did_not_go_on_from_its_newest_checkpoint(rehearsed):
+    layouts = []
+    start = rehearsed.engine.start
+
+    def start_and_note(host, number, image, command, layout, *_) -> Container:
+        layouts.append(layout)
+        return start()
+
+    rehearsed.engine.start = start_and_note
+    rehearsed.client.get_paginator = lambda _: SimpleNamespace(paginate=lambda **_: [{}])
+    rehearsed.sync = replace(SYNC_SETTINGS, lag=60.0)
+    job = rehearsed.job(**SPOT_FIELDS, CheckpointConfig={"S3Uri": "s3://bucket/ck"})
+    container = rehearsed.container()
+    (layouts[0].folder / "checkpoints/step-000000044.ckpt").write_text("x")
+    wait_until(lambda: job.record.secondary == "Training")
+    interrupt_by_hand(job)
+    container = rehearsed.container(1)
+    container.line_queue.put("resuming from step 20: /opt/ml/checkpoints/step-000000020.ckpt")
+    container.end(0)
+    record = wait_until_ended(job)
+    origin, _, why_not = describe_resume(record, 1).partition("; not from step 44: ")
+    assert origin == "step 20, step-000000020.ckpt"
+    assert why_not.startswith("step-000000044.ckpt was not in S3: its copy ")
+    attempts = record.as_json()["attempts"]
+    assert attempts[1]["resumed_from"] == "step-000000020.ckpt"
+    assert attempts[0]["instances"][0]["saved"]["step"] == 44
 
 
 WRONG_ORDERS = [
@@ -766,6 +797,26 @@ def test_what_a_line_says_of_a_resume(line, resumed, proved):
     first.note_resume(line)
     first.note_resume("step=4")
     assert (first.resumed, first.proved) == (resumed, proved)
+
+
+def test_which_checkpoint_a_log_says_it_resumed_from():
+    attempt = Attempt(2)
+    for line in (
+        "warning: checkpoint /opt/ml/checkpoints/step-9.ckpt is damaged; it is skipped",
+        "warning: checkpoint /opt/ml/checkpoints/step-9.ckpt is damaged; it is skipped",
+        "resuming from step 4: /opt/ml/checkpoints/step-4.ckpt; 2 ranks saved it, now there are 1",
+        "warning: something else; it is skipped",
+    ):
+        attempt.note_resume(line)
+    assert (attempt.resumed, attempt.resumed_from) == (4, "step-4.ckpt")
+    assert attempt.skipped == [
+        "checkpoint /opt/ml/checkpoints/step-9.ckpt is damaged; it is skipped"
+    ]
+    for number in range(100):
+        attempt.note_resume(f"warning: checkpoint {number} is damaged; it is skipped")
+    assert len(attempt.skipped) == MAX_SKIPPED
+    attempt.note_resume("resuming from step 5")
+    assert (attempt.resumed, attempt.resumed_from) == (5, "")
 
 
 def test_the_values_of_a_line_of_progress():

@@ -35,6 +35,7 @@ from rehearsal.jobs import (
     schedule,
 )
 from rehearsal.jobs.channels import JobFailed
+from rehearsal.jobs.record import Saved
 from rehearsal.jobs.schedule import Rule, Schedule, parse
 
 ROLE = "arn:aws:iam::123456789012:role/rehearsal"
@@ -750,6 +751,73 @@ def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
     assert content(s3, "run/1") == b"changed" == content(s3, "run/link") and uploader.notes == []
 
 
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("step-000000044.ckpt", 44),
+        ("epoch=3-step=120.ckpt", 120),
+        ("checkpoint-500/model.safetensors", 500),
+        ("run/step_7", 7),
+        ("step0", 0),
+        ("step-000000044.ckpt.sagemaker-uploaded", None),
+        ("last.ckpt", None),
+        ("journal-1.bin", None),
+        ("footstep-3", None),
+        (f"step-{'9' * 16}", None),
+    ],
+)
+def test_the_step_in_the_name_of_a_checkpoint(name, step):
+    assert checkpoint_sync.step_in(name) == step
+
+
+@pytest.mark.parametrize(
+    ("sync", "seconds", "why"),
+    [
+        ({}, 0, ""),
+        ({"lag": 5.0}, 4, "its copy lags (--sync-lag=5)"),
+        ({"settle": 5.0}, 4, "its copy waits for the last change (--sync-settle=5)"),
+        ({"stall_after": 3.0}, 4, "nothing was copied any more (--sync-stall-after=3)"),
+        ({"lag": 5.0}, 6, "its copy had not begun before the end of its host"),
+    ],
+)
+def test_why_the_newest_checkpoint_is_not_in_s3(s3, tmp_path, clock, sync, seconds, why):
+    uploader = make_uploader(s3, tmp_path / "a", **sync)
+    own = ("step-000000009.ckpt", "step-000000010.ckpt")
+    write_files(uploader.folder.root, *own, "best-step=12.ckpt", "other")
+    if "stall_after" not in sync:  # it looks no more
+        uploader._look()
+    clock.now += seconds
+    uploader.ended.set()
+    assert uploader.newest() == Saved(10, {"step-000000010.ckpt": why})
+
+
+def test_a_newest_checkpoint_that_the_copy_has_not_seen_or_is_cut_off(s3, tmp_path, clock):
+    uploader = make_uploader(s3, tmp_path / "a")
+    assert uploader.newest() is None
+    write_files(uploader.folder.root, "step-9.ckpt")
+    uploader._look()
+    (uploader.folder.root / "step-9.ckpt").write_text("changed since")
+    assert uploader.newest() == Saved(
+        9, {"step-9.ckpt": "its copy had not begun before the end of its host"}
+    )
+    uploader._alive = lambda _: (_ for _ in ()).throw(checkpoint_sync.Cut)
+    uploader._look()
+    assert uploader.newest() == Saved(
+        9, {"step-9.ckpt": "its copy was cut off by the end of its host"}
+    )
+
+
+def test_a_checkpoint_of_several_files(s3, tmp_path, clock):
+    uploader = make_uploader(s3, tmp_path / "a")
+    write_files(uploader.folder.root, "checkpoint-5/a", "checkpoint-5/b", "checkpoint-4/c")
+    uploader._look()
+    write_files(uploader.folder.root, "checkpoint-5/c")
+    why = "its copy had not begun before the end of its host"
+    assert uploader.newest() == Saved(
+        5, {"checkpoint-5/a": "", "checkpoint-5/b": "", "checkpoint-5/c": why}
+    )
+
+
 def record_uploads(uploader: checkpoint_sync.Uploader) -> list[str]:
     """Record the names that an Uploader uploads from now on in the returned list."""
     uploaded = []
@@ -1369,5 +1437,8 @@ def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
         and len(long_line.encode()) == logs.MAX_EVENT_BYTES - logs.MAX_EVENT_BYTES % 2
     )
     assert (tmp_path / "algo-1.log").read_text().splitlines() == ["step=3 loss=0.5", "", *lines]
-    assert job_logs.shown() == {"algo-1": lines[-logs.SHOWN_LINES :], "algo-2": ["ü" * 200_000]}
+    assert job_logs.shown() == {
+        "algo-1": lines[-logs.SHOWN_LINES :],
+        "algo-2": ["ü" * logs.SHOWN_CHARACTERS],
+    }
     logs.Logs(client, "job-2", tmp_path / "2").open("algo-1")  # the log group exists already

@@ -83,6 +83,7 @@ def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
     assert any("resuming from step" in line for line in rehearsal.lines(names[1])["algo-1"])
     assert same_weights(*(weights(rehearsal, name) for name in names))
     record = json.loads((rehearsal.folder / names[1] / "job.json").read_text())
+    assert record["attempts"][1]["resumed_from"].startswith("step-")
     assert any("the application of this checkout runs" in note for note in record["notes"])
 
 

@@ -13,9 +13,10 @@ from containers import ROOT
 from environments import python_of
 from records import attempt, interrupted, job, many, points
 
-from rehearsal.jobs.record import PROVED, Record
+from rehearsal.jobs.record import PROVED, Record, Saved
 from rehearsal.report import charts, goodput, markup
 from rehearsal.report import page as report
+from rehearsal.report.resumes import describe_resume
 
 HOSTILE_TEXT = "</script></style><img src=x onerror=alert(1)> & [red]x[/red]"
 
@@ -280,13 +281,26 @@ def test_text_of_jobs_is_escaped(tmp_path: Path):
     for record_attempt in record.attempts:
         record_attempt.instances[0].host = f"host {HOSTILE_TEXT}"
         record_attempt.proved = f"proved {HOSTILE_TEXT}"
+        record_attempt.resumed_from = f"file {HOSTILE_TEXT}"
         record_attempt.points = [
             replace(point, values={f"loss {HOSTILE_TEXT}": 1.0, f"{HOSTILE_TEXT}/s": 2.0})
             for point in record_attempt.points
         ]
     page = write_page(record, tmp_path)
     assert not elements_of(page, "img") + elements_of(page, "script")
-    for kind in ("name", "failure", "note", "request", "message", "why", "host", "loss", "proved"):
+    kinds = [
+        "name",
+        "failure",
+        "note",
+        "request",
+        "message",
+        "why",
+        "host",
+        "loss",
+        "proved",
+        "file",
+    ]
+    for kind in kinds:
         assert f"{kind} {HOSTILE_TEXT}" in page.text, kind
 
 
@@ -301,6 +315,82 @@ def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
     record.attempts[1].proved = PROVED.search(log_line)[1]
     text = write_page(record, tmp_path).text
     assert "went on" in text and "step 33 is not that of the interrupted run: ..." in text
+
+
+def resumed_job(
+    saved: list[dict[str, str]], resumed: int | None = 20, step: int = 44, **fields
+) -> Record:
+    """Return a job whose first attempt had a checkpoint of a step on each of its hosts."""
+    record = interrupted(len(saved))
+    record.request["CheckpointConfig"] = {"S3Uri": "s3://bucket/ck"}
+    for instance, missing in zip(record.attempts[0].instances, saved, strict=True):
+        instance.saved = Saved(step, missing) if missing else None
+    record.attempts[1].resumed = resumed
+    record.attempts[1].instances[0].restored_files = 1
+    for name, value in fields.items():
+        setattr(record.attempts[1], name, value)
+    return record
+
+
+LATE = "its copy had not begun before the end of its host"
+RESUMES = {
+    "the newest": (
+        resumed_job([{"a": ""}], 44, resumed_from="step-44.ckpt"),
+        "step 44, step-44.ckpt",
+    ),
+    "not copied": (
+        resumed_job([{"step-44.ckpt": LATE}], resumed_from="step-20.ckpt"),
+        f"step 20, step-20.ckpt; not from step 44: step-44.ckpt was not in S3: {LATE} (algo-1)",
+    ),
+    "copied by neither host": (
+        resumed_job([{"a": LATE}, {"a": "its copy lags"}]),
+        f"step 20; not from step 44: a was not in S3: {LATE} (algo-1); its copy lags (algo-2)",
+    ),
+    "copied by both hosts alike": (
+        resumed_job([{"a": LATE, "b": LATE}, {"a": LATE, "b": LATE}]),
+        f"step 20; not from step 44: a and 1 more files was not in S3: {LATE} (algo-1, algo-2)",
+    ),
+    "copied by one host, and skipped": (
+        resumed_job([{"a": ""}, {"a": LATE}], skipped=["checkpoint a is damaged; it is skipped"]),
+        "step 20; not from step 44: checkpoint a is damaged; it is skipped",
+    ),
+    "copied, and nobody knows": (
+        resumed_job([{"a": ""}]),
+        "step 20; not from step 44: it was in S3, the log does not say why",
+    ),
+    "a log that does not say": (resumed_job([{"a": ""}], None), "its log does not say"),
+    "a log that does not say, not copied": (
+        resumed_job([{"a": LATE}], None),
+        f"its log does not say; not from step 44: a was not in S3: {LATE} (algo-1)",
+    ),
+    "step 0": (
+        resumed_job([{"a": LATE}], None, step=0),
+        f"its log does not say; not from step 0: a was not in S3: {LATE} (algo-1)",
+    ),
+    "no checkpoint": (resumed_job([{}]), "step 20"),
+}
+
+
+@pytest.mark.parametrize("case", RESUMES)
+def test_from_which_checkpoint_an_attempt_went_on(tmp_path, case):
+    record, words = RESUMES[case]
+    assert describe_resume(record, 1) == words
+    assert describe_resume(record, 0) == ""
+    assert words in write_page(record, tmp_path).text
+
+
+def test_an_attempt_without_a_checkpoint_began_anew():
+    record = interrupted()
+    record.attempts[1].resumed = None
+    assert describe_resume(record, 1) == "the beginning: the job has no CheckpointConfig"
+    record.request["CheckpointConfig"] = {"S3Uri": "s3://bucket/ck"}
+    assert describe_resume(record, 1) == "the beginning: S3 had no checkpoint"
+    # An attempt that ended before it had one does not hide that of the attempt before.
+    record.attempts[0].instances[0].saved = Saved(4, {"a": LATE})
+    record.attempts.append(attempt(3, 200, 260, []))
+    assert describe_resume(record, 2) == (
+        f"the beginning: S3 had no checkpoint; not from step 4: a was not in S3: {LATE} (algo-1)"
+    )
 
 
 def test_charts_by_name(tmp_path: Path):
@@ -370,6 +460,70 @@ def test_the_border_of_kept_and_lost(kept_step, drawn, lost):
     assert ("lost and done again" in "".join(drawing.itertext())) == bool(lost)
 
 
+def paths_of(lines: list[charts.Line], **options) -> dict[str, list[list[str]]]:
+    """Return the vertices of each path of a chart of one name, by the path's class."""
+    drawing = charts.figure(charts.Chart("Loss", {"loss": lines}, **options))
+    paths: dict[str, list[list[str]]] = {}
+    for path in drawing.iter("path"):
+        vertices = re.split("[ML]", path.get("d"))[1:]
+        paths.setdefault(path.get("class"), []).append(vertices)
+    return paths
+
+
+def test_attempts_with_a_single_value_each_are_one_line():
+    lines = [charts.Line([(20 * k, 1 / k)], kept=20 * k) for k in range(1, 4)]
+    (points,) = paths_of(lines)["curve c0"]
+    assert len(points) == 3
+    # Over time, nothing was there between two attempts.
+    assert len(paths_of(lines, as_time=True)["curve c0 dot"]) == 3
+
+
+def test_an_exact_repetition_lies_on_the_line_whatever_steps_were_logged():
+    """Values of steps that only the lost piece has logged are not drawn, but counted."""
+
+    def line(steps: list[int], kept: float) -> charts.Line:
+        return charts.Line([(step, math.sin(step)) for step in steps], kept)
+
+    lost = line([10, 20, 31, 42, 50, 53, 60], kept=20)
+    again = line([25, 31, 37, 42, 49, 50, 60, 70], kept=70)
+    paths = paths_of([lost, again])
+    (kept,) = paths["curve c0"]
+    assert len(kept) == 10
+    pieces = paths["curve lost c0"] + paths["curve lost c0 dot"]
+    # Only 50 and 60 follow one another in both.
+    assert [len(piece) for piece in pieces] == [2, 1, 1]
+    assert {vertex.partition("h")[0] for piece in pieces for vertex in piece} <= set(kept)
+    text = "".join(charts.figure(charts.Chart("Loss", {"loss": [lost, again]})).itertext())
+    assert "1 lost values not drawn: logged at other steps again" in text
+    # What nobody has done again is drawn as it is.
+    paths = paths_of([lost, line([25, 31], kept=31)])
+    assert [len(piece) for piece in paths["curve lost c0"]] == [5]
+
+
+def test_a_difference_is_seen_where_both_attempts_have_logged():
+    lines = [charts.Line([(1, 1.0), (2, 1.0)], kept=1), charts.Line([(2, 3.0), (3, 1.0)], kept=3)]
+    paths = paths_of(lines)
+    assert paths["curve lost c0"][0][1] not in paths["curve c0"][0]
+
+
+def test_a_repetition_is_thinned_out_at_the_same_steps():
+    lines = [
+        charts.Line([(step, math.sin(step)) for step in range(0, 4000)], kept=1001),
+        charts.Line([(step, math.sin(step)) for step in range(1002, 6001)], kept=6000),
+    ]
+    paths = paths_of(lines)
+    ((kept,), (lost,)) = paths["curve c0"], paths["curve lost c0"]
+    assert len(kept) == 1501 and len(lost) == 750 and set(lost) <= set(kept)
+
+
+@pytest.mark.parametrize("value", [4e-323, 5e-324, -4e-323, 1e-300, 1e-31, 1e14, 0.0])
+@pytest.mark.parametrize("other", [None, 1.0000001, 2.0])
+def test_values_of_any_size_are_drawn(value, other):
+    values = [value] if other is None else [value, value * other]
+    chart = charts.Chart("Loss", {"loss": [charts.Line(list(enumerate(values)))]})
+    assert charts.figure(chart) is not None
+
+
 @pytest.mark.parametrize(("restarts", "top"), [(25, "0"), (26, "950")])
 def test_many_restarts_are_marked_at_the_bottom_only(restarts, top):
     curve = charts.Line([(0, 1.0), (100, 2.0)])
@@ -378,7 +532,7 @@ def test_many_restarts_are_marked_at_the_bottom_only(restarts, top):
     assert [line.get("y1") for line in lines] == [top] * restarts
 
 
-@pytest.mark.parametrize(("points", "drawn"), [(2000, 2000), (2001, 1001), (4001, 1334)])
+@pytest.mark.parametrize(("points", "drawn"), [(2000, 2000), (2001, 1001), (4001, 1335)])
 def test_a_long_curve_is_thinned_out(points, drawn):
     curve = charts.Line([(x, float(x % 7)) for x in range(points)])
     (path,) = (

@@ -19,7 +19,9 @@ from records import job as ended_job
 
 from rehearsal.api import rules
 from rehearsal.api.errors import Refused
+from rehearsal.api.job_access import Scope, reach
 from rehearsal.api.service import Service
+from rehearsal.api.validation import LEFT_OUT, pruned
 from rehearsal.jobs import layout
 from rehearsal.jobs.metrics import Metrics
 from rehearsal.jobs.record import Record, Transition
@@ -589,6 +591,72 @@ def test_a_field_that_the_model_does_not_have_is_noted():
     assert answer(request) == [
         f"{name} has no effect here: the service's model does not have it" for name in notes
     ]
+
+
+def test_what_the_hosts_of_a_job_reach_in_s3():
+    """The prefix of a channel may end within a name; an address elsewhere is that of one name."""
+    request = JOB | {
+        "CheckpointConfig": {"S3Uri": "s3://kept/run"},
+        "InputDataConfig": [channel("a", source={"S3Uri": "s3://data/set"}), channel("b")],
+        "HyperParameters": {
+            "sagemaker_submit_directory": '"s3://code/a.tar.gz"',
+            "logger.save_dir": "s3://logs/run",
+            "all": "s3://x",
+        },
+        "Environment": {"TWO": "s3://y/1,s3://y/2/", "OTHER": "https://y/3"},
+        "Tags": [{"Key": "a", "Value": "s3://tag/x"}],
+    }
+    request["InputDataConfig"][1]["DataSource"]["S3DataSource"]["S3Uri"] = "file:///data"
+    allowed = reach(request)
+    assert allowed.writes == (
+        Scope("bucket", "output/job/"),
+        Scope("kept", "run/"),
+        Scope("logs", "run/", "run"),
+        Scope("y", "1/", "1"),
+        Scope("y", "2/", "2/"),
+    )
+    assert allowed.reads == (Scope("data", "set"), Scope("code", "a.tar.gz/", "a.tar.gz"))
+    assert allowed.may_read("kept", "run/x") and allowed.may_read("data", "set-2/x")
+    assert allowed.may_read("code", "a.tar.gz") and not allowed.may_read("code", "a.tar.gz2")
+    assert not allowed.may_write("data", "set/x") and not allowed.may_write("kept", "run-2/x")
+    assert not allowed.may_write("code", "a.tar.gz") and allowed.may_write("logs", "run/x")
+    assert allowed.listed("kept", "run/x") == "run/x" and allowed.listed("data", "set") == "set"
+    assert allowed.listed("kept", "run") == "run/" and allowed.listed("kept", "ru") is None
+    assert not reach(JOB).may_read("bucket", "output/job-2/x")
+
+
+def nested(levels: int) -> list:
+    """Return a list in a list in a list, and so on."""
+    value: list = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("levels", [900, 100_000])
+def test_a_request_as_deep_as_json_can_be(levels):
+    """What the model does not have is left out; what it has is refused by its type."""
+    assert answer(JOB | {"News": [nested(levels)]}) == [
+        "News has no effect here: the service's model does not have it"
+    ]
+    for field in (
+        "HyperParameters",
+        "InputDataConfig",
+        "TrainingJobName",
+        "AlgorithmSpecification",
+    ):
+        assert refusal(JOB | {field: nested(levels)})[0] == "SerializationException", field
+    data = {"S3DataSource": {"S3Uri": nested(levels), "S3DataType": "S3Prefix"}}
+    deep_channel = {"ChannelName": "training", "DataSource": data, "News": nested(levels)}
+    assert refusal(JOB | {"InputDataConfig": [deep_channel]})[0] == "SerializationException"
+    request = {"TrainingJobName": "job", "News": nested(levels)}
+    with pytest.raises(Refused, match="Requested resource not found"):
+        answer(request, "DescribeTrainingJob")
+
+
+def test_what_the_model_does_not_have_is_not_kept():
+    request = pruned(JOB | {"News" * 100: {"a": "b" * 10**6}, "Tags": None}, REQUEST_SHAPE)
+    assert request == JOB | {("News" * 100)[:100]: LEFT_OUT}
 
 
 def channel(

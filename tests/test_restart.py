@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from sagemaker_lightning.callbacks import loggers
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import (
     fit_loops,
@@ -61,9 +62,8 @@ def trainer_of(**values) -> SimpleNamespace:
 
 def restart_of(folder, trainer=None, point=None, setting="--resume.dirpath", **entries) -> Restart:
     """Return a Restart that has loaded a checkpoint, if there are entries of one."""
-    restart = Restart(
-        trainer or trainer_of(), CheckpointDir(folder, 3, setting), SimpleNamespace(seed=7), None
-    )
+    directory = CheckpointDir(CheckpointHome(folder), 3, setting)
+    restart = Restart(trainer or trainer_of(), directory, SimpleNamespace(seed=7), None)
     restart.point = point
     restart.step = 12
     restart.file_name = "step-000000012.ckpt"

@@ -386,6 +386,37 @@ def test_a_job_that_is_told_to_stop_says_what_is_left(host, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("job_has", "says"),
+    [
+        ("no folder", "0: SIGTERM; 10 of 10 rows are left: the job has no CheckpointConfig ["),
+        ("no marks", "8: SIGTERM; 2 of 10 rows are left ["),
+        ("a mark", "4: SIGTERM; 6 of 10 rows are left: 4 of them are done, and not known to be in"),
+    ],
+)
+def test_only_rows_that_come_back_are_done(host, monkeypatch, capsys, job_has, says):
+    host.write_rows(10)
+    copied = None if job_has == "no folder" else host.environment.checkpoint_dir
+    host.environment = replace(host.environment, is_job=True, copied_dir=copied)
+
+    def compute(rows: range) -> np.ndarray:
+        if rows.start == 8:
+            raise UserError("enough")
+        return np.zeros(len(rows))
+
+    with pytest.raises(UserError, match="enough"):
+        host.run("--block_rows=4", function=compute)
+    notice = "an interruption makes this run begin anew: the job has no CheckpointConfig; give"
+    assert (notice in capsys.readouterr().out) == (job_has == "no folder")
+    if job_has == "a mark":
+        (first, _) = sorted(host.environment.checkpoint_dir.glob("blocks-*/*.npz"))
+        first.with_name(f"{first.name}.sagemaker-uploaded").touch()
+    monkeypatch.setattr(job.os, "_exit", sys.exit)
+    with pytest.raises(SystemExit):
+        host.handlers[signal.SIGTERM](signal.SIGTERM, None)
+    assert capsys.readouterr().err.startswith(f"interrupted, resume from step {says}")
+
+
+@pytest.mark.parametrize(
     ("flags", "says"),
     [
         (["--rows=0"], "--rows: found 0, allowed is 1 or more"),

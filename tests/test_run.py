@@ -53,6 +53,7 @@ class Started:
         return SimpleNamespace(
             trainer=self.trainer,
             model="the model",
+            given={},
             datamodule="the data",
             resume=SimpleNamespace(
                 resumes=self.resumes, folder=SimpleNamespace(path=self.resume_dir)
@@ -125,7 +126,7 @@ def test_a_run_trains_exports_and_says_that_it_is_done(started, monkeypatch):
         "done",
     ]
     assert started.args == ["--a=1"] and started.application is application
-    assert started.stop.folder == started.environment.checkpoint_dir
+    assert started.stop.home.folder == started.environment.checkpoint_dir
     heartbeat, progress = started.trainer.callbacks
     assert heartbeat is started.heartbeat and isinstance(progress, StartProgress)
     assert start_notice._activity == "reading flags and data"

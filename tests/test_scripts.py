@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tarfile
 import urllib.request
+import uuid
 from pathlib import Path
 
 import aws_services
 import botocore.session
 import pytest
+import sweeper
 from aws_services import ACCOUNT, REGION, client, free_port, script, served
 from containers import DOCKER, ROOT, docker
 
@@ -108,6 +110,68 @@ def test_a_mistake_in_an_address_is_one_line(arguments, variables, line):
 def test_without_a_region_or_credentials_one_line_says_so():
     assert "--region: found none" in failed(image_uri("app", "1"))
     assert "no AWS credentials found" in failed(image_uri("app", "1", AWS_REGION=REGION))
+
+
+# build_image.sh
+
+
+@pytest.fixture
+def build(tmp_path):
+    """A function that builds an image of one file with the given text, and returns its ID."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/build_image.sh", tmp_path / "scripts")
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY file /\n")
+    tag = f"sagemaker-lightning-build-test:{uuid.uuid4().hex[:12]}"
+    built = []
+
+    def build(text: str) -> str:
+        (tmp_path / "file").write_text(text)
+        completed = subprocess.run(
+            [str(tmp_path / "scripts/build_image.sh")],
+            env=os.environ | {"DOCKER": DOCKER, "IMAGE": tag},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert completed.returncode == 0, completed.stderr
+        built.append(docker("image", "inspect", "--format={{.Id}}", tag).stdout.strip())
+        return built[-1]
+
+    build.tag = tag
+    yield build
+    for identity in built:
+        docker("image", "rm", "--force", identity)
+
+
+def is_there(image: str) -> bool:
+    return docker("image", "inspect", image).returncode == 0
+
+
+@pytest.mark.docker
+def test_an_earlier_image_of_the_tag_is_removed(build):
+    earlier, later = build("1"), build("2")
+    assert earlier != later and not is_there(earlier) and is_there(build.tag)
+    assert build("2") == later and is_there(build.tag)  # built again, it is the same
+
+
+@pytest.mark.docker
+def test_an_earlier_image_with_another_tag_or_a_container_stays(build):
+    tagged = build("1")
+    docker("tag", tagged, f"{build.tag}-other")
+    used = build("2")
+    container = docker("create", *sweeper.labels(), used, "command").stdout.strip()
+    build("3")
+    try:
+        assert is_there(tagged) and is_there(used) and is_there(f"{build.tag}-other")
+    finally:
+        docker("rm", container)
+        docker("rmi", f"{build.tag}-other")
+
+
+def test_make_run_takes_the_engine_that_is_named():
+    for command in (["make", "run", "DOCKER=podman"], ["env", "DOCKER=podman", "make", "run"]):
+        printed = subprocess.check_output([*command, "--dry-run"], cwd=ROOT, text=True)
+        assert "\npodman run --rm " in printed and "docker" not in printed
 
 
 # push_image.sh
@@ -375,6 +439,9 @@ def test_a_mistake_in_an_upload_is_one_line(checkout, aws, tmp_path):
     )
     assert "there is no such file" in failed(
         upload(checkout, aws, "s3://my-bucket/x", str(tmp_path / "absent"))
+    )
+    assert "found 's3://b/x', allowed is s3://BUCKET/PREFIX, BUCKET of 3 to 63 lower" in failed(
+        upload(checkout, aws, "s3://b/x")
     )
     assert "found 'my-bucket', allowed is s3://BUCKET/PREFIX" in failed(
         upload(checkout, aws, "my-bucket")

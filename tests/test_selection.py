@@ -78,11 +78,11 @@ def test_another_format_is_refused_on_all_hosts(version: int):
     That is so even if there is a checkpoint of this format: we cannot know which of the two the
     user means.
     """
-    hosts = [host("a", TEN), host("b", TEN, other_formats=(("last.ckpt", version),))]
+    hosts = [host("a", TEN), host("b", TEN, other_formats=(("step-9.ckpt", version),))]
     with pytest.raises(UserError) as raised:
         newest_common(hosts, "--resume.dirpath=/folder")
     assert str(raised.value) == (
-        f"--resume.dirpath=/folder: last.ckpt (on b) has checkpoint format {version}, this "
+        f"--resume.dirpath=/folder: step-9.ckpt (on b) has checkpoint format {version}, this "
         f"version of the program has format {FORMAT_VERSION}; go on with the version that wrote "
         "it, or move the checkpoints away to start anew"
     )

@@ -130,18 +130,22 @@ def test_a_line_comes_after_5_seconds_and_then_every_20(monkeypatch, capfd, busy
 @pytest.mark.parametrize(
     ("begin", "steps"),
     [
-        (start.before_lightning, ["signals", "importing torch and Lightning", "import"]),
-        (start.before_torch, ["signals", "importing torch", "threads"]),
+        (
+            start.before_lightning,
+            ["signals", "launcher", "importing torch and Lightning", "import"],
+        ),
+        (start.before_torch, ["signals", "launcher", "importing torch", "threads"]),
     ],
 )
 def test_what_a_program_does_first(monkeypatch, begin, steps):
     done = []
     monkeypatch.setattr(start, "leave_at_once", lambda: done.append("signals"))
+    monkeypatch.setattr(start, "end_with_launcher", lambda variables: done.append("launcher"))
     monkeypatch.setattr(start_notice, "begin", done.append)
     monkeypatch.setattr(threads, "prepare", lambda: done.append("threads"))
     monkeypatch.setattr(lightning_import, "import_lightning", lambda: done.append("import"))
     begin()
-    assert done == steps
+    assert done == ["signals", "launcher", *steps]
 
 
 def test_one_rank_of_a_node_speaks():

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from containers import ROOT
 
+from sagemaker_lightning.contract.shutdown import handled_signals
 from sagemaker_lightning.process import supervisor as supervise
 from sagemaker_lightning.process.supervisor import StoppedBeforeStart, Supervisor
 
@@ -148,15 +149,15 @@ def test_what_runs_as_another_user_is_the_jobs_and_nothing_is_left_of_it(tmp_pat
 
 def test_signals_that_were_blocked_are_heard():
     """As entrypoint.sh blocks them until somebody listens."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, supervise.STOP_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals())
     try:
         with Supervisor():
-            assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & {*supervise.STOP_SIGNALS}
+            assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & {*handled_signals()}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@pytest.mark.parametrize("number", supervise.STOP_SIGNALS)
+@pytest.mark.parametrize("number", handled_signals())
 def test_a_signal_that_comes_before_the_program_ends_what_prepares_it(number):
     with Supervisor() as supervisor, pytest.raises(StoppedBeforeStart) as raised:
         signal.raise_signal(number)

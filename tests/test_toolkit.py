@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -299,6 +300,51 @@ def test_a_jobs_program_that_calls_ours_gets_its_hyperparameters_unharmed(job: J
     assert list(job.base.glob("output/data/tensorboard/localhost/1.10/version_0/events.*"))
 
 
+def test_an_environment_that_a_job_makes_has_its_own_packages(job: Job):
+    """Those of the interpreter that runs the toolkit do not come before them."""
+    script = (
+        f"set -e\n{sys.executable} -m venv --without-pip mine\n"
+        'echo \'VERSION = "MINE"\' >"$(echo mine/lib/*/site-packages)/numpy.py"\n'
+        "mine/bin/python -c 'import numpy; print(numpy.VERSION)'\n"
+        "mine/bin/python -c 'import helper; print(helper.NAME)'\n"
+    )
+    job.write("code/train.sh", script)
+    job.write("code/helper.py", "NAME = 'OF THE SOURCE'\n")
+    job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.sh"}')
+    run = job.run()
+    assert run.returncode == 0, run.stdout
+    assert "MINE\nOF THE SOURCE\n" in run.stdout
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("ends", ["well", "badly", "by a stop"])
+def test_a_person_can_delete_what_root_left_in_mounted_folders(job: Job, ends):
+    person = 54321
+    for name in ("output", "model", "checkpoints"):
+        (job.base / name).mkdir(parents=True)
+        os.chown(job.base / name, person, person)
+    source = """
+import os, signal, time
+from pathlib import Path
+for folder in map(Path, ("{base}/output/data/logs/deep", "{base}/model", "{base}/checkpoints/a")):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "file").touch()
+"""
+    last = {
+        "well": "",
+        "badly": "raise RuntimeError\n",
+        "by a stop": "os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(30)\n",
+    }
+    run = program(job, source.format(base=job.base) + last[ends]).run()
+    assert run.returncode == {"well": 0, "badly": 1, "by a stop": 143}[ends], run.stdout
+    names = ("output", "model", "checkpoints")
+    written = [path for name in names for path in (job.base / name).rglob("*")]
+    assert len(written) >= 8 and {path.stat().st_uid for path in written} == {person}
+    # Nothing else is given away.
+    others = [job.base, *(job.base / "input").rglob("*"), *(job.base / "code").rglob("*")]
+    assert {path.stat().st_uid for path in others} == {0}
+
+
 def test_the_summary_masks_what_looks_like_a_credential(job: Job):
     secret = {
         "api_key": "k1",
@@ -429,6 +475,37 @@ def test_a_failure_file_of_the_programs_own_stays_unless_it_is_empty(job: Job, t
         failure == text if text else failure.startswith("error: train.py ended with exit status 9")
     )
     assert "train.py: ended with exit status 9" in run.stdout and "IndexError" not in run.stdout
+
+
+LEAVES = {  # what a program does with PATH, before it ends
+    "a pipe": "os.mkfifo(PATH)",
+    "a folder": "os.mkdir(PATH); open(PATH + '/mine', 'w').close()",
+    "a link to a file": "os.symlink('../mine', PATH)",
+    "a link for an output folder": (
+        "shutil.rmtree(os.environ['SM_OUTPUT_DIR']); "
+        "os.symlink('/nowhere/mine', os.environ['SM_OUTPUT_DIR'])"
+    ),
+}
+
+
+@pytest.mark.parametrize("leaves", LEAVES)
+@pytest.mark.parametrize("status", [0, 9])
+def test_whatever_a_program_leaves_where_its_end_is_noted_is_replaced(job: Job, leaves, status):
+    """It is not followed, and nothing waits for somebody who reads a pipe."""
+    job.write("mine", "mine")
+    source = (
+        "import os, shutil, sys\n"
+        "open(os.environ['SM_MODEL_DIR'] + '/model', 'w').close()\n"
+        f"PATH = os.environ['SM_OUTPUT_DIR'] + '/{'failure' if status else 'success'}'\n"
+        f"{LEAVES[leaves]}\nsys.exit({status})\n"
+    )
+    run = program(job, source).run(timeout=60)
+    assert run.returncode == (1 if status else 0), run.stdout
+    path = job.base / "output" / ("failure" if status else "success")
+    text = "error: train.py ended with exit status 9" if status else ""
+    assert stat.S_ISREG(path.lstat().st_mode) and path.read_text().startswith(text)
+    assert (job.base / "mine").read_text() == "mine"
+    assert len(list((job.base / "output").glob(f"{path.name}.*/mine"))) == (leaves == "a folder")
 
 
 def test_of_several_ranks_the_cause_is_told(job: Job):

@@ -579,10 +579,10 @@ def test_what_only_came_of_the_reason_is_replaced_by_it(folder, error, written):
 
 
 def test_a_failure_file_that_cannot_be_written_is_no_success(monkeypatch, folder, log):
-    (folder / "output").rmdir()
+    monkeypatch.setattr(toolkit_hook.environment, "output_dir", str(folder / "no/output"))
     left = end_of_main(monkeypatch, log, UserError("--a: found 1"))
     assert isinstance(left, Left) and left.args == (1,)
     assert log() == (
         "error: --a: found 1 [host unknown]\n"
-        f"error: {folder}/output/failure could not be written: No such file or directory\n"
+        f"error: {folder}/no/output/failure could not be written: No such file or directory\n"
     )

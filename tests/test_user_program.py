@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 from conftest import Job
 from local_mode import unpacked
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -74,6 +75,23 @@ def test_a_source_is_unpacked(code, tmp_path, filters):
     assert (code / "train.py").read_text() == "1" and (code / "deep/other.py").read_text() == "2"
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("etc/passwd", r"/passwd, .* \(it is damaged, or no archive\)"),
+        ("etc", r"/etc, .* \(\S*/etc/gone: \[Errno 2\] No such file"),
+    ],
+)
+def test_a_source_that_is_none_is_one_line(code, tmp_path, name, says):
+    """Nothing of it gets into the job's folder."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text("root")
+    (tmp_path / "etc/gone").symlink_to("nowhere")
+    with pytest.raises(UserError, match=says):
+        user_program.unpack(str(tmp_path / name))
+    assert not code.exists() or not list(code.iterdir())
+
+
 def test_a_source_on_s3_is_checked_like_any_other(code, tmp_path, monkeypatch):
     (tmp_path / "damaged.tar.gz").write_bytes(b"no archive")
     source(tmp_path / "s.tar.gz", **{"train.py": b"1"})
@@ -82,10 +100,45 @@ def test_a_source_on_s3_is_checked_like_any_other(code, tmp_path, monkeypatch):
         shutil.copy(tmp_path / address.removeprefix("s3://bucket/"), path)
 
     monkeypatch.setattr(user_program.files, "s3_download", download)
-    with pytest.raises(UserError, match=r"found s3://bucket/damaged.tar.gz, .* \(it is damaged\)"):
+    with pytest.raises(
+        UserError, match=r"found s3://bucket/damaged.tar.gz, .* \(it is damaged, or no "
+    ):
         user_program.unpack("s3://bucket/damaged.tar.gz")
     user_program.unpack("s3://bucket/s.tar.gz")
     assert [path.name for path in code.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoCredentialsError(),
+        EndpointConnectionError(endpoint_url="https://s3"),
+        ValueError("Invalid endpoint: https://s3..amazonaws.com"),
+    ],
+)
+def test_a_source_that_an_isolated_job_cannot_fetch(code, monkeypatch, error):
+    """Without a network there is no region, no credentials or no connection."""
+
+    def download(address: str, path: str) -> None:
+        raise error
+
+    monkeypatch.setattr(user_program.files, "s3_download", download)
+    says = r"found s3://bucket/s.tar.gz, and S3 was not reached \(.*network isolation .* channel"
+    with pytest.raises(UserError, match=says):
+        user_program.unpack("s3://bucket/s.tar.gz")
+    error = ClientError({"Error": {"Code": "403", "Message": "Forbidden"}}, "HeadObject")
+    with pytest.raises(UserError, match=r"Forbidden\); allowed is .* may read, or a folder$"):
+        user_program.unpack("s3://bucket/s.tar.gz")
+
+
+def test_a_code_folder_that_cannot_be_written_is_named(code, tmp_path, monkeypatch):
+    archive = source(tmp_path / "s.tar.gz", **{"train.py": b"1"})
+    code.mkdir()
+    # This process may be root's, which can write to any folder.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != code)
+    says = f"^{code}: cannot be written, and the job's source is unpacked there; mount a folder"
+    with pytest.raises(UserError, match=says):
+        user_program.unpack(archive)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +161,9 @@ def test_which_program_is_found(code, tmp_path):
         user_program.find("mine.main")
     (code / "setup.py").touch()
     assert user_program.find("mine.main") == (code, "mine.main")
+    for name in ("src/mine/trian.py", "src/mine", "run.sh"):  # the path of a file is no module
+        with pytest.raises(UserError, match=f"sagemaker_program: found {name}, which is neither"):
+            user_program.find(name)
     (tmp_path / "outside.py").touch()
     with pytest.raises(user_program.process.errors.ClientError, match="'..' path segments"):
         user_program.find("../outside.py")
@@ -190,8 +246,8 @@ LOGS = {  # as pip 23 and 26 write them
         "'NewConnectionError'\n"
         "ERROR: No matching distribution found for some\n",
         "pip could not install some: No matching distribution found for some (the package "
-        "index was not reached); give the job a network that reaches the index, or remove "
-        "that line",
+        "index was not reached); give the job a network that reaches the index (with network "
+        "isolation it has none), or remove that line",
     ),
     "a conflict": (
         "Collecting a==1\nERROR: Cannot install a==1 and a==2 because these package versions "
@@ -375,6 +431,23 @@ def test_of_a_source_that_is_a_package_setup_py_is_named(job: Job):
     )
 
 
+@pytest.mark.slow
+def test_a_program_in_a_folder_of_a_source_that_is_a_package(job: Job, tmp_path):
+    """The package is installed, and the program runs from its file."""
+    job.write(
+        "code/setup.py",
+        "from setuptools import setup\n"
+        "setup(name='mine', package_dir={'': 'src'}, packages=['mine'])\n",
+    )
+    job.write("code/src/mine/__init__.py", "")
+    job.write("code/src/mine/train.py", "import sys\nprint('RAN', *sys.argv)\n")
+    job.write("input/config/hyperparameters.json", '{"sagemaker_program": "src/mine/train.py"}')
+    installed = tmp_path / "installed"
+    run = job.run(PIP_NO_BUILD_ISOLATION="0", PIP_NO_INDEX="1", PIP_TARGET=str(installed))
+    assert run.returncode == 0, run.stdout
+    assert "RAN src/mine/train.py\n" in run.stdout and (installed / "mine/train.py").is_file()
+
+
 # Command lines ------------------------------------------------------------------------------------
 
 TORCHRUN = [sys.executable, str(Path(torchrun_command.__file__).with_name("torchrun.py"))]
@@ -411,6 +484,14 @@ def test_the_command_line_of_each_kind_of_program(code):
     (code / "setup.py").touch()
     assert command(code, "x.py", {}) == ([python, "-m", "x", *args], own, 1)
     assert command(code, "x.sh", {}) == (shell, own, 1)
+    (code / "src/mine").mkdir(parents=True)
+    for name, line in (
+        ("src/mine/x.py", [python, "--", "src/mine/x.py", *args]),
+        ("src/mine/run", ["/bin/sh", "-c", "./src/mine/run --trainer.devices 2"]),
+        ("y.py", [python, "--", "y.py", *args]),
+    ):
+        (code / name).touch()
+        assert command(code, name, {}) == (line, own, 1)
 
 
 def test_the_command_line_of_a_distribution(code, tmp_path, monkeypatch):

@@ -147,10 +147,19 @@ def test_a_rank_that_raises_is_quoted(watch):
     assert watch.own_suspicion is None or watch.own_suspicion.why != DEAD  # it has said why
 
 
-def test_a_rank_may_say_why_at_length(watch):
-    rank(watch).failed(f"error: {'x' * 2**17}")
+def test_a_rank_that_says_why_at_length_is_quoted_as_far_as_a_line_goes(watch):
+    rank(watch).failed(f"error: \x1b[2J{'x' * 2**21}")
     assert becomes_true(lambda: watch.reason)
-    assert watch.reason.why == f"a rank failed: {'x' * 2**17}"
+    says = r"\x1b[2J"
+    assert watch.reason.why == f"a rank failed: {says}{'x' * (1024 - len('error: ' + says))}"
+
+
+def test_a_rank_that_writes_a_line_without_an_end_is_not_listened_to(watch, caplog):
+    connection = socket.socket(socket.AF_UNIX)
+    with connection, suppress(OSError):
+        connection.connect(str(watch.path))
+        connection.sendall(b"x" * 2**22)
+    assert becomes_true(lambda: watch.reason) and caplog.records == []
 
 
 def test_a_rank_that_is_told_to_stop(watch):

@@ -154,7 +154,7 @@ def start(
                 notes_dir,
             ),
         )
-        process.start()
+        start_alone(process)
         # Otherwise another thread's start() also waits for this process; if two threads wait for
         # it, one of them gets exit status 255.
         multiprocessing.process._children.discard(process)
@@ -162,6 +162,15 @@ def start(
         process,
         os.fdopen(reading, encoding="utf-8", errors="replace") if reading is not None else None,
     )
+
+
+def start_alone(process: multiprocessing.Process) -> None:
+    """Start a child that stands for a program: it keeps no signals as a training's child does.
+
+    process/child_signals.py has changed how processes of multiprocessing start.
+    """
+    start = type(process).start
+    getattr(start, "__wrapped__", start)(process)
 
 
 def run(

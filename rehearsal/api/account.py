@@ -27,6 +27,7 @@ TRUST = {
         },
     ],
 }
+ROLE_NAME = re.compile(r"[\w+=,.@-]{1,64}", re.ASCII)
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 ECR_TARGET = "AmazonEC2ContainerRegistry_V20150921."
 
@@ -52,16 +53,16 @@ class Account:
                 return allowed(
                     [values[0] for key, values in request.items() if key.startswith("ActionNames.")]
                 )
-            if request.get("Action") == ["GetRole"]:
-                self._make_role(request.get("RoleName", [""])[0])
+            name = request.get("RoleName", [""])[0]
+            if request.get("Action") == ["GetRole"] and ROLE_NAME.fullmatch(name):
+                self._make_role(name)
         elif (
             caller.service == "ecr"
             and target == f"{ECR_TARGET}DescribeImages"
             and self.engine.name == "docker"
         ):
-            request = json.loads(peek(environ))
-            for image in request.get("imageIds") or []:
-                self._make_image(caller.region, request["repositoryName"], image.get("imageTag"))
+            for repository, tag in images_in(peek(environ)):
+                self._make_image(caller.region, repository, tag)
         return None
 
     def _make_role(self, name: str) -> None:
@@ -69,9 +70,8 @@ class Account:
         with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
             iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(TRUST))
 
-    def _make_image(self, region: str, repository: str, tag: str | None) -> None:
-        image_id = self.engine.local(f"{repository}:{tag}") if tag else None
-        if image_id is None:
+    def _make_image(self, region: str, repository: str, tag: str) -> None:
+        if (image_id := self.engine.local(f"{repository}:{tag}")) is None:
             return
         ecr = self.clients(region=region, service="ecr")
         layer = {"digest": f"sha256:{hashlib.sha256(image_id.encode()).hexdigest()}"}
@@ -82,6 +82,21 @@ class Account:
             ecr.create_repository(repositoryName=repository)
         with contextlib.suppress(ecr.exceptions.ImageAlreadyExistsException):
             ecr.put_image(repositoryName=repository, imageManifest=manifest, imageTag=tag)
+
+
+def images_in(body: bytes) -> list[tuple[str, str]]:
+    """Return repository and tag of each image that DescribeImages asks for, none if it is wrong."""
+    try:
+        request = json.loads(body)
+        names = [
+            (request["repositoryName"], image["imageTag"])
+            for image in request["imageIds"]
+            if "imageTag" in image
+        ]
+    # moto will say so.
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return []
+    return [pair for pair in names if all(isinstance(text, str) for text in pair)]
 
 
 def peek(environ: dict) -> bytes:

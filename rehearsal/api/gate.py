@@ -237,7 +237,7 @@ def read(environ: dict, most: int) -> bytes:
             "RequestEntityTooLarge",
             413,
         )
-    _set_body(environ, io.BytesIO(body), len(body))
+    set_body(environ, io.BytesIO(body), len(body))
     return body
 
 
@@ -249,10 +249,20 @@ def read_to(file: BinaryIO, environ: dict) -> None:
     shutil.copyfileobj(get_input_stream(environ), file, MIB)
     size = file.tell()
     file.seek(0)
-    _set_body(environ, file, size)
+    set_body(environ, file, size)
 
 
-def _set_body(environ: dict, file: BinaryIO, size: int) -> None:
+def overstates_size(environ: dict) -> bool:
+    """Return whether a request in chunks claims more content than it has bytes in all.
+
+    moto makes room for what it claims.
+    """
+    claimed_size = environ.get("HTTP_X_AMZ_DECODED_CONTENT_LENGTH", "0")
+    size = int(environ["CONTENT_LENGTH"])
+    return not re.fullmatch(r"\d{1,18}", claimed_size, re.ASCII) or int(claimed_size) > size
+
+
+def set_body(environ: dict, file: BinaryIO, size: int) -> None:
     """Make a file a request's body."""
     environ.pop("HTTP_TRANSFER_ENCODING", None)
     environ.pop("wsgi.input_terminated", None)

@@ -16,20 +16,23 @@ from werkzeug.wrappers import Request, Response
 
 from rehearsal.api import gate, sockets
 from rehearsal.api.access_keys import Keys
-from rehearsal.api.account import Account, with_key
+from rehearsal.api.account import Account, peek, with_key
 from rehearsal.api.errors import Refused
 from rehearsal.api.gate import Caller, Closed
-from rehearsal.api.service import Service
+from rehearsal.api.job_access import Reach, confine, reach
+from rehearsal.api.service import Service, arn_of
 from rehearsal.jobs.record import ENDED
+from sagemaker_lightning.contract.errors import printable
 
 # The path of our own requests, which are signed for a service of our own.
 CONTROL_PATH = "/Rehearsal/"
 # Each service is an application of its own. moto's dispatcher, its /moto-api, and its services that
 # run programs cannot be reached.
 MOTO_SERVICES = ("s3", "sts", "iam", "ecr", "logs")
-# What a job's hosts may ask for: nothing that starts or stops a job, or says what its hosts are.
-JOB_SERVICES = ("s3", "sts", "logs", "sagemaker")
-READING_ACTIONS = ("DescribeTrainingJob", "ListTrainingJobs", "ListTags")
+# What a job's hosts may ask for: nothing that starts or stops a job, and nothing of other jobs.
+JOB_SERVICES = ("s3", "sts", "sagemaker")
+# Characters of an error that may quote what it refuses.
+MAX_MESSAGE_CHARACTERS = 4096
 
 
 class Handler(sockets.Handler, MotoRequestHandler):
@@ -49,6 +52,7 @@ class Endpoint:
         self.service = service
         self.keys = keys
         self.account = account
+        self.reaches: dict[str, Reach] = {}
         self.moto = {}
         self.making = threading.Lock()
         # moto fails if two requests reach the same object at once, for example if two hosts upload
@@ -84,15 +88,8 @@ class Endpoint:
         target = environ.get("HTTP_X_AMZ_TARGET", "")
         service = caller.service
         prefix, _, operation = target.partition(".")
-        if caller.key.job and (
-            service not in JOB_SERVICES
-            or (service == "sagemaker" and operation not in READING_ACTIONS)
-        ):
-            message = (
-                f"found {operation or service}, allowed to a job's hosts is "
-                f"{', '.join(JOB_SERVICES[:3])} and reading jobs"
-            )
-            raise Closed(message, "AccessDeniedException")
+        if caller.key.job:
+            self._confine(environ, caller, operation)
         if service == "sagemaker" and prefix == "SageMaker":
             return self._answer_sagemaker(Request(environ), operation, caller.region)
         if service == gate.OWN_SERVICE:
@@ -104,6 +101,26 @@ class Endpoint:
             "NotImplemented",
             f"the rehearsal does not emulate {service}; it has {', '.join(MOTO_SERVICES)}",
         )
+
+    def _confine(self, environ: dict, caller: Caller, operation: str) -> None:
+        """Raise Closed if a request of a job's hosts reaches beyond their own job."""
+        arn = caller.key.job
+        if caller.service == "s3":
+            if arn not in self.reaches:
+                self.reaches[arn] = reach(self.service.jobs[arn].record.request)
+            confine(environ, self.reaches[arn])
+        elif caller.service == "sagemaker":
+            if job_named(operation, peek(environ), caller.region) != arn:
+                raise Closed(
+                    f"found {operation}, allowed to a job's hosts is DescribeTrainingJob and "
+                    f"ListTags of {arn}",
+                    "AccessDeniedException",
+                )
+        elif caller.service not in JOB_SERVICES:
+            raise Closed(
+                f"found {caller.service}, allowed to a job's hosts is {', '.join(JOB_SERVICES)}",
+                "AccessDeniedException",
+            )
 
     def _moto_application(self, caller: Caller) -> Callable:
         with self.making:
@@ -118,6 +135,9 @@ class Endpoint:
                     gate.read_to(body, environ)
                 except HTTPException as error:
                     return error(environ, start_response)
+                if gate.overstates_size(environ):
+                    message = "found less than X-Amz-Decoded-Content-Length says"
+                    return refused(environ, "IncompleteBody", message)(environ, start_response)
                 return answer_whole(environ, start_response)
 
         def answer_whole(environ: dict, start_response: Callable):
@@ -130,6 +150,10 @@ class Endpoint:
                 except NotImplementedError as error:
                     message = f"{error} by moto, which answers for this service"
                     return refused(environ, "NotImplemented", message)(environ, start_response)
+                # moto takes many requests to be well-formed, and a job may send anything.
+                except Exception as error:
+                    message = f"moto, which answers for this service, failed: {error!r}"
+                    return refused(environ, "InternalFailure", message)(environ, start_response)
 
         return answer
 
@@ -161,11 +185,23 @@ class Endpoint:
             return answered({"error": str(error)}, status=409)
 
 
+def job_named(operation: str, body: bytes, region: str) -> str | None:
+    """Return the ARN of the job that a request wants to read; None if it wants something else."""
+    try:
+        content = json.loads(body)
+        if operation == "DescribeTrainingJob":
+            return arn_of(content["TrainingJobName"], region)
+        return content["ResourceArn"] if operation == "ListTags" else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
 def refused(environ: dict, code: str | None, message: str, status: int = 400) -> Response:
     """Return an error with its reason, in the service's protocol or as text.
 
     Its status is one after which a client does not try again.
     """
+    message = printable(message[:MAX_MESSAGE_CHARACTERS])
     if code is None:
         return Response(f"{message}\n", status=status, content_type="text/plain; charset=utf-8")
     if "HTTP_X_AMZ_TARGET" in environ:

@@ -6,11 +6,12 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from rehearsal.api import listing, rules
 from rehearsal.api.errors import Refused, invalid
 from rehearsal.api.listing import without_none
-from rehearsal.api.validation import input_shape, validate
+from rehearsal.api.validation import input_shape, pruned, validate
 from rehearsal.jobs import channels, layout
 from rehearsal.jobs.job import Job, Place
 from rehearsal.jobs.metrics import Metrics
@@ -43,14 +44,16 @@ class Service:
 
     def answer(self, operation: str, request: dict, region: str) -> dict:
         """Answer one of SageMaker's operations; Refused is the service's error."""
-        if input_shape(operation) is None:
+        shape = input_shape(operation)
+        if shape is None:
             raise Refused(
                 "UnknownOperationException", f"The rehearsal knows no operation {operation}"
             )
         if not hasattr(self, operation):
             raise invalid(f"The rehearsal does not emulate {operation}; it runs training jobs only")
+        request = pruned(request, shape)
         validate(s3_for_files(request) if operation == "CreateTrainingJob" else request, operation)
-        return getattr(self, operation)(without_none(request), region)
+        return getattr(self, operation)(request, region)
 
     def CreateTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802 (the API's names)
         """Start a job."""
@@ -62,7 +65,7 @@ class Service:
         place = self.place(region, arn, name)
         if place.engine.name == "processes":
             notes += place.engine.refuse(len(layout.hosts(request)), request)
-        record = Record(name, copy.deepcopy(request), time.time(), notes=notes)
+        record = Record(name, copy.deepcopy(request), time.time())
         metrics = Metrics(request["AlgorithmSpecification"].get("MetricDefinitions") or [])
         with self.lock:
             if self.is_closing:
@@ -78,6 +81,8 @@ class Service:
                     f"training job with this name already exists ({arn})",
                 )
             job = self.jobs[arn] = Job(record, place, self.settings, metrics)
+            for note in notes:
+                job.note(note)
             self.tags[arn] = {tag["Key"]: tag["Value"] for tag in request.get("Tags") or []}
             # `close` waits for the jobs that run.
             job.start()
@@ -242,16 +247,21 @@ def s3_for_files(request: dict) -> dict:
 
     Only the rehearsal accepts file://; the service's model does not.
     """
-    changed = copy.deepcopy(request)
-    channels = changed.get("InputDataConfig") if isinstance(changed, dict) else None
-    for channel in channels if isinstance(channels, list) else []:
-        try:
-            source = channel["DataSource"]["S3DataSource"]
-            source["S3Uri"] = re.sub(r"^file:///", "s3://file/", source["S3Uri"])
-        # The validation will say what is wrong with this channel.
-        except (TypeError, KeyError):
-            continue
-    return changed
+    input_channels = request.get("InputDataConfig") if isinstance(request, dict) else None
+    if not isinstance(input_channels, list):
+        return request
+    return request | {"InputDataConfig": [_with_s3_address(channel) for channel in input_channels]}
+
+
+def _with_s3_address(channel: Any) -> Any:
+    try:
+        source = channel["DataSource"]["S3DataSource"]
+        address = re.sub(r"^file:///", "s3://file/", source["S3Uri"])
+        s3_source = {"S3DataSource": source | {"S3Uri": address}}
+        return channel | {"DataSource": channel["DataSource"] | s3_source}
+    # The validation will say what is wrong with this channel.
+    except (TypeError, KeyError):
+        return channel
 
 
 def arn_of(name: str, region: str) -> str:

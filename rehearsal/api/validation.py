@@ -8,6 +8,7 @@ services in general.
 import re
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import botocore.session
 from botocore.model import Shape, StructureShape
@@ -25,6 +26,10 @@ PYTHON_TYPES = {
     "map": dict,
     "structure": dict,
 }
+# In place of the value of a field that the model does not have.
+LEFT_OUT = "left out: the service's model does not have it"
+# Characters of such a field's name, at most.
+MAX_NAME_CHARACTERS = 100
 # Bits of a number without its sign.
 BITS = {"integer": 31, "long": 63}
 # Characters that JSON can contain, but no environment variable, argument or text file.
@@ -49,6 +54,28 @@ def input_shape(operation: str) -> StructureShape | None:
     return (
         model.operation_model(operation).input_shape if operation in model.operation_names else None
     )
+
+
+def pruned(value: Any, shape: Shape) -> Any:
+    """Return a copy of a value that has no more than its shape, and no nulls in structures.
+
+    So it is no deeper and has no more text than the model allows, once `validate` accepts it. Of a
+    field that the model does not have, the name stays, to be noted.
+    """
+    type_name = shape.type_name
+    if type_name == "structure" and isinstance(value, dict):
+        fields = {}
+        for name, part in value.items():
+            if name not in shape.members and part:
+                fields[name[:MAX_NAME_CHARACTERS]] = LEFT_OUT
+            elif name in shape.members and part is not None:
+                fields[name] = pruned(part, shape.members[name])
+        return fields
+    if type_name == "list" and isinstance(value, list):
+        return [pruned(item, shape.member) for item in value]
+    if type_name == "map" and isinstance(value, dict):
+        return {key: pruned(item, shape.value) for key, item in value.items()}
+    return value
 
 
 def validate(request: dict, operation: str) -> None:

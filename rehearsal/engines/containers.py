@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 import docker
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.errors import APIError, DockerException, NotFound
 from docker.types import DeviceRequest
 
 from rehearsal.engines import bridge
@@ -40,11 +40,13 @@ class Containers:
         self.bridge = bridge.of_docker(self.client.networks.get("bridge").attrs)
 
     def local(self, name: str) -> str | None:
-        """Return the id of a local image, None if it does not exist."""
+        """Return the id of a local image, None if there is none, or can be none, of this name."""
         try:
             return self.client.images.get(name).id
-        except (ImageNotFound, NotFound):
-            return None
+        except APIError as error:
+            if error.status_code in (400, 404):
+                return None
+            raise
 
     def image(self, uri: str) -> str:
         """Return the id of the image to run; JobFailed if it cannot be found or pulled.

@@ -27,10 +27,9 @@ def upload(
     If two hosts have a file of the same name, the later host's file replaces the earlier one's, and
     `note` gets a line. Which file wins in the service is not documented.
     """
-    output = request["OutputDataConfig"]
-    bucket, prefix = clients.split(output["S3OutputPath"])
-    base = "/".join(filter(None, (prefix.rstrip("/"), request["TrainingJobName"], "output")))
-    packed = output.get("CompressionType") != "NONE"
+    bucket, folder = output_folder(request)
+    base = f"{folder}/output"
+    packed = request["OutputDataConfig"].get("CompressionType") != "NONE"
     for kind, folder_below in KINDS.items():
         files = gather(
             kind, {host: Folder(root, folder_below) for host, root in hosts.items()}, note
@@ -48,6 +47,12 @@ def upload(
                     file, bucket, f"{base}/{kind}/{name}", Config=clients.ONE_PIECE_TRANSFER
                 )
     return f"s3://{bucket}/{base}/model{'.tar.gz' if packed else '/'}"
+
+
+def output_folder(request: dict) -> tuple[str, str]:
+    """Return the bucket and the folder in it that get what a job leaves."""
+    bucket, prefix = clients.split(request["OutputDataConfig"]["S3OutputPath"])
+    return bucket, "/".join(filter(None, (prefix.rstrip("/"), request["TrainingJobName"])))
 
 
 def gather(kind: str, folders: dict[str, Folder], note: Callable[[str], None]) -> Found:

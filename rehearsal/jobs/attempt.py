@@ -60,6 +60,7 @@ class Running:
         self.instance.end(status)
         if self.uploader:
             self.uploader.finish()
+            self.instance.note_saved(self.uploader.newest())
 
 
 class Attempt:

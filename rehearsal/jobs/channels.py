@@ -165,8 +165,8 @@ def relative(key: str, prefix: str) -> str:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of `name` below `folder`; JobFailed if it is not below."""
-    if ".." in PurePosixPath(name).parts or name.startswith("/"):
+    """Return the path of `name` below `folder`; JobFailed if no file below it can have the name."""
+    if ".." in PurePosixPath(name).parts or name.startswith("/") or "\0" in name:
         raise JobFailed(
             f"ClientError: Data download failed: the S3 key {name!r} is no name of a file"
         )

@@ -5,6 +5,7 @@ settings.Sync.
 """
 
 import os
+import re
 import stat
 import threading
 import time
@@ -17,11 +18,18 @@ from botocore.exceptions import BotoCoreError, ClientError
 from rehearsal.api import clients
 from rehearsal.jobs.channels import JobFailed, inside, relative
 from rehearsal.jobs.folders import NO_KEY_REASON, Folder
+from rehearsal.jobs.record import Saved
 from rehearsal.settings import Sync
+from sagemaker_lightning.contract.shutdown import CHECKPOINT_NAME
 
 IGNORED_SUFFIX = ".sagemaker-ignore"
 UPLOADING_SUFFIX = ".sagemaker-uploading"
 UPLOADED_SUFFIX = ".sagemaker-uploaded"
+# Files of one checkpoint that are noted, at most.
+MAX_SAVED_FILES = 100
+# The step in the name of a checkpoint, or of its folder: step-000000044.ckpt, epoch=3-step=44.ckpt,
+# checkpoint-44/model.safetensors.
+STEP_IN_NAME = re.compile(r"(?<![a-z])(?:step|checkpoint)[-_=]?(\d{1,15})(?!\d)")
 
 
 class Cut(Exception):
@@ -64,6 +72,13 @@ def restore(s3, uri: str, folder: Path) -> tuple[int, int]:
     return files, size
 
 
+def step_in(name: str) -> int | None:
+    """Return the step in the name of a checkpoint's file, None if there is none."""
+    match = STEP_IN_NAME.search(name)
+    is_marker = name.endswith((UPLOADING_SUFFIX, UPLOADED_SUFFIX))
+    return int(match[1]) if match and not is_marker else None
+
+
 def below(uri: str) -> tuple[str, str]:
     """Return the bucket and the prefix of what is below an s3:// address.
 
@@ -85,6 +100,8 @@ class Uploader(threading.Thread):
         self.bucket, self.prefix = below(uri)
         self.ended = threading.Event()
         self.started = time.monotonic()
+        # The file whose upload the host's end has cut off.
+        self.cut: str | None = None
         # What was restored is in S3 already.
         self.seen = {
             name: Seen(state, self.started, self.started, True)
@@ -98,7 +115,11 @@ class Uploader(threading.Thread):
                 self.sync.stall_after is None
                 or time.monotonic() - self.started < self.sync.stall_after
             ):
-                self._look()
+                # Whatever it is, the folder is looked at again.
+                try:
+                    self._look()
+                except Exception as error:
+                    self.note(f"the checkpoints could not be looked at: {error!r}")
 
     def finish(self) -> None:
         """End the uploads, because the container has ended.
@@ -110,6 +131,38 @@ class Uploader(threading.Thread):
         if self.sync.flush:
             self.ended.clear()
             self._look(flush=True)
+
+    def newest(self) -> Saved | None:
+        """Return the newest checkpoint in the folder, None if no file names a step.
+
+        Call it once, after `finish`.
+        """
+        moment = time.monotonic()
+        files = self._files()
+        steps = {name: step for name in files if (step := step_in(name)) is not None}
+        # Beside the runtime's own checkpoints, other files are not what it goes on from.
+        steps = {name: steps[name] for name in steps if CHECKPOINT_NAME.fullmatch(name)} or steps
+        if not steps:
+            return None
+        newest = max(steps.values())
+        names = sorted(name for name, step in steps.items() if step == newest)[:MAX_SAVED_FILES]
+        return Saved(newest, {name: self._why_missing(name, files[name], moment) for name in names})
+
+    def _why_missing(self, name: str, state: tuple[int, int, int], moment: float) -> str:
+        """Return why a file is not in S3 as it is at the host's end; "" if it is."""
+        seen = self.seen.get(name)
+        if seen and seen.state == state and seen.uploaded:
+            return ""
+        sync = self.sync
+        if sync.stall_after is not None and moment - self.started >= sync.stall_after:
+            return f"nothing was copied any more (--sync-stall-after={sync.stall_after:g})"
+        if name == self.cut:
+            return "its copy was cut off by the end of its host"
+        if seen and seen.state == state and moment - seen.changed < sync.lag:
+            return f"its copy lags (--sync-lag={sync.lag:g})"
+        if seen and seen.state == state and moment - seen.since < sync.settle:
+            return f"its copy waits for the last change (--sync-settle={sync.settle:g})"
+        return "its copy had not begun before the end of its host"
 
     def _look(self, flush: bool = False) -> None:
         moment = time.monotonic()
@@ -170,14 +223,18 @@ class Uploader(threading.Thread):
         return is_uploaded
 
     def _copy(self, name: str) -> None:
-        with self.folder.open(name) as file:
-            self.s3.upload_fileobj(
-                file,
-                self.bucket,
-                self.prefix + name,
-                Callback=self._alive,
-                Config=clients.ONE_PIECE_TRANSFER,
-            )
+        try:
+            with self.folder.open(name) as file:
+                self.s3.upload_fileobj(
+                    file,
+                    self.bucket,
+                    self.prefix + name,
+                    Callback=self._alive,
+                    Config=clients.ONE_PIECE_TRANSFER,
+                )
+        except Cut:
+            self.cut = name
+            raise
 
     def _make_marker(self, name: str) -> None:
         """Make a file's marker, if its folder exists and belongs to this user."""

@@ -4,6 +4,7 @@ Each attempt has new, empty instances.
 """
 
 import queue
+import sys
 import threading
 import time
 import traceback
@@ -23,10 +24,12 @@ from rehearsal.jobs.metrics import Metrics
 from rehearsal.jobs.record import ENDED, Interruption, Record, Secondary, Status
 from rehearsal.jobs.schedule import Due, Rule, Schedule, named
 from rehearsal.settings import Settings
+from sagemaker_lightning.contract.errors import printable
 
 UPLOADING = "Uploading generated training model"
-# Notes of a job, at most.
+# Notes of a job, and characters of each, at most.
 MAX_NOTES = 200
+MAX_NOTE_CHARACTERS = 1000
 FINAL = {
     Secondary.COMPLETED: (Status.COMPLETED, "Training job completed"),
     Secondary.FAILED: (Status.FAILED, "Training job failed"),
@@ -147,7 +150,7 @@ class Job(threading.Thread):
         try:
             step(*arguments)
         except Exception as error:
-            traceback.print_exc()
+            print_traceback(error)
             self.note(f"{failed}: {type(error).__name__}: {error}")
 
     def _rules_for_hosts(self) -> list[Rule]:
@@ -171,6 +174,7 @@ class Job(threading.Thread):
 
         The number of lines is limited to MAX_NOTES, because nobody reads more.
         """
+        line = line[:MAX_NOTE_CHARACTERS]
         if line not in self.record.notes and len(self.record.notes) <= MAX_NOTES:
             self.record.notes.append(
                 line if len(self.record.notes) < MAX_NOTES else "more notes are left out"
@@ -288,12 +292,18 @@ class Job(threading.Thread):
             self.note(f"log lines were lost: {type(error).__name__}: {error}")
 
 
+def print_traceback(error: Exception) -> None:
+    """Print an error of the rehearsal; what it quotes of a job does not steer the terminal."""
+    text = "".join(traceback.format_exception(error))
+    print(printable(text, kept="\n"), end="", file=sys.stderr, flush=True)
+
+
 def _internal_error(error: Exception) -> tuple[Secondary, str]:
     """Return the end of a job that failed by an error of the rehearsal itself.
 
     The error is reported as one of the service.
     """
-    traceback.print_exception(error)
+    print_traceback(error)
     return (
         Secondary.FAILED,
         f"InternalServerError: the rehearsal failed: {type(error).__name__}: {error}",

@@ -12,11 +12,15 @@ from botocore.exceptions import ClientError
 from rehearsal.jobs import record
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
-# Bytes of one event, at most (AWS: PutLogEvents).
-MAX_EVENT_BYTES = 256 * 1024 - 26
+# Limits of AWS's PutLogEvents: bytes of one event, and of a request's events; each event counts
+# 26 bytes more than its message.
+EVENT_OVERHEAD_BYTES = 26
+MAX_EVENT_BYTES = 256 * 1024 - EVENT_OVERHEAD_BYTES
+MAX_BATCH_BYTES = 1024 * 1024
 MAX_BATCH_EVENTS = 500
-# How many last lines of each host the live view shows.
+# How many last lines of each host the live view shows, and how many last characters of each.
 SHOWN_LINES = 50
+SHOWN_CHARACTERS = 2000
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:
@@ -33,6 +37,22 @@ def lines(chunks: Iterable[bytes]) -> Iterator[str]:
         yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
     if rest:
         yield rest.decode(errors="replace").rstrip("\r")
+
+
+def batches(events: Iterable[dict]) -> Iterator[list[dict]]:
+    """Yield events in groups that one request can have."""
+    batch: list[dict] = []
+    size = 0
+    for event in events:
+        event_size = len(event["message"].encode()) + EVENT_OVERHEAD_BYTES
+        if batch and (len(batch) == MAX_BATCH_EVENTS or size + event_size > MAX_BATCH_BYTES):
+            yield batch
+            batch = []
+            size = 0
+        batch.append(event)
+        size += event_size
+    if batch:
+        yield batch
 
 
 def set_aside(folder: Path) -> None:
@@ -88,7 +108,7 @@ class Logs:
         """Take a line; return the progress that it reports, None if it reports none."""
         moment = time.time()
         with self.lock:
-            self.last[host].append(text)
+            self.last[host].append(text[-SHOWN_CHARACTERS:])
             message = text.encode()[:MAX_EVENT_BYTES].decode(errors="ignore")
             # The service refuses an empty message.
             if message:
@@ -101,18 +121,27 @@ class Logs:
             file.write(text + "\n")
 
     def send(self) -> None:
-        """Send the waiting lines to CloudWatch Logs."""
+        """Send the waiting lines to CloudWatch Logs.
+
+        Raises what has kept some of them from being sent; the others are sent all the same.
+        """
+        problem = None
         with self.sending:
             with self.lock:
                 waiting = {host: events for host, events in self.waiting.items() if events}
                 self.waiting = {host: [] for host in self.last}
             for host, events in waiting.items():
-                for start in range(0, len(events), MAX_BATCH_EVENTS):
-                    self.client.put_log_events(
-                        logGroupName=LOG_GROUP,
-                        logStreamName=self._stream(host),
-                        logEvents=events[start : start + MAX_BATCH_EVENTS],
-                    )
+                for batch in batches(events):
+                    try:
+                        self.client.put_log_events(
+                            logGroupName=LOG_GROUP,
+                            logStreamName=self._stream(host),
+                            logEvents=batch,
+                        )
+                    except Exception as error:
+                        problem = error
+        if problem:
+            raise problem
 
     def shown(self) -> dict[str, list[str]]:
         """Return the last lines of each host."""

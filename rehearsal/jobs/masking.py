@@ -74,11 +74,14 @@ class Mask:
         ]
 
     def _mask_word(self, word: str) -> str:
-        """Return `name=value`, or any other word, without a secret."""
-        name, sign, value = word.partition("=")
-        if not sign or word.startswith("-----BEGIN"):
+        """Return `name=value`, `name=name=value` or any other word, without a secret."""
+        parts = word.split("=")
+        if len(parts) == 1 or word.startswith("-----BEGIN"):
             return masked("", word)
-        if masked(name, value) == MASK:
-            self.secrets.add(value.strip("\"' "))
-            return f"{masked('', name)}={MASK}"
-        return f"{masked('', name)}={self._mask_word(value)}"
+        named = (place for place, name in enumerate(parts[:-1]) if masked(name, "") == MASK)
+        # What looks like a secret is found anywhere behind the first sign, so one look is enough.
+        secret = 0 if masked("", word.partition("=")[2]) == MASK else next(named, None)
+        if secret is None:
+            return "=".join(masked("", part) for part in parts)
+        self.secrets.add("=".join(parts[secret + 1 :]).strip("\"' "))
+        return "=".join([*(masked("", part) for part in parts[: secret + 1]), MASK])

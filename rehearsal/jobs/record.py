@@ -8,6 +8,8 @@ import re
 import time
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from itertools import islice
+from pathlib import PurePosixPath
 
 from rehearsal.jobs.masking import Mask
 
@@ -42,12 +44,16 @@ class Secondary(StrEnum):
 ENDED = (Status.COMPLETED, Status.FAILED, Status.STOPPED)
 
 # A progress line has `step=`; each of its name=value pairs is a point of that name's curve.
-RESUMED = re.compile(r"\bresuming from step (\d{1,15})(?!\d)")
+RESUMED = re.compile(r"\bresuming from step (\d{1,15})(?!\d)(?:: ([^\s;]{1,500}))?")
+SKIPPED = re.compile(r"\bwarning: (checkpoint [^\n]{1,500}; it is skipped)")
 PROVED = re.compile(r"\bresumed at step \d{1,15}: ([^\n]{1,1000})")
 STEP = re.compile(r"(?:^|\s)step=(\d{1,15})(?!\d)")
+# A program may print anything: names have 100 characters at most, and a line has 100 pairs.
 PAIR = re.compile(
-    r"(?:^|\s)([A-Za-z][\w/]*)=(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|nan|-?inf)(?=[\s/,;]|$)"
+    r"(?:^|\s)([A-Za-z][\w/]{0,99})=(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|nan|-?inf)(?=[\s/,;]|$)"
 )
+MAX_PAIRS = 100
+MAX_SKIPPED = 10
 
 
 @dataclass
@@ -57,6 +63,15 @@ class Point:
     time: float
     step: int
     values: dict[str, float]
+
+
+@dataclass
+class Saved:
+    """The newest checkpoint in a host's folder when the host ended."""
+
+    step: int
+    # For each of its files, why it is not in S3; "" if it is.
+    missing: dict[str, str]
 
 
 @dataclass
@@ -77,6 +92,7 @@ class Instance:
     # Checkpoints from S3, restored before the container started.
     restored_files: int = 0
     restored_bytes: int = 0
+    saved: Saved | None = None
 
     def note_restored(self, files: int, size: int) -> None:
         """Note which checkpoints were restored: how many files, and how many bytes."""
@@ -91,6 +107,10 @@ class Instance:
         """Note that its container has ended."""
         self.exit_status = exit_status
         self.ended = time.time()
+
+    def note_saved(self, saved: Saved | None) -> None:
+        """Note the newest checkpoint in its folder, if there is one."""
+        self.saved = saved
 
     def reclaim(self) -> None:
         """Note that the service takes the instance away."""
@@ -114,6 +134,10 @@ class Attempt:
     points: list[Point] = field(default_factory=list)
     # The step at which the log says that the run resumes.
     resumed: int | None = None
+    # The checkpoint that the log names for this step.
+    resumed_from: str = ""
+    # The checkpoints that the log says were skipped, and why.
+    skipped: list[str] = field(default_factory=list)
     # What the log says about whether the run resumed exactly.
     proved: str = ""
 
@@ -121,6 +145,9 @@ class Attempt:
         """Note what a log line says of the run's resume, if it says anything."""
         if resumed := RESUMED.search(line):
             self.resumed = int(resumed[1])
+            self.resumed_from = PurePosixPath(resumed[2] or "").name
+        if (skipped := SKIPPED.search(line)) and len(self.skipped) < MAX_SKIPPED:
+            self.skipped += [skipped[1]] * (skipped[1] not in self.skipped)
         if proved := PROVED.search(line):
             self.proved = proved[1]
 
@@ -234,7 +261,7 @@ class Record:
                 replace(item, message=mask.text(item.message)) for item in self.transitions
             ],
             interruptions=[replace(item, why=mask.text(item.why)) for item in self.interruptions],
-            attempts=[replace(item, proved=mask.text(item.proved)) for item in self.attempts],
+            attempts=[_masked_attempt(item, mask) for item in self.attempts],
             notes=[mask.text(item) for item in self.notes],
             failure=self.failure and mask.text(self.failure),
         )
@@ -244,8 +271,28 @@ class Record:
         return asdict(self.masked())
 
 
+def _masked_attempt(attempt: Attempt, mask: Mask) -> Attempt:
+    """Return an attempt without secrets in what its program has printed or written."""
+    return replace(
+        attempt,
+        proved=mask.text(attempt.proved),
+        resumed_from=mask.text(attempt.resumed_from),
+        skipped=[mask.text(line) for line in attempt.skipped],
+        instances=[
+            replace(item, saved=_masked_saved(item.saved, mask)) for item in attempt.instances
+        ],
+    )
+
+
+def _masked_saved(saved: Saved | None, mask: Mask) -> Saved | None:
+    return saved and Saved(
+        saved.step, {mask.text(name): why for name, why in saved.missing.items()}
+    )
+
+
 def point(line: str, now: float) -> Point | None:
     """Return the progress that a log line reports, None if it reports none: see STEP."""
     if not (match := STEP.search(line)):
         return None
-    return Point(now, int(match[1]), {name: float(value) for name, value in PAIR.findall(line)})
+    pairs = islice(PAIR.finditer(line), MAX_PAIRS)
+    return Point(now, int(match[1]), {pair[1]: float(pair[2]) for pair in pairs})

@@ -6,6 +6,7 @@ stretched with it.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
@@ -16,12 +17,18 @@ HEIGHT = 210
 TICKS = 6
 # The number of restarts that are drawn as full lines; more are marked at the bottom only.
 MAX_RESTART_LINES = 25
-# Points of a line; if there are more, only every n-th is drawn.
+# Points of a name, all attempts together; if there are more, those of every n-th x are drawn, the
+# same in all attempts.
 MAX_POINTS = 2000
 # Seconds between the marks of a time axis.
 TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 # Values beyond this are not drawn, like those that are not numbers.
 LARGEST_VALUE = 1e15
+# Values that are no further apart are drawn as the same one.
+SMALLEST_RANGE = 1e-30
+
+Points = list[tuple[float, float]]
+"""Pairs of x and value, by x."""
 
 
 @dataclass
@@ -31,8 +38,18 @@ class Line:
     `points` are (x, value). `kept` is the x until which the attempt's work was kept.
     """
 
-    points: list[tuple[float, float]]
+    points: Points
     kept: float = math.inf
+
+
+@dataclass
+class Pieces:
+    """What is drawn of a name."""
+
+    kept: list[Points]
+    lost: list[Points]
+    # Lost values that have no counterpart: the later attempt has logged other steps.
+    hidden: int = 0
 
 
 @dataclass
@@ -51,10 +68,7 @@ class Chart:
 
 def figure(chart: Chart) -> Element | None:
     """Return the chart with its title and legend; None if no point of it can be drawn."""
-    drawn = {
-        name: [line for line in map(_drawable_line, lines) if line.points]
-        for name, lines in chart.names.items()
-    }
+    drawn = {name: _drawable_lines(lines) for name, lines in chart.names.items()}
     points = [point for lines in drawn.values() for line in lines for point in line.points]
     if not points:
         return None
@@ -68,19 +82,17 @@ def figure(chart: Chart) -> Element | None:
         position = f"{1000 * (x - left) / (right - left):.1f}"
         top = 0 if len(chart.restarts) <= MAX_RESTART_LINES else 950
         inner.append(node("line", class_="restart", x1=position, x2=position, y1=top, y2=1000))
-    for place, lines in enumerate(drawn.values()):
-        for line in lines:
+    split = _split_by_time if chart.as_time else _split_by_step
+    pieces = {name: split(lines) for name, lines in drawn.items()}
+    for place, pieces_of_name in enumerate(pieces.values()):
+        paths = [("curve", points) for points in pieces_of_name.kept]
+        paths += [("curve lost", points) for points in pieces_of_name.lost]
+        for kind, points in paths:
             scaled = [
                 (1000 * (x - left) / (right - left), 1000 * (high - y) / (high - low))
-                for x, y in line.points
+                for x, y in points
             ]
-            kept = sum(x <= line.kept for x, _ in line.points)
-            inner.append(_draw_path(scaled[:kept], f"curve c{place}"))
-            inner.append(
-                _draw_path(
-                    scaled[max(0, kept - 1) :] if kept < len(scaled) else [], f"curve lost c{place}"
-                )
-            )
+            inner.append(_draw_path(scaled, f"{kind} c{place}"))
     summary = ", ".join(
         f"{name} ends at {_last_value(lines):.4g}" for name, lines in drawn.items() if lines
     )
@@ -95,7 +107,7 @@ def figure(chart: Chart) -> Element | None:
     return node(
         "figure",
         node("figcaption", chart.title),
-        _draw_legend(chart, drawn),
+        _draw_legend(chart, drawn, pieces),
         node("div", svg, class_="plot"),
     )
 
@@ -113,10 +125,58 @@ def ticks(low: float, high: float, *, as_time: bool = False, at_least: float = 0
     ]
 
 
-def _drawable_line(line: Line) -> Line:
-    """Return the line without what cannot be drawn, and with MAX_POINTS points at most."""
-    points = [(x, y) for x, y in line.points if _is_drawable(x) and _is_drawable(y)]
-    return Line(points[:: max(1, math.ceil(len(points) / MAX_POINTS))], line.kept)
+def _drawable_lines(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines without what cannot be drawn, and with about MAX_POINTS different x.
+
+    Of several values at one x, the last counts. Lines that have nothing to draw are left out.
+    """
+    points = [
+        {x: y for x, y in line.points if _is_drawable(x) and _is_drawable(y)} for line in lines
+    ]
+    all_x = sorted(set().union(*points))
+    drawn_x = {*all_x[:: max(1, math.ceil(len(all_x) / MAX_POINTS))], *all_x[-1:]}
+    thinned = [
+        Line(sorted((x, y) for x, y in points_of_line.items() if x in drawn_x), line.kept)
+        for points_of_line, line in zip(points, lines, strict=True)
+    ]
+    return [line for line in thinned if line.points]
+
+
+def _split_by_step(lines: Sequence[Line]) -> Pieces:
+    """Return the pieces over steps: what was kept is one line, across all attempts.
+
+    What was lost is drawn over what took its place, at the steps that both have logged. In between,
+    a line would show values that nobody has measured, and an exact repetition would look inexact.
+    """
+    kept = [[point for point in line.points if point[0] <= line.kept] for line in lines]
+    joined = sorted((point for points in kept for point in points), key=lambda point: point[0])
+    kept_x = [x for x, _ in joined]
+    comparable_x = set(kept_x)
+    end = max(kept_x, default=-math.inf)
+    pieces = Pieces([joined], [])
+    for line, kept_points in zip(lines, kept, strict=True):
+        lost = line.points[len(kept_points) :]
+        shown = [point for point in lost if point[0] in comparable_x or point[0] > end]
+        pieces.hidden += len(lost) - len(shown)
+        # The border belongs to both, so that no gap is seen.
+        runs = [kept_points[-1:]]
+        for point in shown:
+            if runs[-1] and bisect_right(kept_x, runs[-1][-1][0]) < bisect_left(kept_x, point[0]):
+                runs.append([])
+            runs[-1].append(point)
+        pieces.lost += [run for run in runs if run and run[-1][0] > line.kept]
+    return pieces
+
+
+def _split_by_time(lines: Sequence[Line]) -> Pieces:
+    """Return the pieces over time, where no attempt takes another one's place."""
+    pieces = Pieces([], [])
+    for line in lines:
+        kept = sum(x <= line.kept for x, _ in line.points)
+        pieces.kept.append(line.points[:kept])
+        if kept < len(line.points):
+            pieces.lost.append(line.points[max(0, kept - 1) :])
+    return pieces
 
 
 def _is_drawable(value: float) -> bool:
@@ -131,8 +191,10 @@ def _value_range(values: Sequence[float], *, pad: float) -> tuple[float, float]:
     """
     low = min(values)
     high = max(values)
-    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-30):
-        return low - (abs(low) / 10 or 1.0), high + (abs(high) / 10 or 1.0)
+    largest = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * largest, SMALLEST_RANGE):
+        margin = max(largest / 10, SMALLEST_RANGE) if largest else 1.0
+        return low - margin, high + margin
     return low - pad * (high - low), high + pad * (high - low)
 
 
@@ -170,7 +232,7 @@ def _draw_columns(left: float, right: float, chart: Chart) -> Iterable[Element]:
     yield node("text", chart.over, class_="over", x="100%", y=HEIGHT + 34, text_anchor="end")
 
 
-def _draw_legend(chart: Chart, drawn: dict[str, list[Line]]) -> Element:
+def _draw_legend(chart: Chart, drawn: dict[str, list[Line]], pieces: dict[str, Pieces]) -> Element:
     """Return the legend: what each line stands for."""
     items = [
         node(
@@ -182,8 +244,10 @@ def _draw_legend(chart: Chart, drawn: dict[str, list[Line]]) -> Element:
         for place, (name, lines) in enumerate(drawn.items())
         if lines
     ]
-    if any(x > line.kept for lines in drawn.values() for line in lines for x, _ in line.points):
+    if any(pieces_of_name.lost for pieces_of_name in pieces.values()):
         items.append(node("li", node("i", class_="key lost"), "lost and done again"))
+    if hidden := sum(pieces_of_name.hidden for pieces_of_name in pieces.values()):
+        items.append(node("li", f"{hidden} lost values not drawn: logged at other steps again"))
     if not_drawable := sum(
         not _is_drawable(y)
         for lines in chart.names.values()

@@ -96,8 +96,21 @@ class Printer:
         while not over:
             over = self.ending.wait(REFRESH_SECONDS)
             for record, _ in self.view.jobs():
-                for line in self._changes(record):
+                for line in self._lines(record):
                     self.view.console.print(Text(line), soft_wrap=True)
+
+    def _lines(self, record: Record) -> list[str]:
+        """Return the lines to print of a job; of one that cannot be shown, why, once."""
+        try:
+            return [*self._changes(record)]
+        # The other jobs are still shown.
+        except Exception as error:
+            line = f"{record.name} {_describe_fault(error)}"
+            lines_before = self.seen.setdefault((record.name, record.created, "fault"), [])
+            if line in lines_before:
+                return []
+            lines_before.append(line)
+            return [line]
 
     def _changes(self, record: Record) -> Iterator[str]:
         """Yield a line for each change of a job since the last call."""
@@ -113,7 +126,7 @@ class Printer:
             for place, words in enumerate(lines):
                 # A message may change, too.
                 if words not in lines_before[place : place + 1]:
-                    yield plain(f"{record.name} {Mask(record.request).text(words)}")
+                    yield f"{record.name} {plain(Mask(record.request).text(words))}"
             self.seen[record.name, record.created, kind] = lines
 
 
@@ -148,28 +161,38 @@ def _make_table(records: Sequence[Record]) -> Table:
     table.add_column("cut", justify="right", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     for record in records:
-        status = (
-            record.secondary
-            if record.status == Status.IN_PROGRESS and record.transitions
-            else record.status
-        )
-        message = (
-            Mask(record.request).text(record.failure)
-            if record.failure
-            else _describe_progress(record)
-        )
-        cells = [
-            record.name,
-            status,
-            _describe_hosts(record),
-            message,
-            str(len(record.interruptions) or ""),
-        ]
-        elapsed = clock(moment(record) - record.created)
-        table.add_row(
-            *(Text(plain(cell)) for cell in cells), elapsed, style=STYLES.get(record.status, "")
-        )
+        try:
+            cells = _cells(record)
+        # The other jobs are still shown.
+        except Exception as error:
+            cells = [record.name, record.status, "", _describe_fault(error), "", ""]
+        table.add_row(*(Text(plain(cell)) for cell in cells), style=STYLES.get(record.status, ""))
     return table
+
+
+def _cells(record: Record) -> list[str]:
+    """Return a job's row of the table."""
+    status = (
+        record.secondary
+        if record.status == Status.IN_PROGRESS and record.transitions
+        else record.status
+    )
+    message = (
+        Mask(record.request).text(record.failure) if record.failure else _describe_progress(record)
+    )
+    return [
+        record.name,
+        status,
+        _describe_hosts(record),
+        message,
+        str(len(record.interruptions) or ""),
+        clock(moment(record) - record.created),
+    ]
+
+
+def _describe_fault(error: Exception) -> str:
+    """Return a fault of this view in words."""
+    return f"cannot be shown: {type(error).__name__}"
 
 
 def _describe_hosts(record: Record) -> str:

@@ -3,14 +3,17 @@
 from datetime import UTC, datetime, timedelta
 from xml.etree.ElementTree import Element
 
+from sagemaker_lightning.contract.errors import printable
+
 
 def node(name: str, /, *children: Element | str | None, **attributes: object) -> Element:
     """Return an element; children and attributes that are None are left out.
 
-    `class_` stands for the attribute class, and `text_anchor` for text-anchor.
+    `class_` stands for the attribute class, and `text_anchor` for text-anchor. Texts get escapes in
+    place of control characters, which HTML does not have and a browser or terminal may obey.
     """
     text_attributes = {
-        key.rstrip("_").replace("_", "-"): str(value)
+        key.rstrip("_").replace("_", "-"): printable(str(value))
         for key, value in attributes.items()
         if value is not None
     }
@@ -19,9 +22,9 @@ def node(name: str, /, *children: Element | str | None, **attributes: object) ->
         if isinstance(child, Element):
             element.append(child)
         elif child is not None and len(element):
-            element[-1].tail = (element[-1].tail or "") + child
+            element[-1].tail = (element[-1].tail or "") + printable(child, kept="\n")
         elif child is not None:
-            element.text = (element.text or "") + child
+            element.text = (element.text or "") + printable(child, kept="\n")
     return element
 
 

@@ -10,11 +10,14 @@ from rehearsal.jobs.record import Record, Status
 from rehearsal.report.charts import Chart, Line, figure
 from rehearsal.report.goodput import PHASES, Goodput, measure, moment
 from rehearsal.report.markup import clock, node, utc
+from rehearsal.report.resumes import describe_resume
 from rehearsal.report.timeline import Timeline
 
 STYLE = Path(__file__).with_name("report.css")
 # The number of names in a chart, and of charts for names that are neither loss nor accuracy.
 COLOUR_COUNT = 6
+# The number of names that are listed as not drawn.
+MAX_NAMES = 50
 # The class of a column with text; the other columns have numbers.
 TEXT_CLASS = "words"
 
@@ -60,7 +63,7 @@ def write(
     head.append(node("meta", name="viewport", content="width=device-width, initial-scale=1"))
     head.append(node("style", STYLE.read_text()))
     page = tostring(node("html", head, body, lang="en"), encoding="unicode", method="html")
-    path.write_text(f"<!doctype html>\n{page}\n", encoding="utf-8", errors="backslashreplace")
+    path.write_text(f"<!doctype html>\n{page}\n", encoding="utf-8")
 
 
 def _make_section(title: str, content: Sequence[Element], otherwise: str) -> list[Element]:
@@ -158,7 +161,9 @@ def _make_charts(record: Record, goodput: Goodput) -> list[Element]:
         for name in rates[:COLOUR_COUNT]
     ]
     drawn = [chart_figure for chart_figure in map(figure, charts) if chart_figure is not None]
-    note = [node("p", f"Not drawn: {', '.join(left_out)}.", class_="soft")] if left_out else []
+    more = f" and {len(left_out) - MAX_NAMES} more" if len(left_out) > MAX_NAMES else ""
+    words = f"Not drawn: {', '.join(left_out[:MAX_NAMES])}{more}."
+    note = [node("p", words, class_="soft")] if left_out else []
     return [node("div", *drawn, class_="charts"), *note] if drawn else note
 
 
@@ -190,10 +195,11 @@ def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
         *PHASES,
         "restored",
         "exit status",
+        "from checkpoint",
     ]
     has_proof = any(attempt.proved for attempt in record.attempts)
     rows = []
-    for attempt, row in zip(record.attempts, goodput.rows, strict=True):
+    for place, (attempt, row) in enumerate(zip(record.attempts, goodput.rows, strict=True)):
         steps = [
             "–" if step is None else f"{step:,}"
             for step in (row.first_step, row.last_step, row.kept_step)
@@ -216,6 +222,7 @@ def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
                 *seconds,
                 megabytes,
                 words,
+                describe_resume(record, place) or "–",
                 *([attempt.proved] if has_proof else []),
             ]
         )
@@ -224,7 +231,7 @@ def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
         caption,
         [*columns, "went on"] if has_proof else columns,
         rows,
-        words=["exit status", "went on"],
+        words=["exit status", "from checkpoint", "went on"],
     )
 
 

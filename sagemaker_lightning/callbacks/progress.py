@@ -1,6 +1,7 @@
 """Progress as plain log lines, for CloudWatch and other places where a progress bar is noise."""
 
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -8,6 +9,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.data import extract_batch_size
 
+from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.process import start_notice
 
 
@@ -40,11 +42,14 @@ class StartProgress(Callback):
 
 
 class LogProgress(Callback):
-    """Prints a line every few seconds and after each validation, on rank 0.
+    """Prints a line every few seconds, after each validation and at the end, on rank 0.
 
     A line consists of `name=value` pairs, so that a metric definition can pick any of them by a
     regular expression:
-        `epoch=1/10 step=45/450 train_loss=0.4312 train_acc=0.8750 images/s=1203.4 left=0:01:23`
+        `epoch=1/10 step=45/450 train_loss=0.431207 train_acc=0.875 images/s=1203.4 left=0:01:23`
+
+    It has all that was logged, by any name, with six significant digits. What a validation has
+    logged is in its own line alone.
 
     Args:
         every_n_seconds: Seconds between two lines of training.
@@ -55,6 +60,11 @@ class LogProgress(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clocks."""
+        self.restored = dict(trainer.callback_metrics)  # values that a resumed run has from before
+        self.before_validation: dict[str, Any] = {}  # values before the newest validation
+        self.validated: dict[str, str] = {}  # the texts of what the newest validation has logged
+        self.printed: dict[str, str] = {}  # the last text of each metric
+        self.epoch = trainer.current_epoch + 1
         self.first_step = trainer.global_step
         self.started = time.monotonic()
         # inf if only time or the user ends the training.
@@ -70,11 +80,16 @@ class LogProgress(Callback):
     ) -> None:
         """Print a line if the interval is over."""
         self.images += extract_batch_size(batch) * trainer.world_size
+        self.epoch = trainer.current_epoch + 1
         now = time.monotonic()
         self.seconds = self.seconds + now - self.seen
         self.seen = now
         if self.seconds >= self.every_n_seconds:
-            self._print_line(trainer, _metrics(trainer, "train"))
+            self._print_line(trainer, self._new_values(trainer))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the values that are not of this validation."""
+        self.before_validation = dict(trainer.callback_metrics)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the metrics of the validation.
@@ -82,27 +97,51 @@ class LogProgress(Callback):
         `trainer.validate` prints a table of them itself, so nothing is printed for it.
         """
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self._print_line(trainer, _metrics(trainer, "train"), _metrics(trainer, "val"))
+            values = dict(trainer.callback_metrics)
+            self._print_line(trainer, values)
+            # Lightning makes a new tensor of each value that the stage under way has logged.
+            self.validated = texts(
+                {
+                    name: value
+                    for name, value in values.items()
+                    if value is not self.before_validation.get(name)
+                }
+            )
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print what the last epoch has logged at its end, or in its last steps."""
+        values = self._new_values(trainer)
+        if not texts(values).items() <= self.printed.items():
+            self._print_line(trainer, values)
+
+    def _new_values(self, trainer: Trainer) -> dict[str, Any]:
+        """Return what this training has logged, without what a line of a validation has said."""
+        return {
+            name: value
+            for name, value in trainer.callback_metrics.items()
+            if value is not self.restored.get(name)
+            and not texts({name: value}).items() <= self.validated.items()
+        }
 
     def _start_interval(self) -> None:
         self.images = 0
         self.seconds = 0.0
         self.seen = time.monotonic()
 
-    def _print_line(self, trainer: Trainer, *metrics: str) -> None:
-        """Print a line on rank 0, and start the next interval.
+    def _print_line(self, trainer: Trainer, values: Mapping[str, Any]) -> None:
+        """Print a line with `values` on rank 0, and start the next interval.
 
         Its rate is the one since the last line.
         """
         epochs = "" if trainer.max_epochs in (None, -1) else f"/{trainer.max_epochs}"
         steps = "" if self.total_steps == float("inf") else f"/{self.total_steps}"
-        rate = [f"images/s={self.images / self.seconds:.1f}"] if self.seconds else []
+        rate = {"images/s": self.images / self.seconds} if self.seconds else {}
         parts = [
-            f"epoch={trainer.current_epoch + 1}{epochs}",
+            f"epoch={self.epoch}{epochs}",
             f"step={trainer.global_step}{steps}",
-            *metrics,
-            *rate,
+            *(f"{name}={text}" for name, text in texts({**values, **rate}).items()),
         ]
+        self.printed |= texts(values)
         if trainer.is_global_zero:
             print(*filter(None, parts), f"left={self._time_left(trainer)}", flush=True)
         self._start_interval()
@@ -121,9 +160,6 @@ class LogProgress(Callback):
         return str(timedelta(seconds=round(max(0.0, seconds))))
 
 
-def _metrics(trainer: Trainer, stage: str) -> str:
-    """Return the newest values of a stage's metrics as `name=value` pairs."""
-    values = (
-        (name, value) for name, value in trainer.callback_metrics.items() if name.startswith(stage)
-    )
-    return " ".join(f"{name}={float(value):.4f}" for name, value in values)
+def texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return metrics as a log line has them, with six significant digits."""
+    return {printable(name): f"{float(value):.6g}" for name, value in values.items()}

@@ -36,7 +36,7 @@ def default_data(
         if name := _chosen_class_path(args, "data", LightningDataModule):
             # Only settings that the class has: the defaults must not give it our batch size in
             # place of its own.
-            parameters = flags.settings(name)
+            parameters = flags.settings(_import_class(name))
             return {
                 "class_path": name,
                 "init_args": {key: settings[key] for key in settings if key in parameters},

@@ -13,6 +13,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import nn
 
 from sagemaker_lightning.callbacks import wandb_rows
+from sagemaker_lightning.callbacks.progress import texts
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.atomic_files import (
     atomic_writes,
@@ -40,11 +41,13 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
     if state := cli.trainer.strategy.broadcast(state):
         cli.model.load_state_dict(state, strict=cli.model.strict_loading)
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
+    tested = {}
     source = cli.model if cli.datamodule is None else cli.datamodule
     if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", source):
         # With limit_test_batches=0 there is no result.
-        for test_metrics in cli.trainer.test(cli.model, cli.datamodule, verbose=False):
-            metrics |= test_metrics
+        for of_a_loader in cli.trainer.test(cli.model, cli.datamodule, verbose=False):
+            tested |= of_a_loader
+    metrics |= tested
     uploaded = uploaded_checkpoints(cli, environment)
     if cli.trainer.is_global_zero:
         config = cli.parser.dump(cli.config, skip_none=False)
@@ -58,11 +61,7 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
             Path(best).name,
             cli.resume.resumes,
         )
-        print(
-            " ".join(
-                f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")
-            )
-        )
+        print(" ".join(f"{name}={text}" for name, text in texts(tested).items()))
         print(f"model: {path}")
         print(f"logs: {logs(cli, environment)}")
         if uploaded:

@@ -8,14 +8,26 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
-from sagemaker_lightning.cli.suggestions import find_class, first_line, shown
+from sagemaker_lightning.cli.suggestions import first_line, shown
 from sagemaker_lightning.contract.errors import UserError
 
 NOT_A_SETTING = re.compile(r"--?h(elp)?|--.+\.help|--print_config")
 BARE = re.compile(r"\.(?:init_args|class_path)(?=\.|$)")
+
+
+class Setting(NamedTuple):
+    """One setting of a command line, or of a file or a JSON object in it."""
+
+    flag: str
+    """With dashes, without init_args and class_path."""
+    words: list[str]
+    """The words that give it."""
+    source: str
+    """" (in FILE)", or "" for the command line."""
 
 
 def recipes(args: list[str], known: Mapping[str, str]) -> list[str]:
@@ -38,12 +50,8 @@ def recipes(args: list[str], known: Mapping[str, str]) -> list[str]:
     return paths
 
 
-def given(args: list[str]) -> Iterator[tuple[str, list[str], str]]:
-    """Yield (flag, its words, source) for each setting.
-
-    A file and a JSON object for a group have many settings. The source is " (in FILE)", or "" for
-    the command line.
-    """
+def given(args: list[str]) -> Iterator[Setting]:
+    """Yield each setting; a file and a JSON object for a group have many."""
     for flag, words in _split_words(args):
         yield from _settings_of_flag(flag, words)
 
@@ -61,13 +69,13 @@ def flat(config: Mapping[str, object], prefix: str = "--") -> Iterator[tuple[str
             yield key.removesuffix(".").removesuffix(".class_path"), value
 
 
-def settings(path: str) -> list[str]:
+def settings(kind: type) -> list[str]:
     """Return the names of a class's parameters.
 
     The parameters of its parents are included, as long as `**kwargs` pass them on.
     """
     names: dict[str, None] = {}
-    for each in find_class(path).__mro__:
+    for each in kind.__mro__:
         parameters = list(inspect.signature(each.__init__).parameters.values())[1:]
         names |= dict.fromkeys(
             parameter.name
@@ -90,8 +98,8 @@ def _split_words(args: list[str]) -> Iterator[tuple[str, list[str]]]:
         words.append(word)
 
 
-def _settings_of_flag(flag: str, words: list[str]) -> Iterator[tuple[str, list[str], str]]:
-    """Yield (flag, words, source) for each setting of one flag; see `given`."""
+def _settings_of_flag(flag: str, words: list[str]) -> Iterator[Setting]:
+    """Yield each setting of one flag; see `given`."""
     text = words[1] if len(words) == 2 else words[0].partition("=")[2]
     groups = {}
     source = ""
@@ -106,7 +114,7 @@ def _settings_of_flag(flag: str, words: list[str]) -> Iterator[tuple[str, list[s
     except (ValueError, yaml.YAMLError):
         pass
     if not groups and not NOT_A_SETTING.fullmatch(flag):
-        yield flag, words, ""
+        yield Setting(flag, words, "")
     for group, values in groups.items():
         values = {"": values} if not isinstance(values, dict) else values
         if values.keys() <= {"class_path", "init_args"}:
@@ -115,7 +123,7 @@ def _settings_of_flag(flag: str, words: list[str]) -> Iterator[tuple[str, list[s
             flag = f"--{group}.{name}".removesuffix(".")
             text = value if isinstance(value, str) else json.dumps(value, default=str)
             if name or value is not None:
-                yield flag, [f"{flag}={text}"], source
+                yield Setting(flag, [f"{flag}={text}"], source)
 
 
 def settings_in(name: str) -> dict:

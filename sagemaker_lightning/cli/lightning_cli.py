@@ -293,6 +293,8 @@ class CommandLine(LightningCLI):
             )
         if trainer.enable_checkpointing is False:
             self.parser.callback_keys.remove("checkpoint")
+        else:
+            settings_check.check_file_name(self.config_init.checkpoint)
         if trainer.strategy == "smddp":
             trainer.strategy = smddp.strategy()
         trainer.strategy = _start_program_per_rank(trainer.strategy)

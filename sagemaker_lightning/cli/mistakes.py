@@ -1,12 +1,13 @@
 """Turns the parser's errors into one line: flag, what was found, what is allowed."""
 
+import errno
 import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -23,6 +24,7 @@ from sagemaker_lightning.cli.suggestions import (
     listed,
     shortened,
     shown,
+    subclasses,
     why_not,
 )
 from sagemaker_lightning.compat import jsonargparse_types
@@ -72,6 +74,10 @@ OLD_ACCELERATORS = ("ddp", "ddp2", "ddp_cpu", "ddp_spawn", "dp", "horovod")
 REFERENCE_PAGES = {"trainer": "https://lightning.ai/docs/pytorch/stable/common/trainer.html"}
 # Characters of the line: SageMaker shows 1,024, and the host and the rank are added.
 MAX_CHARACTERS = 800
+# Mistakes that are explained: there is room for fewer, and each may take a tenth of a second.
+MAX_EXPLAINED = 30
+# Settings that are parsed in the search for them, counted each time: half a millisecond each.
+MAX_PARSED = 10_000
 
 
 def explain_all(
@@ -79,38 +85,44 @@ def explain_all(
 ) -> str:
     """Return one line that names everything wrong in `args`; "" if nothing is.
 
-    The parser stops at the first mistake. So this function parses each flag by itself, together
-    with the flags that choose its class.
+    The parser stops at the first mistake. So this function leaves out the flags that are wrong, and
+    parses the others again, until nothing is wrong. It looks no further after MAX_EXPLAINED
+    mistakes or MAX_PARSED settings, and says so.
     """
     # Else the first parsing without a mistake would print the settings and exit.
     vars(parser).pop("print_config", None)
+    known = KnownFlags(parser)
     settings = list(flags.given(args))
     lines: dict[str, str] = {}
-    for flag, words, source in sorted(settings, key=lambda setting: setting[0].count(".")):
-        # Below a wrong flag, the class of a setting is not known.
-        if any(_covers(other, flag) for other in lines):
-            continue
-        above = [
-            word
-            for other, others, _ in settings
-            if other != flag and _covers(other, flag)
-            for word in others
-        ]
-        if line := _explain_wrong_file(
-            flag, words, application or Application()
-        ) or _parser_message(parser, [*above, *words]):
-            names_flag = line.startswith(("-", f"{flag}: "))
-            lines[flag] = f"{line if names_flag else f'{flag}: {line}'}{source}"
-    other_words = [
-        word
-        for flag, words, _ in settings
-        if not any(_covers(other, flag) for other in lines)
-        for word in words
-    ]
-    line = _parser_message(parser, other_words, whole=True)
-    if line and not any(_covers(line.partition(":")[0], flag) for flag in lines):
-        lines["rest"] = line
-    return _join_lines(list(lines.values()))
+    unexplained: dict[str, None] = {}
+    rest: list[flags.Setting] = []
+    for setting in settings:
+        flag = setting.flag
+        if line := _explain_wrong_file(flag, setting.words, application or Application()):
+            lines.setdefault(flag, line)
+        elif known.has(flag):
+            rest.append(setting)
+        elif flag not in lines and len(lines) < MAX_EXPLAINED:
+            lines[flag] = f"{known.explain(flag)}{setting.source}"
+        elif flag not in lines:
+            unexplained[flag] = None
+    parsed = 0
+    for _ in range(MAX_EXPLAINED):
+        line, wrong, is_lacking = _first_mistake(parser, rest)
+        flag = _flag_of(line)
+        # A class may lack just what was left out because it is wrong.
+        if line and not (is_lacking and any(_covers(flag, other) for other in lines)):
+            # Below a wrong flag, the class of a setting is not known.
+            lines = {other: text for other, text in lines.items() if not _covers(flag, other)}
+            lines[flag] = f"{line}{wrong[0].source if wrong else ''}"
+        if not wrong:
+            return _join_lines(_in_order(lines, settings), unexplained)
+        parsed += len(rest)
+        wrong_flags = {setting.flag for setting in wrong}
+        rest = [setting for setting in rest if setting.flag not in wrong_flags]
+        if parsed > MAX_PARSED:
+            break
+    return _join_lines(_in_order(lines, settings), unexplained, "; there may be more")
 
 
 def explain(error: ArgumentError, parser: ArgumentParser) -> str:
@@ -128,14 +140,14 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
         return (
             _explain_unknown_setting(flag, option[2], option[1], bases)
             if option[1]
-            else _explain_unknown_flag(f"--{option[2]}", parser)
+            else KnownFlags(parser).explain(f"--{option[2]}")
         )
     if option := re.search(r"Group '([^']+)' does not accept option '([^']+)'", text):
-        return _explain_unknown_flag(f"--{option[1]}.{option[2]}", parser)
+        return KnownFlags(parser).explain(f"--{option[1]}.{option[2]}")
     # A second word belongs to the flag only if the flag was typed with a blank: `--trainer
     # max_epochs=5`.
     if unknown := re.search(r"unrecognized arguments: ([^\s=]+(?: [^-=\s][^\s=]*(?==))?)", text):
-        return _explain_unknown_flag(unknown[1], parser)
+        return KnownFlags(parser).explain(unknown[1])
     if required := re.search(
         r"class_path '([^']+)':\s+the following arguments are required: (.+)", text
     ):
@@ -153,7 +165,7 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
     if bases and (not owner or f"class_path '{owner}'" in about_setting):
         setting = re.search(r"Given value: NestedArg\(key='(?!class_path|init_args)(\w+)'", text)
         if setting and not owner:
-            return _explain_lacking_class(flag, setting[1])
+            return _explain_lacking_class(flag, setting[1], bases)
         given_class = re.search(r"Import path (\S+) does not correspond", text) or re.search(
             r"Given value: .*(?:'class_path': |key='class_path', val=)'([^']*)'", text
         )
@@ -204,6 +216,34 @@ def naming(
         if raised is error:
             raise
         raise raised from None
+
+
+@contextmanager
+def found_in_training(given: Mapping[str, object]) -> Iterator[None]:
+    """Raise what only a training finds wrong with flags as UserError that names the flag.
+
+    Args:
+        given: The value of each flag.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        # Such as that of EarlyStopping for a metric that is not logged.
+        if not frame.f_globals.get("__name__", "").startswith("pytorch_lightning.callbacks."):
+            raise
+        raise UserError(f"--trainer.callbacks: {shortened(str(error), 700)}") from None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        for flag, value in given.items():
+            for part in str(value).split("/"):
+                if len(part) > 200 and part in str(error.filename):
+                    raise UserError(
+                        f"{flag}: found {shown(str(value))}, in which a name of {len(part)} "
+                        "characters is too long for a file; give a shorter one"
+                    ) from None
+        raise
 
 
 def of_a_component(error: Exception, config: Namespace) -> Exception:
@@ -359,28 +399,81 @@ def _explain_wrong_file(flag: str, words: list[str], application: Application) -
     return ""
 
 
-def _parser_message(parser: ArgumentParser, args: list[str], whole: bool = False) -> str:
-    """Return the line for a parser's error about `args`; "" if there is none.
+def _first_mistake(
+    parser: ArgumentParser, settings: list[flags.Setting]
+) -> tuple[str, list[flags.Setting], bool]:
+    """Return the line for the parser's first mistake in settings; "" if there is none.
 
-    A missing argument counts only if `args` are the `whole` command line.
+    Also return the settings that it is about, all of their flags, and whether it is about something
+    that is missing.
+    """
+    line, is_lacking = _parser_message(parser, settings)
+    flag = _flag_of(line)
+    wrong = [setting for setting in settings if _covers(flag, setting.flag)]
+    if not wrong:
+        above = [setting for setting in settings if _covers(setting.flag, flag)]
+        innermost = max((setting.flag for setting in above), key=len, default="")
+        wrong = [setting for setting in above if setting.flag == innermost]
+    if line and not wrong and not is_lacking and (refused := _first_refused(parser, settings)):
+        wrong = [setting for setting in settings if setting.flag == refused.flag]
+        line = line if line.startswith("-") else f"{refused.flag}: {line}"
+    return line, wrong, is_lacking
+
+
+def _first_refused(parser: ArgumentParser, settings: list[flags.Setting]) -> flags.Setting | None:
+    """Return the first setting with which the parser refuses those up to it.
+
+    Return None if the parser refuses even no settings. This is for errors that name no flag.
+    """
+    right, refused = -1, len(settings)
+    while refused - right > 1:
+        middle = (right + refused) // 2
+        line, is_lacking = _parser_message(parser, settings[:middle])
+        if line and not is_lacking:
+            refused = middle
+        else:
+            right = middle
+    return settings[refused - 1] if refused else None
+
+
+def _parser_message(parser: ArgumentParser, settings: list[flags.Setting]) -> tuple[str, bool]:
+    """Return the line for a parser's error about settings; "" if there is none.
+
+    Also return whether the error is that something is missing.
     """
     try:
-        config = parser.parse_args(args)
+        config = parser.parse_args([word for setting in settings for word in setting.words])
     except REFUSED as error:
-        return (
-            "" if "arguments are required" in str(error) and not whole else explain(error, parser)
-        )
-    return unwanted(config)
+        return explain(error, parser), "arguments are required" in str(error)
+    return unwanted(config), False
+
+
+def _flag_of(line: str) -> str:
+    return line.partition(": ")[0]
 
 
 def _covers(flag: str, other: str) -> bool:
     return other == flag or other.startswith(f"{flag}.")
 
 
-def _join_lines(lines: list[str]) -> str:
+def _in_order(lines: Mapping[str, str], settings: list[flags.Setting]) -> list[str]:
+    """Return the lines by the order of their flags: those of whole groups, then their settings."""
+    places = {setting.flag: number for number, setting in reversed([*enumerate(settings)])}
+    return [
+        lines[flag]
+        for flag in sorted(lines, key=lambda flag: (flag.count("."), places.get(flag, len(places))))
+    ]
+
+
+def _join_lines(lines: list[str], unexplained: Iterable[str] = (), end: str = "") -> str:
     """Join several lines to one of at most MAX_CHARACTERS characters.
 
     Flags with the same message are listed together. What does not fit is listed by its flag only.
+
+    Args:
+        lines: What is wrong, each with its flag.
+        unexplained: More flags that are wrong.
+        end: What the line ends with.
     """
     flags_of: dict[str, list[str]] = {}
     for line in dict.fromkeys(lines):
@@ -395,36 +488,58 @@ def _join_lines(lines: list[str]) -> str:
             left_out += names
         else:
             text += f"{'; also ' if text else ''}{shortened(part, MAX_CHARACTERS - 100)}"
+    left_out += unexplained
     text += f"; also wrong: {listed(left_out, 80)}" if left_out else ""
-    return printable(text)
+    return printable(text + end)
 
 
-def _explain_unknown_flag(flag: str, parser: ArgumentParser) -> str:
-    """Return the line for an unknown flag: its replacement, similar or all flags."""
-    keys = [key for key in parser.get_defaults().keys() if not key.startswith("__")]  # noqa: SIM118
-    known = ["--" + flags.BARE.sub("", key) for key in keys]
-    group, _, name = flag.lstrip("-").replace("-", "_").replace(" ", ".").rpartition(".")
-    if name in REPLACED:
-        return f"{flag}: is no flag here; {REPLACED[name]}"
-    same_name = [key for key in known if key.rpartition(".")[2].lstrip("-") == name]
-    names = [key.removeprefix(f"--{group}.") for key in known if key.startswith(f"--{group}.")]
-    matches = (
-        same_name
-        or [f"--{group}.{key}" for key in closest(name, names)]
-        or closest(flag, known, 0.8)
-    )
-    if matches:
-        return f"{flag}: is no flag here; did you mean {' or '.join(matches)}?"
-    if names:
-        more = f"; see {REFERENCE_PAGES[group]}" if group in REFERENCE_PAGES else ""
-        return f"{flag}: is no flag here; --{group} has {listed(names, 250)}{more}"
-    single = [key for key in known if "." not in key]
-    groups = dict.fromkeys(key.partition(".")[0] for key in known if "." in key)
-    rest = f"; in groups: {', '.join(groups)}" if groups else ""
-    return (
-        f"{flag}: is no flag here; flags are "
-        f"{', '.join(key for key in single if key not in groups)}{rest}"
-    )
+class KnownFlags:
+    """The flags of a parser, and what is meant by one that it does not have."""
+
+    def __init__(self, parser: ArgumentParser) -> None:
+        names = parser.get_defaults().keys()
+        flags_of_names = ["--" + flags.BARE.sub("", name) for name in names if name[:2] != "__"]
+        self.flags = dict.fromkeys(flags_of_names)
+        self.flags_and_groups = {
+            above for flag in self.flags for above in accumulate(flag.split("."), "{}.{}".format)
+        }
+
+    def has(self, flag: str) -> bool:
+        """Return whether the parser may take a flag, also as a setting of a class.
+
+        False is certain.
+        """
+        if flag.startswith("-") and not flag.startswith("--"):
+            return True
+        above = list(accumulate(flags.BARE.sub("", flag).split("."), "{}.{}".format))
+        return above[-1] in self.flags_and_groups or any(each in self.flags for each in above)
+
+    def explain(self, flag: str) -> str:
+        """Return the line for an unknown flag: its replacement, similar or all flags."""
+        group, _, name = flag.lstrip("-").replace("-", "_").replace(" ", ".").rpartition(".")
+        if name in REPLACED:
+            return f"{flag}: is no flag here; {REPLACED[name]}"
+        same_name = [key for key in self.flags if key.rpartition(".")[2].lstrip("-") == name]
+        names = [
+            key.removeprefix(f"--{group}.") for key in self.flags if key.startswith(f"--{group}.")
+        ]
+        matches = (
+            same_name
+            or [f"--{group}.{key}" for key in closest(name, names)]
+            or closest(flag, [*self.flags], 0.8)
+        )
+        if matches:
+            return f"{flag}: is no flag here; did you mean {' or '.join(matches)}?"
+        if names:
+            more = f"; see {REFERENCE_PAGES[group]}" if group in REFERENCE_PAGES else ""
+            return f"{flag}: is no flag here; --{group} has {listed(names, 250)}{more}"
+        single = [key for key in self.flags if "." not in key]
+        groups = dict.fromkeys(key.partition(".")[0] for key in self.flags if "." in key)
+        rest = f"; in groups: {', '.join(groups)}" if groups else ""
+        return (
+            f"{flag}: is no flag here; flags are "
+            f"{', '.join(key for key in single if key not in groups)}{rest}"
+        )
 
 
 def _explain_unknown_setting(flag: str, option: str, owner: str, bases: list[str]) -> str:
@@ -438,8 +553,8 @@ def _explain_unknown_setting(flag: str, option: str, owner: str, bases: list[str
         return f"{flag}: found class_path beside settings; put these into init_args"
     # No class was chosen.
     if owner_class in [find_class(base) for base in bases]:
-        return _explain_lacking_class(flag, option)
-    names = flags.settings(owner)
+        return _explain_lacking_class(flag, option, bases)
+    names = flags.settings(owner_class)
     advice = REPLACED.get(option) or (
         f"did you mean {flag}.{matches[0]}?"
         if (matches := closest(option, names))
@@ -448,5 +563,13 @@ def _explain_unknown_setting(flag: str, option: str, owner: str, bases: list[str
     return f"{flag}.{option}: {name} has no such setting; {advice}"
 
 
-def _explain_lacking_class(flag: str, option: str) -> str:
+def _explain_lacking_class(flag: str, option: str, bases: list[str]) -> str:
+    """Return the line for a setting of no class, and the setting that may be meant."""
+    names = {name for base in bases for kind in subclasses(base) for name in flags.settings(kind)}
+    if option not in names and (matches := closest(option, sorted(names))):
+        kinds = " or ".join(dict.fromkeys(base.rpartition(".")[2] for base in bases))
+        return (
+            f"{flag}.{option}: no {kinds} has such a setting; did you mean {flag}.{matches[0]}? "
+            f"give {flag}=NAME as well"
+        )
     return f"{flag}.{option}: belongs to a class that is not given; give {flag}=NAME as well"

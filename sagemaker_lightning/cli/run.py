@@ -24,7 +24,7 @@ from sagemaker_lightning.cli import mistakes
 from sagemaker_lightning.cli.application import Application
 from sagemaker_lightning.cli.export import export
 from sagemaker_lightning.cli.lightning_cli import CommandLine
-from sagemaker_lightning.contract import hyperparameters, rendezvous
+from sagemaker_lightning.contract import hyperparameters, rendezvous, streams
 from sagemaker_lightning.contract.atomic_files import check_writable
 from sagemaker_lightning.contract.environment import (
     SageMakerEnvironment,
@@ -78,6 +78,7 @@ def main(application: Application, args: list[str] | None = None) -> None:
 
     Exits with a status above 0 if the model was not written.
     """
+    streams.prepare()
     start_notice.set_activity("reading flags and data")
     rank_heartbeat = heartbeat.Heartbeat(watch(), place())
     # Empty until the flags are read, then the run's one ExactResume callback.
@@ -87,7 +88,8 @@ def main(application: Application, args: list[str] | None = None) -> None:
     )
     with parent_process.bound_to_launcher(os.environ), reporting:
         environment = SageMakerEnvironment.read()
-        with Stop(environment.checkpoint_dir, partial(stopped, rank_heartbeat)) as stop:
+        home = environment.checkpoint_home(environment.checkpoint_dir)
+        with Stop(home, partial(stopped, rank_heartbeat)) as stop:
             rendezvous.forget_absent_interface(environment, os.environ)
             # A job's own program calls this one, with the flags that the toolkit made of the
             # hyperparameters.
@@ -111,7 +113,8 @@ def main(application: Application, args: list[str] | None = None) -> None:
             naming_trainer = mistakes.naming(
                 "--trainer", vars(cli.config.trainer), mistakes.MISCONFIGURED
             )
-            with wrong_if_it_leaves(left_early), naming_trainer:
+            in_training = mistakes.found_in_training(cli.given)
+            with wrong_if_it_leaves(left_early), naming_trainer, in_training:
                 cli.trainer.fit(cli.model, cli.datamodule)
                 if not cli.trainer.global_step:
                     raise UserError(

@@ -1,11 +1,16 @@
 """Refuses settings that are impossible on this machine, in this job, or at all."""
 
+import os
+import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from jsonargparse import Namespace
+from pytorch_lightning.callbacks import ModelCheckpoint
 
 from sagemaker_lightning.cli.application import Application, class_path
+from sagemaker_lightning.cli.suggestions import shown
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process.threads import usable_cpus
@@ -26,6 +31,7 @@ LEAST_VALUES = {
 # How many workers a data loader may have: more would only fill the memory.
 WORKERS_PER_CPU = 8
 ALWAYS_ALLOWED_WORKERS = 64
+LONGEST_FILE_NAME = 220  # bytes; the file system allows 255
 
 
 LOGGERS = {"MLFlowLogger": "mlflow", "WandbLogger": "wandb"}
@@ -49,6 +55,13 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
             f"--data.num_workers: found {workers}, allowed are at most {largest} on this machine: "
             "each is a process of its own"
         )
+    for what in ("epochs", "steps"):
+        least, most = config.get(f"trainer.min_{what}"), config.get(f"trainer.max_{what}")
+        if least is not None and most not in (None, -1) and least > most:
+            raise UserError(
+                f"--trainer.min_{what}: found {least}, and --trainer.max_{what}={most} ends the "
+                f"training before; give a smaller number, or a larger --trainer.max_{what}"
+            )
     if config.trainer.val_check_interval == 0:
         raise UserError(
             "--trainer.val_check_interval: found 0, allowed is a number of batches or a fraction "
@@ -84,6 +97,28 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
             flush=True,
         )
         config.trainer.num_nodes = nodes_of_job
+
+
+def check_file_name(callback: ModelCheckpoint) -> None:
+    """Raise UserError if no file can have a name such as --checkpoint.filename says.
+
+    Which metrics there are is not known before they are logged.
+    """
+    names = set(re.findall(r"\{([^{}:!]+)", callback.filename or "")) - {"epoch", "step"}
+    values = dict.fromkeys(names, torch.tensor(0.5)) | {"epoch": torch.tensor(1)}
+    try:
+        path = Path(callback.format_checkpoint_name(values | {"step": torch.tensor(1)}))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        problem = f"which is no format ({type(error).__name__}: {error})"
+    else:
+        # While it is written, the name has an end; SageMaker's marks have another.
+        if len(os.fsencode(path.name)) <= LONGEST_FILE_NAME and "\0" not in str(path):
+            return
+        problem = f"which makes a name that is no file's, of {len(path.name)} characters"
+    raise UserError(
+        f"--checkpoint.filename: found {shown(callback.filename)}, {problem}; allowed is a name, "
+        "with metrics, epoch and step in braces, e.g. best-{epoch}-{val_loss:.3f}"
+    )
 
 
 def _check_loggers(loggers: object) -> None:

@@ -67,7 +67,7 @@ def choice(given: str, bases: list[str]) -> str:
         given: The name that was given.
         bases: Import paths of the base classes that the parser accepts.
     """
-    names = sorted({name for base in bases for name in _subclass_names(base)})
+    names = sorted({kind.__name__ for base in bases for kind in subclasses(base)})
     kinds = dict.fromkeys(base.rpartition(".")[2] for base in bases)
     names = [name for name in names if name not in kinds]
     kinds = " or ".join(kinds)
@@ -77,30 +77,33 @@ def choice(given: str, bases: list[str]) -> str:
     return f"{allowed} the import path of a subclass of {kinds}{suggestion}"
 
 
-def _subclass_names(path: str) -> list[str]:
-    """Return the public names of a class's concrete subclasses.
+def subclasses(path: str) -> set[type]:
+    """Return a class's public subclasses that are not abstract.
 
-    Callbacks that the flags make in any case are left out.
+    Those that the flags make by themselves are left out.
     """
-    names = set()
+    found = set()
     pending = [find_class(path)]
     while pending:
         children = pending.pop().__subclasses__()
-        names.update(
-            child.__name__
+        found.update(
+            child
             for child in children
-            if not inspect.isabstract(child) and not _is_made_by_flags(child)
+            if not inspect.isabstract(child)
+            and not child.__name__.startswith("_")
+            and not _is_made_by_flags(child)
         )
         pending += children
-    return sorted(name for name in names if not name.startswith("_"))
+    return found
 
 
 def _is_made_by_flags(kind: type) -> bool:
-    return (
-        kind.__module__.startswith("sagemaker_lightning.")
-        and hasattr(kind, "on_train_batch_start")
-        and hasattr(kind, "state_key")
-    )
+    """Return whether this is a class of ours that is not for a flag to name.
+
+    They are callbacks that the flags make in any case, and loggers in the place of Lightning's.
+    """
+    package, _, module = kind.__module__.partition(".")
+    return package == "sagemaker_lightning" and not module.startswith("cli.")
 
 
 def why_not(given: str) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pytorch_lightning import LightningModule
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 
 SET_BY_LIGHTNING = {"trainer", "_trainer", "_hparams_initial"}
@@ -58,6 +58,15 @@ def copies_this_process(strategy: DDPStrategy) -> bool:
     strategies/ddp.py.
     """
     return strategy._start_method != "popen"
+
+
+def end_failed_run(trainer: Trainer) -> None:
+    """Do what Lightning does after an error, for an `on_exception` that raises another one.
+
+    On an upgrade: see `_call_and_handle_interrupt` in trainer/call.py.
+    """
+    trainer._teardown()
+    trainer.state.stage = None
 
 
 def was_compiled(model: LightningModule) -> bool:

@@ -175,6 +175,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         },
         f"{CONNECTORS}.callback_connector": {"_CallbackConnector._default_root_dir": "attribute"},
         EVALUATION: {"_EvaluationLoop._last_val_time": "attribute | absent"},
+        TRAINER: {"Trainer._teardown": "(self)"},
         "pytorch_lightning.trainer.setup": {
             "_init_debugging_flags._val_check_time_interval": "local | absent"
         },

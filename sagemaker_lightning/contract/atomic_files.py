@@ -1,4 +1,4 @@
-"""Writes a file completely or not at all, and JSON that every reader accepts."""
+"""Writes a file completely or not at all, or over anything; and JSON that every reader accepts."""
 
 import json
 import math
@@ -67,6 +67,34 @@ def atomic_writes(paths: Sequence[Path], sync: bool = True) -> Iterator[list[Bin
         for name in temporary:
             Path(name).unlink(missing_ok=True)
         raise
+
+
+def write_instead(path: Path, data: bytes) -> None:
+    """Write a small file in the place of whatever is there, which is not followed.
+
+    A job's program may have left anything there: a pipe would wait for a reader, a link would lead
+    elsewhere. A folder gets another name; all else is removed. If the file's own folder is no
+    folder any more, it is made anew in the same way. On a full disk, this needs no more room than
+    what was there.
+
+    Raises:
+        FileExistsError: Another process has made the file at the same time.
+        OSError: The file cannot be written.
+    """
+    if not path.parent.is_dir():
+        _make_way(path.parent)
+        path.parent.mkdir(exist_ok=True)
+    _make_way(path)
+    with path.open("xb") as file:
+        file.write(data)
+
+
+def _make_way(path: Path) -> None:
+    """Free the name of a file or folder; raise OSError if that is not possible."""
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        path.rename(tempfile.mkdtemp(prefix=f"{path.name}.", dir=path.parent))
 
 
 def remove_leftovers(folder: Path, names: str) -> None:

@@ -12,6 +12,11 @@ Another rank may hang. Twice the time of its last batch counts instead, if that 
 """
 CHECKPOINT_IS_WRITTEN = 90.0
 """From the signal to the end of a process that writes its checkpoint."""
+CHECKPOINT_IS_COPIED = 60.0
+"""From the ranks' agreement on a stop to the end of the wait for the checkpoint's copy in S3.
+
+The batch at whose end they agree has taken its own time since the signal.
+"""
 TORCHRUN_KILLS = 100.0
 """From the signal to torchrun's SIGKILL for its ranks. The checkpoint is written by then."""
 HOOK_KILLS = 110.0

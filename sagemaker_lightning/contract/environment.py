@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sagemaker_lightning.contract import deadlines, job_config
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome, ends_with_container
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import report_uncaught
 
@@ -62,6 +63,10 @@ class SageMakerEnvironment:
 
     It is the job's checkpoint folder if the job has one, else a folder below `output_data_dir`.
     """
+    copied_dir: Path | None = None
+    """The folder that SageMaker copies to S3 and back; None without a CheckpointConfig."""
+    is_job: bool = False
+    """Whether SageMaker runs this job, or what stands in for it: it names its jobs."""
     revision: str = "unknown"
     """The commit from which the image was built."""
     user_args: tuple[str, ...] | None = None
@@ -129,6 +134,8 @@ class SageMakerEnvironment:
             model_dir=Path(variables.get("SM_MODEL_DIR", cls.model_dir)),
             output_data_dir=output_data_dir,
             checkpoint_dir=_checkpoint_dir(variables) or output_data_dir / "checkpoints",
+            copied_dir=_copied_dir(variables),
+            is_job="TRAINING_JOB_NAME" in variables,
             revision=variables.get("SAGEMAKER_LIGHTNING_REVISION") or cls.revision,
             user_args=tuple(_json(variables, "SM_USER_ARGS", list, ()))
             if "SM_USER_ARGS" in variables
@@ -156,6 +163,23 @@ class SageMakerEnvironment:
             / "tensorboard"
             / self.current_host
         )
+
+    def checkpoint_home(self, folder: Path) -> CheckpointHome:
+        """Return what becomes of a folder of checkpoints when this container ends."""
+        copied = self.copied_dir
+        if copied and folder.resolve().is_relative_to(copied.resolve()):
+            return CheckpointHome(folder, True, self.current_host == self.hosts[0])
+        if self.is_job:
+            lost = "the job has no CheckpointConfig"
+            advice = "give it one (--checkpoints of scripts/launch.py, checkpoint_s3_uri of SDK 2)"
+            if copied:
+                lost = f"{folder} is not below {copied}, which SageMaker copies"
+                advice = "give a folder that is"
+            return CheckpointHome(folder, lost=lost, advice=advice)
+        if ends_with_container(folder):
+            lost = f"{folder} ends with this container"
+            return CheckpointHome(folder, lost=lost, advice="mount a folder at /opt/ml/checkpoints")
+        return CheckpointHome(folder)
 
     @property
     def takes_part(self) -> bool:
@@ -391,8 +415,15 @@ def _checkpoint_dir(variables: Mapping[str, str]) -> Path | None:
     """
     if "SM_CHECKPOINT_DIR" in variables:
         return Path(variables["SM_CHECKPOINT_DIR"])
-    config = Path(variables.get("SM_INPUT_CONFIG_DIR", "/nonexistent"), "checkpointconfig.json")
-    if config.is_file():
-        return Path(job_config.checkpoint_path(config))
+    if copied := _copied_dir(variables):
+        return copied
     folder = Path(variables.get("SM_MODEL_DIR", "/nonexistent/model")).parent / "checkpoints"
     return folder if folder.is_dir() else None
+
+
+def _copied_dir(variables: Mapping[str, str]) -> Path | None:
+    """Return the folder that SageMaker copies to S3; None if the job has no CheckpointConfig."""
+    # A job that does not come by the toolkit has the files, but no variable.
+    folder = "/opt/ml/input/config" if "TRAINING_JOB_NAME" in variables else "/nonexistent"
+    config = Path(variables.get("SM_INPUT_CONFIG_DIR", folder), "checkpointconfig.json")
+    return Path(job_config.checkpoint_path(config)) if config.is_file() else None

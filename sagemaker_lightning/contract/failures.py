@@ -1,6 +1,9 @@
 """Writes the failure file: one line for a person, in the log and as FailureReason, too."""
 
+import os
 import re
+import resource
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -8,16 +11,23 @@ from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 
+from sagemaker_lightning.contract.atomic_files import write_instead
 from sagemaker_lightning.contract.errors import UserError
 
 # SageMaker shows this many characters of the failure file (API reference, FailureReason).
 FAILURE_REASON_CHARACTERS = 1024
+LONGEST_REASON = 2**16
+"""Characters of a failure file that are read: enough for a traceback."""
 
 LOST_PEER = "lost a peer"
 OUT_OF_MEMORY = (
     "most likely out of host memory; use smaller batches or fewer processes, or a larger instance"
 )
 
+HOST_MEMORY = (
+    r"MemoryError|bad_alloc|DefaultCPUAllocator|Cannot allocate memory|failed to map segment"
+    r"|DataLoader worker .* is killed by signal: Killed"
+)
 # A pattern of an exception's class and text, and what to do about it. The first match counts.
 ADVICE = (
     (
@@ -27,8 +37,7 @@ ADVICE = (
         "GPU with more memory",
     ),
     (
-        r"MemoryError|bad_alloc|DefaultCPUAllocator|Cannot allocate memory"
-        r"|DataLoader worker .* is killed by signal: Killed",
+        HOST_MEMORY,
         "out of host memory: use smaller batches or fewer processes, or take an instance with "
         "more memory",
     ),
@@ -97,11 +106,20 @@ def explain(kind: str, message: str) -> str:
         kind: Name of the exception's class.
         message: Its text.
     """
-    text = " ".join(f"{kind}: {message}".split()).rstrip(": ")
-    advice = next(
-        (words for pattern, words in ADVICE if re.search(pattern, text, re.IGNORECASE)), None
-    )
+    text = _with_short_words(" ".join(f"{kind}: {message}".split()).rstrip(": "))
+    matches = (each for each in ADVICE if re.search(each[0], text, re.IGNORECASE))
+    pattern, advice = next(matches, (None, None))
+    if pattern is HOST_MEMORY and (limit := address_limit()):
+        advice = f"{limit}: raise that limit"
     return f"{advice} ({_shortened(text, 400)})" if advice else _shortened(text, 700)
+
+
+def address_limit() -> str:
+    """Return in words how much memory `ulimit -v` allows this process; "" without a limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return f"ulimit -v allows each process {limit / 2**30:.1f} GiB of addresses"
 
 
 @contextmanager
@@ -206,11 +224,11 @@ def _user_error_line(error: Exception) -> str:
     ):
         is_user_error = is_user_error or len(parts) > 1
         text = parts[-1]
-    return " ".join(text.split()) if is_user_error else ""
+    return _with_short_words(" ".join(text.split())) if is_user_error else ""
 
 
-def write(failure_file: Path, line: str, trace: str = "", mode: str = "x") -> None:
-    """Write `line` and the end of `trace` to the failure file, unless it exists.
+def write(failure_file: Path, line: str, trace: str = "", replaces: bool = False) -> None:
+    """Write `line` and the end of `trace` to the failure file, unless it has a reason.
 
     The first reason that is written is the cause, so it stays.
 
@@ -218,17 +236,32 @@ def write(failure_file: Path, line: str, trace: str = "", mode: str = "x") -> No
         failure_file: The file.
         line: The reason.
         trace: A traceback; "" for none.
-        mode: That of `open`; with "w", a file that exists is replaced.
+        replaces: Whether it replaces a reason that is there.
 
     Raises OSError if the file cannot be written.
     """
+    if not replaces and written(failure_file):
+        return
     room = FAILURE_REASON_CHARACTERS - len(line) - 1
-    try:
+    text = f"{line}\n{trace[-room:]}" if trace and room > 0 else line
+    with suppress(FileExistsError):  # another rank was the first
         # A file's name, which an error may have in it, need not be UTF-8.
-        with failure_file.open(mode, encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{line}\n{trace[-room:]}" if trace and room > 0 else line)
-    except FileExistsError:
-        pass
+        write_instead(failure_file, text.encode(errors="backslashreplace"))
+
+
+def written(failure_file: Path) -> str:
+    """Return the reason that a failure file has, or its beginning; "" if it has none.
+
+    The job's program may have written it. What is no regular file has no reason and is not opened.
+    """
+    with suppress(OSError):
+        if not stat.S_ISREG(failure_file.lstat().st_mode):
+            return ""
+        # It may have become another file since.
+        descriptor = os.open(failure_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return file.read(LONGEST_REASON).strip()
+    return ""
 
 
 def last_error(stderr: str) -> tuple[str, str]:
@@ -285,7 +318,10 @@ def last_error(stderr: str) -> tuple[str, str]:
         return f"{syntax[3]} ({Path(syntax[1]).name}, line {syntax[2]})", syntax[0]
     # process/start_notice.py writes the lines that begin with "starting: ".
     written = [line.strip() for line in lines if line.strip() and not line.startswith("starting: ")]
-    return (_shortened(written[-1], 500), "") if written else ("", "")
+    last_line = written[-1] if written else ""
+    if re.search(HOST_MEMORY, last_line, re.IGNORECASE):  # the linker's or glibc's
+        return explain("it wrote", last_line), ""
+    return _shortened(last_line, 500), ""
 
 
 def ended_rank(stderr: str) -> tuple[str, int]:
@@ -311,6 +347,11 @@ def ended_rank(stderr: str) -> tuple[str, int]:
     return next(
         (report for report in reports if report[1] == -9), reports[-1] if reports else ("", 0)
     )
+
+
+def _with_short_words(text: str) -> str:
+    """Return a text in which what is too long for a line, such as a path, has its ends only."""
+    return re.sub(r"\S{250,}", lambda word: f"{word[0][:150]}...{word[0][-60:]}", text)
 
 
 def _shortened(line: str, length: int) -> str:

@@ -49,7 +49,8 @@ def report_stop(why: str, loud: bool = True) -> None:
     if not loud:
         return
     message = f"{why} [{place()}]"
-    print(message, file=sys.stderr, flush=True)
+    with suppress(OSError):  # nobody reads it, such as on a terminal that is closed
+        print(message, file=sys.stderr, flush=True)
     if file := failure_file():
         with suppress(OSError):
             write(file, message)

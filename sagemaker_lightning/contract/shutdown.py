@@ -1,4 +1,4 @@
-"""Stops on request: how a process ends when it gets SIGTERM or SIGINT.
+"""Stops on request: how a process ends when it gets SIGTERM, SIGINT or SIGHUP.
 
 While it trains, a signal only requests a stop: resume/callback.py stops the training at the next
 batch boundary.
@@ -8,9 +8,9 @@ handler. So the signal's number comes through a pipe (signal.set_wakeup_fd, writ
 thread that waits for nothing else.
 """
 
+import ctypes
 import faulthandler
 import os
-import re
 import signal
 import sys
 import threading
@@ -23,26 +23,39 @@ from types import FrameType
 from typing import Self
 
 from sagemaker_lightning.contract import deadlines
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome, outlook_by_names
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The signals that stop a training. SIGHUP comes when the terminal is closed."""
 BATCH_WAIT_SECONDS = deadlines.BATCH_ENDS
 WRITING_WAIT_SECONDS = deadlines.CHECKPOINT_IS_WRITTEN
-CHECKPOINT_NAME = re.compile(r"step-(\d{9,})\.ckpt")
-"""The name of a checkpoint to resume from."""
+WATCH_NAME = b"stop-on-signal"
+"""The name, for the kernel, of a Stop's thread: by it, other processes know that there is one."""
+PR_SET_NAME = 15  # prctl(2)
+
+
+def handled_signals() -> list[signal.Signals]:
+    """Return those of SIGNALS that are handled: `nohup` starts a program that ignores SIGHUP."""
+    return [
+        number
+        for number in SIGNALS
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    ]
 
 
 def leave_at_once() -> None:
-    """Let SIGTERM and SIGINT end this process at once.
+    """Let each of SIGNALS end this process at once.
 
     Its exit status is then the one that a shell gives. Without this, the first process of a
     container would not react to them while it imports.
     """
 
     def leave(number: int, frame) -> None:
-        os.write(2, f"{signal.Signals(number).name}: nothing is being trained\n".encode())
+        with suppress(OSError):  # nobody reads it
+            os.write(2, f"{signal.Signals(number).name}: nothing is being trained\n".encode())
         os._exit(status(number))
 
-    for number in SIGNALS:
+    for number in handled_signals():
         signal.signal(number, leave)
 
 
@@ -58,17 +71,6 @@ def status(number: int) -> int:
     return 128 + number
 
 
-def newest_step(folder: Path) -> int:
-    """Return the step of the newest checkpoint in `folder`; 0 if there is none.
-
-    It looks at the names of the files only and reads none of them.
-    """
-    names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
-    return max(
-        (int(match[1]) for name in names if (match := CHECKPOINT_NAME.fullmatch(name))), default=0
-    )
-
-
 def interruption_message(step: int, how: str) -> str:
     """Return the line that tells a stop from a failure.
 
@@ -79,6 +81,19 @@ def interruption_message(step: int, how: str) -> str:
         how: What stopped the run.
     """
     return f"interrupted, resume from step {step}: {how}"
+
+
+def interruption_by_names(home: CheckpointHome, how: str) -> str:
+    """Return that line for a stop at which nobody knows more than the names in the folder.
+
+    Args:
+        home: The folder of the checkpoints.
+        how: What stopped the run.
+    """
+    outlook = outlook_by_names(home)
+    return interruption_message(
+        outlook.step, how if outlook.is_newest else f"{how}; {outlook.said}"
+    )
 
 
 def loses_sigterm(pid: int = 1) -> str:
@@ -99,6 +114,23 @@ def loses_sigterm(pid: int = 1) -> str:
     return ""
 
 
+def ancestor_has_stop() -> bool:
+    """Return whether a Stop is entered in a process from which this one descends.
+
+    Return False for one that this process may not look at.
+    """
+    pid = os.getppid()
+    with suppress(OSError):  # it is gone, or another user's
+        while pid:
+            if any(
+                file.read_bytes().strip() == WATCH_NAME
+                for file in Path(f"/proc/{pid}/task").glob("*/comm")
+            ):
+                return True
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return False
+
+
 class Phase(Enum):
     """What a process does, which decides what a signal means."""
 
@@ -111,19 +143,19 @@ class Phase(Enum):
 
 
 class Stop:
-    """While it is entered, SIGTERM and SIGINT end this process in an orderly way.
+    """While it is entered, SIGTERM, SIGINT and SIGHUP end this process in an orderly way.
 
     Before and after training they end it at once. During training all ranks agree on the batch
     after which they stop. Once one of them has come, further ones change nothing, also when it is
     left: the process is about to end. It has to be entered and left in the main thread.
 
     Args:
-        folder: Where the checkpoints are, to name the step to resume from.
+        home: Where the checkpoints are, to name the step to resume from.
         tell: Called, before this process ends, with the line that says from where to resume.
     """
 
-    def __init__(self, folder: Path, tell: Callable[..., None]) -> None:
-        self.folder = folder
+    def __init__(self, home: CheckpointHome, tell: Callable[..., None]) -> None:
+        self.home = home
         self.tell = tell
         self.signal_number: int | None = None
         """The first signal that came; None before."""
@@ -138,7 +170,7 @@ class Stop:
         self.pipe = os.pipe()
         os.set_blocking(self.pipe[1], False)
         self.previous_wakeup = signal.set_wakeup_fd(self.pipe[1], warn_on_full_buffer=False)
-        self.previous_handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        self.previous_handlers = {number: signal.getsignal(number) for number in handled_signals()}
         self.install_handlers()
         _entered.append(self)
         self.thread = threading.Thread(
@@ -173,12 +205,12 @@ class Stop:
 
         Lightning installs one for SIGTERM at the start of each of its stages, to end this process.
         """
-        for number in SIGNALS:
+        for number in self.previous_handlers:
             signal.signal(number, self._handle)
 
-    def name_checkpoints_in(self, folder: Path) -> None:
+    def name_checkpoints_in(self, home: CheckpointHome) -> None:
         """From now on, name the newest checkpoint of another folder."""
-        self.folder = folder
+        self.home = home
 
     def begin(self) -> None:
         """Take signals for requests to stop at the end of a batch."""
@@ -199,7 +231,9 @@ class Stop:
         self.batch_ended_at = now
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Do nothing: the thread learns of the signal, even if the main thread hangs."""
+        """Note the signal; the thread learns of it, even if the main thread hangs."""
+        # The thread may come later than the end of a batch, or an error.
+        self.signal_number = self.signal_number or number
 
     def _may_end_process(self) -> bool:
         """Return whether this process may be ended if no batch comes to its end."""
@@ -211,6 +245,7 @@ class Stop:
 
     def _watch(self, pipe: int) -> None:
         """Wait for a signal; end this process if the training does not do so in time."""
+        ctypes.CDLL(None).prctl(PR_SET_NAME, WATCH_NAME)
         while not (self.signal_number and self._may_end_process()):
             data = os.read(pipe, 1)
             if self.left.is_set():
@@ -225,20 +260,19 @@ class Stop:
         wait = min(max(BATCH_WAIT_SECONDS, 2 * self.batch_seconds), WRITING_WAIT_SECONDS)
         # First the time for a batch to end; then, if a checkpoint is being written, the rest of
         # the time for that.
+        why = f"no batch ended within {wait:.0f} s"
         if not self.left.wait(wait) and self.phase is Phase.SAVING:
             self.left.wait(WRITING_WAIT_SECONDS - wait)
+            why = f"the checkpoint was not written within {WRITING_WAIT_SECONDS:.0f} s"
         if self.pid:
             faulthandler.dump_traceback()
-            self.end_process(f"no batch ended within {wait:.0f} s, so there is no newer checkpoint")
+            self.end_process(f"{why}, so there is no newer checkpoint")
 
     def end_process(self, why: str) -> None:
         """End this process now, after it has told `why` and from which step to resume."""
         try:
-            self.tell(
-                interruption_message(
-                    newest_step(self.folder), f"{signal.Signals(self.signal_number).name}; {why}"
-                )
-            )
+            name = signal.Signals(self.signal_number).name
+            self.tell(interruption_by_names(self.home, f"{name}; {why}"))
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
         # Nobody reads the output any more, or it is closed: the signal ends this process, too.
@@ -267,8 +301,7 @@ class TrainingStop(Stop):
         return False  # whoever catches the SystemExit goes on
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # The thread may come later than the end of a batch.
-        self.signal_number = self.signal_number or number
+        super()._handle(number, frame)
         if number != signal.SIGINT:
             return
         self.interrupts += 1
@@ -290,7 +323,7 @@ def _reset_signals_of_child() -> None:
     """
     if any(stop.pid == os.getppid() for stop in _entered):
         signal.set_wakeup_fd(-1)
-        for number in SIGNALS:
+        for number in handled_signals():
             signal.signal(number, signal.SIG_DFL)
 
 

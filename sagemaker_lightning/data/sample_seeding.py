@@ -23,7 +23,7 @@ from sagemaker_lightning.compat.torch_data import (
     replace_fetcher_function,
 )
 from sagemaker_lightning.data.seeded_indices import Found, Key, Keys, number_of, seed_all, unseeded
-from sagemaker_lightning.data.worker_signals import end_with_the_loader, held_back
+from sagemaker_lightning.process.child_signals import end_with_the_loader
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.encoding import decode, encode
 from sagemaker_lightning.state.object_graph import walk
@@ -267,8 +267,7 @@ def drawing(loader: DataLoader, plan: Plan) -> Iterator[None]:
     else:
         maker_before = Fetchers(plan, roots).install()
     try:
-        with held_back(loader):
-            yield
+        yield
     finally:
         vars(loader).update(worker_init_fn=worker_init_fn, in_order=in_order)
         if maker_before:

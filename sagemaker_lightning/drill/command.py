@@ -45,9 +45,9 @@ try:
     import psutil
 
     from sagemaker_lightning.contract import failures
+    from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
     from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
     from sagemaker_lightning.contract.environment import drilled
-    from sagemaker_lightning.contract.shutdown import newest_step
     from sagemaker_lightning.drill import comparison
     from sagemaker_lightning.process.supervisor import adopt_orphans, living_processes
 except ImportError as missing:
@@ -419,7 +419,7 @@ class Drill:
                 "allowed is a program whose Trainer has it: app/train.py, one with SageMakerCLI, "
                 "or one with a Trainer of its own"
             )
-        if not newest_step(self.alone / "ml/checkpoints"):
+        if not any(CheckpointHome(self.alone / "ml/checkpoints").steps()):
             raise Impossible(
                 "the command trains without checkpoints to go on from; leave out "
                 "--resume.exact=false, --trainer.enable_checkpointing=false and "
@@ -481,7 +481,8 @@ class Drill:
                 "NOT STOPPED: in spite of SIGTERM it went on to its end; SageMaker would have "
                 "killed it on the way"
             )
-        if interruption.number == SIGTERM and not newest_step(self.bench.run / "ml/checkpoints"):
+        saved = any(CheckpointHome(self.bench.run / "ml/checkpoints").steps())
+        if interruption.number == SIGTERM and not saved:
             return f"NO CHECKPOINT was there after SIGTERM: {result.error}"
         result = self.bench.start(workers=interruption.workers)
         self.verdict = result.verdict

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sagemaker_lightning.callbacks.loggers import read_events
-from sagemaker_lightning.contract.shutdown import newest_step
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.resume.checkpoint_file import ENTRIES_KEY, read
 from sagemaker_lightning.state.object_state import digest
 
@@ -142,7 +142,8 @@ def _compare_states(alone: Path, other: Path) -> list[Difference]:
 
 def _read_last_state(folder: Path) -> dict[str, Any]:
     """Return the newest checkpoint without what differs between any two runs."""
-    checkpoint = read(folder / f"step-{newest_step(folder):09d}.ckpt")
+    home = CheckpointHome(folder)
+    checkpoint = read(home.path_of(home.steps()[-1]))
     ours = {
         name: value for name, value in checkpoint[ENTRIES_KEY].items() if name not in WRITER_ENTRIES
     }

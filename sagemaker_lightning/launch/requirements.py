@@ -114,7 +114,10 @@ def explain(log: str, status: str = "1") -> str:
     advice = "correct or remove that line"
     if NOT_REACHED.search(log):
         why = f"{why or 'no answer'} (the package index was not reached)"
-        advice = "give the job a network that reaches the index, or remove that line"
+        advice = (
+            "give the job a network that reaches the index (with network isolation it has none), "
+            "or remove that line"
+        )
     why = " ".join(why.split()) or f"pip ended with exit status {status}, and its log says no more"
     # Before they are cut: half an address shows its password.
     package, why = (CREDENTIALS.sub("://******@", text) for text in (package, why))

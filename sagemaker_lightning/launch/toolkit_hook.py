@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from signal import Signals
 
-from sagemaker_training import environment, errors, files
+from sagemaker_training import environment, errors
 
 from sagemaker_lightning.contract import (
     deadlines,
@@ -28,10 +28,11 @@ from sagemaker_lightning.contract import (
     rendezvous,
     shutdown,
 )
+from sagemaker_lightning.contract.atomic_files import write_instead
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.doctor import checks
-from sagemaker_lightning.launch import requirements, torchrun_command, user_program
+from sagemaker_lightning.launch import ownership, requirements, torchrun_command, user_program
 from sagemaker_lightning.nodes.mesh import StopReason
 from sagemaker_lightning.nodes.watchdog import Watchdog
 from sagemaker_lightning.process import start_notice, threads
@@ -54,13 +55,15 @@ def main() -> None:
     try:
         with supervisor:
             _run(supervisor)
-        files.write_success_file()
+        # The toolkit writes this file, too, and would wait at a pipe that the program has left.
+        write_instead(Path(environment.output_dir, "success"), b"")
     except (Interrupted, StoppedBeforeStart) as error:
         if isinstance(error, StoppedBeforeStart):
             # These variables name the folder of the checkpoints.
             environment.write_env_vars(environment.Environment().to_env_vars())
             error = Interrupted(str(error), supervisor.stop_signal)
         print(_report(error), file=sys.stderr, flush=True)
+        ownership.give_to_owners()
         # The toolkit itself can only end with a success or a failure; this is neither.
         os._exit(shutdown.status(error.number))
     except BaseException as error:  # SystemExit, too
@@ -79,9 +82,12 @@ def _run(supervisor: Supervisor) -> None:
     logging.getLogger("sagemaker-training-toolkit").setLevel(logging.WARNING)
     job = environment.Environment()
     hyperparameters = json.loads(Path(job.input_config_dir, "hyperparameters.json").read_text())
-    # It becomes the program's PYTHONPATH: the image's program finds the job's modules.
-    sys.path.insert(0, str(user_program.CODE_FOLDER))
+    # The image's program finds the job's modules. The toolkit itself would make all of this
+    # process's path the program's: a virtual environment that the job makes would then take the
+    # image's packages before its own.
+    python_path = [str(user_program.CODE_FOLDER), os.environ.get("PYTHONPATH")]
     environment.write_env_vars(job.to_env_vars())
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
     here = SageMakerEnvironment.read()
     with _watchdog(here, hyperparameters, supervisor) as watchdog:
         try:
@@ -250,19 +256,17 @@ class Interrupted(Exception):
     """The job was told to stop; the text says from which step to resume.
 
     Args:
-        reason: What stopped it, or a line that `shutdown.interruption_message` has made already.
+        reason: What stopped it, or a line about that which the program has made already.
         number: The signal that told it to stop; SIGTERM if None.
     """
 
     def __init__(self, reason: str, number: int | None = None) -> None:
         self.number = number or signal.SIGTERM
-        super().__init__(
-            reason
-            if reason.startswith("interrupted")
-            else shutdown.interruption_message(
-                shutdown.newest_step(SageMakerEnvironment.read().checkpoint_dir), reason
-            )
-        )
+        if not reason.startswith("interrupted"):
+            here = SageMakerEnvironment.read()
+            home = here.checkpoint_home(here.checkpoint_dir)
+            reason = shutdown.interruption_by_names(home, reason)
+        super().__init__(reason)
 
 
 def _error_for(reason: StopReason, asked: int | None = None) -> Exception:
@@ -343,22 +347,21 @@ def _report(error: BaseException) -> str:
         # A rank, or the job's own program, may have written the file first. If a rank only lost
         # another one, or was stopped because of that, what it wrote is not the reason, and the
         # reason replaces it if we know.
-        written = path.read_text(errors="replace") if path.is_file() else ""
         knows = isinstance(error, OtherFailed) or getattr(error, "killed", "")
-        is_replaced = not written or (
-            knows and written.startswith((f"error: {failures.LOST_PEER}", "interrupted"))
-        )
+        effects = (f"error: {failures.LOST_PEER}", "interrupted")
+        replaces = knows and failures.written(path).startswith(effects)
         trace = (
             getattr(error, "trace", "")
             if isinstance(error, EXPECTED_ERRORS)
             else "".join(traceback.format_exception(error))
         )
-        failures.write(path, line, trace, mode="w" if is_replaced else "x")
-        return path.read_text(errors="replace").splitlines()[0]
+        failures.write(path, line, trace, replaces)
+        return failures.written(path).splitlines()[0]
     except OSError as unwritable:
         print(
             f"{line}\nerror: {path} could not be written: {unwritable.strerror}",
             file=sys.stderr,
             flush=True,
         )
+        ownership.give_to_owners()
         os._exit(1)

@@ -7,14 +7,15 @@ entrypoint.sh becomes this process for `train`. Without it, the toolkit answers 
 
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
-from sagemaker_lightning.contract import failures
+from sagemaker_lightning.contract import failures, streams
+from sagemaker_lightning.launch import ownership
 
 
 def main() -> None:
     """Run the toolkit; exit with a status above 0 if the job did not end well."""
+    streams.prepare()
     base = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
     failure = base / "output/failure"
     try:
@@ -33,14 +34,11 @@ def main() -> None:
     try:
         trainer.train()
     finally:  # the toolkit leaves by SystemExit
-        with suppress(OSError):
-            written = failure.read_text(errors="replace") if failure.is_file() else ""
-            if written.startswith("Framework Error:"):
-                _report(
-                    failure,
-                    f"the training toolkit failed ({written.strip().splitlines()[-1][:500]})",
-                    written,
-                )
+        written = failures.written(failure)
+        if written.startswith("Framework Error:"):
+            reason = f"the training toolkit failed ({written.splitlines()[-1][:500]})"
+            _report(failure, reason, written)
+        ownership.give_to_owners(base)
 
 
 def _report(failure: Path, reason: str, trace: str = "") -> None:
@@ -48,7 +46,7 @@ def _report(failure: Path, reason: str, trace: str = "") -> None:
     line = f"error: {reason}"
     print(line, file=sys.stderr, flush=True)
     try:
-        failures.write(failure, line, trace, mode="w")
+        failures.write(failure, line, trace, replaces=True)
     except OSError as unwritable:
         print(
             f"error: {failure} could not be written: {unwritable.strerror}",

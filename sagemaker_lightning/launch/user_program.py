@@ -1,5 +1,6 @@
 """Finds the program that a job runs, and builds its command line."""
 
+import os
 import shlex
 import shutil
 import sys
@@ -8,6 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from botocore.exceptions import ClientError
 from sagemaker_training import environment, files, process
 
 from sagemaker_lightning.contract import hyperparameters
@@ -60,14 +62,19 @@ def unpack(archive: str | None) -> None:
     """
     if not archive or Path(archive) == CODE_FOLDER:
         return
+    if CODE_FOLDER.exists() and not os.access(CODE_FOLDER, os.W_OK | os.X_OK):
+        raise UserError(
+            f"{CODE_FOLDER}: cannot be written, and the job's source is unpacked there; mount a "
+            f"folder there that is writable for user {os.geteuid()}"
+        )
     try:
         with tempfile.TemporaryDirectory() as folder:
             local = archive
             source = str(Path(folder, "source"))
             if archive.startswith("s3://"):
                 local = str(Path(folder, "sourcedir.tar.gz"))
-                files.s3_download(archive, local)
-            if local.endswith(".gz"):
+                _download(archive, local)
+            if not Path(local).is_dir():
                 _check_archive(local)
             files.download_and_extract(local, source)
             # copytree cannot write a link where there is one already.
@@ -78,20 +85,44 @@ def unpack(archive: str | None) -> None:
                 ):
                     old_link.unlink()
             shutil.copytree(source, CODE_FOLDER, symlinks=True, dirs_exist_ok=True)
+    except UserError:
+        raise
+    except Exception as error:
+        why = error
+        if isinstance(error, shutil.Error):  # a list of what copytree could not copy
+            path, _, why = error.args[0][0]
+            why = f"{path}: {why}"
+        raise UserError(
+            f"sagemaker_submit_directory: found {archive}, which could not be unpacked ({why}); "
+            "allowed is a .tar.gz that the job's role may read, or a folder"
+        ) from None
+
+
+def _download(address: str, path: str) -> None:
+    """Copy an archive from S3 to a local path.
+
+    Raises UserError if S3 does not answer, as in a job that has no network; otherwise what the
+    toolkit raises.
+    """
+    try:
+        files.s3_download(address, path)
+    except (ClientError, OSError):  # S3's own answer, and what the disk refuses
+        raise
     except Exception as error:
         raise UserError(
-            f"sagemaker_submit_directory: found {archive}, which could not be unpacked ({error}); "
-            "allowed is a .tar.gz that the job's role may read"
+            f"sagemaker_submit_directory: found {address}, and S3 was not reached ({error}); a job "
+            "with network isolation fetches no source: give it as a channel, and its path there, "
+            "such as /opt/ml/input/data/code/sourcedir.tar.gz"
         ) from None
 
 
 def _check_archive(path: str) -> None:
-    """Raise ValueError if the archive is damaged or cannot be unpacked safely.
+    """Raise ValueError if a file is no archive, is damaged or cannot be unpacked safely.
 
-    The toolkit would take a damaged archive for the source itself.
+    The toolkit would take any other file for the source itself.
     """
     if not tarfile.is_tarfile(path):
-        raise ValueError("it is damaged")
+        raise ValueError("it is damaged, or no archive")
     if hasattr(tarfile, "data_filter"):
         return
     # Before Python 3.11.4, nothing checks whether links, one after another, lead out of the folder.
@@ -104,7 +135,7 @@ def find(name: str | None) -> tuple[Path, str]:
     """Return the folder (CODE_FOLDER or HOME) and the name of the program.
 
     A program of the job's own source comes before one of the image. If the source is a package
-    (it has a setup.py), the name may also be that of a module in it.
+    (it has a setup.py), the name may also be that of a module in it, which has no folder.
 
     Raises UserError if there is no such program.
     """
@@ -116,7 +147,7 @@ def find(name: str | None) -> tuple[Path, str]:
     for folder in (CODE_FOLDER, HOME):
         if (folder / name).is_file():
             return folder, name
-    if (CODE_FOLDER / "setup.py").is_file():
+    if _may_be_module(name):
         return CODE_FOLDER, name
     files_there = (
         ", ".join(sorted(path.name for path in CODE_FOLDER.iterdir())[:10])
@@ -128,6 +159,12 @@ def find(name: str | None) -> tuple[Path, str]:
         f"{files_there or 'nothing'}) nor in the image; allowed is the path of a file there, e.g. "
         "train.py"
     )
+
+
+def _may_be_module(name: str) -> bool:
+    """Return whether this may be a module that the job's source installs."""
+    is_package = (CODE_FOLDER / "setup.py").is_file()
+    return is_package and "/" not in name and not name.endswith(".sh")
 
 
 def written(folder: Path) -> dict[Path, tuple[int, int, int]]:
@@ -172,9 +209,10 @@ def missing_model(
 def _own_command(name: str, args: list[str]) -> list[str]:
     """Return the command line of the job's own program.
 
-    The toolkit's own launcher would run the same.
+    The toolkit's own launcher would run the same, except in a source with a setup.py: it takes
+    every name for that of a module, also the path of a file (src/train.py).
     """
-    if not name.endswith(".sh") and (CODE_FOLDER / "setup.py").is_file():
+    if _may_be_module(name) and not (CODE_FOLDER / name).is_file():
         return [sys.executable, "-m", name.removesuffix(".py"), *args]
     if name.endswith(".py"):
         return [sys.executable, "--", name, *args]

@@ -1,23 +1,36 @@
 """Connects all hosts of a job, to see which live and whether settings agree.
 
-Each end of a connection first sends a Greeting, and from then on HostMessages (nodes/messages.py).
+Each host calls all others, by their names, and believes what it reads on these connections alone:
+what has a host's address is that host. To whoever calls it, a host sends a Greeting, and from then
+on HostMessages (nodes/messages.py); it reads nothing that a caller says.
 """
 
 import asyncio
+import hashlib
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
 
 from sagemaker_lightning.contract.deadlines import ENDS_BY_ITSELF, status_interval
+from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.contract.rendezvous import pauses
 from sagemaker_lightning.contract.settings import differences
 from sagemaker_lightning.nodes.messages import Doubt, Greeting, HostMessage
 
-# Most bytes of a message. 100 hyperparameters of 2,500 characters need a quarter of it.
 MAX_MESSAGE_BYTES = 2**20
+"""Most bytes of a message: room for the settings of a job with 100 hyperparameters."""
+MAX_SETTING_CHARACTERS = 80
+"""Most characters of a setting's name or value; a hash stands for the rest of a longer one."""
+MORE_CALLERS = 8
+"""Connections that one address may open beyond one for each host of the job."""
+SHORTEST_PAUSE = 0.1
+"""Seconds, at least, between two calls of a host."""
+MAX_NAMED_SETTINGS = 5
+"""Settings that the line on different settings names at most."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +58,8 @@ class Peer:
     status: str = "it had just started"
     ready: bool = False
     done: bool = False
-    problem: str = "it never called"
-    """Why it cannot be reached, as long as it is not connected."""
-    writer: asyncio.StreamWriter | None = None
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether messages can be sent to it."""
-        return self.writer is not None and not self.closed.is_set()
-
-    def connect(self, writer: asyncio.StreamWriter) -> None:
-        """Note that it is connected now."""
-        self.last_heard = time.monotonic()
-        self.writer = writer
-
-    def cannot_be_reached(self, problem: str) -> None:
-        """Note why the last call failed."""
-        self.problem = problem
+    problem: str = "nobody has called it yet"
+    """Why it cannot be heard, as long as it was not."""
 
     def says(self, message: HostMessage) -> None:
         """Note what it says."""
@@ -81,11 +78,11 @@ class Mesh:
 
     Args:
         host: Name of this host.
-        hosts: Names of all hosts, this one included, in the same order on all of them.
+        hosts: Names of all hosts, this one included.
         settings: Settings of this host: a value for each description. They must be the same on all
             hosts.
         port: TCP port, the same on all hosts.
-        connect_timeout: Seconds that a host may take to connect.
+        connect_timeout: Seconds that a host may take to answer.
         silence_timeout: Seconds without a message after which a host counts as lost.
         on_reason: Called with each StopReason.
         on_suspicion: Called with each StopReason of another host that is uncertain.
@@ -95,7 +92,7 @@ class Mesh:
         self,
         host: str,
         hosts: tuple[str, ...],
-        settings: Mapping,
+        settings: Mapping[str, str],
         *,
         port: int,
         connect_timeout: float,
@@ -104,16 +101,18 @@ class Mesh:
         on_suspicion: Callable[[StopReason], None],
     ) -> None:
         self.host = host
-        self.settings = dict(settings)
+        self.settings = {_abbreviated(name): _abbreviated(settings[name]) for name in settings}
         self.port = port
         self.connect_timeout = connect_timeout
         self.silence_timeout = silence_timeout
-        self.called_hosts = hosts[: hosts.index(host)]  # the others call this host
         self.others = {name: Peer() for name in hosts if name != host}
         self.on_reason = on_reason
         self.on_suspicion = on_suspicion
         self.status = "it was preparing its program"
-        self.sent = HostMessage()  # all that was sent so far
+        self.sent = HostMessage(status=self.status)  # all that was sent so far
+        self.callers: dict[asyncio.Transport, str] = {}  # who calls this host, and from where
+        self.calls_received = 0
+        self.has_said_all = False
         self.tasks: list[asyncio.Task] = []  # asyncio itself keeps no reference
 
     async def open(self) -> None:
@@ -121,12 +120,11 @@ class Mesh:
 
         Raises OSError if this host cannot listen on the port.
         """
-        self.server = await asyncio.start_server(
-            self._accept, port=self.port, limit=MAX_MESSAGE_BYTES
-        )
-        calls = map(self._call, self.called_hosts)
+        loop = asyncio.get_running_loop()
+        self.server = await loop.create_server(partial(_Caller, self), port=self.port)
+        calls = map(self._call, self.others)
         for coroutine in (self._report_missing_hosts(), self._send_status_repeatedly(), *calls):
-            self.tasks.append(asyncio.create_task(coroutine))
+            self.tasks.append(loop.create_task(coroutine))
 
     def set_status(self, status: str) -> None:
         """Set what this host does, for the other hosts."""
@@ -135,12 +133,29 @@ class Mesh:
     def send(self, message: HostMessage) -> None:
         """Send a message to all hosts.
 
-        A host that connects later gets all that was sent so far, merged into one message.
+        A host that calls later gets all that was sent so far, merged into one message.
         """
         self.sent = self.sent.merged_with(message)
-        for peer in self.others.values():
-            if peer.is_connected:
-                _send(peer.writer, message)
+        for caller in list(self.callers):
+            if caller.get_write_buffer_size() > MAX_MESSAGE_BYTES:  # nobody reads there
+                caller.abort()
+            elif not self.has_said_all:
+                caller.write(message.line())
+
+    def welcome(self, caller: asyncio.Transport) -> None:
+        """Tell a caller, whoever it is, what this host says; hang up if it calls too often."""
+        address, *_ = caller.get_extra_info("peername") or [""]
+        calls = list(self.callers.values()).count(address)
+        if self.has_said_all or calls >= len(self.others) + MORE_CALLERS:
+            caller.abort()
+            return
+        self.callers[caller] = address
+        self.calls_received += 1
+        caller.write(Greeting(self.host, self.settings).line() + self.sent.line())
+
+    def forget(self, caller: asyncio.Transport) -> None:
+        """Note that a caller has hung up."""
+        self.callers.pop(caller, None)
 
     async def close(self) -> None:
         """Close the connections, and wait until the others have read everything.
@@ -149,16 +164,22 @@ class Mesh:
         container.
         """
         self.server.close()
-        connected = [peer for peer in self.others.values() if peer.is_connected]
-        for peer in connected:
-            with suppress(OSError, RuntimeError):
-                peer.writer.write_eof()
-        waits = [peer.closed.wait() for peer in connected]
+        self.has_said_all = True
+        for caller in list(self.callers):
+            with suppress(OSError):
+                caller.write_eof()
+
+        async def all_have_hung_up() -> None:
+            while self.callers:
+                await asyncio.sleep(0.05)
+
         with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*waits), ENDS_BY_ITSELF)
+            await asyncio.wait_for(all_have_hung_up(), ENDS_BY_ITSELF)
+        for caller in list(self.callers):
+            caller.abort()
 
     async def _report_missing_hosts(self) -> None:
-        """After `connect_timeout` seconds, end the job if a host has not connected."""
+        """After `connect_timeout` seconds, end the job if a host has not answered."""
         await asyncio.sleep(self.connect_timeout)
         missing = [name for name, peer in self.others.items() if peer.last_heard is None]
         if missing:
@@ -185,55 +206,39 @@ class Mesh:
             await asyncio.sleep(status_interval(self.silence_timeout))
 
     async def _call(self, name: str) -> None:
-        """Call a host until it answers; resolve its name again for each call."""
+        """Call a host until it answers, and listen to it until it hangs up.
+
+        Its name is resolved again for each call.
+        """
         for pause in pauses():
+            calls_before = self.calls_received
             try:
-                opening = asyncio.open_connection(
-                    await _resolve(name), self.port, limit=MAX_MESSAGE_BYTES
-                )
+                address = await _resolve(name)
+                opening = asyncio.open_connection(address, self.port, limit=MAX_MESSAGE_BYTES)
                 reader, writer = await asyncio.wait_for(opening, ENDS_BY_ITSELF)
-                _send(writer, Greeting(self.host, self.settings, calls=name))
-                if await self._converse(name, reader, writer):
-                    return
             except OSError as error:
                 answer = str(error) or "no answer"
-                self.others[name].cannot_be_reached(
-                    f"it does not answer on port {self.port} ({answer})"
-                )
-            await asyncio.sleep(pause)
+                problem = f"it does not answer on port {self.port} ({answer})"
+            else:
+                with closing(writer):
+                    greeting = Greeting.parse(await self._read_line(reader) or b"")
+                    # The address may still be the one that another host had before.
+                    if greeting and greeting.host == name:
+                        self._compare_settings(name, greeting.settings)
+                        await self._listen(name, reader)
+                        self._hang_up_on(address)
+                        return
+                problem = f"what answers on port {self.port} is not {name}"
+            self.others[name].problem = problem
+            # A host that is up calls this one: then the next try is due.
+            calls_again_at = time.monotonic() + pause
+            await asyncio.sleep(SHORTEST_PAUSE)
+            while time.monotonic() < calls_again_at and self.calls_received == calls_before:
+                await asyncio.sleep(SHORTEST_PAUSE)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._converse(None, reader, writer)
-
-    async def _converse(
-        self, name: str | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bool:
-        """Read a host's messages until it hangs up.
-
-        Return whether the other end was a host of this job, and the one that was called.
-
-        Args:
-            name: The host that this host called; None if the other end called.
-            reader: The messages of the other end.
-            writer: Sends messages to the other end.
-        """
-        greeting = Greeting.parse(await self._read_line(reader) or b"")
-        # If the caller wants another host, this host now has the address that the other one had.
-        # Nobody else has this host's own name.
-        if not greeting or not (name or greeting.calls == self.host) or greeting.host == self.host:
-            writer.close()
-            return False
-        caller = greeting.host
-        if name is None:
-            _send(writer, Greeting(self.host, self.settings))
-        self._compare_settings(caller, greeting.settings)
-        peer = self.others.get(caller)
-        # Not a host of this job, one that is connected already, or not the one that we called.
-        if not peer or peer.last_heard or caller != (name or caller):
-            writer.close()
-            return False
-        peer.connect(writer)
-        _send(writer, self.sent)
+    async def _listen(self, name: str, reader: asyncio.StreamReader) -> None:
+        """Act on what host `name` says, until it hangs up."""
+        peer = self.others[name]
         while line := await self._read_line(reader):
             if not (message := HostMessage.parse(line)):
                 break
@@ -247,13 +252,16 @@ class Mesh:
             if message.stopped is not None:
                 self.on_reason(StopReason(message.stopped, is_local=False, is_request=True))
         if not peer.done:
-            self._lost(
-                caller,
-                "nothing was heard of it any more" if line is None else "its connection broke off",
+            symptom = (
+                "nothing was heard of it any more" if line is None else "its connection broke off"
             )
-        writer.close()
-        peer.closed.set()
-        return True
+            self._lost(name, symptom)
+
+    def _hang_up_on(self, address: str) -> None:
+        """Hang up on a host that is gone: it may never hang up itself."""
+        for caller, its_address in list(self.callers.items()):
+            if its_address == address:
+                caller.close()
 
     async def _read_line(self, reader: asyncio.StreamReader) -> bytes | None:
         """Return the next line; b"" at the end; None after too long a silence."""
@@ -270,17 +278,20 @@ class Mesh:
         # In the order of their names, so that both hosts write the same line.
         settings = {self.host: self.settings, name: their_settings}
         hosts = sorted(settings)
+        differing = sorted(differences(*(settings[host] for host in hosts), missing="(none)"))
+        if not differing:
+            return
         parts = [
-            f"{key} is {str(first)[:80]} on {hosts[0]}, {str(second)[:80]} on {hosts[1]}"
-            for key, first, second in sorted(
-                differences(*(settings[host] for host in hosts), missing="(none)")
+            f"{key} is {first} on {hosts[0]}, {second} on {hosts[1]}"
+            for key, first, second in (
+                [text[:MAX_SETTING_CHARACTERS] for text in each]
+                for each in differing[:MAX_NAMED_SETTINGS]
             )
         ]
-        if parts:
-            why = (
-                f"hosts have different settings: {'; '.join(parts)}; start all hosts with the same"
-            )
-            self.on_reason(StopReason(why, is_local=False))
+        if more := len(differing) - len(parts):
+            parts.append(f"{more} more differ")
+        why = printable(f"hosts have different settings: {'; '.join(parts)}")
+        self.on_reason(StopReason(f"{why}; start all hosts with the same", is_local=False))
 
     def _lost(self, name: str, symptom: str) -> None:
         """End the job because host `name` is lost; `symptom` says why.
@@ -300,6 +311,39 @@ class Mesh:
             peer = max(silent, key=lambda peer: peer.last_heard)
         why = f"lost {name}: {symptom}; last heard {now - peer.last_heard:.0f} s ago: {peer.status}"
         self.on_reason(StopReason(why, is_local=False))
+
+
+class _Caller(asyncio.Protocol):
+    """The end of a connection that somebody else has opened: it sends and does not read.
+
+    Args:
+        mesh: The mesh of this host.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Greet the caller."""
+        self.transport = transport
+        self.mesh.welcome(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Hang up: no host says anything to one that it has called."""
+        self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forget the caller."""
+        self.mesh.forget(self.transport)
+
+
+def _abbreviated(text: str) -> str:
+    """Return a text that is as long as a line can show: of a long one, its beginning and a hash."""
+    if len(text) <= MAX_SETTING_CHARACTERS:
+        return text
+    digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:16]
+    end = f"... (SHA-256 {digest})"
+    return f"{text[: MAX_SETTING_CHARACTERS - len(end)]}{end}"
 
 
 async def _resolve(name: str) -> str:
@@ -327,8 +371,3 @@ async def _resolve(name: str) -> str:
     if isinstance(result, OSError):
         raise result
     return result
-
-
-def _send(writer: asyncio.StreamWriter, message: Greeting | HostMessage) -> None:
-    with suppress(OSError, RuntimeError):  # RuntimeError: this end is closed for writing already
-        writer.write(message.line())

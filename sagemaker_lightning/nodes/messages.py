@@ -1,6 +1,7 @@
 """The messages between hosts, and from a rank to its host, as lines of JSON.
 
-A message is one JSON object on one line. It has only the fields that say something.
+A message is one JSON object on one line. It has only the fields that say something. Its texts are
+printable and short, whoever has written them.
 """
 
 import json
@@ -8,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Self
+
+from sagemaker_lightning.contract.errors import printable
+from sagemaker_lightning.contract.failures import FAILURE_REASON_CHARACTERS
 
 
 class Doubt(IntEnum):
@@ -23,6 +27,11 @@ class Doubt(IntEnum):
 
 class _Message:
     """A frozen dataclass that can be sent."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if isinstance(text := getattr(self, field.name), str):
+                object.__setattr__(self, field.name, _short(text))
 
     def line(self) -> bytes:
         """Return the message as it is sent."""
@@ -40,17 +49,15 @@ class _Message:
 
 @dataclass(frozen=True)
 class Greeting(_Message):
-    """The first message of each end of a connection between hosts.
+    """The first message of a host to whoever calls it.
 
     Args:
         host: Name of the sender.
         settings: The settings of the sender, which must be the same on all hosts.
-        calls: The host that the sender wants to reach; None if the sender was called.
     """
 
     host: str
-    settings: Mapping[str, object]
-    calls: str | None = None
+    settings: Mapping[str, str]
 
     @classmethod
     def parse(cls, line: bytes) -> Self | None:
@@ -58,10 +65,11 @@ class Greeting(_Message):
         fields = _parsed(line)
         host = fields.get("host")
         settings = fields.get("settings")
-        calls = fields.get("calls")
         if not isinstance(host, str) or not isinstance(settings, dict):
             return None
-        return cls(host, settings, calls if isinstance(calls, str) else None)
+        if not all(isinstance(value, str) for value in settings.values()):
+            return None
+        return cls(host, settings)
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ class Suspicion(_Message):
 
 @dataclass(frozen=True)
 class HostMessage(_Message):
-    """What a host tells the others once they have greeted each other.
+    """What a host tells the others after its greeting.
 
     Args:
         status: Sent every few seconds: the sender lives, and this is what it does.
@@ -168,6 +176,11 @@ def _parsed(line: bytes) -> dict[str, object]:
     except (ValueError, RecursionError):  # the other end speaks another protocol
         return {}
     return fields if isinstance(fields, dict) else {}
+
+
+def _short(text: str) -> str:
+    """Return a text as it may be shown: in one line that is no longer than a job's reason."""
+    return printable(text[:FAILURE_REASON_CHARACTERS])[:FAILURE_REASON_CHARACTERS]
 
 
 def _text(fields: Mapping[str, object], name: str) -> str | None:

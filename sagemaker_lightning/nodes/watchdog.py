@@ -75,6 +75,7 @@ class Watchdog:
         # The PIDs of the connected ranks that have not said that they lost a peer, and of their
         # launchers.
         self.rank_pids: dict[asyncio.StreamWriter, tuple[int, int]] = {}
+        self.rank_tasks: set[asyncio.Task] = set()  # asyncio itself keeps no reference
         self.lost_peer = False  # whether a rank of this host has said that it lost a peer
         # The PIDs of those that had begun to end, and not with their launcher, when a rank said so
         # for the first time.
@@ -214,20 +215,19 @@ class Watchdog:
             await asyncio.wait(pending, timeout=0.1)
         await asyncio.gather(*remaining, return_exceptions=True)
 
-    async def _accept_rank(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def _accept_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Listen to a rank of this node until its connection breaks."""
-        # asyncio logs the cancelled task of a connection as an error. This one ends quietly.
-        with suppress(asyncio.CancelledError):
-            await self._listen(reader, writer)
+        # In a task of ours: asyncio logs the cancellation of one that it makes as an error.
+        task = self.loop.create_task(self._listen(reader, writer))
+        self.rank_tasks.add(task)
+        task.add_done_callback(self.rank_tasks.discard)
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank_pid, launcher_pid = _rank_and_launcher(writer.get_extra_info("socket"))
         self.rank_pids[writer] = rank_pid, launcher_pid
         name = "a rank"
         explained = False
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # ValueError: a line that is too long
             while line := await reader.readline():
                 message = RankMessage.parse(line)
                 name = message.rank or name

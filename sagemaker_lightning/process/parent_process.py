@@ -3,43 +3,51 @@
 import ctypes
 import os
 import signal
+import socket
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # The environment variable that tells ranks the PID of the process that starts them.
 LAUNCHER_VARIABLE = "SAGEMAKER_LIGHTNING_LAUNCHER"
+STORE_SECONDS = 5.0  # seconds that torchrun's store may take to accept a connection
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @contextmanager
 def bound_to_launcher(variables: MutableMapping[str, str]) -> Iterator[None]:
-    """Let the kernel kill this rank when its launcher ends.
-
-    Otherwise the rank would wait for its peers for ever. A process without LOCAL_RANK is no rank,
-    but may launch ranks: `variables` names it as their launcher while the block runs.
+    """Do as `bind_to_launcher`; afterwards this process launches no ranks any more.
 
     Args:
         variables: The environment of this process.
     """
-    if "LOCAL_RANK" not in variables:  # set by torchrun, and by Lightning for the ranks it starts
-        become_launcher(variables)
-        try:
-            yield
-        finally:
+    bind_to_launcher(variables)
+    try:
+        yield
+    finally:
+        if not _is_rank(variables):
             variables.pop(LAUNCHER_VARIABLE, None)
-        return
-    end_with_launcher(variables)
-    yield
+
+
+def bind_to_launcher(variables: MutableMapping[str, str]) -> None:
+    """Let the kernel kill this process, if it is a rank, when its launcher ends.
+
+    Otherwise the rank would wait for its peers for ever. A process that is no rank may launch
+    ranks: `variables`, its environment, name it as their launcher from now on.
+    """
+    if _is_rank(variables):
+        end_with_launcher(variables)
+    else:
+        become_launcher(variables)
 
 
 def end_with_launcher(variables: Mapping[str, str]) -> None:
     """Let the kernel kill this process, if it is a rank, when its launcher ends."""
-    if "LOCAL_RANK" not in variables:
+    if not _is_rank(variables):
         return
     _set_death_signal(signal.SIGKILL)
     # The kernel sends no signal for a launcher that had ended before this call.
-    if _has_ended(variables.get(LAUNCHER_VARIABLE, "")):
+    if _launcher_has_ended(variables):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -49,13 +57,8 @@ def outlive_launcher(variables: Mapping[str, str]) -> None:
     A program may have work for each rank after its training, and rank 0 may be done with its own
     first.
     """
-    if "LOCAL_RANK" in variables:
+    if _is_rank(variables):
         _set_death_signal(0)
-
-
-def _set_death_signal(number: int) -> None:
-    """Choose the signal that the kernel sends this process when its parent ends; 0: none."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def become_launcher(variables: MutableMapping[str, str]) -> None:
@@ -63,9 +66,35 @@ def become_launcher(variables: MutableMapping[str, str]) -> None:
     variables[LAUNCHER_VARIABLE] = str(os.getpid())
 
 
-def _has_ended(pid: str) -> bool:
-    """Return whether a process has ended; False for ""."""
-    return bool(pid) and process_stat(int(pid))[:1] in ([], ["Z"], ["X"])
+def _is_rank(variables: Mapping[str, str]) -> bool:
+    """Return whether another process has launched this one as a rank.
+
+    torchrun sets LOCAL_RANK, and so does Lightning: for the ranks that it starts, and in the
+    process that starts them.
+    """
+    return "LOCAL_RANK" in variables and variables.get(LAUNCHER_VARIABLE) != str(os.getpid())
+
+
+def _set_death_signal(number: int) -> None:
+    """Choose the signal that the kernel sends this process when its parent ends; 0: none."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def _launcher_has_ended(variables: Mapping[str, str]) -> bool:
+    """Return whether the launcher of this rank has ended; False if that is unknown."""
+    if LAUNCHER_VARIABLE in variables:
+        return process_stat(int(variables[LAUNCHER_VARIABLE]))[:1] in ([], ["Z"], ["X"])
+    # A torchrun that knows nothing of us does not say who it is. But it serves the store where its
+    # ranks meet, and has begun to before it starts them.
+    if variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        address = variables["MASTER_ADDR"], int(variables["MASTER_PORT"])
+        try:
+            socket.create_connection(address, STORE_SECONDS).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
 
 
 def process_stat(pid: int) -> list[str]:

@@ -1,20 +1,39 @@
 """What a program does first, before it imports torch, which takes seconds."""
 
+import os
+import sys
+
+from sagemaker_lightning.contract import streams
 from sagemaker_lightning.contract.shutdown import leave_at_once
+from sagemaker_lightning.process.parent_process import end_with_launcher
 
 
 def before_lightning() -> None:
     """Handle signals, announce a slow start, and import torch and Lightning.
 
-    It imports torchvision as well, all in the quickest way.
+    It imports torchvision as well, all in the quickest way. From the beginning, a rank ends with
+    its launcher.
     """
+    streams.prepare()
     leave_at_once()
+    end_with_launcher(os.environ)
 
+    from sagemaker_lightning.contract.environment import failure_file, place
+    from sagemaker_lightning.contract.errors import UserError
+    from sagemaker_lightning.contract.failures import address_limit, reported
     from sagemaker_lightning.process import start_notice
     from sagemaker_lightning.process.lightning_import import import_lightning
 
     start_notice.begin("importing torch and Lightning")
-    import_lightning()
+    if limit := address_limit():  # glibc may end a process that needs more, without a word of why
+        print(f"warning: {limit}; importing torch takes several", file=sys.stderr, flush=True)
+    with reported(failure_file(), place()):
+        try:
+            import_lightning()
+        except (ImportError, MemoryError, OSError) as error:
+            if not limit:
+                raise
+            raise UserError(f"{limit}, and importing torch needs more ({error})") from None
 
 
 def before_torch() -> None:
@@ -22,7 +41,9 @@ def before_torch() -> None:
 
     It imports neither torch nor Lightning.
     """
+    streams.prepare()
     leave_at_once()
+    end_with_launcher(os.environ)
 
     from sagemaker_lightning.process import start_notice, threads
 

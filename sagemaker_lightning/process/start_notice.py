@@ -8,6 +8,7 @@ This module imports only the standard library, because it runs before torch is i
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 FIRST_LINE_SECONDS = 5.0  # seconds until the first line
@@ -64,7 +65,10 @@ def _print() -> None:
     """
     global _has_printed
     _has_printed = True
-    os.write(2, f"starting: {_activity} ({time.monotonic() - _started:.0f} s so far)\n".encode())
+    with suppress(OSError):  # nobody reads it
+        os.write(
+            2, f"starting: {_activity} ({time.monotonic() - _started:.0f} s so far)\n".encode()
+        )
 
 
 def _busy(scheduled: Path = Path("/proc/self/schedstat")) -> bool:

@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 
 from sagemaker_lightning.contract.deadlines import HOOK_KILLS, REST_IS_KILLED, STDERR_IS_READ
+from sagemaker_lightning.contract.shutdown import handled_signals
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STDERR_BYTES_KEPT = 64 * 2**10
 """Bytes of stderr that are kept: enough for a traceback of each of a few ranks."""
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
@@ -51,7 +51,7 @@ class ProgramEnd:
 
 
 class Supervisor:
-    """While it is entered, passes SIGTERM and SIGINT on to the program.
+    """While it is entered, passes SIGTERM, SIGINT and SIGHUP on to the program.
 
     Before `run`, these signals raise StoppedBeforeStart.
 
@@ -68,8 +68,9 @@ class Supervisor:
         self.kill_timers = []
 
     def __enter__(self) -> "Supervisor":
-        self.previous = {number: signal.signal(number, self._pass_on) for number in STOP_SIGNALS}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # entrypoint.sh has blocked them
+        numbers = handled_signals()
+        self.previous = {number: signal.signal(number, self._pass_on) for number in numbers}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # entrypoint.sh has blocked them
         return self
 
     def __exit__(self, *_) -> None:

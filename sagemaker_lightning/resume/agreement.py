@@ -42,6 +42,7 @@ class Agreement:
         self.group = distributed.new_group(backend="gloo") if self.world_size > 1 else None
         self.signal_number = 0
         self.checkpoint_due = False
+        self.uploading = False
         self.diverged = False
         self.comparison = Comparison.OPEN
         self.pending: tuple[torch.Tensor, Any] | None = None  # what is being sent between the ranks
@@ -61,6 +62,7 @@ class Agreement:
         diverged: bool = False,
         now: bool = False,
         comparison: Comparison = Comparison.IDENTICAL,
+        uploading: bool = False,
     ) -> None:
         """Combine the flags of all ranks into the attributes of the same names.
 
@@ -77,12 +79,15 @@ class Agreement:
             now: Whether to wait for the values of this call.
             comparison: How the comparison stands on this rank. The attribute has the greatest of
                 all ranks.
+            uploading: Whether the checkpoint before is on its way to S3. Only rank 0's value
+                counts.
         """
         if not self.group:
             self.signal_number = signal_number
             self.checkpoint_due = checkpoint_due
             self.diverged = diverged
             self.comparison = comparison
+            self.uploading = uploading
             return
         self.receive()
         due = checkpoint_due and self.is_first and not self.checkpoint_due
@@ -92,6 +97,7 @@ class Agreement:
                 due,
                 diverged or self.diverged,
                 comparison,
+                uploading and self.is_first,
             ],
             dtype=torch.int64,
         )
@@ -111,8 +117,9 @@ class Agreement:
         if self.pending:
             flags, work = self.pending
             work.wait()
-            self.signal_number, due, diverged, comparison = flags.tolist()
+            self.signal_number, due, diverged, comparison, uploading = flags.tolist()
             self.checkpoint_due = bool(due)
             self.diverged = bool(diverged)
             self.comparison = Comparison(comparison)
+            self.uploading = bool(uploading)
             self.pending = None

@@ -1,12 +1,15 @@
 """Writes the best model so far: a ModelCheckpoint that survives a full disk."""
 
 import copy
+import re
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from sagemaker_lightning.callbacks import divergence
@@ -20,13 +23,16 @@ class BestModel(BestCheckpoint):
     A metric that is NaN or infinite makes no model the best: if there is no other, the last model
     is the best. With an ExactResume in the same Trainer, it remembers no file that could not be
     written, and keeps the previous one instead; it finds the previous best model again if a resumed
-    run's folder has moved; and a file that is not the best any more is removed only when no
-    checkpoint to resume from refers to it: a run may resume from each of them. Without ExactResume,
-    such a file is removed at once.
+    run's folder has moved; its files have no states of optimizers, which the checkpoints to resume
+    from have; and a file that is not the best any more is removed only when no checkpoint to resume
+    from refers to it: a run may resume from each of them. Without ExactResume, such a file is
+    removed at once.
     """
 
     keeps_retired = False
     """Whether checkpoints to resume from may refer to a file that was the best."""
+    has_warned_of_name = False
+    """Whether a warning said that the file's name has a metric that is not logged."""
     retired: Mapping[str, int] = {}  # noqa: RUF012  never changed in place
     """Files that were the best, and how many checkpoints to resume from were saved since."""
     foreign: frozenset[str] = frozenset()
@@ -40,6 +46,22 @@ class BestModel(BestCheckpoint):
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's state and the files that are still to be removed."""
         return super().state_dict() | {"retired": dict(self.retired)}
+
+    def format_checkpoint_name(self, metrics: dict[str, Tensor], *args: Any, **kwargs: Any) -> str:
+        """Return a file's name, as Lightning does; warn, once, if the name has what is not logged.
+
+        Lightning puts 0 there, and all models may get one name.
+        """
+        names = set(re.findall(r"\{([^{}:!]+)", self.filename or "")) - {"epoch", "step"}
+        if (unknown := sorted(names - metrics.keys())) and not self.has_warned_of_name:
+            self.has_warned_of_name = True
+            if rank_zero_only.rank == 0:
+                print(
+                    f"warning: the best model's filename {self.filename}: {unknown[0]} is not "
+                    f"logged, and 0 stands for it; logged are {', '.join(sorted(metrics))[:300]}",
+                    flush=True,
+                )
+        return super().format_checkpoint_name(metrics, *args, **kwargs)
 
     def keep_retired(self, keeps: bool) -> None:
         """Set whether files that were the best are kept until `remove_outdated` removes them."""
@@ -152,7 +174,12 @@ class BestModel(BestCheckpoint):
         Then this fails, and the previous file stays.
         """
         divergence.divergence_of(trainer).check(trainer)
-        super().write(trainer, path)
+        with ExitStack() as stack:
+            files = trainer.strategy.checkpoint_io
+            if self.keeps_retired and isinstance(files, checkpoint_file.CheckedIO):
+                # Twice as large as the weights, and every checkpoint to resume from has them.
+                stack.enter_context(files.leaving_out("optimizer_states"))
+            super().write(trainer, path)
 
     def keep_if_best(self, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
         """Write a file if the newest model is one of the best.
@@ -190,6 +217,16 @@ def callbacks(trainer: Trainer) -> list[BestModel]:
     return [
         callback for callback in trainer.checkpoint_callbacks if isinstance(callback, BestModel)
     ]
+
+
+def files_in(trainer: Trainer, folder: Path) -> list[Path]:
+    """Return the files of the best models that belong to a checkpoint in a folder.
+
+    Rank 0 alone writes them.
+    """
+    paths = [Path(callback.best_model_path) for callback in callbacks(trainer)]
+    is_there = trainer.is_global_zero
+    return [path for path in paths if is_there and path.parent.resolve() == folder.resolve()]
 
 
 def keep_retired(trainer: Trainer, keeps: bool) -> None:

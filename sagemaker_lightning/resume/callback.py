@@ -9,9 +9,11 @@ step hang (Lightning issue 20806).
 
 import copy
 import gc
+import math
 import os
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -37,12 +39,14 @@ from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
 from sagemaker_lightning.compat import lightning_checkpoints, torch_compile
 from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback, is_search_only
 from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode
-from sagemaker_lightning.compat.lightning_trainer import copies_this_process
+from sagemaker_lightning.compat.lightning_trainer import copies_this_process, end_failed_run
 from sagemaker_lightning.compat.random_generators import entropy_replaced
-from sagemaker_lightning.contract import rendezvous, shutdown
+from sagemaker_lightning.contract import deadlines, rendezvous, shutdown
 from sagemaker_lightning.contract.atomic_files import check_writable
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, in_container
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.failures import explain
 from sagemaker_lightning.contract.reporting import report_stop
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop, TrainingStop, loses_sigterm
 from sagemaker_lightning.data.epoch_loaders import digest_of
@@ -208,7 +212,12 @@ class ExactResume(EarlyCallback):
             dirpath = self.environment.checkpoint_dir
             every_n_minutes = 0
             every_n_steps = CHECKPOINT_EVERY_N_STEPS
-        self.folder = CheckpointDir(Path(dirpath), keep, self._name("dirpath"), started=time.time())
+        home = (
+            CheckpointHome(Path(dirpath))
+            if self.drilled
+            else self.environment.checkpoint_home(Path(dirpath))
+        )
+        self.folder = CheckpointDir(home, keep, self._name("dirpath"))
         self.every_n_minutes = every_n_minutes
         self.every_n_steps = every_n_steps
         self.other_settings = other_settings
@@ -222,11 +231,11 @@ class ExactResume(EarlyCallback):
         self.owns_stop = stop is None
         self.has_warned_of_signals = False  # whether a warning said that no signal comes here
         if stop:
-            stop.name_checkpoints_in(self.folder.path)
+            stop.name_checkpoints_in(home)
         if environment is None:
             rendezvous.join(self.environment, os.environ)
         if self.owns_stop:
-            parent_process.end_with_launcher(os.environ)
+            parent_process.bind_to_launcher(os.environ)
         self.trainer: Trainer | None = None
         self.changed = ExitStack()
         """Gives back what a run of the trainer has changed in this process."""
@@ -248,6 +257,7 @@ class ExactResume(EarlyCallback):
         self.state_before_validation: dict[str, Any] = {}  # empty outside a validation
         self.save_seconds = 0.0  # seconds that training waited for the last checkpoint
         self.saved_number = 0  # of the newest checkpoint; 0 if this run has saved none
+        self.stop_agreed_at = math.inf  # when the ranks agreed on a stop, by time.monotonic()
         self.why_only_epochs = ""  # why a run cannot be resumed within an epoch; "" if it can
         self.checkpoint_due = False  # whether a checkpoint waits for the end of an optimizer step
         self.has_compared_batches = False  # whether the first batches of the ranks were compared
@@ -371,6 +381,8 @@ class ExactResume(EarlyCallback):
             raise self._unsupported(strategy)
         if self.enabled and trainer.local_rank == 0:
             check_writable(self.folder.path, "checkpoints")
+        if self.enabled and trainer.is_global_zero and self.folder.home.lost:
+            print(self.folder.home.notice, flush=True)
         self.agreement = Agreement(trainer)
         if self.enabled:
             self.changed.callback(folder_lock.unlock, self.folder.path)
@@ -506,7 +518,7 @@ class ExactResume(EarlyCallback):
         if self.stop:
             self.stop.install_handlers()
         elif threading.current_thread() is threading.main_thread():
-            self.stop = TrainingStop(self.folder.path, report_stop)
+            self.stop = TrainingStop(self.folder.home, report_stop)
             self.stop.__enter__()
             first = loses_sigterm() if in_container() else ""  # now: it may be this process
             if first and self.trainer.is_global_zero:
@@ -591,14 +603,29 @@ class ExactResume(EarlyCallback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Wait until the last checkpoint is on the disk."""
+        """Wait until the last checkpoint is on the disk.
+
+        Raises:
+            Interrupted: It is an error, and a stop was requested before it. Who signals a whole
+                group of processes ends other programs, too, on which the training may depend.
+        """
         self.writer.wait()
         if self.proof:
             self.proof.close()
+        number = self.stop.signal_number if self.stop else None
         if self.owns_stop:
             self._leave_signals()
         loggers.end_training(trainer.loggers)
         self.changed.close()
+        if number and isinstance(exception, Exception) and not isinstance(exception, UserError):
+            traceback.print_exception(exception)
+            end_failed_run(trainer)
+            self._leave(
+                number,
+                self.folder.outlook().step,
+                "this step was not completed, most likely because the signal has ended another "
+                f"process, too: {explain(type(exception).__name__, str(exception))}",
+            )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the trainer's loops and the signals as they were before, and a rank to itself."""
@@ -666,9 +693,8 @@ class ExactResume(EarlyCallback):
         self.checkpoint_due |= (
             bool(self.every_n_steps) and step % self.every_n_steps == 0 and step != self.saved_step
         )
-        if done or (
-            (stops or (self.checkpoint_due and not accumulates)) and not self.why_only_epochs
-        ):
+        saves_now = self.checkpoint_due and not accumulates and not self.agreement.uploading
+        if done or ((stops or saves_now) and not self.why_only_epochs):
             self.save(ResumePoint.BATCH, last=stops or done)
         if stops and not done:
             self._exit_all_ranks(ResumePoint.BATCH)
@@ -713,7 +739,10 @@ class ExactResume(EarlyCallback):
         """Save a checkpoint; stop if a stop was requested and training is not done."""
         stops = self._agree(now=True) and not done
         if not self.epoch_was_cut:
-            self.save(ResumePoint.EPOCH, last=stops or done)
+            if stops or done or not self.agreement.uploading:
+                self.save(ResumePoint.EPOCH, last=stops or done)
+            else:
+                self.checkpoint_due = True
         if stops:
             self._exit_all_ranks(ResumePoint.EPOCH)
 
@@ -776,7 +805,14 @@ class ExactResume(EarlyCallback):
             self.stop.batch_ended()
         signal_number = (self.stop and self.stop.signal_number) or 0
         due = bool(due) and not self.writer.is_writing
-        self.agreement.agree(signal_number, due, self.divergence.poll(), now, self.proof.comparison)
+        self.agreement.agree(
+            signal_number,
+            due,
+            self.divergence.poll(),
+            now,
+            self.proof.comparison,
+            self.folder.is_uploading(),
+        )
         if self.agreement.diverged:
             self.divergence.check(self.trainer)
         if (
@@ -785,6 +821,8 @@ class ExactResume(EarlyCallback):
             and self.agreement.comparison is not Comparison.OPEN
         ):
             self.proof.report()
+        if self.agreement.signal_number:
+            self.stop_agreed_at = min(self.stop_agreed_at, time.monotonic())
         return bool(self.agreement.signal_number)
 
     def _exit_all_ranks(self, point: ResumePoint) -> None:
@@ -796,19 +834,32 @@ class ExactResume(EarlyCallback):
         self.proof.finish(point)
         self.writer.wait()  # the previous checkpoint counts if there is none of this step
         number = self.agreement.signal_number
-        steps, problem = self.agreement.gather(
-            (self.folder.intact_steps[-1:], self.writer.problem_text)
+        if self.stop:
+            self.stop.save_last()
+        if self.trainer.is_global_zero:
+            self.folder.wait_for_s3(self.stop_agreed_at + deadlines.CHECKPOINT_IS_COPIED)
+        steps, outlook, problem = self.agreement.gather(
+            (self.folder.intact_steps, self.folder.outlook(), self.writer.problem_text)
         )[0]
-        step = steps[0] if steps else 0
-        saved = f"{self.folder.path_of(step)} is complete" if steps else "there is no checkpoint"
+        saved = outlook.said
         if problem:
             saved += (
                 f", as that of step {self.trainer.global_step} could not be written ({problem})"
             )
-        if self.why_only_epochs and step < self.trainer.global_step:
+        if self.why_only_epochs and (steps or [0])[-1] < self.trainer.global_step:
             saved += f"; {self.why_only_epochs}, so the run goes back to the end of an epoch"
+        self._leave(number, outlook.step, saved)
+
+    def _leave(self, number: int, step: int, how: str) -> None:
+        """End this process after signal `number`, as one of several ranks has to.
+
+        Args:
+            number: The signal.
+            step: The step to resume from.
+            how: What else there is to say about the end.
+        """
         is_child = self.trainer.local_rank > 0
-        why = shutdown.interruption_message(step, f"{Signals(number).name}; {saved}")
+        why = shutdown.interruption_message(step, f"{Signals(number).name}; {how}")
         (self.stop.tell if self.stop else report_stop)(why, not is_child)
         # Lightning started the other ranks of this node. If one of them exits with a status other
         # than 0, Lightning takes that for a crash and kills all of them.
@@ -837,12 +888,16 @@ class ExactResume(EarlyCallback):
             self.saved_number = state[checkpoint_file.ENTRIES_KEY]["number"]
             if self.trainer.local_rank == 0:
                 self.writer.write(
-                    state, state[checkpoint_file.ENTRIES_KEY]["step"], self.saved_number
+                    state,
+                    state[checkpoint_file.ENTRIES_KEY]["step"],
+                    self.saved_number,
+                    best_model.files_in(self.trainer, self.folder.path),
                 )
             self.proof.checkpoint_saved(point)
             if last:
                 self.writer.wait()
-        best_model.remove_outdated(self.trainer, self.folder.keep)
+        if not last:  # an older checkpoint may be what is in S3
+            best_model.remove_outdated(self.trainer, self.folder.keep)
         self.saved_at = time.monotonic()
         self.agreement.checkpoint_saved()
         self.saved_step = self.trainer.global_step

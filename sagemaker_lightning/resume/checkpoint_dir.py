@@ -1,10 +1,10 @@
 """The folder of a job's checkpoints: which to resume from, which to remove."""
 
 import math
-import os
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,9 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from sagemaker_lightning.callbacks import loggers
-from sagemaker_lightning.contract.atomic_files import IGNORED_SUFFIX, remove_leftovers
+from sagemaker_lightning.contract.atomic_files import remove_leftovers
+from sagemaker_lightning.contract.checkpoint_home import (
+    CHECKPOINT_NAME,
+    CheckpointHome,
+    Outlook,
+    Upload,
+    outlook,
+)
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.contract.shutdown import CHECKPOINT_NAME
 from sagemaker_lightning.resume.checkpoint_file import (
     ENTRIES_KEY,
     examine,
@@ -26,10 +32,8 @@ from sagemaker_lightning.resume.checkpoint_file import (
 )
 from sagemaker_lightning.resume.selection import CheckpointId, HostCheckpoints, newest_common
 
-# The uploader creates these empty files beside each file that it uploads.
-UPLOADING_SUFFIX = ".sagemaker-uploading"
-UPLOADED_SUFFIX = ".sagemaker-uploaded"
-LAST_NAME = "last.ckpt"
+LONGEST_UPLOAD = 600.0
+"""Seconds after which the next checkpoint waits no longer for the copy of the one before."""
 
 
 @dataclass
@@ -37,24 +41,31 @@ class CheckpointDir:
     """The folder of a job's checkpoints, as one host sees it.
 
     Args:
-        path: The folder.
+        home: The folder, and what becomes of it.
         keep: How many checkpoints are kept.
         setting: How messages name the setting of the folder.
         intact_steps: The steps of the checkpoints known to be intact, oldest first.
-        started: When this process began, in seconds since the epoch.
     """
 
-    path: Path
+    home: CheckpointHome
     keep: int
     setting: str = "--resume.dirpath"
     """How messages name the setting of the folder."""
     intact_steps: list[int] = field(default_factory=list)
     """The steps of the checkpoints known to be intact, oldest first."""
-    started: float = 0.0
-    """When this process began, in seconds since the epoch.
+    files_of: dict[int, list[Path]] = field(default_factory=dict)
+    """The files of each checkpoint that this process has written: its own, and the best model."""
+    has_marks: bool = False
+    """Whether the uploader has left a mark beside a checkpoint that this process has written."""
+    was_uploading: bool = False
+    """What `is_uploading` found last."""
+    next_look: float = 0.0
+    """When it looks again, in seconds of time.monotonic()."""
 
-    An upload mark that is older is of an earlier job.
-    """
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.home.folder
 
     @property
     def label(self) -> str:
@@ -67,34 +78,24 @@ class CheckpointDir:
 
     def unread(self) -> "CheckpointDir":
         """Return the same folder, of whose checkpoints nothing is known."""
-        return replace(self, intact_steps=[])
+        return replace(self, intact_steps=[], files_of={})
 
     def path_of(self, step: int) -> Path:
-        """Return the path of the checkpoint of a step."""
-        return self.path / f"step-{step:09d}.ckpt"
+        """Return the path of this host's checkpoint of a step."""
+        return self.home.path_of(step)
 
     def checkpoints(self) -> list[tuple[int, Path]]:
         """Return step and path of all files with a checkpoint's name, newest step first.
 
         The newest step is not always the newest file: a copy from S3 has the time of the copy.
-        last.ckpt is another name of one of the checkpoints, whose own file may be gone. Its step is
-        -1 if it cannot be read.
         """
         entries = list(self.path.iterdir()) if self.path.is_dir() else []
-        checkpoints = [
-            (int(match[1]), entry)
-            for entry in entries
-            if (match := CHECKPOINT_NAME.fullmatch(entry.name))
-        ]
-        for entry in entries:
-            if entry.name == LAST_NAME:
-                footer_or_problem = read_footer(entry)
-                checkpoints.append(
-                    (-1 if isinstance(footer_or_problem, str) else footer_or_problem[0], entry)
-                )
         return sorted(
-            checkpoints,
-            key=lambda checkpoint: (checkpoint[0], checkpoint[1].name != LAST_NAME),
+            (
+                (int(match[1]), entry)
+                for entry in entries
+                if (match := CHECKPOINT_NAME.fullmatch(entry.name))
+            ),
             reverse=True,
         )
 
@@ -104,9 +105,7 @@ class CheckpointDir:
         Checkpoints of Lightning's ModelCheckpoint are left out.
         """
         others = {
-            path
-            for path in self.path.glob("*.ckpt")
-            if not CHECKPOINT_NAME.fullmatch(path.name) and path.name != LAST_NAME
+            path for path in self.path.glob("*.ckpt") if not CHECKPOINT_NAME.fullmatch(path.name)
         }
         footers = [(path, read_footer(path)) for path in sorted(others)]
         return [
@@ -131,28 +130,80 @@ class CheckpointDir:
                 return loggers.well_formed(read(path, mmap=True)[ENTRIES_KEY]["loggers"])
         return []
 
-    def save(self, checkpoint: dict[str, Any], step: int, number: int) -> None:
-        """Write a checkpoint, link it as last.ckpt, and remove those that are too old.
+    def save(
+        self, checkpoint: dict[str, Any], step: int, number: int, best: Sequence[Path] = ()
+    ) -> None:
+        """Write a checkpoint, and remove those that are too old.
+
+        The newest one that is known to be in S3 stays until a newer one is: to remove a file here
+        removes it there.
 
         Args:
             checkpoint: What torch.save writes.
             step: Its optimizer step.
             number: The number of the save.
+            best: The files of the best model, which belong to the checkpoint.
 
         Raises:
             OSError: The checkpoint could not be written.
         """
         write(self.path_of(step), checkpoint, step, number)
         self.intact_steps = sorted({*self.intact_steps, step})
-        with suppress(OSError):  # a file system without hard links has no last.ckpt
-            link = self.path / f"{LAST_NAME}.{os.getpid()}{IGNORED_SUFFIX}"
-            link.unlink(missing_ok=True)
-            os.link(self.path_of(step), link)
-            os.replace(link, self.path / LAST_NAME)
-        for old in self.intact_steps[: -self.keep]:
-            if not self._is_uploading(self.path_of(old)):
+        self.files_of[step] = [self.path_of(step), *best]
+        self.next_look = 0.0
+        needed = self.intact_steps[-self.keep :] + self.steps_in_s3()[-1:]
+        for old in [step for step in self.intact_steps if step not in needed]:
+            if self.home.upload_of(self.path_of(old)) is not Upload.GOING_ON:
                 self.path_of(old).unlink(missing_ok=True)
                 self.intact_steps.remove(old)
+                self.files_of.pop(old, None)
+
+    def steps_in_s3(self) -> list[int]:
+        """Return the steps of the checkpoints that are known to be in S3, oldest first."""
+        return [step for step in self.intact_steps if self._is_in_s3(step)]
+
+    def is_uploading(self) -> bool:
+        """Return whether the newest checkpoint is on its way to S3, as far as marks tell.
+
+        The next one would wait behind it, and come later than one of a later step. It is called
+        after each batch, and looks at the files twice a second.
+        """
+        if time.monotonic() < self.next_look:
+            return self.was_uploading
+        self.next_look = time.monotonic() + 0.5
+        self.was_uploading = False
+        if self.home.is_copied and self.files_of:
+            step = max(self.files_of)
+            path = self.path_of(step)
+            self.has_marks |= self.home.upload_of(path) is not Upload.UNKNOWN
+            with suppress(OSError):
+                is_recent = time.time() - path.stat().st_mtime < LONGEST_UPLOAD
+                self.was_uploading = self.has_marks and is_recent and not self._is_in_s3(step)
+        return self.was_uploading
+
+    def outlook(self) -> Outlook:
+        """Return from where the next run resumes, as far as this host knows."""
+        return outlook(self.home, self.intact_steps, self.steps_in_s3())
+
+    def wait_for_s3(self, until: float) -> None:
+        """Wait for the copy of the newest checkpoint, if an uploader shows that it copies.
+
+        Nothing is copied once this container has ended.
+
+        Args:
+            until: When to stop waiting, in seconds of time.monotonic().
+        """
+        if not self.files_of or not self.home.has_marks():
+            return
+        step = max(self.files_of)
+        if not self._is_in_s3(step):
+            print(f"{self.path_of(step)} is complete; it is on its way to S3", flush=True)
+        while not self._is_in_s3(step) and time.monotonic() < until:
+            time.sleep(0.1)
+
+    def _is_in_s3(self, step: int) -> bool:
+        """Return whether a checkpoint is known to be in S3, with all that belongs to it."""
+        return self.home.is_in_s3(*self.files_of.get(step, [self.path_of(step)]))
 
     def remove_leftovers(self) -> None:
         """Remove what earlier processes of this host left when killed while writing."""
@@ -167,15 +218,6 @@ class CheckpointDir:
         """
         steps = {step for step, _ in self.checkpoints()}
         self.intact_steps = sorted(step for step in steps if 0 <= step <= newest)
-
-    def _is_uploading(self, file: Path) -> bool:
-        """Return whether an uploader is uploading a file now."""
-        upload_started, upload_finished = (
-            file.with_name(file.name + ending) for ending in (UPLOADING_SUFFIX, UPLOADED_SUFFIX)
-        )
-        with suppress(OSError):
-            return upload_started.stat().st_mtime >= self.started and not upload_finished.exists()
-        return False
 
 
 class BackgroundWriter:
@@ -202,13 +244,16 @@ class BackgroundWriter:
             else ""
         )
 
-    def write(self, checkpoint: dict[str, Any], step: int, number: int) -> None:
+    def write(
+        self, checkpoint: dict[str, Any], step: int, number: int, best: Sequence[Path] = ()
+    ) -> None:
         """Start writing a checkpoint as soon as the previous one is written.
 
         Args:
             checkpoint: What torch.save writes; nobody may change it any more.
             step: Its optimizer step.
             number: The number of the save.
+            best: The files of the best model.
 
         Raises:
             Exception: The previous checkpoint could not be written, and there is no older one.
@@ -216,7 +261,7 @@ class BackgroundWriter:
         self.wait()
         self.warn_of_problem("training goes on, but")
         self.thread = threading.Thread(
-            target=partial(self._write, checkpoint, step, number), name="checkpoint"
+            target=partial(self._write, checkpoint, step, number, best), name="checkpoint"
         )
         self.thread.start()
 
@@ -252,9 +297,11 @@ class BackgroundWriter:
             flush=True,
         )
 
-    def _write(self, checkpoint: dict[str, Any], step: int, number: int) -> None:
+    def _write(
+        self, checkpoint: dict[str, Any], step: int, number: int, best: Sequence[Path]
+    ) -> None:
         try:
-            self.folder.save(checkpoint, step, number)
+            self.folder.save(checkpoint, step, number, best)
             self.problem = None
         except Exception as error:
             if not isinstance(error, OSError):  # not the disk: a bug of ours, or too little memory

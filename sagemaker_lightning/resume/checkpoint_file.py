@@ -15,6 +15,8 @@ import re
 import stat
 import struct
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from sagemaker_lightning.compat import torch_unpickler
 from sagemaker_lightning.compat.torch_modules import stored_parts
 from sagemaker_lightning.contract.atomic_files import atomic_write
-from sagemaker_lightning.contract.shutdown import CHECKPOINT_NAME
+from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
 from sagemaker_lightning.state.encoding import to_plain
 
 ENTRIES_KEY = "sagemaker_lightning"
@@ -277,6 +279,16 @@ class CheckedIO(TorchCheckpointIO):
     def __init__(self, plain_values: bool) -> None:
         super().__init__()
         self.plain_values = plain_values
+        self.left_out: tuple[str, ...] = ()
+
+    @contextmanager
+    def leaving_out(self, *names: str) -> Iterator[None]:
+        """Write checkpoints without entries of these names while the block lasts."""
+        self.left_out = names
+        try:
+            yield
+        finally:
+            self.left_out = ()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path, storage_options: Any | None = None
@@ -286,6 +298,9 @@ class CheckedIO(TorchCheckpointIO):
             return super().save_checkpoint(checkpoint, path, storage_options)
         try:
             self.problem = ""
+            checkpoint = {
+                name: value for name, value in checkpoint.items() if name not in self.left_out
+            }
             if self.plain_values:
                 checkpoint = to_plain(checkpoint, {}, str, copies=False)
             write(Path(path), checkpoint, checkpoint.get("global_step", 0))

@@ -19,7 +19,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from sagemaker_lightning.compat.lightning_checkpoints import BestCheckpoint, keep_files
-from sagemaker_lightning.contract.shutdown import CHECKPOINT_NAME
+from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
 
 PATHS = "best_model_path", "kth_best_model_path", "last_model_path"
 PATHS_WITH_VALUES = "best_k_models", "retired"

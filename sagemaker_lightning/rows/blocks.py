@@ -41,7 +41,7 @@ class Blocks:
 
     def commit(self, rows: range, arrays: Arrays) -> None:
         """Write a block to the disk, atomically."""
-        with atomic_write(self._path(rows)) as file:
+        with atomic_write(self.path(rows)) as file:
             np.savez(file, **arrays)
 
     def named(self) -> list[range]:
@@ -60,7 +60,7 @@ class Blocks:
         """
         intact = []
         for rows in self.named():
-            path = self._path(rows)
+            path = self.path(rows)
             try:
                 with zipfile.ZipFile(path) as archive:
                     damaged = archive.testzip()
@@ -88,11 +88,12 @@ class Blocks:
             last = min(part.stop, rows.stop)
             if first >= last:
                 continue
-            with np.load(self._path(rows), allow_pickle=False) as file:
+            with np.load(self.path(rows), allow_pickle=False) as file:
                 yield range(first, last), cut(dict(file), rows, range(first, last))
             reached = last
 
-    def _path(self, rows: range) -> Path:
+    def path(self, rows: range) -> Path:
+        """Return the file of a block."""
         return self.folder / f"{rows.start:015d}-{rows.stop:015d}.npz"
 
 

@@ -28,10 +28,11 @@ from jsonargparse import ArgumentError, ArgumentParser
 from sagemaker_lightning.cli import mistakes
 from sagemaker_lightning.contract import hyperparameters
 from sagemaker_lightning.contract.atomic_files import check_writable
+from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported, write
-from sagemaker_lightning.contract.shutdown import SIGNALS, interruption_message, status
+from sagemaker_lightning.contract.shutdown import handled_signals, interruption_message, status
 from sagemaker_lightning.process import allocator, start_notice, threads
 from sagemaker_lightning.rows import partition, parts
 from sagemaker_lightning.rows.blocks import Blocks, compute
@@ -142,14 +143,17 @@ def run(
     check_writable(environment.checkpoint_dir, "blocks")
     blocks = Blocks(environment.checkpoint_dir, run)
     done = blocks.whole()
-    for number in SIGNALS:
-        signal.signal(number, partial(_report_and_exit, blocks, part))
+    home = environment.checkpoint_home(blocks.folder)
+    for number in handled_signals():
+        signal.signal(number, partial(_report_and_exit, blocks, home, part))
     host = environment.current_host
     start_notice.end()
     print(
         f"{host}: rows {part.start} to {part.stop} of {len(table)}{' of its own files' * sharded}",
         flush=True,
     )
+    if home.notice:
+        print(home.notice, flush=True)
     devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [
         torch.device("cpu")
     ]
@@ -191,14 +195,26 @@ def _print_progress(worker: str, line: str) -> None:
     print(f"{worker}: {line}", flush=True)
 
 
-def _report_and_exit(blocks: Blocks, part: range, number: int, frame: Any) -> None:
-    """Report what is left and exit at once; committed blocks are safe."""
-    missing_rows = sum(map(len, partition.missing(part, blocks.named())))
-    done = len(part) - missing_rows
-    line = (
-        f"{interruption_message(done, signal.Signals(number).name)}; {missing_rows} of "
-        f"{len(part)} rows are left [{place()}]"
-    )
+def _report_and_exit(
+    blocks: Blocks, home: CheckpointHome, part: range, number: int, frame: Any
+) -> None:
+    """Report what is left and exit at once; committed blocks are safe.
+
+    Only what outlives this container counts as done.
+    """
+    committed = blocks.named()
+    kept = [] if home.lost else committed
+    if home.has_marks():
+        kept = [rows for rows in committed if home.is_in_s3(blocks.path(rows))]
+    missing_rows = sum(map(len, partition.missing(part, kept)))
+    only_here = missing_rows - sum(map(len, partition.missing(part, committed)))
+    what = f"{missing_rows} of {len(part)} rows are left"
+    if home.lost:
+        what += f": {home.lost}"
+    elif only_here:
+        what += f": {only_here} of them are done, and not known to be in S3"
+    name = signal.Signals(number).name
+    line = f"{interruption_message(len(part) - missing_rows, f'{name}; {what}')} [{place()}]"
     print(line, file=sys.stderr, flush=True)
     if file := failure_file():
         with suppress(OSError):

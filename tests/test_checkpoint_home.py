@@ -1,0 +1,72 @@
+"""contract/checkpoint_home.py: what outlives a container. test_checkpoints.py has the marks."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from sagemaker_lightning.contract import checkpoint_home
+from sagemaker_lightning.contract.checkpoint_home import (
+    CheckpointHome,
+    container_began,
+    ends_with_container,
+    outlook_by_names,
+)
+
+# Of `docker run -v FOLDER:/opt/ml/checkpoints -v OTHER:"/with blank" --tmpfs /tmp`.
+MOUNTS = """overlay / overlay rw,relatime,lowerdir=/l,upperdir=/u,workdir=/w 0 0
+proc /proc proc rw 0 0
+tmpfs /tmp tmpfs rw 0 0
+/dev/vda /opt/ml/checkpoints ext4 rw 0 0
+/dev/vda /with\\040blank ext4 rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "ends"),
+    [
+        ("/opt/ml/checkpoints", False),
+        ("/opt/ml/checkpoints/mine", False),
+        ("/with blank", False),
+        ("/opt/ml/output/data/checkpoints", True),
+        ("/opt/ml/checkpoints-2", True),
+        ("/tmp/checkpoints", True),
+    ],
+)
+def test_a_folder_that_is_not_mounted_ends_with_its_container(monkeypatch, folder, ends):
+    monkeypatch.setattr(checkpoint_home, "_text", lambda path: MOUNTS)
+    assert ends_with_container(Path(folder)) is ends
+    on_a_desk = MOUNTS.replace("overlay / overlay", "/dev/vda / ext4")
+    monkeypatch.setattr(checkpoint_home, "_text", lambda path: on_a_desk)
+    assert not ends_with_container(Path(folder))
+
+
+def test_when_the_first_process_began():
+    """That is before this one, and after the machine was started."""
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert time.time() - since_boot - 1 < container_began() < time.time()
+
+
+def test_a_stop_outside_of_a_training_goes_by_names(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    home = CheckpointHome(folder)
+    assert outlook_by_names(home).said == "there is no checkpoint"
+    folder.mkdir()
+    for name in ("step-000000007.ckpt", "step-000000012.ckpt.sagemaker-ignore", "step-1.ckpt", "x"):
+        (folder / name).touch()
+    assert home.steps() == [7, 12] and outlook_by_names(home).step == 12
+    assert outlook_by_names(CheckpointHome(folder, lost="it is gone")).step == 0
+
+
+def test_a_mark_of_an_earlier_job_is_none(tmp_path: Path):
+    """It came from S3 with the rest."""
+    file = tmp_path / "step-000000007.ckpt"
+    mark = tmp_path / f"{file.name}.sagemaker-uploaded"
+    for path in (file, mark):
+        path.touch()
+    home = CheckpointHome(tmp_path, is_copied=True)
+    assert home.has_marks() and home.is_in_s3(file)
+    os.utime(mark, (5000.0, 5000.0))
+    assert not home.has_marks() and not home.is_in_s3(file)
+    assert not CheckpointHome(tmp_path).is_in_s3(file)
