@@ -65,7 +65,7 @@ VARIABLES_OF_LIBRARIES = (
 
 def _checked_variables() -> dict[str, str]:
     """Return the environment without the variables that pytest and libraries set."""
-    left_out = ("PYTEST_CURRENT_TEST", *VARIABLES_OF_LIBRARIES)
+    left_out = ("PYTEST_CURRENT_TEST", LAUNCHER_VARIABLE, *VARIABLES_OF_LIBRARIES)
     return {key: value for key, value in os.environ.items() if key not in left_out}
 
 

@@ -317,47 +317,56 @@ class Averaging(StochasticWeightAveraging):
     def __init__(self, resumes: bool = True) -> None:
         super().__init__(0.1)
         self._scheduler_state = {} if resumes else None
+        self._latest_update_epoch = -1
         self.began = []
 
     def on_train_epoch_start(self, trainer, pl_module):
-        self.began.append(self._latest_update_epoch)
-        trainer.optimizers[0].param_groups[0]["lr"] = 9.0
-        nn.init.zeros_(pl_module.weight)
+        self.began.append((trainer.current_epoch, self._latest_update_epoch))
+        if trainer.current_epoch <= self.swa_end:
+            trainer.optimizers[0].param_groups[0]["lr"] = 9.0
+        else:
+            nn.init.zeros_(pl_module.weight)
+
+
+class AtEpoch(SimpleNamespace):
+    """A trainer that asks its loop for the epoch, as Lightning's does."""
+
+    @property
+    def current_epoch(self) -> int:
+        return self.fit_loop.epoch_progress.current.completed
 
 
 @pytest.mark.parametrize(
     ("epoch", "point", "begins"),
     [
-        (1, ResumePoint.BATCH, []),
-        (2, ResumePoint.BATCH, [2]),
-        (4, ResumePoint.EPOCH, [4]),
-        (5, ResumePoint.BATCH, [-1]),
-        (5, ResumePoint.VALIDATION, [-1]),
-        (5, ResumePoint.EPOCH, []),
-        (6, ResumePoint.BATCH, []),
+        (1, ResumePoint.BATCH, [(1, 1)]),
+        (2, ResumePoint.BATCH, [(2, 2)]),
+        (4, ResumePoint.EPOCH, [(4, 4)]),
+        (5, ResumePoint.BATCH, [(4, 4), (5, -1)]),
+        (5, ResumePoint.VALIDATION, [(4, 4), (5, -1)]),
+        (5, ResumePoint.EPOCH, [(4, 4)]),
+        (6, ResumePoint.BATCH, [(4, 4)]),
     ],
 )
 def test_an_average_goes_on_in_its_epochs(epoch, point, begins):
-    """The hook that begins them runs; weights and rates stay as they were."""
+    """The hook that makes its schedule runs; weights and rates stay as they were.
+
+    It makes it in an epoch in which it averages, even if all of them are done.
+    """
     model = nn.Linear(1, 1)
     nn.init.ones_(model.weight)
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.5}])
     callback, not_averaging = Averaging(), Averaging(resumes=False)
-    callback._latest_update_epoch = not_averaging._latest_update_epoch = -1
-    trainer = trainer_of(
-        model,
-        Callback(),
-        not_averaging,
-        callback,
+    progress = SimpleNamespace(completed=epoch)
+    trainer = AtEpoch(
+        lightning_module=model,
+        callbacks=[Callback(), not_averaging, callback],
         optimizers=[optimizer],
-        current_epoch=epoch,
+        fit_loop=SimpleNamespace(epoch_progress=SimpleNamespace(current=progress)),
         accumulate_grad_batches=3,
     )
     model_changes.continue_averaging(trainer, [[{"lr": 0.25}]], point)
     assert callback.began == begins and not_averaging.began == []
-    assert callback._latest_update_epoch == -1
+    assert callback._latest_update_epoch == -1 and progress.completed == epoch
     assert callback._accumulate_grad_batches == not_averaging._accumulate_grad_batches == 3
-    is_averaging = begins == [epoch]
-    assert model.weight.item() == (0.0 if is_averaging else 1.0)
-    if is_averaging:
-        assert optimizer.param_groups[0]["lr"] == 0.25
+    assert model.weight.item() == 1.0 and optimizer.param_groups[0]["lr"] == 0.25
