@@ -66,6 +66,12 @@ def become_launcher(variables: MutableMapping[str, str]) -> None:
     variables[LAUNCHER_VARIABLE] = str(os.getpid())
 
 
+def launch_no_more(variables: MutableMapping[str, str]) -> None:
+    """Undo `become_launcher`, unless ranks were started: then this process is known by it."""
+    if "LOCAL_RANK" not in variables:
+        variables.pop(LAUNCHER_VARIABLE, None)
+
+
 def _is_rank(variables: Mapping[str, str]) -> bool:
     """Return whether another process has launched this one as a rank.
 

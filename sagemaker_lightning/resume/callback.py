@@ -615,6 +615,7 @@ class ExactResume(EarlyCallback):
         number = self.stop.signal_number if self.stop else None
         if self.owns_stop:
             self._leave_signals()
+            parent_process.launch_no_more(os.environ)
         loggers.end_training(trainer.loggers)
         self.changed.close()
         if number and isinstance(exception, Exception) and not isinstance(exception, UserError):
@@ -636,6 +637,7 @@ class ExactResume(EarlyCallback):
         loggers.end_training(trainer.loggers)
         self.changed.close()
         if self.owns_stop:
+            parent_process.launch_no_more(os.environ)
             parent_process.outlive_launcher(os.environ)
             trainer.strategy.barrier("until no rank ends with its launcher any more")
 
