@@ -20,7 +20,7 @@ from rehearsal.jobs.channels import JobFailed, inside, relative
 from rehearsal.jobs.folders import NO_KEY_REASON, Folder
 from rehearsal.jobs.record import Saved
 from rehearsal.settings import Sync
-from sagemaker_lightning.contract.shutdown import CHECKPOINT_NAME
+from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
 
 IGNORED_SUFFIX = ".sagemaker-ignore"
 UPLOADING_SUFFIX = ".sagemaker-uploading"
