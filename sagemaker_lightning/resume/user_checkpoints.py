@@ -107,9 +107,9 @@ def own_states(trainer: Trainer, states: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
             state = states[callback.state_key]
             own_state = own[callback.state_key] = with_own_files(callback, state)
-            # Lightning's own callback forgets the best models if its folder is another one.
-            own_state["dirpath"] = state.get("dirpath")
             if not isinstance(callback, BestCheckpoint):
+                # Lightning's own callback forgets the best models if its folder is another one.
+                own_state["dirpath"] = state.get("dirpath")
                 keep_files(callback, foreign_files(callback, own_state).__contains__)
     return {**states, **own}
 
