@@ -24,6 +24,9 @@ from containers import ROOT
 
 from sagemaker_lightning.process.parent_process import LAUNCHER_VARIABLE
 
+# Under nohup, programs ignore SIGHUP, and so would all that the tests start.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 CIFAR_CLASSES = [
     "airplane",
     "automobile",

@@ -336,11 +336,11 @@ def test_what_is_installed_meanwhile_stays(signals):
 
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    before = signal.getsignal(signal.SIGINT)
+    before = [signal.getsignal(number) for number in shutdown.SIGNALS[1:]]
     with watched(TrainingStop):
         signal.signal(signal.SIGTERM, handle)
         signal.set_wakeup_fd(writing)
-    assert [signal.getsignal(number) for number in shutdown.SIGNALS] == [handle, before]
+    assert [signal.getsignal(number) for number in shutdown.SIGNALS] == [handle, *before]
     with watched(TrainingStop):
         signal.set_wakeup_fd(-1)
     assert signal.set_wakeup_fd(-1) == writing
@@ -369,7 +369,7 @@ def test_a_handler_that_is_none_of_pythons_becomes_the_default(signals, monkeypa
         patched.setattr(signal, "getsignal", lambda number: None)
         stop.__enter__()
     stop.__exit__()
-    assert [signal.getsignal(number) for number in shutdown.SIGNALS] == [signal.SIG_DFL] * 2
+    assert [signal.getsignal(number) for number in shutdown.SIGNALS] == [signal.SIG_DFL] * 3
 
 
 def test_it_leaves_no_thread_no_descriptor_and_nothing_of_itself(signals):
@@ -419,7 +419,7 @@ def test_a_forked_child_has_default_handlers_of_its_own(signals):
     own = [str(signal.getsignal(number)) for number in shutdown.SIGNALS]
     assert in_a_child() == f"{own} -1"
     with watched(TrainingStop):
-        assert in_a_child() == f"{[str(signal.SIG_DFL)] * 2} -1"
+        assert in_a_child() == f"{[str(signal.SIG_DFL)] * 3} -1"
     assert in_a_child() == f"{own} -1"
 
 
@@ -432,7 +432,7 @@ def test_only_the_process_itself_keeps_its_handlers(signals, monkeypatch):
         monkeypatch.setattr(os, "getppid", os.getpid)
         shutdown._reset_signals_of_child()
         handlers = [signal.getsignal(number) for number in shutdown.SIGNALS]
-        assert handlers == [signal.SIG_DFL] * 2 and signal.set_wakeup_fd(-1) == -1
+        assert handlers == [signal.SIG_DFL] * 3 and signal.set_wakeup_fd(-1) == -1
 
 
 @pytest.mark.parametrize("number", shutdown.SIGNALS)

@@ -140,7 +140,7 @@ def test_outputs_are_gathered_over_hosts(rehearsal, image):
     script = """
     host=$(grep -o '"current_host": "[^"]*' /opt/ml/input/config/resourceconfig.json | cut -d'"' -f4)
     cd /opt/ml/model; echo $host >shared; echo $host >$host; cd /opt/ml/output/data; mkdir deep; echo x >deep/$host
-    [[ $host == algo-1 ]] && sleep 2 || true
+    [[ $host == algo-1 ]] && sleep 4 || true
     """  # noqa: E501
     name = rehearsal.create(
         image,

@@ -60,8 +60,8 @@ def prepare() -> None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
-        # A notebook and pytest have others.
-        if stream is None or type(stream) is io.TextIOWrapper:
+        # A notebook and pytest have others, and a program may have sent its own to a file.
+        if stream is None or (type(stream) is io.TextIOWrapper and stream.fileno() == number):
             setattr(sys, name, _stream(number, stream))
     if 1 in closed and 2 not in closed:
         print("warning: stdout is closed; what is printed goes to stderr", file=sys.stderr)
