@@ -412,15 +412,15 @@ def test_no_entry_of_lightnings_becomes_an_object_of_the_program(interrupted_run
 
 @pytest.fixture
 def bounded() -> Iterator[None]:
-    """Let a test fail, and not the machine, if it asks for memory without an end, or hangs."""
+    """Let a test fail, and not the machine, if it takes memory or processor time without an end."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, limits[1]))
-    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it takes too long"))
-    signal.alarm(120)
+    before = signal.signal(signal.SIGPROF, lambda *_: pytest.fail("it takes too long"))
+    signal.setitimer(signal.ITIMER_PROF, 120)
     yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.signal(signal.SIGPROF, before)
     resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
