@@ -237,6 +237,49 @@ class Lines(IterableDataset):
         self.file.seek(state["position"])
 
 
+class OfHuggingFace(IterableDataset):
+    """A stream as Hugging Face's, shuffled in a buffer.
+
+    Its state has no buffer, says at its end that nothing is left, and once it is loaded each
+    iteration begins there.
+
+    Args:
+        buffer: Number of samples that the buffer holds.
+    """
+
+    __module__ = "datasets.iterable_dataset"
+
+    def __init__(self, buffer: int = 1) -> None:
+        self.buffer = buffer
+        self.rng = np.random.default_rng(3)
+        self.at = 0
+        self.start = None
+
+    def __iter__(self):
+        buffer = []
+        self.at = self.start or 0
+        while self.at < 24:
+            buffer.append(self.at)
+            self.at += 1
+            if len(buffer) == self.buffer:
+                yield float(buffer.pop(self.rng.integers(len(buffer))))
+        while buffer:
+            yield float(buffer.pop(self.rng.integers(len(buffer))))
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.start = state["at"]
+
+
+class Raising(OfHuggingFace):
+    """A stream whose state cannot be had."""
+
+    def state_dict(self):
+        raise RuntimeError("not begun")
+
+
 class Ending:
     """A loader of its own whose state says at its end that nothing is left."""
 
@@ -357,6 +400,13 @@ SMALL_LOADERS = {
     "its own iterator": Looping,
     "a file": lambda: DataLoader(Lines(), 2),
     "a state of an end": Ending,
+    "a state that stays": lambda: DataLoader(OfHuggingFace(), 4),
+    "a state that stays, stateful": lambda: streams.StatefulDataLoader(OfHuggingFace(), 4),
+    "a state without its buffer": lambda: DataLoader(OfHuggingFace(8), 4),
+    "a state without its buffer, stateful": lambda: streams.StatefulDataLoader(OfHuggingFace(8), 4),
+    "a state that raises": lambda: DataLoader(Raising(8), 4),
+    "a state that raises, stateful": lambda: streams.StatefulDataLoader(Raising(8), 4),
+    "a state without its epoch": streams.Forgetful,
     "litdata's": OfLitdata,
     "litdata's of several datasets": OfLitdatas,
     "shared by itself": lambda: Shared(4),

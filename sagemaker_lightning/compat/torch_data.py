@@ -9,6 +9,7 @@ fetchers in _utils/fetch.py (`fetch`, `dataset_iter`), who calls `create_fetcher
 `_get_iterator` of torchdata's StatefulDataLoader.
 """
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -63,6 +64,21 @@ def end_workers(loader: Any) -> None:
         if hasattr(loader._iterator, "_shutdown_workers"):
             loader._iterator._shutdown_workers()
         loader._iterator = None
+
+
+def copied(loader: Any) -> Any:
+    """Return a copy of a loader that shares nothing with it; None if it cannot be copied.
+
+    It has no data workers: it draws in this process.
+    """
+    iterator = getattr(loader, ITERATOR_ATTRIBUTE, None)
+    try:
+        copy_ = copy.deepcopy(loader, {id(iterator): None})
+    except Exception:  # whatever the user's objects raise
+        return None
+    if isinstance(copy_, DataLoader):
+        vars(copy_).update(num_workers=0, persistent_workers=False, timeout=0, pin_memory=False)
+    return copy_
 
 
 def fetcher_function() -> Callable[..., Any]:

@@ -217,7 +217,8 @@ def counts_only(loader: Any) -> bool:
     The iteration has begun when this is called. It is so for torchdata's loader if neither the
     dataset nor its iterator has a state; torchdata 0.11 miscounts when it goes to such a state.
     """
-    if not _is_of_library(loader, "torchdata") or not isinstance(loader.dataset, IterableDataset):
+    is_torchdatas = isinstance(loader, DataLoader) and _is_of_library(loader, "torchdata")
+    if not is_torchdatas or not isinstance(loader.dataset, IterableDataset):
         return False
     return f"'{DrawnWithState.NUMBER}'" not in repr(loader.state_dict())
 

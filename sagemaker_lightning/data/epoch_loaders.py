@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sagemaker_lightning.compat.lightning_loaders import PositionedLoader
 from sagemaker_lightning.compat.lightning_loops import steps_draw_batches
-from sagemaker_lightning.compat.torch_data import end_workers, has_iterator
+from sagemaker_lightning.compat.torch_data import copied, end_workers, has_iterator
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.deterministic import (
@@ -32,7 +32,11 @@ from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.data.seeded_indices import number_of, seed_all
 from sagemaker_lightning.state import batch_digest, generators
 from sagemaker_lightning.state.encoding import NotPlain, decode, encode
-from sagemaker_lightning.state.object_state import PlainState
+from sagemaker_lightning.state.object_state import PlainState, digest
+
+NO_BATCH = "no batch"
+PROVED_AFTER = 2
+"""Number of batches after which a loader's own state is tried on a copy of it."""
 
 
 def digest_of(batch: Any) -> int:
@@ -162,6 +166,8 @@ class Placed(Together):
         self.placed = True
         all_saved = states["loaders"] if states else []
         for turns, saved in itertools.zip_longest(self.turns, all_saved[: len(self.turns)]):
+            if not saved:
+                turns.try_state()
             turns.prepare(epoch, saved, proves)
         prefetch_batches = getattr(fetcher, "prefetch_batches", 0)
         if ahead:
@@ -299,6 +305,7 @@ class Turns:
         # The data's plain state when the iteration began, or when the workers started that still
         # run.
         self.kept: dict = {}
+        self._keep_fresh()
         self.begun = 0  # number of iterations begun, in this run and in the runs that it resumes
         self.saved: Mapping[str, Any] | None = None
         stay = self.must_redraw and not self.own and getattr(loader, "persistent_workers", False)
@@ -376,19 +383,111 @@ class Turns:
             self.data_now = self.data.encode_all()
             self.data.restore(self.data.encode_all(self.first[1]) | saved["data"], touch=False)
         self.order_at_start = self.order.copies()
-        self.source = self._source_state()
+        # What was restored is not asked for: some tell it only once they are iterated over.
+        self.source = saved["source"] if saved else self._source_state()
         self.earlier = self.begun
         if self.must_redraw or not self._workers_stay:
             self.kept = self.data.copies()
 
-    def _source_state(self) -> Any:
-        """Return the state that the loader or its dataset saves; None if neither does.
+    def _keep_fresh(self) -> None:
+        """Keep a copy from before anything is drawn, if what a dataset saves has to be tried."""
+        self.fresh = copied(self.loader) if self.must_redraw and self._has_source else None
+        self.fresh_source = self._encoded_source()
+        self.trusts_source: bool | None = None  # None while nothing was tried
 
-        The dataset's is used if the loader saves none. A loader's is right between epochs only.
+    @property
+    def _source(self) -> Any:
+        """The loader if it saves its state, else its dataset.
+
+        A loader's is right between epochs only.
         """
-        source = self.loader if self.own else getattr(self.loader, "dataset", None)
-        with contextlib.suppress(NotPlain):
-            return encode(source.state_dict()) if self.must_redraw and has_state(source) else None
+        return self.loader if self.own else getattr(self.loader, "dataset", None)
+
+    @property
+    def _has_source(self) -> bool:
+        return has_state(self._source)
+
+    def _encoded_source(self) -> Any:
+        """Return the state that the loader or its dataset saves now; None if neither can."""
+        if self.must_redraw and self._has_source:
+            with contextlib.suppress(Exception):  # it is the user's code, or a library's
+                return encode(self._source.state_dict())
+        return None
+
+    def _source_state(self) -> Any:
+        """Return the state with which a new process draws what comes next.
+
+        It is None if one that begins anew draws it, too.
+        """
+        state = self._encoded_source()
+        if state is None or digest(state) == digest(self.fresh_source):
+            return state
+        if self.trusts_source is None:
+            self.trusts_source = self.own or self._source_is_proved(state)
+        return state if self.trusts_source else None
+
+    def _source_is_proved(self, state: Any) -> bool:
+        """Return whether a fresh loader, given a state, draws what this one will draw next.
+
+        One that cannot be copied is trusted.
+        """
+        present = copied(self.loader)
+        if present is None or self.fresh is None:
+            return True
+        going_on, resumed = (
+            Turns(loader, self.seed, self.mode) for loader in (present, copied(self.fresh))
+        )
+        saved = self._states(within=False, source=state)
+        going_on.epoch = self.epoch
+        going_on.turn = -1
+        going_on.begun = self.begun
+        try:
+            resumed.give_back(saved)
+            resumed.prepare(self.epoch, saved, must_prove=False)
+            batches = []
+            for turns in (going_on, resumed):
+                turns.begin(0)
+                batches.append(digest_of(next(turns.iterator, NO_BATCH)))
+        except Exception:  # it is the user's code, or a library's
+            return False
+        return batches[0] == batches[1]
+
+    def try_state(self) -> None:
+        """Draw the batches before a position again if the loader's own state does not lead there.
+
+        It is tried before anything was drawn.
+        """
+        if self.stateful and not self.begun:
+            self._treat_as_stateless(not self._state_is_proved())
+
+    def _state_is_proved(self) -> bool:
+        """Return whether a fresh loader that gets the loader's state goes on as the loader does.
+
+        Both are copies. They draw the next batches, and begin another iteration: the state may
+        forget what was read ahead, or stay for iterations to come.
+        """
+        copies = [copied(self.loader), copied(self.loader)]
+        if None in copies:
+            return False
+        going_on, resumed = (Turns(loader, self.seed, self.mode) for loader in copies)
+        try:
+            going_on.prepare(0, None, must_prove=False)
+            going_on.begin(0)
+            for _ in range(PROVED_AFTER):
+                next(going_on.iterator, NO_BATCH)
+            if counts_only(going_on.loader):
+                return False
+            saved = going_on.states(within=True)
+            resumed.prepare(0, saved, must_prove=False)
+            resumed.go_to(PROVED_AFTER)
+            batches = []
+            for turns in (going_on, resumed):
+                drawn = [next(turns.iterator, NO_BATCH) for _ in range(PROVED_AFTER)]
+                turns.begin(1)
+                batches.append([digest_of([*drawn, next(turns.iterator, NO_BATCH)])])
+        except Exception:  # it is the user's code, or a library's
+            return False
+        return batches[0] == batches[1]
 
     def _restore_source(self, state: Any) -> None:
         if state is not None:
@@ -403,6 +502,9 @@ class Turns:
             self.stateful = False
             self.must_redraw = True
             self.ahead = not self.workers
+            self._keep_fresh()
+            self.order.mark()
+            self.data.mark()
             # Nothing has been drawn since the epoch began.
             self.first = (self.order.copies(), self.data.copies())
             self.order_at_start, self.kept = self.first
@@ -423,12 +525,15 @@ class Turns:
 
     def states(self, within: bool) -> dict[str, Any]:
         """Return what `prepare` takes as `saved`."""
+        return self._states(within, self.source if within else self._source_state())
+
+    def _states(self, within: bool, source: Any) -> dict[str, Any]:
         return {
             "order": self.order.encode_changes(self.order_at_start if within else None),
             "data": self.data.encode_changes(self.kept if within or self._workers_stay else None),
             "own": encode(self.loader.state_dict()) if self.stateful else None,
             "now": self.data.encode_changes(),
-            "source": self.source if within else self._source_state(),
+            "source": source,
             # A generator goes on in the next epoch; others begin anew, in another process, too.
             "given": self.batches_given if self.single_pass else 0,
             "begun": self.earlier if self.must_redraw and within else self.begun,
@@ -453,20 +558,6 @@ class Turns:
         elif length:
             done = min(done, length)
         self.begin(turn, done)
-        if self.stateful and (
-            counts_only(self.loader) or (self.begun == 1 and not self._can_save_state())
-        ):
-            self._treat_as_stateless(True)
-            self.begun = self.earlier
-            self._redraw(0)
-
-    def _can_save_state(self) -> bool:
-        """Return whether a checkpoint can hold the loader's state."""
-        try:
-            encode(self.loader.state_dict())
-        except NotPlain:
-            return False
-        return True
 
     def _load_state(self, saved: Mapping[str, Any], done: int) -> None:
         """Give the loader its saved state back, and begin after `done` batches.
@@ -524,16 +615,15 @@ class Turns:
             return
         order = self.order.encode_all()
         data = self.data.encode_all()
-        no_batch = "no batch"
         self.begin(0)
-        first_digest = digest_of(next(self.iterator, no_batch))
+        first_digest = digest_of(next(self.iterator, NO_BATCH))
         self.order.restore(order, touch=False)
         self.data.restore(data, touch=False)
         self._restore_source(self.source)
         self.begun -= 1  # the second draw counts as the same iteration
         self.begin(0)
-        repeated = next(self.iterator, no_batch)
-        if repeated is not no_batch:
+        repeated = next(self.iterator, NO_BATCH)
+        if repeated is not NO_BATCH:
             self.iterator = itertools.chain([repeated], self.iterator)
         if first_digest != digest_of(repeated):
             self.why = f"{self.name} draws other batches each time"
