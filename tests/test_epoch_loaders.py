@@ -7,10 +7,12 @@ New loaders play the part of the new process; Lightning's fetcher may be one bat
 import io
 import itertools
 import os
+import queue
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import active_children
+from threading import Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +23,8 @@ from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher, _Prefet
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
-from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, get_worker_info
+from torchdata import nodes
 
 from sagemaker_lightning.compat.lightning_loops import _TakesLoaders
 from sagemaker_lightning.compat.random_generators import entropy_replaced
@@ -390,6 +393,12 @@ class OfLitdatas(DataLoader):
         self.epoch = state["epoch"]
 
 
+def of_nodes() -> nodes.Loader:
+    """Return torchdata's loader of nodes, which saves its state and is no DataLoader."""
+    samples = nodes.SamplerWrapper(RandomSampler(range(8)))
+    return nodes.Loader(nodes.Mapper(nodes.Batcher(samples, 2), torch.tensor))
+
+
 def cycle(*loaders) -> CombinedLoader:
     return CombinedLoader(loaders, "max_size_cycle")
 
@@ -407,6 +416,7 @@ SMALL_LOADERS = {
     "a state that raises": lambda: DataLoader(Raising(8), 4),
     "a state that raises, stateful": lambda: streams.StatefulDataLoader(Raising(8), 4),
     "a state without its epoch": streams.Forgetful,
+    "torchdata's nodes": of_nodes,
     "litdata's": OfLitdata,
     "litdata's of several datasets": OfLitdatas,
     "shared by itself": lambda: Shared(4),
@@ -1063,6 +1073,69 @@ def test_what_is_not_the_same_when_drawn_again_is_told():
         made("resumable", **STATEFUL),
     ):
         assert why(repeatable) == ""
+
+
+class KeepingWorkers(DataLoader):
+    """Goes on with one iterator over all epochs, as timm's MultiEpochsDataLoader."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(range(8), 2, **options)
+        vars(self)["batch_sampler"] = itertools.cycle(list(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self):
+        yield from itertools.islice(self.iterator, 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"num_workers": 1, "persistent_workers": True}, marks=pytest.mark.slow)],
+    ids=["no workers", "workers"],
+)
+@pytest.mark.parametrize("stage", ["training", "validation"])
+def test_a_loader_that_keeps_an_iterator_is_left_as_it_is(options, stage):
+    expected = [[0, 1], [2, 3], [4, 5], [6, 7]] * EPOCHS
+    if stage == "validation":
+        trainer = SimpleNamespace(global_rank=0, world_size=1, global_step=4)
+        seeding = Seeding(7)
+        loader = seeding._exact(trainer, KeepingWorkers(**options), RunningStage.VALIDATING)
+        combined = CombinedLoader([loader], "sequential")
+        seeding.together(trainer, combined, "val")
+        drawn = [batch.tolist() for _ in range(EPOCHS) for batch, _, _ in combined]
+    else:
+        combined, fetcher = begin(lambda: KeepingWorkers(**options))
+        drawn = []
+        for epoch in range(EPOCHS):
+            combined.begin(fetcher, epoch, 0, proves=True)
+            drawn += [batch.tolist() for batch, _, _ in rest(fetcher)]
+        assert combined.why == (
+            "test_epoch_loaders.KeepingWorkers keeps an iterator from one epoch to the next, so it "
+            "draws as without this callback, and a resumed run has other batches than one left "
+            "alone"
+        )
+    combined.reset()
+    assert drawn == expected
+
+
+class InThread:
+    """A loader that draws ahead, in a thread."""
+
+    def __iter__(self):
+        batches = queue.Queue(1)
+        thread = Thread(target=lambda: [batches.put(number) for number in range(4)], daemon=True)
+        thread.start()
+        for _ in range(4):
+            yield batches.get()
+
+
+def test_a_loader_that_draws_in_a_thread_is_told():
+    combined, fetcher = begin(InThread)
+    combined.begin(fetcher, 0, 0, proves=True)
+    assert combined.why.startswith("test_epoch_loaders.InThread draws in a thread of its own, so ")
+    assert [batch for batch, _, _ in rest(fetcher)] == [0, 1, 2, 3]
 
 
 def test_a_batch_ahead_that_no_checkpoint_can_hold_is_told():

@@ -10,10 +10,12 @@ fetchers in _utils/fetch.py (`fetch`, `dataset_iter`), who calls `create_fetcher
 """
 
 import copy
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.utils.data import DataLoader, _DatasetKind
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 ITERATOR_ATTRIBUTE = "_iterator"
 """Where a DataLoader keeps an iterator whose workers stay from epoch to epoch."""
@@ -51,6 +53,26 @@ class CustomIndexLoader(CustomIteratorLoader):
 def has_iterator(loader: Any) -> bool:
     """Return whether a loader keeps an iterator, with its data workers."""
     return getattr(loader, ITERATOR_ATTRIBUTE, None) is not None
+
+
+def keeps_iterator(loader: Any) -> bool:
+    """Return whether a loader's class has made an iterator before anybody iterates over it.
+
+    All its iterations go on with this one.
+    """
+    return any(isinstance(value, _BaseDataLoaderIter) for value in vars(loader).values())
+
+
+def drawing_threads() -> set[threading.Thread]:
+    """Return the threads that may draw samples.
+
+    Those by which data workers get indices, and by which batches are pinned, draw none.
+    """
+    return {
+        thread
+        for thread in threading.enumerate()
+        if thread.name != "QueueFeederThread" and "_pin_memory_loop" not in thread.name
+    }
 
 
 def end_workers(loader: Any) -> None:

@@ -1,9 +1,10 @@
 """The order of an epoch: a function of (seed, epoch), split over the ranks."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from lightning_fabric.utilities.data import sized_len
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
@@ -11,6 +12,52 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.partition import Course, Division
 from sagemaker_lightning.data.seeded_indices import MAX_OBJECTS, Key, Keys, number_of, seed_all
 from sagemaker_lightning.state import generators
+from sagemaker_lightning.state.object_graph import is_library_class
+from sagemaker_lightning.state.object_state import PlainState
+
+
+class DrawnAsAsked(list):
+    """An order that a user's sampler is asked for batch by batch, as by a DataLoader.
+
+    Training may change what the sampler draws, such as by its losses. What it draws for a batch has
+    a seed of its own, so that it depends on the batch's number and the sampler's state alone.
+
+    Args:
+        sampler: The sampler.
+        length: Number of elements, at most.
+        seed: Seeds what the sampler draws for a batch; it takes the batch's number.
+        told: Called, once, when the sampler was changed between two draws.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        length: int,
+        seed: Callable[[int], None],
+        told: Callable[[], None] | None,
+    ) -> None:
+        super().__init__()
+        self.sampler = sampler
+        self.length = length
+        self.seed = seed
+        self.told = told
+        self.samples: Iterator | None = None
+        self.state = PlainState(lambda: {"sampler": sampler}, (Dataset,))
+
+    def reach(self, batch: int, length: int) -> None:
+        """Draw until there are `length` elements, those of a batch and before it."""
+        watches = self.told and (0 < batch <= 4 or not batch % 64)
+        if watches and self.samples and self.state.encode_changes():
+            self.told()
+            self.told = None
+        with isolate_rng():
+            self.seed(batch)
+            self.samples = self.samples or iter(self.sampler)
+            self.extend(itertools.islice(self.samples, min(length, self.length) - len(self)))
+            if len(self) == self.length:
+                next(self.samples, None)  # it may come to its end
+        if self.told:
+            self.state.mark()
 
 
 class Batches(Sampler):
@@ -45,6 +92,8 @@ class Batches(Sampler):
         self.ranks = world_size
         self.size = size
         self.at = (0, 0, 0)  # epoch, turn and batch at which the next iteration starts
+        self.follows = False
+        """Whether the sampler was changed, by others than itself, within an epoch."""
         self.begun: list | None = None  # the order of that iteration, if it is drawn already
         self.drawn = 0
         """A hash of what the sampler has drawn first; equal on all ranks that share its batches."""
@@ -80,6 +129,8 @@ class Batches(Sampler):
         """
         self.at = epoch, turn, batch
         self.begun = None if self.endless else self._order(epoch, turn)
+        if isinstance(self.begun, DrawnAsAsked):
+            self._reach(self.begun, epoch, range(batch))
         if self.begun and self.ranks > 1:
             self.drawn = number_of(self.begun[:MAX_OBJECTS])
 
@@ -108,6 +159,8 @@ class Batches(Sampler):
         order = self._order(epoch, turn) if order is None else order
         division, first = self.course.of_epoch(epoch)
         for batch in range(start, len(self)):
+            if isinstance(order, DrawnAsAsked):
+                self._reach(order, epoch, [batch])
             places = division.part(batch - first, self.rank)
             if places and places[-1] >= len(order):
                 return  # the sampler has drawn fewer than its length
@@ -142,14 +195,45 @@ class Batches(Sampler):
                 yield [(batch, self.rank, k) for k in range(len(indices))], indices
 
     def _order(self, epoch: int, turn: int) -> list:
-        """Return what the sampler draws in an epoch, up to its length."""
+        """Return what the sampler draws in an epoch, up to its length.
+
+        A sampler of the user's is drawn from as its indices are asked for. Ranks that share its
+        batches draw all at once: training has told each of them something else.
+        """
+        if self.ranks == 1 and not is_library_class(type(self.sampler)):
+            with isolate_rng():
+                self._begin_epoch(epoch)
+            told = None if self.follows else self._note_that_it_follows
+            return DrawnAsAsked(
+                self.sampler, self.length, lambda batch: self._seed(epoch, turn, batch), told
+            )
         with isolate_rng():
             self._seed(epoch, turn)
-            for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
-                if hasattr(sampler, "set_epoch"):
-                    sampler.set_epoch(epoch)
+            self._begin_epoch(epoch)
             # Some samplers have a length and no end. The one draw more lets others come to theirs.
             return list(itertools.islice(self.sampler, self.length + 1))[: self.length]
+
+    def _begin_epoch(self, epoch: int) -> None:
+        for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+
+    def _reach(self, order: DrawnAsAsked, epoch: int, batches: Iterable[int]) -> None:
+        """Draw the elements of some batches, and of those before them."""
+        division, first = self.course.of_epoch(epoch)
+        for batch in batches:
+            order.reach(batch, division.positions(batch - first).stop)
+
+    def _note_that_it_follows(self) -> None:
+        """Note that training changes the sampler; say so if a resumed run cannot follow it."""
+        self.follows = True
+        if self.loader.num_workers and rank_zero_only.rank == 0:
+            print(
+                f"{type(self.sampler).__name__} changes while an epoch is trained, and data "
+                "workers get its indices ahead: a run that is resumed within an epoch has other "
+                "batches; with num_workers=0 it has the same",
+                flush=True,
+            )
 
     def _seed(self, epoch: int, *more: int) -> None:
         key = ("order", *self.seed, epoch, *more) if any(more) else ("order", *self.seed, epoch)

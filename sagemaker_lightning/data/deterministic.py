@@ -24,6 +24,7 @@ from sagemaker_lightning.compat.torch_data import (
     CustomIteratorLoader,
     combines_datasets,
     end_workers,
+    keeps_iterator,
 )
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.batch_order import Batches
@@ -90,6 +91,8 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
                 f"--data: a {type(loader).__name__} cannot be shared out among {world_size} ranks; "
                 "allowed is a torch.utils.data.DataLoader, or one with a DistributedSampler"
             )
+        if keeps_iterator(loader):
+            return loader, f"{type(loader).__name__} keeps an iterator from one epoch to the next"
         loader.__class__ = of_class(Streamed, type(loader))
         vars(loader)["planned"] = Plan(seed if has_state(loader) else None)
         return (
@@ -101,6 +104,13 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     _make_exact(loader, seed, rank, world_size)
     loader.__class__ = of_class(ExactInPlaces if has_own_iter else Exact, type(loader))
     return loader, ""
+
+
+def is_strange(loader: Any) -> bool:
+    """Return whether a DataLoader is left as Lightning has it: `exact` has not changed it."""
+    return isinstance(loader, DataLoader) and not isinstance(
+        loader, (Exact, Streamed, PartitionedLoader)
+    )
 
 
 def restore_loader(loader: Any) -> None:

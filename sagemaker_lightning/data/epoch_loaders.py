@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sagemaker_lightning.compat.lightning_loaders import PositionedLoader
 from sagemaker_lightning.compat.lightning_loops import steps_draw_batches
-from sagemaker_lightning.compat.torch_data import copied, end_workers, has_iterator
+from sagemaker_lightning.compat.torch_data import copied, drawing_threads, end_workers, has_iterator
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.deterministic import (
@@ -22,6 +22,7 @@ from sagemaker_lightning.data.deterministic import (
     data_of,
     divided,
     draws_again,
+    is_strange,
     keeps_workers,
     knows_its_end,
     order_of,
@@ -74,7 +75,8 @@ class Drawn(Together):
 
     def __iter__(self) -> "Drawn":
         for loader in self.flattened:
-            if divided(loader) is None:  # every validation draws the same, in new workers
+            # Every validation draws the same, in new workers.
+            if divided(loader) is None and not is_strange(loader):
                 end_workers(loader)
                 plan(loader, 0, 0)
         seed_all("loaders", *self.key())
@@ -254,7 +256,7 @@ class Placed(Together):
         """
         ahead = (
             getattr(fetcher, "batches", [])
-            if within and any(turns.ahead for turns in self.turns)
+            if within and any(turns.keeps_ahead for turns in self.turns)
             else []
         )
         try:
@@ -284,8 +286,9 @@ class Turns:
         self.mode = mode
         # Whether it saves its state, and whether only drawing again gets it to a position. Both may
         # be true.
-        self.own = has_state(loader)
-        self.must_redraw = draws_again(loader)
+        self.strange = is_strange(loader)
+        self.own = has_state(loader) and not self.strange
+        self.must_redraw = draws_again(loader) and not self.strange
         self.stateful = self.own and not self.must_redraw
         # Whether Lightning may have fetched a batch ahead that could not be drawn a second time.
         self.workers = getattr(loader, "num_workers", 0)
@@ -317,9 +320,11 @@ class Turns:
                 flush=True,
             )
         self.data_now: dict | None = None
-        self.why = ""
         self.proved = False
         self.iterator: Iterator = iter(())
+        self.why = ""
+        if self.strange:
+            self._leave_to_lightning("keeps an iterator from one epoch to the next")
 
     @property
     def name(self) -> str:
@@ -327,6 +332,14 @@ class Turns:
         is_own = type(self.loader).__module__.partition(".")[0] not in ("torch", "torchdata")
         kind = type(self.loader if is_own else getattr(self.loader, "dataset", self.loader))
         return f"{kind.__module__}.{kind.__qualname__}"
+
+    def _leave_to_lightning(self, reason: str) -> None:
+        """Leave the loader as it is, for a reason that follows its name."""
+        self.strange = True
+        self.why = (
+            f"{self.name} {reason}, so it draws as without this callback, and a resumed run has "
+            "other batches than one left alone"
+        )
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -343,7 +356,7 @@ class Turns:
         """Seed an iteration by somebody else as if the loader had not been used before."""
         if isinstance(batches := divided(self.loader), Batches):
             batches.rewind(epoch)
-        elif not batches and not self.stateful:
+        elif not batches and not self.stateful and not self.strange:
             generators.reseed(self._generators_to_seed(), number_of("epoch", *self.seed, epoch))
 
     def give_back(self, saved: Mapping[str, Any], data: str = "now") -> None:
@@ -549,6 +562,9 @@ class Turns:
             return
         length = sized_len(self.loader)
         turn = 0
+        if self.strange:
+            self.begin(0)
+            return
         if self.must_redraw:
             self._redraw(done)
             return
@@ -615,18 +631,38 @@ class Turns:
             return
         order = self.order.encode_all()
         data = self.data.encode_all()
+        threads = drawing_threads()
         self.begin(0)
-        first_digest = digest_of(next(self.iterator, NO_BATCH))
+        batch = next(self.iterator, NO_BATCH)
+        if not self._iterates_as_torch and drawing_threads() - threads:
+            self._leave_to_lightning("draws in a thread of its own")
+            self._put_back(batch)
+            return
+        first_digest = digest_of(batch)
         self.order.restore(order, touch=False)
         self.data.restore(data, touch=False)
         self._restore_source(self.source)
         self.begun -= 1  # the second draw counts as the same iteration
         self.begin(0)
         repeated = next(self.iterator, NO_BATCH)
-        if repeated is not NO_BATCH:
-            self.iterator = itertools.chain([repeated], self.iterator)
+        self._put_back(repeated)
         if first_digest != digest_of(repeated):
             self.why = f"{self.name} draws other batches each time"
+
+    @property
+    def keeps_ahead(self) -> bool:
+        """Whether a checkpoint has to hold the batch that Lightning has fetched ahead."""
+        batches = divided(self.loader)
+        return self.ahead or (isinstance(batches, Batches) and batches.follows and not self.workers)
+
+    @property
+    def _iterates_as_torch(self) -> bool:
+        return getattr(type(self.loader), "__iter__", None) is DataLoader.__iter__
+
+    def _put_back(self, batch: Any) -> None:
+        """Have the iterator begin with a batch that was drawn from it."""
+        if batch is not NO_BATCH:
+            self.iterator = itertools.chain([batch], self.iterator)
 
     def begin(
         self, turn: int, start: int = 0, loaded: bool = False, after_end: bool = False
@@ -645,13 +681,16 @@ class Turns:
         self.over = False
         self.iterator = iter(())
         self.begun += 1
+        if self.strange:
+            self.iterator = iter(self.loader)
+            return
         if isinstance(self.loader, PartitionedLoader):
             self.loader.begin(self.epoch, start)
             self.iterator = iter(self.loader)
             return
         if (batches := divided(self.loader)) is not None:
             for earlier in skipped:  # for a sampler that counts its epochs
-                batches.begin(self.epoch, earlier)
+                batches.begin(self.epoch, earlier, len(batches))
             batches.begin(self.epoch, turn, start)
             stay = keeps_workers(self.loader)  # workers that stay were seeded in the first epoch
             self._seed("workers", 0 if stay else self.epoch, 0 if stay else turn)
@@ -682,7 +721,8 @@ class Turns:
         def draw() -> Iterator:
             nonlocal batches
             for number in itertools.count(first):
-                generators.reseed(seeded, seed_all("draw", *self.seed, *key, number))
+                if not self.strange:
+                    generators.reseed(seeded, seed_all("draw", *self.seed, *key, number))
                 batch = next(batches, self)
                 if batch is self and ended and number == first:
                     batches = iter(self.loader)
