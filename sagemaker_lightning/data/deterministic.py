@@ -210,15 +210,14 @@ def data_of(loader: Any, stateful: bool) -> dict[str, Any]:
     return {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
 
 
-def draws_again(loader: Any) -> bool:
-    """Return whether a loader has to draw all batches before a position again.
+def saves_between_epochs(loader: Any) -> bool:
+    """Return whether a loader's own state is right between epochs only.
 
-    This includes litdata's loader of a CombinedStreamingDataset or ParallelStreamingDataset. Its
-    state is right between epochs only: within an epoch, it assumes that each dataset's samples are
-    shared out evenly among the workers.
+    It is so for litdata's loader of a CombinedStreamingDataset or ParallelStreamingDataset: within
+    an epoch, it assumes that each dataset's samples are shared out evenly among the workers.
     """
     is_of_several = _is_of_library(loader, "litdata") and combines_datasets(loader.dataset)
-    return divided(loader) is None and (is_of_several or not has_state(loader))
+    return is_of_several and has_state(loader)
 
 
 def counts_only(loader: Any) -> bool:

@@ -1112,7 +1112,7 @@ def test_a_loader_that_keeps_an_iterator_is_left_as_it_is(options, stage):
             combined.begin(fetcher, epoch, 0, proves=True)
             drawn += [batch.tolist() for batch, _, _ in rest(fetcher)]
         assert combined.why == (
-            "test_epoch_loaders.KeepingWorkers keeps an iterator from one epoch to the next, so it "
+            "test_several.KeepingWorkers keeps an iterator from one epoch to the next, so it "
             "draws as without this callback, and a resumed run has other batches than one left "
             "alone"
         )
@@ -1134,7 +1134,7 @@ class InThread:
 def test_a_loader_that_draws_in_a_thread_is_told():
     combined, fetcher = begin(InThread)
     combined.begin(fetcher, 0, 0, proves=True)
-    assert combined.why.startswith("test_epoch_loaders.InThread draws in a thread of its own, so ")
+    assert combined.why.startswith("test_several.InThread draws in a thread of its own, so ")
     assert [batch for batch, _, _ in rest(fetcher)] == [0, 1, 2, 3]
 
 
@@ -1150,7 +1150,7 @@ def test_a_batch_ahead_that_no_checkpoint_can_hold_is_told():
     combined, fetcher = begin(make)
     combined.begin(fetcher, 0, 0)
     assert combined.why.endswith("Thing, which no checkpoint can hold") and combined.why.startswith(
-        "a batch holds a test_epoch_loaders."
+        "a batch holds a test_several."
     )
     assert combined.states(fetcher, True)["ahead"] == []
 
