@@ -218,7 +218,11 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "ParallelStreamingDataset._datasets": "attribute",
         },
         "torch.utils.data.dataloader": {
-            "_MultiProcessingDataLoaderIter._shutdown_workers": "(self)"
+            "_BaseDataLoaderIter": "class",
+            "_MultiProcessingDataLoaderIter._shutdown_workers": "(self)",
+        },
+        "torch.utils.data._utils.pin_memory": {
+            "_pin_memory_loop": "(in_queue, out_queue, device_id, done_event, device)",
         },
         "torch.utils.data._utils.fetch": {
             "_IterableDatasetFetcher.dataset_iter": "attribute",
