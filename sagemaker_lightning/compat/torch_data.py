@@ -58,9 +58,14 @@ def has_iterator(loader: Any) -> bool:
 def keeps_iterator(loader: Any) -> bool:
     """Return whether a loader's class has made an iterator before anybody iterates over it.
 
-    All its iterations go on with this one.
+    All its iterations go on with this one. What torch's class keeps by a name of its own, it begins
+    anew.
     """
-    return any(isinstance(value, _BaseDataLoaderIter) for value in vars(loader).values())
+    return any(
+        isinstance(value, _BaseDataLoaderIter)
+        for name, value in vars(loader).items()
+        if name != ITERATOR_ATTRIBUTE
+    )
 
 
 def drawing_threads() -> set[threading.Thread]:
