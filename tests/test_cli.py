@@ -1342,15 +1342,8 @@ def test_a_file_of_flags_that_is_not_there_says_where_it_was_looked_for(tmp_path
     line = f"--config: found 'mine.yaml', which is no file in {tmp_path}; allowed is a file, or one"
     assert refused("--config=mine.yaml").startswith(line)
     assert refused("--config", "mine.yaml").startswith(line)
+    assert refused("--config=mine.yaml").endswith(" of accurate, cpu, fast, original")
     assert refused("--config").endswith("--config: expected one argument")
-
-
-@pytest.mark.parametrize(("old", "new"), [("cifar10-94", "fast"), ("cifar10-96", "accurate")])
-def test_a_recipe_that_has_another_name_now(old, new):
-    assert refused(f"--config={old}") == (
-        f"--config: found '{old}', which is called {new} now; allowed is a file, or one of "
-        "accurate, cpu, fast, original"
-    )
     assert re.match(
         "--config: found 'xxx.*, which is no file in", refused(f"--config={'x' * 5000}")
     )

@@ -386,12 +386,10 @@ def _explain_wrong_file(flag: str, words: list[str], application: Application) -
         return ""
     if not flags.is_file(name):
         known = ", ".join(application.recipe_files)
-        renamed = application.renamed_recipes
-        state = (
-            f"is called {renamed[name]} now" if name in renamed else f"is no file in {Path.cwd()}"
-        )
         allowed = f"a file, or one of {known}" if known else "a file"
-        return f"--config: found {shown(name)}, which {state}; allowed is {allowed}"
+        return (
+            f"--config: found {shown(name)}, which is no file in {Path.cwd()}; allowed is {allowed}"
+        )
     try:
         flags.settings_in(name)
     except UserError as error:
