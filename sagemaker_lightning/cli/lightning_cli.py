@@ -19,7 +19,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from sagemaker_lightning.callbacks.divergence import Divergence
 from sagemaker_lightning.callbacks.host_metrics import HostMetrics
-from sagemaker_lightning.callbacks.loggers import Logger
+from sagemaker_lightning.callbacks.loggers.tensorboard_events import Logger
 from sagemaker_lightning.callbacks.progress import LogProgress
 from sagemaker_lightning.cli import (
     default_data,
