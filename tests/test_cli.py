@@ -1603,18 +1603,6 @@ def test_an_error_of_somebodys_code_keeps_its_cause():
     assert raised.value.__cause__ is cause
 
 
-@pytest.mark.parametrize(
-    ("names", "is_raised"),
-    [
-        (["mine", "jsonargparse._core"], True),
-        (["jsonargparse._core", "mine"], False),
-        (["jsonargparse_of_mine"], False),
-    ],
-)
-def test_whether_the_parser_raised_an_error(names, is_raised):
-    assert mistakes._raised_by_the_parser(frames(*names)) == is_raised
-
-
 def test_an_error_that_is_about_no_flag_stays_as_it_is():
     """Whoever chose the settings has nothing to do with it."""
     try:

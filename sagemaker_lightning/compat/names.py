@@ -285,6 +285,13 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "ArgumentParser.instantiate.component": "local",
         },
     },
+    "jsonargparse_errors": {
+        "jsonargparse._typehints": {
+            "NestedArg": "class",
+            "NestedArg.key": "value",
+            "NestedArg.val": "value",
+        }
+    },
     "overhead": {
         "lightning_fabric.utilities.cloud_io": {"_is_object_storage": "(fs)"},
         RESULT: {"_ResultMetric.to": "(self, ...)"},
@@ -294,3 +301,29 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         "random": {"Random.seed": "(self, a, ...)"},
     },
 }
+
+WORDING: dict[str, dict[str, list[str]]] = {
+    "jsonargparse_errors": {
+        "jsonargparse._actions": ["print_config", 'Parser key "', "Unable to load config "],
+        "jsonargparse._core": [
+            'Parser key "',
+            "Group '",
+            "' does not accept option '",
+            "Option '",
+            "' is not accepted",
+            "the following arguments are required: ",
+            "unrecognized arguments: ",
+        ],
+        "jsonargparse._typehints": [
+            'Parser key "',
+            "Subtypes: ",
+            "Given value: ",
+            "Got value: ",
+            "Expected ",
+            "given class_path ",
+            "Import path ",
+            "correspond",
+        ],
+    },
+}
+"""What a module here reads out of other packages' texts, by the module whose source has it."""
