@@ -311,11 +311,13 @@ def test_the_channel_reaches_a_class_that_a_flag_names():
         ["--config=own.yaml"],
         ["--config", "own.yaml"],
         ["--config=empty.yaml", "--config=own.yaml"],
+        ["--data=settings.yaml"],
     ],
     ids=" ".join,
 )
 def test_a_class_is_told_what_sagemaker_says_as_far_as_it_asks(args, tmp_path):
     (tmp_path / "own.yaml").write_text("data: foreign.Data")
+    (tmp_path / "settings.yaml").write_text("{class_path: foreign.Data, init_args: {size: 4}}")
     (tmp_path / "empty.yaml").touch()
     settings = {"data_dir": "/channel", "sharded": True, "size": 3}
     assert default_data.default_data(args, True, settings, train.APPLICATION) == {
