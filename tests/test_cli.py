@@ -36,7 +36,7 @@ from sagemaker_lightning.cli import (
 )
 from sagemaker_lightning.cli.application import Application
 from sagemaker_lightning.cli.lightning_cli import CommandLine
-from sagemaker_lightning.compat import jsonargparse_types, overhead
+from sagemaker_lightning.compat import jsonargparse_types
 from sagemaker_lightning.contract import hyperparameters
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
@@ -149,7 +149,6 @@ def test_the_process_is_prepared_before_the_flags_are_read(monkeypatch):
     prepared = []
     for module, name in (
         (lightning_cli, "_silence_warnings"),
-        (overhead, "trim_lightning"),
         (jsonargparse_types, "keep_whole_numbers"),
         (allocator, "keep_freed_memory"),
     ):
@@ -157,7 +156,6 @@ def test_the_process_is_prepared_before_the_flags_are_read(monkeypatch):
     refused("--zzz=1")
     assert prepared == [
         "_silence_warnings",
-        "trim_lightning",
         "keep_whole_numbers",
         "keep_freed_memory",
     ]
@@ -1528,10 +1526,10 @@ OURS = "sagemaker_lightning.cli.lr_schedules"
         (["torch.optim.adam"], True),
         (["json", "jsonargparse", "lightning.fabric"], True),
         ([OURS, "torch.optim.adam"], True),
-        (["sagemaker_lightning.compat.overhead", "pytorch_lightning"], True),
+        (["sagemaker_lightning.compat.lightning_loops", "pytorch_lightning"], True),
         ([], False),
         (["torch.optim.adam", OURS], False),
-        (["torch", "sagemaker_lightning.compat.overhead"], False),
+        (["torch", "sagemaker_lightning.compat.lightning_loops"], False),
         (["mine", "torch.optim.adam"], False),
         (["torchmetrics", "torch"], False),
         (["sagemaker_lightning.resume.callback", "torch"], False),

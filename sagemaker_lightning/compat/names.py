@@ -292,10 +292,6 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "NestedArg.val": "value",
         }
     },
-    "overhead": {
-        "lightning_fabric.utilities.cloud_io": {"_is_object_storage": "(fs)"},
-        RESULT: {"_ResultMetric.to": "(self, ...)"},
-    },
     "random_generators": {
         "numpy.random.bit_generator": {"randbits": "value"},
         "random": {"Random.seed": "(self, a, ...)"},
