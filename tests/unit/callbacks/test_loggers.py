@@ -1,5 +1,6 @@
 """callbacks/loggers: which files and runs the loggers of a resumed run continue."""
 
+import csv
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,6 @@ import pytest
 from jsonargparse import ArgumentParser
 from pytorch_lightning.cli import SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
-from test_csv_file import csv_rows
 from test_interruptions import points
 
 from sagemaker_lightning.callbacks import loggers as our_loggers
@@ -59,6 +59,12 @@ def test_only_a_training_says_that_it_logs_elsewhere(tmp_path: Path, capsys):
     assert logger.version == 2
     prepare_files([CSVLogger(tmp_path, name="logs", version=4)], [state])
     assert not capsys.readouterr().out
+
+
+def csv_rows(folder: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSVLogger's file, without the cells that are empty."""
+    rows = csv.DictReader((folder / "logs/version_0/metrics.csv").read_text().splitlines())
+    return [{name: value for name, value in row.items() if value} for row in rows]
 
 
 @pytest.mark.parametrize("fails_first", [False, True])
