@@ -20,6 +20,7 @@ from pathlib import Path
 from sagemaker_lightning.contract import (
     job_config,
     job_summary,
+    rendezvous,
     shutdown,
     streams,
 )
@@ -95,7 +96,8 @@ def _run(command: str, supervisor: Supervisor) -> int:
             end = supervisor.run(
                 ["/bin/bash", "-c", command],
                 cwd=Path.cwd(),
-                variables=torchrun_command.VARIABLES
+                variables=rendezvous.variables(here)
+                | torchrun_command.VARIABLES
                 | os.environ
                 | {"SAGEMAKER_LIGHTNING_WATCH": str(watchdog.path)},
                 keeps_stdout=True,
