@@ -9,7 +9,6 @@ failure is the driver's traceback. bash_env.sh makes this process out of the fir
 for such a job what launch/toolkit_hook.py does for `train`.
 """
 
-import json
 import os
 import re
 import signal
@@ -24,7 +23,11 @@ from sagemaker_lightning.contract import (
     shutdown,
     streams,
 )
-from sagemaker_lightning.contract.environment import CODE_CHANNELS, SageMakerEnvironment
+from sagemaker_lightning.contract.environment import (
+    SageMakerEnvironment,
+    current_host,
+    variables_of,
+)
 from sagemaker_lightning.doctor import checks, gpu_driver
 from sagemaker_lightning.launch import job_end, job_watch, ownership, torchrun_command
 from sagemaker_lightning.process import start_notice
@@ -62,8 +65,7 @@ def main() -> None:
             error = job_end.Interrupted(str(error), supervisor.stop_signal)
         if not isinstance(error, job_end.ERRORS):
             traceback.print_exception(error)
-        host = os.environ.get("SM_CURRENT_HOST", "unknown")
-        line = job_end.report(error, BASE / "output/failure", host, NO_REASON.match)
+        line = job_end.report(error, BASE / "output/failure", current_host(), NO_REASON.match)
         print(line, file=sys.stderr, flush=True)
         status = shutdown.status(error.number) if isinstance(error, job_end.Interrupted) else 1
     ownership.give_to_owners(BASE)
@@ -78,7 +80,8 @@ def _run(command: str, supervisor: Supervisor) -> int:
     """
     job_config.check(BASE / "input/config")
     # The SDK's script sets more of them, for its own program.
-    os.environ.update(variables(BASE) | os.environ)
+    gpus = len(gpu_driver.Host.read(Path("/")).models)
+    os.environ.update(variables_of(BASE, gpus) | os.environ)
     here = SageMakerEnvironment.read()
     name = program(BASE)
     with job_watch.watchdog(here, name, here.hyperparameters, supervisor) as watchdog:
@@ -111,32 +114,6 @@ def _run(command: str, supervisor: Supervisor) -> int:
                 raise
             raise told from None
     return 0
-
-
-def variables(base: Path) -> dict[str, str]:
-    """Return the variables that describe the job to this process, from SageMaker's files.
-
-    Args:
-        base: The job's folder, /opt/ml.
-    """
-    config = base / "input/config"
-    resources = job_config.read(config / "resourceconfig.json")
-    channels = job_config.read(config / "inputdataconfig.json")
-    found = {
-        "SM_CURRENT_HOST": resources["current_host"],
-        "SM_HOSTS": json.dumps(sorted(resources["hosts"])),
-        "SM_NETWORK_INTERFACE_NAME": resources.get("network_interface_name", ""),
-        "SM_INPUT_CONFIG_DIR": str(config),
-        "SM_INPUT_DATA_CONFIG": json.dumps(channels),
-        "SM_MODEL_DIR": str(base / "model"),
-        "SM_OUTPUT_DIR": str(base / "output"),
-        "SM_OUTPUT_DATA_DIR": str(base / "output/data"),
-        "SM_NUM_GPUS": str(len(gpu_driver.Host.read(Path("/")).models)),
-        "SM_CHANNELS": json.dumps([name for name in channels if name not in CODE_CHANNELS]),
-    }
-    return found | {
-        f"SM_CHANNEL_{name.upper()}": str(base / "input/data" / name) for name in channels
-    }
 
 
 def program(base: Path) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.launch import shell_job
 from sagemaker_lightning.launch.job_end import Interrupted, ProgramFailed
@@ -51,14 +50,6 @@ def base(tmp_path) -> Path:
     for name, content in files.items():
         (tmp_path / f"input/config/{name}.json").write_text(json.dumps(content))
     return tmp_path
-
-
-def test_the_jobs_files_become_what_the_toolkit_would_say(base):
-    here = SageMakerEnvironment.read(shell_job.variables(base))
-    assert (here.current_host, here.hosts) == ("algo-2", ("algo-1", "algo-2"))
-    assert here.channels == {"train-set": base / "input/data/train-set"}
-    assert here.hyperparameters == {"lr": "0.1"}
-    assert (here.model_dir, here.output_data_dir) == (base / "model", base / "output/data")
 
 
 @pytest.mark.parametrize(
