@@ -2,38 +2,51 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
 from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
+from sagemaker_lightning.compat.random_generators import PROCESS_GENERATORS
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.partition import Course, Division
-from sagemaker_lightning.data.seeded_indices import MAX_OBJECTS, Key, Keys, number_of, seed_all
+from sagemaker_lightning.data.seeded_indices import (
+    MAX_OBJECTS,
+    Key,
+    Keys,
+    number_of,
+    seed_all,
+    unseeded,
+)
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.object_graph import is_library_class
 from sagemaker_lightning.state.object_state import PlainState
+
+PROCESS = (torch.default_generator, *PROCESS_GENERATORS)
 
 
 class DrawnAsAsked(list):
     """An order that a user's sampler is asked for batch by batch, as by a DataLoader.
 
-    Training may change what the sampler draws, such as by its losses. What it draws for a batch has
-    a seed of its own, so that it depends on the batch's number and the sampler's state alone.
+    Training may change what the sampler draws, such as by its losses. If it does not, the order is
+    the one that is drawn at once: the process's generators go on where they were in it.
 
     Args:
         sampler: The sampler.
         length: Number of elements, at most.
-        seed: Seeds what the sampler draws for a batch; it takes the batch's number.
-        told: Called, once, when the sampler was changed between two draws.
+        seed: Seeds what the sampler draws.
+        told: Called, once, when the sampler was changed between two draws; it is looked at before
+            the first batches and before every 64th.
     """
 
     def __init__(
         self,
         sampler: Sampler,
         length: int,
-        seed: Callable[[int], None],
+        seed: Callable[[], None],
         told: Callable[[], None] | None,
     ) -> None:
         super().__init__()
@@ -42,22 +55,41 @@ class DrawnAsAsked(list):
         self.seed = seed
         self.told = told
         self.samples: Iterator | None = None
+        self.drawing: tuple = ()  # the states of the process's generators between two draws
         self.state = PlainState(lambda: {"sampler": sampler}, (Dataset,))
+        self.marked = -1  # number of the batch before which the state is compared
 
     def reach(self, batch: int, length: int) -> None:
         """Draw until there are `length` elements, those of a batch and before it."""
-        watches = self.told and (0 < batch <= 4 or not batch % 64)
-        if watches and self.samples and self.state.encode_changes():
+        if self.told and self.marked == batch and self.state.encode_changes():
             self.told()
             self.told = None
-        with isolate_rng():
-            self.seed(batch)
+        with self._continued_rng():
             self.samples = self.samples or iter(self.sampler)
-            self.extend(itertools.islice(self.samples, min(length, self.length) - len(self)))
+            more = max(0, min(length, self.length) - len(self))
+            self.extend(itertools.islice(self.samples, more))
             if len(self) == self.length:
                 next(self.samples, None)  # it may come to its end
-        if self.told:
+        following = batch + 1
+        if self.told and (following <= 4 or not following % 64):
             self.state.mark()
+            self.marked = following
+
+    @contextmanager
+    def _continued_rng(self) -> Iterator[None]:
+        """Let the process's generators go on where this order has left them."""
+        outside = unseeded.number, unseeded.count
+        with isolate_rng():
+            if self.drawing:
+                *states, (unseeded.number, unseeded.count) = self.drawing
+                for generator, state in zip(PROCESS, states, strict=True):
+                    generators.restore(generator, state)
+            else:
+                self.seed()
+            yield
+            inside = unseeded.number, unseeded.count
+            self.drawing = (*map(generators.state_of, PROCESS), inside)
+        unseeded.number, unseeded.count = outside
 
 
 class Batches(Sampler):
@@ -201,12 +233,9 @@ class Batches(Sampler):
         batches draw all at once: training has told each of them something else.
         """
         if self.ranks == 1 and not is_library_class(type(self.sampler)):
-            with isolate_rng():
-                self._begin_epoch(epoch)
+            self._begin_epoch(epoch)
             told = None if self.follows else self._note_that_it_follows
-            return DrawnAsAsked(
-                self.sampler, self.length, lambda batch: self._seed(epoch, turn, batch), told
-            )
+            return DrawnAsAsked(self.sampler, self.length, lambda: self._seed(epoch, turn), told)
         with isolate_rng():
             self._seed(epoch, turn)
             self._begin_epoch(epoch)
@@ -222,7 +251,8 @@ class Batches(Sampler):
         """Draw the elements of some batches, and of those before them."""
         division, first = self.course.of_epoch(epoch)
         for batch in batches:
-            order.reach(batch, division.positions(batch - first).stop)
+            is_last = batch + 1 == len(self)  # samples that are in no batch are drawn with it
+            order.reach(batch, self.length if is_last else division.positions(batch - first).stop)
 
     def _note_that_it_follows(self) -> None:
         """Note that training changes the sampler; say so if a resumed run cannot follow it."""
