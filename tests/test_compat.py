@@ -647,15 +647,25 @@ def test_an_iterator_that_a_loader_keeps_is_seen():
     assert torch_data.keeps_iterator(loader)
 
 
-@pytest.mark.parametrize(("name", "draws"), [(None, 1), ("QueueFeederThread", 0)])
-def test_threads_that_draw_are_told_from_those_of_workers(name, draws):
-    before = torch_data.drawing_threads()
+def test_whose_code_a_thread_runs():
+    class Own(threading.Thread):
+        pass
+
+    def wait() -> None:
+        ended.wait()
+
     ended = threading.Event()
-    thread = threading.Thread(target=ended.wait, name=name)
-    thread.start()
-    assert len(torch_data.drawing_threads() - before) == draws
+    threads = [threading.Thread(target=wait), Own(), threading.Thread(target=ended.wait)]
+    for thread in threads[::2]:
+        thread.start()
+    assert list(map(torch_data.code_of_thread, threads)) == [
+        "test_compat",
+        "test_compat",
+        "threading",
+    ]
     ended.set()
-    thread.join()
+    for thread in threads[::2]:
+        thread.join()
 
 
 def test_workers_end_with_their_loader():

@@ -235,8 +235,8 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_BaseDataLoaderIter": "class",
             "_MultiProcessingDataLoaderIter._shutdown_workers": "(self)",
         },
-        "torch.utils.data._utils.pin_memory": {
-            "_pin_memory_loop": "(in_queue, out_queue, device_id, done_event, device)",
+        "threading": {
+            "Thread._target": "attribute",
         },
         "torch.utils.data._utils.fetch": {
             "_IterableDatasetFetcher.dataset_iter": "attribute",

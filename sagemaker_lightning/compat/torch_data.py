@@ -68,16 +68,10 @@ def keeps_iterator(loader: Any) -> bool:
     )
 
 
-def drawing_threads() -> set[threading.Thread]:
-    """Return the threads that may draw samples.
-
-    Those by which data workers get indices, and by which batches are pinned, draw none.
-    """
-    return {
-        thread
-        for thread in threading.enumerate()
-        if thread.name != "QueueFeederThread" and "_pin_memory_loop" not in thread.name
-    }
+def code_of_thread(thread: threading.Thread) -> str:
+    """Return the name of the module whose code a thread runs."""
+    runs = getattr(thread, "_target", None) or type(thread)
+    return getattr(runs, "__module__", None) or type(runs).__module__
 
 
 def end_workers(loader: Any) -> None:

@@ -10,7 +10,7 @@ from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
-from sagemaker_lightning.compat.torch_data import copied, drawing_threads, end_workers
+from sagemaker_lightning.compat.torch_data import copied, end_workers
 from sagemaker_lightning.data.deterministic import plan, saves_between_epochs
 from sagemaker_lightning.data.loaders import strange
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
@@ -129,11 +129,10 @@ class Redrawn(UnplacedLoader):
             return
         order = self.order.encode_all()
         data = self.data.encode_all()
-        threads = drawing_threads()
+        threads = strange.users_threads(self.loader)
         self.begin(0)
         batch = next(self.iterator, NO_BATCH)
-        iterates_as_torch = getattr(type(self.loader), "__iter__", None) is DataLoader.__iter__
-        if not iterates_as_torch and drawing_threads() - threads:
+        if strange.users_threads(self.loader) - threads:
             self.seeds = False
             self.strange_because = "draws in a thread of its own"
             self.why = strange.why(self.name, self.strange_because)

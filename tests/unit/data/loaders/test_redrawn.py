@@ -2,6 +2,7 @@
 
 import queue
 import re
+from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
 import pytest
@@ -185,6 +186,21 @@ class InThread:
         thread.start()
         for _ in range(4):
             yield batches.get()
+
+
+class Reading(DataLoader):
+    """A loader whose data are read by threads of a library."""
+
+    def __iter__(self):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(int)
+            yield from super().__iter__()
+
+
+def test_a_loader_that_reads_by_a_librarys_threads_is_not_told():
+    combined, fetcher = begin(lambda: Reading(Numbers(8), 4))
+    combined.begin(fetcher, 0, 0, proves=True)
+    assert combined.why == ""
 
 
 def test_a_loader_that_draws_in_a_thread_is_told():
