@@ -1,5 +1,7 @@
 """data/loaders/positioned.py: loaders that begin at any batch."""
 
+import random
+
 import numpy as np
 import pytest
 import streams
@@ -11,9 +13,11 @@ from loader_epochs import (
     rest,
     train,
 )
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, Sampler, get_worker_info
 
+from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.data.deterministic import exact
+from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 
 
 def test_a_stateful_loader_of_plain_samples_has_positions():
@@ -96,3 +100,65 @@ def test_workers_hold_the_data_of_their_start(options, done):
     assert str(rest(other)) == str(rest(fetcher))
     combined.reset()
     resumed.reset()
+
+
+class Gradual(Sampler):
+    """Draws each index when it is asked for it, from generators of every kind."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(1)
+        self.ended = 0
+
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self):
+        left = list(range(10))
+        while left:
+            chance = random.random() + np.random.rand() + torch.rand(1).item() + self.rng.random()
+            chance += np.random.default_rng().random()
+            yield left.pop(int(chance * 1000) % len(left))
+        self.ended += 1
+
+
+def test_a_sampler_draws_the_same_as_asked_and_at_once():
+    """At once with two ranks: one may begin an epoch that two go on with."""
+
+    def indices(ranks: int) -> list[int]:
+        parts = []
+        for rank in range(ranks):
+            loader = DataLoader(range(10), 4 // ranks, sampler=Gradual())
+            loader = exact(loader, 7, rank=rank, world_size=ranks)[0]
+            loader.begin_epoch(1)
+            parts.append([batch.tolist() for batch in loader])
+        return [index for batches in zip(*parts, strict=True) for part in batches for index in part]
+
+    with entropy_replaced(unseeded.bits):
+        assert indices(1) == indices(2)
+        assert sorted(indices(1)) == list(range(10))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_sampler_comes_to_its_end_with_the_last_batch(drop_last):
+    sampler = Gradual()
+    combined, fetcher = begin(
+        lambda: DataLoader(range(10), 4, sampler=sampler, drop_last=drop_last)
+    )
+    for epoch in range(2):
+        combined.begin(fetcher, epoch, 0)
+        assert sampler.ended == epoch
+        assert len(rest(fetcher)) == 3 - drop_last
+    assert sampler.ended == 2
+
+
+def test_a_sampler_leaves_the_generators_of_the_process_alone():
+    loader = exact(DataLoader(range(10), 4, sampler=Gradual()), 7)[0]
+    loader.begin_epoch(0)
+    seed_all("a step")
+    expected = random.random(), np.random.rand(), torch.rand(1).item(), unseeded.bits(64)
+    seed_all("a step")
+    indices = iter(loader.exactly)
+    next(indices)
+    next(indices)
+    drawn = random.random(), np.random.rand(), torch.rand(1).item(), unseeded.bits(64)
+    assert drawn == expected
