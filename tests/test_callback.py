@@ -443,6 +443,32 @@ def test_weights_that_are_others_in_a_validation_are_saved_as_before_it(tmp_path
     assert equal(fit(tmp_path / "run", Swaps(), model=Validated(), **options), expected)
 
 
+class Unoptimized(Line):
+    """Steps by itself, without an optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.zero_grad()
+        super().training_step(batch, batch_idx).backward()
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter -= 0.1 * parameter.grad
+
+    def configure_optimizers(self):
+        return None
+
+
+def test_a_run_without_an_optimizer_resumes(tmp_path):
+    expected = fit(tmp_path / "alone", model=Unoptimized(), max_epochs=2)
+    with interrupted():
+        ctrl_c = At("end of epoch 0", press_ctrl_c)
+        fit(tmp_path / "run", ctrl_c, model=Unoptimized(), max_epochs=2)
+    assert equal(fit(tmp_path / "run", model=Unoptimized(), max_epochs=2), expected)
+
+
 @pytest.mark.parametrize(
     ("moment", "options", "when"),
     [

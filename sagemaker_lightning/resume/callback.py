@@ -260,6 +260,7 @@ class ExactResume(EarlyCallback):
         self.stop_agreed_at = math.inf  # when the ranks agreed on a stop, by time.monotonic()
         self.why_only_epochs = ""  # why a run cannot be resumed within an epoch; "" if it can
         self.checkpoint_due = False  # whether a checkpoint waits for the end of an optimizer step
+        self.has_trained = False  # whether a batch was trained on
         self.has_compared_batches = False  # whether the first batches of the ranks were compared
         self.epoch_was_cut = False  # whether a limit ended the epoch before its last batch
         self.proof: Proof | None = None  # compares a resumed run with the interrupted one
@@ -689,6 +690,9 @@ class ExactResume(EarlyCallback):
                 the optimizer step.
         """
         step = self.trainer.global_step
+        if self.enabled and not self.has_trained:
+            self.has_trained = True
+            self.snapshot.user_state.first_batch_ended()
         self.epoch_was_cut = done
         stops = self._agree(now=done)
         self.checkpoint_due |= self.agreement.checkpoint_due

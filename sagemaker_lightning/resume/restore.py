@@ -184,7 +184,7 @@ class Restart:
         self.saved_groups = [
             [
                 {name: value for name, value in group.items() if name != "params"}
-                for group in state["param_groups"]
+                for group in state.get("param_groups", ())  # without an optimizer, it is empty
             ]
             for state in checkpoint["optimizer_states"]
         ]
