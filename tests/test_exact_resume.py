@@ -2528,7 +2528,10 @@ BLOCKS = re.findall(
 )
 THEIRS = """
 import sys
+import types
 import torch
+
+sys.modules.setdefault("pyro", types.ModuleType("pyro"))  # tests/unit/resume/test_parts.py uses it
 from own_trainer import Classifier as Model, Noisy
 from torch.utils.data import DataLoader
 from pytorch_lightning import LightningDataModule
@@ -2542,7 +2545,7 @@ class Data(LightningDataModule):
 
 loader = DataLoader(Noisy(), 8, shuffle=True)
 """
-MORE = dict.fromkeys((1, 2), "trainer.fit(Model(), Data())\n")
+MORE = dict.fromkeys((1, 3, 4), "trainer.fit(Model(), Data())\n")
 
 
 @pytest.mark.slow
@@ -2559,8 +2562,9 @@ def test_what_the_page_shows_runs(tmp_path: Path, number: int):
     assert completed.returncode == 0, completed.stdout[-3000:]
     made_files = {
         0: "output/data/checkpoints/step-000000030.ckpt",
-        1: "lightning_logs",
-        4: "output/model/model.pt",
+        1: "checkpoints/step-000000030.ckpt",
+        3: "lightning_logs",
+        6: "output/model/model.pt",
     }
     assert number not in made_files or (tmp_path / made_files[number]).exists(), completed.stdout[
         -3000:

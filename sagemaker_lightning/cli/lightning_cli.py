@@ -40,7 +40,7 @@ from sagemaker_lightning.resume.best_model import BestModel
 from sagemaker_lightning.resume.callback import ExactResume
 
 # Parameters of ExactResume that no flag sets.
-NOT_OF_FLAGS = ("seed", "lr_scaling", "settings", "saves", "environment", "stop")
+NOT_OF_FLAGS = ("seed", "lr_scaling", "settings", "parts", "saves", "environment", "stop")
 
 
 def _silence_warnings() -> None:

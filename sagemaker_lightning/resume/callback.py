@@ -66,6 +66,7 @@ from sagemaker_lightning.resume import (
 from sagemaker_lightning.resume.agreement import Agreement, Comparison
 from sagemaker_lightning.resume.checkpoint_dir import BackgroundWriter, CheckpointDir
 from sagemaker_lightning.resume.drilled_run import CHECKPOINT_EVERY_N_STEPS, Drilled
+from sagemaker_lightning.resume.parts import Parts
 from sagemaker_lightning.resume.restore import Restart
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.snapshot import Snapshot
@@ -136,6 +137,8 @@ class ExactResume(EarlyCallback):
             "sqrt" (its square root).
         settings: What else identifies the run, by name, such as {"--width": 64}: a checkpoint of a
             run with others is refused, and all ranks must have the same.
+        parts: State of your own, by name, such as {"env": env}: objects with `state_dict` and
+            `load_state_dict` (resume/parts.py says when they are called).
         saves: Whether checkpoints are saved and read.
         environment: What SageMaker says about the job, if its hosts can find each other already;
             None to read its variables and to let them.
@@ -161,6 +164,7 @@ class ExactResume(EarlyCallback):
         strict: bool = False,
         lr_scaling: str = "none",
         settings: Mapping[str, object] = MappingProxyType({}),
+        parts: Mapping[str, Any] = MappingProxyType({}),
         saves: bool = True,
         environment: SageMakerEnvironment | None = None,
         stop: Stop | None = None,
@@ -177,6 +181,7 @@ class ExactResume(EarlyCallback):
             "strict": strict,
             "lr_scaling": lr_scaling,
             "settings": self.settings,
+            "parts": parts,
             "saves": saves,
             "environment": environment,
             "stop": stop,
@@ -200,6 +205,7 @@ class ExactResume(EarlyCallback):
         for name, value, minimum in minimums:
             if not value >= minimum:  # this refuses NaN, too
                 raise UserError(f"{self._name(name)}: found {value}, allowed is {minimum} or more")
+        self.parts = Parts(parts)
         if "://" in str(dirpath):
             raise UserError(
                 f"{self._name('dirpath')}: found {dirpath}, allowed is a folder; SageMaker copies "
@@ -267,7 +273,7 @@ class ExactResume(EarlyCallback):
 
     def __deepcopy__(self, memo: dict) -> "ExactResume":
         """Return a callback with the same arguments, which knows of no run."""
-        kept = ("environment", "stop", "settings")
+        kept = ("environment", "stop", "settings", "parts")
         arguments = {
             name: value if name in kept else copy.deepcopy(value, memo)
             for name, value in self.arguments.items()
@@ -275,8 +281,11 @@ class ExactResume(EarlyCallback):
         return type(self)(**arguments)
 
     def __reduce__(self) -> tuple:
-        """Pickle the arguments: a library may save the callbacks beside a model (darts does)."""
-        return _unpickle, (type(self), self.arguments)
+        """Pickle the arguments: a library may save the callbacks beside a model (darts does).
+
+        Parts are left out: what is read from a file is no longer what the program trains with.
+        """
+        return _unpickle, (type(self), self.arguments | {"parts": {}})
 
     def _name(self, argument: str) -> str:
         """Return how messages name an argument: the command line has a flag for it."""
@@ -380,6 +389,7 @@ class ExactResume(EarlyCallback):
             return
         if not supported:
             raise self._unsupported(strategy)
+        self.parts.refuse_saved(trainer)
         if self.enabled and trainer.local_rank == 0:
             check_writable(self.folder.path, "checkpoints")
         if self.enabled and trainer.is_global_zero and self.folder.home.lost:

@@ -22,6 +22,8 @@ from sagemaker_lightning.compat.torch_modules import hooks, step_hooks
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume import start_hooks
 from sagemaker_lightning.resume.acceptance import saved_part
+from sagemaker_lightning.resume.parts import ARGUMENT as PARTS_ARGUMENT
+from sagemaker_lightning.resume.parts import parts_of
 from sagemaker_lightning.resume.restore_check import LOADER_ATTRIBUTES
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators, module_variables, object_graph
@@ -51,6 +53,7 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         trainer: Lightning's trainer.
     """
     objects: dict[str, Any] = {"model": trainer.lightning_module, "datamodule": trainer.datamodule}
+    objects |= parts_of(trainer).marks()
     objects |= start_hooks.objects_of_hooks(trainer)
     # state_dict() has the state of a library's optimizer. It lacks the plain attributes of a class
     # of the user's, and what a user has added.
@@ -334,7 +337,8 @@ class UserState:
             if name not in self.reported and self.trainer.is_global_zero:
                 print(
                     f"{name} changes while training, and no checkpoint has it: a resumed run "
-                    "starts with its first value; keep it in an attribute of the model",
+                    "starts with its first value; keep it in an attribute of the model, or give "
+                    f"it as a part: {PARTS_ARGUMENT}",
                     flush=True,
                 )
             self.reported.add(name)
@@ -379,7 +383,8 @@ class UserState:
                 print(
                     f"{owner_class.__module__}.{owner_class.__qualname__}.{name} {reason}, which "
                     "no checkpoint can hold: a resumed run starts without it; keep numbers, text, "
-                    "arrays, tensors, tuples and dataclasses there",
+                    "arrays, tensors, tuples and dataclasses there, or give what has it as a part: "
+                    f"{PARTS_ARGUMENT}",
                     flush=True,
                 )
 
@@ -524,7 +529,7 @@ class UserState:
             {
                 name: value
                 for name, value in user_objects(self.trainer).items()
-                if "." not in name or name.startswith(("callbacks", "hooks"))
+                if "." not in name or name.startswith(("callbacks", "hooks", "parts"))
             }
         )
 

@@ -199,6 +199,10 @@ class Proof:
                     all(name.startswith(restore_check.DATA_PREFIXES) for name in differing)
                     and "data that were read or drawn anew, and are others"
                 )
+                or (
+                    all(name.startswith("part.") for name in differing)
+                    and "a load_state_dict() that does not restore all of state_dict()"
+                )
                 or "a name that has changed, or a hook that sets it anew"
             )
             self.difference = Difference(
