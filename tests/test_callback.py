@@ -40,12 +40,12 @@ from sagemaker_lightning.callbacks.divergence import Divergence
 from sagemaker_lightning.contract import deadlines, reporting, shutdown
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.data.epoch_loaders import digest_of
+from sagemaker_lightning.drill import drilled_run
 from sagemaker_lightning.resume import (
     agreement,
     callback,
     checkpoint_dir,
     checkpoint_file,
-    drilled_run,
     folder_lock,
     journal,
 )
@@ -1432,7 +1432,8 @@ def test_a_drill_records_a_training_once(tmp_path, monkeypatch):
     asked = {"folder": f"{tmp_path}", "reached": f"{tmp_path / 'reached'}", "epochs": 1}
     asked |= {"steps": 3, "moment": None, "workers": None}
     environment = SageMakerEnvironment(drill=asked, checkpoint_dir=tmp_path / "run")
-    fit(Path("unused"), environment=environment, max_epochs=3)
+    drilled = drilled_run.Drilled(asked)
+    fit(Path("unused"), drilled, environment=environment, max_epochs=3)
     assert saved(tmp_path / "run") == {2: "batch", 3: "epoch"}
     kinds = [json.loads(line)["at"][0] for line in (tmp_path / "steps-0.jsonl").open()]
     assert kinds == ["start", "batch", "batch", "batch", "epoch", "end"]

@@ -1228,13 +1228,10 @@ def test_the_pages_name_the_defaults():
     assert not any(parameters[name].default for name in off)
 
 
-def test_a_drill_sets_when_checkpoints_are_saved_and_where(tmp_path: Path):
-    asked = dict.fromkeys(("epochs", "steps", "moment", "workers"), None)
-    asked |= {"folder": str(tmp_path), "reached": str(tmp_path / "reached")}
-    environment = SageMakerEnvironment(drill=asked, checkpoint_dir=tmp_path / "drill")
-    resume = ExactResume(tmp_path / "own", every_n_minutes=3, environment=environment)
+def test_a_drill_sets_where_checkpoints_are(tmp_path: Path):
+    environment = SageMakerEnvironment(drill={"steps": 2}, checkpoint_dir=tmp_path / "drill")
+    resume = ExactResume(tmp_path / "own", environment=environment)
     assert resume.folder.path == tmp_path / "drill"
-    assert resume.every_n_minutes == 0 and resume.every_n_steps == 2
 
 
 @pytest.mark.parametrize(("seed", "is_random"), [(2**32, False), (2**32 + 1, True)])

@@ -43,7 +43,6 @@ from sagemaker_lightning.compat.lightning_trainer import copies_this_process, en
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.contract import deadlines, rendezvous, shutdown
 from sagemaker_lightning.contract.atomic_files import check_writable
-from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, in_container
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import explain
@@ -65,7 +64,6 @@ from sagemaker_lightning.resume import (
 )
 from sagemaker_lightning.resume.agreement import Agreement, Comparison
 from sagemaker_lightning.resume.checkpoint_dir import BackgroundWriter, CheckpointDir
-from sagemaker_lightning.resume.drilled_run import CHECKPOINT_EVERY_N_STEPS, Drilled
 from sagemaker_lightning.resume.parts import Parts
 from sagemaker_lightning.resume.restore import Restart
 from sagemaker_lightning.resume.resume_point import ResumePoint
@@ -212,17 +210,7 @@ class ExactResume(EarlyCallback):
                 "it to S3"
             )
         self.environment = environment or SageMakerEnvironment.read()
-        self.drilled = None  # what records the steps if this run is one of a drill
-        if self.environment.drill:
-            self.drilled = Drilled(self.environment.drill, self)
-            dirpath = self.environment.checkpoint_dir
-            every_n_minutes = 0
-            every_n_steps = CHECKPOINT_EVERY_N_STEPS
-        home = (
-            CheckpointHome(Path(dirpath))
-            if self.drilled
-            else self.environment.checkpoint_home(Path(dirpath))
-        )
+        home = self.environment.checkpoint_home(Path(dirpath))
         self.folder = CheckpointDir(home, keep, self._name("dirpath"))
         self.every_n_minutes = every_n_minutes
         self.every_n_steps = every_n_steps
@@ -292,6 +280,16 @@ class ExactResume(EarlyCallback):
         flag = f"--resume.{argument}"
         return flag if flag in self.settings else f"ExactResume({argument}=...)"
 
+    def save_every(self, steps: int, minutes: float) -> None:
+        """Save checkpoints within an epoch at other intervals than the arguments say.
+
+        Args:
+            steps: Optimizer steps between two checkpoints; 0 for none.
+            minutes: Minutes between two checkpoints; 0 for none.
+        """
+        self.every_n_steps = steps
+        self.every_n_minutes = minutes
+
     def run_begins(self, trainer: Trainer) -> None:
         """Put our callbacks into the trainer's, and have its loggers continue their files.
 
@@ -331,8 +329,6 @@ class ExactResume(EarlyCallback):
             self.rank_consistency,
             *others[end:],
         ]
-        if self.drilled and self.drilled not in others:
-            trainer.callbacks.append(self.drilled)
         if trainer is not self.trainer:
             # Once for a trainer: callbacks change some of them while it trains.
             self.settings_of_run = self._settings_of_run(trainer)
