@@ -1418,13 +1418,36 @@ def test_a_strategy_whose_runs_cannot_be_resumed_is_one_line(
     assert said.startswith("this run is trained and saved as Lightning does") == (says == "")
 
 
+TWO_HOSTS = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
+
+
 def test_the_hosts_of_a_job_are_joined_unless_that_is_done(tmp_path, monkeypatch):
+    """When a run begins, and not before: nothing waits while the callback is made."""
     joined = []
     monkeypatch.setattr(callback.rendezvous, "join", lambda *given: joined.append(given))
-    ExactResume(tmp_path, environment=SageMakerEnvironment())
+    fit(tmp_path / "done", environment=SageMakerEnvironment(), max_epochs=1)
+    ours = trainer(tmp_path / "ours")
     assert joined == []
-    ExactResume(tmp_path)
+    ours.fit(Line())
     assert joined == [(SageMakerEnvironment.read(), os.environ)]
+
+
+def test_a_trainer_knows_its_node_when_it_is_made(tmp_path, monkeypatch):
+    """Lightning's Trainer reads the node's rank then."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
+        monkeypatch.setenv(name, "")  # it is taken back after the test
+        monkeypatch.delenv(name)
+    environment = SageMakerEnvironment(**TWO_HOSTS)
+    monkeypatch.setattr(callback.SageMakerEnvironment, "read", lambda: environment)
+    ExactResume(tmp_path, environment=environment)
+    assert "NODE_RANK" not in os.environ
+    os.environ["MASTER_PORT"] = "4"
+    ExactResume(tmp_path)
+    assert [os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")] == [
+        "algo-1",
+        "4",
+        "1",
+    ]
 
 
 def test_a_drill_records_a_training_once(tmp_path, monkeypatch):

@@ -1163,8 +1163,10 @@ def test_hosts_find_each_other(tmp_path: Path, monkeypatch):
     assert os.environ["NODE_RANK"] == "1"
     monkeypatch.setenv("SM_HOSTS", '["localhost", "no-such-host.invalid"]')
     monkeypatch.setenv("SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT", "1")
+    resume = ExactResume(tmp_path)  # waits for nobody
+    trainer = pl.Trainer(accelerator="cpu", devices=1, logger=False, callbacks=[resume])
     with pytest.raises(UserError, match="^host no-such-host.invalid: its name did not resolve"):
-        ExactResume(tmp_path)
+        trainer.fit(Untested())
 
 
 def test_a_second_one_is_refused(tmp_path: Path):

@@ -50,6 +50,7 @@ try:
     from sagemaker_lightning.contract.environment import drilled
     from sagemaker_lightning.drill import comparison, hook
     from sagemaker_lightning.process.supervisor import adopt_orphans, living_processes
+    from sagemaker_lightning.resume.parts import HINT
 except ImportError as missing:
     sys.exit(
         f"error: {sys.executable} has no {missing.name}; use the python of the training that is to "
@@ -101,8 +102,8 @@ CURES = {
     ),
     "curve": "log by the trainer's loggers",
     "": (
-        "keep it in buffers or plain attributes of the module or a callback, or save it in "
-        "on_save_checkpoint"
+        "keep it in buffers or plain attributes of the module or a callback, save it in "
+        f"on_save_checkpoint, or {HINT}"
     ),
 }
 """By the kind of difference: what the user can do about it."""

@@ -110,8 +110,9 @@ class ExactResume(EarlyCallback):
     `fit(ckpt_path=...)` is where a run begins that has no checkpoint in `dirpath` yet. A run that
     has one resumes from it and says that it does not load `ckpt_path`.
 
-    In a job of several hosts, it waits until their names resolve, and sets the variables of
-    torch.distributed and of the hosts' network that are not set yet.
+    In a job of several hosts, it sets the variables of torch.distributed that are not set yet, as a
+    Trainer reads them when it is made. When a run begins, before the hosts connect, it waits until
+    their names resolve, and sets the variables of their network.
 
     Each training needs a folder of its own: a second model that is trained in one program with the
     same folder is refused.
@@ -144,10 +145,10 @@ class ExactResume(EarlyCallback):
             beginning of each training to its end.
 
     Raises:
-        UserError: An argument is of another type, a number is too small, `dirpath` is a URL, or a
-            host's name does not resolve. From `fit`: the checkpoint is of another run, the strategy
-            is neither one device nor ddp, another process trains with the folder, or a part of the
-            state cannot be saved.
+        UserError: An argument is of another type, a number is too small, or `dirpath` is a URL.
+            From `fit`: a host's name does not resolve, the checkpoint is of another run, the
+            strategy is neither one device nor ddp, another process trains with the folder, or a
+            part of the state cannot be saved.
     """
 
     def __init__(
@@ -226,8 +227,9 @@ class ExactResume(EarlyCallback):
         self.has_warned_of_signals = False  # whether a warning said that no signal comes here
         if stop:
             stop.name_checkpoints_in(home)
-        if environment is None:
-            rendezvous.join(self.environment, os.environ)
+        self.joins_hosts = environment is None
+        if self.joins_hosts:  # a Trainer reads where they are when it is made
+            rendezvous.name_main_host(self.environment, os.environ)
         if self.owns_stop:
             parent_process.bind_to_launcher(os.environ)
         self.trainer: Trainer | None = None
@@ -293,9 +295,14 @@ class ExactResume(EarlyCallback):
     def run_begins(self, trainer: Trainer) -> None:
         """Put our callbacks into the trainer's, and have its loggers continue their files.
 
+        Before that, let the hosts of a job find each other: they connect next.
+
         Raises:
-            UserError: The trainer has a callback that does the same.
+            UserError: The trainer has a callback that does the same, or a host's name does not
+                resolve.
         """
+        if self.joins_hosts:
+            rendezvous.join(self.environment, os.environ)
         self.enabled = self.arguments["saves"] and self.arguments["exact"]
         self.enabled = self.enabled and not trainer.fast_dev_run
         self.changed.close()

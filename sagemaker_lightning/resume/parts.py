@@ -22,6 +22,7 @@ from sagemaker_lightning.state.object_graph import Elsewhere
 
 METHODS = "state_dict", "load_state_dict"
 ARGUMENT = "ExactResume(parts=...)"
+HINT = "give it as a part: ExactResume(parts={...})"
 
 
 class Parts:

@@ -22,8 +22,7 @@ from sagemaker_lightning.compat.torch_modules import hooks, step_hooks
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume import start_hooks
 from sagemaker_lightning.resume.acceptance import saved_part
-from sagemaker_lightning.resume.parts import ARGUMENT as PARTS_ARGUMENT
-from sagemaker_lightning.resume.parts import parts_of
+from sagemaker_lightning.resume.parts import HINT, parts_of
 from sagemaker_lightning.resume.restore_check import LOADER_ATTRIBUTES
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators, module_variables, object_graph
@@ -337,8 +336,7 @@ class UserState:
             if name not in self.reported and self.trainer.is_global_zero:
                 print(
                     f"{name} changes while training, and no checkpoint has it: a resumed run "
-                    "starts with its first value; keep it in an attribute of the model, or give "
-                    f"it as a part: {PARTS_ARGUMENT}",
+                    f"starts with its first value; keep it in an attribute of the model, or {HINT}",
                     flush=True,
                 )
             self.reported.add(name)
@@ -383,8 +381,7 @@ class UserState:
                 print(
                     f"{owner_class.__module__}.{owner_class.__qualname__}.{name} {reason}, which "
                     "no checkpoint can hold: a resumed run starts without it; keep numbers, text, "
-                    "arrays, tensors, tuples and dataclasses there, or give what has it as a part: "
-                    f"{PARTS_ARGUMENT}",
+                    f"arrays, tensors, tuples and dataclasses there, or {HINT}",
                     flush=True,
                 )
 

@@ -127,7 +127,7 @@ def test_a_part_in_a_variable_of_a_module_is_not_reported(tmp_path, capfd):
     trainer(tmp_path / "other").fit(Global(World(), ends="end 0"))
     (line,) = [each for each in capfd.readouterr().out.splitlines() if "WORLD" in each]
     assert line.startswith(f"{__name__}.WORLD.position changes while training, and no checkpoint")
-    assert line.endswith("of the model, or give it as a part: ExactResume(parts=...)")
+    assert line.endswith("of the model, or give it as a part: ExactResume(parts={...})")
 
 
 def test_a_part_that_is_not_restored_as_saved_is_said(tmp_path, capfd):
