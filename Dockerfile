@@ -241,10 +241,12 @@ COPY --from=files /files/runtime /
 COPY --from=files /files/app /
 
 # SAGEMAKER_PROGRAM is what `train` runs, SAGEMAKER_TRAINING_MODULE what runs inside `train`.
+# BASH_ENV: SDK 3 starts a job's own source by bash, in place of the entry point.
 # NVIDIA_*: which GPUs and which parts of the driver the host's container runtime brings in.
 ARG SAGEMAKER_PROGRAM=app/train_multi_node.py
 ENV SAGEMAKER_PROGRAM=$SAGEMAKER_PROGRAM \
     SAGEMAKER_TRAINING_MODULE=sagemaker_lightning.launch.toolkit_hook:main \
+    BASH_ENV=/opt/sagemaker-lightning/sagemaker_lightning/launch/bash_env.sh \
     PYTHONPATH=/opt/sagemaker-lightning \
     PYTHONUNBUFFERED=1 \
     NVIDIA_VISIBLE_DEVICES=all \

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from rehearsal.api.access_keys import Key
 from rehearsal.engines import bridge, containers
+from sagemaker_lightning.contract.process_stat import START_TIME, process_stat
 
 # The file with the person's key, which only this user can read.
 KEY = "key"
@@ -162,10 +163,8 @@ def alive(folder: Path) -> bool:
 
 def started(number: int) -> str:
     """Return a process's start time in the kernel's ticks; "" if it does not exist."""
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
+    fields = process_stat(number)
+    return fields[START_TIME] if fields else ""
 
 
 def end_processes(listed: Path) -> int:

@@ -39,15 +39,7 @@ def buckets(request) -> set[str]:
 
     In a rehearsal of one job, nobody else has created them.
     """
-    found = set()
-    waiting = [request]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict | list):
-            waiting += value.values() if isinstance(value, dict) else value
-        elif isinstance(value, str) and value.startswith("s3://"):
-            found.add(clients.split(value)[0])
-    return found
+    return {clients.split(text)[0] for text in clients.texts(request) if text.startswith("s3://")}
 
 
 def run(endpoint: str, key: Key, request: dict, ended: threading.Event) -> str | None:

@@ -278,6 +278,67 @@ def test_docker_stop_lets_the_program_save(image: str, tmp_path: Path, options):
         docker("rm", "--force", "--volumes", container_id)
 
 
+SDK_SCRIPT = "/opt/ml/input/data/sm_drivers/sm_train.sh"
+SDK_COMMAND = ("-c", f"chmod +x {SDK_SCRIPT} && {SDK_SCRIPT}")
+# As SDK 3's: a shell script, whose driver starts the program and reads what it prints.
+SDK_DRIVER = """
+import subprocess, sys
+program = subprocess.Popen([sys.executable, "/opt/ml/code/saver.py"], stdout=subprocess.PIPE)
+for line in program.stdout:
+    print(line.decode().strip(), flush=True)
+sys.exit(program.wait())
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--init",)], ids=["as PID 1", "behind an init"])
+def test_docker_stop_reaches_a_program_that_sdk_3_starts_by_a_shell(image, tmp_path, options):
+    names = ("sm_drivers", "code", "output", "config")
+    drivers, code, output, config = (tmp_path / name for name in names)
+    for folder in (drivers, code, output, output / "data", config):
+        folder.mkdir()
+    (config / "resourceconfig.json").write_text('{"current_host": "a", "hosts": ["a"]}')
+    for name in ("hyperparameters", "inputdataconfig"):
+        (config / f"{name}.json").write_text("{}")
+    (code / "saver.py").write_text(SAVING_PROGRAM.replace("sys.exit(0)", "sys.exit(143)"))
+    (drivers / "driver.py").write_text(SDK_DRIVER)
+    (drivers / "sm_train.sh").write_text(
+        f"#!/bin/bash\nset -e\npython3 {Path(SDK_SCRIPT).with_name('driver.py')}\n"
+    )
+    mounts = mount(drivers, "/opt/ml/input/data/sm_drivers") + mount(code, "/opt/ml/code", "ro")
+    mounts += mount(output, "/opt/ml/output") + mount(config, "/opt/ml/input/config", "ro")
+    shell = ("--entrypoint", "/bin/bash", image, *SDK_COMMAND)
+    container_id = docker("run", "--detach", *options, *mounts, *shell).stdout.strip()
+    try:
+        for _ in range(600):
+            if (output / "data/ready").exists():
+                break
+            time.sleep(0.1)
+        docker("stop", "--time", "60", container_id)
+        printed = docker("logs", container_id).stdout
+        assert "SAVED" in printed, printed
+        assert (
+            docker("inspect", "--format", "{{.State.ExitCode}}", container_id).stdout.strip()
+            == "143"
+        )
+    finally:
+        docker("rm", "--force", "--volumes", container_id)
+    assert (output / "failure").read_text().startswith("interrupted, resume from step 0: ")
+
+
+def test_other_shells_are_as_before(container, tmp_path: Path):
+    """Of a person, of a script, in strict mode; and with a BASH_ENV of one's own."""
+    (tmp_path / "own.sh").write_text("echo own")
+    own = (*mount(tmp_path, "/own", "ro"), "--env", "BASH_ENV=/own/own.sh")
+    for options, arguments, printed in (
+        ((), ("-c", "echo $$"), "1\n"),
+        ((), ("-euc", "bash -euc 'echo $((1 + 1))'"), "2\n"),
+        ((), ("-pc", "echo sm_train.sh"), "sm_train.sh\n"),
+        (own, ("-c", "echo sm_train.sh"), "own\nsm_train.sh\n"),
+    ):
+        run = container(*arguments, options=("--entrypoint", "/bin/bash", *options))
+        assert (run.returncode, run.stdout) == (0, printed)
+
+
 def test_out_of_host_memory_is_the_reason(container, tmp_path: Path):
     """The kernel kills the program, which cannot report anything any more."""
     (tmp_path / "output").mkdir()

@@ -16,6 +16,7 @@ from sagemaker_lightning.contract.environment import (
     failure_file,
     in_container,
     trims,
+    variables_of,
 )
 from sagemaker_lightning.contract.errors import UserError
 
@@ -94,6 +95,24 @@ def test_full(tmp_path):
     with pytest.raises(dataclasses.FrozenInstanceError):
         environment.num_gpus = 8
     assert failure_file(ALL_VARIABLES) == Path("/h/failure")
+
+
+def test_a_job_that_the_toolkit_does_not_run(tmp_path):
+    """SDK 3's own two channels are no data."""
+    files = {
+        "resourceconfig": {"current_host": "algo-2", "hosts": ["algo-2", "algo-1"]},
+        "inputdataconfig": dict.fromkeys(("train-set", "code", "sm_drivers"), {}),
+        "hyperparameters": {"lr": "0.1"},
+    }
+    (tmp_path / "input/config").mkdir(parents=True)
+    for name, content in files.items():
+        (tmp_path / f"input/config/{name}.json").write_text(json.dumps(content))
+    here = SageMakerEnvironment.read(variables_of(tmp_path, gpus=3))
+    assert (here.current_host, here.hosts) == ("algo-2", ("algo-1", "algo-2"))
+    assert here.channels == {"train-set": tmp_path / "input/data/train-set"}
+    assert (here.hyperparameters, here.num_gpus) == ({"lr": "0.1"}, 3)
+    folders = tmp_path / "model", tmp_path / "output/data"
+    assert (here.model_dir, here.output_data_dir) == folders
 
 
 def test_training_channel():

@@ -23,12 +23,16 @@ SOURCE = str(ROOT / "tests/clients/stranger")
 STEPS = 40
 STEP_SECONDS = 0.5  # seconds of a step: the rest of the training takes longer than GRACE_SECONDS
 GRACE_SECONDS = 10
+BASH_ENV = (
+    "/opt/conda/envs/sagemaker-lightning/lib/python3.11/site-packages/sagemaker_lightning/launch/"
+    "bash_env.sh"
+)
 KILLED_AT_STEP = 12
 DOCKERFILE = """
 FROM {image}
 RUN rm -rf /opt/sagemaker-lightning \
     /opt/conda/envs/*/lib/python3.*/site-packages/sagemaker-lightning.pth
-ENV SAGEMAKER_PROGRAM= SAGEMAKER_TRAINING_MODULE= PYTHONPATH= \
+ENV SAGEMAKER_PROGRAM= SAGEMAKER_TRAINING_MODULE= PYTHONPATH= BASH_ENV= \
     PIP_CONSTRAINT= UV_CONSTRAINT= \
     SAGEMAKER_LIGHTNING_VERSION= SAGEMAKER_LIGHTNING_REVISION= OMP_NUM_THREADS=1
 WORKDIR /
@@ -164,7 +168,7 @@ def test_by_sdk_2(rehearsal, foreign_image, trained_line, tmp_path):
 
 
 def test_by_sdk_3(rehearsal, foreign_image, trained_line, tmp_path):
-    """The SDK's shell script is the entry point: a command may become its process by `exec`."""
+    """The SDK's shell script is the entry point. One line of our package takes its place."""
     common_arguments = {
         "training_image": foreign_image,
         "role": ROLE,
@@ -172,17 +176,18 @@ def test_by_sdk_3(rehearsal, foreign_image, trained_line, tmp_path):
         "checkpoints": "s3://rehearsal/checkpoints/sdk3",
     }
     compute = {"instance_type": "ml.m5.xlarge", "instance_count": 1}
-    command = {"command": f"exec python train.py --pause {STEP_SECONDS}", "source_dir": SOURCE}
+    script = {"entry_script": "train.py", "source_dir": SOURCE}
     jobs = [
         common_arguments
-        | {"base_job_name": "sdk3-hearing", "compute": compute, "source_code": command}
+        | {"base_job_name": "sdk3-hearing", "compute": compute, "source_code": script}
+        | {"hyperparameters": {"pause": STEP_SECONDS}, "environment": {"BASH_ENV": BASH_ENV}}
         | {"stopping": {"max_runtime_in_seconds": 600}},
         common_arguments
         | {
             "base_job_name": "sdk3-deaf",
             "compute": compute | {"enable_managed_spot_training": True},
         }
-        | {"source_code": {"entry_script": "train.py", "source_dir": SOURCE}}
+        | {"source_code": script}
         | {"hyperparameters": {"pause": STEP_SECONDS, "export": "onnx"}}
         | {"stopping": {"max_runtime_in_seconds": 600, "max_wait_time_in_seconds": 900}},
     ]

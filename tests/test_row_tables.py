@@ -360,7 +360,8 @@ def test_where_nothing_can_be_written_nothing_is_computed(host, folder, what):
     assert host.computed == []
 
 
-def test_a_job_that_is_told_to_stop_says_what_is_left(host, monkeypatch):
+def compute_eight_of_ten_rows(host) -> None:
+    """Run a job that ends with an error after two blocks of four rows."""
     host.write_rows(10)
 
     def compute(rows: range) -> np.ndarray:
@@ -370,6 +371,10 @@ def test_a_job_that_is_told_to_stop_says_what_is_left(host, monkeypatch):
 
     with pytest.raises(UserError, match="enough"):
         host.run("--block_rows=4", function=compute)
+
+
+def test_a_job_that_is_told_to_stop_says_what_is_left(host, monkeypatch):
+    compute_eight_of_ten_rows(host)
     monkeypatch.setattr(job.os, "_exit", sys.exit)
     monkeypatch.setenv("SM_OUTPUT_DIR", str(host.folder))
     for number, name in ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")):
@@ -394,17 +399,9 @@ def test_a_job_that_is_told_to_stop_says_what_is_left(host, monkeypatch):
     ],
 )
 def test_only_rows_that_come_back_are_done(host, monkeypatch, capsys, job_has, says):
-    host.write_rows(10)
     copied = None if job_has == "no folder" else host.environment.checkpoint_dir
     host.environment = replace(host.environment, is_job=True, copied_dir=copied)
-
-    def compute(rows: range) -> np.ndarray:
-        if rows.start == 8:
-            raise UserError("enough")
-        return np.zeros(len(rows))
-
-    with pytest.raises(UserError, match="enough"):
-        host.run("--block_rows=4", function=compute)
+    compute_eight_of_ten_rows(host)
     notice = "an interruption makes this run begin anew: the job has no CheckpointConfig; give"
     assert (notice in capsys.readouterr().out) == (job_has == "no folder")
     if job_has == "a mark":

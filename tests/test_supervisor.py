@@ -294,3 +294,38 @@ def _wait_for(mark: str) -> None:
     while not living(mark):
         time.sleep(0.05)
     time.sleep(0.5)  # time for the handler to be set
+
+
+IN_A_SHELL = """
+import signal, sys, time
+def save(number, frame):
+    print("SAVED", flush=True)
+    sys.exit(9)
+signal.signal(signal.SIGTERM, save)
+open("ready", "w")
+time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize("starts", [True, False], ids=["a program", "no program yet"])
+def test_who_dies_of_a_signal_gets_none_if_another_process_hears_it(tmp_path, monkeypatch, starts):
+    """As SDK 3's shell and driver, which read what the program prints."""
+    log = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=log, flush=log.flush))
+    (tmp_path / "program.py").write_text(IN_A_SHELL)
+    program = f"{sys.executable} program.py" if starts else "touch ready; read line <fifo"
+    os.mkfifo(tmp_path / "fifo")
+    script = f"({program}) | while read line; do echo got $line; done; exit 7 # the-shell"
+    supervisor = Supervisor(is_deaf=lambda words: any("the-shell" in word for word in words))
+
+    def stop() -> None:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with supervisor:
+        threading.Thread(target=stop, daemon=True).start()
+        ended = supervisor.run(["bash", "-c", script], cwd=tmp_path, keeps_stdout=True)
+    expected = (7, "got SAVED\n") if starts else (-15, "")
+    assert (ended.status, ended.stderr) == expected
+    assert log.getvalue().decode() == expected[1]

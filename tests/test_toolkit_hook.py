@@ -20,7 +20,7 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import OUT_OF_MEMORY
 from sagemaker_lightning.launch import toolkit_hook, user_program
-from sagemaker_lightning.launch.toolkit_hook import (
+from sagemaker_lightning.launch.job_end import (
     Interrupted,
     NoModel,
     OtherFailed,

@@ -4,6 +4,7 @@ import ipaddress
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
@@ -117,6 +118,17 @@ def split(uri: str) -> tuple[str, str]:
     """Return bucket and key of an address of S3; the key starts with no slash."""
     bucket, key = bucket_and_key(uri)
     return bucket, key.lstrip("/")
+
+
+def texts(request: Any) -> Iterator[str]:
+    """Yield the texts in the values of a request, in their order, however deep they are."""
+    waiting = [request]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            waiting += reversed(list(value.values()) if isinstance(value, dict) else value)
+        elif isinstance(value, str):
+            yield value
 
 
 def objects(s3, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:

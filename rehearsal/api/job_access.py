@@ -6,9 +6,7 @@ into the request: who answers it cannot read others out of it.
 
 import io
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
@@ -233,15 +231,6 @@ def _named_in(values: list) -> list[Scope]:
     """Return what the addresses in the values of a request stand for."""
     return [
         Scope(*checkpoint_sync.below(address), key=clients.split(address)[1])
-        for text in _texts(values)
+        for text in clients.texts(values)
         for address in ADDRESS.findall(text)
     ]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in the values of a request."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _texts(part)

@@ -20,11 +20,13 @@ from rehearsal.jobs.channels import JobFailed, inside, relative
 from rehearsal.jobs.folders import NO_KEY_REASON, Folder
 from rehearsal.jobs.record import Saved
 from rehearsal.settings import Sync
-from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
+from sagemaker_lightning.contract.atomic_files import IGNORED_SUFFIX
+from sagemaker_lightning.contract.checkpoint_home import (
+    CHECKPOINT_NAME,
+    UPLOADED_SUFFIX,
+    UPLOADING_SUFFIX,
+)
 
-IGNORED_SUFFIX = ".sagemaker-ignore"
-UPLOADING_SUFFIX = ".sagemaker-uploading"
-UPLOADED_SUFFIX = ".sagemaker-uploaded"
 # Files of one checkpoint that are noted, at most.
 MAX_SAVED_FILES = 100
 # The step in the name of a checkpoint, or of its folder: step-000000044.ckpt, epoch=3-step=44.ckpt,

@@ -85,7 +85,7 @@ class LogProgress(Callback):
         self.seconds = self.seconds + now - self.seen
         self.seen = now
         if self.seconds >= self.every_n_seconds:
-            self._print_line(trainer, self._new_values(trainer))
+            self._print_line(trainer, self._new_texts(trainer))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note the values that are not of this validation."""
@@ -98,38 +98,37 @@ class LogProgress(Callback):
         """
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             values = dict(trainer.callback_metrics)
-            self._print_line(trainer, values)
+            shown = texts(values)
+            self._print_line(trainer, shown)
             # Lightning makes a new tensor of each value that the stage under way has logged.
-            self.validated = texts(
-                {
-                    name: value
-                    for name, value in values.items()
-                    if value is not self.before_validation.get(name)
-                }
-            )
+            self.validated = {
+                printable(name): shown[printable(name)]
+                for name, value in values.items()
+                if value is not self.before_validation.get(name)
+            }
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print what the last epoch has logged at its end, or in its last steps."""
-        values = self._new_values(trainer)
-        if not texts(values).items() <= self.printed.items():
-            self._print_line(trainer, values)
+        new = self._new_texts(trainer)
+        if not new.items() <= self.printed.items():
+            self._print_line(trainer, new)
 
-    def _new_values(self, trainer: Trainer) -> dict[str, Any]:
+    def _new_texts(self, trainer: Trainer) -> dict[str, str]:
         """Return what this training has logged, without what a line of a validation has said."""
-        return {
+        new = {
             name: value
             for name, value in trainer.callback_metrics.items()
             if value is not self.restored.get(name)
-            and not texts({name: value}).items() <= self.validated.items()
         }
+        return {name: text for name, text in texts(new).items() if self.validated.get(name) != text}
 
     def _start_interval(self) -> None:
         self.images = 0
         self.seconds = 0.0
         self.seen = time.monotonic()
 
-    def _print_line(self, trainer: Trainer, values: Mapping[str, Any]) -> None:
-        """Print a line with `values` on rank 0, and start the next interval.
+    def _print_line(self, trainer: Trainer, shown: Mapping[str, str]) -> None:
+        """Print a line with the texts of metrics on rank 0, and start the next interval.
 
         Its rate is the one since the last line.
         """
@@ -139,9 +138,9 @@ class LogProgress(Callback):
         parts = [
             f"epoch={self.epoch}{epochs}",
             f"step={trainer.global_step}{steps}",
-            *(f"{name}={text}" for name, text in texts({**values, **rate}).items()),
+            *(f"{name}={text}" for name, text in {**shown, **texts(rate)}.items()),
         ]
-        self.printed |= texts(values)
+        self.printed |= shown
         if trainer.is_global_zero:
             print(*filter(None, parts), f"left={self._time_left(trainer)}", flush=True)
         self._start_interval()

@@ -1,7 +1,6 @@
 """Refuses settings that are impossible on this machine, in this job, or at all."""
 
 import os
-import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from sagemaker_lightning.cli.suggestions import shown
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process.threads import usable_cpus
+from sagemaker_lightning.resume.best_model import metrics_in
 
 LEAST_VALUES = {
     "trainer.log_every_n_steps": 0,
@@ -104,10 +104,10 @@ def check_file_name(callback: ModelCheckpoint) -> None:
 
     Which metrics there are is not known before they are logged.
     """
-    names = set(re.findall(r"\{([^{}:!]+)", callback.filename or "")) - {"epoch", "step"}
-    values = dict.fromkeys(names, torch.tensor(0.5)) | {"epoch": torch.tensor(1)}
+    values = dict.fromkeys(metrics_in(callback.filename), torch.tensor(0.5))
+    values |= {"epoch": torch.tensor(1), "step": torch.tensor(1)}
     try:
-        path = Path(callback.format_checkpoint_name(values | {"step": torch.tensor(1)}))
+        path = Path(callback.format_checkpoint_name(values))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         problem = f"which is no format ({type(error).__name__}: {error})"
     else:

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from sagemaker_lightning.contract.atomic_files import IGNORED_SUFFIX
+from sagemaker_lightning.contract.process_stat import START_TIME, process_stat
 
 UPLOADING_SUFFIX = ".sagemaker-uploading"
 UPLOADED_SUFFIX = ".sagemaker-uploaded"
@@ -167,11 +168,11 @@ def container_began() -> float:
 
     Files that are older have been restored from S3.
     """
-    # proc_pid_stat(5): the name in parentheses may have blanks; then the 20th field is the time.
-    fields = _text("/proc/1/stat").rpartition(")")[2].split()
+    fields = process_stat(1)
     ticks_per_second = os.sysconf("SC_CLK_TCK")
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return booted + int(fields[19]) / ticks_per_second if len(fields) > 19 else 0.0
+    is_known = len(fields) > START_TIME
+    return booted + int(fields[START_TIME]) / ticks_per_second if is_known else 0.0
 
 
 def _changed(file: Path) -> float:

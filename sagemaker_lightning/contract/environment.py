@@ -222,6 +222,40 @@ class SageMakerEnvironment:
         )
 
 
+def variables_of(base: Path, gpus: int) -> dict[str, str]:
+    """Return the variables that describe a job which the toolkit does not run.
+
+    They come from the files that SageMaker writes. Raises UserError if one cannot be read.
+
+    Args:
+        base: The job's folder, /opt/ml.
+        gpus: Number of GPUs of this host.
+    """
+    config = base / "input/config"
+    resources = job_config.read(config / "resourceconfig.json")
+    channels = job_config.read(config / "inputdataconfig.json")
+    variables = {
+        "SM_CURRENT_HOST": resources["current_host"],
+        "SM_HOSTS": json.dumps(sorted(resources["hosts"])),
+        "SM_NETWORK_INTERFACE_NAME": resources.get("network_interface_name", ""),
+        "SM_NUM_GPUS": str(gpus),
+        "SM_INPUT_CONFIG_DIR": str(config),
+        "SM_INPUT_DATA_CONFIG": json.dumps(channels),
+        "SM_MODEL_DIR": str(base / "model"),
+        "SM_OUTPUT_DIR": str(base / "output"),
+        "SM_OUTPUT_DATA_DIR": str(base / "output/data"),
+        "SM_CHANNELS": json.dumps(list(channels)),
+    }
+    return variables | {
+        f"SM_CHANNEL_{name.upper()}": str(base / "input/data" / name) for name in channels
+    }
+
+
+def current_host(variables: Mapping[str, str] = os.environ) -> str:
+    """Return the name of this host; "unknown" before the job's environment is read."""
+    return variables.get("SM_CURRENT_HOST", "unknown")
+
+
 def failure_file(variables: Mapping[str, str] = os.environ) -> Path | None:
     """Return the file that becomes the job's FailureReason; None outside SageMaker.
 

@@ -67,6 +67,10 @@ ADVICE = (
         "requirements.txt there",
     ),
     (
+        r"SSH daemon not found",  # SDK 3's mpi_driver.py
+        "this image has no MPI: give distributed=Torchrun() in place of MPI()",
+    ),
+    (
         r"NoCredentialsError|Unable to locate credentials|AccessDenied|\(403\)|Forbidden",
         "no access to AWS: give the job's role (on a desk: the container, by AWS_* variables) "
         "what it needs",

@@ -21,7 +21,7 @@ SECRET_NAME = re.compile(
 # user:password or a token in a URL.
 SECRET_VALUE = re.compile(
     r"\b(AKIA|ASIA)[0-9A-Z]{16}\b|(?<![\w/+])[\w/+]{40}(?![\w/+=])|-----BEGIN"
-    r"|\b(gh[pousr]_|github_pat_|hf_|sk-|xox[bpas]-)\w{10}|\beyJ[\w-]{10,}\.|://[^/\s@]+@"
+    r"|\b(gh[pousr]_|github_pat_|hf_|sk-|xox[bpas]-)\w{10}|\beyJ[\w-]{10}|://[^/\s@]+@"
 )
 
 

@@ -24,6 +24,7 @@ from typing import Self
 
 from sagemaker_lightning.contract import deadlines
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome, outlook_by_names
+from sagemaker_lightning.contract.process_stat import PARENT, process_stat
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The signals that stop a training. SIGHUP comes when the terminal is closed."""
@@ -127,7 +128,8 @@ def ancestor_has_stop() -> bool:
                 for file in Path(f"/proc/{pid}/task").glob("*/comm")
             ):
                 return True
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            fields = process_stat(pid)
+            pid = int(fields[PARENT]) if fields else 0
     return False
 
 

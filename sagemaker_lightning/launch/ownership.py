@@ -17,7 +17,7 @@ def give_to_owners(base: Path = BASE) -> None:
     are mounted could not delete the folders that the job has made there. Nothing is changed that
     was there before this process, in the input, or where the system does not allow it.
     """
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 or not base.is_dir():
         return
     # Linux tells the time of its start in whole seconds, and so that of a process not better.
     since = psutil.Process().create_time() - 1

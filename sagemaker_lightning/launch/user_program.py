@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from botocore.exceptions import ClientError
-from sagemaker_training import environment, files, process
+from sagemaker_training import environment, errors, files, process
 
 from sagemaker_lightning.contract import hyperparameters
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
@@ -143,7 +143,10 @@ def find(name: str | None) -> tuple[Path, str]:
         raise UserError(
             "SAGEMAKER_PROGRAM: not given; allowed is a file of the job's source or of the image"
         )
-    process.validate_entry_point(name)
+    try:
+        process.validate_entry_point(name)
+    except errors.ClientError as error:
+        raise UserError(str(error)) from None
     for folder in (CODE_FOLDER, HOME):
         if (folder / name).is_file():
             return folder, name

@@ -27,9 +27,9 @@ from pathlib import Path
 from sagemaker_lightning.contract import deadlines, shutdown
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import LOST_PEER, OUT_OF_MEMORY
+from sagemaker_lightning.contract.process_stat import process_stat
 from sagemaker_lightning.nodes.mesh import MAX_MESSAGE_BYTES, Mesh, StopReason
 from sagemaker_lightning.nodes.messages import Doubt, HostMessage, RankMessage, Suspicion
-from sagemaker_lightning.process.parent_process import process_stat
 
 # Signals that end a rank for a reason of its own, whatever happened to other ranks. SIGABRT is not
 # one of them: NCCL and gloo abort where a peer is gone.

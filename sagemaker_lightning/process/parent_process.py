@@ -5,8 +5,9 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
+
+from sagemaker_lightning.contract.process_stat import process_stat
 
 # The environment variable that tells ranks the PID of the process that starts them.
 LAUNCHER_VARIABLE = "SAGEMAKER_LIGHTNING_LAUNCHER"
@@ -101,15 +102,3 @@ def _launcher_has_ended(variables: Mapping[str, str]) -> bool:
         except OSError:
             return False
     return False
-
-
-def process_stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat, from the process's state on.
-
-    Return [] if the process is gone.
-
-    proc_pid_stat(5) describes the fields.
-    """
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []

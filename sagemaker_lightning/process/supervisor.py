@@ -14,10 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
@@ -47,7 +48,7 @@ class ProgramEnd:
     stop_signal: int | None
     """The signal that told it to stop; None if it got none."""
     stderr: str
-    """The last STDERR_BYTES_KEPT bytes of its stderr."""
+    """The last STDERR_BYTES_KEPT bytes of its stderr, or of both streams."""
 
 
 class Supervisor:
@@ -55,12 +56,17 @@ class Supervisor:
 
     Before `run`, these signals raise StoppedBeforeStart.
 
+    Args:
+        is_deaf: Whether a process, given by its command line, dies of a signal in place of what it
+            has started: it gets none then. None if all processes of the group get signals.
+
     Attributes:
         stop_signal: The last signal that told the job to stop; None before.
         grace: Seconds that `terminate` left the program; None if `terminate` was not called.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_deaf: Callable[[list[str]], bool] | None = None) -> None:
+        self.is_deaf = is_deaf
         self.stop_signal: int | None = None
         self.starting = False  # whether `run` was called
         self.child = None
@@ -78,7 +84,11 @@ class Supervisor:
             signal.signal(number, handler)
 
     def run(
-        self, command: list[str], cwd: Path, variables: Mapping[str, str] | None = None
+        self,
+        command: list[str],
+        cwd: Path,
+        variables: Mapping[str, str] | None = None,
+        keeps_stdout: bool = False,
     ) -> ProgramEnd:
         """Run a command in its own process group until all that it started has ended.
 
@@ -86,16 +96,24 @@ class Supervisor:
             command: The program and its arguments.
             cwd: Its working directory.
             variables: Its environment; this process's if None.
+            keeps_stdout: Whether it may say on its stdout why it fails: then both streams go to
+                this process's stdout, and the end of both is kept.
         """
         self.starting = True
         adopt_orphans()
         self.unrelated_pids = {child.pid for child in psutil.Process().children()}
+        streams = {"stderr": subprocess.PIPE}
+        if keeps_stdout:
+            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self.child = subprocess.Popen(
-            command, cwd=cwd, env=variables, stderr=subprocess.PIPE, start_new_session=True
+            command, cwd=cwd, env=variables, start_new_session=True, **streams
         )
         stderr_end = bytearray()
+        source, target = (
+            (self.child.stdout, sys.stdout) if keeps_stdout else (self.child.stderr, sys.stderr)
+        )
         reader = threading.Thread(
-            target=_copy, args=(self.child.stderr.fileno(), stderr_end), daemon=True
+            target=_copy, args=(source.fileno(), target, stderr_end), daemon=True
         )
         reader.start()
         # The signal may have come before there was a program to pass it on to. If the program has
@@ -141,9 +159,27 @@ class Supervisor:
         timer.daemon = True
         self.kill_timers.append(timer)
         timer.start()
-        with suppress(ProcessLookupError):
-            if number:
+        if number:
+            self._signal_group(number)
+
+    def _signal_group(self, number: int) -> None:
+        """Send a signal to the program's group, without the processes in it that are deaf.
+
+        Where all of them are, nothing has been started yet that could hear it: all get it.
+        """
+        hearing = []
+        for process in psutil.process_iter() if self.is_deaf else ():
+            with suppress(psutil.Error, ProcessLookupError):
+                if os.getpgid(process.pid) == self.child.pid and not self.is_deaf(
+                    process.cmdline()
+                ):
+                    hearing.append(process)
+        if not hearing:
+            with suppress(ProcessLookupError):
                 os.killpg(self.child.pid, number)
+        for process in hearing:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     def _kill(self) -> None:
         for process in self._living_processes():
@@ -206,11 +242,11 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
     return []
 
 
-def _copy(source: int, kept: bytearray) -> None:
-    """Copy file descriptor `source` to stderr, and keep its last bytes in `kept`."""
+def _copy(source: int, target: TextIO, kept: bytearray) -> None:
+    """Copy file descriptor `source` to a stream, and keep its last bytes in `kept`."""
     while chunk := os.read(source, 2**16):
         with suppress(OSError):
-            sys.stderr.buffer.write(chunk)
-            sys.stderr.flush()
+            target.buffer.write(chunk)
+            target.flush()
         kept += chunk
         del kept[:-STDERR_BYTES_KEPT]

@@ -52,8 +52,8 @@ class BestModel(BestCheckpoint):
 
         Lightning puts 0 there, and all models may get one name.
         """
-        names = set(re.findall(r"\{([^{}:!]+)", self.filename or "")) - {"epoch", "step"}
-        if (unknown := sorted(names - metrics.keys())) and not self.has_warned_of_name:
+        unknown = sorted(metrics_in(self.filename) - metrics.keys())
+        if unknown and not self.has_warned_of_name:
             self.has_warned_of_name = True
             if rank_zero_only.rank == 0:
                 print(
@@ -212,6 +212,11 @@ def _file_problem(model: str) -> str:
     return checkpoint_file.damage(Path(model)) if Path(model).is_file() else "is missing"
 
 
+def metrics_in(filename: str | None) -> set[str]:
+    """Return the metrics that a ModelCheckpoint's `filename` has in braces; {} without one."""
+    return set(re.findall(r"\{([^{}:!]+)", filename or "")) - {"epoch", "step"}
+
+
 def callbacks(trainer: Trainer) -> list[BestModel]:
     """Return the trainer's BestModel callbacks."""
     return [
@@ -224,9 +229,10 @@ def files_in(trainer: Trainer, folder: Path) -> list[Path]:
 
     Rank 0 alone writes them.
     """
-    paths = [Path(callback.best_model_path) for callback in callbacks(trainer)]
-    is_there = trainer.is_global_zero
-    return [path for path in paths if is_there and path.parent.resolve() == folder.resolve()]
+    if not trainer.is_global_zero:
+        return []
+    names = filter(None, (callback.best_model_path for callback in callbacks(trainer)))
+    return [path for path in map(Path, names) if path.parent.resolve() == folder.resolve()]
 
 
 def keep_retired(trainer: Trainer, keeps: bool) -> None:

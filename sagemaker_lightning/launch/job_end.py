@@ -1,0 +1,215 @@
+"""What the end of a job's program, and of other hosts, comes to: success, failure or stop."""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from signal import Signals
+
+from sagemaker_lightning.contract import failures, shutdown
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.launch import ownership
+from sagemaker_lightning.nodes.mesh import StopReason
+from sagemaker_lightning.nodes.watchdog import Watchdog
+from sagemaker_lightning.process.supervisor import ProgramEnd, StoppedBeforeStart, Supervisor
+
+# Exit statuses of a program that something other than this process told to stop, each with the
+# signal that it used.
+STOP_SIGNALS = {
+    sign: number for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))
+}
+
+
+def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog) -> None:
+    """Print how a job's program ended, and return if it ended well.
+
+    Raises Interrupted, OtherFailed or ProgramFailed otherwise.
+
+    Args:
+        name: What to call the program.
+        end: How it ended.
+        supervisor: Has run it.
+        watchdog: Watches the other hosts and this host's ranks.
+    """
+    watchdog.program_ended()
+    if supervisor.grace is None or end.stop_signal:
+        print(f"{name}: {described(end.status, end.stop_signal)}", flush=True)
+    else:  # this process ended the program, for a reason that something else has given
+        print(f"{name}: was ended because a rank or another host failed", flush=True)
+    failed = ProgramFailed(name, end) if end.status else None
+    # The program's own log may mislead: if a rank has lost a peer, the cause is elsewhere.
+    is_unexplained = failed and not (failed.killed or end.stop_signal)
+    is_unexplained = is_unexplained and (
+        failed.lost_a_peer or (watchdog.lost_peer and not watchdog.known_reason)
+    )
+    reason = watchdog.wait_for_reason() if is_unexplained else watchdog.known_reason
+    if failed and reason and reason.is_request:
+        raise error_for(reason, end.stop_signal)
+    # The signal by which something other than this process has told the program to stop.
+    others_signal = STOP_SIGNALS.get(end.status) if supervisor.grace is None else None
+    if failed and (end.stop_signal or others_signal):
+        raise Interrupted(
+            f"{name} {described(end.status, end.stop_signal)}", end.stop_signal or others_signal
+        )
+    if reason and (is_unexplained or not reason.is_local or supervisor.grace is not None):
+        raise error_for(reason)
+    if failed:
+        raise failed
+
+
+def tell_hosts(
+    watchdog: Watchdog, host: str, error: BaseException, stop_signal: int | None
+) -> BaseException:
+    """Tell the other hosts why the job ends on this one, and return the error to raise for it.
+
+    Args:
+        watchdog: Tells them.
+        host: The name of this host.
+        error: What has ended it.
+        stop_signal: The signal that told this process to stop; None if none did.
+    """
+    if isinstance(error, StoppedBeforeStart):
+        error = Interrupted(str(error), stop_signal)
+    where = "" if isinstance(error, (OtherFailed, Interrupted)) else f"host {host}: "
+    watchdog.fail(f"{where}{line_of(error)}", is_request=isinstance(error, Interrupted))
+    return error
+
+
+class OtherFailed(Exception):
+    """The program ended because of another host, or because of a rank of this one."""
+
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(reason.why)
+
+
+class NoModel(UserError):
+    """The image's own program ended with exit status 0 and has written no model."""
+
+    def __init__(self, missing: str) -> None:
+        super().__init__(
+            f"{missing}: code of the job has ended it early (os._exit(0), SystemExit or the like); "
+            "return instead"
+        )
+
+
+class Interrupted(Exception):
+    """The job was told to stop; the text says from which step to resume.
+
+    Args:
+        reason: What stopped it, or a line about that which the program has made already.
+        number: The signal that told it to stop; SIGTERM if None.
+    """
+
+    def __init__(self, reason: str, number: int | None = None) -> None:
+        self.number = number or signal.SIGTERM
+        if not reason.startswith("interrupted"):
+            here = SageMakerEnvironment.read()
+            home = here.checkpoint_home(here.checkpoint_dir)
+            reason = shutdown.interruption_by_names(home, reason)
+        super().__init__(reason)
+
+
+def error_for(reason: StopReason, asked: int | None = None) -> Exception:
+    """Return what to raise for a reason to end that another host, or a rank of this one, has given.
+
+    `asked` is the signal that told the program of this host to stop, if one did.
+    """
+    return Interrupted(reason.why, asked) if reason.is_request else OtherFailed(reason)
+
+
+class ProgramFailed(Exception):
+    """The program did not end well; the text says how, and why if its stderr tells.
+
+    Attributes:
+        trace: The traceback of the error; "" if stderr has none.
+        killed: The rank that SIGKILL ended, in words; "" if there is none.
+        lost_a_peer: Whether the error is that a rank lost another one.
+    """
+
+    def __init__(self, name: str, program_end: ProgramEnd) -> None:
+        why, self.trace = failures.last_error(program_end.stderr)
+        rank, status = failures.ended_rank(program_end.stderr)
+        self.killed = rank if status == -signal.SIGKILL else ""
+        self.lost_a_peer = why.startswith(failures.LOST_PEER)
+        if self.killed or (status < 0 and not self.trace):
+            advice = f": {failures.OUT_OF_MEMORY}" if self.killed else ""
+            why = f"{rank} {described(status)}{advice}"
+        # SIGKILL, and it was not Lightning that sent it because a rank had ended.
+        elif program_end.status in (-9, 128 + 9) and not (rank or self.trace):
+            why = failures.OUT_OF_MEMORY
+        super().__init__(
+            f"{name} {described(program_end.status, program_end.stop_signal)}: "
+            f"{why or 'nothing on its stderr says why'}"
+        )
+
+
+def described(status: int, asked: int | None = None) -> str:
+    """Return in words how a process ended.
+
+    Args:
+        status: Its exit status, -N if signal N killed it.
+        asked: The signal that told it to stop before, if one did.
+    """
+    after = f" after {Signals(asked).name}" if asked else ""
+    return (
+        f"was killed by {Signals(-status).name}{after}"
+        if status < 0
+        else f"ended with exit status {status}{after}"
+    )
+
+
+ERRORS = (UserError, ProgramFailed, OtherFailed, Interrupted)
+"""The errors that are raised on purpose: their one line says all.
+
+Any other error is shown with its traceback.
+"""
+
+
+def line_of(error: BaseException) -> str:
+    """Return in one line why the job failed and, if known, what to do about it."""
+    return (
+        " ".join(str(error).split())
+        if isinstance(error, ERRORS)
+        else failures.explain(type(error).__name__, str(error))
+    )
+
+
+def report(error: BaseException, path: Path, host: str, is_no_reason: Callable[[str], bool]) -> str:
+    """Write the failure file and return its first line.
+
+    If the file cannot be written, print the line and end this process with status 1.
+
+    Args:
+        error: What has ended the job.
+        path: The failure file.
+        host: The name of this host.
+        is_no_reason: Whether a text in the failure file says nothing about why.
+    """
+    prefix = "" if isinstance(error, Interrupted) else "error: "
+    line = f"{prefix}{line_of(error)} [host {host}]"
+    try:
+        # A rank, or the job's own program, may have written the file first. If a rank only lost
+        # another one, or was stopped because of that, what it wrote is not the reason, and the
+        # reason replaces it if we know.
+        knows = isinstance(error, OtherFailed) or getattr(error, "killed", "")
+        effects = (f"error: {failures.LOST_PEER}", "interrupted")
+        written = failures.written(path)
+        replaces = (knows and written.startswith(effects)) or is_no_reason(written)
+        trace = (
+            getattr(error, "trace", "")
+            if isinstance(error, ERRORS)
+            else "".join(traceback.format_exception(error))
+        )
+        failures.write(path, line, trace, replaces)
+        return failures.written(path).splitlines()[0]
+    except OSError as unwritable:
+        print(
+            f"{line}\nerror: {path} could not be written: {unwritable.strerror}",
+            file=sys.stderr,
+            flush=True,
+        )
+        ownership.give_to_owners()
+        os._exit(1)

@@ -1,0 +1,54 @@
+"""Makes the watch of a job's hosts, which ends this host's program when another host is lost."""
+
+import os
+from collections.abc import Mapping
+
+from sagemaker_lightning.contract import deadlines, job_summary, rendezvous
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.nodes.mesh import StopReason
+from sagemaker_lightning.nodes.watchdog import Watchdog
+from sagemaker_lightning.process.supervisor import Supervisor
+
+
+def watchdog(
+    here: SageMakerEnvironment,
+    program: str,
+    hyperparameters: Mapping[str, object],
+    supervisor: Supervisor,
+) -> Watchdog:
+    """Return the watchdog of the hosts that train and of the ranks of this host.
+
+    If this host does not train, it watches its own ranks alone.
+
+    Args:
+        here: Describes the job and this host.
+        program: What the job runs, which must be the same on all hosts.
+        hyperparameters: The job's hyperparameters, likewise.
+        supervisor: Runs the program.
+    """
+    settings = {
+        "the list of hosts": ", ".join(here.hosts),
+        "the program's version": here.revision,
+        "the program": program,
+    }
+    settings |= {
+        f"hyperparameter {name}": job_summary.masked(name, value)
+        for name, value in hyperparameters.items()
+    }
+
+    def end_program(reason: StopReason) -> None:
+        supervisor.terminate(
+            deadlines.HOOK_KILLS
+            if reason.is_request
+            else deadlines.ends_after_loss(here.peer_timeout)
+        )
+
+    return Watchdog(
+        here.current_host,
+        here.hosts if here.takes_part else (here.current_host,),
+        settings,
+        port=rendezvous.main_port(os.environ) + 1,
+        connect_timeout=here.rendezvous_timeout,
+        silence_timeout=deadlines.silence(here.peer_timeout),
+        on_reason=end_program,
+    )

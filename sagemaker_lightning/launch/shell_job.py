@@ -1,0 +1,178 @@
+"""Runs a job that SageMaker's SDK 3 starts by a shell script, in place of the shell.
+
+    python -m sagemaker_lightning.launch.shell_job COMMAND
+
+With `SourceCode`, SDK 3 (3.27, train/model_trainer.py and templates.py) replaces the image's entry
+point by `/bin/bash -c COMMAND`. COMMAND runs sm_train.sh, which runs a driver, which runs the job's
+program. None of the three passes a signal on, nobody watches the other hosts, and the reason of a
+failure is the driver's traceback. bash_env.sh makes this process out of the first shell. It does
+for such a job what launch/toolkit_hook.py does for `train`.
+"""
+
+import os
+import re
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from sagemaker_lightning.contract import (
+    job_config,
+    job_summary,
+    rendezvous,
+    shutdown,
+    streams,
+)
+from sagemaker_lightning.contract.environment import (
+    SageMakerEnvironment,
+    current_host,
+    variables_of,
+)
+from sagemaker_lightning.doctor import checks, gpu_driver
+from sagemaker_lightning.launch import job_end, job_watch, ownership, torchrun_command
+from sagemaker_lightning.process import start_notice
+from sagemaker_lightning.process.supervisor import (
+    ProgramEnd,
+    StoppedBeforeStart,
+    Supervisor,
+)
+
+BASE = Path("/opt/ml")
+DRIVERS = "/sm_drivers/"
+"""In the path of each of the SDK's own programs."""
+SCRIPT = "sm_train.sh"
+# What the SDK's own programs print after the end of the job's: of what comes then, nothing is why.
+AFTERWARDS = re.compile(
+    r"^(Command failed with exit code -?\d+\. Traceback: |\++ handle_error$)", re.M
+)
+# The driver exits with -N if signal N has ended the program, and a status has 8 bits. 255 is more
+# likely the program's own -1 than SIGHUP.
+KILLED = {256 - number: -number for number in signal.Signals if number != signal.SIGHUP}
+# How what these programs write to the failure file begins. It names no cause.
+NO_REASON = re.compile(r"Traceback \(most recent call last\)|Training Execution failed")
+
+
+def main() -> None:
+    """Run the command that the command line has; exit with a status above 0 if it fails."""
+    streams.prepare()
+    command = sys.argv[1]
+    supervisor = Supervisor(is_deaf=is_the_sdks)
+    try:
+        with supervisor:
+            status = _run(command, supervisor)
+    except BaseException as error:
+        if isinstance(error, StoppedBeforeStart):
+            error = job_end.Interrupted(str(error), supervisor.stop_signal)
+        if not isinstance(error, job_end.ERRORS):
+            traceback.print_exception(error)
+        line = job_end.report(error, BASE / "output/failure", current_host(), NO_REASON.match)
+        print(line, file=sys.stderr, flush=True)
+        status = shutdown.status(error.number) if isinstance(error, job_end.Interrupted) else 1
+    ownership.give_to_owners(BASE)
+    sys.exit(status)
+
+
+def _run(command: str, supervisor: Supervisor) -> int:
+    """Meet the other hosts and run the command while they live; return 0.
+
+    Raises an exception, such as UserError, ProgramFailed, OtherFailed or Interrupted, if the job
+    does not end well; the other hosts are told of it.
+    """
+    job_config.check(BASE / "input/config")
+    # The SDK's script sets more of them, for its own program.
+    gpus = len(gpu_driver.Host.read(Path("/")).models)
+    os.environ.update(variables_of(BASE, gpus) | os.environ)
+    here = SageMakerEnvironment.read()
+    name = program(BASE)
+    with job_watch.watchdog(here, name, here.hyperparameters, supervisor) as watchdog:
+        try:
+            for line in job_summary.lines(here, f"{name}, by SDK 3's script", here.hyperparameters):
+                print(line, flush=True)
+            for line in checks.summary(checks.Machine(interface=here.network_interface)):
+                print(line, flush=True)
+            if len(here.hosts) > 1:
+                start_notice.begin("waiting for the other hosts")
+            reason = watchdog.wait_until_all_are_ready()
+            start_notice.end()
+            if reason:
+                raise job_end.error_for(reason)
+            end = supervisor.run(
+                ["/bin/bash", "-c", command],
+                cwd=Path.cwd(),
+                variables=rendezvous.variables(here)
+                | torchrun_command.VARIABLES
+                | os.environ
+                | {"SAGEMAKER_LIGHTNING_WATCH": str(watchdog.path)},
+                keeps_stdout=True,
+            )
+            job_end.judge(name, of_program(end), supervisor, watchdog)
+            if reason := watchdog.wait_until_all_are_done():
+                raise job_end.error_for(reason)
+        except BaseException as error:
+            told = job_end.tell_hosts(watchdog, here.current_host, error, supervisor.stop_signal)
+            if told is error:
+                raise
+            raise told from None
+    return 0
+
+
+def program(base: Path) -> str:
+    """Return what the job runs, as SDK 3 notes it: its entry script or its command.
+
+    Args:
+        base: The job's folder, /opt/ml.
+    """
+    file = base / "input/data/sm_drivers/sourcecode.json"
+    source = job_config.read(file) if file.is_file() else {}
+    words = str(source.get("entry_script") or source.get("command") or SCRIPT).split()
+    return " ".join(words)[:100]
+
+
+def is_the_sdks(command_line: list[str]) -> bool:
+    """Return whether a process is one of SDK 3's own, given by its command line.
+
+    It dies of a signal, and the job's program, which may be saving, goes on without it.
+    """
+    return any(DRIVERS in word or SCRIPT in word for word in command_line)
+
+
+def of_program(end: ProgramEnd) -> ProgramEnd:
+    """Return how the job's program ended, of which SDK 3's script and driver have told.
+
+    Args:
+        end: How the script ended, and what all of them printed.
+    """
+    status = KILLED.get(end.status, end.status)
+    printed = end.stderr
+    if after := AFTERWARDS.search(printed):
+        printed = printed[: after.start()]
+    return ProgramEnd(status, end.stop_signal, indented(printed))
+
+
+def indented(printed: str) -> str:
+    """Return a log in which the lines of tracebacks are indented again, as Python prints them.
+
+    The driver has stripped each line of the program's log.
+    """
+    lines = []
+    is_trace = is_code = False
+    for line in printed.splitlines():
+        bare = re.sub(r"^\[rank\d+\]:\s*", "", line)
+        if bare.startswith("Traceback (most recent call last)"):
+            is_trace, is_code = True, False
+        elif is_trace and re.match(r'File ".*", line \d+', bare):
+            lines.append(f"  {bare}")
+            is_code = '"<' not in bare  # of code that no file has, Python shows no line
+            continue
+        elif is_trace and (is_code or not bare.strip("~^ ") or bare.startswith("[Previous line")):
+            lines.append(f"    {bare}")
+            is_code = False
+            continue
+        else:
+            is_trace = is_trace and line.startswith(" ")
+        lines.append(line)
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

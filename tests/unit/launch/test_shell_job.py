@@ -1,0 +1,165 @@
+"""launch/shell_job.py: what SDK 3's script, its driver and the job's program tell of an end.
+
+tests/test_container.py has the image, tests/test_clients_sdk3.py and tests/test_foreign_image.py
+the real SDK.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.launch import shell_job
+from sagemaker_lightning.launch.job_end import Interrupted, ProgramFailed
+from sagemaker_lightning.process.supervisor import ProgramEnd, StoppedBeforeStart
+
+PROGRAM = """
+import json
+def inner():
+    exec("raise ValueError('no column age')")
+def outer(n):
+    return inner() if n == 0 else outer(n - 1)
+try:
+    json.loads("{")
+except ValueError as error:
+    outer(6)
+"""
+DRIVER = """Command failed with exit code 1. Traceback: Traceback (most recent call last):
+  File "/opt/ml/input/data/sm_drivers/common/utils.py", line 193, in execute_commands
+    raise subprocess.CalledProcessError(exitcode, commands)
+subprocess.CalledProcessError: Command '['python3', 'train.py']' returned non-zero exit status 1.
+
+"""
+HANDLER = "+++ handle_error\n+++ EXIT_STATUS=1\nAn error occurred with exit code 1\n+++ exit 1\n"
+
+
+@pytest.fixture
+def base(tmp_path) -> Path:
+    """A job's folder with two hosts, a channel and the SDK's two."""
+    for name in ("input/config", "input/data/sm_drivers", "output"):
+        (tmp_path / name).mkdir(parents=True)
+    files = {
+        "resourceconfig": {"current_host": "algo-2", "hosts": ["algo-2", "algo-1"]},
+        "inputdataconfig": dict.fromkeys(("train-set", "code", "sm_drivers"), {}),
+        "hyperparameters": {"lr": "0.1"},
+    }
+    for name, content in files.items():
+        (tmp_path / f"input/config/{name}.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ({"entry_script": "train.py", "command": None}, "train.py"),
+        ({"entry_script": None, "command": "python\n a.py"}, "python a.py"),
+        ({"command": "x" * 200}, "x" * 100),
+        ({}, "sm_train.sh"),
+        (None, "sm_train.sh"),
+    ],
+)
+def test_what_the_job_runs(base, source, name):
+    if source is not None:
+        file = base / "input/data/sm_drivers/sourcecode.json"
+        file.write_text(json.dumps(source))
+    assert shell_job.program(base) == name
+
+
+@pytest.mark.parametrize(
+    ("line", "is_sdks"),
+    [
+        ("/bin/bash -c chmod +x /opt/ml/input/data/sm_drivers/sm_train.sh && ...", True),
+        ("/bin/bash /opt/ml/input/data/sm_drivers/sm_train.sh", True),
+        ("python3 /opt/ml/input/data/sm_drivers/distributed_drivers/torchrun_driver.py", True),
+        ("python3 train.py --pause 0.5", False),
+        ("torchrun --nnodes=1 train.py", False),
+        ("/bin/sh -c chmod +x run.sh && ./run.sh", False),
+    ],
+)
+def test_which_processes_are_the_sdks(line, is_sdks):
+    assert shell_job.is_the_sdks(line.split()) == is_sdks
+
+
+def test_a_traceback_that_the_driver_has_stripped_is_whole_again(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    run = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    stripped = "".join(f"{line.strip()}\n" for line in run.stderr.splitlines())
+    whole = shell_job.indented(f"begun\n{stripped}").splitlines()
+    assert [line.replace(" " * 4, "").strip("^~ ") for line in whole[1:]] == [
+        line.replace(" " * 4, "").strip("^~ ") for line in run.stderr.splitlines()
+    ]
+    assert [line[:1] == " " for line in whole[1:] if line] == [
+        line[:1] == " " for line in run.stderr.splitlines() if line
+    ]
+    end = shell_job.of_program(ProgramEnd(1, None, f"begun\n{stripped}{DRIVER}{HANDLER}"))
+    assert str(ProgramFailed("x", end)) == ("x ended with exit status 1: ValueError: no column age")
+
+
+def test_a_rank_of_torchrun_is_the_reason():
+    trace = '[rank1]: Traceback (most recent call last):\n[rank1]: File "x.py", line 1, in f\n'
+    trace += "[rank1]: g()\n[rank1]: KeyError: 'age'\n"
+    end = shell_job.of_program(ProgramEnd(1, None, f"{trace}{DRIVER}{HANDLER}"))
+    assert str(ProgramFailed("x", end)) == "x ended with exit status 1: KeyError: 'age'"
+
+
+@pytest.mark.parametrize(
+    ("status", "program"),
+    [(0, 0), (1, 1), (143, 143), (241, -15), (247, -9), (245, -11), (255, 255), (-9, -9)],
+)
+def test_the_status_of_a_program_that_a_signal_has_ended(status, program):
+    assert shell_job.of_program(ProgramEnd(status, None, "")).status == program
+
+
+def test_a_command_that_fails_without_a_traceback():
+    printed = f"make: *** no rule\n{HANDLER}"
+    end = shell_job.of_program(ProgramEnd(2, None, printed))
+    assert str(ProgramFailed("x", end)) == "x ended with exit status 2: make: *** no rule"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (UserError("--a: found 1"), 1, "error: --a: found 1 [host algo-2]"),
+        (KeyError("x"), 1, "error: KeyError: 'x' [host algo-2]"),
+        (Interrupted("interrupted, x", signal.SIGINT), 130, "interrupted, x [host algo-2]"),
+        (StoppedBeforeStart("SIGTERM came"), 143, "interrupted, resume from step 0: SIGTERM came"),
+    ],
+)
+@pytest.mark.parametrize("written", ["", f"{DRIVER[44:]}", "\nTraining Execution failed. For more"])
+def test_the_reason_takes_the_place_of_what_the_driver_wrote(
+    base, monkeypatch, capfd, error, status, line, written
+):
+    def run(command: str, supervisor) -> None:
+        assert command == "the command"
+        raise error
+
+    monkeypatch.setattr(shell_job, "BASE", base)
+    monkeypatch.setattr(shell_job, "_run", run)
+    monkeypatch.setattr(sys, "argv", ["shell_job", "the command"])
+    monkeypatch.setenv("SM_CURRENT_HOST", "algo-2")
+    monkeypatch.setenv("SM_HOSTS", '["algo-2"]')
+    monkeypatch.setattr(shell_job.streams, "prepare", lambda: None)
+    (base / "output/failure").write_text(written)
+    with pytest.raises(SystemExit) as left:
+        shell_job.main()
+    assert left.value.code == status
+    failure = (base / "output/failure").read_text()
+    assert failure.startswith(line) and failure.splitlines()[0] in capfd.readouterr().err
+    assert ("KeyError: 'x'" in failure.partition("\n")[2]) == isinstance(error, KeyError)
+
+
+def test_what_the_program_itself_gave_as_the_reason_stays(base, monkeypatch):
+    monkeypatch.setattr(shell_job, "BASE", base)
+    monkeypatch.setattr(shell_job, "_run", lambda *_: (_ for _ in ()).throw(UserError("x ended")))
+    monkeypatch.setattr(sys, "argv", ["shell_job", "the command"])
+    monkeypatch.setattr(shell_job.streams, "prepare", lambda: None)
+    (base / "output/failure").write_text("error: --lr: found -1")
+    with pytest.raises(SystemExit):
+        shell_job.main()
+    assert (base / "output/failure").read_text() == "error: --lr: found -1"
