@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
-from sagemaker_lightning.compat.torch_modules import hooks, step_hooks
+from sagemaker_lightning.compat.torch_modules import hooks, parameters, step_hooks
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume import start_hooks
 from sagemaker_lightning.resume.acceptance import saved_part
@@ -310,8 +310,13 @@ class UserState:
 
     def _variables_of_packages(self) -> dict[str, object_graph.Elsewhere]:
         """Look for trained tensors in variables of packages; return these variables' values."""
-        objects = start_hooks.objects_of_hooks(self.trainer).values()
-        return self.packages.find(objects, self.trainer.lightning_module.parameters())
+        known = (
+            parameter
+            for _, object_ in object_graph.walk(user_objects(self.trainer), code=False)
+            if isinstance(object_, nn.Module)
+            for parameter in parameters(object_).values()
+        )
+        return self.packages.find(start_hooks.objects_of_hooks(self.trainer).values(), known)
 
     def _report_variables(self) -> None:
         """Print, once for each, which variables of modules and classes have changed."""

@@ -5,6 +5,7 @@ counts are tensors that take gradients, as something trained does: the caches an
 packages keep there have none.
 """
 
+import functools
 import sys
 import types
 from collections import deque
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from sagemaker_lightning.state import batch_digest
 from sagemaker_lightning.state.object_graph import (
+    INSTALLED,
     LEAVES,
     LIBRARIES,
     Elsewhere,
@@ -114,7 +116,7 @@ def trained_tensors(objects: Iterable[Any]) -> Iterator[Trained]:
     packages = _imported_packages(objects)
     modules = {
         name: module
-        for name, module in list(sys.modules.items())
+        for name, module in (list(sys.modules.items()) if packages else ())
         if _outermost(name) in packages and not is_own_module(name)
     }
     seen: set[int] = set()
@@ -135,18 +137,11 @@ def trained_tensors(objects: Iterable[Any]) -> Iterator[Trained]:
 
 def _imported_packages(objects: Iterable[Any]) -> set[str]:
     """Return the outermost names of what the user's code imports, but for LIBRARIES."""
+    own = set(filter(_is_own, list(sys.modules)))
     importers = {class_.__module__ for object_ in objects for class_ in type(object_).__mro__}
-    importers |= {
-        name
-        for name, module in list(sys.modules.items())
-        # What has no file was made by a program, or is a folder of packages.
-        if _outermost(name) not in LIBRARIES
-        and (name == "__main__" or (namespace(module).get("__file__") and is_own_module(name)))
-    }
-    packages = {_outermost(name) for name in importers}
-    for name in importers:
-        if _outermost(name) in LIBRARIES:
-            continue
+    importers = {name for name in importers if _outermost(name) not in LIBRARIES}
+    packages = set(map(_outermost, importers))
+    for name in own | importers:
         for value in list(namespace(sys.modules.get(name)).values()):
             packages.add(_outermost(_module_of(value)))
             # A function may import something by itself.
@@ -154,7 +149,21 @@ def _imported_packages(objects: Iterable[Any]) -> set[str]:
                 if isinstance(function, types.FunctionType) and function.__module__ == name:
                     names = names_in_code(function.__code__) & sys.modules.keys()
                     packages |= set(map(_outermost, names))
-    return packages - LIBRARIES
+    return packages - LIBRARIES - set(map(_outermost, own)) - {""}
+
+
+@functools.cache
+def _is_own(name: str) -> bool:
+    """Return whether the user has written a module.
+
+    What has no file was made by a program, or is a folder of packages.
+    """
+    if _outermost(name) in LIBRARIES:
+        return False
+    file = namespace(sys.modules.get(name)).get("__file__") or ""
+    # This answers for nearly all, in a tenth of the time.
+    is_installed = any(f"/{folder}/" in file for folder in INSTALLED)
+    return name == "__main__" or (bool(file) and not is_installed and is_own_module(name))
 
 
 def _outermost(name: str) -> str:
