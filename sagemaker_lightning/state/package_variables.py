@@ -126,7 +126,7 @@ def trained_tensors(objects: Iterable[Any]) -> Iterator[Trained]:
             if type(value) in NO_STATE or name.startswith("__"):
                 continue
             variable = f"{module_name}.{name}"
-            if isinstance(value, type):
+            if issubclass(type(value), type):
                 if value.__module__ == module_name:
                     for attribute, member in list(vars(value).items()):
                         if type(member) not in NO_STATE and not attribute.startswith("__"):
@@ -145,8 +145,9 @@ def _imported_packages(objects: Iterable[Any]) -> set[str]:
         for value in list(namespace(sys.modules.get(name)).values()):
             packages.add(_outermost(_module_of(value)))
             # A function may import something by itself.
-            for function in vars(value).values() if isinstance(value, type) else (value,):
-                if isinstance(function, types.FunctionType) and function.__module__ == name:
+            is_class = issubclass(type(value), type)
+            for function in list(vars(value).values()) if is_class else (value,):
+                if type(function) is types.FunctionType and function.__module__ == name:
                     names = names_in_code(function.__code__) & sys.modules.keys()
                     packages |= set(map(_outermost, names))
     return packages - LIBRARIES - set(map(_outermost, own)) - {""}
@@ -172,10 +173,15 @@ def _outermost(name: str) -> str:
 
 
 def _module_of(value: Any) -> str:
-    """Return the name of a module, or of the one that has defined a function or class."""
-    if isinstance(value, types.ModuleType):
-        return value.__name__
-    name = getattr(value if isinstance(value, CODE) else type(value), "__module__", None)
+    """Return the name of a module, or of the one that has defined a function or class.
+
+    Only the class of any other object is asked: it may be one that imports what is asked for.
+    """
+    if issubclass(type(value), types.ModuleType):
+        name = namespace(value).get("__name__")
+    else:
+        owner = value if issubclass(type(value), CODE) else type(value)
+        name = getattr(owner, "__module__", None)
     return name if isinstance(name, str) else ""
 
 
@@ -210,12 +216,18 @@ def _reached(variable: str, value: Any, seen: set[int]) -> Iterator[Trained]:
 def _members(value: Any) -> list[tuple[Any, Any]]:
     """Return name and value of what an object holds that may lead to a tensor."""
     class_ = type(value)
+    # Containers' own classes may do anything when they are asked.
     if issubclass(class_, dict):
-        items = list(value.items())[:MAX_OBJECTS]
+        items = list(dict.items(value))[:MAX_OBJECTS]
+        named = [
+            (key if type(key) in (str, int) else f"{type(key).__name__}#{number}", member)
+            for number, (key, member) in enumerate(items)
+        ]
         # A package may know its parameters by themselves.
-        return items + [(f"#{number}", key) for number, (key, _) in enumerate(items)]
-    if issubclass(class_, (list, tuple, set, frozenset, deque)):
-        return list(enumerate(list(value)[:MAX_OBJECTS]))
+        return named + [(f"key#{number}", key) for number, (key, _) in enumerate(items)]
+    for base in (list, tuple, set, frozenset, deque):
+        if issubclass(class_, base):
+            return list(enumerate(base.__iter__(value)))[:MAX_OBJECTS]
     if issubclass(class_, nn.Module):
         return list(value.named_parameters())
     if issubclass(class_, torch.optim.Optimizer):

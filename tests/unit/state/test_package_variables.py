@@ -160,6 +160,32 @@ def test_what_the_model_has_and_what_is_saved_is_no_change(package):
     assert variables.changed([{"scale": (torch.full((2,), 3.0),)}]) == {}
 
 
+class Loads:
+    """An object that stands for another one, which it loads when it is asked for anything."""
+
+    def __getattribute__(self, name):
+        raise ImportError("of what is not there")
+
+
+class Lazy(dict):
+    """A dict that makes its values when it is asked for them."""
+
+    def items(self):
+        raise ImportError("of what is not there")
+
+
+def test_what_loads_something_when_it_is_asked_is_not_asked(package, monkeypatch):
+    package.LAZY = Loads()
+    package.CACHE["lazy"] = Lazy(weight=parameter())
+    monkeypatch.setitem(globals(), "LAZY", package.LAZY)
+    assert names() == ["mathkit.store.CACHE.lazy.weight"]
+
+
+def test_a_parameter_that_is_only_a_key_is_found(package):
+    package.STORE.names[parameter()] = "loc"
+    assert names() == ["mathkit.STORE.names.key#0"]
+
+
 def test_an_odd_object_among_the_imported_modules_is_no_harm(package, monkeypatch):
     package.STORE.param("loc", torch.zeros(2))
     monkeypatch.setitem(sys.modules, "mathkit.odd", SimpleNamespace(weight=parameter()))
