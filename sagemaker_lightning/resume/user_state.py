@@ -315,6 +315,7 @@ class UserState:
             for _, object_ in object_graph.walk(user_objects(self.trainer), code=False)
             if isinstance(object_, nn.Module)
             for parameter in parameters(object_).values()
+            if parameter is not None
         )
         return self.packages.find(start_hooks.objects_of_hooks(self.trainer).values(), known)
 

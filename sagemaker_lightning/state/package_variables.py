@@ -69,11 +69,12 @@ class PackageVariables:
 
         Args:
             objects: Objects of the training, such as the model.
-            known: Tensors that belong to the training; they are left out.
+            known: Tensors that belong to the training; they are left out, and so is what shares
+                their memory.
         """
         found = list(trained_tensors(objects))
-        ids = {id(tensor) for tensor in known} if found else set()
-        self.tensors = [each for each in found if id(each.tensor) not in ids]
+        own = set(map(_memory, known)) if found else set()
+        self.tensors = [each for each in found if _memory(each.tensor) not in own]
         return {each.variable: Elsewhere(each.value) for each in self.tensors}
 
     def note(self, anew: bool) -> None:
@@ -234,6 +235,14 @@ def _members(value: Any) -> list[tuple[Any, Any]]:
         return list(enumerate(value.param_groups))
     is_entered = not issubclass(class_, CODE) and not is_library_class(class_)
     return list(namespace(value).items()) if is_entered else []
+
+
+def _memory(tensor: Tensor) -> int:
+    """Return a number that is equal for tensors that share their memory."""
+    try:
+        return tensor.untyped_storage().data_ptr() or id(tensor)
+    except (RuntimeError, NotImplementedError):  # such as a sparse one
+        return id(tensor)
 
 
 def _digest(tensor: Tensor) -> int:

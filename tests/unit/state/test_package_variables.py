@@ -149,7 +149,7 @@ def test_what_the_model_has_and_what_is_saved_is_no_change(package):
     variables = PackageVariables()
     package.STORE.param("loc", torch.zeros(2))
     package.STORE.param("scale", torch.zeros(2))
-    known = [package.STORE.params["loc"]]
+    known = [nn.Parameter(package.STORE.params["loc"].detach())]  # which shares its memory
     variables.find((), known)
     variables.note(anew=True)
     with torch.no_grad():
