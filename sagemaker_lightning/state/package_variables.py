@@ -241,7 +241,7 @@ def _memory(tensor: Tensor) -> int:
     """Return a number that is equal for tensors that share their memory."""
     try:
         return tensor.untyped_storage().data_ptr() or id(tensor)
-    except (RuntimeError, NotImplementedError):  # such as a sparse one
+    except (RuntimeError, ValueError):  # such as a sparse one, or one of a lazy module
         return id(tensor)
 
 
