@@ -32,11 +32,6 @@ APPLICATION = application.Application(
     channel_data=CIFAR10DataModule,
     settings=HERE / "trainer.yaml",
     recipes=HERE / "recipes",
-    # The old names promised accuracies that nobody had measured.
-    renamed_recipes={
-        "cifar10-94": "fast",
-        "cifar10-96": "accurate",
-    },
 )
 
 

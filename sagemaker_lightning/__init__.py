@@ -30,7 +30,7 @@ PUBLIC = {
     "Divergence": "callbacks.divergence",
     "LogProgress": "callbacks.progress",
     "HostMetrics": "callbacks.host_metrics",
-    "Logger": "callbacks.loggers",
+    "Logger": "callbacks.loggers.tensorboard_events",
     "Triangle": "cli.lr_schedules",
 }
 """The public names, and the modules that have them."""

@@ -380,7 +380,7 @@ CLASS_CHOICES = [
         "lr_scheduler": "CosineAnnealingLR",
         "lr_scheduler.T_max": "2",
     },
-    {"optimizer": "AdamW", "lr_scheduler": "app.schedule.Triangle"},
+    {"optimizer": "AdamW", "lr_scheduler": "sagemaker_lightning.Triangle"},
     {
         "optimizer": "RMSprop",
         "lr_scheduler": "OneCycleLR",

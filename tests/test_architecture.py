@@ -48,3 +48,24 @@ def test_no_module_shadows_a_package():
         "boto3",
     }
     assert not package_names & {path.stem for path in modules("app", "sagemaker_lightning/launch")}
+
+
+def test_unit_tests_mirror_the_runtime():
+    """tests/unit/<package>/test_<module>.py: a module's tests are found by its name.
+
+    pytest imports each file of tests by its own name: none may be there twice.
+    """
+    unit = ROOT / "tests/unit"
+    tested = [
+        path.with_name(path.stem.removeprefix("test_")).relative_to(unit)
+        for path in unit.rglob("test_*.py")
+    ]
+    runtime = ROOT / "sagemaker_lightning"
+    strays = [
+        str(path)
+        for path in tested
+        if not (runtime / f"{path}.py").exists() and not (runtime / path / "__init__.py").exists()
+    ]
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert tested and not strays
+    assert sorted(names) == sorted(set(names))

@@ -15,7 +15,6 @@ from sagemaker_lightning.contract.environment import (
     drilled,
     failure_file,
     in_container,
-    trims,
     variables_of,
 )
 from sagemaker_lightning.contract.errors import UserError
@@ -228,11 +227,6 @@ def test_logs_are_where_they_survive_interruptions():
 def test_only_a_jobs_container_counts_as_one():
     assert in_container({"SM_OUTPUT_DIR": "/opt/ml/output"})
     assert not in_container({}) and not in_container({"SM_OUTPUT_DIR": "/tmp/job/output"})
-
-
-def test_only_0_leaves_libraries_as_they_are():
-    assert [trims(variables) for variables in ({}, {"SAGEMAKER_LIGHTNING_TRIM": "1"})] == [True] * 2
-    assert not trims({"SAGEMAKER_LIGHTNING_TRIM": "0"})
 
 
 @pytest.mark.parametrize("seconds", ["1", "999999"])

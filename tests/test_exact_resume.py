@@ -58,7 +58,7 @@ from sagemaker_lightning import (
     make_deterministic,
     report_failures,
 )
-from sagemaker_lightning.callbacks.loggers import read_events
+from sagemaker_lightning.callbacks.loggers.tensorboard_events import read_events
 from sagemaker_lightning.compat import versions
 from sagemaker_lightning.contract import reporting, shutdown
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome

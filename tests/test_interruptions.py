@@ -121,7 +121,7 @@ CONFIGURATIONS = {
     "a rate for each step": [
         "--optimizer=SGD",
         "--optimizer.lr=0.1",
-        "--lr_scheduler=app.schedule.Triangle",
+        "--lr_scheduler=sagemaker_lightning.Triangle",
     ],
     "early stopping": [*EARLY_STOPPING, "--trainer.max_epochs=12", "--resume.every_n_steps=3"],
 }

@@ -138,7 +138,7 @@ def rates(tmp_path, *flags: str) -> list[float]:
 
 @pytest.mark.slow
 def test_it_is_stepped_after_each_batch(tmp_path):
-    rates_seen = rates(tmp_path, "--lr_scheduler=app.schedule.Triangle")
+    rates_seen = rates(tmp_path, "--lr_scheduler=sagemaker_lightning.Triangle")
     assert rates_seen == pytest.approx([0, 1, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25])
 
 
@@ -233,6 +233,6 @@ def test_others_are_stepped_after_each_epoch(tmp_path):
 
 
 def test_a_run_without_an_end_has_no_triangle(tmp_path):
-    flags = ["--lr_scheduler=app.schedule.Triangle", "--trainer.max_epochs=-1"]
+    flags = ["--lr_scheduler=sagemaker_lightning.Triangle", "--trainer.max_epochs=-1"]
     with pytest.raises(UserError, match=r"--lr_scheduler=Triangle: the run has no end"):
         rates(tmp_path, *flags)

@@ -153,11 +153,10 @@ def test_the_number_is_set_before_torch_is_imported(tmp_path, own, threads_expec
     code = (
         "import atexit, gc\n"
         "atexit.register(lambda: print('end', gc.get_freeze_count()))\n"
-        "from sagemaker_lightning.compat import overhead, versions\n"
+        "from sagemaker_lightning.compat import versions\n"
         "from sagemaker_lightning.process import lightning_import, threads\n"
         "threads.usable_cpus = lambda: 1\n"
         "versions.check = lambda: print('versions')\n"
-        "overhead.skip_scipy_signal = lambda: print('scipy.signal')\n"
     )
     code += "lightning_import.import_lightning()\nassert gc.isenabled() and gc.get_freeze_count()"
     if len(os.sched_getaffinity(0)) == 1 and not own:
@@ -166,7 +165,6 @@ def test_the_number_is_set_before_torch_is_imported(tmp_path, own, threads_expec
     # the import; at the end no object is frozen any more.
     assert run(code, tmp_path, **own).stdout.splitlines() == [
         "versions",
-        "scipy.signal",
         f"pytorch_lightning {threads_expected} False",
         f"torchvision {threads_expected} False",
         "end 0",

@@ -190,7 +190,7 @@ def test_the_checkpoints_of_a_finished_job_are_no_output(fit, tmp_path: Path):
     assert fit("--model.how=loss", "--resume.every_n_steps=1")[1] == 1
     assert (folder / "step-000000004.ckpt").is_file()  # who repairs it goes on from there
     (folder / "notes.txt").write_text("somebody else's")
-    (folder / "wandb-mine.jsonl").touch()  # callbacks/wandb_rows.py keeps rows there
+    (folder / "wandb-mine.jsonl").touch()  # callbacks/loggers/wandb_rows.py keeps rows there
     for path in folder.glob("*.ckpt"):
         path.unlink()
     (tmp_path / "job/output/failure").unlink()

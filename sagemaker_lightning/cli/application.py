@@ -1,7 +1,6 @@
 """The defaults that a program gives the CLI: model, data, settings and recipes."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,6 @@ class Application:
     """A YAML file of settings that differ from the classes' own defaults; flags override it."""
     recipes: Path | None = None
     """A folder of YAML files that --config takes by name."""
-    renamed_recipes: Mapping[str, str] = field(default_factory=dict)
-    """The present names of recipes, by their former names."""
 
     @property
     def recipe_files(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import nn
 
-from sagemaker_lightning.callbacks import wandb_rows
+from sagemaker_lightning.callbacks.loggers import wandb_rows
 from sagemaker_lightning.callbacks.progress import texts
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.atomic_files import (

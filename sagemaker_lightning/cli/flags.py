@@ -29,6 +29,11 @@ class Setting(NamedTuple):
     source: str
     """" (in FILE)", or "" for the command line."""
 
+    @property
+    def value(self) -> str:
+        """What is given, as text; "" if nothing is."""
+        return self.words[1] if len(self.words) == 2 else self.words[0].partition("=")[2]
+
 
 def recipes(args: list[str], known: Mapping[str, str]) -> list[str]:
     """Return `args` with the path of each recipe in place of its name.
@@ -100,7 +105,7 @@ def _split_words(args: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 def _settings_of_flag(flag: str, words: list[str]) -> Iterator[Setting]:
     """Yield each setting of one flag; see `given`."""
-    text = words[1] if len(words) == 2 else words[0].partition("=")[2]
+    text = Setting(flag, words, "").value
     groups = {}
     source = ""
     try:

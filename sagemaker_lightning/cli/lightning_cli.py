@@ -19,7 +19,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from sagemaker_lightning.callbacks.divergence import Divergence
 from sagemaker_lightning.callbacks.host_metrics import HostMetrics
-from sagemaker_lightning.callbacks.loggers import Logger
+from sagemaker_lightning.callbacks.loggers.tensorboard_events import Logger
 from sagemaker_lightning.callbacks.progress import LogProgress
 from sagemaker_lightning.cli import (
     default_data,
@@ -30,7 +30,7 @@ from sagemaker_lightning.cli import (
     smddp,
 )
 from sagemaker_lightning.cli.application import Application, class_path
-from sagemaker_lightning.compat import jsonargparse_types, overhead
+from sagemaker_lightning.compat import jsonargparse_types
 from sagemaker_lightning.compat.lightning_loaders import evaluate_everything_on_each_rank
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
@@ -100,7 +100,6 @@ class CommandLine(LightningCLI):
         self.stop = stop
         self.application = application or Application()
         _silence_warnings()
-        overhead.trim_lightning()
         jsonargparse_types.keep_whole_numbers()
         allocator.keep_freed_memory()
         super().__init__(

@@ -5,9 +5,9 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -27,7 +27,7 @@ from sagemaker_lightning.cli.suggestions import (
     subclasses,
     why_not,
 )
-from sagemaker_lightning.compat import jsonargparse_types
+from sagemaker_lightning.compat import jsonargparse_errors, jsonargparse_types
 from sagemaker_lightning.contract.errors import UserError, printable
 
 REFUSED = (ArgumentError, OSError, ValueError, OverflowError, RecursionError)
@@ -89,8 +89,7 @@ def explain_all(
     parses the others again, until nothing is wrong. It looks no further after MAX_EXPLAINED
     mistakes or MAX_PARSED settings, and says so.
     """
-    # Else the first parsing without a mistake would print the settings and exit.
-    vars(parser).pop("print_config", None)
+    jsonargparse_errors.print_no_config(parser)
     known = KnownFlags(parser)
     settings = list(flags.given(args))
     lines: dict[str, str] = {}
@@ -125,70 +124,36 @@ def explain_all(
     return _join_lines(_in_order(lines, settings), unexplained, "; there may be more")
 
 
-def explain(error: ArgumentError, parser: ArgumentParser) -> str:
-    """Return one line for an error of the parser.
+def explain(error: Exception, parser: ArgumentParser) -> str:
+    """Return one line for an error of the parser."""
+    return _line(jsonargparse_errors.read(error), parser)
 
-    A message of jsonargparse (4.53) has up to forty lines; the last part says what is wrong.
-    """
-    text = str(error).replace("<class 'NoneType'>", "null")
-    keys = re.findall(r'Parser key "([^"]+)"', text)
-    flag = "--" + ".".join(key for key, after in pairwise([*keys, ""]) if not _covers(key, after))
-    owner = (re.findall(r"given class_path '([^']+)'", text) or [""])[-1]
-    types = (re.findall(r"Subtypes: \[(.*)", text) or [""])[0]
-    bases = re.findall(r"(?:<class '|list\[(?!typing))(\w+(?:\.\w+)+)", types)
-    if option := re.search(r"(?:class_path '([^']+)':\s+)?Option '([^']+)' is not accepted", text):
-        return (
-            _explain_unknown_setting(flag, option[2], option[1], bases)
-            if option[1]
-            else KnownFlags(parser).explain(f"--{option[2]}")
-        )
-    if option := re.search(r"Group '([^']+)' does not accept option '([^']+)'", text):
-        return KnownFlags(parser).explain(f"--{option[1]}.{option[2]}")
-    # A second word belongs to the flag only if the flag was typed with a blank: `--trainer
-    # max_epochs=5`.
-    if unknown := re.search(r"unrecognized arguments: ([^\s=]+(?: [^-=\s][^\s=]*(?==))?)", text):
-        return KnownFlags(parser).explain(unknown[1])
-    if required := re.search(
-        r"class_path '([^']+)':\s+the following arguments are required: (.+)", text
-    ):
-        return (
-            f"{flag}: {required[1].rpartition('.')[2]} needs {required[2]}; give "
-            f"{flag}.{required[2].split(', ')[0]}"
-        )
-    # What follows the innermost key is about the setting that is wrong.
-    about_setting = text.rpartition('Parser key "')[2]
-    given_value = (
-        re.findall(r"(?:Given|Got) value: (?!NestedArg|Namespace)(.*)", about_setting)
-        or re.findall(r"value: NestedArg\(.*val='?(.*?)'?\)", about_setting)
-        or [""]
-    )[0].strip()
-    if bases and (not owner or f"class_path '{owner}'" in about_setting):
-        setting = re.search(r"Given value: NestedArg\(key='(?!class_path|init_args)(\w+)'", text)
-        if setting and not owner:
-            return _explain_lacking_class(flag, setting[1], bases)
-        given_class = re.search(r"Import path (\S+) does not correspond", text) or re.search(
-            r"Given value: .*(?:'class_path': |key='class_path', val=)'([^']*)'", text
-        )
-        name = given_class[1] if given_class else given_value
-        return f"{flag}: found {shown(name)}{why_not(name)}, allowed {choice(name, bases)}"
-    if group := re.search(r"""Unable to load config ['"](.*)['"]""", about_setting):
-        return f"{flag}: found {shown(group[1])}, allowed are its settings: {flag}.NAME=VALUE"
-    if missing := re.fullmatch(r"the following arguments are required: (?:--)?(.+)", text):
-        return f"--{missing[1]}: is needed, and not given"
-    expected = (
-        r"Expected (?:an? )?(?:<class '(\w+)'>|typing\.Literal\[(.*)\]|(tuple with \d+ elements))"
-    )
-    if expected_types := dict.fromkeys(
-        name for names in re.findall(expected, text) for name in names if name
-    ):
-        nullable = ["null"] if re.search("Expected (a )?null", text) and not owner else []
-        return (
-            f"{flag}: found {shown(given_value)}, allowed is "
-            f"{' or '.join([*expected_types, *nullable])}"
-        )
-    return " ".join(
-        re.sub(r'^Parser key "([^"]+)":?', r"--\1:", text.removeprefix("argument ")).split()
-    )
+
+def _line(mistake: jsonargparse_errors.Mistake, parser: ArgumentParser) -> str:
+    """Return the line for what the parser says is wrong."""
+    flag = mistake.flag
+    match mistake:
+        case jsonargparse_errors.UnknownFlag():
+            return KnownFlags(parser).explain(flag)
+        case jsonargparse_errors.LackingFlag():
+            return f"{flag}: is needed, and not given"
+        case jsonargparse_errors.NoSettings(found=found):
+            return f"{flag}: found {shown(found)}, allowed are its settings: {flag}.NAME=VALUE"
+        case jsonargparse_errors.WrongValue(found=found, allowed=allowed):
+            return f"{flag}: found {shown(found)}, allowed is {' or '.join(allowed)}"
+        case jsonargparse_errors.WrongClass(found=found, bases=bases):
+            return f"{flag}: found {shown(found)}{why_not(found)}, allowed {choice(found, bases)}"
+        case jsonargparse_errors.SettingOfNoClass(setting=setting, bases=bases):
+            return _explain_lacking_class(flag, setting, bases)
+        case jsonargparse_errors.UnknownSetting(setting=setting, owner=owner, bases=bases):
+            return _explain_unknown_setting(flag, setting, owner, bases)
+        case jsonargparse_errors.LackingSettings(owner=owner, settings=settings):
+            return (
+                f"{flag}: {owner.rpartition('.')[2]} needs {', '.join(settings)}; give "
+                f"{flag}.{settings[0]}"
+            )
+        case _:
+            return mistake.text
 
 
 @contextmanager
@@ -252,20 +217,13 @@ def of_a_component(error: Exception, config: Namespace) -> Exception:
     The parser may have raised the error as one of its own; then its cause is converted. Returns the
     error itself if it is not about a flag's settings.
     """
-    frames = list(traceback.walk_tb(error.__traceback__))
-    while _raised_by_the_parser(frames) and (cause := error.__cause__ or error.__context__):
-        error = cause
-        frames += traceback.walk_tb(error.__traceback__)
+    error, frames = jsonargparse_errors.unwrapped(error)
     components = jsonargparse_types.components(frame for frame, _ in frames)
     if not components or not isinstance(error, REFUSED_BY_CLASSES):
         return error
     path = ".".join(flags.BARE.sub("", component.dest) for component in components)
     chosen = config.get(components[0].dest) if len(components) == 1 else None
     return named(f"--{path}", vars(chosen) if isinstance(chosen, Namespace) else {}, error, frames)
-
-
-def _raised_by_the_parser(frames: list[tuple]) -> bool:
-    return frames[-1][0].f_globals.get("__name__", "").partition(".")[0] == "jsonargparse"
 
 
 def named(
@@ -386,12 +344,10 @@ def _explain_wrong_file(flag: str, words: list[str], application: Application) -
         return ""
     if not flags.is_file(name):
         known = ", ".join(application.recipe_files)
-        renamed = application.renamed_recipes
-        state = (
-            f"is called {renamed[name]} now" if name in renamed else f"is no file in {Path.cwd()}"
-        )
         allowed = f"a file, or one of {known}" if known else "a file"
-        return f"--config: found {shown(name)}, which {state}; allowed is {allowed}"
+        return (
+            f"--config: found {shown(name)}, which is no file in {Path.cwd()}; allowed is {allowed}"
+        )
     try:
         flags.settings_in(name)
     except UserError as error:
@@ -444,7 +400,8 @@ def _parser_message(parser: ArgumentParser, settings: list[flags.Setting]) -> tu
     try:
         config = parser.parse_args([word for setting in settings for word in setting.words])
     except REFUSED as error:
-        return explain(error, parser), "arguments are required" in str(error)
+        mistake = jsonargparse_errors.read(error)
+        return _line(mistake, parser), mistake.is_lacking
     return unwanted(config), False
 
 
@@ -542,7 +499,7 @@ class KnownFlags:
         )
 
 
-def _explain_unknown_setting(flag: str, option: str, owner: str, bases: list[str]) -> str:
+def _explain_unknown_setting(flag: str, option: str, owner: str, bases: Sequence[str]) -> str:
     """Return the line for a setting that the class `owner` does not have.
 
     The class may be given or the default.
@@ -563,7 +520,7 @@ def _explain_unknown_setting(flag: str, option: str, owner: str, bases: list[str
     return f"{flag}.{option}: {name} has no such setting; {advice}"
 
 
-def _explain_lacking_class(flag: str, option: str, bases: list[str]) -> str:
+def _explain_lacking_class(flag: str, option: str, bases: Sequence[str]) -> str:
     """Return the line for a setting of no class, and the setting that may be meant."""
     names = {name for base in bases for kind in subclasses(base) for name in flags.settings(kind)}
     if option not in names and (matches := closest(option, sorted(names))):

@@ -4,6 +4,7 @@ import difflib
 import inspect
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -60,7 +61,7 @@ REPLACED = {
 }
 
 
-def choice(given: str, bases: list[str]) -> str:
+def choice(given: str, bases: Sequence[str]) -> str:
     """Return which classes may be chosen, and a similar name if there is one.
 
     Args:

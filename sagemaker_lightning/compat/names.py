@@ -182,20 +182,15 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
     },
     "lightning_loggers": {
         "pytorch_lightning.loggers": {
+            "CSVLogger._version": "attribute",
+            "TensorBoardLogger._version": "attribute",
+        }
+    },
+    "csv_logger": {
+        "pytorch_lightning.loggers": {
             "CSVLogger._experiment": "attribute",
             "CSVLogger._fs": "attribute",
-            "CSVLogger._version": "attribute",
-            "MLFlowLogger._experiment_name": "attribute",
-            "MLFlowLogger._mlflow_client": "attribute",
-            "MLFlowLogger._run_id": "attribute",
-            "MLFlowLogger._tracking_uri": "attribute",
-            "TensorBoardLogger._experiment": "attribute",
-            "TensorBoardLogger._version": "attribute",
-            "WandbLogger._id": "attribute",
-            "WandbLogger._wandb_init": "attribute",
         },
-        "torch.utils.tensorboard": {"SummaryWriter._get_file_writer": "(self)"},
-        "tensorboard.summary.writer.event_file_writer": {"time": "value"},
         "pytorch_lightning.loggers.csv_logs": {
             "ExperimentWriter._check_log_dir_exists": "(self)",
             "ExperimentWriter._fs": "attribute",
@@ -203,6 +198,25 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "ExperimentWriter.metrics_file_path": "attribute",
             "ExperimentWriter.metrics_keys": "attribute",
         },
+    },
+    "tensorboard_logger": {
+        "pytorch_lightning.loggers": {"TensorBoardLogger._experiment": "attribute"},
+        "torch.utils.tensorboard": {"SummaryWriter._get_file_writer": "(self)"},
+        "tensorboard.summary.writer.event_file_writer": {"time": "value"},
+    },
+    "mlflow_logger": {
+        "pytorch_lightning.loggers": {
+            "MLFlowLogger._experiment_name": "attribute",
+            "MLFlowLogger._mlflow_client": "attribute",
+            "MLFlowLogger._run_id": "attribute",
+            "MLFlowLogger._tracking_uri": "attribute",
+        }
+    },
+    "wandb_logger": {
+        "pytorch_lightning.loggers": {
+            "WandbLogger._id": "attribute",
+            "WandbLogger._wandb_init": "attribute",
+        }
     },
     "torch_data": {
         "torch.utils.data": {
@@ -271,12 +285,41 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "ArgumentParser.instantiate.component": "local",
         },
     },
-    "overhead": {
-        "lightning_fabric.utilities.cloud_io": {"_is_object_storage": "(fs)"},
-        RESULT: {"_ResultMetric.to": "(self, ...)"},
+    "jsonargparse_errors": {
+        "jsonargparse._typehints": {
+            "NestedArg": "class",
+            "NestedArg.key": "value",
+            "NestedArg.val": "value",
+        }
     },
     "random_generators": {
         "numpy.random.bit_generator": {"randbits": "value"},
         "random": {"Random.seed": "(self, a, ...)"},
     },
 }
+
+WORDING: dict[str, dict[str, list[str]]] = {
+    "jsonargparse_errors": {
+        "jsonargparse._actions": ["print_config", 'Parser key "', "Unable to load config "],
+        "jsonargparse._core": [
+            'Parser key "',
+            "Group '",
+            "' does not accept option '",
+            "Option '",
+            "' is not accepted",
+            "the following arguments are required: ",
+            "unrecognized arguments: ",
+        ],
+        "jsonargparse._typehints": [
+            'Parser key "',
+            "Subtypes: ",
+            "Given value: ",
+            "Got value: ",
+            "Expected ",
+            "given class_path ",
+            "Import path ",
+            "correspond",
+        ],
+    },
+}
+"""What a module here reads out of other packages' texts, by the module whose source has it."""

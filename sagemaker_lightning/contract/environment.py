@@ -286,14 +286,6 @@ def watch(variables: Mapping[str, str] = os.environ) -> Path | None:
     )
 
 
-def trims(variables: Mapping[str, str] = os.environ) -> bool:
-    """Return whether needless work of libraries is left out (compat/overhead.py).
-
-    SAGEMAKER_LIGHTNING_TRIM=0 leaves the libraries as they are.
-    """
-    return variables.get("SAGEMAKER_LIGHTNING_TRIM") != "0"
-
-
 def drilled(variables: Mapping[str, str], base: Path, asked: Mapping) -> dict[str, str]:
     """Return `variables` for a run whose model, logs and checkpoints go below `base`.
 

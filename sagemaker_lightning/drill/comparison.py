@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sagemaker_lightning.callbacks.loggers import read_events
+from sagemaker_lightning.callbacks.loggers.tensorboard_events import read_events
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.resume.checkpoint_file import ENTRIES_KEY, read
 from sagemaker_lightning.state.object_state import digest

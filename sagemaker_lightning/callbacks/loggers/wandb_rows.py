@@ -15,10 +15,56 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sagemaker_lightning.compat import lightning_loggers
+from pytorch_lightning.loggers import WandbLogger
+
+from sagemaker_lightning.callbacks.loggers.base import RunContinuation, put_before_its_class
+from sagemaker_lightning.compat import wandb_logger
 
 TAIL_BYTES = 2**16
 """How many of the file's last bytes a checkpoint has: hundreds of rows."""
+
+
+class WandbContinuation(RunContinuation):
+    """The continuation of a WandbLogger."""
+
+    serves = WandbLogger
+    argument = "id"
+
+    def take_version(self, version: int | str) -> None:
+        """Have the logger go on in a run, unless it has another."""
+        wandb_logger.set_run_if_none(self.logger, version)
+
+    def prepare(self, folder: Path | None) -> None:
+        """Have `Rows` send the rows, if there is a folder to keep them in.
+
+        The points may come from TensorBoard's files: these are left alone.
+        """
+        is_lightnings = getattr(type(self.logger), "experiment", None) is WandbLogger.experiment
+        if folder and is_lightnings and not wandb_logger.copies_tensorboard(self.logger):
+            put_before_its_class(self.logger, ContinuedWandbLogger, folder=folder)
+
+    @property
+    def _rows(self) -> "Rows | None":
+        return self.logger.rows if isinstance(self.logger, ContinuedWandbLogger) else None
+
+    def keep_back(self, run_id: str, trains: bool) -> None:
+        """Keep rows back until it is known if the interrupted run has logged them."""
+        if isinstance(self.logger, ContinuedWandbLogger):
+            self.logger.wait()
+
+    def state(self) -> dict[str, Any]:
+        """Return how many rows there are, and the end of their file."""
+        return self._rows.state() if self._rows else {}
+
+    def cut_back(self, state: Mapping[str, Any], step: int, first: bool) -> None:
+        """Send no row again that W&B has, and those that it lacks."""
+        if isinstance(self.logger, ContinuedWandbLogger) and first and "rows" in state:
+            self.logger.make_rows().continue_from(state["rows"], state["size"], state["end"])
+
+    def begin_anew(self) -> None:
+        """Send the rows that were kept back."""
+        if self._rows:
+            self._rows.log_held()
 
 
 class Rows:
@@ -137,7 +183,7 @@ class Rows:
         return plain
 
 
-class ContinuedWandbLogger(lightning_loggers.RunLogger):
+class ContinuedWandbLogger(wandb_logger.RunLogger):
     """The base that a WandbLogger gets before its own class, so that `Rows` sends its rows."""
 
     folder: Path

@@ -7,11 +7,89 @@ asked, once, for those that it got after these. Points that it has are not sent 
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.loggers import MLFlowLogger
 
-from sagemaker_lightning.compat import lightning_loggers
+from sagemaker_lightning.callbacks.loggers.base import RunContinuation
+from sagemaker_lightning.compat import mlflow_logger
+
+
+class MLflowContinuation(RunContinuation):
+    """The continuation of a MLFlowLogger."""
+
+    serves = MLFlowLogger
+    argument = "run_id"
+
+    @property
+    def name(self) -> str:
+        """The name of the experiment."""
+        return mlflow_logger.experiment(self.logger)
+
+    @property
+    def version(self) -> str | None:
+        """The id of the run."""
+        return mlflow_logger.run_id(self.logger)
+
+    def take_version(self, version: int | str) -> None:
+        """Have the logger go on in a run, unless it has another."""
+        mlflow_logger.set_run_if_none(self.logger, version)
+
+    @property
+    def points(self) -> "Points":
+        """The client by which the logger sends its points; it becomes one of ours."""
+        client = mlflow_logger.client(self.logger)
+        if not isinstance(client, Points):
+            client = Points(client)
+            mlflow_logger.send_by(self.logger, client)
+        return client
+
+    def prepare(self, folder: Path | None) -> None:
+        """Have `Points` send the points, if there are checkpoints to continue from."""
+        if folder:
+            _ = self.points
+
+    def is_there(self, run_id: str) -> bool:
+        """Return whether the server has a run; if not, print that a new one begins."""
+        import mlflow
+        from mlflow.exceptions import MlflowException
+
+        # As the logger does before its first use; SageMaker's plugin asks for it.
+        mlflow.set_tracking_uri(mlflow_logger.tracking_uri(self.logger))
+        try:
+            if mlflow_logger.client(self.logger).get_run(run_id).info.lifecycle_stage == "active":
+                return True
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+        print(
+            f"warning: MLflow has no run {run_id}, which the interrupted run logged to: the curves "
+            "begin in a new one",
+            flush=True,
+        )
+        return False
+
+    def keep_back(self, run_id: str, trains: bool) -> None:
+        """Keep points back until it is known which come again; before a training, send new ones."""
+        if trains:
+            self.points.wait(run_id)
+        else:
+            self.points.repeat(run_id)
+
+    def state(self) -> dict[str, Any]:
+        """Return how many points of each metric there are."""
+        version = self.version
+        return {"points": self.points.state(version)} if version else {}
+
+    def cut_back(self, state: Mapping[str, Any], step: int, first: bool) -> None:
+        """Send no point again that the server has."""
+        if first and state["version"]:
+            self.points.continue_from(state["version"], state["points"])
+
+    def begin_anew(self) -> None:
+        """Send the points that were kept back."""
+        self.points.log_held()
 
 
 class Points:
@@ -205,33 +283,3 @@ class _Run:
 def _synchronous_argument(synchronous: bool | None) -> dict[str, bool]:
     """Return the argument if there is one: MLflow before 2.8 has no such argument."""
     return {} if synchronous is None else {"synchronous": synchronous}
-
-
-def points(logger: MLFlowLogger) -> Points:
-    """Return the client by which a logger sends its points; it becomes one of ours."""
-    client = lightning_loggers.client(logger)
-    if not isinstance(client, Points):
-        client = Points(client)
-        lightning_loggers.send_by(logger, client)
-    return client
-
-
-def is_there(logger: MLFlowLogger, run_id: str) -> bool:
-    """Return whether the server has a run; if not, print that a new one begins."""
-    import mlflow
-    from mlflow.exceptions import MlflowException
-
-    # As the logger does before its first use; SageMaker's plugin asks for it.
-    mlflow.set_tracking_uri(lightning_loggers.tracking_uri(logger))
-    try:
-        if lightning_loggers.client(logger).get_run(run_id).info.lifecycle_stage == "active":
-            return True
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-    print(
-        f"warning: MLflow has no run {run_id}, which the interrupted run logged to: the curves "
-        "begin in a new one",
-        flush=True,
-    )
-    return False
