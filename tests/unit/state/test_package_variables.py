@@ -229,3 +229,12 @@ def test_a_run_that_has_the_packages_variable_in_the_model_names_nothing(package
     package.STORE.param("loc", torch.zeros(2))
     short_fits.trainer(tmp_path).fit(model)
     assert "changes while training" not in capsys.readouterr().out
+
+
+def test_a_model_whose_parameters_have_no_memory_yet(package):
+    package.STORE.param("loc", torch.zeros(2))
+    known = [nn.LazyLinear(1).weight, torch.eye(2).to_sparse()]
+    variables = PackageVariables()
+    assert {name for name in variables.find([], known) if name.startswith("mathkit")} == {
+        "mathkit.STORE"
+    }
