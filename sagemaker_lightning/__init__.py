@@ -44,6 +44,9 @@ def __getattr__(name: str) -> object:
     if not PUBLIC[name].startswith("contract."):  # all others need Lightning
         import_module(f"{__name__}.compat.versions").check()
     value = globals()[name] = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
+    if name == "ExactResume":
+        # A resumed run that differs says why, by a search that is no part of the training.
+        import_module(f"{__name__}.drill.causes").register()
     return value
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from sagemaker_lightning import ExactResume
 from sagemaker_lightning.resume import callback, checkpoint_file
 
-OF_RESUME = "every_n_steps", "keep", "other_settings", "saves", "seed"
+OF_RESUME = "every_n_steps", "keep", "other_settings", "parts", "saves", "seed", "strict"
 
 
 def trainer(folder: Path, *callbacks: pl.Callback, **options) -> pl.Trainer:

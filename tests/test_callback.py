@@ -40,12 +40,12 @@ from sagemaker_lightning.callbacks.divergence import Divergence
 from sagemaker_lightning.contract import deadlines, reporting, shutdown
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.data.loaders.resumable import digest_of
+from sagemaker_lightning.drill import drilled_run
 from sagemaker_lightning.resume import (
     agreement,
     callback,
     checkpoint_dir,
     checkpoint_file,
-    drilled_run,
     folder_lock,
     journal,
 )
@@ -441,6 +441,32 @@ def test_weights_that_are_others_in_a_validation_are_saved_as_before_it(tmp_path
         fit(tmp_path / "run", Swaps(), stop, model=Validated(), **options)
     assert saved(tmp_path / "run") == {6: "validation"}
     assert equal(fit(tmp_path / "run", Swaps(), model=Validated(), **options), expected)
+
+
+class Unoptimized(Line):
+    """Steps by itself, without an optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.zero_grad()
+        super().training_step(batch, batch_idx).backward()
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter -= 0.1 * parameter.grad
+
+    def configure_optimizers(self):
+        return None
+
+
+def test_a_run_without_an_optimizer_resumes(tmp_path):
+    expected = fit(tmp_path / "alone", model=Unoptimized(), max_epochs=2)
+    with interrupted():
+        ctrl_c = At("end of epoch 0", press_ctrl_c)
+        fit(tmp_path / "run", ctrl_c, model=Unoptimized(), max_epochs=2)
+    assert equal(fit(tmp_path / "run", model=Unoptimized(), max_epochs=2), expected)
 
 
 @pytest.mark.parametrize(
@@ -1392,13 +1418,36 @@ def test_a_strategy_whose_runs_cannot_be_resumed_is_one_line(
     assert said.startswith("this run is trained and saved as Lightning does") == (says == "")
 
 
+TWO_HOSTS = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
+
+
 def test_the_hosts_of_a_job_are_joined_unless_that_is_done(tmp_path, monkeypatch):
+    """When a run begins, and not before: nothing waits while the callback is made."""
     joined = []
     monkeypatch.setattr(callback.rendezvous, "join", lambda *given: joined.append(given))
-    ExactResume(tmp_path, environment=SageMakerEnvironment())
+    fit(tmp_path / "done", environment=SageMakerEnvironment(), max_epochs=1)
+    ours = trainer(tmp_path / "ours")
     assert joined == []
-    ExactResume(tmp_path)
+    ours.fit(Line())
     assert joined == [(SageMakerEnvironment.read(), os.environ)]
+
+
+def test_a_trainer_knows_its_node_when_it_is_made(tmp_path, monkeypatch):
+    """Lightning's Trainer reads the node's rank then."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
+        monkeypatch.setenv(name, "")  # it is taken back after the test
+        monkeypatch.delenv(name)
+    environment = SageMakerEnvironment(**TWO_HOSTS)
+    monkeypatch.setattr(callback.SageMakerEnvironment, "read", lambda: environment)
+    ExactResume(tmp_path, environment=environment)
+    assert "NODE_RANK" not in os.environ
+    os.environ["MASTER_PORT"] = "4"
+    ExactResume(tmp_path)
+    assert [os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")] == [
+        "algo-1",
+        "4",
+        "1",
+    ]
 
 
 def test_a_drill_records_a_training_once(tmp_path, monkeypatch):
@@ -1406,7 +1455,8 @@ def test_a_drill_records_a_training_once(tmp_path, monkeypatch):
     asked = {"folder": f"{tmp_path}", "reached": f"{tmp_path / 'reached'}", "epochs": 1}
     asked |= {"steps": 3, "moment": None, "workers": None}
     environment = SageMakerEnvironment(drill=asked, checkpoint_dir=tmp_path / "run")
-    fit(Path("unused"), environment=environment, max_epochs=3)
+    drilled = drilled_run.Drilled(asked)
+    fit(Path("unused"), drilled, environment=environment, max_epochs=3)
     assert saved(tmp_path / "run") == {2: "batch", 3: "epoch"}
     kinds = [json.loads(line)["at"][0] for line in (tmp_path / "steps-0.jsonl").open()]
     assert kinds == ["start", "batch", "batch", "batch", "epoch", "end"]

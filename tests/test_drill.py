@@ -24,7 +24,7 @@ from containers import ROOT
 from pytorch_lightning.loggers import MLFlowLogger
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume.drilled_run import Drilled
+from sagemaker_lightning.drill.drilled_run import Drilled
 
 pytestmark = pytest.mark.slow
 
@@ -146,7 +146,7 @@ def test_what_is_not_exact_is_named(desk: Desk, model, data, only, first_differe
 
 def test_a_drill_logs_to_no_server(tmp_path: Path):
     settings = {"folder": tmp_path, "reached": tmp_path, "epochs": 1, "steps": 1}
-    drilled = Drilled(settings | {"moment": None, "workers": None}, None)
+    drilled = Drilled(settings | {"moment": None, "workers": None})
     logger = MLFlowLogger.__new__(MLFlowLogger)  # its package is not installed here
     trainer = types.SimpleNamespace(loggers=[logger])
     with pytest.raises(UserError, match="MLFlowLogger: a drill would log to its server, too"):

@@ -7,7 +7,7 @@ import argparse
 import contextlib
 import fractions
 import functools
-import importlib
+import importlib.metadata
 import itertools
 import json
 import os
@@ -26,7 +26,7 @@ import records
 import torch
 import torchmetrics
 from containers import ROOT
-from pytorch_lightning import Callback, LightningModule
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import MLFlowLogger, WandbLogger
 from pytorch_lightning.trainer.states import RunningStage
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -35,9 +35,9 @@ from torch.utils.tensorboard import SummaryWriter
 from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
 from sagemaker_lightning.contract.environment import DRILL_VARIABLE, SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.drill import command, comparison
+from sagemaker_lightning.drill import command, comparison, drilled_run, hook
 from sagemaker_lightning.drill.command import Drill, Impossible, Interruption, RunResult
-from sagemaker_lightning.resume import checkpoint_file, drilled_run
+from sagemaker_lightning.resume import checkpoint_file
 from sagemaker_lightning.resume.callback import ExactResume
 from sagemaker_lightning.state import module_variables
 
@@ -1277,9 +1277,9 @@ def test_a_loader_gets_another_number_of_workers(workers_before, workers_after):
 # What a drilled run adds --------------------------------------------------------------------------
 
 
-def drilled(folder: Path, resume=None, **asked) -> drilled_run.Drilled:
+def drilled(folder: Path, **asked) -> drilled_run.Drilled:
     settings = {"folder": folder, "reached": folder / "reached", "epochs": 2, "steps": 3}
-    return drilled_run.Drilled(settings | {"moment": None, "workers": None} | asked, resume)
+    return drilled_run.Drilled(settings | {"moment": None, "workers": None} | asked)
 
 
 def trainer_of(**values) -> SimpleNamespace:
@@ -1345,13 +1345,55 @@ def test_a_drilled_run_is_short(tmp_path: Path, untrained, given, steps, expecte
 
 
 def test_a_drilled_run_saves_every_other_step_in_the_folder_of_the_drill(tmp_path: Path):
-    asked = {"folder": tmp_path, "reached": "x", "epochs": 2, "steps": 3, "moment": None}
     environment = replace(
-        SageMakerEnvironment.read(), drill=asked | {"workers": None}, checkpoint_dir=tmp_path / "a"
+        SageMakerEnvironment.read(), drill={"steps": 3}, checkpoint_dir=tmp_path / "a"
     )
     resume = ExactResume("mine", every_n_minutes=5, every_n_steps=50, environment=environment)
     assert resume.folder.path == tmp_path / "a"
+    run = drilled(tmp_path)
+    trainer = trainer_of(callbacks=[run, resume, other := Callback()])
+    run.run_begins(trainer)
+    assert trainer.callbacks == [resume, other, run]
     assert (resume.every_n_steps, resume.every_n_minutes) == (2, 0)
+
+
+def test_a_trainer_without_our_callback_is_not_drilled(tmp_path: Path):
+    run = drilled(tmp_path)
+    trainer = trainer_of(callbacks=[run, other := Callback()])
+    run.run_begins(trainer)
+    assert trainer.callbacks == [other]
+
+
+def test_a_trainer_of_a_drilled_program_gets_the_drills_callback(tmp_path: Path, monkeypatch):
+    """By Lightning's entry points; in a program that is not drilled, there is nothing."""
+
+    def added() -> list[Callback]:
+        trainer = Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+        return [each for each in trainer.callbacks if isinstance(each, drilled_run.Drilled)]
+
+    asked = {"folder": "x", "reached": "y", "epochs": 1, "steps": 2, "moment": None, "workers": 3}
+    monkeypatch.setenv(DRILL_VARIABLE, json.dumps(asked))
+    assert added() == []
+    hook.register(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (callback,) = added()
+    assert (callback.folder, callback.workers) == (Path("x"), 3)
+    monkeypatch.delenv(DRILL_VARIABLE)
+    assert added() == []
+    monkeypatch.setenv(DRILL_VARIABLE, json.dumps(asked))
+    monkeypatch.delitem(sys.modules, "sagemaker_lightning.resume.callback")
+    assert added() == []
+
+
+def test_both_distributions_of_lightning_find_the_drill(tmp_path: Path):
+    hook.register(tmp_path)
+    found = importlib.metadata.distributions(path=[str(tmp_path)])
+    points = [point for each in found for point in each.entry_points]
+    assert [point.group for point in points] == [
+        "pytorch_lightning.callbacks_factory",
+        "lightning.pytorch.callbacks_factory",
+    ]
+    assert all(point.load() is hook.callbacks for point in points)
 
 
 @pytest.mark.parametrize(
@@ -1563,7 +1605,9 @@ def test_a_run_waits_for_its_signal(tmp_path: Path, monkeypatch, sent_at, heard_
         events[heard_at] = functools.partial(setattr, stop, "signal_number", 15)
     clock = Clock(events)
     monkeypatch.setattr(drilled_run, "time", clock)
-    run = drilled(tmp_path, SimpleNamespace(writer=writer, stop=stop), moment=["epoch", 1])
+    resume = SimpleNamespace(writer=writer, stop=stop)
+    monkeypatch.setattr(drilled_run, "_exact_resume", lambda trainer: resume)
+    run = drilled(tmp_path, moment=["epoch", 1])
     trainer = trainer_of(current_epoch=0)
     run.on_train_epoch_end(trainer, None)
     trainer.current_epoch, trainer.is_global_zero = 1, False

@@ -1163,8 +1163,10 @@ def test_hosts_find_each_other(tmp_path: Path, monkeypatch):
     assert os.environ["NODE_RANK"] == "1"
     monkeypatch.setenv("SM_HOSTS", '["localhost", "no-such-host.invalid"]')
     monkeypatch.setenv("SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT", "1")
+    resume = ExactResume(tmp_path)  # waits for nobody
+    trainer = pl.Trainer(accelerator="cpu", devices=1, logger=False, callbacks=[resume])
     with pytest.raises(UserError, match="^host no-such-host.invalid: its name did not resolve"):
-        ExactResume(tmp_path)
+        trainer.fit(Untested())
 
 
 def test_a_second_one_is_refused(tmp_path: Path):
@@ -1228,13 +1230,10 @@ def test_the_pages_name_the_defaults():
     assert not any(parameters[name].default for name in off)
 
 
-def test_a_drill_sets_when_checkpoints_are_saved_and_where(tmp_path: Path):
-    asked = dict.fromkeys(("epochs", "steps", "moment", "workers"), None)
-    asked |= {"folder": str(tmp_path), "reached": str(tmp_path / "reached")}
-    environment = SageMakerEnvironment(drill=asked, checkpoint_dir=tmp_path / "drill")
-    resume = ExactResume(tmp_path / "own", every_n_minutes=3, environment=environment)
+def test_a_drill_sets_where_checkpoints_are(tmp_path: Path):
+    environment = SageMakerEnvironment(drill={"steps": 2}, checkpoint_dir=tmp_path / "drill")
+    resume = ExactResume(tmp_path / "own", environment=environment)
     assert resume.folder.path == tmp_path / "drill"
-    assert resume.every_n_minutes == 0 and resume.every_n_steps == 2
 
 
 @pytest.mark.parametrize(("seed", "is_random"), [(2**32, False), (2**32 + 1, True)])
@@ -2528,7 +2527,10 @@ BLOCKS = re.findall(
 )
 THEIRS = """
 import sys
+import types
 import torch
+
+sys.modules.setdefault("pyro", types.ModuleType("pyro"))  # tests/unit/resume/test_parts.py uses it
 from own_trainer import Classifier as Model, Noisy
 from torch.utils.data import DataLoader
 from pytorch_lightning import LightningDataModule
@@ -2542,7 +2544,7 @@ class Data(LightningDataModule):
 
 loader = DataLoader(Noisy(), 8, shuffle=True)
 """
-MORE = dict.fromkeys((1, 2), "trainer.fit(Model(), Data())\n")
+MORE = dict.fromkeys((1, 3, 4), "trainer.fit(Model(), Data())\n")
 
 
 @pytest.mark.slow
@@ -2559,8 +2561,9 @@ def test_what_the_page_shows_runs(tmp_path: Path, number: int):
     assert completed.returncode == 0, completed.stdout[-3000:]
     made_files = {
         0: "output/data/checkpoints/step-000000030.ckpt",
-        1: "lightning_logs",
-        4: "output/model/model.pt",
+        1: "checkpoints/step-000000030.ckpt",
+        3: "lightning_logs",
+        6: "output/model/model.pt",
     }
     assert number not in made_files or (tmp_path / made_files[number]).exists(), completed.stdout[
         -3000:

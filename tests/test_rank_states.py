@@ -11,12 +11,26 @@ import torch
 from sagemaker_lightning.resume.callback import ExactResume
 
 
+class Walk:
+    """A state of one's own, another on each rank."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
 class Own(ranks.Regression):
     """A model that holds other values on each rank, saves some of them, and fails at a step."""
 
-    def __init__(self, fails: int) -> None:
+    def __init__(self, fails: int, walk: Walk) -> None:
         super().__init__()
         self.fails = fails
+        self.walk = walk
         self.count = 0
         self.generator = None
         self.loaded = None
@@ -28,8 +42,9 @@ class Own(ranks.Regression):
         if self.global_step == self.fails:
             raise RuntimeError("as a job that is lost")
         self.count += 1 + self.global_rank
+        self.walk.at += 0.01 * (1 + self.global_rank)
         return super().training_step(batch, batch_idx) * (
-            1 + self.generator.random() + self.count / 10
+            1 + self.generator.random() + self.count / 10 + self.walk.at
         )
 
     def on_save_checkpoint(self, checkpoint):
@@ -41,8 +56,10 @@ class Own(ranks.Regression):
 
 def train(folder: str, fails: int = -1) -> Own:
     """Train or resume, with checkpoints every two steps."""
-    model = Own(fails)
-    trainer = ranks.trainer([ExactResume(folder, seed=3, every_n_steps=2)], gradient_clip_val=1.0)
+    walk = Walk()
+    resume = ExactResume(folder, seed=3, every_n_steps=2, parts={"walk": walk})
+    model = Own(fails, walk)
+    trainer = ranks.trainer([resume], gradient_clip_val=1.0)
     trainer.fit(model, ranks.Numbered(44, batch_size=4))
     return model
 
@@ -53,7 +70,8 @@ def interrupted() -> tuple:
     with suppress(RuntimeError):
         train("run", fails=8)
     model = train("run")
-    return torch.equal(model.weights, alone.weights), model.count == alone.count, model.loaded
+    same = model.count == alone.count and model.walk.at == alone.walk.at
+    return torch.equal(model.weights, alone.weights), same, model.loaded
 
 
 @pytest.mark.slow

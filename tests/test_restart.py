@@ -467,7 +467,7 @@ def test_what_hooks_have_overwritten_is_restored_once(tmp_path, monkeypatch, poi
         monkeypatch.setattr(model_changes, name, getattr(calls, name))
     model = nn.Linear(1, 1)
     trainer = trainer_of(lightning_module=model, optimizers=[torch.optim.SGD(model.parameters())])
-    rank_state = {"held": "state"}
+    rank_state = {"held": "state", "parts": {}}
     entries = {"world_size": ranks, "ranks": [rank_state], "shown": "metrics", "tickets": "tickets"}
     restart = restart_of(tmp_path, trainer, point, **entries)
     restart.saved_groups = [[{"lr": 0.5}]]

@@ -19,9 +19,8 @@ def held(**values) -> dict:
 
 def names(state=(), held_=None, **rank_state) -> set[str]:
     whole = {"optimizer_states": [], "lr_schedulers": []} | dict(state)
-    return set(
-        fingerprint(whole, {"buffers": {}, "metrics": {}, "held": held_ or held()} | rank_state)
-    )
+    of_rank = {"buffers": {}, "metrics": {}, "parts": {}, "held": held_ or held()}
+    return set(fingerprint(whole, of_rank | rank_state))
 
 
 ONE = torch.ones(1)
@@ -97,6 +96,7 @@ def test_equal_values_have_equal_digests(first, second, same):
         fingerprint(
             {"optimizer_states": [], "lr_schedulers": []},
             {
+                "parts": {},
                 "buffers": {},
                 "metrics": {},
                 "held": held(plain={("model", "x"): encode(value)}),

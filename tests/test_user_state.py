@@ -345,7 +345,8 @@ class Counts(LightningModule):
 def test_a_variable_that_changes_is_told_once(monkeypatch, capsys):
     says = (
         f"{HERE}.COUNT changes while training, and no checkpoint has it: a resumed run starts with "
-        "its first value; keep it in an attribute of the model\n"
+        "its first value; keep it in an attribute of the model, or give it as a part: "
+        "ExactResume(parts={...})\n"
     )
     for rank, expected in ((0, says), (1, "")):
         state = state_of(Counts())

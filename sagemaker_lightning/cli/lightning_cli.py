@@ -35,12 +35,13 @@ from sagemaker_lightning.compat.lightning_loaders import evaluate_everything_on_
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.shutdown import Stop
+from sagemaker_lightning.drill import causes
 from sagemaker_lightning.process import allocator
 from sagemaker_lightning.resume.best_model import BestModel
 from sagemaker_lightning.resume.callback import ExactResume
 
 # Parameters of ExactResume that no flag sets.
-NOT_OF_FLAGS = ("seed", "lr_scaling", "settings", "saves", "environment", "stop")
+NOT_OF_FLAGS = ("seed", "lr_scaling", "settings", "parts", "saves", "environment", "stop")
 
 
 def _silence_warnings() -> None:
@@ -300,6 +301,7 @@ class CommandLine(LightningCLI):
         if trainer.logger in (None, True):
             trainer.logger = self.config_init.logger
         seed = self.config.seed_everything
+        causes.register()
         self.resume = ExactResume(
             **vars(self.config_init.resume),
             seed=seed if type(seed) is int else None,

@@ -91,7 +91,7 @@ class SageMakerEnvironment:
     None if there is no watch.
     """
     drill: Mapping | None = None
-    """What drill/command.py asks of the run that it drills (resume/drilled_run.py).
+    """What drill/command.py asks of the run that it drills (drill/drilled_run.py).
 
     None if this run is no drill.
     """
@@ -165,7 +165,12 @@ class SageMakerEnvironment:
         )
 
     def checkpoint_home(self, folder: Path) -> CheckpointHome:
-        """Return what becomes of a folder of checkpoints when this container ends."""
+        """Return what becomes of a folder of checkpoints when this container ends.
+
+        A run of a drill has them in the drill's folder, whatever folder is given.
+        """
+        if self.drill and self.checkpoint_dir:
+            return CheckpointHome(self.checkpoint_dir)
         copied = self.copied_dir
         if copied and folder.resolve().is_relative_to(copied.resolve()):
             return CheckpointHome(folder, True, self.current_host == self.hosts[0])

@@ -55,6 +55,15 @@ def join(environment: SageMakerEnvironment, variables: MutableMapping[str, str])
         variables.update(prepared(environment) | variables)
 
 
+def name_main_host(environment: SageMakerEnvironment, variables: MutableMapping[str, str]) -> None:
+    """Set what `variables` lacks of MASTER_ADDR, MASTER_PORT and NODE_RANK; wait for nothing.
+
+    Do nothing on one host, or if the toolkit's hook has started this process.
+    """
+    if not environment.watch:
+        variables.update(torch_distributed(environment) | variables)
+
+
 def torch_distributed(environment: SageMakerEnvironment) -> dict[str, str]:
     """Return MASTER_ADDR, MASTER_PORT and NODE_RANK.
 

@@ -48,8 +48,9 @@ try:
     from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
     from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
     from sagemaker_lightning.contract.environment import drilled
-    from sagemaker_lightning.drill import comparison
+    from sagemaker_lightning.drill import comparison, hook
     from sagemaker_lightning.process.supervisor import adopt_orphans, living_processes
+    from sagemaker_lightning.resume.parts import HINT
 except ImportError as missing:
     sys.exit(
         f"error: {sys.executable} has no {missing.name}; use the python of the training that is to "
@@ -101,8 +102,8 @@ CURES = {
     ),
     "curve": "log by the trainer's loggers",
     "": (
-        "keep it in buffers or plain attributes of the module or a callback, or save it in "
-        "on_save_checkpoint"
+        "keep it in buffers or plain attributes of the module or a callback, save it in "
+        f"on_save_checkpoint, or {HINT}"
     ),
 }
 """By the kind of difference: what the user can do about it."""
@@ -130,7 +131,7 @@ class Interruption:
     words: str
     number: signal.Signals
     moment: tuple
-    """Kind, epoch and batch, as resume/drilled_run.py records them."""
+    """Kind, epoch and batch, as drill/drilled_run.py records them."""
     workers: int | None = None
     """Number of data workers with which the run goes on afterwards; None for the loaders' own."""
 
@@ -166,7 +167,7 @@ class Bench:
         folder: The drill's folder. Each run uses `run` below it, so that all runs have the same
             paths; `keep` then renames that folder.
         command: The program and its arguments.
-        limits: "epochs" and "steps" (of an epoch) of each run, for resume/drilled_run.py.
+        limits: "epochs" and "steps" (of an epoch) of each run, for drill/drilled_run.py.
         timeout: Seconds after which a process counts as hung.
     """
 
@@ -181,10 +182,12 @@ class Bench:
         if self.command == ["train"]:
             self.command = [str(HOME / "entrypoint.sh"), "train"]
         self.run = folder / "run"
+        self.registration = folder / "registration"
         self.others = {child.pid for child in psutil.Process().children()}
 
     def prepare(self) -> None:
-        """Make the folder of the next run."""
+        """Make the folder of the next run, and what adds our callback to its Trainers."""
+        hook.register(self.registration)
         mirror(Path.cwd(), self.run / "work", self.folder)
         base = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
         for name in ("input/config", "code"):
@@ -222,6 +225,8 @@ class Bench:
             "workers": workers,
         }
         variables = drilled(os.environ, self.run / "ml", self.limits | request)
+        python_path = [str(self.registration), os.environ.get("PYTHONPATH")]
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
         # `python` and `torchrun` are beside this Python.
         variables["PATH"] = os.pathsep.join(
             [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]

@@ -43,7 +43,6 @@ from sagemaker_lightning.compat.lightning_trainer import copies_this_process, en
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.contract import deadlines, rendezvous, shutdown
 from sagemaker_lightning.contract.atomic_files import check_writable
-from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, in_container
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import explain
@@ -65,7 +64,7 @@ from sagemaker_lightning.resume import (
 )
 from sagemaker_lightning.resume.agreement import Agreement, Comparison
 from sagemaker_lightning.resume.checkpoint_dir import BackgroundWriter, CheckpointDir
-from sagemaker_lightning.resume.drilled_run import CHECKPOINT_EVERY_N_STEPS, Drilled
+from sagemaker_lightning.resume.parts import Parts
 from sagemaker_lightning.resume.restore import Restart
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.snapshot import Snapshot
@@ -111,8 +110,9 @@ class ExactResume(EarlyCallback):
     `fit(ckpt_path=...)` is where a run begins that has no checkpoint in `dirpath` yet. A run that
     has one resumes from it and says that it does not load `ckpt_path`.
 
-    In a job of several hosts, it waits until their names resolve, and sets the variables of
-    torch.distributed and of the hosts' network that are not set yet.
+    In a job of several hosts, it sets the variables of torch.distributed that are not set yet, as a
+    Trainer reads them when it is made. When a run begins, before the hosts connect, it waits until
+    their names resolve, and sets the variables of their network.
 
     Each training needs a folder of its own: a second model that is trained in one program with the
     same folder is refused.
@@ -136,6 +136,8 @@ class ExactResume(EarlyCallback):
             "sqrt" (its square root).
         settings: What else identifies the run, by name, such as {"--width": 64}: a checkpoint of a
             run with others is refused, and all ranks must have the same.
+        parts: State of your own, by name, such as {"env": env}: objects with `state_dict` and
+            `load_state_dict` (resume/parts.py says when they are called).
         saves: Whether checkpoints are saved and read.
         environment: What SageMaker says about the job, if its hosts can find each other already;
             None to read its variables and to let them.
@@ -143,10 +145,10 @@ class ExactResume(EarlyCallback):
             beginning of each training to its end.
 
     Raises:
-        UserError: An argument is of another type, a number is too small, `dirpath` is a URL, or a
-            host's name does not resolve. From `fit`: the checkpoint is of another run, the strategy
-            is neither one device nor ddp, another process trains with the folder, or a part of the
-            state cannot be saved.
+        UserError: An argument is of another type, a number is too small, or `dirpath` is a URL.
+            From `fit`: a host's name does not resolve, the checkpoint is of another run, the
+            strategy is neither one device nor ddp, another process trains with the folder, or a
+            part of the state cannot be saved.
     """
 
     def __init__(
@@ -161,6 +163,7 @@ class ExactResume(EarlyCallback):
         strict: bool = False,
         lr_scaling: str = "none",
         settings: Mapping[str, object] = MappingProxyType({}),
+        parts: Mapping[str, Any] = MappingProxyType({}),
         saves: bool = True,
         environment: SageMakerEnvironment | None = None,
         stop: Stop | None = None,
@@ -177,6 +180,7 @@ class ExactResume(EarlyCallback):
             "strict": strict,
             "lr_scaling": lr_scaling,
             "settings": self.settings,
+            "parts": parts,
             "saves": saves,
             "environment": environment,
             "stop": stop,
@@ -200,23 +204,14 @@ class ExactResume(EarlyCallback):
         for name, value, minimum in minimums:
             if not value >= minimum:  # this refuses NaN, too
                 raise UserError(f"{self._name(name)}: found {value}, allowed is {minimum} or more")
+        self.parts = Parts(parts)
         if "://" in str(dirpath):
             raise UserError(
                 f"{self._name('dirpath')}: found {dirpath}, allowed is a folder; SageMaker copies "
                 "it to S3"
             )
         self.environment = environment or SageMakerEnvironment.read()
-        self.drilled = None  # what records the steps if this run is one of a drill
-        if self.environment.drill:
-            self.drilled = Drilled(self.environment.drill, self)
-            dirpath = self.environment.checkpoint_dir
-            every_n_minutes = 0
-            every_n_steps = CHECKPOINT_EVERY_N_STEPS
-        home = (
-            CheckpointHome(Path(dirpath))
-            if self.drilled
-            else self.environment.checkpoint_home(Path(dirpath))
-        )
+        home = self.environment.checkpoint_home(Path(dirpath))
         self.folder = CheckpointDir(home, keep, self._name("dirpath"))
         self.every_n_minutes = every_n_minutes
         self.every_n_steps = every_n_steps
@@ -232,8 +227,9 @@ class ExactResume(EarlyCallback):
         self.has_warned_of_signals = False  # whether a warning said that no signal comes here
         if stop:
             stop.name_checkpoints_in(home)
-        if environment is None:
-            rendezvous.join(self.environment, os.environ)
+        self.joins_hosts = environment is None
+        if self.joins_hosts:  # a Trainer reads where they are when it is made
+            rendezvous.name_main_host(self.environment, os.environ)
         if self.owns_stop:
             parent_process.bind_to_launcher(os.environ)
         self.trainer: Trainer | None = None
@@ -260,13 +256,14 @@ class ExactResume(EarlyCallback):
         self.stop_agreed_at = math.inf  # when the ranks agreed on a stop, by time.monotonic()
         self.why_only_epochs = ""  # why a run cannot be resumed within an epoch; "" if it can
         self.checkpoint_due = False  # whether a checkpoint waits for the end of an optimizer step
+        self.has_trained = False  # whether a batch was trained on
         self.has_compared_batches = False  # whether the first batches of the ranks were compared
         self.epoch_was_cut = False  # whether a limit ended the epoch before its last batch
         self.proof: Proof | None = None  # compares a resumed run with the interrupted one
 
     def __deepcopy__(self, memo: dict) -> "ExactResume":
         """Return a callback with the same arguments, which knows of no run."""
-        kept = ("environment", "stop", "settings")
+        kept = ("environment", "stop", "settings", "parts")
         arguments = {
             name: value if name in kept else copy.deepcopy(value, memo)
             for name, value in self.arguments.items()
@@ -274,20 +271,38 @@ class ExactResume(EarlyCallback):
         return type(self)(**arguments)
 
     def __reduce__(self) -> tuple:
-        """Pickle the arguments: a library may save the callbacks beside a model (darts does)."""
-        return _unpickle, (type(self), self.arguments)
+        """Pickle the arguments: a library may save the callbacks beside a model (darts does).
+
+        Parts are left out: what is read from a file is no longer what the program trains with.
+        """
+        return _unpickle, (type(self), self.arguments | {"parts": {}})
 
     def _name(self, argument: str) -> str:
         """Return how messages name an argument: the command line has a flag for it."""
         flag = f"--resume.{argument}"
         return flag if flag in self.settings else f"ExactResume({argument}=...)"
 
+    def save_every(self, steps: int, minutes: float) -> None:
+        """Save checkpoints within an epoch at other intervals than the arguments say.
+
+        Args:
+            steps: Optimizer steps between two checkpoints; 0 for none.
+            minutes: Minutes between two checkpoints; 0 for none.
+        """
+        self.every_n_steps = steps
+        self.every_n_minutes = minutes
+
     def run_begins(self, trainer: Trainer) -> None:
         """Put our callbacks into the trainer's, and have its loggers continue their files.
 
+        Before that, let the hosts of a job find each other: they connect next.
+
         Raises:
-            UserError: The trainer has a callback that does the same.
+            UserError: The trainer has a callback that does the same, or a host's name does not
+                resolve.
         """
+        if self.joins_hosts:
+            rendezvous.join(self.environment, os.environ)
         self.enabled = self.arguments["saves"] and self.arguments["exact"]
         self.enabled = self.enabled and not trainer.fast_dev_run
         self.changed.close()
@@ -321,8 +336,6 @@ class ExactResume(EarlyCallback):
             self.rank_consistency,
             *others[end:],
         ]
-        if self.drilled and self.drilled not in others:
-            trainer.callbacks.append(self.drilled)
         if trainer is not self.trainer:
             # Once for a trainer: callbacks change some of them while it trains.
             self.settings_of_run = self._settings_of_run(trainer)
@@ -379,6 +392,7 @@ class ExactResume(EarlyCallback):
             return
         if not supported:
             raise self._unsupported(strategy)
+        self.parts.refuse_saved(trainer)
         if self.enabled and trainer.local_rank == 0:
             check_writable(self.folder.path, "checkpoints")
         if self.enabled and trainer.is_global_zero and self.folder.home.lost:
@@ -689,6 +703,9 @@ class ExactResume(EarlyCallback):
                 the optimizer step.
         """
         step = self.trainer.global_step
+        if self.enabled and not self.has_trained:
+            self.has_trained = True
+            self.snapshot.user_state.first_batch_ended()
         self.epoch_was_cut = done
         stops = self._agree(now=done)
         self.checkpoint_due |= self.agreement.checkpoint_due

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricTracker
 
 from sagemaker_lightning.compat import lightning_loops, lightning_metrics, metrics
+from sagemaker_lightning.resume.parts import parts_of
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.start_hooks import is_of_library
 from sagemaker_lightning.resume.user_state import UserState, user_objects
@@ -37,7 +38,7 @@ def rank_state(
     """Return what only this rank knows; all ranks call it.
 
     It consists of the buffers that differ between the ranks or that no state dict has, the states
-    of torchmetrics, the sums of what was logged, and the state of the user's objects.
+    of torchmetrics, the sums of what was logged, the state of the user's objects, and their parts.
 
     Args:
         trainer: Lightning's trainer.
@@ -67,6 +68,7 @@ def rank_state(
     results = lightning_metrics.epoch_sums(trainer)
     objects = {
         "held": user_state.encode_changes(point),
+        "parts": parts_of(trainer).states(),
         "tracked": {
             path: len(value) for path, value in measured.items() if isinstance(value, MetricTracker)
         },

@@ -36,6 +36,7 @@ from sagemaker_lightning.resume import (
 )
 from sagemaker_lightning.resume.agreement import Agreement
 from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir, choose_checkpoint
+from sagemaker_lightning.resume.parts import parts_of
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.snapshot import LIGHTNING_KEYS
 from sagemaker_lightning.resume.user_state import CODE_ROOTS, UserState
@@ -120,6 +121,7 @@ class Restart:
                 self.trainer, flags, self.entries["run"], self.other_settings, to_come
             )
         )
+        self._refuse_another_run(parts_of(self.trainer).differences(self._rank_state["parts"]))
         self.step = self.entries["step"]
         self.point = ResumePoint(self.entries["kind"])
         self.seeding.use_seed(self.entries["seed"])
@@ -184,7 +186,7 @@ class Restart:
         self.saved_groups = [
             [
                 {name: value for name, value in group.items() if name != "params"}
-                for group in state["param_groups"]
+                for group in state.get("param_groups", ())  # without an optimizer, it is empty
             ]
             for state in checkpoint["optimizer_states"]
         ]
@@ -421,6 +423,8 @@ class Restart:
             )
         epoch_state.restore_gradients(self.trainer, self.entries["ranks"])
         user_state.restore(self._rank_state["held"], only_plain, self._same_ranks)
+        if not only_plain:
+            parts_of(self.trainer).restore(self._rank_state["parts"])
 
     def optimizers_made(self) -> None:
         """Compare what `configure_optimizers` has made with that of the checkpoint's run.

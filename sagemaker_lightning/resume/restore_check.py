@@ -13,7 +13,8 @@ from pytorch_lightning import Trainer
 from torch import Tensor
 
 from sagemaker_lightning.state import batch_digest
-from sagemaker_lightning.state.encoding import comparable
+from sagemaker_lightning.state.encoding import NOTE_KEY, comparable
+from sagemaker_lightning.state.object_state import digest
 
 WEIGHT_KEYS = "state_dict", "current_model_state", "averaging_state"
 """Parts of a checkpoint; the model may rightly have more or less of them than was saved."""
@@ -67,6 +68,7 @@ def fingerprint(state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> dict
             values[".".join(path) if isinstance(path, tuple) else f"{part} {path}"] = comparable(
                 value
             )
+    values |= dict(_digests_of_parts("part", rank_state["parts"]))
     values |= rank_state["held"].get("data", {}) | rank_state["held"]["modules"]
     for part in ("eval", "frozen"):
         values |= {f"{part} {name or 'model'}": True for name in rank_state["held"][part]}
@@ -111,6 +113,20 @@ def differing(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
         for name, value in before.items()
         if now.get(name, value if name.startswith(WEIGHT_KEYS) else 0) != value
     ] + [name for name in now if name.startswith(("eval ", "frozen ")) and name not in before]
+
+
+def _digests_of_parts(name: str, state: Any) -> Iterator[tuple[str, bytes]]:
+    """Yield a digest of all of each value that is in dicts only, with its name.
+
+    Args:
+        name: The name of the state.
+        state: What Parts.states returned, or a value in it.
+    """
+    if type(state) is dict and NOTE_KEY not in state:
+        for key, value in state.items():
+            yield from _digests_of_parts(f"{name}.{key}", value)
+    else:
+        yield name, digest(comparable(state))
 
 
 def _named_values(name: str, value: Any) -> Iterator[tuple[str, Any]]:

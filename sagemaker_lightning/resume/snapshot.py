@@ -117,6 +117,7 @@ class Snapshot:
             "notes": notes if rank_values else {},
         }
         rank_state["gradients"] = epoch_state.gradients(trainer, gather)
+        self.user_state.report_packages(rank_state["parts"])
         entries = {
             "step": trainer.global_step,
             "kind": point.value,

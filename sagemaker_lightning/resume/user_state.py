@@ -18,16 +18,18 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
-from sagemaker_lightning.compat.torch_modules import hooks, step_hooks
+from sagemaker_lightning.compat.torch_modules import hooks, parameters, step_hooks
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume import start_hooks
 from sagemaker_lightning.resume.acceptance import saved_part
+from sagemaker_lightning.resume.parts import HINT, parts_of
 from sagemaker_lightning.resume.restore_check import LOADER_ATTRIBUTES
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators, module_variables, object_graph
 from sagemaker_lightning.state.encoding import NotPlain, decode, encode
 from sagemaker_lightning.state.object_graph import added_to, owner_of
 from sagemaker_lightning.state.object_state import PlainState, is_table
+from sagemaker_lightning.state.package_variables import PackageVariables
 
 SAMPLERS = "sampler", "batch_sampler"
 PARTS = "dataset", "collate_fn", *SAMPLERS
@@ -50,6 +52,7 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         trainer: Lightning's trainer.
     """
     objects: dict[str, Any] = {"model": trainer.lightning_module, "datamodule": trainer.datamodule}
+    objects |= parts_of(trainer).marks()
     objects |= start_hooks.objects_of_hooks(trainer)
     # state_dict() has the state of a library's optimizer. It lacks the plain attributes of a class
     # of the user's, and what a user has added.
@@ -126,6 +129,7 @@ class UserState:
         # Containers at the start that hold something that is not plain: their lengths and contents.
         self.containers_at_start: dict[tuple[str, str], list] = {}
         self.variables_at_start: dict[str, bytes] = {}  # digests of variables by name
+        self.packages = PackageVariables()  # variables of installed packages
         self.reported: set = set()  # what a message was printed for
         self.hooks: start_hooks.StartHooks | None = None  # while hooks begin the training
         self.computed: set[tuple[str, str]] = set()  # values that these hooks have computed
@@ -161,6 +165,12 @@ class UserState:
         }
         self.trainer_settings = self._trainer_settings()
         self.variables_at_start = self._variables()
+        self.packages.note(anew=True)
+
+    def first_batch_ended(self) -> None:
+        """Note what packages have made for the first batch; it is trained from then on."""
+        self._variables_of_packages()
+        self.packages.note(anew=False)
 
     def encode_changes(self, point: ResumePoint | None = None) -> dict[str, Any]:
         """Return what has changed since `mark_start`, encoded; print, once, what cannot be saved.
@@ -296,15 +306,43 @@ class UserState:
     def _variables(self) -> dict[str, bytes]:
         """Return digests of the variables of the user's modules and classes, by name."""
         objects = user_objects(self.trainer)
-        return module_variables.variable_digests(objects, objects)
+        return module_variables.variable_digests(self._variables_of_packages() | objects, objects)
+
+    def _variables_of_packages(self) -> dict[str, object_graph.Elsewhere]:
+        """Look for trained tensors in variables of packages; return these variables' values."""
+        known = (
+            parameter
+            for _, object_ in object_graph.walk(user_objects(self.trainer), code=False)
+            if isinstance(object_, nn.Module)
+            for parameter in parameters(object_).values()
+            if parameter is not None
+        )
+        return self.packages.find(start_hooks.objects_of_hooks(self.trainer).values(), known)
 
     def _report_variables(self) -> None:
         """Print, once for each, which variables of modules and classes have changed."""
-        for name in module_variables.changed_variables(self.variables_at_start, self._variables()):
+        self._report_changed(
+            module_variables.changed_variables(self.variables_at_start, self._variables())
+        )
+
+    def report_packages(self, saved: Any) -> None:
+        """Print, once for each, which variables of packages have changed.
+
+        Args:
+            saved: What a checkpoint has of them: tensors in dicts and lists.
+        """
+        if changed := self.packages.changed(saved):
+            held = object_graph.walk(user_objects(self.trainer), code=False)
+            ids = {id(object_) for _, object_ in held}
+            self._report_changed(name for name, value in changed.items() if id(value) not in ids)
+
+    def _report_changed(self, names: Iterable[str]) -> None:
+        """Print, once for each, that a variable has changed."""
+        for name in names:
             if name not in self.reported and self.trainer.is_global_zero:
                 print(
                     f"{name} changes while training, and no checkpoint has it: a resumed run "
-                    "starts with its first value; keep it in an attribute of the model",
+                    f"starts with its first value; keep it in an attribute of the model, or {HINT}",
                     flush=True,
                 )
             self.reported.add(name)
@@ -349,7 +387,7 @@ class UserState:
                 print(
                     f"{owner_class.__module__}.{owner_class.__qualname__}.{name} {reason}, which "
                     "no checkpoint can hold: a resumed run starts without it; keep numbers, text, "
-                    "arrays, tensors, tuples and dataclasses there",
+                    f"arrays, tensors, tuples and dataclasses there, or {HINT}",
                     flush=True,
                 )
 
@@ -494,7 +532,7 @@ class UserState:
             {
                 name: value
                 for name, value in user_objects(self.trainer).items()
-                if "." not in name or name.startswith(("callbacks", "hooks"))
+                if "." not in name or name.startswith(("callbacks", "hooks", "parts"))
             }
         )
 

@@ -23,14 +23,14 @@ from sagemaker_lightning.compat.lightning_loops import fetcher, steps_draw_batch
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.deterministic import position
 from sagemaker_lightning.resume import (
-    difference_causes,
+    explanation,
     fit_loops,
     restore_check,
     run_settings,
 )
 from sagemaker_lightning.resume.agreement import Comparison
 from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir
-from sagemaker_lightning.resume.difference_causes import DifferenceKind
+from sagemaker_lightning.resume.explanation import DifferenceKind
 from sagemaker_lightning.resume.journal import FETCHED_AHEAD, Journal, Position, Step, read
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import batch_digest
@@ -132,7 +132,7 @@ class Proof:
         """
         trainer = self.trainer
         run_id = entries["journal"] if entries else b""
-        machine = difference_causes.describe_machine(trainer)
+        machine = explanation.describe_machine(trainer)
         recorded = []
         self.run_id = (
             run_id
@@ -150,7 +150,7 @@ class Proof:
             )
             if problem:
                 self._warn(f"{problem}; later steps are not compared with it")
-            self.changes = difference_causes.describe_changes(
+            self.changes = explanation.describe_changes(
                 run_settings.changed_settings(entries["run"], flags), machine_before, machine
             )
             if not steps_draw_batches(fetcher(trainer)):  # such steps have no batch of their own
@@ -198,6 +198,10 @@ class Proof:
                 or (
                     all(name.startswith(restore_check.DATA_PREFIXES) for name in differing)
                     and "data that were read or drawn anew, and are others"
+                )
+                or (
+                    all(name.startswith("part.") for name in differing)
+                    and "a load_state_dict() that does not restore all of state_dict()"
                 )
                 or "a name that has changed, or a hook that sets it anew"
             )
@@ -405,9 +409,7 @@ class Proof:
             and not self.difference
             and self._digest_of_fetched_ahead() != expected.data
         ):
-            cause = difference_causes.likely_causes(
-                self.trainer, (DifferenceKind.BATCH,), self.changes
-            )
+            cause = explanation.likely_causes(self.trainer, (DifferenceKind.BATCH,), self.changes)
             self.difference = Difference(
                 expected.position,
                 self.trainer.global_rank,
@@ -476,7 +478,7 @@ class Proof:
             return  # it was to come, but no run trains on it
         description, kinds = _difference(expected, step)
         if kinds:
-            cause = difference_causes.likely_causes(self.trainer, kinds, self.changes)
+            cause = explanation.likely_causes(self.trainer, kinds, self.changes)
             self.difference = Difference(
                 step.position, self.trainer.global_rank, step.step, description, cause
             )

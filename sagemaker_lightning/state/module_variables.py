@@ -40,13 +40,15 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     Variables whose values cannot be compared are left out.
 
     Args:
-        roots: The objects from which the user's code is reached, by name.
+        roots: The objects from which the user's code is reached, by name. Variables are left out
+            whose values they have as object_graph.Elsewhere.
         saved: Those of them for which a checkpoint has the variables that functions closed over.
     """
     # Functions created by the same line have the same names.
     digests: dict[str, bytes] = defaultdict(bytes)
     variables: dict[str, Any] = {}
     saved_ids = {id(object_) for _, object_ in object_graph.walk(saved, code=False)}
+    elsewhere = _elsewhere(roots)
     seen_ids = set()
     for path, object_ in _reached(roots):
         if isinstance(object_, types.FunctionType):
@@ -70,13 +72,15 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
             variables |= _variables_of(object_)
         elif _is_counter(object_) and id(object_) not in seen_ids:
             digests[path] += _digest_or_position(object_)
+    left_out = {id(mark.object_) for mark in elsewhere.values()}
+    variables = {name: value for name, value in variables.items() if id(value) not in left_out}
     digests |= {name: _digest_or_position(value) for name, value in variables.items()}
     objects = {
         name: value
         for name, value in variables.items()
         if not digests[name] and not isinstance(value, (*CODE, Tensor, np.ndarray))
     }
-    digests |= _digests_of_objects(objects, saved_ids)
+    digests |= _digests_of_objects(elsewhere | objects, saved_ids)
     return {name: state for name, state in digests.items() if state}
 
 
@@ -93,15 +97,21 @@ def changed_variables(before: Mapping[str, bytes], after: Mapping[str, bytes]) -
 def _reached(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield path and object of what code reaches, in other modules of the user's too."""
     seen_ids = set()
+    elsewhere = _elsewhere(roots)
     while roots:
         further = {}
-        for path, object_ in object_graph.walk(roots):
+        for path, object_ in object_graph.walk(elsewhere | roots):
             if id(object_) not in seen_ids:
                 seen_ids.add(id(object_))
                 yield path, object_
                 if isinstance(object_, types.FunctionType):
                     further |= _variables_of_modules(object_)
         roots = {name: value for name, value in further.items() if id(value) not in seen_ids}
+
+
+def _elsewhere(roots: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those roots that stand for objects that are handled elsewhere."""
+    return {name: root for name, root in roots.items() if isinstance(root, object_graph.Elsewhere)}
 
 
 def _variables_of_modules(function: types.FunctionType) -> dict[str, Any]:

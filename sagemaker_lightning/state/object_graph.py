@@ -116,6 +116,21 @@ class Added:
         return vars(self.owner)
 
 
+class Elsewhere:
+    """Stands, among the roots of a walk, for an object whose state is handled elsewhere.
+
+    The walk yields neither the object nor what only it leads to.
+
+    Args:
+        object_: The object.
+    """
+
+    __slots__ = ("object_",)
+
+    def __init__(self, object_: Any) -> None:
+        self.object_ = object_
+
+
 def owner_of(value: Any) -> Any:
     """Return the object of which `Added` stands for a part; another value itself."""
     return value.owner if isinstance(value, Added) else value
@@ -199,7 +214,8 @@ def walk(
         cut: Gets the paths under which not all objects are yielded, because they are too many.
     """
     cut = set() if cut is None else cut
-    seen: set[int] = set()
+    marks = [root for root in roots.values() if isinstance(root, Elsewhere)]
+    seen = {id(object_) for mark in marks for object_ in (mark, mark.object_)}
     stack = [(path, root, 0) for path, root in reversed(list(roots.items()))]
     attribute = ""
     objects_left = MAX_OBJECTS

@@ -1,4 +1,4 @@
-"""resume/difference_causes.py: which cause of a difference is named."""
+"""drill/causes.py: which cause of a difference is named."""
 
 import itertools
 import logging
@@ -16,12 +16,19 @@ from pytorch_lightning import Callback, LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from sagemaker_lightning.resume import difference_causes
-from sagemaker_lightning.resume.difference_causes import DifferenceKind, likely_causes
+from sagemaker_lightning.drill import causes as search
+from sagemaker_lightning.resume import explanation
+from sagemaker_lightning.resume.explanation import DifferenceKind, likely_causes
 
-HERE = "test_difference_causes"
+HERE = "test_causes"
 DRAWS = random.Random(3)
 DRAWN = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def searching(monkeypatch):
+    monkeypatch.setattr(explanation, "_searches", [])
+    search.register()
 
 
 class Fake:
@@ -323,51 +330,3 @@ def test_a_kernel_may_be_another_one(monkeypatch):
     assert causes(DifferenceKind.LOSS, **on_gpu) == says
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     assert causes(DifferenceKind.LOSS, **on_gpu) == NO_STATE
-
-
-# What has changed ---------------------------------------------------------------------------------
-
-
-CPU = "vendor_id\t: AMD\nmodel name\t: Ice; Lake: 3 GHz\nmodel name\t: another\n"
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (CPU, "Ice, Lake: 3 GHz"),
-        ("model name: " + "x" * 81, "x" * 80),
-        ("vendor_id: ARM", ""),
-        (None, ""),
-    ],
-)
-def test_what_a_machine_is(monkeypatch, content, says):
-    def read_text(errors):
-        if content is None:
-            raise FileNotFoundError
-        return content
-
-    monkeypatch.setattr(difference_causes, "Path", lambda path: Fake(read_text=read_text))
-    assert difference_causes.describe_machine(trainer_of()) == (
-        f"torch={torch.__version__}; Lightning={pl.__version__}; "
-        f"threads={torch.get_num_threads()}; device=cpu; processor={says}"
-    )
-
-
-def test_a_gpu_is_described_by_its_name(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"H200 {device.index}")
-    trainer = trainer_of(strategy=Fake(root_device=torch.device("cuda", 3)))
-    assert "; device=H200 3; " in difference_causes.describe_machine(trainer)
-
-
-def test_what_has_changed_is_said_without_secrets():
-    """What only one of the runs tells of has not changed."""
-    flags = [("--model.x", "1", "2"), ("--model.api_key", "abc", "def")]
-    before = "torch=2.1; device=cpu; old=1; same=a=b"
-    now = "torch=2.2; device=cpu; new=3; same=a=c"
-    assert difference_causes.describe_changes(flags, before, now) == [
-        "--model.x, which was 1 and is 2",
-        "--model.api_key, which was ****** and is ******",
-        "torch, which was 2.1 and is 2.2",
-        "same, which was a=b and is a=c",
-    ]
-    assert difference_causes.describe_changes([], "", now) == []

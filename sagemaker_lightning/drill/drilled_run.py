@@ -1,7 +1,7 @@
 """What the drill adds to a run: limits, a record of its steps, and waiting.
 
 drill/command.py starts these runs. The user's program needs no change, as long as its Trainer has
-an ExactResume, which adds this to it.
+an ExactResume: drill/hook.py adds this to each Trainer.
 """
 
 import json
@@ -10,15 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.loggers import MLFlowLogger, WandbLogger
 from pytorch_lightning.trainer.states import RunningStage
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from sagemaker_lightning.compat import lightning_loaders
+from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import has_state
+from sagemaker_lightning.resume.callback import ExactResume
 from sagemaker_lightning.resume.user_state import user_objects
 from sagemaker_lightning.state import module_variables
 from sagemaker_lightning.state.object_state import digest
@@ -41,8 +43,10 @@ def records(folder: Path, rank: int) -> Path:
     return folder / f"steps-{rank}.jsonl"
 
 
-class Drilled(Callback):
+class Drilled(EarlyCallback):
     """Shortens a run, records its steps, and waits at one moment to be interrupted.
+
+    A Trainer without an ExactResume is left as it is.
 
     Args:
         asked: What the drill asks for. "folder" is the run's folder. "reached" is the file that the
@@ -50,21 +54,29 @@ class Drilled(Callback):
             "epochs" and "steps" (of an epoch) are the limits. "moment" is a kind ("batch",
             "validation" or "epoch"), the epoch and the batch; None for no moment. "workers" is the
             number of data workers; None for the loaders' own.
-        resume: The run's sagemaker_lightning.resume.callback.ExactResume.
     """
 
-    def __init__(self, asked: Mapping[str, Any], resume: Any) -> None:
+    def __init__(self, asked: Mapping[str, Any]) -> None:
         self.folder = Path(asked["folder"])
         self.reached = Path(asked["reached"])
         self.epochs = asked["epochs"]
         self.steps = asked["steps"]
         self.moment = asked["moment"]
         self.workers = asked["workers"]
-        self.resume = resume
         # Data workers of the loader for training; None if that is no loader that takes a number.
         self.found_workers: int | None = None
         # What is known of a step before it is done.
         self.begun: dict[str, Any] = {}
+
+    def run_begins(self, trainer: Trainer) -> None:
+        """Be the last of the trainer's callbacks, and have checkpoints saved often.
+
+        A record is of what all others have done.
+        """
+        trainer.callbacks = [each for each in trainer.callbacks if each is not self]
+        if resume := _exact_resume(trainer):
+            trainer.callbacks.append(self)
+            resume.save_every(steps=CHECKPOINT_EVERY_N_STEPS, minutes=0)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Limit the run, before Lightning sets up the data.
@@ -148,14 +160,14 @@ class Drilled(Callback):
             file.write(json.dumps({"at": at, **known}) + "\n")
         if at == self.moment and trainer.is_global_zero:
             self.moment = None
-            self._wait_for_signal()
+            self._wait_for_signal(_exact_resume(trainer))
 
-    def _wait_for_signal(self) -> None:
+    def _wait_for_signal(self, resume: ExactResume) -> None:
         """Wait for a signal, after all checkpoints are written: a kill always finds them."""
-        self.resume.writer.wait()
+        resume.writer.wait()
         self.reached.touch()
         end = time.monotonic() + SIGNAL_WAIT_SECONDS
-        while not self.resume.stop.signal_number and time.monotonic() < end:
+        while not resume.stop.signal_number and time.monotonic() < end:
             # The drill removes the file when it has sent the signal.
             if not self.reached.exists():
                 end = min(end, time.monotonic() + HANDLER_WAIT_SECONDS)
@@ -222,6 +234,11 @@ class Drilled(Callback):
             return prepare_before(dataloader, shuffle, mode)
 
         lightning_loaders.replace_preparation(trainer, prepare)
+
+
+def _exact_resume(trainer: Trainer) -> ExactResume | None:
+    """Return the trainer's ExactResume; None if it has none."""
+    return next((each for each in trainer.callbacks if isinstance(each, ExactResume)), None)
 
 
 def _user_objects(trainer: Trainer) -> dict[str, Any]:

@@ -1,17 +1,14 @@
 """Likely causes why a resumed run differs from the interrupted one.
 
-They are searched for in the user's objects.
+They are searched for in the user's objects, for what a resumed run says (resume/explanation.py).
 """
 
 import re
 import types
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
-from enum import StrEnum
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from pytorch_lightning import Callback, LightningDataModule, Trainer
 from pytorch_lightning.utilities.model_helpers import is_overridden
@@ -20,13 +17,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_trainer import was_compiled
-from sagemaker_lightning.contract.job_summary import masked
 from sagemaker_lightning.data.deterministic import divided, has_state
+from sagemaker_lightning.resume import explanation
+from sagemaker_lightning.resume.explanation import DifferenceKind
 from sagemaker_lightning.resume.user_state import user_objects
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import NotPlain, encode
 
-MAX_CAUSES = 3  # causes that are named
+MAX_UNSAVED = 3  # objects that are named
 RANDOM_CLASS_NAME = re.compile(r"rng|random|generator", re.IGNORECASE)
 """The name of a class that draws random numbers, of whatever library."""
 KNOWN_CLASSES = (
@@ -63,86 +61,26 @@ HARMLESS = (
 )
 
 
-class DifferenceKind(StrEnum):
-    """What differs between a step and the interrupted run's; messages have the value."""
-
-    LENGTH = "length"
-    """The number of batches of an epoch."""
-    BATCH = "batch"
-    RATE = "learning rate"
-    LOSS = "loss"
+def register() -> None:
+    """Add the search to what a resumed run says from now on."""
+    explanation.search_by(causes_of)
 
 
-def describe_machine(trainer: Trainer) -> str:
-    """Return what the last bits of a run depend on besides its settings.
-
-    The text is for `describe_changes`. It has the versions of torch and Lightning, the threads, the
-    device and the processor.
-    """
-    device = trainer.strategy.root_device
-    properties = {
-        "torch": torch.__version__,
-        "Lightning": pl.__version__,
-        "threads": torch.get_num_threads(),
-    }
-    properties["device"] = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    )
-    properties["processor"] = _processor()
-    return "; ".join(
-        f"{name}={str(value).replace(';', ',')[:80]}" for name, value in properties.items()
-    )
-
-
-def describe_changes(flags: list[tuple[str, str, str]], before: str, now: str) -> list[str]:
-    """Return a phrase for each flag and machine property that has changed.
-
-    Args:
-        flags: The changed flags, each with its value before and now.
-        before: What `describe_machine` returned in the interrupted run.
-        now: What `describe_machine` returned in this run.
-    """
-    properties_before, properties_now = (
-        dict(entry.partition("=")[::2] for entry in text.split("; ")) for text in (before, now)
-    )
-    changes = [
-        *flags,
-        *(
-            (name, properties_before[name], value)
-            for name, value in properties_now.items()
-            if properties_before.get(name, value) != value
-        ),
-    ]
-    return [
-        f"{name}, which was {masked(name, before_value)} and is {masked(name, now_value)}"
-        for name, before_value, now_value in changes
-    ]
-
-
-def likely_causes(trainer: Trainer, kinds: Collection[DifferenceKind], changes: list[str]) -> str:
-    """Return the likely causes of a difference, as a text.
+def causes_of(trainer: Trainer, kind: DifferenceKind) -> Iterator[str]:
+    """Yield the likely causes of a difference.
 
     Args:
         trainer: Lightning's trainer.
-        kinds: The kinds of difference.
-        changes: What `describe_changes` returned.
+        kind: BATCH, RATE or LOSS.
     """
-    causes = [*changes]
-    if DifferenceKind.LENGTH in kinds or DifferenceKind.BATCH in kinds:
-        causes += dict.fromkeys(_causes_in_data(trainer))
-        other = (
-            "something in the data that no seed decides: time, another library's generator, "
-            "files that changed"
-        )
-    elif DifferenceKind.RATE in kinds:
+    if kind is DifferenceKind.BATCH:
+        yield from dict.fromkeys(_causes_in_data(trainer))
+    elif kind is DifferenceKind.RATE:
         names = [type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs]
-        causes += dict.fromkeys(f"{name}, whose arguments or state are others" for name in names)
-        causes += (f"what {name} sets, which is another value" for name in _rate_setters(trainer))
-        other = "what sets the learning rate, which is another value"
+        yield from (f"{name}, whose arguments or state are others" for name in dict.fromkeys(names))
+        yield from (f"what {name} sets, which is another value" for name in _rate_setters(trainer))
     else:
-        causes += dict.fromkeys(_causes_in_model(trainer))
-        other = "state that no checkpoint holds, or a kernel that is not deterministic"
-    return ", or ".join(causes[:MAX_CAUSES] or [other])
+        yield from dict.fromkeys(_causes_in_model(trainer))
 
 
 def _causes_in_data(trainer: Trainer) -> Iterator[str]:
@@ -191,7 +129,7 @@ def _causes_in_model(trainer: Trainer) -> Iterator[str]:
     model = trainer.lightning_module
     unsaved = list(_unsaved(trainer))
     if unsaved:
-        yield f"state that no checkpoint holds, as in {', '.join(unsaved[:MAX_CAUSES])}"
+        yield f"state that no checkpoint holds, as in {', '.join(unsaved[:MAX_UNSAVED])}"
     if not model.automatic_optimization:
         yield f"gradients that {_class_name(type(model))} accumulates by itself"
     if any(
@@ -255,16 +193,6 @@ def _is_plain(value: Any) -> bool:
     except NotPlain:
         return False
     return True
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
-    )
 
 
 def _class_name(class_: type) -> str:

@@ -1,0 +1,119 @@
+"""State of the user's own: objects that a checkpoint has because they are given by name.
+
+    ExactResume("checkpoints", parts={"env": env})
+
+Each has `state_dict` and `load_state_dict`, as torch's own have. Each rank's checkpoint has the
+state of that rank's object. Nothing else of such an object is saved or restored.
+
+A state is restored once, before the first batch is drawn: after the weights, the optimizers and all
+other state, and after the hooks that begin a training (`on_fit_start`, `on_train_start`), which may
+reset the object. Then it is asked for again, and compared with what was saved.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from pytorch_lightning import Trainer
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.state.encoding import NotPlain, decode, encode
+from sagemaker_lightning.state.object_graph import Elsewhere
+
+METHODS = "state_dict", "load_state_dict"
+ARGUMENT = "ExactResume(parts=...)"
+HINT = "give it as a part: ExactResume(parts={...})"
+
+
+class Parts:
+    """The user's objects whose states are saved because they are given by name.
+
+    Args:
+        objects: The objects by name.
+
+    Raises:
+        UserError: It is no dict of names, or an object lacks one of the methods.
+    """
+
+    def __init__(self, objects: Mapping[str, Any] = MappingProxyType({})) -> None:
+        allowed = f"allowed is a dict of objects with {METHODS[0]}() and {METHODS[1]}()"
+        if not isinstance(objects, Mapping):
+            raise UserError(f"{ARGUMENT}: found {objects!r}, {allowed}, such as {{'env': env}}")
+        for name, object_ in objects.items():
+            if not isinstance(name, str) or not name:
+                raise UserError(f"{ARGUMENT}: found the name {name!r}, allowed is a text")
+            # A class has the methods, too, but not those of an object.
+            lacking = [each for each in METHODS if not callable(getattr(object_, each, None))]
+            if lacking or isinstance(object_, type):
+                found = f"the class {object_.__name__}" if isinstance(object_, type) else None
+                found = found or f"a {_class_name(object_)} without {lacking[0]}()"
+                raise UserError(f"{ARGUMENT}: found {name!r}: {found}, {allowed}")
+        self.objects = dict(objects)
+
+    def marks(self) -> dict[str, Elsewhere]:
+        """Return what keeps a walk over the user's objects from the parts, by name."""
+        return {f"parts.{name}": Elsewhere(object_) for name, object_ in self.objects.items()}
+
+    def refuse_saved(self, trainer: Trainer) -> None:
+        """Raise UserError if each checkpoint has an object already.
+
+        Args:
+            trainer: Lightning's trainer, with a model.
+        """
+        owners = {id(module): "of the model" for module in trainer.lightning_module.modules()}
+        owners |= {id(callback): "in the trainer's callbacks" for callback in trainer.callbacks}
+        owners[id(trainer.datamodule)] = "the trainer's data module"
+        for name, object_ in self.objects.items():
+            if owner := owners.get(id(object_)):
+                raise UserError(
+                    f"{ARGUMENT}: found {name!r}: a {_class_name(object_)} {owner}, which each "
+                    "checkpoint has; leave it out"
+                )
+
+    def states(self) -> dict[str, Any]:
+        """Return the state of each object, encoded, by name.
+
+        Raises:
+            UserError: No checkpoint can hold a state.
+        """
+        states = {}
+        for name, object_ in self.objects.items():
+            try:
+                states[name] = encode(object_.state_dict())
+            except NotPlain as error:
+                where = f" at {'.'.join(map(str, error.path))}" if error.path else ""
+                raise UserError(
+                    f"{ARGUMENT}: state_dict() of {name!r} has a {error.kind}{where}, which no "
+                    "checkpoint can hold; keep numbers, text, tensors, arrays, lists and dicts "
+                    "there"
+                ) from None
+        return states
+
+    def differences(self, saved: Mapping[str, Any]) -> list[str]:
+        """Return a phrase for each part that only the checkpoint or only this run has.
+
+        Args:
+            saved: What `states` returned when the checkpoint was saved.
+        """
+        return [
+            f"the part {name!r} is not given ({ARGUMENT}), and was"
+            for name in sorted(saved.keys() - self.objects.keys())
+        ] + [
+            f"the part {name!r} is given ({ARGUMENT}), and was not"
+            for name in sorted(self.objects.keys() - saved.keys())
+        ]
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `states` returned."""
+        for name, object_ in self.objects.items():
+            object_.load_state_dict(decode(saved[name]))
+
+
+def parts_of(trainer: Trainer) -> Parts:
+    """Return the parts that the trainer's ExactResume has been given; none without it."""
+    found = (vars(callback).get("parts") for callback in trainer.callbacks)
+    return next((parts for parts in found if isinstance(parts, Parts)), Parts())
+
+
+def _class_name(object_: Any) -> str:
+    return f"{type(object_).__module__}.{type(object_).__qualname__}"
