@@ -30,7 +30,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from benchmarks import report, startup, training
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
-from sagemaker_lightning.data import epoch_loaders, sample_seeding, seeded_indices
+from sagemaker_lightning.data import sample_seeding, seeded_indices
+from sagemaker_lightning.data.loaders.redrawn import Redrawn
 from sagemaker_lightning.resume.callback import ExactResume
 from sagemaker_lightning.resume.verification import Proof
 from sagemaker_lightning.state import generators, object_graph, object_state
@@ -111,7 +112,7 @@ def without() -> Iterator[None]:
             patched.enter_context(mock.patch.object(owner, name, nothing))
         patched.enter_context(mock.patch.object(seeded_indices.Found, "more", lambda found: False))
         patched.enter_context(
-            mock.patch.object(epoch_loaders.Turns, "_prove", lambda turns, done: turns.begin(0, 0))
+            mock.patch.object(Redrawn, "_prove", lambda redrawn, done: redrawn.begin(0))
         )
         yield
 

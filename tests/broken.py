@@ -13,17 +13,17 @@ import torch
 from pytorch_lightning.callbacks import StochasticWeightAveraging
 from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
 
-from sagemaker_lightning.data import epoch_loaders
 from sagemaker_lightning.data.deterministic import Batches
-from sagemaker_lightning.data.epoch_loaders import Placed
+from sagemaker_lightning.data.loaders.positioned import Positioned
+from sagemaker_lightning.data.loaders.several import TrainingLoaders
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume import epoch_state, journal, model_changes, restore_check
 from sagemaker_lightning.resume.user_state import UserState
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.object_state import PlainState
 
-begin = Placed.begin
-next_batch = Placed.__next__
+begin = TrainingLoaders.begin
+next_batch = TrainingLoaders.__next__
 order = Batches._order
 of_rank = epoch_state.rank_state
 
@@ -75,14 +75,18 @@ def of_modes(self, *arguments) -> None:
 
 restore = UserState.restore
 MISTAKES: dict[str, Callable[[], None]] = {
-    "the loaders begin at the first batch": lambda: setattr(Placed, "begin", from_the_first),
+    "the loaders begin at the first batch": lambda: setattr(
+        TrainingLoaders, "begin", from_the_first
+    ),
     "the order is that of another epoch": lambda: setattr(Batches, "_order", another_order),
     "generators are not seeded": lambda: setattr(generators, "reseed", nothing),
     "generators are not restored": lambda: setattr(generators, "restore", nothing),
-    "what is drawn on the way is not seeded": lambda: setattr(Placed, "__next__", as_it_was),
+    "what is drawn on the way is not seeded": lambda: setattr(
+        TrainingLoaders, "__next__", as_it_was
+    ),
     "a step is not seeded": lambda: setattr(Seeding, "on_train_batch_start", nothing),
     "what objects hold is not restored": lambda: setattr(PlainState, "restore", nothing),
-    "what samplers hold is not restored": lambda: setattr(Placed, "begin", without_states),
+    "what samplers hold is not restored": lambda: setattr(TrainingLoaders, "begin", without_states),
     "modes are not restored": lambda: setattr(UserState, "restore", of_modes),
     "schedulers are not restored": lambda: setattr(
         _CheckpointConnector, "restore_lr_schedulers", nothing
@@ -99,7 +103,7 @@ MISTAKES: dict[str, Callable[[], None]] = {
     ),
     "an average does not go on": lambda: setattr(model_changes, "continue_averaging", nothing),
     "hooks are not run again": lambda: setattr(model_changes, "run_creating_hooks", nothing),
-    "what was seen is not skipped": lambda: setattr(epoch_loaders.Turns, "go_to", not_skipped),
+    "what was seen is not skipped": lambda: setattr(Positioned, "go_to", not_skipped),
 }
 
 

@@ -39,7 +39,7 @@ from sagemaker_lightning import ExactResume, SageMakerEnvironment, UserError
 from sagemaker_lightning.callbacks.divergence import Divergence
 from sagemaker_lightning.contract import deadlines, reporting, shutdown
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
-from sagemaker_lightning.data.epoch_loaders import digest_of
+from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.drill import drilled_run
 from sagemaker_lightning.resume import (
     agreement,

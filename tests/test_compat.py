@@ -15,6 +15,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch._dynamo import config as dynamo
 from torch._dynamo.pgo import FrameStateSizeEntry
 from torch._inductor import config as inductor
+from torch.utils.data import DataLoader
 from torchmetrics import MaxMetric, MeanMetric
 
 from sagemaker_lightning.compat import (
@@ -623,6 +625,47 @@ def test_the_hooks_of_a_module_and_of_its_optimizer():
     assert state._metadata == module.state_dict()._metadata
     torch_modules.keep_metadata(plain := {}, {})
     assert not hasattr(plain, "_metadata")
+
+
+def test_a_loader_is_copied_without_its_workers():
+    numbers = [1, 2]
+    loader = DataLoader(numbers, num_workers=1, persistent_workers=True, timeout=5)
+    iterator = iter(loader)
+    copied = torch_data.copied(loader)
+    assert [batch.item() for batch in copied] == [1, 2]
+    assert copied.dataset == numbers and copied.dataset is not numbers
+    assert torch_data.copied(DataLoader([threading.Lock()])) is None
+    torch_data.end_workers(loader)
+    del iterator
+
+
+def test_an_iterator_that_a_loader_keeps_is_seen():
+    loader = DataLoader([1])
+    loader._iterator = iter(loader)  # as torch keeps it, whose workers stay
+    assert not torch_data.keeps_iterator(loader)
+    loader.kept = iter(loader)
+    assert torch_data.keeps_iterator(loader)
+
+
+def test_whose_code_a_thread_runs():
+    class Own(threading.Thread):
+        pass
+
+    def wait() -> None:
+        ended.wait()
+
+    ended = threading.Event()
+    threads = [threading.Thread(target=wait), Own(), threading.Thread(target=ended.wait)]
+    for thread in threads[::2]:
+        thread.start()
+    assert list(map(torch_data.code_of_thread, threads)) == [
+        "test_compat",
+        "test_compat",
+        "threading",
+    ]
+    ended.set()
+    for thread in threads[::2]:
+        thread.join()
 
 
 def test_workers_end_with_their_loader():

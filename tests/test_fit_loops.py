@@ -188,6 +188,62 @@ def test_a_stream_that_was_read_to_its_end_begins_anew(tmp_path, capfd):
     assert "differ" not in capfd.readouterr().out
 
 
+class Following(Sampler):
+    """Draws rarely what it was told of."""
+
+    def __init__(self) -> None:
+        self.weights = torch.ones(8)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self):
+        for _ in range(8):
+            yield int(self.weights.argmax())
+
+
+class Telling(Noted):
+    """Tells the sampler what it has trained on.
+
+    Args:
+        workers: Number of data workers.
+    """
+
+    def __init__(self, *moments: str, workers: int = 0) -> None:
+        super().__init__(*moments)
+        self.workers = workers
+        self.seen = []
+
+    def train_dataloader(self):
+        self.order = Following()
+        data = TensorDataset(torch.arange(8.0)[:, None].expand(8, 2))
+        return DataLoader(data, 1, sampler=self.order, num_workers=self.workers)
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(int(batch[0][0, 0]))
+        self.order.weights[self.seen[-1]] *= 0.1
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("moment", ["batch 0:1", "batch 0:4", "end 0", "batch 1:2"])
+def test_a_sampler_that_follows_the_training_goes_on(tmp_path, moment):
+    """It is asked for a batch once the one before it was trained on, as with Lightning alone."""
+    trainer(tmp_path / "alone").fit(alone := Telling())
+    as_in_a_new_process()
+    with interrupted():
+        trainer(tmp_path / "run").fit(Telling(moment))
+    trainer(tmp_path / "run").fit(again := Telling())
+    assert again.seen == alone.seen
+    assert alone.seen[:8] == list(range(8))
+
+
+@pytest.mark.slow
+def test_a_sampler_that_workers_ask_ahead_cannot_follow_after_a_resume(tmp_path, capfd):
+    trainer(tmp_path).fit(Telling(workers=1))
+    says = "Following changes while an epoch is trained, and data workers get its indices ahead: a"
+    assert capfd.readouterr().out.count(says) == 1
+
+
 class Turned(Sampler):
     """Begins where it is told to."""
 

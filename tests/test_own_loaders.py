@@ -74,6 +74,7 @@ CASES = {
     "shards, ranks": [*data("sharded", TWO_WORKERS), *TWO_RANKS],
     "a loader of its own": data("steady"),
     "a loader that keeps its state": data("keeping"),
+    "a loader that forgets its epoch": data("forgetful"),
     "list": [*data("points+counted"), "--model=streams.Both"],
     "min_size": [
         *data("points+buffered", "mode=min_size"),
@@ -230,7 +231,7 @@ def test_what_a_stream_has_given_is_left_out(tmp_path, ranks):
 
 OTHER_STREAMS = [
     "dated",
-    *(pytest.param(name, marks=pytest.mark.soak) for name in ("measured", "forgetful")),
+    pytest.param("measured", marks=pytest.mark.soak),
 ]
 
 

@@ -179,7 +179,7 @@ STRANGERS = {
 
 
 # The soak runs these. Other tests have their mechanism alone: tests/test_object_state.py,
-# test_own_loaders.py and test_epoch_loaders.py; or they are configurations of the zoo, too.
+# test_own_loaders.py and unit/data/loaders; or they are configurations of the zoo, too.
 IN_SOAK_ONLY = [
     "a curriculum",
     "a group of parameters that is added later",

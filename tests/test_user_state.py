@@ -542,6 +542,46 @@ def test_a_state_that_cannot_be_saved_is_told(capsys):
     assert line.startswith(f"{HERE}.Model.inner holds a {HERE}.Row{UNSAVED}")
 
 
+class OfLibrary:
+    """A library's object whose state cannot be had before it is used."""
+
+    __module__ = "datasets.iterable_dataset"
+
+    def state_dict(self):
+        raise RuntimeError("not begun")
+
+    def load_state_dict(self, state):
+        pass
+
+
+class OfStream(IterableDataset):
+    """A library's stream around an object that saves where it is."""
+
+    __module__ = "datasets.iterable_dataset"
+
+    def __init__(self) -> None:
+        self.inner = OfLibrary()
+
+    def __iter__(self):
+        return iter([1.0])
+
+
+def test_a_state_that_cannot_be_had_is_told(capsys):
+    model = Model()
+    model.inner = OfLibrary()
+    (line,) = told(capsys, state := state_of(model))
+    assert line.startswith(f"{HERE}.Model.inner has a state_dict() that raises RuntimeError")
+    assert state.encode_changes()["stateful"] == {}
+
+
+def test_what_is_in_a_stream_is_left_to_its_loader(capsys):
+    """Its batches are drawn again, from the stream as it began."""
+    model = Model()
+    model.stream = OfStream()
+    assert not told(capsys, state := state_of(model))
+    assert state.encode_changes()["stateful"] == {}
+
+
 class Outer(SGD):
     """An optimizer around another one, of which it has the groups and the state."""
 

@@ -98,7 +98,7 @@ def restore_lightning_classes(trainer: Trainer) -> tuple[_Loop, ...]:
 def combined_loader(trainer: Trainer) -> CombinedLoader | None:
     """Return what combines the training loaders; None until they are set up.
 
-    `trainer.train_dataloader` is what it was made of; data/epoch_loaders.py needs the object that
+    `trainer.train_dataloader` is what it was made of; data/loaders/several.py needs the object that
     Lightning iterates over.
     """
     return trainer.fit_loop._combined_loader

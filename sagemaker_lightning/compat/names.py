@@ -232,7 +232,11 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "ParallelStreamingDataset._datasets": "attribute",
         },
         "torch.utils.data.dataloader": {
-            "_MultiProcessingDataLoaderIter._shutdown_workers": "(self)"
+            "_BaseDataLoaderIter": "class",
+            "_MultiProcessingDataLoaderIter._shutdown_workers": "(self)",
+        },
+        "threading": {
+            "Thread._target": "attribute",
         },
         "torch.utils.data._utils.fetch": {
             "_IterableDatasetFetcher.dataset_iter": "attribute",

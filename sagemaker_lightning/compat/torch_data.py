@@ -9,10 +9,13 @@ fetchers in _utils/fetch.py (`fetch`, `dataset_iter`), who calls `create_fetcher
 `_get_iterator` of torchdata's StatefulDataLoader.
 """
 
+import copy
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.utils.data import DataLoader, _DatasetKind
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 ITERATOR_ATTRIBUTE = "_iterator"
 """Where a DataLoader keeps an iterator whose workers stay from epoch to epoch."""
@@ -52,6 +55,25 @@ def has_iterator(loader: Any) -> bool:
     return getattr(loader, ITERATOR_ATTRIBUTE, None) is not None
 
 
+def keeps_iterator(loader: Any) -> bool:
+    """Return whether a loader's class has made an iterator before anybody iterates over it.
+
+    All its iterations go on with this one. What torch's class keeps by a name of its own, it begins
+    anew.
+    """
+    return any(
+        isinstance(value, _BaseDataLoaderIter)
+        for name, value in vars(loader).items()
+        if name != ITERATOR_ATTRIBUTE
+    )
+
+
+def code_of_thread(thread: threading.Thread) -> str:
+    """Return the name of the module whose code a thread runs."""
+    runs = getattr(thread, "_target", None) or type(thread)
+    return getattr(runs, "__module__", None) or type(runs).__module__
+
+
 def end_workers(loader: Any) -> None:
     """End a loader's workers, if it has any, and make it forget its position.
 
@@ -63,6 +85,21 @@ def end_workers(loader: Any) -> None:
         if hasattr(loader._iterator, "_shutdown_workers"):
             loader._iterator._shutdown_workers()
         loader._iterator = None
+
+
+def copied(loader: Any) -> Any:
+    """Return a copy of a loader that shares nothing with it; None if it cannot be copied.
+
+    It has no data workers: it draws in this process.
+    """
+    iterator = getattr(loader, ITERATOR_ATTRIBUTE, None)
+    try:
+        copy_ = copy.deepcopy(loader, {id(iterator): None})
+    except Exception:  # whatever the user's objects raise
+        return None
+    if isinstance(copy_, DataLoader):
+        vars(copy_).update(num_workers=0, persistent_workers=False, timeout=0, pin_memory=False)
+    return copy_
 
 
 def fetcher_function() -> Callable[..., Any]:

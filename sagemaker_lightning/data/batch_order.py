@@ -1,16 +1,95 @@
 """The order of an epoch: a function of (seed, epoch), split over the ranks."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
 from lightning_fabric.utilities.data import sized_len
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
+from sagemaker_lightning.compat.random_generators import PROCESS_GENERATORS
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.partition import Course, Division
-from sagemaker_lightning.data.seeded_indices import MAX_OBJECTS, Key, Keys, number_of, seed_all
+from sagemaker_lightning.data.seeded_indices import (
+    MAX_OBJECTS,
+    Key,
+    Keys,
+    number_of,
+    seed_all,
+    unseeded,
+)
 from sagemaker_lightning.state import generators
+from sagemaker_lightning.state.object_graph import is_library_class
+from sagemaker_lightning.state.object_state import PlainState
+
+PROCESS = (torch.default_generator, *PROCESS_GENERATORS)
+
+
+class DrawnAsAsked(list):
+    """An order that a user's sampler is asked for batch by batch, as by a DataLoader.
+
+    Training may change what the sampler draws, such as by its losses. If it does not, the order is
+    the one that is drawn at once: the process's generators go on where they were in it.
+
+    Args:
+        sampler: The sampler.
+        length: Number of elements, at most.
+        seed: Seeds what the sampler draws.
+        told: Called, once, when the sampler was changed between two draws; it is looked at before
+            the first batches and before every 64th.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        length: int,
+        seed: Callable[[], None],
+        told: Callable[[], None] | None,
+    ) -> None:
+        super().__init__()
+        self.sampler = sampler
+        self.length = length
+        self.seed = seed
+        self.told = told
+        self.samples: Iterator | None = None
+        self.drawing: tuple = ()  # the states of the process's generators between two draws
+        self.state = PlainState(lambda: {"sampler": sampler}, (Dataset,))
+        self.marked = -1  # number of the batch before which the state is compared
+
+    def reach(self, batch: int, length: int) -> None:
+        """Draw until there are `length` elements, those of a batch and before it."""
+        if self.told and self.marked == batch and self.state.encode_changes():
+            self.told()
+            self.told = None
+        with self._continued_rng():
+            self.samples = self.samples or iter(self.sampler)
+            more = max(0, min(length, self.length) - len(self))
+            self.extend(itertools.islice(self.samples, more))
+            if len(self) == self.length:
+                next(self.samples, None)  # it may come to its end
+        following = batch + 1
+        if self.told and (following <= 4 or not following % 64):
+            self.state.mark()
+            self.marked = following
+
+    @contextmanager
+    def _continued_rng(self) -> Iterator[None]:
+        """Let the process's generators go on where this order has left them."""
+        outside = unseeded.number, unseeded.count
+        with isolate_rng():
+            if self.drawing:
+                *states, (unseeded.number, unseeded.count) = self.drawing
+                for generator, state in zip(PROCESS, states, strict=True):
+                    generators.restore(generator, state)
+            else:
+                self.seed()
+            yield
+            inside = unseeded.number, unseeded.count
+            self.drawing = (*map(generators.state_of, PROCESS), inside)
+        unseeded.number, unseeded.count = outside
 
 
 class Batches(Sampler):
@@ -45,6 +124,8 @@ class Batches(Sampler):
         self.ranks = world_size
         self.size = size
         self.at = (0, 0, 0)  # epoch, turn and batch at which the next iteration starts
+        self.follows = False
+        """Whether the sampler was changed, by others than itself, within an epoch."""
         self.begun: list | None = None  # the order of that iteration, if it is drawn already
         self.drawn = 0
         """A hash of what the sampler has drawn first; equal on all ranks that share its batches."""
@@ -80,6 +161,8 @@ class Batches(Sampler):
         """
         self.at = epoch, turn, batch
         self.begun = None if self.endless else self._order(epoch, turn)
+        if isinstance(self.begun, DrawnAsAsked):
+            self._reach(self.begun, epoch, range(batch))
         if self.begun and self.ranks > 1:
             self.drawn = number_of(self.begun[:MAX_OBJECTS])
 
@@ -108,6 +191,8 @@ class Batches(Sampler):
         order = self._order(epoch, turn) if order is None else order
         division, first = self.course.of_epoch(epoch)
         for batch in range(start, len(self)):
+            if isinstance(order, DrawnAsAsked):
+                self._reach(order, epoch, [batch])
             places = division.part(batch - first, self.rank)
             if places and places[-1] >= len(order):
                 return  # the sampler has drawn fewer than its length
@@ -142,14 +227,43 @@ class Batches(Sampler):
                 yield [(batch, self.rank, k) for k in range(len(indices))], indices
 
     def _order(self, epoch: int, turn: int) -> list:
-        """Return what the sampler draws in an epoch, up to its length."""
+        """Return what the sampler draws in an epoch, up to its length.
+
+        A sampler of the user's is drawn from as its indices are asked for. Ranks that share its
+        batches draw all at once: training has told each of them something else.
+        """
+        if self.ranks == 1 and not is_library_class(type(self.sampler)):
+            self._begin_epoch(epoch)
+            told = None if self.follows else self._note_that_it_follows
+            return DrawnAsAsked(self.sampler, self.length, lambda: self._seed(epoch, turn), told)
         with isolate_rng():
             self._seed(epoch, turn)
-            for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
-                if hasattr(sampler, "set_epoch"):
-                    sampler.set_epoch(epoch)
+            self._begin_epoch(epoch)
             # Some samplers have a length and no end. The one draw more lets others come to theirs.
             return list(itertools.islice(self.sampler, self.length + 1))[: self.length]
+
+    def _begin_epoch(self, epoch: int) -> None:
+        for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+
+    def _reach(self, order: DrawnAsAsked, epoch: int, batches: Iterable[int]) -> None:
+        """Draw the elements of some batches, and of those before them."""
+        division, first = self.course.of_epoch(epoch)
+        for batch in batches:
+            is_last = batch + 1 == len(self)  # samples that are in no batch are drawn with it
+            order.reach(batch, self.length if is_last else division.positions(batch - first).stop)
+
+    def _note_that_it_follows(self) -> None:
+        """Note that training changes the sampler; say so if a resumed run cannot follow it."""
+        self.follows = True
+        if self.loader.num_workers and rank_zero_only.rank == 0:
+            print(
+                f"{type(self.sampler).__name__} changes while an epoch is trained, and data "
+                "workers get its indices ahead: a run that is resumed within an epoch has other "
+                "batches; with num_workers=0 it has the same",
+                flush=True,
+            )
 
     def _seed(self, epoch: int, *more: int) -> None:
         key = ("order", *self.seed, epoch, *more) if any(more) else ("order", *self.seed, epoch)

@@ -24,6 +24,7 @@ from sagemaker_lightning.compat.torch_data import (
     CustomIteratorLoader,
     combines_datasets,
     end_workers,
+    keeps_iterator,
 )
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.batch_order import Batches
@@ -90,6 +91,8 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
                 f"--data: a {type(loader).__name__} cannot be shared out among {world_size} ranks; "
                 "allowed is a torch.utils.data.DataLoader, or one with a DistributedSampler"
             )
+        if keeps_iterator(loader):
+            return loader, f"{type(loader).__name__} keeps an iterator from one epoch to the next"
         loader.__class__ = of_class(Streamed, type(loader))
         vars(loader)["planned"] = Plan(seed if has_state(loader) else None)
         return (
@@ -101,6 +104,13 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     _make_exact(loader, seed, rank, world_size)
     loader.__class__ = of_class(ExactInPlaces if has_own_iter else Exact, type(loader))
     return loader, ""
+
+
+def is_strange(loader: Any) -> bool:
+    """Return whether a DataLoader is left as Lightning has it: `exact` has not changed it."""
+    return isinstance(loader, DataLoader) and not isinstance(
+        loader, (Exact, Streamed, PartitionedLoader)
+    )
 
 
 def restore_loader(loader: Any) -> None:
@@ -200,15 +210,14 @@ def data_of(loader: Any, stateful: bool) -> dict[str, Any]:
     return {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
 
 
-def draws_again(loader: Any) -> bool:
-    """Return whether a loader has to draw all batches before a position again.
+def saves_between_epochs(loader: Any) -> bool:
+    """Return whether a loader's own state is right between epochs only.
 
-    This includes litdata's loader of a CombinedStreamingDataset or ParallelStreamingDataset. Its
-    state is right between epochs only: within an epoch, it assumes that each dataset's samples are
-    shared out evenly among the workers.
+    It is so for litdata's loader of a CombinedStreamingDataset or ParallelStreamingDataset: within
+    an epoch, it assumes that each dataset's samples are shared out evenly among the workers.
     """
     is_of_several = _is_of_library(loader, "litdata") and combines_datasets(loader.dataset)
-    return divided(loader) is None and (is_of_several or not has_state(loader))
+    return is_of_several and has_state(loader)
 
 
 def counts_only(loader: Any) -> bool:
@@ -217,7 +226,8 @@ def counts_only(loader: Any) -> bool:
     The iteration has begun when this is called. It is so for torchdata's loader if neither the
     dataset nor its iterator has a state; torchdata 0.11 miscounts when it goes to such a state.
     """
-    if not _is_of_library(loader, "torchdata") or not isinstance(loader.dataset, IterableDataset):
+    is_torchdatas = isinstance(loader, DataLoader) and _is_of_library(loader, "torchdata")
+    if not is_torchdatas or not isinstance(loader.dataset, IterableDataset):
         return False
     return f"'{DrawnWithState.NUMBER}'" not in repr(loader.state_dict())
 

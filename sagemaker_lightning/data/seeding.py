@@ -12,7 +12,7 @@ from sagemaker_lightning.compat import lightning_loaders
 from sagemaker_lightning.compat.lightning_loops import combined_loader
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.data.deterministic import exact, of_class, restore_loader
-from sagemaker_lightning.data.epoch_loaders import Drawn, Placed
+from sagemaker_lightning.data.loaders.several import TrainingLoaders, ValidationLoaders
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 
 
@@ -88,7 +88,7 @@ class Seeding(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn before the first batch, from the training data too."""
-        if isinstance(loader := combined_loader(trainer), Placed):
+        if isinstance(loader := combined_loader(trainer), TrainingLoaders):
             loader.epoch_begins(trainer.current_epoch)
         seed_all("epoch", self.seed, trainer.current_epoch, trainer.global_rank)
 
@@ -129,7 +129,9 @@ class Seeding(Callback):
             loader: Lightning's combination of the loaders; its class is changed.
             kind: "train" for the training loaders, else the name of the stage that uses them.
         """
-        loader.__class__ = of_class(Placed if kind == "train" else Drawn, type(loader))
+        loader.__class__ = of_class(
+            TrainingLoaders if kind == "train" else ValidationLoaders, type(loader)
+        )
         self.loaders[kind] = []
         if kind == "train":
             loader.prepare((self.seed, kind), trainer.global_rank)

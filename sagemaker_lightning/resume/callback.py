@@ -48,7 +48,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import explain
 from sagemaker_lightning.contract.reporting import report_stop
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop, TrainingStop, loses_sigterm
-from sagemaker_lightning.data.epoch_loaders import digest_of
+from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.data.seeded_indices import number_of, seed_all, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process

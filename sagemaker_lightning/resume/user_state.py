@@ -541,11 +541,13 @@ class UserState:
         states = {}
         unsaved = {}
         for path, object_ in self._stateful().items():
+            owner, _, name = path.rpartition(".")
             try:
                 states[path] = encode(object_.state_dict())
             except NotPlain as error:
-                owner, _, name = path.rpartition(".")
                 unsaved[owner, name] = f"holds a {error.kind}"
+            except Exception as error:  # whatever a library's object raises
+                unsaved[owner, name] = f"has a state_dict() that raises {type(error).__name__}"
         return states, unsaved
 
     def _stateful(self) -> dict[str, Any]:
@@ -553,6 +555,8 @@ class UserState:
 
         These are optimizers that Lightning does not know, such as one within another one.
         """
+        # Begun anew, with what is in them, and their batches are drawn again: they would be ahead.
+        streams = (IterableDataset,)
         saved_elsewhere = {id(value) for value in self.trainer.optimizers}
         saved_elsewhere |= {id(config.scheduler) for config in self.trainer.lr_scheduler_configs}
         excluded = (
@@ -560,13 +564,13 @@ class UserState:
             Callback,
             LightningDataModule,
             torch.utils.data.DataLoader,
-            IterableDataset,  # begun anew, and its batches are drawn again: it would be ahead
+            *streams,
             *object_graph.GENERATORS,
             type,
         )
         return {
             path: value
-            for path, value in object_graph.walk(user_objects(self.trainer), code=False)
+            for path, value in object_graph.walk(user_objects(self.trainer), streams, code=False)
             if not isinstance(value, excluded)
             and id(value) not in saved_elsewhere
             and (object_graph.is_library_class(type(value)) or isinstance(value, Optimizer))

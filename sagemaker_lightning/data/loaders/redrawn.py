@@ -1,0 +1,212 @@
+"""A loader that cannot begin at a batch: it is begun anew, and drawn to the position."""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_fabric.utilities.data import sized_len
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from torch.utils.data import DataLoader
+
+from sagemaker_lightning.compat.torch_data import copied, end_workers
+from sagemaker_lightning.data.deterministic import plan, saves_between_epochs
+from sagemaker_lightning.data.loaders import strange
+from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
+from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
+from sagemaker_lightning.data.sample_seeding import has_state
+from sagemaker_lightning.data.seeded_indices import number_of
+from sagemaker_lightning.state import generators
+from sagemaker_lightning.state.encoding import decode, encode
+from sagemaker_lightning.state.object_state import digest
+
+
+class Redrawn(UnplacedLoader):
+    """A stream, or a loader of a class of its own.
+
+    What it or its dataset saves itself is used between epochs, where it is proved to lead there.
+    """
+
+    redraws = True
+
+    def __init__(self, loader: Any, seed: tuple, mode: str) -> None:
+        super().__init__(loader, seed, mode, saves_between_epochs(loader))
+        self.proved = False
+        self.strange_because = ""
+        """Why it is to be left to Lightning from the next epoch on; "" if it is not."""
+        # What saves a state: a loader's is right between epochs only.
+        self.has_source = has_state(self._source)
+        # As it was before anything was drawn from it, if what its source saves has to be tried.
+        self.fresh = copied(loader) if self.has_source else None
+        self.fresh_source = self._encoded_source()
+        self.trusts_source: bool | None = None  # None while nothing was tried
+        self.source: Any = None
+        stays = not self.own and getattr(loader, "persistent_workers", False)
+        if stays and rank_zero_only.rank == 0:
+            print(
+                f"persistent_workers: the workers of {self.name} start anew with each epoch, so "
+                "that an epoch can be resumed, and so does what it counts in them; to keep both, "
+                "use torchdata's StatefulDataLoader, and give the dataset a state_dict()",
+                flush=True,
+            )
+
+    @property
+    def keeps_ahead(self) -> bool:
+        """Whether a batch that Lightning has fetched ahead may not be drawn a second time.
+
+        It may be drawn from what training changes, such as a replay buffer; data workers have a
+        copy of that.
+        """
+        return not self.workers
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Seed an iteration by somebody else as if the loader had not been used before."""
+        generators.reseed(self._generators_to_seed(), number_of("epoch", *self.seed, epoch))
+
+    def give_back(self, saved: Mapping[str, Any], data: str = "now") -> None:
+        """Restore the state of the order, of the data, and of what saves a state."""
+        super().give_back(saved, data)
+        self._restore_source(saved["source"])
+
+    def prepare(self, epoch: int, saved: Mapping[str, Any] | None, must_prove: bool) -> None:
+        """Prepare for an epoch, or restore the state that the loader had in it."""
+        super().prepare(epoch, saved, must_prove)
+        # What was restored is not asked for: some tell it only once they are iterated over.
+        self.source = saved["source"] if saved else self._source_state()
+
+    def states(self, within: bool) -> dict[str, Any]:
+        """Return what `prepare` takes as `saved`."""
+        return self._states(within, self.source if within else self._source_state())
+
+    def _states(self, within: bool, source: Any) -> dict[str, Any]:
+        begun = self.earlier if within else self.begun
+        return super().states(within) | {"source": source, "begun": begun}
+
+    def go_to(self, done: int) -> None:
+        """Draw the first `done` batches again, and throw them away."""
+        if self.must_prove and not self.proved:
+            self._prove(done)
+        else:
+            self.begin(0)
+        self._skip(done)
+
+    def _skip(self, done: int) -> None:
+        """Draw `done` batches, and say how long it took."""
+        began = time.monotonic()
+        for _ in range(done):
+            if next(self.iterator, self) is not self:
+                continue
+            if self.mode != "max_size_cycle":
+                break
+            self.begin(self.turn + 1)
+            if next(self.iterator, self) is self:
+                break
+        if done and rank_zero_only.rank == 0:
+            print(
+                f"the training data cannot start at a batch ({self.name}): the {done} batches "
+                f"before this one were drawn again, in {time.monotonic() - began:.1f} s",
+                flush=True,
+            )
+
+    def begin(self, turn: int, start: int = 0) -> None:
+        """Begin an iteration at its first batch."""
+        self._begin_turn(turn)
+        if isinstance(self.loader, DataLoader):
+            end_workers(self.loader)
+        plan(self.loader, self.begun - 1, 0)
+        self.iterator = self._iterate_seeded()
+
+    def _prove(self, done: int) -> None:
+        """Draw the first batch twice, and set `why` if the two differ.
+
+        Generators that drawing the first one has made are seeded for the second. Where batches have
+        to be drawn again by data workers, nothing is compared.
+        """
+        self.proved = True
+        if done and self.workers:
+            self.begin(0)
+            return
+        order = self.order.encode_all()
+        data = self.data.encode_all()
+        threads = strange.users_threads(self.loader)
+        self.begin(0)
+        batch = next(self.iterator, NO_BATCH)
+        if strange.users_threads(self.loader) - threads:
+            self.seeds = False
+            self.strange_because = "draws in a thread of its own"
+            self.why = strange.why(self.name, self.strange_because)
+            self._put_back(batch)
+            return
+        first_digest = digest_of(batch)
+        self.order.restore(order, touch=False)
+        self.data.restore(data, touch=False)
+        self._restore_source(self.source)
+        self.begun -= 1  # the second draw counts as the same iteration
+        self.begin(0)
+        repeated = next(self.iterator, NO_BATCH)
+        self._put_back(repeated)
+        if first_digest != digest_of(repeated):
+            self.why = f"{self.name} draws other batches each time"
+
+    def _put_back(self, batch: Any) -> None:
+        """Have the iterator begin with a batch that was drawn from it."""
+        if batch is not NO_BATCH:
+            self.iterator = itertools.chain([batch], self.iterator)
+
+    # What the loader or its dataset saves ---------------------------------------------------------
+
+    @property
+    def _source(self) -> Any:
+        return self.loader if self.own else getattr(self.loader, "dataset", None)
+
+    def _encoded_source(self) -> Any:
+        """Return the state that the source saves now; None if it cannot."""
+        if self.has_source:
+            with contextlib.suppress(Exception):  # it is the user's code, or a library's
+                return encode(self._source.state_dict())
+        return None
+
+    def _restore_source(self, state: Any) -> None:
+        if state is not None:
+            self._source.load_state_dict(decode(state))
+            # litdata's loader asks its datasets for their lengths as if there were no workers, and
+            # leaves them so.
+            sized_len(self.loader)
+
+    def _source_state(self) -> Any:
+        """Return the state with which a new process draws what comes next.
+
+        It is None if one that begins anew draws it.
+        """
+        state = self._encoded_source()
+        if state is None or digest(state) == digest(self.fresh_source):
+            return state
+        if self.trusts_source is None:
+            self.trusts_source = self.own or self._source_is_proved(state)
+        return state if self.trusts_source else None
+
+    def _source_is_proved(self, state: Any) -> bool:
+        """Return whether a fresh loader, given a state, draws what this one will draw next.
+
+        One that cannot be copied is trusted.
+        """
+        present = copied(self.loader)
+        if present is None or self.fresh is None:
+            return True
+        saved = self._states(within=False, source=state)
+        going_on, resumed = (
+            type(self)(loader, self.seed, self.mode) for loader in (present, copied(self.fresh))
+        )
+        going_on.epoch = self.epoch
+        going_on.begun = self.begun
+        try:
+            resumed.give_back(saved)
+            resumed.prepare(self.epoch, saved, must_prove=False)
+            digests = []
+            for each in (going_on, resumed):
+                each.begin(0)
+                digests.append(digest_of(next(each.iterator, NO_BATCH)))
+        except Exception:  # it is the user's code, or a library's
+            return False
+        return digests[0] == digests[1]

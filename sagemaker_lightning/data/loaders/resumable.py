@@ -1,0 +1,185 @@
+"""What every kind of loader has: its position, and the state that a checkpoint holds."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from sagemaker_lightning.compat.torch_data import has_iterator
+from sagemaker_lightning.data.deterministic import data_of, keeps_workers, order_of, plan
+from sagemaker_lightning.data.seeded_indices import seed_all
+from sagemaker_lightning.state import batch_digest
+from sagemaker_lightning.state.object_state import PlainState
+
+NO_BATCH = "no batch"
+
+
+def digest_of(batch: Any) -> int:
+    """Return a number that tells a batch from another one."""
+    return batch_digest.combine(map(int, batch_digest.leaf_digests(batch)))
+
+
+def name_of(loader: Any) -> str:
+    """Return the name of a loader's class; for torch's and torchdata's, of the dataset's class."""
+    is_own = type(loader).__module__.partition(".")[0] not in ("torch", "torchdata")
+    kind = type(loader if is_own else getattr(loader, "dataset", loader))
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class ResumableLoader(ABC):
+    """One loader of an epoch; it may begin again before the longest loader has ended.
+
+    Args:
+        loader: The loader.
+        seed: Decides what it draws.
+        mode: How Lightning combines the loaders; "" if there is only one.
+        own: Whether the loader itself saves what decides its order.
+    """
+
+    redraws = False
+    """Whether it gets to a position by drawing what is before it."""
+
+    def __init__(self, loader: Any, seed: tuple, mode: str, own: bool = False) -> None:
+        self.loader = loader
+        self.seed = seed
+        self.mode = mode
+        self.own = own
+        self.name = name_of(loader)
+        self.workers = getattr(loader, "num_workers", 0)
+        self.why = ""
+        """Why no run can be resumed within the epoch; "" if one can."""
+        self.order = PlainState(
+            partial(order_of, loader, own), (Dataset,) if isinstance(loader, DataLoader) else ()
+        )
+        self.data = PlainState(partial(data_of, loader, own))
+        self.order.mark()
+        self.data.mark()
+        self.first = self.order.copies(), self.data.copies()
+        self.order_at_start: dict = {}
+        # The data's plain state when the iteration began, or when the workers started that still
+        # run.
+        self.kept: dict = {}
+        self.data_now: dict | None = None
+        self.saved: Mapping[str, Any] | None = None
+        self.must_prove = False
+        self.epoch = 0
+        self.turn = -1
+        self.begun = 0  # number of iterations begun, in this run and in the runs that it resumes
+        self.earlier = 0  # those begun before this epoch
+        self.over = False
+        self.iterator: Iterator = iter(())
+
+    @abstractmethod
+    def go_to(self, done: int) -> None:
+        """Begin the iteration after `done` batches."""
+
+    @abstractmethod
+    def begin(self, turn: int, start: int = 0) -> None:
+        """Begin an iteration after `start` batches.
+
+        Args:
+            turn: Number of the iteration within the epoch.
+            start: Number of batches that are left out.
+        """
+
+    @property
+    def keeps_ahead(self) -> bool:
+        """Whether a checkpoint has to hold the batch that Lightning has fetched ahead."""
+        return False
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator:
+        self.begin(self.turn + 1)
+        return self.iterator
+
+    def stop(self) -> None:
+        """Drop the iterator, and what it holds."""
+        self.iterator = iter(())
+
+    def epoch_begins(self, epoch: int) -> None:  # noqa: B027 (most kinds have nothing to do)
+        """Seed an iteration by somebody else as if the loader had not been used before."""
+
+    def give_back(self, saved: Mapping[str, Any], data: str = "now") -> None:
+        """Restore the state of the order and of the data.
+
+        `data` names the state of the data: "now" is the state when the checkpoint was taken, "data"
+        is the state when the iteration began.
+        """
+        self.order.restore(self.order.encode_all(self.first[0]) | saved["order"], touch=False)
+        if self.redraws or self.workers:
+            self.data.restore(self.data.encode_all(self.first[1]) | saved[data], touch=False)
+        # For a hook that iterates over the loader before the next epoch does.
+        plan(self.loader, saved["begun"], 0)
+
+    def prepare(self, epoch: int, saved: Mapping[str, Any] | None, must_prove: bool) -> None:
+        """Prepare for an epoch, or restore the state that the loader had in it.
+
+        Args:
+            epoch: The epoch.
+            saved: What `states` returned; None if there is no checkpoint.
+            must_prove: Whether to find out if the loader draws the same batches a second time.
+        """
+        self.epoch = epoch
+        self.turn = -1
+        self.saved = saved
+        self.must_prove = must_prove
+        if saved:
+            self.begun = saved["begun"]
+        if saved and saved["within"]:
+            self.give_back(saved, "data")
+            if self.redraws or self.workers:
+                self.data_now = self.data.encode_all(self.first[1]) | saved["now"]
+        elif saved and not self.redraws and keeps_workers(self.loader):
+            # The workers hold copies of the data as it was when they started.
+            self.data_now = self.data.encode_all()
+            self.data.restore(self.data.encode_all(self.first[1]) | saved["data"], touch=False)
+        self.order_at_start = self.order.copies()
+        self.earlier = self.begun
+        if self.redraws or not self._workers_stay:
+            self.kept = self.data.copies()
+
+    def settle(self) -> None:
+        """Restore the data as it was when the checkpoint was taken.
+
+        It is called once the workers have copies of the data as it was when the iteration began, or
+        once the batches before this one have been drawn again.
+        """
+        if self.data_now is not None:
+            self.data.restore(self.data_now, touch=False)
+            self.data_now = None
+
+    def states(self, within: bool) -> dict[str, Any]:
+        """Return what `prepare` takes as `saved`."""
+        return {
+            "order": self.order.encode_changes(self.order_at_start if within else None),
+            "data": self.data.encode_changes(self.kept if within or self._workers_stay else None),
+            "own": None,
+            "now": self.data.encode_changes(),
+            "source": None,
+            "given": 0,
+            "begun": self.begun,
+            "over": self.over,
+            "within": within,
+            "workers": self.workers,
+        }
+
+    @property
+    def _workers_stay(self) -> bool:
+        return keeps_workers(self.loader) and has_iterator(self.loader)
+
+    def _begin_turn(self, turn: int) -> None:
+        """Count an iteration that begins; drop the one before it."""
+        self.turn = turn
+        self.over = False
+        self.iterator = iter(())
+        self.begun += 1
+
+    def _seed(self, purpose: str, epoch: int, turn: int) -> None:
+        number = seed_all(purpose, *self.seed, epoch, turn)
+        if isinstance(generator := getattr(self.loader, "generator", None), torch.Generator):
+            generator.manual_seed(number)

@@ -1,0 +1,100 @@
+"""A loader that saves where it is, as was proved before anything was drawn from it."""
+
+from typing import Any
+
+from sagemaker_lightning.compat.torch_data import copied
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.deterministic import counts_only, knows_its_end, plan
+from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
+from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
+from sagemaker_lightning.state.encoding import decode, encode
+
+PROVED_AFTER = 2
+"""Number of batches after which a loader's own state is tried on a copy of it."""
+
+
+class Stateful(UnplacedLoader):
+    """A loader of any class with `state_dict` and `load_state_dict`."""
+
+    def __init__(self, loader: Any, seed: tuple, mode: str) -> None:
+        super().__init__(loader, seed, mode, own=True)
+
+    def is_proved(self) -> bool:
+        """Return whether a fresh loader that gets the loader's state goes on as the loader does.
+
+        Both are copies. They draw the next batches, and begin another iteration: the state may
+        forget what was read ahead, or stay for iterations to come.
+        """
+        copies = [copied(self.loader), copied(self.loader)]
+        if None in copies:
+            return False
+        going_on, resumed = (Stateful(loader, self.seed, self.mode) for loader in copies)
+        try:
+            going_on.prepare(0, None, must_prove=False)
+            going_on.begin(0)
+            for _ in range(PROVED_AFTER):
+                next(going_on.iterator, NO_BATCH)
+            if counts_only(going_on.loader):
+                return False
+            resumed.prepare(0, going_on.states(within=True), must_prove=False)
+            resumed.go_to(PROVED_AFTER)
+            return going_on.digest_of_rest() == resumed.digest_of_rest()
+        except Exception:  # it is the user's code, or a library's
+            return False
+
+    def digest_of_rest(self) -> int:
+        """Return a digest of the next batches and of the first one of another iteration."""
+        drawn = [next(self.iterator, NO_BATCH) for _ in range(PROVED_AFTER)]
+        self.begin(1)
+        return digest_of([*drawn, next(self.iterator, NO_BATCH)])
+
+    @property
+    def keeps_ahead(self) -> bool:
+        """Whether it counts a batch as drawn that Lightning has fetched ahead: it always does."""
+        return True
+
+    def states(self, within: bool) -> dict[str, Any]:
+        """Return what `prepare` takes as `saved`."""
+        return super().states(within) | {"own": encode(self.loader.state_dict())}
+
+    def go_to(self, done: int) -> None:
+        """Begin the iteration after `done` batches.
+
+        UserError if the loader has another number of data workers than its state was saved with.
+        """
+        if not (saved := self.saved):
+            self.begin(0)
+            return
+        if self.workers != saved["workers"]:
+            raise UserError(
+                f"--data: {self.name} saved its state with {saved['workers']} data workers, now "
+                f"there are {self.workers}; go on with num_workers={saved['workers']}"
+            )
+        self.loader.load_state_dict(decode(saved["own"]))
+        if saved["within"]:
+            self.begun -= 1
+            self._begin_loaded(done, ended=not done and saved["over"])
+            return
+        if not saved["over"]:  # the iteration was left before its end; the next is another one
+            plan(self.loader, self.begun - 1, 0)
+            iter(self.loader)
+        after_end = saved["over"] and knows_its_end(self.loader)
+        self._begin_loaded(0, saved["over"], after_end)
+
+    def begin(self, turn: int, start: int = 0) -> None:
+        """Begin an iteration at its first batch."""
+        self._begin_turn(turn)
+        plan(self.loader, self.begun - 1, 0)
+        self.iterator = self._iterate_seeded()
+
+    def _begin_loaded(self, start: int, ended: bool, after_end: bool = False) -> None:
+        """Begin the first iteration of an epoch where the loader's state leads.
+
+        Args:
+            start: Number of batches before it.
+            ended: Whether it is the state of an end.
+            after_end: Whether the loader begins anew by itself after it.
+        """
+        self._begin_turn(0)
+        plan(self.loader, self.begun - 1 - after_end, start)
+        self.iterator = self._iterate_seeded(start, ended)

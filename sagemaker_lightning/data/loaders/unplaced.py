@@ -1,0 +1,66 @@
+"""A loader without positions: each of its batches is drawn with a seed of its own."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from sagemaker_lightning.data.loaders.resumable import NO_BATCH, ResumableLoader
+from sagemaker_lightning.data.seeded_indices import number_of, seed_all
+from sagemaker_lightning.state import generators
+
+
+class UnplacedLoader(ResumableLoader):
+    """A loader that begins at its first batch, or where its own state leads."""
+
+    seeds = True
+    """Whether what it draws is seeded."""
+
+    def _iterate_seeded(self, first: int = 0, ended: bool = False) -> Iterator:
+        """Return an iterator that seeds each batch.
+
+        Args:
+            first: Number of the first batch.
+            ended: Whether the loader was given the state of an end, and may have to be begun twice.
+        """
+        self._seed("order", self.epoch, self.turn)
+        seeded = self._generators_to_seed()
+        generators.reseed(seeded, number_of("order", *self.seed, self.epoch, self.turn))
+        batches = iter(self.loader)
+        key = self._key()
+
+        def draw() -> Iterator:
+            nonlocal batches
+            for number in itertools.count(first):
+                if self.seeds:
+                    generators.reseed(seeded, seed_all("draw", *self.seed, *key, number))
+                batch = next(batches, NO_BATCH)
+                if batch is NO_BATCH and ended and number == first:
+                    batches = iter(self.loader)
+                    batch = next(batches, NO_BATCH)
+                if batch is NO_BATCH:
+                    self.over = True
+                    return
+                self._batch_is_given()
+                yield batch
+
+        return draw()
+
+    def _key(self) -> tuple:
+        """Return what decides the draws of a batch, with its number."""
+        return self.epoch, self.turn
+
+    def _batch_is_given(self) -> None:
+        """Note that a batch was drawn."""
+
+    def _generators_to_seed(self) -> dict[str, Any]:
+        """Return the generators that the loader draws from, by path.
+
+        There are none to seed if it is a DataLoader that saves its own state.
+        """
+        if not isinstance(self.loader, DataLoader):
+            return generators.find({"loader": self.loader})
+        names = ("dataset", "sampler", "batch_sampler", "collate_fn", "generator")
+        parts = [getattr(self.loader, name, None) for name in names]
+        return {} if self.own else generators.find({"loader": parts})

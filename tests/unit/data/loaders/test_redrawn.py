@@ -1,0 +1,210 @@
+"""data/loaders/redrawn.py: loaders that are begun anew and drawn to the position."""
+
+import queue
+import re
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
+
+import pytest
+import streams
+from loader_epochs import (
+    LOADERS,
+    STATEFUL,
+    TWO_WORKERS,
+    Numbers,
+    begin,
+    made,
+    rest,
+    stopped,
+    train,
+)
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from torch.utils.data import DataLoader, IterableDataset
+
+
+def test_a_stream_without_batches_gives_none():
+    assert train(lambda: DataLoader(Numbers(0), 4)) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a buffer",
+        "a stream that counts",
+        "a dataset with a state",
+        "a loader of its own",
+        "lazy",
+        "a generator",
+        "the longest, and others again",
+    ],
+)
+def test_to_look_whether_batches_can_be_drawn_again_changes_none(name):
+    assert train(LOADERS[name], proves=True) == train(LOADERS[name], proves=False)
+
+
+def test_a_stream_of_one_batch():
+    make = lambda: DataLoader(Numbers(4), 4)  # noqa: E731
+    assert [place[:2] for place in train(make)] == [(epoch, 0) for epoch in range(3)]
+
+
+@pytest.mark.parametrize(("rank", "told"), [(0, 1), (1, 0)])
+def test_the_first_rank_tells_what_a_resumed_epoch_takes(capsys, monkeypatch, rank, told):
+    monkeypatch.setattr(rank_zero_only, "rank", rank)
+    states = stopped(LOADERS["a buffer"], 2) | {"why": "a reason"}
+    assert not capsys.readouterr().out
+    combined, fetcher = begin(LOADERS["a buffer"])
+    combined.begin(fetcher, 0, 2, states)
+    output = capsys.readouterr().out
+    drawn_again = (
+        r"the training data cannot start at a batch \(streams\.Buffered\): the 3 batches before "
+        r"this one were drawn again, in \d\.\d s\n"
+    )
+    differs = "a reason: the rest of this epoch differs from that of an uninterrupted run\n"
+    assert len(re.findall(drawn_again, output)) == output.count(differs) == told
+    assert output.count("\n") == 2 * told
+
+
+def test_nothing_is_told_of_an_epoch_that_begins(capsys):
+    states = stopped(LOADERS["a buffer"], 0) | {"why": "a reason", "ahead": []}
+    combined, fetcher = begin(LOADERS["a buffer"])
+    combined.begin(fetcher, 0, 0, states)
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options, rank, begin_anew", [({}, 0, 1), ({}, 1, 0), (STATEFUL, 0, 0)])
+def test_workers_that_stay_are_said_to_begin_anew(capsys, monkeypatch, options, rank, begin_anew):
+    monkeypatch.setattr(rank_zero_only, "rank", rank)
+    begin(made("resumable", **TWO_WORKERS, **options, persistent=True))
+    begin(streams.Steady)
+    warning = "persistent_workers: the workers of streams.Resumable start anew with each epoch"
+    output = capsys.readouterr().out
+    assert output.count(warning) == output.count("\n") == begin_anew
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "workers", [pytest.param(0, marks=pytest.mark.soak), pytest.param(1, marks=pytest.mark.soak), 2]
+)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "all",
+        *(
+            pytest.param(mode, marks=pytest.mark.soak)
+            for mode in ("weights", "batches", "parallel")
+        ),
+    ],
+)
+def test_litdata_of_several_datasets(tmp_path, monkeypatch, workers, mode):
+    """Here its state is right between epochs only, so an epoch is drawn again."""
+    monkeypatch.chdir(tmp_path)
+    streams.Mixed().prepare_data()
+    make = lambda: streams.Mixed(workers, mode).train_dataloader()  # noqa: E731
+    alone = train(make)
+    last_batch = max(batch for epoch, batch, _ in alone if epoch == 1)
+    assert len({batch for _, _, batch in alone}) == len(alone)
+    assert train(make, [(0, 4), (1, 0), (1, last_batch), (2, 0)]) == alone
+
+
+def test_what_a_run_has_changed_in_a_stream_is_changed_after_a_resume():
+    """What was drawn before is drawn again from the stream as it was."""
+    make = lambda: DataLoader(streams.Buffered(), 8)  # noqa: E731
+
+    combined, fetcher = begin(make)
+    combined.begin(fetcher, 0, 0)
+    next(fetcher)
+    combined.flattened[0].dataset.level = 5.0
+    next(fetcher)
+    states = combined.states(fetcher, True)
+    resumed, other = begin(make)
+    resumed.begin(other, 0, 2, states)
+    assert resumed.flattened[0].dataset.level == 5.0
+    assert str(rest(other)) == str(rest(fetcher))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_first_batch_is_drawn_twice_once(workers):
+    """Not where workers have to draw an epoch's first batches again, which takes long enough."""
+
+    class Watched(streams.Steady):
+        num_workers = workers
+        iterations = 0
+
+        def __iter__(self):
+            Watched.iterations += 1
+            return super().__iter__()
+
+    combined, fetcher = begin(Watched)
+    combined.begin(fetcher, 0, 0, proves=True)
+    assert Watched.iterations == 2
+    states = combined.states(fetcher, True)
+    rest(fetcher)
+    combined.begin(fetcher, 1, 0, proves=True)
+    assert Watched.iterations == 3
+    combined, fetcher = begin(Watched)
+    combined.begin(fetcher, 0, 1, states, proves=True)
+    assert Watched.iterations == (4 if workers else 5)
+
+
+def test_what_is_not_the_same_when_drawn_again_is_told():
+    class Timed(IterableDataset):
+        ticks = iter(range(1000))
+
+        def __iter__(self):
+            yield from (float(next(self.ticks)) for _ in range(12))
+
+    def why(make) -> str:
+        combined, fetcher = begin(make)
+        combined.begin(fetcher, 0, 0, proves=True)
+        return combined.why
+
+    class Own(DataLoader):
+        pass
+
+    assert why(lambda: streams.Unsteady()) == "streams.Unsteady draws other batches each time"
+    assert why(lambda: DataLoader(Timed(), 4)).endswith("Timed draws other batches each time")
+    assert why(lambda: Own(Timed(), 4)).endswith("Own draws other batches each time")
+    assert (
+        why(lambda: [streams.Steady(), streams.Unsteady()])
+        == "streams.Unsteady draws other batches each time"
+    )
+    for repeatable in (
+        streams.Steady,
+        made("buffered"),
+        made("points"),
+        made("resumable", **STATEFUL),
+    ):
+        assert why(repeatable) == ""
+
+
+class InThread:
+    """A loader that draws ahead, in a thread."""
+
+    def __iter__(self):
+        batches = queue.Queue(1)
+        thread = Thread(target=lambda: [batches.put(number) for number in range(4)], daemon=True)
+        thread.start()
+        for _ in range(4):
+            yield batches.get()
+
+
+class Reading(DataLoader):
+    """A loader whose data are read by threads of a library."""
+
+    def __iter__(self):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(int)
+            yield from super().__iter__()
+
+
+def test_a_loader_that_reads_by_a_librarys_threads_is_not_told():
+    combined, fetcher = begin(lambda: Reading(Numbers(8), 4))
+    combined.begin(fetcher, 0, 0, proves=True)
+    assert combined.why == ""
+
+
+def test_a_loader_that_draws_in_a_thread_is_told():
+    combined, fetcher = begin(InThread)
+    combined.begin(fetcher, 0, 0, proves=True)
+    assert combined.why.startswith("test_redrawn.InThread draws in a thread of its own, so ")
+    assert [batch for batch, _, _ in rest(fetcher)] == [0, 1, 2, 3]

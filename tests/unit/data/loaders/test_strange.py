@@ -1,0 +1,61 @@
+"""data/loaders/strange.py: loaders that are left as Lightning has them."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+from loader_epochs import (
+    EPOCHS,
+    begin,
+    rest,
+)
+from pytorch_lightning.trainer.states import RunningStage
+from pytorch_lightning.utilities import CombinedLoader
+from torch.utils.data import DataLoader
+
+from sagemaker_lightning.data.seeding import Seeding
+
+
+class KeepingWorkers(DataLoader):
+    """Goes on with one iterator over all epochs, as timm's MultiEpochsDataLoader."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(range(8), 2, **options)
+        vars(self)["batch_sampler"] = itertools.cycle(list(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self):
+        yield from itertools.islice(self.iterator, 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"num_workers": 1, "persistent_workers": True}, marks=pytest.mark.slow)],
+    ids=["no workers", "workers"],
+)
+@pytest.mark.parametrize("stage", ["training", "validation"])
+def test_a_loader_that_keeps_an_iterator_is_left_as_it_is(options, stage):
+    expected = [[0, 1], [2, 3], [4, 5], [6, 7]] * EPOCHS
+    if stage == "validation":
+        trainer = SimpleNamespace(global_rank=0, world_size=1, global_step=4)
+        seeding = Seeding(7)
+        loader = seeding._exact(trainer, KeepingWorkers(**options), RunningStage.VALIDATING)
+        combined = CombinedLoader([loader], "sequential")
+        seeding.together(trainer, combined, "val")
+        drawn = [batch.tolist() for _ in range(EPOCHS) for batch, _, _ in combined]
+    else:
+        combined, fetcher = begin(lambda: KeepingWorkers(**options))
+        drawn = []
+        for epoch in range(EPOCHS):
+            combined.begin(fetcher, epoch, 0, proves=True)
+            drawn += [batch.tolist() for batch, _, _ in rest(fetcher)]
+        assert combined.why == (
+            "test_strange.KeepingWorkers keeps an iterator from one epoch to the next, so it "
+            "draws as without this callback, and a resumed run has other batches than one left "
+            "alone"
+        )
+    combined.reset()
+    assert drawn == expected
