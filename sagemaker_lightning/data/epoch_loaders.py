@@ -367,6 +367,8 @@ class Turns:
         self.must_prove = must_prove
         if saved:
             self.begun = saved["begun"]
+            if isinstance(saved["draw"], bool) and hasattr(self.loader, "planned"):
+                self.loader.planned.samples_draw = saved["draw"]
         if saved and saved["within"]:
             self.give_back(saved, "data")
             if self.must_redraw or self.workers:
@@ -433,6 +435,7 @@ class Turns:
             "given": self.batches_given if self.single_pass else 0,
             "begun": self.earlier if self.must_redraw and within else self.begun,
             "over": self.over,
+            "draw": getattr(getattr(self.loader, "planned", None), "samples_draw", None),
             "within": within,
             "workers": self.workers,
         }

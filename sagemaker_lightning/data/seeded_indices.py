@@ -2,7 +2,8 @@
 
 Each sample is seeded as its index is taken. So the dataset stays as it is, and a data worker needs
 no state: what a sample draws is a function of (seed, epoch, position). This holds for the process's
-generators and for those that the dataset holds.
+generators and for those that the dataset holds. Where samples draw nothing, they need no seeds:
+`Draws` finds that out.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sagemaker_lightning.compat.random_generators import process_states
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.object_graph import walk
 
@@ -112,6 +114,24 @@ class Found:
         return not self.generators.keys() <= known
 
 
+class Draws:
+    """Finds out whether anything is drawn from the process's generators after they are seeded."""
+
+    found = False
+    """Whether anything was drawn."""
+    states: tuple | None = None
+
+    def seeded(self) -> None:
+        """Note that the generators have just been seeded by `seed_all`."""
+        self.states = process_states()
+
+    def look(self) -> bool:
+        """Return whether anything has been drawn since the first call of `seeded`."""
+        if not self.found and self.states is not None:
+            self.found = bool(unseeded.count) or process_states() != self.states
+        return self.found
+
+
 class Keys(list):
     """The indices of a batch; iterating over them seeds each sample's draws.
 
@@ -123,20 +143,35 @@ class Keys(list):
 
     user_generators: Found | None = None
     """The generators to seed; set in the process that draws."""
+    draws: Draws | None = None
+    """What looks whether samples draw; None if nobody asks."""
 
     def __init__(self, indices: Sequence, seed: tuple, places: Sequence) -> None:
         super().__init__(indices)
         self.seed = seed
         self.places = places
 
-    def begin(self, user_generators: Found) -> "Keys":
+    def begin(self, user_generators: Found, draws: Draws | None = None) -> "Keys":
         """Seed what is drawn before the first index is taken; return the keys.
 
         A dataset that fetches a whole batch at once draws then.
         """
         self.user_generators = user_generators
+        self.draws = draws
         self._seed(self.places[0])
         return self
+
+    def begin_without_draws(self, draws: Draws) -> list:
+        """Return the indices without seeds, for samples that draw nothing.
+
+        The generators are as they are after the samples have been made by the keys.
+
+        Args:
+            draws: What looks whether they draw nothing.
+        """
+        seed_all("sample", *self.seed, self.places[-1])
+        draws.seeded()
+        return self.copy()
 
     def __iter__(self) -> Iterator:
         for place, index in zip(self.places, super().__iter__(), strict=True):
@@ -148,7 +183,11 @@ class Keys(list):
         return Keys, (list(super().__iter__()), self.seed, self.places)
 
     def _seed(self, place: object) -> None:
+        if self.draws:
+            self.draws.look()
         generators.reseed(self.user_generators.generators, seed_all("sample", *self.seed, place))
+        if self.draws:
+            self.draws.seeded()
 
 
 class Key:
