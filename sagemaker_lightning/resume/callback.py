@@ -37,7 +37,11 @@ from torch import Tensor
 from sagemaker_lightning.callbacks import divergence, loggers
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
 from sagemaker_lightning.compat import lightning_checkpoints, torch_compile
-from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback, is_search_only
+from sagemaker_lightning.compat.lightning_callbacks import (
+    EarlyCallback,
+    calling_no_empty_hooks,
+    is_search_only,
+)
 from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode
 from sagemaker_lightning.compat.lightning_trainer import copies_this_process, end_failed_run
 from sagemaker_lightning.compat.random_generators import entropy_replaced
@@ -294,6 +298,7 @@ class ExactResume(EarlyCallback):
         if self.arguments["exact"]:
             self.changed.enter_context(entropy_replaced(unseeded.bits))
             self.changed.enter_context(torch_compile.compile_each_shape())
+            self.changed.enter_context(calling_no_empty_hooks())
         if trainer.state.fn != TrainerFn.FITTING:
             self._continue_logs(trainer, trains=False)
             return
