@@ -164,9 +164,9 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         f"{CALLBACKS}.spike": {"SpikeDetection.running_mean": "attribute"},
         "pytorch_lightning": {"LightningModule._current_fx_name": "attribute"},
         "pytorch_lightning.trainer.call": {
-            "_call_callback_hooks": "(trainer, hook_name, *args, ...)",
-            "_call_lightning_module_hook": "(trainer, hook_name, *args, ...)",
-            "_call_strategy_hook": "(trainer, hook_name, *args, **kwargs)",
+            "_call_callback_hooks": "(trainer, hook_name, args, ...)",
+            "_call_lightning_module_hook": "(trainer, hook_name, args, ...)",
+            "_call_strategy_hook": "(trainer, hook_name, args, kwargs)",
         },
     },
     "lightning_trainer": {

@@ -42,7 +42,7 @@ from sagemaker_lightning.compat.lightning_callbacks import (
     calling_no_empty_hooks,
     is_search_only,
 )
-from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode
+from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode, gradients_accumulate
 from sagemaker_lightning.compat.lightning_trainer import copies_this_process, end_failed_run
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.contract import deadlines, rendezvous, shutdown
@@ -684,14 +684,15 @@ class ExactResume(EarlyCallback):
         if self.enabled:
             self.proof.end_batch(outputs)
 
-    def batch_ended(self, done: bool, accumulates: bool) -> None:
+    def batch_ended(self, done: bool) -> None:
         """Save a checkpoint if one is due; stop if a stop was requested.
+
+        Where the next batch adds to the gradients, only a stop does not wait for the optimizer
+        step.
 
         Args:
             done: Whether a limit ends the training here, within an epoch. A run with a higher limit
                 resumes here; any other run ends this epoch again.
-            accumulates: Whether the next batch adds to the gradients. Only a stop does not wait for
-                the optimizer step.
         """
         step = self.trainer.global_step
         self.epoch_was_cut = done
@@ -700,7 +701,11 @@ class ExactResume(EarlyCallback):
         self.checkpoint_due |= (
             bool(self.every_n_steps) and step % self.every_n_steps == 0 and step != self.saved_step
         )
-        saves_now = self.checkpoint_due and not accumulates and not self.agreement.uploading
+        saves_now = (
+            self.checkpoint_due
+            and not self.agreement.uploading
+            and not gradients_accumulate(self.trainer)
+        )
         if done or ((stops or saves_now) and not self.why_only_epochs):
             self.save(ResumePoint.BATCH, last=stops or done)
         if stops and not done:

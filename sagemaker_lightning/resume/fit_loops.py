@@ -234,7 +234,7 @@ class EpochLoop(_Connected, lightning_loops.EpochLoop):
         """End a batch and the validation that follows it."""
         super().on_advance_end(data_fetcher)
         if self.resume.is_training and not lightning_loops.batches_are_done(self.trainer):
-            self.resume.batch_ended(self.done, lightning_loops.gradients_accumulate(self.trainer))
+            self.resume.batch_ended(self.done)
 
 
 class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):

@@ -246,7 +246,7 @@ class Proof:
         self.has_trained = True
         if not self.on_gpu and not self.being_copied:
             parts = batch.parts
-            if all(type(part) is int for part in parts):
+            if not any(isinstance(part, Tensor) for part in parts):
                 self._record(batch, parts)
                 return
         self.on_gpu_since = self.on_gpu_since if self.on_gpu else time.monotonic()
