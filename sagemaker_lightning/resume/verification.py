@@ -239,9 +239,10 @@ class Proof:
         """
         if not (batch := self.current_batch):
             return
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if not batch.losses and isinstance(loss, Tensor):
-            batch.losses.append(batch_digest.float_bits(loss))
+        if not batch.losses:
+            loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+            if isinstance(loss, Tensor):
+                batch.losses.append(batch_digest.float_bits(loss))
         self.current_batch = None
         self.has_trained = True
         if not self.on_gpu and not self.being_copied:
