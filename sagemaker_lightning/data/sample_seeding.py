@@ -169,6 +169,7 @@ class Fetchers:
         self.turn = plan.turn
         self.user_generators = Found(roots)
         self.watch = Watch(roots, plan.warned if worker == 0 else None)
+        self.draws = Draws()
         maker = fetcher_function()
         self.make_fetcher = getattr(maker, "__wrapped__", maker)
 
@@ -233,25 +234,28 @@ class Fetchers:
     def _fetch_keys(self, fetch: Callable, keys: Keys) -> Any:
         """Return a batch whose samples have seeds of their own, if they need any.
 
-        A seed for each sample takes longer than to make a small sample. While samples draw nothing,
-        there is one for each batch, which is drawn again with all seeds if it has drawn something.
-        The first batch has all seeds: so it is drawn once if samples draw, as they mostly do in
-        each batch or never.
+        A seed for each sample takes longer than to make a small sample. While samples depend on
+        none, there is one for each batch, which is drawn again with all seeds if a sample did. The
+        first batch has all seeds: so it is drawn once if samples draw, as they mostly do in each
+        batch or never.
         """
-        draws = Draws()
+        draws = self.draws
         if self.plan.samples_draw is False and not self.user_generators.generators:
             try:
-                batch = fetch(keys.begin_without_draws(draws))
+                with draws:
+                    batch = fetch(keys.begin_without_draws(draws))
             except Exception:
                 if not draws.look():
                     raise
             if not draws.look() and not self.user_generators.more():
                 return batch
             self.plan.samples_draw = True
-        asks = self.plan.samples_draw is None
-        batch = fetch(keys.begin(self.user_generators, draws if asks else None))
-        if asks:
+        if self.plan.samples_draw is None:
+            with draws:
+                batch = fetch(keys.begin(self.user_generators, draws))
             self.plan.samples_draw = draws.look()
+        else:
+            batch = fetch(keys.begin(self.user_generators))
         if self.user_generators.more():
             batch = fetch(keys.begin(self.user_generators))
         return batch

@@ -6,13 +6,14 @@ generators and for those that the dataset holds. Where samples draw nothing, the
 `Draws` finds that out.
 """
 
+import functools
 import hashlib
 import itertools
 import os
 import random
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,19 +115,54 @@ class Found:
         return not self.generators.keys() <= known
 
 
-class Draws:
-    """Finds out whether anything is drawn from the process's generators after they are seeded."""
+SEED_READERS = (
+    (torch, "initial_seed"),
+    (torch.random, "initial_seed"),
+    (torch, "get_rng_state"),
+    (torch.random, "get_rng_state"),  # fork_rng calls it
+    (np.random, "get_state"),
+    (random, "getstate"),
+)
+"""Functions that tell a seed, or a state, by which one may draw without a trace."""
 
-    found = False
-    """Whether anything was drawn."""
-    states: tuple | None = None
+
+class Draws:
+    """Finds out whether samples depend on the seeds of the process's generators.
+
+    They do if anything is drawn after the generators are seeded, or if somebody asks for a seed or
+    a state, as for a generator of a sample's own. Samples are made within `with` this object.
+    """
+
+    def __init__(self) -> None:
+        self.found = False
+        self.states: tuple | None = None
+        functions = [getattr(owner, name) for owner, name in SEED_READERS]
+        self.readers = [functools.partial(self._note_and_call, function) for function in functions]
+        self.replaced: list = []
+
+    def _note_and_call(self, function: Callable, *arguments: Any, **options: Any) -> Any:
+        self.found = True
+        return function(*arguments, **options)
+
+    def __enter__(self) -> None:
+        self.found = False
+        self.states = None
+        self.replaced = [getattr(owner, name) for owner, name in SEED_READERS]
+        self._set(self.readers)
+
+    def __exit__(self, *error: object) -> None:
+        self._set(self.replaced)
+
+    def _set(self, functions: list) -> None:
+        for (owner, name), function in zip(SEED_READERS, functions, strict=True):
+            setattr(owner, name, function)
 
     def seeded(self) -> None:
         """Note that the generators have just been seeded by `seed_all`."""
         self.states = process_states()
 
     def look(self) -> bool:
-        """Return whether anything has been drawn since the first call of `seeded`."""
+        """Return whether samples have depended on a seed since this object was entered."""
         if not self.found and self.states is not None:
             self.found = bool(unseeded.count) or process_states() != self.states
         return self.found
@@ -162,7 +198,7 @@ class Keys(list):
         return self
 
     def begin_without_draws(self, draws: Draws) -> list:
-        """Return the indices without seeds, for samples that draw nothing.
+        """Return the indices without seeds, for samples that depend on none.
 
         The generators are as they are after the samples have been made by the keys.
 

@@ -12,6 +12,13 @@ from sagemaker_lightning.data import seeded_indices
 from sagemaker_lightning.data.deterministic import make_deterministic
 from sagemaker_lightning.data.seeded_indices import unseeded
 
+
+def undone(draw):
+    """Return what is drawn, and leave the generators as they were."""
+    with torch.random.fork_rng(devices=[]):
+        return draw()
+
+
 DRAWS = {
     "random": random.random,
     "random.gauss": lambda: random.gauss(0, 1),
@@ -20,6 +27,10 @@ DRAWS = {
     "torch": lambda: torch.rand(()).item(),
     "a numpy generator made without a seed": lambda: np.random.default_rng().random(),
     "a Random made without a seed": lambda: random.Random().random(),
+    "torch's seed": lambda: torch.initial_seed() % 1000 / 1000,
+    "a draw that leaves no trace": lambda: undone(lambda: torch.rand(()).item()),
+    "numpy's state": lambda: float(np.random.get_state()[1][5] % 1000) / 1000,
+    "random's state": lambda: random.getstate()[1][5] % 1000 / 1000,
 }
 """Each kind of draw that a seed for each sample decides."""
 
