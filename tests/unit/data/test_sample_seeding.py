@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+import short_fits
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -140,3 +141,32 @@ def test_a_batch_has_one_seed_where_no_sample_draws(monkeypatch, dataset, seeds)
     monkeypatch.setattr(seeded_indices, "seed_all", lambda *key: keys.append(key) or seed_all(*key))
     assert len([*loader]) == 8
     assert len(keys) == seeds
+
+
+class SeldomAndCounting(Seldom):
+    """16 samples, float32 [2]; each depends on how many were made before it."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([super().__getitem__(index), self.made])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", ["batch 0:0", "batch 0:1", "batch 0:2", "batch 1:0", "batch 1:2"])
+def test_a_batch_is_drawn_again_in_a_resumed_run_as_in_one_left_alone(tmp_path, stop):
+    """The eleventh sample alone draws: the batch of its first epoch is drawn twice."""
+
+    def fit(folder: str, stop: str = "") -> tuple[list[float], int]:
+        dataset = SeldomAndCounting(random.random, {11})
+        trainer = short_fits.trainer(tmp_path / folder)  # it seeds what the model draws
+        model = short_fits.Noted(stop)
+        trainer.fit(model, DataLoader(dataset, 4))
+        return short_fits.weights(model), dataset.made
+
+    expected = fit("alone")
+    assert expected[1] == 2 * 16 + 4
+    with short_fits.interrupted():
+        fit("stopped", stop)
+    assert fit("stopped") == expected
