@@ -72,7 +72,9 @@ def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
     completed = warm.run(command, ROOT) if name != "startup" else cold(command)
     assert completed.returncode == 0, completed.stdout
     rows = re.findall(
-        r"^\| (.+?) \| (\S+) \[(\S+)\.\.(\S+)\] \| 1 \| .+ / .+ \|$", completed.stdout, re.MULTILINE
+        r"^\| (.+?) \| (\S+) \[(\S+)\.\.(\S+)\] \| 1 \| .+ [/-] .+ \|$",
+        completed.stdout,
+        re.MULTILINE,
     )
     assert [row[0] for row in rows] == ROWS[name], completed.stdout
     for row in rows:
