@@ -30,10 +30,17 @@ class Clock(Callback):
     """Times one of the two trainings.
 
     In each turn, some steps are untimed and `steps` are timed; then it is the other's turn. The
-    first turn includes the setting up; leave it out.
+    first turn includes the setting up; leave it out. `now` returns the seconds that count.
     """
 
-    def __init__(self, steps: int, my_turn: Semaphore, other_turn: Semaphore) -> None:
+    def __init__(
+        self,
+        steps: int,
+        my_turn: Semaphore,
+        other_turn: Semaphore,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.now = now
         self.my_turn = my_turn
         self.other_turn = other_turn
         self.steps = steps
@@ -53,11 +60,11 @@ class Clock(Callback):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         if self.step == 0:
-            self.rates.append(self.images / (time.perf_counter() - self.started))
+            self.rates.append(self.images / (self.now() - self.started))
             self.other_turn.release()
             self.my_turn.acquire()
         self.images = 0
-        self.started = time.perf_counter()
+        self.started = self.now()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -91,17 +98,21 @@ def compare(
 
 
 def pair(
-    ours: Callable[[Clock], None], other: Callable[[Clock], None], steps: int, start: str = "spawn"
+    ours: Callable[[Clock], None],
+    other: Callable[[Clock], None],
+    steps: int,
+    start: str = "spawn",
+    now: Callable[[], float] = time.perf_counter,
 ) -> list[tuple[float, float]]:
     """Return the images/s of both trainings in each turn; each has a new process.
 
     `start` is the method by which processes start: "spawn", or "fork", which saves the imports if
-    this process uses no CUDA.
+    this process uses no CUDA. `now` returns the seconds that count.
     """
     context = multiprocessing.get_context(start)
     turns = [context.Semaphore(1), context.Semaphore(0)]
     pipes = [context.Pipe(duplex=False) for _ in turns]
-    clocks = [Clock(steps, *turns), Clock(steps, *reversed(turns))]
+    clocks = [Clock(steps, *turns, now), Clock(steps, *reversed(turns), now)]
     processes = [
         context.Process(target=_train, args=(train, clock, sender))
         for train, clock, (_, sender) in zip((ours, other), clocks, pipes, strict=True)

@@ -134,6 +134,9 @@ BETWEEN_THE_LINES = {
     "python -m benchmarks.side_by_side": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
     ),
+    "python -m benchmarks.small_steps": (
+        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
+    ),
     "python -m benchmarks.spot": (
         "test_benchmarks.py::test_a_spot_job_ends_with_the_bits_of_one_left_alone"
     ),

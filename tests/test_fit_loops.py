@@ -633,3 +633,54 @@ def test_the_batch_that_comes_next_is_as_a_step_would_get_it():
     iter(made.fit_loop._data_fetcher)
     with pytest.raises(StopIteration):
         fit_loops.next_batch(made)
+
+
+class Transferring(pl.LightningDataModule):
+    """Data whose own hook moves a batch."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        """Return the batch."""
+        return batch
+
+    def train_dataloader(self) -> DataLoader:
+        """Return a loader of four batches."""
+        return DataLoader(TensorDataset(torch.rand(8, 2)), 2)
+
+    val_dataloader = train_dataloader
+
+
+class Moving(Noted):
+    """A model with a hook of its own before a batch is moved."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        """Return the batch."""
+        return batch
+
+
+def with_hook_on_the_object() -> Noted:
+    """Return a model one of whose hooks is set on the object."""
+    model = Noted()
+    model.on_after_batch_transfer = lambda batch, dataloader_idx: batch
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "data", "seeded"),
+    [
+        (Noted, None, False),
+        (Moving, None, True),
+        (with_hook_on_the_object, None, True),
+        (Noted, Transferring, True),
+    ],
+)
+def test_what_is_drawn_between_a_batch_and_its_step_is_seeded_if_the_user_moves_it(
+    tmp_path, make, data, seeded
+):
+    seen = []
+
+    class Looking(pl.Callback):
+        def on_train_batch_end(self, trainer, *_) -> None:
+            seen.append(trainer.fit_loop.loaders.seeds_batches)
+
+    trainer(tmp_path, Looking(), max_epochs=1).fit(make(), datamodule=data() if data else None)
+    assert seen == [seeded] * 4

@@ -1,6 +1,7 @@
 """resume/snapshot.py in a short training: what a checkpoint has of it."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -205,3 +206,52 @@ def test_lightning_goes_on_with_the_epoch_after_a_checkpoint(tmp_path):
     assert [event for event in model.events if event.startswith("batch")] == [
         f"batch 1:{number}" for number in range(4)
     ]
+
+
+CALLS = Counter()
+
+
+class Counting(Noted):
+    """A model that counts how often it is asked for its state; it has a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+
+    def state_dict(self, *args, **options) -> dict:
+        """Count a call, and return the state."""
+        CALLS["state_dict of the model"] += 1
+        return super().state_dict(*args, **options)
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        """Count a call."""
+        CALLS["on_save_checkpoint of the model"] += 1
+
+
+class CountingCallback(pl.Callback):
+    """A callback that counts how often it is asked for its state."""
+
+    def state_dict(self) -> dict:
+        """Count a call, and return a state."""
+        CALLS["state_dict of the callback"] += 1
+        return {"a": 1}
+
+    def on_save_checkpoint(self, *_) -> None:
+        """Count a call."""
+        CALLS["on_save_checkpoint of the callback"] += 1
+
+
+def test_a_users_hooks_are_called_once_for_each_checkpoint(tmp_path, monkeypatch):
+    of_each = []
+    take = Snapshot.take
+
+    def counting(*args):
+        CALLS.clear()
+        state = take(*args)
+        of_each.append(dict(CALLS))
+        return state
+
+    monkeypatch.setattr(Snapshot, "take", counting)
+    trainer(tmp_path, CountingCallback(), every_n_steps=1).fit(Counting())
+    assert len(of_each) > 4
+    assert all(len(calls) == 4 and {*calls.values()} == {1} for calls in of_each), of_each

@@ -162,7 +162,8 @@ class RankConsistency(Callback):
 
         DDP takes the mean over the ranks.
         """
-        weight_gradients(loss, share_of_batch(trainer))
+        if trainer.world_size > 1:
+            weight_gradients(loss, share_of_batch(trainer))
 
     def _apply_rates_of_flags(self, trainer: Trainer) -> None:
         """Scale the restored learning rates to the initial ones that the flags give.

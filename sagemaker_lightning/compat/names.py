@@ -162,6 +162,12 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "StochasticWeightAveraging._scheduler_state": "attribute",
         },
         f"{CALLBACKS}.spike": {"SpikeDetection.running_mean": "attribute"},
+        "pytorch_lightning": {"LightningModule._current_fx_name": "attribute"},
+        "pytorch_lightning.trainer.call": {
+            "_call_callback_hooks": "(trainer, hook_name, args, ...)",
+            "_call_lightning_module_hook": "(trainer, hook_name, args, ...)",
+            "_call_strategy_hook": "(trainer, hook_name, args, kwargs)",
+        },
     },
     "lightning_trainer": {
         "pytorch_lightning.strategies": {

@@ -183,7 +183,7 @@ class Batches(Sampler):
 
     def _places_and_indices(
         self, epoch: int, turn: int, start: int, order: list | None
-    ) -> Iterator[tuple[list, list]]:
+    ) -> Iterator[tuple[Sequence, list]]:
         """Yield the places and the indices of each batch."""
         if self.endless:
             yield from self._places_and_indices_of_endless(epoch, turn, start)
@@ -202,7 +202,7 @@ class Batches(Sampler):
                 for place in places:
                     yield [(place, k) for k in range(len(order[place]))], order[place]
             else:
-                yield list(places), [order[place] for place in places]
+                yield places, order[places.start : places.stop]
 
     def _places_and_indices_of_endless(
         self, epoch: int, turn: int, start: int

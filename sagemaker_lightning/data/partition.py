@@ -5,6 +5,7 @@ And how far a rank has come in them.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Division:
     drop_last: bool = False
     start: int = 0
 
-    @property
+    @cached_property
     def batches(self) -> int:
         """Number of global batches."""
         whole, rest = divmod(self.size - self.start, self.batch_size * self.ranks)

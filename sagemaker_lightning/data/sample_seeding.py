@@ -22,7 +22,15 @@ from sagemaker_lightning.compat.torch_data import (
     is_map_style,
     replace_fetcher_function,
 )
-from sagemaker_lightning.data.seeded_indices import Found, Key, Keys, number_of, seed_all, unseeded
+from sagemaker_lightning.data.seeded_indices import (
+    Draws,
+    Found,
+    Key,
+    Keys,
+    number_of,
+    seed_all,
+    unseeded,
+)
 from sagemaker_lightning.process.child_signals import end_with_the_loader
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.encoding import decode, encode
@@ -60,6 +68,8 @@ class Plan:
     """Number of the iteration that the next fetcher is made for."""
     first: tuple[int, ...] = ()
     """Number of samples each worker has drawn before, if the loader does not know it itself."""
+    samples_draw: bool | None = None
+    """Whether samples draw random numbers in the loader's process; None before the first batch."""
     warned: Tensor | None = None
     """uint8 [1], shared by all workers: 1 once the user was told that a dataset changes there."""
 
@@ -159,6 +169,7 @@ class Fetchers:
         self.turn = plan.turn
         self.user_generators = Found(roots)
         self.watch = Watch(roots, plan.warned if worker == 0 else None)
+        self.draws = Draws()
         maker = fetcher_function()
         self.make_fetcher = getattr(maker, "__wrapped__", maker)
 
@@ -204,17 +215,49 @@ class Fetchers:
 
         If drawing it has made new generators, which could not be seeded before, it is drawn again.
         """
-        keys = indices
-        if not isinstance(indices, (Keys, Key)):
-            keys = (
-                Keys(indices, seed, indices)
-                if isinstance(indices, list) and indices
-                else Key(indices, seed, indices)
-            )
-        batch = fetch(keys.begin(self.user_generators))
+        if isinstance(indices, Keys):
+            batch = self._fetch_keys(fetch, indices)
+        else:
+            keys = indices
+            if not isinstance(indices, Key):
+                keys = (
+                    Keys(indices, seed, indices)
+                    if isinstance(indices, list) and indices
+                    else Key(indices, seed, indices)
+                )
+            batch = fetch(keys.begin(self.user_generators))
+            if self.user_generators.more():
+                batch = fetch(keys.begin(self.user_generators))
+        self.watch.look(self.user_generators.batches)
+        return batch
+
+    def _fetch_keys(self, fetch: Callable, keys: Keys) -> Any:
+        """Return a batch whose samples have seeds of their own, if they need any.
+
+        A seed for each sample takes longer than to make a small sample. While samples depend on
+        none, there is one for each batch, which is drawn again with all seeds if a sample did. The
+        first batch has all seeds: so it is drawn once if samples draw, as they mostly do in each
+        batch or never.
+        """
+        draws = self.draws
+        if self.plan.samples_draw is False and not self.user_generators.generators:
+            try:
+                with draws:
+                    batch = fetch(keys.begin_without_draws(draws))
+            except Exception:
+                if not draws.look():
+                    raise
+            if not draws.look() and not self.user_generators.more():
+                return batch
+            self.plan.samples_draw = True
+        if self.plan.samples_draw is None:
+            with draws:
+                batch = fetch(keys.begin(self.user_generators, draws))
+            self.plan.samples_draw = draws.look()
+        else:
+            batch = fetch(keys.begin(self.user_generators))
         if self.user_generators.more():
             batch = fetch(keys.begin(self.user_generators))
-        self.watch.look(self.user_generators.batches)
         return batch
 
 

@@ -2,21 +2,24 @@
 
 Each sample is seeded as its index is taken. So the dataset stays as it is, and a data worker needs
 no state: what a sample draws is a function of (seed, epoch, position). This holds for the process's
-generators and for those that the dataset holds.
+generators and for those that the dataset holds. Where samples draw nothing, they need no seeds:
+`Draws` finds that out.
 """
 
+import functools
 import hashlib
 import itertools
 import os
 import random
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from sagemaker_lightning.compat.random_generators import process_states
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.object_graph import walk
 
@@ -112,6 +115,59 @@ class Found:
         return not self.generators.keys() <= known
 
 
+SEED_READERS = (
+    (torch, "initial_seed"),
+    (torch.random, "initial_seed"),
+    (torch, "get_rng_state"),
+    (torch.random, "get_rng_state"),  # fork_rng calls it
+    (np.random, "get_state"),
+    (random, "getstate"),
+)
+"""Functions that tell a seed, or a state, by which one may draw without a trace."""
+
+
+class Draws:
+    """Finds out whether samples depend on the seeds of the process's generators.
+
+    They do if anything is drawn after the generators are seeded, or if somebody asks for a seed or
+    a state, as for a generator of a sample's own. Samples are made within `with` this object.
+    """
+
+    def __init__(self) -> None:
+        self.found = False
+        self.states: tuple | None = None
+        functions = [getattr(owner, name) for owner, name in SEED_READERS]
+        self.readers = [functools.partial(self._note_and_call, function) for function in functions]
+        self.replaced: list = []
+
+    def _note_and_call(self, function: Callable, *arguments: Any, **options: Any) -> Any:
+        self.found = True
+        return function(*arguments, **options)
+
+    def __enter__(self) -> None:
+        self.found = False
+        self.states = None
+        self.replaced = [getattr(owner, name) for owner, name in SEED_READERS]
+        self._set(self.readers)
+
+    def __exit__(self, *error: object) -> None:
+        self._set(self.replaced)
+
+    def _set(self, functions: list) -> None:
+        for (owner, name), function in zip(SEED_READERS, functions, strict=True):
+            setattr(owner, name, function)
+
+    def seeded(self) -> None:
+        """Note that the generators have just been seeded by `seed_all`."""
+        self.states = process_states()
+
+    def look(self) -> bool:
+        """Return whether samples have depended on a seed since this object was entered."""
+        if not self.found and self.states is not None:
+            self.found = bool(unseeded.count) or process_states() != self.states
+        return self.found
+
+
 class Keys(list):
     """The indices of a batch; iterating over them seeds each sample's draws.
 
@@ -123,20 +179,35 @@ class Keys(list):
 
     user_generators: Found | None = None
     """The generators to seed; set in the process that draws."""
+    draws: Draws | None = None
+    """What looks whether samples draw; None if nobody asks."""
 
     def __init__(self, indices: Sequence, seed: tuple, places: Sequence) -> None:
         super().__init__(indices)
         self.seed = seed
         self.places = places
 
-    def begin(self, user_generators: Found) -> "Keys":
+    def begin(self, user_generators: Found, draws: Draws | None = None) -> "Keys":
         """Seed what is drawn before the first index is taken; return the keys.
 
         A dataset that fetches a whole batch at once draws then.
         """
         self.user_generators = user_generators
+        self.draws = draws
         self._seed(self.places[0])
         return self
+
+    def begin_without_draws(self, draws: Draws) -> list:
+        """Return the indices without seeds, for samples that depend on none.
+
+        The generators are as they are after the samples have been made by the keys.
+
+        Args:
+            draws: What looks whether they draw nothing.
+        """
+        seed_all("sample", *self.seed, self.places[-1])
+        draws.seeded()
+        return self.copy()
 
     def __iter__(self) -> Iterator:
         for place, index in zip(self.places, super().__iter__(), strict=True):
@@ -148,7 +219,11 @@ class Keys(list):
         return Keys, (list(super().__iter__()), self.seed, self.places)
 
     def _seed(self, place: object) -> None:
+        if self.draws:
+            self.draws.look()
         generators.reseed(self.user_generators.generators, seed_all("sample", *self.seed, place))
+        if self.draws:
+            self.draws.seeded()
 
 
 class Key:

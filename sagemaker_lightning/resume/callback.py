@@ -37,8 +37,12 @@ from torch import Tensor
 from sagemaker_lightning.callbacks import divergence, loggers
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
 from sagemaker_lightning.compat import lightning_checkpoints, torch_compile
-from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback, is_search_only
-from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode
+from sagemaker_lightning.compat.lightning_callbacks import (
+    EarlyCallback,
+    calling_no_empty_hooks,
+    is_search_only,
+)
+from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode, gradients_accumulate
 from sagemaker_lightning.compat.lightning_trainer import copies_this_process, end_failed_run
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.contract import deadlines, rendezvous, shutdown
@@ -309,6 +313,7 @@ class ExactResume(EarlyCallback):
         if self.arguments["exact"]:
             self.changed.enter_context(entropy_replaced(unseeded.bits))
             self.changed.enter_context(torch_compile.compile_each_shape())
+            self.changed.enter_context(calling_no_empty_hooks())
         if trainer.state.fn != TrainerFn.FITTING:
             self._continue_logs(trainer, trains=False)
             return
@@ -693,14 +698,15 @@ class ExactResume(EarlyCallback):
         if self.enabled:
             self.proof.end_batch(outputs)
 
-    def batch_ended(self, done: bool, accumulates: bool) -> None:
+    def batch_ended(self, done: bool) -> None:
         """Save a checkpoint if one is due; stop if a stop was requested.
+
+        Where the next batch adds to the gradients, only a stop does not wait for the optimizer
+        step.
 
         Args:
             done: Whether a limit ends the training here, within an epoch. A run with a higher limit
                 resumes here; any other run ends this epoch again.
-            accumulates: Whether the next batch adds to the gradients. Only a stop does not wait for
-                the optimizer step.
         """
         step = self.trainer.global_step
         if self.enabled and not self.has_trained:
@@ -712,7 +718,11 @@ class ExactResume(EarlyCallback):
         self.checkpoint_due |= (
             bool(self.every_n_steps) and step % self.every_n_steps == 0 and step != self.saved_step
         )
-        saves_now = self.checkpoint_due and not accumulates and not self.agreement.uploading
+        saves_now = (
+            self.checkpoint_due
+            and not self.agreement.uploading
+            and not gradients_accumulate(self.trainer)
+        )
         if done or ((stops or saves_now) and not self.why_only_epochs):
             self.save(ResumePoint.BATCH, last=stops or done)
         if stops and not done:

@@ -5,7 +5,7 @@ norm's statistics) equal on all ranks at the start of a forward pass only, and v
 rank's own.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ def rank_state(
     gather: Callable[[Any], list],
     user_state: UserState,
     point: ResumePoint | None = None,
+    saved_weights: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Return what only this rank knows; all ranks call it.
 
@@ -45,6 +46,7 @@ def rank_state(
         gather: Returns the values of all ranks, by rank.
         user_state: The state of the user's objects.
         point: When it is called; None to leave out the state of the data loaders.
+        saved_weights: The names in the checkpoint's state dict; None to ask the module for them.
     """
     buffers = dict(_buffers_by_name(trainer))
     digests_by_rank = gather({name: digest(buffer) for name, buffer in buffers.items()})
@@ -53,7 +55,9 @@ def rank_state(
         for name, digest in digests_by_rank[0].items()
         if all(other.get(name) == digest for other in digests_by_rank)
     }
-    saved_by_lightning = {f"model.{name}" for name in trainer.lightning_module.state_dict()}
+    if saved_weights is None:
+        saved_weights = trainer.lightning_module.state_dict()
+    saved_by_lightning = {f"model.{name}" for name in saved_weights}
     buffers = {
         name: buffer
         for name, buffer in buffers.items()

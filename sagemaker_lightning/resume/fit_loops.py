@@ -15,12 +15,15 @@ For a search, these classes do what Lightning does.
 from typing import Any
 
 from pytorch_lightning import Trainer
+from pytorch_lightning.core.hooks import DataHooks
 from pytorch_lightning.utilities import CombinedLoader
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.seeded_indices import seed_all
+
+TRANSFER_HOOKS = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
 
 
 def install(trainer: Trainer, resume, restart) -> None:
@@ -215,6 +218,9 @@ class EpochLoop(_Connected, lightning_loops.EpochLoop):
         states = self.restart.take_loader_states() if self.resume.is_training else None
         saves_checkpoints = self.resume.is_training and self.resume.enabled
         loader = self.trainer.fit_loop.loaders
+        loader.seeds_batches = lightning_loops.steps_draw_batches(
+            data_fetcher
+        ) or _has_transfer_hooks(self.trainer)
         batches_done = loader.begin(
             data_fetcher, epoch, batches_done, states, proves=saves_checkpoints
         )
@@ -234,7 +240,7 @@ class EpochLoop(_Connected, lightning_loops.EpochLoop):
         """End a batch and the validation that follows it."""
         super().on_advance_end(data_fetcher)
         if self.resume.is_training and not lightning_loops.batches_are_done(self.trainer):
-            self.resume.batch_ended(self.done, lightning_loops.gradients_accumulate(self.trainer))
+            self.resume.batch_ended(self.done)
 
 
 class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
@@ -285,6 +291,16 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
         results = super().run()
         objects.state.touch()
         return results
+
+
+def _has_transfer_hooks(trainer: Trainer) -> bool:
+    """Return whether code of the user's moves a batch to its device; it may draw."""
+    return any(
+        name in vars(owner) or getattr(type(owner), name) is not getattr(DataHooks, name)
+        for owner in (trainer.lightning_module, trainer.datamodule)
+        if owner is not None
+        for name in TRANSFER_HOOKS
+    )
 
 
 def next_batch(trainer: Trainer) -> Any:

@@ -13,8 +13,8 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sagemaker_lightning.contract.atomic_files import atomic_write
 
@@ -29,8 +29,7 @@ Position = tuple[int, int]
 """An epoch and the number of a batch in it, both from 0."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A batch of the training: its position, and digests of what it depends on.
 
     Args:
@@ -213,9 +212,7 @@ def _by_position(steps: dict[Position, Step]) -> list[Step]:
 
 
 def _packed_record(step: Step) -> bytes:
-    return _packed_with_checksum(
-        RECORD, step.step, step.epoch, step.batch, step.data, step.rates, step.loss
-    )
+    return _packed_with_checksum(RECORD, *step)
 
 
 def _packed_with_checksum(layout: struct.Struct, *values: object) -> bytes:

@@ -112,7 +112,9 @@ class Snapshot:
         if digests_and_rates[0][0] == digests_and_rates[trainer.global_rank][0]:
             rank_values = {}
         self._warn_of_different_rates([rates for _, rates in digests_and_rates])
-        rank_state = epoch_state.rank_state(trainer, gather, self.user_state, point) | {
+        rank_state = epoch_state.rank_state(
+            trainer, gather, self.user_state, point, state["state_dict"]
+        ) | {
             "own": rank_values,
             "notes": notes if rank_values else {},
         }

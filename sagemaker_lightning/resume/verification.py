@@ -243,14 +243,15 @@ class Proof:
         """
         if not (batch := self.current_batch):
             return
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if not batch.losses and isinstance(loss, Tensor):
-            batch.losses.append(batch_digest.float_bits(loss))
+        if not batch.losses:
+            loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+            if isinstance(loss, Tensor):
+                batch.losses.append(batch_digest.float_bits(loss))
         self.current_batch = None
         self.has_trained = True
         if not self.on_gpu and not self.being_copied:
             parts = batch.parts
-            if all(type(part) is int for part in parts):
+            if not any(isinstance(part, Tensor) for part in parts):
                 self._record(batch, parts)
                 return
         self.on_gpu_since = self.on_gpu_since if self.on_gpu else time.monotonic()

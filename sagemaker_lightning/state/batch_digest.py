@@ -6,7 +6,6 @@ these words differs, the sum differs, too, and so it does if their order differs
 have the same digest on a CPU and on a GPU. There, the sum stays until somebody needs it.
 """
 
-import contextlib
 import functools
 import hashlib
 import struct
@@ -24,6 +23,7 @@ MAX_WORDS = 8192  # words of a tensor that are read, at most: 64 KiB
 MAX_MEMBERS = 32  # elements of a list or dict that are read, at equal distances
 MAX_LEAVES = 128  # digests of a batch, at most
 MASK = 2**64 - 1
+FLOAT, INTEGER = struct.Struct("<d"), struct.Struct("<q")
 WEIGHTS = np.frombuffer(hashlib.shake_128(b"weights").digest(8 * MAX_WORDS), dtype="<i8") | 1
 TYPES = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 QUICK_DTYPES = torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8
@@ -41,8 +41,10 @@ def leaf_digests(value: Any) -> list[LeafDigest]:
     afterwards.
     """
     digests: list[LeafDigest] = []
-    with contextlib.suppress(Exception):  # an unforeseen kind of object must not end a job
+    try:
         _add_digests(value, digests, 0)
+    except Exception:  # an unforeseen kind of object must not end a job
+        return digests
     return digests
 
 
@@ -61,12 +63,11 @@ def float_bits(value: float | Tensor) -> LeafDigest:
     int64 of shape ().
     """
     if isinstance(value, Tensor):
-        value = value.detach()
         if value.is_cuda:  # it stays on the GPU, as a copy
-            value = value.to(torch.float64, copy=True)
+            value = value.detach().to(torch.float64, copy=True)
             return (value if value.dim() == 0 else value.mean()).view(torch.int64)
-        value = value.double().mean().item() if value.numel() > 1 else value.item()
-    return struct.unpack("<q", struct.pack("<d", value))[0]
+        value = value.detach().double().mean().item() if value.numel() > 1 else value.item()
+    return INTEGER.unpack(FLOAT.pack(value))[0]
 
 
 def _add_digests(value: Any, digests: list[LeafDigest], depth: int) -> None:
@@ -113,7 +114,7 @@ def _add_members(value: Any, digests: list[LeafDigest], depth: int) -> None:
 
 def _tensor_digests(value: Tensor) -> tuple[LeafDigest, ...]:
     """Return the digests of a tensor: of type and shape, and of its words if any."""
-    shape_digest = _shape_digest(str(value.dtype), tuple(value.shape))
+    shape_digest = _shape_digest(value.dtype, value.shape)
     if (
         type(value) is Tensor
         and value.dtype in QUICK_DTYPES
@@ -152,6 +153,8 @@ def _words(value: Tensor) -> Tensor | None:
 
 def _sample(words: Any) -> Any:
     """Return MAX_WORDS of the words at equal distances, or all if there are fewer."""
+    if len(words) <= MAX_WORDS:
+        return words
     return words[:: max(1, len(words) // MAX_WORDS)][:MAX_WORDS]
 
 
@@ -163,7 +166,7 @@ def _weighted_sum(words: np.ndarray) -> int:
 
 def _array_digests(value: np.ndarray) -> tuple[int, ...]:
     """Return the digests of an array: of type and shape, and of its words if any."""
-    shape_digest = _shape_digest(value.dtype.str, value.shape)
+    shape_digest = _shape_digest(value.dtype, value.shape)
     if value.dtype.hasobject or not value.size:
         return (shape_digest,)
     return shape_digest, _weighted_sum(_array_words(np.ascontiguousarray(value)))
@@ -185,8 +188,9 @@ def _array_words(value: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=1024)
-def _shape_digest(dtype: str, shape: tuple) -> int:
-    return zlib.crc32(repr((dtype, shape)).encode())
+def _shape_digest(dtype: torch.dtype | np.dtype, shape: tuple) -> int:
+    name = dtype.str if isinstance(dtype, np.dtype) else str(dtype)
+    return zlib.crc32(repr((name, tuple(shape))).encode())
 
 
 @functools.lru_cache(maxsize=1024)

@@ -93,6 +93,7 @@ LIBRARIES = {
     "builtins",
     *sys.stdlib_module_names,
 }
+STORE_ATTRIBUTE = dis.opmap["STORE_ATTR"]
 INSTALLED = {"site-packages", "dist-packages"}  # folders of modules that the user has not written
 LIGHTNINGS = ("pytorch_lightning.", "lightning.", "sagemaker_lightning.")
 
@@ -437,6 +438,8 @@ def _own_attributes(base: type) -> set[str]:
 def _set_on_self(function: types.FunctionType) -> set[str]:
     """Return the names of the attributes that a method sets on its first argument."""
     code = getattr(inspect.unwrap(function), "__code__", function.__code__)
+    if STORE_ATTRIBUTE not in code.co_code[::2]:  # as most methods: `dis` takes long
+        return set()
     first_argument = code.co_varnames[:1]
     # Before Python stores an attribute, it loads the object, in one instruction with the value or
     # in one of its own.

@@ -130,6 +130,8 @@ class ResumableLoader(ABC):
         self.must_prove = must_prove
         if saved:
             self.begun = saved["begun"]
+            if isinstance(saved["draw"], bool) and hasattr(self.loader, "planned"):
+                self.loader.planned.samples_draw = saved["draw"]
         if saved and saved["within"]:
             self.give_back(saved, "data")
             if self.redraws or self.workers:
@@ -164,6 +166,7 @@ class ResumableLoader(ABC):
             "given": 0,
             "begun": self.begun,
             "over": self.over,
+            "draw": getattr(getattr(self.loader, "planned", None), "samples_draw", None),
             "within": within,
             "workers": self.workers,
         }

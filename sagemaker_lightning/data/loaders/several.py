@@ -80,6 +80,8 @@ class TrainingLoaders(EndingLoaders):
     """Number of batches of the epoch that were drawn."""
     why = ""
     """Why no run can be resumed within the epoch; "" if one can."""
+    seeds_batches = True
+    """Whether something may be drawn between a batch and its step, which has a seed of its own."""
 
     def prepare(self, seed: tuple, rank: int) -> None:
         """Record what the loaders hold before anything is drawn from them.
@@ -227,8 +229,8 @@ class TrainingLoaders(EndingLoaders):
         if not self.is_placed:
             raise StopIteration
         item = super().__next__()
-        # Moving a batch to the device (a transfer hook) may draw, too.
-        seed_all("batch", *self.seed, self.epoch, self.drawn, self.rank)
+        if self.seeds_batches:
+            seed_all("batch", *self.seed, self.epoch, self.drawn, self.rank)
         self.drawn += 1
         return item
 

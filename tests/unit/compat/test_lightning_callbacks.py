@@ -1,0 +1,158 @@
+"""Lightning calls no hook of a batch that does nothing, and all others as ever."""
+
+import ast
+import inspect
+import textwrap
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.profilers import SimpleProfiler
+from pytorch_lightning.strategies import SingleDeviceStrategy
+from pytorch_lightning.trainer import call
+from torch.utils.data import DataLoader, TensorDataset
+
+from sagemaker_lightning.compat import lightning_callbacks
+from sagemaker_lightning.compat.lightning_callbacks import EMPTY_HOOKS, calling_no_empty_hooks
+
+
+@pytest.mark.parametrize("hook", EMPTY_HOOKS)
+def test_the_hooks_that_are_not_called_have_no_code(hook):
+    for function in EMPTY_HOOKS[hook]:
+        definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        assert all(
+            isinstance(each, ast.Pass)
+            or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+            for each in definition.body
+        )
+
+
+class Noting:
+    """Notes which hooks are called, and by which name `log` would log there."""
+
+    def note(self, hook: str, module: pl.LightningModule) -> None:
+        """Note a hook."""
+        module.notes.append((type(self).__name__, hook, module._current_fx_name))
+
+
+class Hooks(Noting, pl.Callback):
+    """A callback with some hooks; one is set on the object."""
+
+    def __init__(self) -> None:
+        self.on_after_backward = lambda _, module: self.note("on_after_backward", module)
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        """Note it."""
+        self.note("on_train_batch_start", pl_module)
+
+    def on_validation_batch_end(self, trainer, pl_module, *_) -> None:
+        """Note it."""
+        self.note("on_validation_batch_end", pl_module)
+
+
+class Model(Noting, pl.LightningModule):
+    """A model with some hooks, which may end an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(2, 1)
+        self.notes = []
+
+    def on_train_batch_start(self, batch, batch_idx) -> int | None:
+        """Note it, and end an epoch after two batches."""
+        self.note("on_train_batch_start", self)
+        return -1 if batch_idx == 2 else None
+
+    def on_before_zero_grad(self, optimizer) -> None:
+        """Note it."""
+        self.note("on_before_zero_grad", self)
+
+    def training_step(self, batch, batch_idx) -> torch.Tensor:
+        """Return a loss, and log it."""
+        loss = self.line(batch[0]).mean()
+        self.log("loss", loss, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx) -> None:
+        """Log something."""
+        self.log("validated", self.line(batch[0]).mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return SGD."""
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Strategy(SingleDeviceStrategy):
+    """A strategy with a hook of its own."""
+
+    def on_train_batch_start(self, batch, batch_idx) -> None:
+        """Note it."""
+        self.lightning_module.notes.append((type(self).__name__, "on_train_batch_start", ""))
+
+
+def fit(tmp_path, **options) -> tuple[list, dict]:
+    """Train two epochs of four batches, and return what was noted and logged."""
+    torch.manual_seed(1)
+    data = DataLoader(TensorDataset(torch.randn(8, 2)), 2)
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    quiet |= {"enable_model_summary": False, "default_root_dir": tmp_path, "max_epochs": 2}
+    model = Model()
+    callbacks = [pl.Callback(), Hooks(), pl.Callback()]
+    strategy = Strategy(torch.device("cpu"))
+    trainer = pl.Trainer(**quiet, callbacks=callbacks, strategy=strategy, **options)
+    trainer.fit(model, data, data)
+    assert model._current_fx_name is None
+    return model.notes, {name: value.item() for name, value in trainer.callback_metrics.items()}
+
+
+@pytest.mark.slow
+def test_hooks_that_do_something_are_called_as_lightning_calls_them(tmp_path):
+    expected = fit(tmp_path)
+    names = {name for name, *_ in expected[0]}
+    assert names == {"Hooks", "Model", "Strategy"} and len(expected[0]) > 20
+    with calling_no_empty_hooks():
+        assert fit(tmp_path) == expected
+
+
+@pytest.mark.slow
+def test_empty_hooks_are_not_called_without_a_profiler(tmp_path, monkeypatch):
+    called = []
+    function = call._call_lightning_module_hook
+
+    def noting(trainer, hook_name, *args, **options):
+        called.append(hook_name)
+        return function(trainer, hook_name, *args, **options)
+
+    monkeypatch.setattr(call, "_call_lightning_module_hook", noting)
+    with calling_no_empty_hooks():
+        fit(tmp_path)
+        not_called = EMPTY_HOOKS.keys() - {*called}
+        fit(tmp_path, profiler=SimpleProfiler(tmp_path, "profile"))
+    assert not_called == EMPTY_HOOKS.keys() - {"on_train_batch_start", "on_before_zero_grad"}
+    assert EMPTY_HOOKS.keys() <= {*called}
+    profile = next(tmp_path.glob("*profile*")).read_text()
+    assert "[Callback]Callback.on_train_batch_end" in profile
+
+
+def test_a_class_that_answers_names_itself_is_asked():
+    class Answers(pl.Callback):
+        def __getattribute__(self, name: str):
+            return super().__getattribute__(name)
+
+    hooks = [
+        lightning_callbacks._does_nothing(each, "on_train_batch_end")
+        for each in (pl.Callback(), Answers())
+    ]
+    assert hooks == [True, False]
+
+
+def test_lightnings_own_functions_are_back_afterwards():
+    before = [call._call_callback_hooks, call._call_lightning_module_hook, call._call_strategy_hook]
+    with pytest.raises(ZeroDivisionError), calling_no_empty_hooks():
+        assert call._call_callback_hooks is not before[0]
+        raise ZeroDivisionError
+    assert before == [
+        call._call_callback_hooks,
+        call._call_lightning_module_hook,
+        call._call_strategy_hook,
+    ]
