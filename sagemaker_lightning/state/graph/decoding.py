@@ -1,7 +1,7 @@
 """Restore a record: objects of the start get their content in place, others are made once."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from sagemaker_lightning.state.graph.encoding import ARRAY_VIEW, TENSOR_VIEW
 from sagemaker_lightning.state.graph.kinds.base import Kind, refusal
 from sagemaker_lightning.state.graph.kinds.containers import DictKind, SetKind
 from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
-from sagemaker_lightning.state.graph.nodes import KINDS
+from sagemaker_lightning.state.graph.nodes import KINDS, key_of
 from sagemaker_lightning.state.graph.start import Start, collector_paused
 from sagemaker_lightning.state.object_graph import owner_of
 
@@ -31,16 +31,35 @@ FAULTS = (
 """What Python, numpy and torch say of values that are not what they should be."""
 
 
-def restore(roots: Mapping[str, Any], start: Start, record: Mapping[str, Any]) -> list[str]:
+class Restored(NamedTuple):
+    """What `restore` has done."""
+
+    missing: list[str]
+    """The paths of objects that the record refers to and this program does not have."""
+    made: list[Any]
+    """The new object of each node; None for a node of the start."""
+    filled: dict[int, Any]
+    """The objects of the start that are in the record: by what each is known, the names of the
+    attributes that were restored, or None."""
+    reordered: list[str]
+    """The paths of sets of numbers whose elements come in another order than before."""
+
+
+def restore(
+    roots: Mapping[str, Any],
+    start: Start,
+    record: Mapping[str, Any],
+    accept: Callable[[list], list | None] = lambda node: node,
+    made: Sequence[Any] = (),
+) -> Restored:
     """Restore what `encode` returned.
 
     Args:
         roots: The objects to start from, by name.
         start: What this program has made at its start.
         record: What `encode` returned.
-
-    Returns:
-        The paths of objects that the record refers to and this program does not have.
+        accept: Returns what is restored of a node of the start; None for nothing.
+        made: The new objects of an earlier restoring of the same record, which are filled again.
 
     Raises:
         UserError: Encoding would not have written this, or this program does not have a class.
@@ -48,14 +67,16 @@ def restore(roots: Mapping[str, Any], start: Start, record: Mapping[str, Any]) -
     start.include(roots)
     try:
         with collector_paused():
-            decoder = _Decoder(start, record)
+            decoder = _Decoder(start, record, accept, made)
             decoder.build_all()
             decoder.fill_all()
     except UserError:
         raise
     except FAULTS as error:
         raise refusal(type(error).__name__) from error
-    return sorted(decoder.missing)
+    return Restored(
+        sorted(decoder.missing), decoder.new_objects(), decoder.filled, decoder.reordered
+    )
 
 
 class _Missing(Exception):
@@ -63,8 +84,18 @@ class _Missing(Exception):
 
 
 class _Decoder:
-    def __init__(self, start: Start, record: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        start: Start,
+        record: Mapping[str, Any],
+        accept: Callable[[list], list | None],
+        made: Sequence[Any],
+    ) -> None:
         self.start = start
+        self.accept = accept
+        self.made_before = made
+        self.filled: dict[int, Any] = {}
+        self.reordered: list[str] = []
         self.by_others = start.saved_by_others()
         self.tensors = record["tensors"]
         self.missing: set[str] = set()
@@ -72,10 +103,15 @@ class _Decoder:
         self.entries = text.read(record["nodes"], self.tensors)
         self.made: list[Any] = []
         self.is_made: list[bool] = []
-        for entry in self.entries:
-            self._begin(entry)
+        for number, entry in enumerate(self.entries):
+            self._begin(number, entry)
 
-    def _begin(self, entry: list) -> None:
+    def new_objects(self) -> list[Any]:
+        """Return the new object of each node; None for a node of the start."""
+        pairs = zip(self.made, self.entries, strict=True)
+        return [made if entry[1] is None else None for made, entry in pairs]
+
+    def _begin(self, number: int, entry: list) -> None:
         """Find an object of the start, or make a new one that is filled later."""
         name, path, note, _, content = entry
         if name not in ALL_KINDS:
@@ -89,6 +125,9 @@ class _Decoder:
                 self.missing.add(str(path))
             self.made.append(None if node is None else node.value)
             self.is_made.append(node is not None and node.kind is kind)
+        elif kind.fills and number < len(self.made_before):
+            self.made.append(self.made_before[number])
+            self.is_made.append(True)
         elif kind.fills:
             self.made.append(kind.make(note, content, self.start.classes))
             self.is_made.append(True)
@@ -149,9 +188,15 @@ class _Decoder:
                     self._fill(number, kind)
 
     def _fill(self, number: int, kind: Kind) -> None:
-        _, path, note, references, content = self.entries[number]
+        entry = self.entries[number]
+        if entry[1] is not None and (entry := self.accept(entry)) is None:
+            return
+        _, path, note, references, content = entry
+        if path is not None:
+            names = note["names"] if isinstance(kind, ObjectKind) else None
+            self.filled[key_of(self.made[number])] = names
         if isinstance(kind, ObjectKind):
-            self._fill_object(number, kind)
+            self._fill_object(number, kind, note, references)
             return
         try:
             parts = [
@@ -160,14 +205,14 @@ class _Decoder:
             ]
         except _Missing:
             return
-        is_new = path is None
-        kind.fill(
-            self.made[number], note, parts, None if is_new and _is_filled(content) else content
-        )
+        made = self.made[number]
+        is_filled = path is None and not self.made_before and _is_filled(content)
+        kind.fill(made, note, parts, None if is_filled else content)
+        if type(made) is set and type(note) is int and list(made) != parts:
+            self.reordered.append(str(path or "a set"))
 
-    def _fill_object(self, number: int, kind: ObjectKind) -> None:
+    def _fill_object(self, number: int, kind: ObjectKind, note: Any, references: list) -> None:
         """Fill an object, without the attributes that this program has not got."""
-        _, _, note, references, _ = self.entries[number]
         names, parts = [], []
         for name, reference in zip(note["names"], references, strict=False):
             try:

@@ -11,12 +11,14 @@ import enum
 import operator
 from collections import deque
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import FACTORIES
 from sagemaker_lightning.state.graph import atoms, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
@@ -33,14 +35,18 @@ from sagemaker_lightning.state.graph.kinds.views import (
 from sagemaker_lightning.state.graph.nodes import (
     ARRAY,
     CODE,
+    GENERATOR,
     KINDS,
     LIBRARYS,
     OBJECT,
     TENSOR,
     Node,
+    key_of,
+    kind_of,
     scan,
 )
 from sagemaker_lightning.state.graph.start import Start, collector_paused
+from sagemaker_lightning.state.object_graph import is_library_class, owner_of
 
 PACKED_FROM = 256
 """Tensors of one form, of which more than this many are written as one."""
@@ -52,14 +58,20 @@ NAMES_OF_FACTORIES = {class_: name for name, class_ in FACTORIES.items()}
 
 
 class Unsaved(NamedTuple):
-    """What has changed since the start, and is not in a record."""
+    """An attribute that has changed since the start, and is not in a record."""
 
     path: str
-    """The path of the user's object that has it."""
+    """The path of the object that has it."""
     name: str
-    """The name of its attribute, or of what the attribute holds."""
-    reason: str
+    """The attribute's name."""
+    kind: str
     """What cannot be saved, such as the name of a class."""
+    value: Any
+    """The attribute's value."""
+    is_part: bool
+    """Whether it only holds what cannot be saved."""
+    changes: bool
+    """Whether it is an object of the start that has changed."""
 
 
 class Draft(NamedTuple):
@@ -73,24 +85,58 @@ class Draft(NamedTuple):
     content: Any
 
 
-def encode(roots: Mapping[str, Any], start: Start) -> tuple[dict[str, Any], list[Unsaved]]:
+def encode(
+    roots: Mapping[str, Any], start: Start, touched: Mapping[int, Any] = MappingProxyType({})
+) -> tuple[dict[str, Any], list[Unsaved]]:
     """Return a record of what is reached from roots and differs from the start, and what it lacks.
+
+    Args:
+        roots: The objects to start from, by name.
+        start: What the program had made at its start.
+        touched: Which objects of the start are written even if they are as then, by what they are
+            known; of one with attributes, the names of these, or None for all.
+    """
+    start.include(roots)
+    with collector_paused():
+        encoder = _Encoder(roots, start, touched)
+        encoder.draft_all()
+        encoder.refuse_holders()
+        return encoder.record(), encoder.unsaved
+
+
+def values_changed(roots: Mapping[str, Any], start: Start) -> dict[tuple[int, str], Any]:
+    """Return what has changed since the start: by what its object is known and name, the value.
+
+    Of a container or an array that has changed itself, the name is "".
 
     Args:
         roots: The objects to start from, by name.
         start: What the program had made at its start.
     """
     start.include(roots)
-    with collector_paused():
-        encoder = _Encoder(roots, start)
-        encoder.draft_all()
-        encoder.refuse_holders()
-        return encoder.record(), encoder.unsaved
+    encoder = _Encoder(roots, start, {})
+    changes: dict[tuple[int, str], Any] = {}
+    for key, node in encoder.nodes.items():
+        before = start.nodes.get(key)
+        if before is None or key in encoder.by_others or node.kind in (CODE, GENERATOR, LIBRARYS):
+            continue
+        if isinstance(node.kind, ObjectKind):
+            found = node.kind.difference(before, node, encoder.is_same)
+            note, parts = found or ({"names": []}, [])
+            changes |= {(key, name): part for name, part in zip(note["names"], parts, strict=False)}
+            if "elements" in note:
+                changes[key, ""] = owner_of(node.value)
+            continue
+        mark = (node.mark or start.mark(node)) if before.mark else b""
+        if mark != before.mark or not encoder.are_same(before, node):
+            changes[key, ""] = node.value
+    return changes
 
 
 class _Encoder:
-    def __init__(self, roots: Mapping[str, Any], start: Start) -> None:
+    def __init__(self, roots: Mapping[str, Any], start: Start, touched: Mapping[int, Any]) -> None:
         self.start = start
+        self.touched = touched
         self.nodes: dict[int, Node] = {}
         self.replaced: set[int] = set()
         self.nodes = scan(roots, start.skip, self._is_settled)
@@ -98,6 +144,7 @@ class _Encoder:
         self.references: dict[int, list] = {}
         self.drafts: dict[int, Draft] = {}
         self.refused: dict[int, str] = {}
+        self.origins: set[int] = set()
         self.unsaved: list[Unsaved] = []
         self.replaced = self._replaced()
         self.kept: list = []  # keeps what was made here, whose ids are in use
@@ -105,7 +152,7 @@ class _Encoder:
     def _is_settled(self, key: int, node: Node) -> bool:
         """Return whether a long container is as at the start."""
         before = self.start.nodes.get(key)
-        return before is not None and before.mark == node.mark and self._are_same(before, node)
+        return before is not None and before.mark == node.mark and self.are_same(before, node)
 
     def _replaced(self) -> set[int]:
         """Return the objects of the start in whose place others come, as they cannot be filled."""
@@ -139,7 +186,7 @@ class _Encoder:
             try:
                 if self._is_new(key):
                     self.drafts[key] = self._of_new(node)
-                elif draft := self._of_changed(self.start.nodes[key], node):
+                elif draft := self._of_changed(key, self.start.nodes[key], node):
                     self.drafts[key] = draft
             except NotSaved as error:
                 self.refused[key] = str(error)
@@ -155,37 +202,33 @@ class _Encoder:
             content["calculated"] = node.path
         return Draft(None, note, *self._refer(parts), content)
 
-    def _of_changed(self, before: Node, node: Node) -> Draft | None:
+    def _of_changed(self, key: int, before: Node, node: Node) -> Draft | None:
         """Return what is written of a node of the start; None if it has not changed."""
         kind = node.kind
+        path = self.start.paths[key]
+        is_touched = key in self.touched
         if isinstance(kind, ObjectKind):
-            changes = kind.difference(before, node, self.is_same)
+            names = self.touched[key] if is_touched else ()
+            names = node.note if names is None else names
+            changes = kind.difference(before, node, self.is_same, names)
             if changes is None:
                 return None
             note, parts = changes
-            return Draft(before.path, note, parts, *self._refer_attributes(node, note, parts))
+            if "gone" in note:  # such as the hooks of a lazy module, which are the library's matter
+                held = dict(zip(before.note, before.parts, strict=False))
+                note["gone"] = [name for name in note["gone"] if not _is_librarys(held[name])]
+            return Draft(path, note, parts, self._refer(parts)[1], kind.content(node.value))
         mark = (node.mark or self.start.mark(node)) if before.mark else b""
         if kind is LIBRARYS:
             if mark != before.mark:
                 raise NotSaved(kind_text(node.value))
             return None
-        if kind is CODE or (mark == before.mark and self._are_same(before, node)):
+        is_same = mark == before.mark and self.are_same(before, node)
+        if kind is CODE or not (is_touched or not is_same) or (is_touched and not kind.fills):
             return None
-        content = kind.content(node.value)
-        return Draft(before.path, node.note, *self._refer(node.parts), content)
-
-    def _refer_attributes(self, node: Node, note: dict, parts: list) -> tuple[list, None]:
-        """Return references to changed attributes, without those that cannot be saved."""
-        references = []
-        for index, part in enumerate(parts):
-            try:
-                references.append(self._reference(part))
-            except NotSaved as error:
-                if index >= len(note["names"]):
-                    raise
-                references.append(None)
-                self.refused[id(part)] = str(error)
-        return references, None
+        if kind is GENERATOR and not self.start.generators:
+            return None
+        return Draft(path, node.note, *self._refer(node.parts), kind.content(node.value))
 
     def _refer(self, parts: list) -> tuple[list, list]:
         """Return the parts that are no values of their own, and references to all parts."""
@@ -200,8 +243,12 @@ class _Encoder:
             elif class_ is tuple and SCALARS.issuperset(map(type, part)):
                 references.append(["()", *part])
             else:
-                references.append(self._reference(part))
                 held.append(part)
+                try:
+                    references.append(self._reference(part))
+                except NotSaved as error:
+                    references.append(None)
+                    self.refused[id(part)] = str(error)
         return held, references
 
     def _reference(self, part: Any) -> Any:
@@ -223,7 +270,7 @@ class _Encoder:
         elif self._is_new(key):
             reference = [-1]
         else:
-            reference = ["at", self.start.nodes[key].path]
+            reference = ["at", self.start.paths[key]]
         self.references[key] = reference
         return reference
 
@@ -235,7 +282,7 @@ class _Encoder:
         ):
             raise NotSaved(class_name(class_))
 
-    def _are_same(self, before: Node, node: Node) -> bool:
+    def are_same(self, before: Node, node: Node) -> bool:
         """Return whether a node refers to the same as before."""
         parts = node.parts
         if before.note != node.note or len(before.parts) != len(parts):
@@ -313,9 +360,10 @@ class _Encoder:
     def refuse_holders(self) -> None:
         """Leave out what refers to something that cannot be saved, and note its name."""
         for key in [key for key in self.refused if not self._is_new(key) and key in self.nodes]:
-            self._note(self.start.nodes[key], None, self.refused[key])
+            self._note(self.nodes[key], None, key)
         if not self.refused:
             return
+        self.origins = set(self.refused)
         holders: dict[int, list[int]] = {}
         for key, draft in self.drafts.items():
             for part in draft.parts:
@@ -333,11 +381,12 @@ class _Encoder:
                     self._leave_out(holder, key)
                     continue
                 del self.drafts[holder]
-                self.refused[holder] = self.refused[key]
+                is_users = node.kind is OBJECT and not is_library_class(type(node.value))
+                self.refused[holder] = kind_text(node.value) if is_users else self.refused[key]
                 if draft.path is None:
                     waiting.append(holder)
                 else:
-                    self._note(self.start.nodes[holder], None, self.refused[key])
+                    self._note(self.nodes[holder], None, key)
 
     def _leave_out(self, holder: int, key: int) -> None:
         """Leave an attribute, or the elements of a user's container, out of a draft."""
@@ -346,25 +395,35 @@ class _Encoder:
         kept = [n for n, part in enumerate(draft.parts) if n >= len(names) or id(part) != key]
         for name, part in zip(names, draft.parts, strict=False):
             if id(part) == key:
-                self._note(self.nodes[holder], name, self.refused[key])
+                self._note(self.nodes[holder], name, key)
         note = draft.note | {"names": [names[n] for n in kept if n < len(names)]}
         if any(n >= len(names) and id(draft.parts[n]) == key for n in kept):
             kept = [n for n in kept if n < len(names)]
             note.pop("elements")
-            self._note(self.nodes[holder], None, self.refused[key])
+            self._note(self.nodes[holder], None, key)
         self.drafts[holder] = draft._replace(
             note=note,
             parts=[draft.parts[n] for n in kept],
             references=[draft.references[n] for n in kept],
         )
 
-    def _note(self, node: Node, name: str | None, reason: str) -> None:
+    def _note(self, node: Node, name: str | None, key: int) -> None:
         """Note what is not saved, by the user's object that has it and the attribute."""
-        steps = [name.rpartition(" ")[2]] if name else []
+        is_part = key not in self.origins or name is None
         while node.kind is not OBJECT and node.parent is not None:
-            steps.insert(0, node.parent.kind.step(node.parent.note, node.parent.parts, node.index))
-            node = node.parent
-        self.unsaved.append(Unsaved(node.path, "".join(steps).lstrip("."), reason))
+            parent = node.parent
+            if parent.kind is OBJECT:
+                is_object = node.value is self.nodes[key].value if key in self.nodes else False
+                is_part = not is_object
+                name = parent.kind.step(parent.note, parent.parts, node.index).lstrip(".")
+            node = parent
+        name = (name or "").rpartition(" ")[2]
+        value = object_graph.namespace(owner_of(node.value)).get(name)
+        if not is_part and key in self.nodes:
+            value = self.nodes[key].value
+        path = self.start.paths.get(key_of(node.value)) or node.path
+        changes = key in self.start.nodes
+        self.unsaved.append(Unsaved(path, name, self.refused[key], value, is_part, changes))
 
     # ---- the record ----------------------------------------------------------------------------
 
@@ -391,6 +450,11 @@ class _Encoder:
                     waiting.append(part_key)
         blocks = _pack(nodes)
         return {"nodes": text.write(nodes, blocks), "tensors": blocks}
+
+
+def _is_librarys(value: Any) -> bool:
+    """Return whether a value is an object of a library's class."""
+    return kind_of(value) in (OBJECT, LIBRARYS) and is_library_class(type(value))
 
 
 def _is_factory(value: Any) -> bool:

@@ -49,6 +49,7 @@ OBJECT = ObjectKind()
 TENSOR = TensorKind()
 ARRAY = ArrayKind()
 FUNCTION = FunctionKind()
+GENERATOR = GeneratorKind()
 CODE = ReferenceKind("class")
 LIBRARYS = ReferenceKind("library")
 KINDS: dict[str, Kind] = {
@@ -59,7 +60,7 @@ KINDS: dict[str, Kind] = {
         TENSOR,
         ARRAY,
         FUNCTION,
-        GeneratorKind(),
+        GENERATOR,
         BytesKind(),
         CountKind(),
         MethodKind(),
@@ -73,7 +74,7 @@ BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (Added, OBJECT),
     (Tensor, TENSOR),
     (np.ndarray, ARRAY),
-    (GENERATORS, KINDS["generator"]),
+    (GENERATORS, GENERATOR),
     (types.FunctionType, FUNCTION),
     (types.MethodType, KINDS["method"]),
     (types.CellType, KINDS["cell"]),

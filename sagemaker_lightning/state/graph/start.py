@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.kinds.base import class_name
 from sagemaker_lightning.state.graph.kinds.objects import SPACES, classes_of_module
-from sagemaker_lightning.state.graph.nodes import LIBRARYS, Node, key_of, scan
+from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, Node, key_of, scan
 from sagemaker_lightning.state.object_graph import LIGHTNINGS, is_own_module, owner_of
 
 
@@ -38,11 +38,14 @@ class Start:
     Args:
         roots: The objects to start from, by name.
         skip: Classes whose objects are not entered.
+        generators: Whether the states of generators of random numbers count as content.
     """
 
-    def __init__(self, roots: Mapping[str, Any], skip: tuple = ()) -> None:
+    def __init__(self, roots: Mapping[str, Any], skip: tuple = (), generators: bool = True) -> None:
         self.skip = skip
+        self.generators = generators
         self.nodes: dict[int, Node] = {}
+        self.paths: dict[int, str] = {}
         self.tensors: dict[str, tuple[nn.Module, str, str]] = {}
         """Where the parameters and buffers of modules are: module, space and name."""
         self.optimizers: dict[str, Optimizer] = {}
@@ -55,31 +58,67 @@ class Start:
             roots: The objects by name; those that are known stay as they are.
         """
         new_roots = {name: root for name, root in roots.items() if key_of(root) not in self.nodes}
-        added = {
-            key: node for key, node in scan(new_roots, self.skip).items() if key not in self.nodes
-        }
-        self.nodes |= added
-        if added:
-            self.__dict__.pop("by_path", None)
-            self.__dict__.pop("classes", None)
-        for node in added.values():
+        if new_roots:
+            self._add(scan(new_roots, self.skip), {})
+        for name, root in roots.items():
+            if isinstance(optimizer := owner_of(root), Optimizer):
+                self.optimizers[name] = optimizer
+
+    def mark_again(self, roots: Mapping[str, Any], made: Mapping[int, Any]) -> None:
+        """Take the present content as that at the start, and take in what was made since.
+
+        An object keeps the path by which it was known first.
+
+        Args:
+            roots: The objects to start from, by name.
+            made: Objects, by what they are known, that a program does not make again at its start.
+        """
+        self.optimizers.clear()
+        self._add(scan(roots, self.skip), made)
+        self.include(roots)
+
+    def _add(self, nodes: dict[int, Node], made: Mapping[int, Any]) -> None:
+        """Take in nodes, and mark the content of those that are known anew."""
+        holders = {path: key for key, path in self.paths.items()}
+        first_seen = nodes.keys() - self.paths.keys() - made.keys()
+        paths: dict[int, str] = {}
+        for key, node in nodes.items():
+            if key not in self.paths:
+                path = node.index
+                if (parent := node.parent) is not None:
+                    step = parent.kind.step(parent.note, parent.parts, node.index)
+                    path = paths[key_of(parent.value)] + step
+            paths[key] = self.paths.get(key) or path
+            if key in made:
+                continue
+            if key not in self.paths:
+                while (holder := holders.get(path)) is not None and holder in nodes:
+                    path += "'"
+                if holder is not None:
+                    del self.nodes[holder], self.paths[holder]
+                holders[path] = key
+                self.paths[key] = paths[key] = path
+            self.nodes[key] = node
+        self.__dict__.pop("by_path", None)
+        self.__dict__.pop("classes", None)
+        for key, node in nodes.items():
             object_ = owner_of(node.value)
-            if isinstance(object_, nn.Module) and node.value is object_:
-                path = node.path
+            # What a module gets later is content: another start of the program has not got it.
+            if key in first_seen and isinstance(object_, nn.Module) and node.value is object_:
+                path = self.paths[key]
                 for space in ("parameter", "buffer"):
                     for name, tensor in SPACES[space][0](object_).items():
                         if tensor is not None:
                             self.tensors[f"{path}.{name}"] = object_, space, name
-        for name, root in roots.items():
-            if isinstance(optimizer := owner_of(root), Optimizer):
-                self.optimizers[name] = optimizer
         saved_by_others = set(map(id, self.saved_by_others().values()))
-        for key, node in added.items():
-            if key not in saved_by_others:
+        for key, node in nodes.items():
+            if key not in saved_by_others and key not in made:
                 node.mark = node.mark or self.mark(node)
 
     def mark(self, node: Node) -> bytes:
         """Return bytes that tell whether the content of an object has changed."""
+        if node.kind is GENERATOR and not self.generators:
+            return b""
         if node.kind is not LIBRARYS:
             return node.kind.mark(node.value)
         class_ = type(node.value)
@@ -111,8 +150,8 @@ class Start:
     def by_path(self) -> dict[str, Node]:
         """The nodes by path."""
         found: dict[str, Node] = {}
-        for node in self.nodes.values():
-            found.setdefault(node.path, node)
+        for key, node in self.nodes.items():
+            found[self.paths[key]] = node
         return found
 
     @cached_property

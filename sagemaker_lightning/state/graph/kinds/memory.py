@@ -134,7 +134,7 @@ def as_class(tensor: Tensor, name: Any, content: Any, classes: Any) -> Tensor:
         if not issubclass(class_, Tensor) or not is_own_tensor(class_):
             raise refusal(name)
         tensor = tensor.as_subclass(class_)
-    if content.get("calculated") is True:
+    if "calculated" in content:
         with torch.enable_grad():  # a leaf could not be changed in place
             return tensor.requires_grad_().clone()
     return tensor.requires_grad_() if requires_grad else tensor

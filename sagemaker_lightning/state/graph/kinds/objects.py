@@ -2,7 +2,7 @@
 
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from inspect import getattr_static
 from typing import Any
 
@@ -95,18 +95,25 @@ class ObjectKind(Kind):
             return f".{note[index].rpartition(' ')[2]}"
         return f"[{index - len(note)}]"
 
-    def difference(self, start: Any, node: Any, is_same: Callable) -> tuple[dict, list] | None:
+    def difference(
+        self, start: Any, node: Any, is_same: Callable, touched: Collection[str] = ()
+    ) -> tuple[dict, list] | None:
         """Return what a record has of an object of the start; None if nothing has changed.
 
         Args:
             start: The object's node at the start.
             node: Its node now.
             is_same: Returns whether two parts are the same.
+            touched: The names of attributes that are written even if they have not changed.
         """
         before = dict(zip(start.note, start.parts, strict=False))
         now = dict(zip(node.note, node.parts, strict=False))
         absent = object()
-        changed = [name for name in now if not is_same(before.get(name, absent), now[name])]
+        changed = [
+            name
+            for name in now
+            if name in touched or not is_same(before.get(name, absent), now[name])
+        ]
         content = node.parts[len(node.note) :]
         content_before = start.parts[len(start.note) :]
         note: dict[str, Any] = {"names": changed}
@@ -234,9 +241,9 @@ class FunctionKind(ObjectKind):
         ]
         return [*names, *(f"fixed {name}" for name, _ in fixed)], [*parts, *(p for _, p in fixed)]
 
-    def difference(self, start, node, is_same):
+    def difference(self, start, node, is_same, touched=()):
         """Return the attributes that have changed."""
-        changes = super().difference(start, node, is_same)
+        changes = super().difference(start, node, is_same, touched)
         if changes is None:
             return None
         note, parts = changes
@@ -304,7 +311,8 @@ class MethodKind(Kind):
     def note_of_new(self, value, note):
         """Return the name, by which the class of the object has the function."""
         static = getattr_static(type(value.__self__), note, None)
-        if not isinstance(static, types.FunctionType) or static is not value.__func__:
+        is_own = isinstance(static, types.FunctionType) and static is value.__func__
+        if not is_own or note.startswith("__"):
             raise NotSaved(kind_text(value))
         return note
 
@@ -312,7 +320,7 @@ class MethodKind(Kind):
         """Return the method of that name of the object."""
         (owner,) = parts
         static = getattr_static(type(owner), note, None) if isinstance(note, str) else None
-        if not isinstance(static, types.FunctionType):
+        if not isinstance(static, types.FunctionType) or note.startswith("__"):
             raise refusal(note)
         return types.MethodType(static, owner)
 

