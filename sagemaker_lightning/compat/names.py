@@ -258,6 +258,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "Module._forward_pre_hooks": "attribute",
             "Module._metadata": "attribute",
             "Module._modules": "attribute",
+            "Module._non_persistent_buffers_set": "attribute",
             "Module._parameters": "attribute",
         },
         "torch": {

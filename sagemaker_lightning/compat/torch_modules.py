@@ -17,6 +17,8 @@ LAST_RATES_ATTRIBUTE = "_last_lr"
 
 On an upgrade: see torch/optim/lr_scheduler.py.
 """
+METADATA = "_metadata"
+"""Attribute of a state dict that has its modules' versions (module.py, `state_dict`)."""
 INNER_SCHEDULERS = "_schedulers"
 """Attribute of a SequentialLR or ChainedScheduler that has its schedulers; nothing public does."""
 
@@ -29,6 +31,16 @@ def parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 def buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """Return a module's own buffers by name, to be read or changed."""
     return module._buffers
+
+
+def children(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return a module's own modules by name, to be read or changed."""
+    return module._modules
+
+
+def unsaved_buffers(module: nn.Module) -> set[str]:
+    """Return the names of a module's own buffers that its state dict leaves out, to be changed."""
+    return module._non_persistent_buffers_set
 
 
 def members(module: nn.Module) -> set[str]:

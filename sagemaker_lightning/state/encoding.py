@@ -296,7 +296,7 @@ OF_PLAINER: dict[str, tuple[Callable[..., Any], tuple[type, ...]]] = {
     "numbers": (lambda value, typecode: array(typecode, value), (bytes,)),
     "range": (lambda value: range(*value), (tuple,)),
     "slice": (lambda value: slice(*value), (tuple,)),
-    "on": (lambda value, device_type: _on_device(value, device_type), (Tensor,)),
+    "on": (lambda value, device_type: on_device(value, device_type), (Tensor,)),
     "dict": (dict, (list,)),
     "OrderedDict": (OrderedDict, (list,)),
 }
@@ -769,7 +769,7 @@ def _plain_key(key: Any, path: tuple) -> Any:
     raise NotPlain((*path, key), key)
 
 
-def _on_device(tensor: Tensor, device_type: str) -> Tensor:
+def on_device(tensor: Tensor, device_type: str) -> Tensor:
     """Return a tensor on this process's device of a kind, such as "cuda".
 
     Without such a device, it is on the CPU.

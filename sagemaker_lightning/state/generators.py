@@ -22,11 +22,11 @@ def find(roots: Mapping[str, Any], skip: tuple = ()) -> dict[str, Any]:
     return {
         path: generator
         for path, generator in walk(roots, skip)
-        if isinstance(generator, GENERATORS) and not _is_global(generator)
+        if isinstance(generator, GENERATORS) and not is_global(generator)
     }
 
 
-def _is_global(generator: Any) -> bool:
+def is_global(generator: Any) -> bool:
     """Return whether a generator belongs to the process; `seed_all` seeds those."""
     return any(
         generator is global_generator

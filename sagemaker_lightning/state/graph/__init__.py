@@ -1,0 +1,1 @@
+"""Users' state, saved and restored as one graph with identity."""

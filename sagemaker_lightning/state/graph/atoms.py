@@ -1,0 +1,150 @@
+"""Values without an identity of their own: numbers, text, dates, dtypes, paths, enums."""
+
+import datetime as dt
+import enum
+import uuid
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+from sagemaker_lightning.state.encoding import from_plainer, is_readable
+from sagemaker_lightning.state.graph import text
+from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, known_class, refusal
+from sagemaker_lightning.state.graph.kinds.memory import dtype_of, dtype_text, torch_dtype
+
+SCALARS = frozenset((type(None), bool, int, float, complex, str, bytes))
+"""Classes whose values a record has as they are."""
+
+
+def _zone(zone: dt.tzinfo | None) -> float | None:
+    """Return a time zone's seconds from UTC."""
+    if zone is None:
+        return None
+    if type(zone) is not dt.timezone:
+        raise NotSaved(class_name(type(zone)))
+    return zone.utcoffset(None).total_seconds()
+
+
+def _of_zone(seconds: Any) -> dt.tzinfo | None:
+    return None if seconds is None else dt.timezone(dt.timedelta(seconds=seconds))
+
+
+def _numbers(value: range | slice) -> list:
+    numbers = [value.start, value.stop, value.step]
+    if not {int, type(None)}.issuperset(map(type, numbers)):
+        raise NotSaved(class_name(type(value)))
+    return numbers
+
+
+def _of_numbers(make: Callable, numbers: Any) -> Any:
+    if not {int, type(None)}.issuperset(map(type, numbers)):
+        raise refusal(make.__name__)
+    return make(*numbers)
+
+
+# By class: what is written, and how the value is made of it.
+ATOMS: dict[type, tuple[Callable, Callable]] = {
+    torch.dtype: (lambda value: str(value).removeprefix("torch."), torch_dtype),
+    torch.device: (str, torch.device),
+    torch.Size: (list, torch.Size),
+    range: (_numbers, lambda numbers: _of_numbers(range, numbers)),
+    slice: (_numbers, lambda numbers: _of_numbers(slice, numbers)),
+    Decimal: (str, Decimal),
+    Fraction: (str, lambda text: from_plainer(("Fraction",), text)),
+    uuid.UUID: (str, uuid.UUID),
+    dt.date: (dt.date.toordinal, dt.date.fromordinal),
+    dt.timedelta: (
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda numbers: dt.timedelta(*numbers),
+    ),
+    dt.timezone: (_zone, _of_zone),
+    dt.datetime: (
+        lambda value: [value.replace(tzinfo=None).isoformat(), _zone(value.tzinfo), value.fold],
+        lambda parts: dt.datetime.fromisoformat(parts[0]).replace(
+            tzinfo=_of_zone(parts[1]), fold=parts[2]
+        ),
+    ),
+    dt.time: (
+        lambda value: [value.replace(tzinfo=None).isoformat(), _zone(value.tzinfo), value.fold],
+        lambda parts: dt.time.fromisoformat(parts[0]).replace(
+            tzinfo=_of_zone(parts[1]), fold=parts[2]
+        ),
+    ),
+    type(Path()): (str, Path),
+    type(NotImplemented): (repr, lambda _: NotImplemented),
+    type(...): (repr, lambda _: ...),
+}
+OF_NAMES = {class_name(class_): make for class_, (_, make) in ATOMS.items()}
+
+
+def is_atom(class_: type) -> bool:
+    """Return whether objects of a class have no identity of their own."""
+    return (
+        class_ in SCALARS
+        or class_ in ATOMS
+        or issubclass(class_, (enum.Enum, np.generic, np.dtype, PurePath))
+    )
+
+
+def encode(value: Any) -> list:
+    """Return an atom that is no scalar as a list of its kind and plain values.
+
+    Raises:
+        NotSaved: A record cannot hold it.
+    """
+    class_ = type(value)
+    if class_ is tuple:
+        return ["()", *value]
+    if class_ in ATOMS:
+        return [class_name(class_), ATOMS[class_][0](value)]
+    if isinstance(value, enum.Flag):
+        return ["flag", class_name(class_), value.value]
+    if isinstance(value, enum.Enum):
+        return ["enum", class_name(class_), value.name]
+    if isinstance(value, np.dtype) and is_readable(value):
+        return ["numpy.dtype", dtype_text(value)]
+    if isinstance(value, np.generic):
+        if value.dtype.kind in "biufcSU" and type(value.item()) in SCALARS:
+            return ["scalar", value.dtype.str, value.item()]
+        if is_readable(value.dtype):
+            return ["item", dtype_text(value.dtype), value.tobytes()]
+    raise NotSaved(class_name(class_))
+
+
+def decode(note: list, classes: Mapping[str, type]) -> Any:
+    """Return the value that `encode` was given.
+
+    Args:
+        note: What `encode` returned.
+        classes: The classes that the program has, by name.
+    """
+    kind, *details = note
+    if kind in text.OF_SCALARS:
+        return text.scalar(note)
+    details = [text.scalar(detail) for detail in details]
+    if kind == "()":
+        if not SCALARS.issuperset(map(type, details)):
+            raise refusal(kind)
+        return tuple(details)
+    if kind in ("enum", "flag"):
+        class_ = known_class(classes, details[0])
+        if isinstance(class_, enum.EnumMeta):
+            if kind == "flag" and issubclass(class_, enum.Flag) and type(details[1]) is int:
+                return class_(details[1])
+            if kind == "enum" and details[1] in class_.__members__:
+                return class_[details[1]]
+        raise refusal(note)
+    if kind == "scalar":
+        return from_plainer((kind, details[0]), details[1])
+    if kind == "item":
+        return np.frombuffer(details[1], dtype=dtype_of(details[0])).copy()[0]
+    if kind == "numpy.dtype":
+        return dtype_of(details[0])
+    if kind not in OF_NAMES or len(details) != 1:
+        raise refusal(kind)
+    return OF_NAMES[kind](*details)

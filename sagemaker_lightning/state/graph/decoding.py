@@ -1,0 +1,286 @@
+"""Restore a record: objects of the start get their content in place, others are made once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sagemaker_lightning.contract.errors import UserError, printable
+from sagemaker_lightning.state.encoding import FACTORIES
+from sagemaker_lightning.state.graph import atoms, text
+from sagemaker_lightning.state.graph.atoms import SCALARS
+from sagemaker_lightning.state.graph.encoding import ARRAY_VIEW, TENSOR_VIEW
+from sagemaker_lightning.state.graph.kinds.base import Kind, refusal
+from sagemaker_lightning.state.graph.kinds.containers import DictKind, SetKind
+from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
+from sagemaker_lightning.state.graph.nodes import KINDS, key_of
+from sagemaker_lightning.state.graph.start import Start, collector_paused
+from sagemaker_lightning.state.object_graph import owner_of
+
+ALL_KINDS = KINDS | {kind.name: kind for kind in (TENSOR_VIEW, ARRAY_VIEW)}
+FAULTS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What Python, numpy and torch say of values that are not what they should be."""
+
+
+class Restored(NamedTuple):
+    """What `restore` has done."""
+
+    missing: list[str]
+    """The paths of objects that the record refers to and this program does not have."""
+    made: list[Any]
+    """The new object of each node; None for a node of the start."""
+    filled: dict[int, Any]
+    """The objects of the start that are in the record: by what each is known, the names of the
+    attributes that were restored, or None."""
+    reordered: list[str]
+    """The paths of sets of numbers whose elements come in another order than before."""
+
+
+def restore(
+    roots: Mapping[str, Any],
+    start: Start,
+    record: Mapping[str, Any],
+    accept: Callable[[list], list | None] = lambda node: node,
+    made: Sequence[Any] = (),
+) -> Restored:
+    """Restore what `encode` returned.
+
+    Args:
+        roots: The objects to start from, by name.
+        start: What this program has made at its start.
+        record: What `encode` returned.
+        accept: Returns what is restored of a node of the start; None for nothing.
+        made: The new objects of an earlier restoring of the same record, which are filled again.
+
+    Raises:
+        UserError: Encoding would not have written this, or this program does not have a class.
+    """
+    start.include(roots)
+    try:
+        with collector_paused():
+            decoder = _Decoder(start, record, accept, made)
+            decoder.build_all()
+            decoder.fill_all()
+    except UserError:
+        raise
+    except FAULTS as error:
+        raise refusal(type(error).__name__) from error
+    return Restored(
+        sorted(decoder.missing), decoder.new_objects(), decoder.filled, decoder.reordered
+    )
+
+
+class _Missing(Exception):
+    """Raised for a reference to an object that this program does not have."""
+
+
+class _Decoder:
+    def __init__(
+        self,
+        start: Start,
+        record: Mapping[str, Any],
+        accept: Callable[[list], list | None],
+        made: Sequence[Any],
+    ) -> None:
+        self.start = start
+        self.accept = accept
+        self.made_before = made
+        self.filled: dict[int, Any] = {}
+        self.reordered: list[str] = []
+        self.by_others = start.saved_by_others()
+        self.tensors = record["tensors"]
+        self.missing: set[str] = set()
+        self.kinds: list[Kind] = []
+        self.entries = text.read(record["nodes"], self.tensors)
+        self.made: list[Any] = []
+        self.is_made: list[bool] = []
+        for number, entry in enumerate(self.entries):
+            self._begin(number, entry)
+
+    def new_objects(self) -> list[Any]:
+        """Return the new object of each node; None for a node of the start."""
+        pairs = zip(self.made, self.entries, strict=True)
+        return [made if entry[1] is None else None for made, entry in pairs]
+
+    def _begin(self, number: int, entry: list) -> None:
+        """Find an object of the start, or make a new one that is filled later."""
+        name, path, note, _, content = entry
+        if name not in ALL_KINDS:
+            raise refusal(name)
+        kind = ALL_KINDS[name]
+        self.kinds.append(kind)
+        entry[4] = content = self._unpacked(content)
+        if path is not None:
+            node = self.start.by_path.get(path)
+            if node is None or node.kind is not kind:
+                self.missing.add(str(path))
+            self.made.append(None if node is None else node.value)
+            self.is_made.append(node is not None and node.kind is kind)
+        elif kind.fills and number < len(self.made_before):
+            self.made.append(self.made_before[number])
+            self.is_made.append(True)
+        elif kind.fills:
+            self.made.append(kind.make(note, content, self.start.classes))
+            self.is_made.append(True)
+            if isinstance(content, dict) and "calculated" in content:
+                _report_backward(content["calculated"], self.made[-1])
+        else:
+            self.made.append(None)
+            self.is_made.append(False)
+
+    def _unpacked(self, content: Any) -> Any:
+        if type(content) is dict and type(values := content.get("values")) is list:
+            block, row = values
+            return content | {"values": self.tensors[block][row]}
+        if type(content) is list and content[0] == "bytes":
+            return text.scalar(content)
+        return content
+
+    def _awaits(self, number: int) -> bool:
+        """Return whether a node has yet to be built of its parts."""
+        return not self.is_made[number] and self.entries[number][1] is None
+
+    def build_all(self) -> None:
+        """Build what cannot be filled, such as tuples, each after its parts."""
+        for first in range(len(self.entries)):
+            stack = [first] if self._awaits(first) else []
+            within = set(stack)
+            while stack:
+                number = stack[-1]
+                kind = self.kinds[number]
+                _, _, note, references, _ = self.entries[number]
+                needed = {
+                    reference[0]
+                    for reference in references
+                    if type(reference) is list and type(reference[0]) is int
+                    if self._awaits(reference[0])
+                }
+                if not needed:
+                    try:
+                        parts = [self.value(reference) for reference in references]
+                        self.made[number] = kind.build(note, parts, self.start.classes)
+                        self.is_made[number] = True
+                    except _Missing:
+                        self.entries[number][1] = ""  # no object of the start has this path
+                    stack.pop()
+                    within.discard(number)
+                elif needed & within:
+                    raise refusal("a value within itself")
+                else:
+                    stack += needed
+                    within |= needed
+
+    def fill_all(self) -> None:
+        """Fill all objects; first those that a dict or a set may have as keys."""
+        hashing = [isinstance(kind, (DictKind, SetKind)) for kind in self.kinds]
+        for is_hashing in (False, True):
+            for number, kind in enumerate(self.kinds):
+                if hashing[number] is is_hashing and self.is_made[number] and kind.fills:
+                    self._fill(number, kind)
+
+    def _fill(self, number: int, kind: Kind) -> None:
+        entry = self.entries[number]
+        if entry[1] is not None and (entry := self.accept(entry)) is None:
+            return
+        _, path, note, references, content = entry
+        if path is not None:
+            names = note["names"] if isinstance(kind, ObjectKind) else None
+            self.filled[key_of(self.made[number])] = names
+        if isinstance(kind, ObjectKind):
+            self._fill_object(number, kind, note, references)
+            return
+        try:
+            parts = [
+                reference if type(reference) in SCALARS else self.value(reference)
+                for reference in references
+            ]
+        except _Missing:
+            return
+        made = self.made[number]
+        is_filled = path is None and not self.made_before and _is_filled(content)
+        kind.fill(made, note, parts, None if is_filled else content)
+        if type(made) is set and type(note) is int and list(made) != parts:
+            self.reordered.append(str(path or "a set"))
+
+    def _fill_object(self, number: int, kind: ObjectKind, note: Any, references: list) -> None:
+        """Fill an object, without the attributes that this program has not got."""
+        names, parts = [], []
+        for name, reference in zip(note["names"], references, strict=False):
+            try:
+                parts.append(self.value(reference))
+                names.append(name)
+            except _Missing:
+                continue
+        try:
+            elements = [self.value(reference) for reference in references[len(note["names"]) :]]
+        except _Missing:
+            elements = None
+        note = note | {"names": names}
+        if elements is None:
+            note.pop("elements", None)
+            note.pop("class", None)
+        kind.fill(self.made[number], note, parts + (elements or []), None)
+
+    def value(self, reference: Any) -> Any:
+        """Return what a reference refers to."""
+        if type(reference) in SCALARS:
+            return reference
+        if type(reference) is not list:
+            raise refusal(type(reference).__name__)
+        first = reference[0]
+        if type(first) is int:
+            if first < 0 or not self.is_made[first]:
+                raise _Missing
+            return self.made[first]
+        if first == "at":
+            node = self.start.by_path.get(reference[1])
+            if node is None:
+                self.missing.add(str(reference[1]))
+                raise _Missing
+            return owner_of(node.value)
+        if first == "by others":
+            if reference[1] not in self.by_others:
+                self.missing.add(str(reference[1]))
+                raise _Missing
+            return self.by_others[reference[1]]
+        if first == "factory":
+            return FACTORIES[reference[1]]
+        return atoms.decode(reference, self.start.classes)
+
+
+def _is_filled(content: Any) -> bool:
+    """Return whether a new object has got its content when it was made."""
+    return isinstance(content, dict) and "values" in content
+
+
+def _report_backward(name: str, tensor: Tensor) -> None:
+    """Print once a gradient reaches a restored tensor, from where it would have gone on.
+
+    Most tensors that were calculated before are only logged, or are calculated anew before that.
+
+    Args:
+        name: Where the tensor is.
+        tensor: The tensor.
+    """
+    if not tensor.requires_grad:
+        return
+
+    def report(_gradient: torch.Tensor) -> None:
+        handle.remove()
+        print(
+            f"warning: {printable(str(name))[:200]} was calculated before the interruption, and no "
+            "checkpoint can hold how: this step lacks its gradients, and the run may end with "
+            "other weights; keep the batch there, and calculate from it in the step that uses it",
+            flush=True,
+        )
+
+    handle = tensor.register_hook(report)

@@ -1,0 +1,528 @@
+"""Encode the graph that is reached from roots: what is new in it, and what has changed.
+
+A record is a text and a list of tensors on the CPU, which torch.load(weights_only=True) reads. The
+text (text.py) has the nodes, which are lists of kind, path at the start (None for an
+object that was made since), note, references and content (kinds/base.py). A reference is a scalar
+itself, or a list: [number of a node], ["at", path at the start], ["by others", name of a tensor
+that the checkpoint has besides], ["factory", name of a class of Python's], or an atom (atoms.py).
+"""
+
+import enum
+import operator
+from collections import deque
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.encoding import FACTORIES
+from sagemaker_lightning.state.graph import atoms, text
+from sagemaker_lightning.state.graph.atoms import SCALARS
+from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, kind_text
+from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
+from sagemaker_lightning.state.graph.kinds.views import (
+    ArrayViewKind,
+    TensorViewKind,
+    address,
+    owner_of_array,
+    place_in_array,
+    place_in_tensor,
+)
+from sagemaker_lightning.state.graph.nodes import (
+    ARRAY,
+    CODE,
+    GENERATOR,
+    KINDS,
+    LIBRARYS,
+    OBJECT,
+    TENSOR,
+    Node,
+    key_of,
+    kind_of,
+    scan,
+)
+from sagemaker_lightning.state.graph.start import Start, collector_paused
+from sagemaker_lightning.state.object_graph import is_library_class, owner_of
+
+PACKED_FROM = 256
+"""Tensors of one form, of which more than this many are written as one."""
+TENSOR_VIEW = TensorViewKind()
+ARRAY_VIEW = ArrayViewKind()
+TUPLE = KINDS["tuple"]
+MADE_OF_TORCHS = tuple, Tensor, nn.Parameter
+NAMES_OF_FACTORIES = {class_: name for name, class_ in FACTORIES.items()}
+
+
+class Unsaved(NamedTuple):
+    """An attribute that has changed since the start, and is not in a record."""
+
+    path: str
+    """The path of the object that has it."""
+    name: str
+    """The attribute's name."""
+    kind: str
+    """What cannot be saved, such as the name of a class."""
+    value: Any
+    """The attribute's value."""
+    is_part: bool
+    """Whether it only holds what cannot be saved."""
+    changes: bool
+    """Whether it is an object of the start that has changed."""
+
+
+class Draft(NamedTuple):
+    """What is written of a node, with references to nodes that may yet turn out unsaveable."""
+
+    path: str | None
+    note: Any
+    parts: list
+    """What it refers to; of an object, also the attributes that are values of their own."""
+    references: list
+    content: Any
+
+
+def encode(
+    roots: Mapping[str, Any], start: Start, touched: Mapping[int, Any] = MappingProxyType({})
+) -> tuple[dict[str, Any], list[Unsaved]]:
+    """Return a record of what is reached from roots and differs from the start, and what it lacks.
+
+    Args:
+        roots: The objects to start from, by name.
+        start: What the program had made at its start.
+        touched: Which objects of the start are written even if they are as then, by what they are
+            known; of one with attributes, the names of these, or None for all.
+    """
+    start.include(roots)
+    with collector_paused():
+        encoder = _Encoder(roots, start, touched)
+        encoder.draft_all()
+        encoder.refuse_holders()
+        return encoder.record(), encoder.unsaved
+
+
+def values_changed(roots: Mapping[str, Any], start: Start) -> dict[tuple[int, str], Any]:
+    """Return what has changed since the start: by what its object is known and name, the value.
+
+    Of a container or an array that has changed itself, the name is "".
+
+    Args:
+        roots: The objects to start from, by name.
+        start: What the program had made at its start.
+    """
+    start.include(roots)
+    encoder = _Encoder(roots, start, {})
+    changes: dict[tuple[int, str], Any] = {}
+    for key, node in encoder.nodes.items():
+        before = start.nodes.get(key)
+        if before is None or key in encoder.by_others or node.kind in (CODE, GENERATOR, LIBRARYS):
+            continue
+        if isinstance(node.kind, ObjectKind):
+            found = node.kind.difference(before, node, encoder.is_same)
+            note, parts = found or ({"names": []}, [])
+            changes |= {(key, name): part for name, part in zip(note["names"], parts, strict=False)}
+            if "elements" in note:
+                changes[key, ""] = owner_of(node.value)
+            continue
+        mark = (node.mark or start.mark(node)) if before.mark else b""
+        if mark != before.mark or not encoder.are_same(before, node):
+            changes[key, ""] = node.value
+    return changes
+
+
+class _Encoder:
+    def __init__(self, roots: Mapping[str, Any], start: Start, touched: Mapping[int, Any]) -> None:
+        self.start = start
+        self.touched = touched
+        self.nodes: dict[int, Node] = {}
+        self.replaced: set[int] = set()
+        self.nodes = scan(roots, start.skip, self._is_settled)
+        self.by_others = {id(value): name for name, value in start.saved_by_others().items()}
+        self.references: dict[int, list] = {}
+        self.drafts: dict[int, Draft] = {}
+        self.refused: dict[int, str] = {}
+        self.origins: set[int] = set()
+        self.unsaved: list[Unsaved] = []
+        self.replaced = self._replaced()
+        self.kept: list = []  # keeps what was made here, whose ids are in use
+
+    def _is_settled(self, key: int, node: Node) -> bool:
+        """Return whether a long container is as at the start."""
+        before = self.start.nodes.get(key)
+        return before is not None and before.mark == node.mark and self.are_same(before, node)
+
+    def _replaced(self) -> set[int]:
+        """Return the objects of the start in whose place others come, as they cannot be filled."""
+        fixed = {key: node for key, node in self.nodes.items() if not node.kind.fills}
+        replaced = {
+            key
+            for key, node in fixed.items()
+            if (before := self.start.nodes.get(key)) is not None and before.note != node.note
+        }
+        size = 0
+        while len(replaced) > size:
+            size = len(replaced)
+            replaced |= {
+                key
+                for key, node in fixed.items()
+                if key not in replaced and not replaced.isdisjoint(map(id, node.parts))
+            }
+        return replaced
+
+    def _is_new(self, key: int) -> bool:
+        return key in self.replaced or key not in self.start.nodes
+
+    # ---- what is written of each node --------------------------------------------------------
+
+    def draft_all(self) -> None:
+        """Draft what is written of each node that is new, or has changed."""
+        self._draft_views()
+        for key, node in list(self.nodes.items()):
+            if key in self.by_others or key in self.drafts or _is_factory(node.value):
+                continue
+            try:
+                if self._is_new(key):
+                    self.drafts[key] = self._of_new(node)
+                elif draft := self._of_changed(key, self.start.nodes[key], node):
+                    self.drafts[key] = draft
+            except NotSaved as error:
+                self.refused[key] = str(error)
+
+    def _of_new(self, node: Node) -> Draft:
+        kind = node.kind
+        note = kind.note_of_new(node.value, node.note)
+        if kind in (OBJECT, TENSOR, TUPLE):
+            self._check_class(type(node.value))
+        parts = node.parts[:1] if kind.name == "method" else node.parts
+        content = kind.content(node.value)
+        if type(content) is dict and "calculated" in content:
+            content["calculated"] = node.path
+        return Draft(None, note, *self._refer(parts), content)
+
+    def _of_changed(self, key: int, before: Node, node: Node) -> Draft | None:
+        """Return what is written of a node of the start; None if it has not changed."""
+        kind = node.kind
+        path = self.start.paths[key]
+        is_touched = key in self.touched
+        if isinstance(kind, ObjectKind):
+            names = self.touched[key] if is_touched else ()
+            names = node.note if names is None else names
+            changes = kind.difference(before, node, self.is_same, names)
+            if changes is None:
+                return None
+            note, parts = changes
+            if "gone" in note:  # such as the hooks of a lazy module, which are the library's matter
+                held = dict(zip(before.note, before.parts, strict=False))
+                note["gone"] = [name for name in note["gone"] if not _is_librarys(held[name])]
+            return Draft(path, note, parts, self._refer(parts)[1], kind.content(node.value))
+        mark = (node.mark or self.start.mark(node)) if before.mark else b""
+        if kind is LIBRARYS:
+            if mark != before.mark:
+                raise NotSaved(kind_text(node.value))
+            return None
+        is_same = mark == before.mark and self.are_same(before, node)
+        if kind is CODE or not (is_touched or not is_same) or (is_touched and not kind.fills):
+            return None
+        if kind is GENERATOR and not self.start.generators:
+            return None
+        return Draft(path, node.note, *self._refer(node.parts), kind.content(node.value))
+
+    def _refer(self, parts: list) -> tuple[list, list]:
+        """Return the parts that are no values of their own, and references to all parts."""
+        if SCALARS.issuperset(map(type, parts)):
+            return [], parts
+        held = []
+        references = []
+        for part in parts:
+            class_ = type(part)
+            if class_ in SCALARS:
+                references.append(part)
+            elif class_ is tuple and SCALARS.issuperset(map(type, part)):
+                references.append(["()", *part])
+            else:
+                held.append(part)
+                try:
+                    references.append(self._reference(part))
+                except NotSaved as error:
+                    references.append(None)
+                    self.refused[id(part)] = str(error)
+        return held, references
+
+    def _reference(self, part: Any) -> Any:
+        """Return a reference to an object; that to a new one gets its number later."""
+        class_ = type(part)
+        if class_ in SCALARS:
+            return part
+        key = id(part)
+        if (reference := self.references.get(key)) is not None:
+            return reference
+        if key in self.by_others:
+            reference = ["by others", self.by_others[key]]
+        elif _is_factory(part):
+            reference = ["factory", NAMES_OF_FACTORIES[part]]
+        elif key not in self.nodes:
+            if isinstance(part, enum.Enum):
+                self._check_class(class_)
+            return atoms.encode(part)
+        elif self._is_new(key):
+            reference = [-1]
+        else:
+            reference = ["at", self.start.paths[key]]
+        self.references[key] = reference
+        return reference
+
+    def _check_class(self, class_: type) -> None:
+        """Refuse an object of a class that a resumed program could not find."""
+        if (
+            class_ not in MADE_OF_TORCHS
+            and self.start.classes.get(class_name(class_)) is not class_
+        ):
+            raise NotSaved(class_name(class_))
+
+    def are_same(self, before: Node, node: Node) -> bool:
+        """Return whether a node refers to the same as before."""
+        parts = node.parts
+        if before.note != node.note or len(before.parts) != len(parts):
+            return False
+        if not self.replaced and all(map(operator.is_, before.parts, parts)):
+            return True
+        return all(map(self.is_same, before.parts, parts))
+
+    def is_same(self, before: Any, now: Any) -> bool:
+        """Return whether two parts are one object, or equal values without an identity."""
+        if before is now:
+            return id(now) not in self.replaced
+        class_ = type(now)
+        if type(before) is not class_:
+            return False
+        if class_ in SCALARS:
+            return repr(before) == repr(now)
+        if class_.__name__ == "method":
+            return before == now and id(now) not in self.replaced
+        if id(now) in self.nodes:
+            return False
+        try:
+            return repr(atoms.encode(before)) == repr(atoms.encode(now))
+        except NotSaved:
+            return False
+
+    # ---- views ---------------------------------------------------------------------------------
+
+    def _draft_views(self) -> None:
+        """Draft the new tensors and arrays that share their memory with others."""
+        bases: dict[Any, Any] = {}
+        for tensor in self.start.saved_by_others().values():
+            bases.setdefault(_memory_of(tensor), tensor)
+        for key, node in self.nodes.items():
+            if node.kind in (TENSOR, ARRAY) and not self._is_new(key):
+                bases.setdefault(_memory_of(node.value), node.value)
+        bases.pop(None, None)
+        groups: dict[Any, list[int]] = {}
+        for key, node in self.nodes.items():
+            if node.kind in (TENSOR, ARRAY) and self._is_new(key) and key not in self.by_others:
+                memory = _memory_of(node.value)
+                if memory is not None and _is_plain_view(node.value):
+                    groups.setdefault(memory, []).append(key)
+        for memory, keys in groups.items():
+            base = bases.get(memory)
+            if base is None and len(keys) > 1:
+                base = _span([self.nodes[key].value for key in keys])
+                kind = TENSOR if isinstance(base, Tensor) else ARRAY
+                self.kept.append(base)
+                self.nodes[id(base)] = Node(base, kind, None, "")
+            if base is not None:
+                for key in keys:
+                    self._draft_view(key, base)
+
+    def _draft_view(self, key: int, base: Any) -> None:
+        node = self.nodes[key]
+        value = node.value
+        if isinstance(value, Tensor):
+            place: Any = place_in_tensor(value)
+            if id(base) in map(id, self.kept):
+                place[0] -= base.storage_offset()
+            size = value.numel() * value.itemsize
+            is_within = size <= base.untyped_storage().nbytes()
+        else:
+            owner = base if id(base) in map(id, self.kept) else owner_of_array(base)
+            place = place_in_array(value, owner)
+            is_within = value.nbytes <= owner.nbytes
+        if is_within:
+            node.kind = TENSOR_VIEW if isinstance(value, Tensor) else ARRAY_VIEW
+            node.parts = [base]
+            self.drafts[key] = Draft(None, place, [base], [self._reference(base)], None)
+
+    # ---- what cannot be saved ------------------------------------------------------------------
+
+    def refuse_holders(self) -> None:
+        """Leave out what refers to something that cannot be saved, and note its name."""
+        for key in [key for key in self.refused if not self._is_new(key) and key in self.nodes]:
+            self._note(self.nodes[key], None, key)
+        if not self.refused:
+            return
+        self.origins = set(self.refused)
+        holders: dict[int, list[int]] = {}
+        for key, draft in self.drafts.items():
+            for part in draft.parts:
+                if type(part) not in SCALARS:
+                    holders.setdefault(id(part), []).append(key)
+        waiting = deque(self.refused)
+        while waiting:
+            key = waiting.popleft()
+            for holder in holders.get(key, ()):
+                draft = self.drafts.get(holder)
+                if draft is None or not (self._is_new(key) or key not in self.nodes):
+                    continue
+                node = self.nodes[holder]
+                if draft.path is not None and isinstance(node.kind, ObjectKind):
+                    self._leave_out(holder, key)
+                    continue
+                del self.drafts[holder]
+                is_users = node.kind is OBJECT and not is_library_class(type(node.value))
+                self.refused[holder] = kind_text(node.value) if is_users else self.refused[key]
+                if draft.path is None:
+                    waiting.append(holder)
+                else:
+                    self._note(self.nodes[holder], None, key)
+
+    def _leave_out(self, holder: int, key: int) -> None:
+        """Leave an attribute, or the elements of a user's container, out of a draft."""
+        draft = self.drafts[holder]
+        names = draft.note["names"]
+        kept = [n for n, part in enumerate(draft.parts) if n >= len(names) or id(part) != key]
+        for name, part in zip(names, draft.parts, strict=False):
+            if id(part) == key:
+                self._note(self.nodes[holder], name, key)
+        note = draft.note | {"names": [names[n] for n in kept if n < len(names)]}
+        if any(n >= len(names) and id(draft.parts[n]) == key for n in kept):
+            kept = [n for n in kept if n < len(names)]
+            note.pop("elements")
+            self._note(self.nodes[holder], None, key)
+        self.drafts[holder] = draft._replace(
+            note=note,
+            parts=[draft.parts[n] for n in kept],
+            references=[draft.references[n] for n in kept],
+        )
+
+    def _note(self, node: Node, name: str | None, key: int) -> None:
+        """Note what is not saved, by the user's object that has it and the attribute."""
+        is_part = key not in self.origins or name is None
+        while node.kind is not OBJECT and node.parent is not None:
+            parent = node.parent
+            if parent.kind is OBJECT:
+                is_object = node.value is self.nodes[key].value if key in self.nodes else False
+                is_part = not is_object
+                name = parent.kind.step(parent.note, parent.parts, node.index).lstrip(".")
+            node = parent
+        name = (name or "").rpartition(" ")[2]
+        value = object_graph.namespace(owner_of(node.value)).get(name)
+        if not is_part and key in self.nodes:
+            value = self.nodes[key].value
+        path = self.start.paths.get(key_of(node.value)) or node.path
+        changes = key in self.start.nodes
+        self.unsaved.append(Unsaved(path, name, self.refused[key], value, is_part, changes))
+
+    # ---- the record ----------------------------------------------------------------------------
+
+    def record(self) -> dict[str, Any]:
+        """Return the record: what has changed of the start, and what is reached from there."""
+        nodes: list[list] = []
+        waiting = deque(key for key, draft in self.drafts.items() if draft.path is not None)
+        numbered = set(waiting)
+        while waiting:
+            key = waiting.popleft()
+            draft = self.drafts[key]
+            if draft.path is None:
+                self.references[key][0] = len(nodes)
+            nodes.append(
+                [self.nodes[key].kind.name, draft.path, draft.note, draft.references, draft.content]
+            )
+            for part_key in map(id, draft.parts):
+                if (
+                    part_key not in numbered
+                    and part_key in self.drafts
+                    and self.references.get(part_key) == [-1]
+                ):
+                    numbered.add(part_key)
+                    waiting.append(part_key)
+        blocks = _pack(nodes)
+        return {"nodes": text.write(nodes, blocks), "tensors": blocks}
+
+
+def _is_librarys(value: Any) -> bool:
+    """Return whether a value is an object of a library's class."""
+    return kind_of(value) in (OBJECT, LIBRARYS) and is_library_class(type(value))
+
+
+def _is_factory(value: Any) -> bool:
+    """Return whether a value is a class of Python's that a defaultdict may have as its factory."""
+    return type(value) is type and value in NAMES_OF_FACTORIES
+
+
+def _memory_of(value: Tensor | np.ndarray) -> Any:
+    """Return by what the memory of a tensor or an array is known; None if it has none to share."""
+    if isinstance(value, Tensor):
+        if (
+            value.layout != torch.strided
+            or value.is_nested
+            or value.is_meta
+            or isinstance(value, nn.parameter.UninitializedTensorMixin)
+            or value.is_quantized
+        ):
+            return None
+        try:
+            pointer = value.untyped_storage().data_ptr()
+        except (RuntimeError, NotImplementedError):
+            return None
+        return (str(value.device), value.dtype, pointer) if pointer else None
+    owner = owner_of_array(value)
+    return ("array", address(owner)) if owner is not None and value.nbytes else None
+
+
+def _is_plain_view(value: Tensor | np.ndarray) -> bool:
+    """Return whether a tensor or an array may be made again as a view."""
+    if isinstance(value, Tensor):
+        return type(value) is Tensor and not value.requires_grad
+    return type(value) is np.ndarray and not value.dtype.hasobject
+
+
+def _span(values: list) -> Any:
+    """Return a tensor or an array of the memory that all of some views lie in."""
+    if isinstance(values[0], Tensor):
+        low = min(value.storage_offset() for value in values)
+        high = max(
+            value.storage_offset()
+            + 1
+            + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+            for value in values
+        )
+        return values[0].detach().as_strided((high - low,), (1,), low)
+    owner = owner_of_array(values[0])
+    bounds = [np.lib.array_utils.byte_bounds(value) for value in values]
+    first = min(low for low, _ in bounds) - address(owner)
+    last = max(high for _, high in bounds) - address(owner)
+    return owner.reshape(-1).view(np.uint8)[first:last]
+
+
+def _pack(nodes: Iterable[list]) -> list[Tensor]:
+    """Return very many small tensors as few, and have the nodes refer to these.
+
+    A file has each tensor as an entry of its own, which takes longer than most values.
+    """
+    alike: dict[Any, list[dict]] = {}
+    for *_, content in nodes:
+        values = content.get("values") if type(content) is dict else None
+        is_strided = isinstance(values, Tensor) and values.layout == torch.strided
+        if is_strided and not values.is_quantized:
+            alike.setdefault((values.dtype, values.shape), []).append(content)
+    blocks = []
+    for contents in alike.values():
+        if len(contents) > PACKED_FROM and contents[0]["values"].numel():
+            block = torch.stack([content["values"] for content in contents])
+            for row, content in enumerate(contents):
+                content["values"] = [len(blocks), row]
+            blocks.append(block)
+    return blocks

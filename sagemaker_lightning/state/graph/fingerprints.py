@@ -1,0 +1,154 @@
+"""Hashes that tell, within a process, whether content has changed."""
+
+import hashlib
+import pickle
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sagemaker_lightning.compat.torch_modules import stored_parts
+
+HASHED_IN_FULL = 1 << 20
+"""Bytes, at most, of which a cryptographic hash is taken; of more, a checksum."""
+CHECKSUMMED = 1 << 28
+"""Bytes, at most, of which a checksum is taken (a second for 2 GB); of more, some elements."""
+SAMPLED = 256
+"""Elements of which a hash is taken of what is larger."""
+MAX_PICKLED = 1 << 22
+"""Bytes of an object's pickle, at most, of which a hash is taken."""
+
+
+def of_bytes(content: Any) -> bytes:
+    """Return a hash of bytes."""
+    view = memoryview(content).cast("B")
+    if len(view) <= HASHED_IN_FULL:
+        return hashlib.blake2b(view, digest_size=8).digest()
+    return b"%d %d" % (len(view), zlib.crc32(view))
+
+
+@torch.no_grad()
+def of_tensor(tensor: Tensor) -> bytes:
+    """Return a hash of a tensor's values, dtype, shape and device; empty if they are unreadable."""
+    if (
+        tensor.is_nested
+        or tensor.is_meta
+        or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+    ):
+        return b""
+    form = repr((tensor.dtype, tuple(tensor.shape), tensor.device.type, tensor.layout)).encode()
+    try:
+        values = plain(tensor)
+        if values.is_quantized:
+            values = values.int_repr()
+        return form + b"".join(map(_of_stored, stored_parts(values)))
+    except (RuntimeError, NotImplementedError):  # a library's class that wraps other tensors
+        return b""
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Return the values of a tensor, as one of torch's own class."""
+    values = tensor.detach()
+    return values if type(values) is Tensor else values.as_subclass(Tensor)
+
+
+def _of_stored(tensor: Tensor) -> bytes:
+    if not tensor.numel():
+        return b""
+    size = tensor.numel() * tensor.itemsize
+    if size > CHECKSUMMED or (tensor.is_cuda and size > HASHED_IN_FULL):
+        tensor = tensor.flatten()[:: 1 + tensor.numel() // SAMPLED]
+    flat = tensor.contiguous().cpu().resolve_conj().resolve_neg().view(-1)
+    return of_bytes(flat.view(torch.uint8).numpy())
+
+
+def of_array(array: np.ndarray) -> bytes:
+    """Return a hash of an array's values, dtype and shape; empty if it holds objects."""
+    if array.dtype.hasobject:
+        return b""
+    form = repr((array.dtype.str, array.shape)).encode()
+    if array.nbytes > CHECKSUMMED:
+        array = array.ravel()[:: 1 + array.size // SAMPLED]
+    return form + (
+        of_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) if array.size else b""
+    )
+
+
+class _Unlike(Exception):
+    """Raised for what is no plain data."""
+
+
+class _Checksum:
+    """A file that keeps the checksum of what is written, up to a length."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self.length = 0
+        self.checksum = 0
+
+    def write(self, content: Any) -> int:
+        self.length += len(content)
+        if self.limit is not None and self.length > self.limit:
+            raise _Unlike
+        self.checksum = zlib.crc32(content, self.checksum)
+        return len(content)
+
+    def digest(self) -> bytes:
+        return b"%d %d" % (self.length, self.checksum)
+
+
+class _PlainPickler(pickle.Pickler):
+    """Pickles lists, dicts, tuples, numbers and text alone."""
+
+    fast = True  # text of two elements may be one object or two
+
+    def reducer_override(self, _value: Any) -> Any:
+        raise _Unlike
+
+
+def of_plain_data(value: Any) -> bytes:
+    """Return a checksum of a container of numbers, text and such containers; empty for others."""
+    file = _Checksum(None)
+    pickler = _PlainPickler(file, protocol=4)
+    pickler.fast = True
+    try:
+        pickler.dump(value)
+    except (_Unlike, RecursionError, ValueError, pickle.PicklingError):
+        return b""
+    return file.digest()
+
+
+class _ShallowPickler(pickle.Pickler):
+    """Pickles an object; of the others that it refers to and that are known, their names."""
+
+    known: dict[int, Any]
+    value: Any
+
+    def persistent_id(self, value: Any) -> Any:
+        if value is self.value:
+            return None
+        if id(value) in self.known:
+            return id(value)
+        if isinstance(value, Tensor):
+            return of_tensor(value)
+        return of_array(value) if isinstance(value, np.ndarray) else None
+
+
+def of_object(value: Any, known: dict[int, Any]) -> bytes:
+    """Return a checksum of what an object of any class is; empty if there is none.
+
+    Args:
+        value: The object.
+        known: The objects, by id, that count as themselves, whatever they hold.
+    """
+    file = _Checksum(MAX_PICKLED)
+    pickler = _ShallowPickler(file, protocol=4)
+    pickler.known = known
+    pickler.value = value
+    try:
+        pickler.dump(value)
+    except Exception:  # what an object of any class says when it is looked at
+        return b""
+    return file.digest()

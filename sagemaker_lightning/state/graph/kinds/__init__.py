@@ -1,0 +1,1 @@
+"""How each kind of object is taken apart, made and filled."""

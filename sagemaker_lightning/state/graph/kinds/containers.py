@@ -1,0 +1,247 @@
+"""Containers: lists, dicts, sets, deques, tuples and partial functions."""
+
+import functools
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sagemaker_lightning.compat.torch_modules import METADATA
+from sagemaker_lightning.state.encoding import fill_set
+from sagemaker_lightning.state.graph.kinds.base import Kind, class_name, known_class, refusal
+
+NAMING = (str, bytes, int, float, complex, bool, type(None))
+"""Classes of keys whose text names an element of a dict."""
+
+
+def pairs(parts: list) -> Iterator[tuple[Any, Any]]:
+    """Yield the keys and values of a dict, whose parts are both in turn."""
+    return zip(parts[::2], parts[1::2], strict=True)
+
+
+def in_turn(items: Mapping) -> list:
+    """Return the keys and values of a dict in turn."""
+    parts = [None] * (2 * len(items))
+    parts[::2] = items
+    parts[1::2] = items.values()
+    return parts
+
+
+def step_of_dict(parts: list, index: int) -> str:
+    """Return the name of a key or a value of a dict, whose parts are keys and values in turn."""
+    key = parts[index - index % 2]
+    is_named = type(key) in NAMING or (
+        type(key) is tuple and all(type(element) in NAMING for element in key)
+    )
+    name = f"[{key!r}]" if is_named else f"[#{index // 2}]"
+    return name if index % 2 else f"{name}.key"
+
+
+class ListKind(Kind):
+    """A list."""
+
+    name = "list"
+
+    def take(self, value):
+        """Return the elements."""
+        return None, list(value)
+
+    def make(self, note, content, classes):
+        """Return an empty list."""
+        return []
+
+    def fill(self, value, note, parts, content):
+        """Replace the elements."""
+        list.__setitem__(value, slice(None), parts)
+
+
+class DequeKind(Kind):
+    """A deque; its note is its length at most."""
+
+    name = "deque"
+
+    def take(self, value):
+        """Return the elements."""
+        return value.maxlen, list(value)
+
+    def make(self, note, content, classes):
+        """Return an empty deque of that length."""
+        return deque(maxlen=note)
+
+    def fill(self, value, note, parts, content):
+        """Replace the elements."""
+        deque.clear(value)
+        deque.extend(value, parts)
+
+
+class DictKind(Kind):
+    """A dict of one of Python's classes without parameters."""
+
+    def __init__(self, class_: type) -> None:
+        self.class_ = class_
+        self.name = class_.__name__
+
+    def take(self, value):
+        """Return keys and values in turn."""
+        return None, in_turn(value)
+
+    def step(self, note, parts, index):
+        """Return the key's text."""
+        return step_of_dict(parts, index)
+
+    def make(self, note, content, classes):
+        """Return an empty dict."""
+        return self.class_()
+
+    def fill(self, value, note, parts, content):
+        """Replace the items, in their order."""
+        dict.clear(value)
+        for key, element in pairs(parts):
+            dict.__setitem__(value, key, element)
+
+
+class OrderedDictKind(DictKind):
+    """An OrderedDict; that of a state dict has its modules' versions as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__(OrderedDict)
+
+    def take(self, value):
+        """Return the versions, then keys and values in turn."""
+        metadata = vars(value).get(METADATA)
+        return None, [metadata, None, *in_turn(value)]
+
+    def fill(self, value, note, parts, content):
+        """Replace the items, in their order."""
+        metadata, _, *items = parts
+        OrderedDict.clear(value)
+        for key, element in pairs(items):
+            OrderedDict.__setitem__(value, key, element)
+        if isinstance(metadata, dict):
+            vars(value)[METADATA] = metadata
+
+
+class DefaultDictKind(DictKind):
+    """A defaultdict; its factory is its first part."""
+
+    def __init__(self) -> None:
+        super().__init__(defaultdict)
+
+    def take(self, value):
+        """Return the factory, then keys and values in turn."""
+        return None, [value.default_factory, None, *in_turn(value)]
+
+    def fill(self, value, note, parts, content):
+        """Set the factory, and replace the items, in their order."""
+        factory, _, *items = parts
+        if factory is not None and not callable(factory):
+            raise refusal(self.name)
+        super().fill(value, note, items, content)
+        value.default_factory = factory
+
+
+class SetKind(Kind):
+    """A set; its note is its size in memory, on which the order of its elements depends."""
+
+    name = "set"
+
+    def take(self, value):
+        """Return the elements in their order; of text, which has none, in order of the text."""
+        parts = list(value)
+        # Numbers have the same hash in each process.
+        if {int, float, bool}.issuperset(map(type, parts)):
+            return sys.getsizeof(value), parts
+        if {str, bytes}.issuperset(map(type, parts)):
+            parts.sort(key=repr)
+        return None, parts
+
+    def step(self, note, parts, index):
+        """Return the text of an element that has one in each process."""
+        return f"{{{parts[index]!r}}}" if type(parts[index]) in NAMING else f"{{#{index}}}"
+
+    def make(self, note, content, classes):
+        """Return an empty set."""
+        return set()
+
+    def fill(self, value, note, parts, content):
+        """Replace the elements."""
+        if type(note) is int:
+            fill_set(value, parts, note)
+        else:
+            set.clear(value)
+            set.update(value, parts)
+
+
+class FrozenSetKind(SetKind):
+    """A frozenset."""
+
+    name = "frozenset"
+    fills = False
+
+    def take(self, value):
+        """Return the elements."""
+        return None, super().take(value)[1]
+
+    def build(self, note, parts, classes):
+        """Return the set."""
+        return frozenset(parts)
+
+
+class TupleKind(Kind):
+    """A tuple, also a named one; its note is the name of its class, "" for a plain one."""
+
+    name = "tuple"
+    fills = False
+
+    def take(self, value):
+        """Return the elements."""
+        return "" if type(value) is tuple else class_name(type(value)), list(value)
+
+    def build(self, note, parts, classes):
+        """Return the tuple; the code of its class does not run."""
+        if note == "":
+            return tuple(parts)
+        class_ = known_class(classes, note)
+        if not issubclass(class_, tuple) or len(getattr(class_, "_fields", ())) != len(parts):
+            raise refusal(note)
+        return tuple.__new__(class_, parts)
+
+
+class PartialKind(Kind):
+    """A partial function: the function, its arguments, keywords and attributes."""
+
+    name = "partial"
+    steps = ".func", ".args", ".keywords", ".__dict__"
+
+    def take(self, value):
+        """Return the function, the arguments, the keywords and the attributes."""
+        return None, [value.func, value.args, value.keywords, vars(value)]
+
+    def step(self, note, parts, index):
+        """Return the name of the attribute."""
+        return self.steps[index]
+
+    def make(self, note, content, classes):
+        """Return a partial function, to be filled."""
+        return functools.partial(dict)
+
+    def fill(self, value, note, parts, content):
+        """Set function, arguments and keywords."""
+        func, args, keywords, attributes = parts
+        # These are the objects that it has already, if it is of the start.
+        if (value.func, value.args) != (func, args) or value.keywords is not keywords:
+            functools.partial.__setstate__(value, (func, args, keywords, attributes))
+
+
+CONTAINERS = {
+    list: ListKind(),
+    deque: DequeKind(),
+    dict: DictKind(dict),
+    Counter: DictKind(Counter),
+    OrderedDict: OrderedDictKind(),
+    defaultdict: DefaultDictKind(),
+    set: SetKind(),
+    frozenset: FrozenSetKind(),
+    tuple: TupleKind(),
+    functools.partial: PartialKind(),
+}

@@ -1,0 +1,214 @@
+"""Tensors and arrays, which may share their memory with others."""
+
+import ast
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
+from torch import Tensor, nn
+
+from sagemaker_lightning.state.encoding import is_readable, on_device
+from sagemaker_lightning.state.graph import fingerprints
+from sagemaker_lightning.state.graph.kinds.base import (
+    Kind,
+    NotSaved,
+    class_name,
+    kind_text,
+    known_class,
+    refusal,
+)
+from sagemaker_lightning.state.object_graph import LIBRARIES
+
+MAX_SAVED = 1 << 26
+"""Elements, at most, of a tensor or an array that is saved."""
+MAX_FORM = 10_000
+"""Characters, at most, of the text of an array's dtype."""
+
+
+def dtype_text(dtype: np.dtype) -> str:
+    """Return a dtype of numpy as a text."""
+    return repr(dtype_to_descr(dtype))
+
+
+def dtype_of(text: Any) -> np.dtype:
+    """Return the dtype of a text."""
+    if not isinstance(text, str) or len(text) > MAX_FORM:
+        raise refusal("dtype")
+    try:
+        return descr_to_dtype(ast.literal_eval(text))
+    except (SyntaxError, MemoryError):  # what Python says of a text with too many brackets
+        raise refusal("dtype") from None
+
+
+def torch_dtype(text: Any) -> torch.dtype:
+    """Return the dtype of torch of that name."""
+    dtype = getattr(torch, text, None) if isinstance(text, str) else None
+    if not isinstance(dtype, torch.dtype):
+        raise refusal("dtype")
+    return dtype
+
+
+def is_own_tensor(class_: type) -> bool:
+    """Return whether a class of tensors is a user's, and no wrapper of other tensors."""
+    is_wrapper = class_.__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return class_.__module__.partition(".")[0] not in LIBRARIES and not is_wrapper
+
+
+class TensorKind(Kind):
+    """A tensor; one of a user's class has attributes, which are its parts."""
+
+    name = "tensor"
+
+    def take(self, value):
+        """Return the names and the values of the attributes."""
+        return (
+            (list(vars(value)), list(vars(value).values()))
+            if is_own_tensor(type(value))
+            else ([], [])
+        )
+
+    def step(self, note, parts, index):
+        """Return the attribute's name."""
+        return f".{note[index]}"
+
+    def mark(self, value):
+        """Return a hash of the values."""
+        return fingerprints.of_tensor(value)
+
+    def content(self, value):
+        """Return the values, on the CPU, and what else the tensor is."""
+        if (
+            value.is_nested
+            or value.is_meta
+            or isinstance(value, nn.parameter.UninitializedTensorMixin)
+        ):
+            raise NotSaved(f"{kind_text(value)} without values that can be read")
+        if value.numel() > MAX_SAVED:
+            raise NotSaved(f"tensor of {value.numel():,} elements")
+        try:
+            values = fingerprints.plain(value).to("cpu", copy=True)
+        except (NotImplementedError, RuntimeError):
+            raise NotSaved(kind_text(value)) from None
+        content = {"values": values}
+        if value.device.type != "cpu":
+            content["device"] = value.device.type
+        if value.grad_fn is not None:
+            content["calculated"] = True
+        elif value.requires_grad:
+            content["requires_grad"] = True
+        return content
+
+    def note_of_new(self, value, note):
+        """Return the names of the attributes, and the class."""
+        class_ = type(value)
+        if class_ is not Tensor and class_ is not nn.Parameter and not is_own_tensor(class_):
+            raise NotSaved(kind_text(value))
+        return [class_name(class_), *note]
+
+    def make(self, note, content, classes):
+        """Return a tensor with these values."""
+        values = content["values"]
+        if not isinstance(values, Tensor):
+            raise refusal(self.name)
+        tensor = values.clone()
+        if isinstance(device := content.get("device"), str):
+            tensor = on_device(tensor, device)
+        return as_class(tensor, note[0], content, classes)
+
+    def fill(self, value, note, parts, content):
+        """Copy the values, and set the attributes."""
+        if content is not None:
+            copy_values(value, content["values"])
+        if note and is_own_tensor(type(value)):
+            vars(value).update(zip(note[-len(parts) :] if parts else [], parts, strict=True))
+
+
+def as_class(tensor: Tensor, name: Any, content: Any, classes: Any) -> Tensor:
+    """Return a tensor as one of that class, which may require a gradient."""
+    requires_grad = content.get("requires_grad") is True
+    if name == class_name(nn.Parameter):
+        return nn.Parameter(tensor, requires_grad=requires_grad)
+    if name != class_name(Tensor):
+        class_ = known_class(classes, name)
+        if not issubclass(class_, Tensor) or not is_own_tensor(class_):
+            raise refusal(name)
+        tensor = tensor.as_subclass(class_)
+    if "calculated" in content:
+        with torch.enable_grad():  # a leaf could not be changed in place
+            return tensor.requires_grad_().clone()
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+@torch.no_grad()
+def copy_values(tensor: Tensor, values: Any) -> None:
+    """Give a tensor that is there other values, in place."""
+    if not isinstance(values, Tensor):
+        raise refusal("tensor")
+    if (tensor.shape, tensor.dtype, tensor.layout) == (values.shape, values.dtype, values.layout):
+        try:
+            tensor.detach().copy_(values)
+        except RuntimeError:  # its elements share memory (expand), or it is an inference tensor
+            tensor.data = values.to(tensor.device)
+    else:  # a user has set its data
+        tensor.data = values.to(tensor.device)
+
+
+class ArrayKind(Kind):
+    """An array of numpy; the objects in one are its parts."""
+
+    name = "array"
+
+    def take(self, value):
+        """Return the shape, and the elements of an array of objects."""
+        return (
+            (list(value.shape), value.ravel().tolist()) if value.dtype.kind == "O" else (None, [])
+        )
+
+    def mark(self, value):
+        """Return a hash of the values; a memory map is in a file."""
+        return b"" if isinstance(value, np.memmap) else fingerprints.of_array(value)
+
+    def content(self, value):
+        """Return the values."""
+        if type(value) is not np.ndarray:
+            raise NotSaved(kind_text(value))
+        if value.size > MAX_SAVED:
+            raise NotSaved(f"array of {value.size:,} elements")
+        if value.dtype.kind == "O":
+            return None
+        if not is_readable(value.dtype):
+            raise NotSaved(f"array of {value.dtype}")
+        form = {"dtype": dtype_text(value.dtype), "shape": list(value.shape)}
+        content = np.ascontiguousarray(value).reshape(-1).view(np.uint8) if value.size else value
+        return form | {"values": torch.from_numpy(content.copy()) if value.size else torch.empty(0)}
+
+    def make(self, note, content, classes):
+        """Return an array with these values; one of objects is filled later."""
+        if content is None:
+            return np.empty(note, dtype=object) if np.prod(note) <= MAX_SAVED else refusal("array")
+        return array_of(content).copy()
+
+    def fill(self, value, note, parts, content):
+        """Copy the values."""
+        if content is not None:
+            value[...] = array_of(content)
+        elif note is not None and value.shape == tuple(note) and value.size == len(parts):
+            for place, part in zip(np.ndindex(value.shape), parts, strict=True):
+                value[place] = part
+
+
+def array_of(content: Any) -> np.ndarray:
+    """Return the array that `ArrayKind.content` has written."""
+    dtype = dtype_of(content["dtype"])
+    values = content["values"]
+    if dtype.hasobject or not isinstance(values, Tensor):
+        raise refusal("array")
+    if not values.numel():
+        shape = content["shape"]
+        if np.prod(shape):
+            raise refusal("array")
+        return np.empty(shape, dtype)
+    return (
+        values.contiguous().numpy().view(np.uint8).reshape(-1).view(dtype).reshape(content["shape"])
+    )

@@ -1,0 +1,368 @@
+"""Objects with attributes: a user's, modules, functions with what they have closed over."""
+
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping
+from inspect import getattr_static
+from typing import Any
+
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.core.mixins import HyperparametersMixin
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import Metric
+
+from sagemaker_lightning.compat.torch_modules import (
+    buffers,
+    children,
+    parameters,
+    unsaved_buffers,
+)
+from sagemaker_lightning.state.graph.kinds.base import (
+    Kind,
+    NotSaved,
+    class_name,
+    kind_text,
+    known_class,
+    refusal,
+)
+from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
+from sagemaker_lightning.state.object_graph import (
+    GENERATORS,
+    LIGHTNINGS,
+    attributes,
+    has_place_for,
+    is_library_class,
+    namespace,
+    owner_of,
+)
+
+HYPERPARAMETERS = "_hparams"
+"""The attribute with the hyperparameters that Lightning saves; it restores no later changes."""
+SPACES: dict[str, tuple[Callable[[nn.Module], dict], type]] = {
+    "parameter": (parameters, nn.Parameter),
+    "buffer": (buffers, Tensor),
+    "module": (children, nn.Module),
+}
+"""Where a module has its parameters, buffers and modules, and what they are."""
+BASES = (OrderedDict, dict, list, set, deque)
+"""Python's containers of which a user's class may be one."""
+MADE_BY_THE_PROGRAM = (
+    LightningModule,
+    LightningDataModule,
+    Callback,
+    Trainer,
+    Optimizer,
+    Metric,
+)
+"""Classes of which no object is made of a record."""
+
+
+def base_of(value: Any) -> type | None:
+    """Return which of Python's containers an object is; None if it is none."""
+    return next((base for base in BASES if isinstance(value, base)), None)
+
+
+class ObjectKind(Kind):
+    """An object with attributes, which may be a container besides.
+
+    Its note has the names of its attributes. Those of a module's parameters, buffers and modules
+    have a word before them. Of an object of the start, a record has what has changed alone.
+    """
+
+    name = "object"
+
+    def take(self, value):
+        """Return the names and values of the attributes, and what the container holds."""
+        object_ = owner_of(value)
+        base = base_of(object_)
+        members = {} if base and is_library_class(type(object_)) else attributes(value)
+        if isinstance(object_, HyperparametersMixin) and HYPERPARAMETERS in namespace(object_):
+            members[HYPERPARAMETERS] = namespace(object_)[HYPERPARAMETERS]
+        names = list(members)
+        parts = list(members.values())
+        if isinstance(object_, nn.Module) and value is object_:
+            for space, (members_of, _) in SPACES.items():
+                names += [f"{space} {name}" for name in members_of(object_)]
+                parts += members_of(object_).values()
+        if base:
+            parts += CONTAINERS[base].take(object_)[1]
+        return names, parts
+
+    def step(self, note, parts, index):
+        """Return the name of an attribute or an element."""
+        if index < len(note):
+            return f".{note[index].rpartition(' ')[2]}"
+        return f"[{index - len(note)}]"
+
+    def difference(
+        self, start: Any, node: Any, is_same: Callable, touched: Collection[str] = ()
+    ) -> tuple[dict, list] | None:
+        """Return what a record has of an object of the start; None if nothing has changed.
+
+        Args:
+            start: The object's node at the start.
+            node: Its node now.
+            is_same: Returns whether two parts are the same.
+            touched: The names of attributes that are written even if they have not changed.
+        """
+        before = dict(zip(start.note, start.parts, strict=False))
+        now = dict(zip(node.note, node.parts, strict=False))
+        absent = object()
+        changed = [
+            name
+            for name in now
+            if name in touched or not is_same(before.get(name, absent), now[name])
+        ]
+        content = node.parts[len(node.note) :]
+        content_before = start.parts[len(start.note) :]
+        note: dict[str, Any] = {"names": changed}
+        parts = [now[name] for name in changed]
+        if list(before) != list(now):
+            note["order"] = list(now)
+            note["gone"] = [name for name in before if name not in now]
+        if len(content) != len(content_before) or not all(map(is_same, content_before, content)):
+            note["elements"] = len(content)
+            parts += content
+        return (note, parts) if changed or len(note) > 1 else None
+
+    def note_of_new(self, value, note):
+        """Return the class and the names of the attributes."""
+        class_ = type(value)
+        if isinstance(value, MADE_BY_THE_PROGRAM) or owner_of(value) is not value:
+            raise NotSaved(kind_text(value))
+        try:
+            empty(class_)
+        except TypeError:
+            raise NotSaved(kind_text(value)) from None
+        made: dict[str, Any] = {"class": class_name(class_), "names": note}
+        if isinstance(value, nn.Module):
+            made["training"] = value.training
+            made["unsaved"] = sorted(unsaved_buffers(value))
+        return made
+
+    def make(self, note, content, classes):
+        """Return an object without attributes; the code of its class does not run."""
+        class_ = known_class(classes, note["class"])
+        if issubclass(class_, MADE_BY_THE_PROGRAM):
+            raise refusal(note["class"])
+        made = empty(class_)
+        if isinstance(made, nn.Module):
+            nn.Module.__init__(made)
+            made.training = note["training"] is True
+        return made
+
+    def fill(self, value, note, parts, content):
+        """Set attributes, and replace what the container holds."""
+        object_ = owner_of(value)
+        names = note["names"]
+        if "gone" in note:
+            remove(value, note["gone"])
+        for name, part in zip(names, parts, strict=False):
+            set_member(value, name, part)
+        if "order" in note:
+            bring_in_order(value, note["order"])
+        if "unsaved" in note and isinstance(object_, nn.Module):
+            unsaved_buffers(object_).update(set(note["unsaved"]) & buffers(object_).keys())
+        base = base_of(object_)
+        if base and ("elements" in note or "class" in note):
+            elements = parts[len(names) :]
+            CONTAINERS[base].fill(object_, None, elements, None)
+
+
+def empty(class_: type) -> Any:
+    """Return an object of a class without running the class's code."""
+    base = next((base for base in BASES if issubclass(class_, base)), object)
+    return base.__new__(class_)
+
+
+def set_member(owner: Any, name: Any, value: Any) -> None:
+    """Set an attribute, if encoding would have saved it at that place.
+
+    Args:
+        owner: The object, or what stands for what was added to it.
+        name: The attribute's name, with a word before it for a module's own members.
+        value: The value.
+    """
+    object_ = owner_of(owner)
+    space, _, member = name.rpartition(" ")
+    if space in SPACES and isinstance(object_, nn.Module):
+        members_of, class_ = SPACES[space]
+        members = members_of(object_)
+        is_new = member not in members and getattr_static(object_, member, None) is not None
+        if "." not in member and not is_new and (value is None or isinstance(value, class_)):
+            members[member] = value
+        return
+    if not has_place_for(owner, name, value):
+        return
+    slot = getattr_static(type(object_), name, None)
+    if isinstance(slot, types.MemberDescriptorType):
+        object.__setattr__(object_, name, value)  # even if its class is frozen
+    elif hasattr(object_, "__dict__"):
+        object_.__dict__[name] = value
+
+
+def remove(owner: Any, gone: list) -> None:
+    """Remove attributes, of those that encoding would save."""
+    object_ = owner_of(owner)
+    names, _ = ObjectKind().take(owner)
+    for name in set(names) & set(gone):
+        space, _, member = name.rpartition(" ")
+        if space in SPACES:
+            SPACES[space][0](object_).pop(member, None)
+        elif name in namespace(object_):
+            del object_.__dict__[name]
+        elif hasattr(object_, name):
+            object.__delattr__(object_, name)
+
+
+def bring_in_order(owner: Any, order: list) -> None:
+    """Bring the attributes that encoding would save in an order."""
+    variables = namespace(owner_of(owner))
+    names = set(ObjectKind().take(owner)[0])
+    for name in order:
+        if name in names and name in variables:
+            variables[name] = variables.pop(name)
+
+
+class FunctionKind(ObjectKind):
+    """A function of a user's: the cells that it has closed over, its defaults, its attributes."""
+
+    name = "function"
+
+    def take(self, value):
+        """Return the attributes; then cells and defaults, which are the function's for good."""
+        names = list(vars(value))
+        parts = list(vars(value).values())
+        fixed = [
+            *zip(value.__code__.co_freevars, value.__closure__ or (), strict=True),
+            *((f"defaults{n}", part) for n, part in enumerate(value.__defaults__ or ())),
+            *(value.__kwdefaults__ or {}).items(),
+        ]
+        return [*names, *(f"fixed {name}" for name, _ in fixed)], [*parts, *(p for _, p in fixed)]
+
+    def difference(self, start, node, is_same, touched=()):
+        """Return the attributes that have changed."""
+        changes = super().difference(start, node, is_same, touched)
+        if changes is None:
+            return None
+        note, parts = changes
+        kept = [n for n, name in enumerate(note["names"]) if not name.startswith("fixed ")]
+        if not kept and "order" not in note:
+            return None
+        return note | {"names": [note["names"][n] for n in kept]}, [parts[n] for n in kept]
+
+    def note_of_new(self, value, note):
+        """Refuse: a function made while training is of the program."""
+        raise NotSaved(kind_text(value))
+
+    def fill(self, value, note, parts, content):
+        """Set attributes."""
+        variables = vars(value)
+        for name in note.get("gone", ()):
+            variables.pop(name, None)
+        for name, part in zip(note["names"], parts, strict=True):
+            if isinstance(name, str) and not name.startswith(("__", "fixed ")):
+                variables[name] = part
+
+
+class CellKind(Kind):
+    """A variable that functions have closed over."""
+
+    name = "cell"
+
+    def take(self, value):
+        """Return the variable's value, if it has one."""
+        return None, [] if value == types.CellType() else [value.cell_contents]
+
+    def step(self, note, parts, index):
+        """Return nothing: a cell has the name of its variable."""
+        return "()"
+
+    def note_of_new(self, value, note):
+        """Refuse: a function made while training is of the program."""
+        raise NotSaved(kind_text(value))
+
+    def fill(self, value, note, parts, content):
+        """Set the variable."""
+        if parts:
+            (value.cell_contents,) = parts
+        else:
+            del value.cell_contents
+
+
+class MethodKind(Kind):
+    """A bound method: its object and its function; its note is its name."""
+
+    name = "method"
+    fills = False
+
+    def take(self, value):
+        """Return the object and the function."""
+        return value.__func__.__name__ if hasattr(value.__func__, "__name__") else "", [
+            value.__self__,
+            value.__func__,
+        ]
+
+    def step(self, note, parts, index):
+        """Return the attribute's name."""
+        return (".__self__", ".__func__")[index]
+
+    def note_of_new(self, value, note):
+        """Return the name, by which the class of the object has the function."""
+        static = getattr_static(type(value.__self__), note, None)
+        is_own = isinstance(static, types.FunctionType) and static is value.__func__
+        if not is_own or note.startswith("__"):
+            raise NotSaved(kind_text(value))
+        return note
+
+    def build(self, note, parts, classes):
+        """Return the method of that name of the object."""
+        (owner,) = parts
+        static = getattr_static(type(owner), note, None) if isinstance(note, str) else None
+        if not isinstance(static, types.FunctionType) or note.startswith("__"):
+            raise refusal(note)
+        return types.MethodType(static, owner)
+
+
+class ReferenceKind(Kind):
+    """What is of the program itself and only referred to: a class, a library's object."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def take(self, value):
+        """Return the object of a built-in method, and the generators in a library's object."""
+        if isinstance(value, types.BuiltinFunctionType):
+            owner = value.__self__
+            is_method = owner is not None and not isinstance(owner, (types.ModuleType, type))
+            return [".__self__"] * is_method, [owner] * is_method
+        if self.name == "class" or type(value).__module__.startswith(LIGHTNINGS):
+            return [], []
+        found = {
+            f".{name}": member
+            for name, member in namespace(value).items()
+            if isinstance(member, GENERATORS)
+        }
+        return list(found), list(found.values())
+
+    def step(self, note, parts, index):
+        """Return the attribute's name."""
+        return note[index]
+
+    def note_of_new(self, value, note):
+        """Refuse: what was made while training is not there again."""
+        raise NotSaved(kind_text(value))
+
+
+def classes_of_module(names: Mapping[str, Any]) -> dict[str, type]:
+    """Return the classes, by name, that a user's module has, and those within these."""
+    classes: dict[str, type] = {}
+    stack = [value for value in names.values() if isinstance(value, type)]
+    while stack:
+        class_ = stack.pop()
+        name = class_name(class_)
+        if name not in classes and not is_library_class(class_):
+            classes[name] = class_
+            stack += [value for value in vars(class_).values() if isinstance(value, type)]
+    return classes

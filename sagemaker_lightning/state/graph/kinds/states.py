@@ -1,0 +1,168 @@
+"""Objects with a state of their own and no attributes: generators, counters, shared numbers."""
+
+import itertools
+import multiprocessing.sharedctypes
+import random
+from array import array
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sagemaker_lightning.state import generators
+from sagemaker_lightning.state.graph import fingerprints
+from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, kind_text, refusal
+
+ENGINES = "PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"
+"""The engines of numpy's generators."""
+MAX_DEPTH = 8
+
+
+def to_record(value: Any) -> Any:
+    """Return a generator's state in numbers, text, tensors, lists and dicts with text keys."""
+    if isinstance(value, tuple):
+        return {"tuple": [to_record(element) for element in value]}
+    if isinstance(value, dict):
+        return {"dict": {key: to_record(element) for key, element in value.items()}}
+    if isinstance(value, np.ndarray):
+        return {"array": torch.from_numpy(value.astype(np.int64)), "dtype": value.dtype.str}
+    if isinstance(value, np.generic):
+        return value.item()
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def of_record(value: Any, depth: int = 0) -> Any:
+    """Return the state that `to_record` was given."""
+    if not isinstance(value, dict) or depth > MAX_DEPTH:
+        return value
+    if "tuple" in value:
+        return tuple(of_record(element, depth + 1) for element in value["tuple"])
+    if "array" in value:
+        return value["array"].numpy().astype(value["dtype"])
+    return {key: of_record(element, depth + 1) for key, element in value["dict"].items()}
+
+
+class GeneratorKind(Kind):
+    """A generator of random numbers; those of the process are seeded elsewhere."""
+
+    name = "generator"
+
+    def mark(self, value):
+        """Return a hash of the state."""
+        if generators.is_global(value):
+            return b""
+        state = generators.state_of(value)
+        if isinstance(state, Tensor):
+            return fingerprints.of_tensor(state)
+        return fingerprints.of_bytes(repr(_readable(state)).encode())
+
+    def content(self, value):
+        """Return the state."""
+        return to_record(generators.state_of(value))
+
+    def note_of_new(self, value, note):
+        """Return the class of the generator or of its engine."""
+        if type(value) is np.random.Generator:
+            name = type(value.bit_generator).__name__
+            if name in ENGINES:
+                return name
+        if type(value) in (random.Random, np.random.RandomState):
+            return type(value).__name__
+        if type(value) is torch.Generator and value.device.type == "cpu":
+            return "torch"
+        raise NotSaved(kind_text(value))
+
+    def make(self, note, content, classes):
+        """Return a generator of that class."""
+        if note in ENGINES:
+            return np.random.Generator(getattr(np.random, note)())
+        made = {
+            "Random": random.Random,
+            "RandomState": np.random.RandomState,
+            "torch": torch.Generator,
+        }
+        return made[note]()
+
+    def fill(self, value, note, parts, content):
+        """Set the state."""
+        generators.restore(value, of_record(content))
+
+
+def _readable(state: Any) -> Any:
+    """Return a state with the numbers of its arrays, of which a long array's text has but a few."""
+    if isinstance(state, dict):
+        return {key: _readable(value) for key, value in state.items()}
+    return state.tolist() if isinstance(state, np.ndarray) else state
+
+
+class BytesKind(Kind):
+    """An object whose content is bytes that are written in place: a bytearray, a shared number."""
+
+    name = "bytes"
+
+    def mark(self, value):
+        """Return a hash of the bytes."""
+        return fingerprints.of_bytes(bytes(memory_of(value)))
+
+    def content(self, value):
+        """Return the bytes."""
+        return bytes(memory_of(value))
+
+    def note_of_new(self, value, note):
+        """Return the kind of the object."""
+        if type(value) is bytearray:
+            return "bytearray"
+        if type(value) is array:
+            return value.typecode
+        raise NotSaved(kind_text(value))
+
+    def make(self, note, content, classes):
+        """Return such an object with its content."""
+        if not isinstance(content, bytes):
+            raise refusal(self.name)
+        return bytearray(content) if note == "bytearray" else array(note, content)
+
+    def fill(self, value, note, parts, content):
+        """Replace the bytes."""
+        if not isinstance(content, bytes):
+            raise refusal(self.name)
+        if type(value) is bytearray:
+            value[:] = content
+        elif type(value) is array:
+            value[:] = array(value.typecode, content)
+        else:
+            memory_of(value)[:] = content  # of the same length, or it is refused
+
+
+def memory_of(value: Any) -> memoryview:
+    """Return the memory of an object that is a buffer, or that shares one between processes."""
+    if isinstance(value, multiprocessing.sharedctypes.SynchronizedBase):
+        value = value.get_obj()
+    return memoryview(value).cast("B")
+
+
+class CountKind(Kind):
+    """An itertools.count, which no code sets back: another one takes its place."""
+
+    name = "count"
+    fills = False
+
+    def take(self, value):
+        """Return the next number and the step."""
+        _, numbers = value.__reduce__()
+        start, step = (*numbers, 1)[:2]
+        return [start, step], []
+
+    def note_of_new(self, value, note):
+        """Return the numbers."""
+        if not {int, float}.issuperset(map(type, note)):
+            raise NotSaved(kind_text(value))
+        return note
+
+    def build(self, note, parts, classes):
+        """Return a count from there."""
+        start, step = note
+        if type(start) not in (int, float) or type(step) not in (int, float):
+            raise refusal(self.name)
+        return itertools.count(start, step)

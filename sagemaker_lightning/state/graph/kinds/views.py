@@ -1,0 +1,78 @@
+"""Tensors and arrays made while training that share their memory with others."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sagemaker_lightning.state.graph.kinds.base import Kind, refusal
+from sagemaker_lightning.state.graph.kinds.memory import dtype_of, dtype_text
+
+
+def owner_of_array(array: np.ndarray) -> np.ndarray | None:
+    """Return the array that has the memory of an array; None if it is no plain array's."""
+    while array.base is not None:
+        if not isinstance(array.base, np.ndarray):
+            return None
+        array = array.base
+    is_plain = type(array) is np.ndarray and array.flags.c_contiguous and not array.dtype.hasobject
+    return array if is_plain else None
+
+
+def address(array: np.ndarray) -> int:
+    """Return the address of an array's first element."""
+    return array.__array_interface__["data"][0]
+
+
+class TensorViewKind(Kind):
+    """A view of another tensor, such as a weight; its note says where it lies."""
+
+    name = "view"
+    fills = False
+
+    def build(self, note, parts, classes):
+        """Return the view."""
+        (base,) = parts
+        offset, shape, stride = note
+        if not isinstance(base, Tensor) or base.layout != torch.strided:
+            raise refusal(self.name)
+        view = base.detach().as_subclass(Tensor).as_strided(shape, stride, offset)
+        if view.numel() * view.itemsize > base.untyped_storage().nbytes():
+            raise refusal(self.name)
+        return view
+
+
+class ArrayViewKind(Kind):
+    """A view of another array; its note says where it lies."""
+
+    name = "array view"
+    fills = False
+
+    def build(self, note, parts, classes):
+        """Return the view."""
+        (base,) = parts
+        owner = owner_of_array(base) if isinstance(base, np.ndarray) else None
+        dtype = dtype_of(note["dtype"])
+        if owner is None or dtype.hasobject:
+            raise refusal(self.name)
+        memory = owner.reshape(-1).view(np.uint8)
+        view = np.ndarray(note["shape"], dtype, memory, note["offset"], note["strides"])
+        if view.nbytes > memory.nbytes:
+            raise refusal(self.name)
+        return view
+
+
+def place_in_tensor(tensor: Tensor) -> list:
+    """Return where a view lies in its storage."""
+    return [tensor.storage_offset(), list(tensor.shape), list(tensor.stride())]
+
+
+def place_in_array(array: np.ndarray, owner: np.ndarray) -> dict[str, Any]:
+    """Return where a view lies in the array that has its memory."""
+    return {
+        "dtype": dtype_text(array.dtype),
+        "offset": address(array) - address(owner),
+        "shape": list(array.shape),
+        "strides": list(array.strides),
+    }

@@ -1,0 +1,174 @@
+"""What a program makes again at each start: the objects by path, and what they held then."""
+
+import gc
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sagemaker_lightning.state.graph import fingerprints
+from sagemaker_lightning.state.graph.kinds.base import class_name
+from sagemaker_lightning.state.graph.kinds.objects import SPACES, classes_of_module
+from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, Node, key_of, scan
+from sagemaker_lightning.state.object_graph import LIGHTNINGS, is_own_module, owner_of
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause Python's garbage collector, which else looks at each of 100,000 new lists twice."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class Start:
+    """The objects that are reached from roots at the start of training, and their content.
+
+    A resumed program makes them again, each under the same path. A record refers to them by their
+    paths, and has content only of those that have changed since.
+
+    Args:
+        roots: The objects to start from, by name.
+        skip: Classes whose objects are not entered.
+        generators: Whether the states of generators of random numbers count as content.
+    """
+
+    def __init__(self, roots: Mapping[str, Any], skip: tuple = (), generators: bool = True) -> None:
+        self.skip = skip
+        self.generators = generators
+        self.nodes: dict[int, Node] = {}
+        self.paths: dict[int, str] = {}
+        self.tensors: dict[str, tuple[nn.Module, str, str]] = {}
+        """Where the parameters and buffers of modules are: module, space and name."""
+        self.optimizers: dict[str, Optimizer] = {}
+        self.include(roots)
+
+    def include(self, roots: Mapping[str, Any]) -> None:
+        """Take in roots that were made since, such as loaders, as their program makes them again.
+
+        Args:
+            roots: The objects by name; those that are known stay as they are.
+        """
+        new_roots = {name: root for name, root in roots.items() if key_of(root) not in self.nodes}
+        if new_roots:
+            self._add(scan(new_roots, self.skip), {})
+        for name, root in roots.items():
+            if isinstance(optimizer := owner_of(root), Optimizer):
+                self.optimizers[name] = optimizer
+
+    def mark_again(self, roots: Mapping[str, Any], made: Mapping[int, Any]) -> None:
+        """Take the present content as that at the start, and take in what was made since.
+
+        An object keeps the path by which it was known first.
+
+        Args:
+            roots: The objects to start from, by name.
+            made: Objects, by what they are known, that a program does not make again at its start.
+        """
+        self.optimizers.clear()
+        self._add(scan(roots, self.skip), made)
+        self.include(roots)
+
+    def _add(self, nodes: dict[int, Node], made: Mapping[int, Any]) -> None:
+        """Take in nodes, and mark the content of those that are known anew."""
+        holders = {path: key for key, path in self.paths.items()}
+        first_seen = nodes.keys() - self.paths.keys() - made.keys()
+        paths: dict[int, str] = {}
+        for key, node in nodes.items():
+            if key not in self.paths:
+                path = node.index
+                if (parent := node.parent) is not None:
+                    step = parent.kind.step(parent.note, parent.parts, node.index)
+                    path = paths[key_of(parent.value)] + step
+            paths[key] = self.paths.get(key) or path
+            if key in made:
+                continue
+            if key not in self.paths:
+                while (holder := holders.get(path)) is not None and holder in nodes:
+                    path += "'"
+                if holder is not None:
+                    del self.nodes[holder], self.paths[holder]
+                holders[path] = key
+                self.paths[key] = paths[key] = path
+            self.nodes[key] = node
+        self.__dict__.pop("by_path", None)
+        self.__dict__.pop("classes", None)
+        for key, node in nodes.items():
+            object_ = owner_of(node.value)
+            # What a module gets later is content: another start of the program has not got it.
+            if key in first_seen and isinstance(object_, nn.Module) and node.value is object_:
+                path = self.paths[key]
+                for space in ("parameter", "buffer"):
+                    for name, tensor in SPACES[space][0](object_).items():
+                        if tensor is not None:
+                            self.tensors[f"{path}.{name}"] = object_, space, name
+        saved_by_others = set(map(id, self.saved_by_others().values()))
+        for key, node in nodes.items():
+            if key not in saved_by_others and key not in made:
+                node.mark = node.mark or self.mark(node)
+
+    def mark(self, node: Node) -> bytes:
+        """Return bytes that tell whether the content of an object has changed."""
+        if node.kind is GENERATOR and not self.generators:
+            return b""
+        if node.kind is not LIBRARYS:
+            return node.kind.mark(node.value)
+        class_ = type(node.value)
+        has_state = hasattr(class_, "state_dict") and hasattr(class_, "load_state_dict")
+        if has_state or class_.__module__.startswith(LIGHTNINGS):  # saved elsewhere
+            return b""
+        return fingerprints.of_object(node.value, self.nodes)
+
+    def saved_by_others(self) -> dict[str, Tensor]:
+        """Return the tensors that a checkpoint has besides, by name.
+
+        They are the parameters and buffers of the modules of the start, and what optimizers keep.
+        """
+        found = {
+            name: tensor
+            for name, (module, space, own_name) in self.tensors.items()
+            if isinstance(tensor := SPACES[space][0](module).get(own_name), Tensor)
+        }
+        for name, optimizer in self.optimizers.items():
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            for index, parameter in enumerate(parameters):
+                state = optimizer.state.get(parameter, {})
+                for entry, tensor in state.items() if isinstance(state, dict) else ():
+                    if isinstance(tensor, Tensor):
+                        found[f"{name}.state.{index}.{entry}"] = tensor
+        return found
+
+    @cached_property
+    def by_path(self) -> dict[str, Node]:
+        """The nodes by path."""
+        found: dict[str, Node] = {}
+        for key, node in self.nodes.items():
+            found[self.paths[key]] = node
+        return found
+
+    @cached_property
+    def classes(self) -> dict[str, type]:
+        """The classes of which a record may have new objects, by name.
+
+        They are those of the objects of the start, and those that the user's own modules have in
+        which these are defined.
+        """
+        found: dict[str, type] = {}
+        modules: set[str] = set()
+        for class_ in {type(owner_of(node.value)) for node in self.nodes.values()}:
+            found[class_name(class_)] = class_
+            modules |= {
+                base.__module__ for base in class_.__mro__ if is_own_module(base.__module__)
+            }
+        for name in sorted(modules):
+            if (module := sys.modules.get(name)) is not None:
+                found = classes_of_module(vars(module)) | found
+        return found

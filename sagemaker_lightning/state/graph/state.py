@@ -1,0 +1,259 @@
+"""The state of a user's objects over a run: marked at the start, saved, restored, compared."""
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from sagemaker_lightning.state.graph import fingerprints
+from sagemaker_lightning.state.graph.decoding import Restored, restore
+from sagemaker_lightning.state.graph.encoding import Unsaved, encode, values_changed
+from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, OBJECT, TENSOR, Node, key_of, scan
+from sagemaker_lightning.state.graph.start import Start
+
+ORDERLESS = "set", "frozenset"
+MAX_NUMBERS = 1 << 16
+"""Numbers, at most, of a list of which a hash is taken."""
+
+
+class GraphState:
+    """The state of the objects that are reached from roots.
+
+    Only what has changed since `mark` is saved: the program makes again what was there at the
+    start, and a resumed run may rightly have another value there, such as the name of a folder.
+
+    Args:
+        roots: Returns the objects to start from, by name.
+    """
+
+    def __init__(self, roots: Callable[[], Mapping[str, Any]]) -> None:
+        self.roots = roots
+        self.start: Start | None = None
+        self.made: dict[int, Any] = {}
+        """Objects that the program does not make again at its start, by what they are known."""
+        self.touched: dict[int, set[str] | None] = {}
+        """Objects, by what they are known, that count as changed, or which of their attributes."""
+        self.unsaved: list[Unsaved] = []
+        """What has changed, and is not in the newest record."""
+        self.reordered: set[str] = set()
+        """Restored sets whose elements come in another order than before."""
+        self.restored: tuple[Mapping[str, Any], list[Any]] | None = None
+
+    def begin(self) -> Start:
+        """Return the start; take the present state as it, if there is none."""
+        if self.start is None:
+            self.start = Start(self.roots(), generators=False)
+        return self.start
+
+    def mark(self) -> None:
+        """Take the present state as the one at the start."""
+        self.begin().mark_again(self.roots(), self.made)
+
+    def include(self) -> None:
+        """Take in roots that the program has just made anew, such as loaders."""
+        self.begin().include(self.roots())
+
+    def changes(self) -> dict[tuple[int, str], Any]:
+        """Return what has changed since `mark`: by what the object is known and name, the value."""
+        return values_changed(self.roots(), self.begin())
+
+    def touch(self, changes: Mapping[tuple[int, str], Any]) -> None:
+        """Count values as changed from now on, with all that they hold.
+
+        Args:
+            changes: Some of what `changes` returned.
+        """
+        for (key, name), value in changes.items():
+            self._touch(key, name)
+            reached = scan({"": value}).items()
+            self.touched |= {each: None for each, node in reached if node.kind is not OBJECT}
+
+    def _touch(self, key: int, name: str) -> None:
+        """Count an object, or one of its attributes, as changed from now on."""
+        names = self.touched.setdefault(key, set() if name else None)
+        if name and names is not None:
+            names.add(name)
+        elif not name:
+            self.touched[key] = None
+
+    def touch_all(self) -> None:
+        """Count all that has changed since `mark` as changed from now on."""
+        known = self.begin().nodes
+        nodes = scan(self.roots())
+        self.made |= {key: node.value for key, node in nodes.items() if key not in known}
+        for key, name in self.changes():
+            self._touch(key, name)
+
+    def encode(self) -> dict[str, Any]:
+        """Return a record of what has changed since `mark`, or was touched."""
+        record, self.unsaved = encode(self.roots(), self.begin(), self.touched)
+        return record
+
+    def restore(
+        self,
+        record: Mapping[str, Any],
+        accept: Callable[[list], list | None] = lambda node: node,
+    ) -> Restored:
+        """Restore what `encode` returned; it counts as changed from now on.
+
+        Args:
+            record: The record. If it is restored again, its new objects stay the same.
+            accept: Returns what is restored of a node of the start; None for nothing.
+        """
+        made = self.restored[1] if self.restored and self.restored[0] is record else []
+        restored = restore(self.roots(), self.begin(), record, accept, made)
+        self.restored = record, restored.made
+        self.made |= {key_of(each): each for each in restored.made if each is not None}
+        for key, names in restored.filled.items():
+            before = self.touched.get(key, set())
+            is_whole = names is None or before is None
+            self.touched[key] = None if is_whole else before | set(names)
+        self.reordered |= set(restored.reordered)
+        return restored
+
+    def numbers(self, changed: Collection[str]) -> dict[str, bytes]:
+        """Return a hash of the arrays and numbers of each attribute of the start that has some.
+
+        The hash is the same in another process. Single numbers are left out.
+
+        Args:
+            changed: The names of what has changed; attributes that hold such are left out.
+        """
+        start = self.begin()
+        saved_by_others = set(map(id, start.saved_by_others().values()))
+        marks: dict[str, list[bytes]] = {}
+        left_out = set()
+        for key, node in start.nodes.items():
+            if key in saved_by_others:
+                continue
+            found = {}
+            if node.kind in (TENSOR, ARRAY):
+                found[""] = node.mark
+            elif node.kind is KINDS["list"] and _are_numbers(node.parts):
+                found[""] = repr(node.parts).encode()
+            elif node.kind is OBJECT:
+                found = {
+                    f".{name}": repr(part).encode()
+                    for name, part in zip(node.note, node.parts, strict=False)
+                    if type(part) is tuple and _are_numbers(part)
+                }
+            for name, mark in found.items():
+                attribute = _attribute_of(node, start) + name
+                marks.setdefault(attribute, []).append(mark)
+                if start.paths[key] in changed or attribute in changed:
+                    left_out.add(attribute)
+        return {
+            name: fingerprints.of_bytes(b" ".join(found))
+            for name, found in marks.items()
+            if name not in left_out and all(found)
+        }
+
+    def are_arrays(self, path: str) -> bool:
+        """Return whether the object at a path of the start is one array or tensor."""
+        node = self.begin().by_path.get(path)
+        return node is not None and node.kind in (TENSOR, ARRAY)
+
+
+def _attribute_of(node: Node, start: Start) -> str:
+    """Return the path of the attribute in which an object is."""
+    while node.kind is not OBJECT and node.parent is not None and node.parent.kind is not OBJECT:
+        node = node.parent
+    return start.paths.get(key_of(node.value), node.path)
+
+
+def _are_numbers(values: Any) -> bool:
+    return 0 < len(values) <= MAX_NUMBERS and all(
+        isinstance(value, (int, float, np.number)) for value in values
+    )
+
+
+def nodes_of(record: Mapping[str, Any]) -> list[list]:
+    """Return the nodes of a record, with numbers in place of tensors."""
+    return json.loads(record["nodes"])
+
+
+def without(record: Mapping[str, Any], root: str) -> dict[str, Any]:
+    """Return a record without the objects of the start whose paths begin like this."""
+    # Others refer to nodes by their numbers.
+    nodes = [
+        ["list", None, None, [], None] if node[1] is not None and node[1].startswith(root) else node
+        for node in nodes_of(record)
+    ]
+    return {"nodes": json.dumps(nodes), "tensors": record["tensors"]}
+
+
+def names_in(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the paths of the objects of the start, and of their attributes, in a record."""
+    for _, path, note, *_ in nodes_of(record):
+        if path is not None:
+            yield path
+            if isinstance(note, dict):
+                yield from (f"{path}.{name}" for name in note.get("names", ()))
+
+
+def digests(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return a digest of each value in a record, with all that it holds, by its path.
+
+    The device of a tensor and the order of a set may differ where values are equal.
+    """
+    nodes = nodes_of(record)
+    tensors = [fingerprints.of_tensor(tensor).hex() for tensor in record["tensors"]]
+    found = {}
+    for kind, path, note, references, content in nodes:
+        if path is None:
+            continue
+        if isinstance(note, dict) and "names" in note:
+            names = note["names"]
+            for name, reference in zip(names, references, strict=False):
+                found[f"{path}.{name}"] = _digest([reference], None, None, nodes, tensors)
+            if elements := references[len(names) :]:
+                found[path] = _digest(elements, None, None, nodes, tensors)
+        else:
+            parts = sorted(references, key=repr) if kind in ORDERLESS else references
+            kept = None if kind in ORDERLESS else note
+            found[path] = _digest(parts, kept, content, nodes, tensors)
+    return found
+
+
+def _digest(references: list, note: Any, content: Any, nodes: list, tensors: list) -> str:
+    """Return a digest of references, in which each new object has a number of its own."""
+    hash_ = hashlib.blake2b(digest_size=8)
+    numbers: dict[int, int] = {}
+    waiting = [(references, note, content)]
+    while waiting:
+        references, note, content = waiting.pop()
+        described = []
+        for reference in references:
+            if type(reference) is list and reference and type(reference[0]) is int:
+                if reference[0] not in numbers:
+                    numbers[reference[0]] = len(numbers)
+                    kind, _, note_of, parts, content_of = nodes[reference[0]]
+                    if kind in ORDERLESS:
+                        parts, note_of = sorted(parts, key=repr), None
+                    waiting.append((parts, [kind, note_of], content_of))
+                described.append([numbers[reference[0]]])
+            else:
+                described.append(reference)
+        hash_.update(json.dumps([described, note, _readable(content, tensors)]).encode())
+    return hash_.hexdigest()
+
+
+def _readable(content: Any, tensors: list) -> Any:
+    """Return content with digests in place of the numbers of tensors."""
+    if type(content) is list:
+        return [_readable(element, tensors) for element in content]
+    if type(content) is not dict:
+        return content
+    if content.keys() == {"tensor"}:
+        return tensors[content["tensor"]]
+    values = content.get("values")
+    if type(values) is list:  # a row of a block
+        content = content | {"values": [tensors[values[0]], values[1]]}
+    return {name: _readable(value, tensors) for name, value in content.items() if name != "device"}
+
+
+def is_table(value: Any) -> bool:
+    """Return whether a value is a table, such as of pandas, polars or pyarrow."""
+    return hasattr(type(value), "__dataframe__") or hasattr(type(value), "__arrow_c_stream__")

@@ -1,0 +1,88 @@
+"""The nodes of a record as JSON, which Python reads and writes in C.
+
+torch's reader without code is written in Python: of 100,000 lists in a dict, it would take three
+seconds. A text of JSON has neither references nor repetitions, so that what is read is as large as
+the text. What JSON lacks are lists of a word and what JSON has: bytes, complex and very long whole
+numbers. Tensors are numbers of a list beside the text.
+"""
+
+import json
+from typing import Any
+
+from torch import Tensor
+
+from sagemaker_lightning.contract.errors import UserError
+
+LONG_NUMBER = 10**4000
+"""Python writes and reads no whole number of more than 4,300 digits as a text of these."""
+
+
+def _complex(real: Any, imaginary: Any) -> complex:
+    return complex(float(real), float(imaginary))
+
+
+OF_SCALARS = {
+    "bytes": lambda text: text.encode("latin-1"),
+    "complex": _complex,
+    "int": lambda text: int(text, 16),
+}
+"""How a scalar that JSON lacks is made of what is written."""
+
+
+def scalar(value: Any) -> Any:
+    """Return a scalar of what is written of it."""
+    if type(value) is list and value and value[0] in OF_SCALARS:
+        return OF_SCALARS[value[0]](*value[1:])
+    return value
+
+
+def write(nodes: list, tensors: list[Tensor]) -> str:
+    """Return nodes as a text.
+
+    Args:
+        nodes: Lists, dicts with text keys, scalars and tensors.
+        tensors: Gets the tensors, after those that the nodes refer to by number.
+    """
+
+    def other(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            return {"tensor": len(tensors) - 1}
+        if isinstance(value, bytes):
+            return ["bytes", value.decode("latin-1")]
+        if isinstance(value, complex):
+            return ["complex", value.real, value.imag]
+        raise TypeError(type(value))
+
+    count = len(tensors)
+    try:
+        return json.dumps(nodes, default=other, check_circular=False, separators=(",", ":"))
+    except ValueError:  # a number is too long
+        del tensors[count:]
+        return json.dumps(_with_short_numbers(nodes), default=other, check_circular=False)
+
+
+def _with_short_numbers(value: Any) -> Any:
+    if type(value) is list:
+        return [_with_short_numbers(element) for element in value]
+    if type(value) is dict:
+        return {key: _with_short_numbers(element) for key, element in value.items()}
+    is_long = type(value) is int and abs(value) > LONG_NUMBER
+    return ["int", hex(value)] if is_long else value
+
+
+def read(text: Any, tensors: list[Tensor]) -> list:
+    """Return the nodes that `write` was given.
+
+    Args:
+        text: What `write` returned.
+        tensors: The tensors.
+    """
+
+    def other(value: dict) -> Any:
+        return tensors[value["tensor"]] if value.keys() == {"tensor"} else value
+
+    try:
+        return json.loads(text, object_hook=other)
+    except RecursionError:
+        raise UserError("a checkpoint holds a value within too many others") from None

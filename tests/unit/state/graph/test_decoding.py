@@ -1,0 +1,197 @@
+"""A record is input: a forged one decides values, and only those that encoding would have saved."""
+
+import json
+import os
+import types
+
+import pytest
+import torch
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.state.graph.decoding import restore
+from sagemaker_lightning.state.graph.start import Start
+
+
+class Thing:
+    """An object of a user's."""
+
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+    def act(self):
+        return "acts"
+
+
+class Made:
+    """Has code that runs when it is made."""
+
+    made = []
+
+    def __new__(cls):
+        cls.made.append("new")
+        return super().__new__(cls)
+
+    def __init__(self):
+        self.made.append("init")
+
+    def __setstate__(self, state):
+        self.made.append("state")
+
+
+def forged(model, *nodes, tensors=()):
+    """Restore forged nodes into a model."""
+    record = {"nodes": json.dumps(list(nodes)), "tensors": list(tensors)}
+    return restore({"model": model}, Start({"model": model}), record).missing
+
+
+def sets(name, reference):
+    """Return a node that sets an attribute of the model."""
+    return ["object", "model", {"names": [name]}, [reference], None]
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        ["builtins.eval", "text"],
+        ["enum", "os.PathLike", "x"],
+        ["enum", "test_decoding.Thing", "x"],
+        ["factory", "object"],
+        ["torch.dtype", "nn"],
+        ["range", [0, "x", 1]],
+        ["builtins.range", [0, 10, 0]],
+        ["()", ["at", "model"]],
+        ["scalar", "<U4", 5],
+        ["scalar", "O", 5],
+        ["item", "'O'", ["bytes", "12345678"]],
+        ["item", "__import__('os')", ["bytes", ""]],
+        ["numpy.dtype", "[" * 10_000],
+        ["fractions.Fraction", "1e999999999"],
+        ["datetime.timedelta", [1e99, 0, 0]],
+        [7],
+        [],
+        {"a": 1},
+        ["at", ["model"]],
+        ["by others", {}],
+        [["at", "model"]],
+        ["bytes", 5],
+    ],
+)
+def test_a_reference_that_no_encoding_writes_is_refused_in_one_line(reference):
+    model = Thing(value=0)
+    with pytest.raises(UserError, match=r"^a checkpoint holds .*") as refusal:
+        forged(model, sets("value", reference))
+    assert "\n" not in str(refusal.value) and model.value == 0
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        ["class", None, "os", [], None],
+        ["object", None, {"class": "os._wrap_close", "names": []}, [], None],
+        ["object", None, {"class": "subprocess.Popen", "names": []}, [], None],
+        ["object", None, {"class": "pytorch_lightning.Trainer", "names": []}, [], None],
+        ["object", None, {"names": []}, [], None],
+        ["object", None, "text", [], None],
+        ["function", None, {"names": []}, [], None],
+        ["cell", None, None, [1], None],
+        ["method", None, "__init__", [["at", "model"]], None],
+        ["method", None, "act", [5], None],
+        ["tuple", None, "os.terminal_size", [1], None],
+        ["tuple", None, "", [[0]], None],
+        ["list", None, None, 5, None],
+        ["dict", None, None, [1], None],
+        ["dict", None, None, [[0], 1], None],
+        ["deque", None, -1, [], None],
+        ["set", None, None, [[0]], None],
+        ["generator", None, "os", [], None],
+        ["generator", None, "PCG64", [], {"dict": {"bit_generator": "PCG64"}}],
+        ["generator", None, "Random", [], {"tuple": [3, 4, 5]}],
+        ["bytes", None, "q", [], ["bytes", "abc"]],
+        ["bytes", None, "bytearray", [], 10**12],
+        ["count", None, ["a", 1], [], None],
+        ["array", None, [10**12], [], None],
+        ["array", None, None, [], {"dtype": "'<f8'", "shape": [10**12], "values": {"tensor": 0}}],
+        ["array", None, None, [], {"dtype": "'O'", "shape": [1], "values": {"tensor": 0}}],
+        ["array", None, None, [], {"dtype": "'<U9'", "shape": [10**9], "values": {"tensor": 1}}],
+        ["tensor", None, ["torch.Tensor"], [], {"values": 5}],
+        ["tensor", None, ["os.stat"], [], {"values": {"tensor": 0}}],
+        ["tensor", None, ["torch.Tensor"], [], {"values": {"tensor": 9}}],
+        ["view", None, [0, [10**12], [0]], [["at", "model.weights"]], None],
+        ["view", None, [0, [3], [1]], [["at", "model.weights"]], None],
+        ["view", None, [0, [1], [1]], [["at", "model"]], None],
+        ["array view", None, {"dtype": "'<f8'"}, [["at", "model.weights"]], None],
+        ["partial", None, None, [5, [], {}, {}], None],
+        ["OrderedDict", None, None, [], None],
+        ["defaultdict", None, None, [["at", "model"], None], None],
+        ["list", None],
+        "text",
+        5,
+    ],
+)
+def test_a_node_that_no_encoding_writes_is_refused_in_one_line(node):
+    model = Thing(value=0, weights=torch.zeros(2))
+    tensors = [torch.zeros(1), torch.zeros(0)]
+    with pytest.raises(UserError, match=r"^a checkpoint holds .*") as refusal:
+        forged(model, node, sets("value", [0]), tensors=tensors)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "5", "null", 5, None])
+def test_a_text_that_is_no_list_of_nodes_is_refused(text):
+    with pytest.raises(UserError, match=r"^a checkpoint holds "):
+        restore({}, Start({}), {"nodes": text, "tensors": []})
+
+
+def test_no_code_of_a_class_runs_when_an_object_is_made():
+    model = Thing(example=Made(), value=None)
+    Made.made.clear()
+    forged(
+        model,
+        sets("value", [1]),
+        ["object", None, {"class": "test_decoding.Made", "names": ["x"]}, [5], None],
+    )
+    assert type(model.value) is Made and model.value.x == 5 and Made.made == []
+
+
+@pytest.mark.parametrize("name", ["__class__", "__dict__", "act", "_modules", "training"])
+def test_an_attribute_that_is_not_saved_is_not_set(name):
+    class Module(torch.nn.Module):
+        def act(self):
+            return "acts"
+
+    model = Module()
+    before = dict(vars(model))
+    forged(model, sets(name, 5))
+    assert vars(model) == before and model.act() == "acts"
+
+
+def test_of_a_module_the_places_of_its_own_take_what_belongs_there():
+    model = torch.nn.Linear(1, 1)
+    weight = model.weight
+    names = ["module a.b", "module forward", "module a", "parameter b", "buffer c", "other d"]
+    forged(model, ["object", "model", {"names": names}, [["at", "model"], 1, 2, 3, 4, 5], None])
+    assert model.weight is weight and list(model.children()) == []
+    assert {"a", "b", "c"}.isdisjoint(dir(model))
+
+
+def test_functions_and_modules_are_not_reached_by_a_path_of_their_code():
+    model = Thing(function=lambda: os.name)
+    missing = forged(model, sets("value", ["at", "model.function.__globals__['os']"]))
+    assert missing == ["model.function.__globals__['os']"] and not hasattr(model, "value")
+
+
+def test_an_object_of_the_start_that_is_of_another_kind_stays():
+    model = Thing(value=[1])
+    assert forged(model, ["dict", "model.value", None, ["a", 1], None]) == ["model.value"]
+    assert model.value == [1]
+
+
+def test_a_cell_keeps_its_function():
+    count = 1
+
+    def read():
+        return count
+
+    model = Thing(read=read)
+    forged(model, ["cell", "model.read.count", None, [5], None])
+    assert model.read() == 5 and isinstance(read, types.FunctionType)
