@@ -346,9 +346,9 @@ class Turns:
         is the state when the iteration began.
         """
         self._treat_as_stateless(self.stateful and saved["own"] is None)
-        self.order.restore(self.order.encode_all(self.first[0]) | saved["order"], touch=False)
+        self.order.restore(self.order.encode_all(self.first[0]) | saved["order"])
         if self.must_redraw or self.workers:
-            self.data.restore(self.data.encode_all(self.first[1]) | saved[data], touch=False)
+            self.data.restore(self.data.encode_all(self.first[1]) | saved[data])
         self._restore_source(saved["source"])
         # For a hook that iterates over the loader before the next epoch does.
         plan(self.loader, saved["begun"], 0)
@@ -374,7 +374,7 @@ class Turns:
         elif saved and not self.must_redraw and keeps_workers(self.loader):
             # The workers hold copies of the data as it was when they started.
             self.data_now = self.data.encode_all()
-            self.data.restore(self.data.encode_all(self.first[1]) | saved["data"], touch=False)
+            self.data.restore(self.data.encode_all(self.first[1]) | saved["data"])
         self.order_at_start = self.order.copies()
         self.source = self._source_state()
         self.earlier = self.begun
@@ -418,7 +418,7 @@ class Turns:
         once the batches before this one have been drawn again.
         """
         if self.data_now is not None:
-            self.data.restore(self.data_now, touch=False)
+            self.data.restore(self.data_now)
             self.data_now = None
 
     def states(self, within: bool) -> dict[str, Any]:
@@ -527,8 +527,8 @@ class Turns:
         no_batch = "no batch"
         self.begin(0)
         first_digest = digest_of(next(self.iterator, no_batch))
-        self.order.restore(order, touch=False)
-        self.data.restore(data, touch=False)
+        self.order.restore(order)
+        self.data.restore(data)
         self._restore_source(self.source)
         self.begun -= 1  # the second draw counts as the same iteration
         self.begin(0)
