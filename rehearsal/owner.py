@@ -17,6 +17,8 @@ from rehearsal.api.access_keys import Key
 from rehearsal.engines import bridge, containers
 from sagemaker_lightning.contract.process_stat import START_TIME, process_stat
 
+MAX_IMAGES = 5
+"""Images of which one, at most, is tried for what only root can remove."""
 # The file with the person's key, which only this user can read.
 KEY = "key"
 FOLDER_NAME = re.compile("[0-9a-f]{12}")
@@ -186,12 +188,13 @@ def empty(folder: Path, client) -> None:
     an error, because it cannot remove the folder itself.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists() and client and (images := client.images.list(filters={"dangling": False})):
-        command = ["rm", "-rf", "--one-file-system", "/folder"]
-        volumes = [f"{folder}:/folder"]
+    images = client.images.list(filters={"dangling": False}) if folder.exists() and client else []
+    command = ["rm", "-rf", "--one-file-system", "/folder"]
+    volumes = [f"{folder}:/folder"]
+    for image in images[:MAX_IMAGES]:  # one may have no rm, or be removed at this moment
         with contextlib.suppress(containers.DockerException):
             client.containers.run(
-                images[0].id,
+                image.id,
                 entrypoint=command,
                 command=[],
                 volumes=volumes,
@@ -199,3 +202,5 @@ def empty(folder: Path, client) -> None:
                 user="root",
             )
         shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists() or not any(folder.iterdir()):
+            return

@@ -27,10 +27,10 @@ class Walk:
 class Own(ranks.Regression):
     """A model that holds other values on each rank, saves some of them, and fails at a step."""
 
-    def __init__(self, fails: int, walk: Walk) -> None:
+    def __init__(self, fails: int, walk: Walk | None = None) -> None:
         super().__init__()
         self.fails = fails
-        self.walk = walk
+        self.walk = walk or Walk()
         self.count = 0
         self.generator = None
         self.loaded = None

@@ -491,7 +491,7 @@ owner.shutil.rmtree = lambda *arguments, **options: None
 folder = Path(sys.argv[1])
 owner.empty(folder, client)
 remaining = sorted(path.name for path in folder.parent.rglob("*"))
-print([volume.partition(":")[0] == str(folder) for volume in volumes_seen], remaining)
+print([*{volume.partition(":")[0] == str(folder) for volume in volumes_seen}], remaining)
 """
 
 

@@ -19,7 +19,7 @@ import pytest
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import OUT_OF_MEMORY
-from sagemaker_lightning.launch import toolkit_hook, user_program
+from sagemaker_lightning.launch import job_watch, toolkit_hook, user_program
 from sagemaker_lightning.launch.job_end import (
     Interrupted,
     NoModel,
@@ -110,7 +110,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(user_program, "CODE_FOLDER", tmp_path / "code")
     monkeypatch.setattr(toolkit_hook.environment, "output_dir", str(tmp_path / "output"))
     monkeypatch.setattr(toolkit_hook.requirements, "install", lambda *_, **options: None)
-    monkeypatch.setattr(toolkit_hook.checks, "summary", lambda machine: ["GPU: none"])
+    monkeypatch.setattr(job_watch.checks, "summary", lambda machine: ["GPU: none"])
     monkeypatch.setenv("SM_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
     for name in ("CURRENT_HOST", "SAGEMAKER_PROGRAM", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -121,8 +121,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 def run(folder, monkeypatch, log) -> Callable[..., list]:
     """Return a function that runs a program, which ends at once; it returns what was started."""
     announced = []
-    monkeypatch.setattr(toolkit_hook.start_notice, "begin", announced.append)
-    monkeypatch.setattr(toolkit_hook.start_notice, "end", lambda: announced.append("end"))
+    monkeypatch.setattr(job_watch.start_notice, "begin", announced.append)
+    monkeypatch.setattr(job_watch.start_notice, "end", lambda: announced.append("end"))
     monkeypatch.setattr(threads, "usable_cpus", lambda: 6)
 
     def run(
@@ -198,7 +198,7 @@ def test_the_source_is_unpacked_and_what_it_asks_for_installed_before(run, folde
 
 def test_hosts_wait_for_each_other_and_what_the_user_has_set_stays(run, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "29500")
-    monkeypatch.setattr(toolkit_hook.checks, "summary", lambda machine: [])
+    monkeypatch.setattr(job_watch.checks, "summary", lambda machine: [])
     two_hosts = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
     ((_, _, variables, announced, log),) = run(Watch(), **two_hosts)
     assert log.endswith("hyperparameter lr: 0.1\n")

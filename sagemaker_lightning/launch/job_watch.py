@@ -1,12 +1,15 @@
-"""Makes the watch of a job's hosts, which ends this host's program when another host is lost."""
+"""The watch of a job's hosts, which ends this host's program when another host is lost."""
 
 import os
 from collections.abc import Mapping
 
 from sagemaker_lightning.contract import deadlines, job_summary, rendezvous
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.doctor import checks
+from sagemaker_lightning.launch import job_end
 from sagemaker_lightning.nodes.mesh import StopReason
 from sagemaker_lightning.nodes.watchdog import Watchdog
+from sagemaker_lightning.process import start_notice
 from sagemaker_lightning.process.supervisor import Supervisor
 
 
@@ -52,3 +55,31 @@ def watchdog(
         silence_timeout=deadlines.silence(here.peer_timeout),
         on_reason=end_program,
     )
+
+
+def meet(
+    watchdog: Watchdog,
+    here: SageMakerEnvironment,
+    program: str,
+    hyperparameters: Mapping[str, object],
+) -> None:
+    """Print the job's summary, and wait until all hosts are ready.
+
+    Raises Interrupted or OtherFailed if the job ends before.
+
+    Args:
+        watchdog: Watches the hosts.
+        here: Describes the job and this host.
+        program: The program and its launcher, in words.
+        hyperparameters: The job's hyperparameters.
+    """
+    for line in job_summary.lines(here, program, hyperparameters):
+        print(line, flush=True)
+    for line in checks.summary(checks.Machine(interface=here.network_interface)):
+        print(line, flush=True)
+    if len(here.hosts) > 1:
+        start_notice.begin("waiting for the other hosts")
+    reason = watchdog.wait_until_all_are_ready()
+    start_notice.end()
+    if reason:
+        raise job_end.error_for(reason)

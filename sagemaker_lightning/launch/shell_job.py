@@ -18,7 +18,6 @@ from pathlib import Path
 
 from sagemaker_lightning.contract import (
     job_config,
-    job_summary,
     rendezvous,
     shutdown,
     streams,
@@ -28,9 +27,8 @@ from sagemaker_lightning.contract.environment import (
     current_host,
     variables_of,
 )
-from sagemaker_lightning.doctor import checks, gpu_driver
+from sagemaker_lightning.doctor import gpu_driver
 from sagemaker_lightning.launch import job_end, job_watch, ownership, torchrun_command
-from sagemaker_lightning.process import start_notice
 from sagemaker_lightning.process.supervisor import (
     ProgramEnd,
     StoppedBeforeStart,
@@ -86,16 +84,7 @@ def _run(command: str, supervisor: Supervisor) -> int:
     name = program(BASE)
     with job_watch.watchdog(here, name, here.hyperparameters, supervisor) as watchdog:
         try:
-            for line in job_summary.lines(here, f"{name}, by SDK 3's script", here.hyperparameters):
-                print(line, flush=True)
-            for line in checks.summary(checks.Machine(interface=here.network_interface)):
-                print(line, flush=True)
-            if len(here.hosts) > 1:
-                start_notice.begin("waiting for the other hosts")
-            reason = watchdog.wait_until_all_are_ready()
-            start_notice.end()
-            if reason:
-                raise job_end.error_for(reason)
+            job_watch.meet(watchdog, here, f"{name}, by SDK 3's script", here.hyperparameters)
             end = supervisor.run(
                 ["/bin/bash", "-c", command],
                 cwd=Path.cwd(),

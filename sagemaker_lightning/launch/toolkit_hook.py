@@ -20,13 +20,11 @@ from pathlib import Path
 from sagemaker_training import environment, errors
 
 from sagemaker_lightning.contract import (
-    job_summary,
     rendezvous,
     shutdown,
 )
 from sagemaker_lightning.contract.atomic_files import write_instead
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
-from sagemaker_lightning.doctor import checks
 from sagemaker_lightning.launch import (
     job_end,
     job_watch,
@@ -36,7 +34,7 @@ from sagemaker_lightning.launch import (
     user_program,
 )
 from sagemaker_lightning.nodes.watchdog import Watchdog
-from sagemaker_lightning.process import start_notice, threads
+from sagemaker_lightning.process import threads
 from sagemaker_lightning.process.supervisor import StoppedBeforeStart, Supervisor
 
 
@@ -126,16 +124,7 @@ def _run_program(
         return
     requirements.install(user_program.CODE_FOLDER, name, own=folder == user_program.CODE_FOLDER)
     command, launcher, processes = user_program.command(job, here, folder, name, hyperparameters)
-    for line in job_summary.lines(here, f"{folder / name}, {launcher}", hyperparameters):
-        print(line, flush=True)
-    for line in checks.summary(checks.Machine(interface=here.network_interface)):
-        print(line, flush=True)
-    if len(here.hosts) > 1:
-        start_notice.begin("waiting for the other hosts")
-    reason = watchdog.wait_until_all_are_ready()
-    start_notice.end()
-    if reason:
-        raise job_end.error_for(reason)
+    job_watch.meet(watchdog, here, f"{folder / name}, {launcher}", hyperparameters)
     # The image's own programs set their threads themselves. For others we do, because torchrun
     # would leave each rank a single thread.
     thread_variables = threads.thread_variables(processes) if folder != user_program.HOME else {}

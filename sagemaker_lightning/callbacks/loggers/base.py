@@ -80,6 +80,10 @@ class Continuation:
         """Return what `cut_back` takes; all that was logged was saved before."""
         return {}
 
+    def takes(self, state: Mapping[str, Any]) -> bool:
+        """Return whether a state, of a checkpoint, which is input, is one that `state` returns."""
+        return True
+
     def cut_back(self, state: Mapping[str, Any], step: int, first: bool) -> None:
         """Remove what was logged after a checkpoint was taken, or do not send it again.
 
@@ -180,6 +184,10 @@ class FileContinuation(Continuation):
         """Return the number of the training, in this process."""
         return {"training": self.trainings.count}
 
+    def takes(self, state: Mapping[str, Any]) -> bool:
+        """Return whether the state has a number."""
+        return is_count(state.get("training"))
+
 
 class RunContinuation(Continuation):
     """The continuation of a logger that sends to a server; the first rank alone does."""
@@ -207,6 +215,18 @@ class RunContinuation(Continuation):
             self.keep_back(version, trains)
         elif trains:
             self._say_that_it_is_another(version)
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value of a checkpoint, which is input, is a number of things."""
+    return type(value) is int and value >= 0
+
+
+def are_counts(values: Any) -> bool:
+    """Return whether a value of a checkpoint is a dict of numbers of things by name."""
+    return isinstance(values, dict) and all(
+        isinstance(name, str) and is_count(value) for name, value in values.items()
+    )
 
 
 def is_name(version: Any) -> bool:

@@ -11,6 +11,7 @@ from pytorch_lightning.loggers import CSVLogger
 from sagemaker_lightning.callbacks.loggers.base import (
     FileContinuation,
     Trainings,
+    is_count,
     put_before_its_class,
     replace_file,
 )
@@ -62,6 +63,18 @@ class CSVContinuation(FileContinuation):
     def state(self) -> dict[str, Any]:
         """Return the file's columns and its size in bytes, too."""
         return super().state() | (self.logger.experiment.state() if self.is_ours else {})
+
+    def takes(self, state: Mapping[str, Any]) -> bool:
+        """Return whether the state has columns and a size, if it has to."""
+        columns = state.get("columns")
+        return super().takes(state) and (
+            not self.is_ours
+            or (
+                isinstance(columns, list)
+                and all(isinstance(column, str) for column in columns)
+                and is_count(state.get("size"))
+            )
+        )
 
     def cut_back(self, state: Mapping[str, Any], step: int, first: bool) -> None:
         """Remove the rows after the checkpoint, but not those of pauses since."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from pytorch_lightning.loggers import MLFlowLogger
 
-from sagemaker_lightning.callbacks.loggers.base import RunContinuation
+from sagemaker_lightning.callbacks.loggers.base import RunContinuation, are_counts
 from sagemaker_lightning.compat import mlflow_logger
 
 
@@ -81,6 +81,10 @@ class MLflowContinuation(RunContinuation):
         """Return how many points of each metric there are."""
         version = self.version
         return {"points": self.points.state(version)} if version else {}
+
+    def takes(self, state: Mapping[str, Any]) -> bool:
+        """Return whether the state has numbers of points, if there is a run."""
+        return not state["version"] or are_counts(state.get("points"))
 
     def cut_back(self, state: Mapping[str, Any], step: int, first: bool) -> None:
         """Send no point again that the server has."""

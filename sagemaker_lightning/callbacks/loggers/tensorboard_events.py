@@ -123,7 +123,7 @@ class TensorBoardContinuation(FileContinuation):
         if first:
             self.logger.experiment.close()  # later events go to a new file
         pauses = self.trainings.pauses_since(state["training"])
-        lacking = remove_later_events(folder, step, state["event_files"], pauses)
+        lacking = remove_later_events(folder, step, state.get("event_files"), pauses)
         if first:
             _warn_of_gap(folder, lacking)
             tensorboard_logger.begin_last_file(self.logger, _newest_second(self.logger))

@@ -17,7 +17,11 @@ from typing import Any
 
 from pytorch_lightning.loggers import WandbLogger
 
-from sagemaker_lightning.callbacks.loggers.base import RunContinuation, put_before_its_class
+from sagemaker_lightning.callbacks.loggers.base import (
+    RunContinuation,
+    is_count,
+    put_before_its_class,
+)
 from sagemaker_lightning.compat import wandb_logger
 
 TAIL_BYTES = 2**16
@@ -55,6 +59,15 @@ class WandbContinuation(RunContinuation):
     def state(self) -> dict[str, Any]:
         """Return how many rows there are, and the end of their file."""
         return self._rows.state() if self._rows else {}
+
+    def takes(self, state: Mapping[str, Any]) -> bool:
+        """Return whether the state has numbers and the end of a file, if it has rows."""
+        return "rows" not in state or (
+            is_count(state["rows"])
+            and is_count(state.get("size"))
+            and isinstance(end := state.get("end"), str)
+            and len(end) <= state["size"]
+        )
 
     def cut_back(self, state: Mapping[str, Any], step: int, first: bool) -> None:
         """Send no row again that W&B has, and those that it lacks."""

@@ -61,6 +61,28 @@ def test_only_a_training_says_that_it_logs_elsewhere(tmp_path: Path, capsys):
     assert not capsys.readouterr().out
 
 
+FORGED = {
+    "nothing": {},
+    "a training in words": {"training": "one"},
+    "a training below zero": {"training": -3, "columns": [], "size": 0},
+    "columns of numbers": {"training": 1, "columns": [1, 2], "size": 0},
+    "no size": {"training": 1, "columns": ["step"]},
+    "a size in words": {"training": 1, "columns": ["step"], "size": "9" * 99},
+    "sizes in a list": {"training": 1, "event_files": [1]},
+}
+
+
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
+@pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
+def test_a_state_that_no_logger_saves_ends_no_training(tmp_path: Path, kind, forged):
+    logger = kind(tmp_path, name="logs")
+    state = {"kind": kind.__name__, "name": "logs", "version": 0} | forged
+    prepare_files([logger], [state])
+    continue_files([logger], [state], step=3, first=True)
+    logger.log_metrics({"loss": 1.0}, step=4)
+    assert save_states([logger])[0]["version"] == 0
+
+
 def csv_rows(folder: Path) -> list[dict[str, str]]:
     """Return the rows of a CSVLogger's file, without the cells that are empty."""
     rows = csv.DictReader((folder / "logs/version_0/metrics.csv").read_text().splitlines())
