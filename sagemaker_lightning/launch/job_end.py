@@ -177,7 +177,12 @@ def line_of(error: BaseException) -> str:
     )
 
 
-def report(error: BaseException, path: Path, host: str, is_no_reason: Callable[[str], bool]) -> str:
+def report(
+    error: BaseException,
+    path: Path,
+    host: str,
+    is_no_reason: Callable[[str], object] = lambda written: False,
+) -> str:
     """Write the failure file and return its first line.
 
     If the file cannot be written, print the line and end this process with status 1.

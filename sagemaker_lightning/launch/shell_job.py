@@ -46,8 +46,11 @@ AFTERWARDS = re.compile(
 # The driver exits with -N if signal N has ended the program, and a status has 8 bits. 255 is more
 # likely the program's own -1 than SIGHUP.
 KILLED = {256 - number: -number for number in signal.Signals if number != signal.SIGHUP}
-# How what these programs write to the failure file begins. It names no cause.
-NO_REASON = re.compile(r"Traceback \(most recent call last\)|Training Execution failed")
+# What these programs write to the failure file. It names no cause, as a traceback of the job's own
+# program does.
+NO_REASON = re.compile(
+    r"Traceback \(most recent call last\).*/sm_drivers/|Training Execution failed", re.DOTALL
+)
 
 
 def main() -> None:

@@ -163,5 +163,4 @@ def _report(error: BaseException) -> str:
         error,
         Path(environment.output_dir, "failure"),
         os.environ.get("CURRENT_HOST", "unknown"),
-        is_no_reason=lambda written: False,
     )

@@ -154,12 +154,19 @@ def test_the_reason_takes_the_place_of_what_the_driver_wrote(
     assert ("KeyError: 'x'" in failure.partition("\n")[2]) == isinstance(error, KeyError)
 
 
-def test_what_the_program_itself_gave_as_the_reason_stays(base, monkeypatch):
+@pytest.mark.parametrize(
+    "written",
+    [
+        "error: --lr: found -1",
+        'Traceback (most recent call last):\n  File "train.py", line 1, in f\nKeyError: 1',
+    ],
+)
+def test_what_the_program_itself_gave_as_the_reason_stays(base, monkeypatch, written):
     monkeypatch.setattr(shell_job, "BASE", base)
     monkeypatch.setattr(shell_job, "_run", lambda *_: (_ for _ in ()).throw(UserError("x ended")))
     monkeypatch.setattr(sys, "argv", ["shell_job", "the command"])
     monkeypatch.setattr(shell_job.streams, "prepare", lambda: None)
-    (base / "output/failure").write_text("error: --lr: found -1")
+    (base / "output/failure").write_text(written)
     with pytest.raises(SystemExit):
         shell_job.main()
-    assert (base / "output/failure").read_text() == "error: --lr: found -1"
+    assert (base / "output/failure").read_text() == written
