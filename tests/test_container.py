@@ -251,6 +251,27 @@ time.sleep(120)
 """
 
 
+def stopped(output: Path, *arguments: str) -> tuple[str, int]:
+    """Stop a container of SAVING_PROGRAM once it runs; return what it printed and its status.
+
+    Args:
+        output: The folder that is mounted at /opt/ml/output.
+        arguments: Those of `docker run`.
+    """
+    container_id = docker("run", "--detach", *arguments).stdout.strip()
+    try:
+        for _ in range(600):
+            if (output / "data/ready").exists():
+                break
+            time.sleep(0.1)
+        docker("stop", "--time", "60", container_id)
+        printed = docker("logs", container_id).stdout
+        status = docker("inspect", "--format", "{{.State.ExitCode}}", container_id).stdout
+        return printed, int(status)
+    finally:
+        docker("rm", "--force", "--volumes", container_id)
+
+
 @pytest.mark.parametrize("options", [(), ("--init",)], ids=["as PID 1", "behind an init"])
 def test_docker_stop_lets_the_program_save(image: str, tmp_path: Path, options):
     (tmp_path / "saver.py").write_text(SAVING_PROGRAM)
@@ -262,20 +283,9 @@ def test_docker_stop_lets_the_program_save(image: str, tmp_path: Path, options):
     mounts += mount(
         tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro"
     )
-    container_id = docker("run", "--detach", *options, *mounts, image, "train").stdout.strip()
-    try:
-        for _ in range(600):
-            if (tmp_path / "output/data/ready").exists():
-                break
-            time.sleep(0.1)
-        docker("stop", "--time", "60", container_id)
-        output = docker("logs", container_id).stdout
-        assert "SAVED" in output and "saver.py: ended with exit status 0 after SIGTERM" in output
-        assert (
-            docker("inspect", "--format", "{{.State.ExitCode}}", container_id).stdout.strip() == "0"
-        )
-    finally:
-        docker("rm", "--force", "--volumes", container_id)
+    printed, status = stopped(tmp_path / "output", *options, *mounts, image, "train")
+    assert "SAVED" in printed and "saver.py: ended with exit status 0 after SIGTERM" in printed
+    assert status == 0
 
 
 SDK_SCRIPT = "/opt/ml/input/data/sm_drivers/sm_train.sh"
@@ -307,21 +317,8 @@ def test_docker_stop_reaches_a_program_that_sdk_3_starts_by_a_shell(image, tmp_p
     mounts = mount(drivers, "/opt/ml/input/data/sm_drivers") + mount(code, "/opt/ml/code", "ro")
     mounts += mount(output, "/opt/ml/output") + mount(config, "/opt/ml/input/config", "ro")
     shell = ("--entrypoint", "/bin/bash", image, *SDK_COMMAND)
-    container_id = docker("run", "--detach", *options, *mounts, *shell).stdout.strip()
-    try:
-        for _ in range(600):
-            if (output / "data/ready").exists():
-                break
-            time.sleep(0.1)
-        docker("stop", "--time", "60", container_id)
-        printed = docker("logs", container_id).stdout
-        assert "SAVED" in printed, printed
-        assert (
-            docker("inspect", "--format", "{{.State.ExitCode}}", container_id).stdout.strip()
-            == "143"
-        )
-    finally:
-        docker("rm", "--force", "--volumes", container_id)
+    printed, status = stopped(output, *options, *mounts, *shell)
+    assert "SAVED" in printed and status == 143, printed
     assert (output / "failure").read_text().startswith("interrupted, resume from step 0: ")
 
 
