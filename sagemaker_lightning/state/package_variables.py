@@ -75,6 +75,10 @@ class PackageVariables:
         found = list(trained_tensors(objects))
         own = set(map(_memory, known)) if found else set()
         self.tensors = [each for each in found if _memory(each.tensor) not in own]
+        return self.values()
+
+    def values(self) -> dict[str, Elsewhere]:
+        """Return the values of the variables that `find` has found last, by name."""
         return {each.variable: Elsewhere(each.value) for each in self.tensors}
 
     def note(self, anew: bool) -> None:
