@@ -33,7 +33,7 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.data import sample_seeding, seeded_indices
 from sagemaker_lightning.data.loaders.redrawn import Redrawn
 from sagemaker_lightning.resume.callback import ExactResume
-from sagemaker_lightning.resume.verification import Proof
+from sagemaker_lightning.resume.check.verification import Proof
 from sagemaker_lightning.state import generators, object_graph, object_state
 
 from app.train import APPLICATION

@@ -20,7 +20,7 @@ PUBLIC = {
     "UserError": "contract.errors",
     "report_failures": "contract.reporting",
     "ExactResume": "resume.callback",
-    "BestModel": "resume.best_model",
+    "BestModel": "resume.files.best_model",
     "Seeding": "data.seeding",
     "make_deterministic": "data.deterministic",
     "Heartbeat": "callbacks.heartbeat",

@@ -17,8 +17,9 @@ from sagemaker_lightning.data.deterministic import Batches
 from sagemaker_lightning.data.loaders.positioned import Positioned
 from sagemaker_lightning.data.loaders.several import TrainingLoaders
 from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume import epoch_state, journal, model_changes, restore_check
-from sagemaker_lightning.resume.user_state import UserState
+from sagemaker_lightning.resume.check import journal, restore_check
+from sagemaker_lightning.resume.parts import epoch_state, model_changes
+from sagemaker_lightning.resume.parts.user_state import UserState
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.object_state import PlainState
 

@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sagemaker_lightning import ExactResume
-from sagemaker_lightning.resume import callback, checkpoint_file
+from sagemaker_lightning.resume import callback
+from sagemaker_lightning.resume.files import checkpoint_file
 
 OF_RESUME = "every_n_steps", "keep", "other_settings", "parts", "saves", "seed", "strict"
 

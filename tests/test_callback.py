@@ -41,15 +41,10 @@ from sagemaker_lightning.contract import deadlines, reporting, shutdown
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.drill import drilled_run
-from sagemaker_lightning.resume import (
-    agreement,
-    callback,
-    checkpoint_dir,
-    checkpoint_file,
-    folder_lock,
-    journal,
-)
-from sagemaker_lightning.resume.best_model import BestModel
+from sagemaker_lightning.resume import agreement, callback
+from sagemaker_lightning.resume.check import journal
+from sagemaker_lightning.resume.files import checkpoint_dir, checkpoint_file, folder_lock
+from sagemaker_lightning.resume.files.best_model import BestModel
 
 OF_RESUME = ("seed", "every_n_minutes", "every_n_steps", "keep", "exact", "other_settings")
 OF_RESUME += ("strict", "settings", "saves", "environment", "stop")

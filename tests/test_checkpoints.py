@@ -31,15 +31,15 @@ from sagemaker_lightning import ExactResume
 from sagemaker_lightning.callbacks.divergence import Divergence
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume import checkpoint_file, folder_lock, user_checkpoints
-from sagemaker_lightning.resume.best_model import BestModel
-from sagemaker_lightning.resume.checkpoint_dir import (
+from sagemaker_lightning.resume.files import checkpoint_file, folder_lock, user_checkpoints
+from sagemaker_lightning.resume.files.best_model import BestModel
+from sagemaker_lightning.resume.files.checkpoint_dir import (
     BackgroundWriter,
     CheckpointDir,
     choose_checkpoint,
 )
-from sagemaker_lightning.resume.checkpoint_file import CheckedIO, damage, examine, read, write
-from sagemaker_lightning.resume.selection import HostCheckpoints
+from sagemaker_lightning.resume.files.checkpoint_file import CheckedIO, damage, examine, read, write
+from sagemaker_lightning.resume.files.selection import HostCheckpoints
 
 
 def state(step: int) -> dict:
@@ -765,7 +765,7 @@ import sys
 from pathlib import Path
 import torch
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
-from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir, choose_checkpoint
+from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir, choose_checkpoint
 folder = CheckpointDir(CheckpointHome(Path(sys.argv[1])), 3)
 choose_checkpoint(folder, "algo-1", lambda told: [told], True, lambda path: '')
 weights = torch.rand(2_000_000)

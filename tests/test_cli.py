@@ -42,7 +42,7 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import divided
 from sagemaker_lightning.process import allocator
-from sagemaker_lightning.resume.best_model import BestModel
+from sagemaker_lightning.resume.files.best_model import BestModel
 from sagemaker_lightning.state.object_graph import is_library_class
 
 from app import train

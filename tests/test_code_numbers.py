@@ -1,4 +1,4 @@
-"""resume/code_numbers.py: which numbers of a model and its callbacks are recorded."""
+"""resume/same_run/code_numbers.py: which numbers of a model and its callbacks are recorded."""
 
 import math
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from pytorch_lightning.cli import SaveConfigCallback
 from torch import nn
 
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
-from sagemaker_lightning.resume import code_numbers
+from sagemaker_lightning.resume.same_run import code_numbers
 
 
 class Part:

@@ -37,8 +37,8 @@ from sagemaker_lightning.contract.environment import DRILL_VARIABLE, SageMakerEn
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.drill import command, comparison, drilled_run, hook
 from sagemaker_lightning.drill.command import Drill, Impossible, Interruption, RunResult
-from sagemaker_lightning.resume import checkpoint_file
 from sagemaker_lightning.resume.callback import ExactResume
+from sagemaker_lightning.resume.files import checkpoint_file
 from sagemaker_lightning.state import module_variables
 
 

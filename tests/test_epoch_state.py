@@ -1,4 +1,4 @@
-"""resume/epoch_state.py: what of a rank's own state a checkpoint has beside Lightning's."""
+"""resume/parts/epoch_state.py: what of a rank's own state a checkpoint has beside Lightning's."""
 
 from types import SimpleNamespace
 
@@ -10,9 +10,13 @@ from torch import nn
 from torch.optim import SGD
 from torchmetrics import MeanMetric, MetricTracker
 
-from sagemaker_lightning.resume import epoch_state
-from sagemaker_lightning.resume.epoch_state import gradients, restore_gradients, restore_rank_state
-from sagemaker_lightning.resume.user_state import UserState
+from sagemaker_lightning.resume.parts import epoch_state
+from sagemaker_lightning.resume.parts.epoch_state import (
+    gradients,
+    restore_gradients,
+    restore_rank_state,
+)
+from sagemaker_lightning.resume.parts.user_state import UserState
 
 
 class Model(LightningModule):

@@ -63,13 +63,10 @@ from sagemaker_lightning.compat import versions
 from sagemaker_lightning.contract import reporting, shutdown
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.process import parent_process
-from sagemaker_lightning.resume import (
-    callback,
-    checkpoint_dir,
-    epoch_state,
-    folder_lock,
-)
-from sagemaker_lightning.resume.user_state import user_objects
+from sagemaker_lightning.resume import callback
+from sagemaker_lightning.resume.files import checkpoint_dir, folder_lock
+from sagemaker_lightning.resume.parts import epoch_state
+from sagemaker_lightning.resume.parts.user_state import user_objects
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.object_state import digest
 
@@ -1276,7 +1273,7 @@ def test_checkpoints_of_another_program_are_one_line(tmp_path: Path):
 HOLDS = """
 import os, sys, time
 from pathlib import Path
-from sagemaker_lightning.resume import folder_lock
+from sagemaker_lightning.resume.files import folder_lock
 assert folder_lock.lock(Path(sys.argv[1]), 0) == ""
 if (worker := os.fork()) == 0:
     time.sleep(60)
@@ -2530,7 +2527,7 @@ import sys
 import types
 import torch
 
-sys.modules.setdefault("pyro", types.ModuleType("pyro"))  # tests/unit/resume/test_parts.py uses it
+sys.modules.setdefault("pyro", types.ModuleType("pyro"))  # test_given_parts.py uses it
 from own_trainer import Classifier as Model, Noisy
 from torch.utils.data import DataLoader
 from pytorch_lightning import LightningDataModule

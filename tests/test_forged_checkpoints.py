@@ -26,8 +26,8 @@ from torch.optim.lr_scheduler import LambdaLR, SequentialLR, StepLR
 
 from sagemaker_lightning.callbacks.loggers import prepare_files
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume import checkpoint_file
-from sagemaker_lightning.resume.best_model import BestModel
+from sagemaker_lightning.resume.files import checkpoint_file
+from sagemaker_lightning.resume.files.best_model import BestModel
 
 ENTRIES = checkpoint_file.ENTRIES_KEY
 

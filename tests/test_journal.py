@@ -1,4 +1,4 @@
-"""resume/journal.py: records are read again, up to the first damaged one.
+"""resume/check/journal.py: records are read again, up to the first damaged one.
 
 No file makes it fail.
 """
@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sagemaker_lightning.resume import journal
-from sagemaker_lightning.resume.journal import (
+from sagemaker_lightning.resume.check import journal
+from sagemaker_lightning.resume.check.journal import (
     HEADER,
     MAX_RECORDS,
     MAX_WAITING_SHARE,

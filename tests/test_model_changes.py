@@ -1,4 +1,4 @@
-"""resume/model_changes.py: what a model or a trainer has become is made again."""
+"""resume/parts/model_changes.py: what a model or a trainer has become is made again."""
 
 import functools
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from pytorch_lightning.callbacks import (
 from torch import nn
 from torch.nn.utils import prune
 
-from sagemaker_lightning.resume import model_changes
+from sagemaker_lightning.resume.parts import model_changes
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
 

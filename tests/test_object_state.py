@@ -31,7 +31,7 @@ from torchmetrics import MeanMetric
 
 from sagemaker_lightning.compat import metrics
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume import epoch_state, start_hooks
+from sagemaker_lightning.resume.parts import epoch_state, start_hooks
 from sagemaker_lightning.state import generators, object_graph, object_state
 from sagemaker_lightning.state.encoding import (
     PACKED_FROM,

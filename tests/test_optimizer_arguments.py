@@ -1,4 +1,4 @@
-"""resume/optimizer_arguments.py: what of an optimizer and a schedule is recorded and compared."""
+"""same_run/optimizer_arguments.py: what of an optimizer and a schedule is recorded and compared."""
 
 import functools
 import math
@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from sagemaker_lightning.resume import optimizer_arguments
-from sagemaker_lightning.resume.optimizer_arguments import (
+from sagemaker_lightning.resume.same_run import optimizer_arguments
+from sagemaker_lightning.resume.same_run.optimizer_arguments import (
     as_texts,
     describe,
     differences,

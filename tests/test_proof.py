@@ -1,4 +1,4 @@
-"""resume/verification.py in one process: what a rank records, compares and says."""
+"""resume/check/verification.py in one process: what a rank records, compares and says."""
 
 import pytest
 import torch
@@ -6,11 +6,12 @@ from pytorch_lightning import LightningModule
 from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume import fit_loops, journal, verification
+from sagemaker_lightning.resume import fit_loops
 from sagemaker_lightning.resume.agreement import Comparison
-from sagemaker_lightning.resume.journal import FETCHED_AHEAD, Step
+from sagemaker_lightning.resume.check import journal, verification
+from sagemaker_lightning.resume.check.journal import FETCHED_AHEAD, Step
+from sagemaker_lightning.resume.check.verification import Difference, Proof
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.resume.verification import Difference, Proof
 from sagemaker_lightning.state import batch_digest
 
 

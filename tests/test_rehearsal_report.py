@@ -307,7 +307,7 @@ def test_text_of_jobs_is_escaped(tmp_path: Path):
 def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
     """The report shows how an attempt compares itself with the interrupted one.
 
-    The attempt's log says it (resume/verification.py); a program that says nothing gets no column.
+    The attempt's log says it (check/verification.py); a program that says nothing gets no column.
     """
     record = interrupted()
     log_line = "warning: resumed at step 30: step 33 is not that of the interrupted run: ..."

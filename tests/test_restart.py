@@ -13,15 +13,12 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume import (
-    fit_loops,
-    model_changes,
-    optimizer_arguments,
-    restore,
-)
-from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir
+from sagemaker_lightning.resume import fit_loops, restore
+from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
+from sagemaker_lightning.resume.parts import model_changes
 from sagemaker_lightning.resume.restore import Restart
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.same_run import optimizer_arguments
 
 
 def trainer_of(**values) -> SimpleNamespace:

@@ -12,8 +12,8 @@ from torch import nn
 
 from sagemaker_lightning import ExactResume
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume import checkpoint_file
-from sagemaker_lightning.resume.best_model import BestModel
+from sagemaker_lightning.resume.files import checkpoint_file
+from sagemaker_lightning.resume.files.best_model import BestModel
 
 ENTRIES = checkpoint_file.ENTRIES_KEY
 

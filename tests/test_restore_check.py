@@ -1,4 +1,4 @@
-"""resume/restore_check.py: which values of a checkpoint are compared, and by which names."""
+"""resume/check/restore_check.py: which values of a checkpoint are compared, and by which names."""
 
 from types import SimpleNamespace
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from pytorch_lightning import Callback
 
-from sagemaker_lightning.resume import restore_check
-from sagemaker_lightning.resume.restore_check import differing, fingerprint
+from sagemaker_lightning.resume.check import restore_check
+from sagemaker_lightning.resume.check.restore_check import differing, fingerprint
 from sagemaker_lightning.state.encoding import encode
 
 

@@ -1,4 +1,4 @@
-"""resume/run_settings.py: whether a checkpoint is of this run, and what may change."""
+"""resume/same_run/run_settings.py: whether a checkpoint is of this run, and what may change."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from sagemaker_lightning.resume import run_settings
+from sagemaker_lightning.resume.same_run import run_settings
 
 BEFORE = {"sizes": [8, 32], "workers": [2, 0], "ranks": 2}
 

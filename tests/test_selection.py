@@ -6,8 +6,8 @@ It is decided from what each host has.
 import pytest
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume.checkpoint_file import FORMAT_VERSION
-from sagemaker_lightning.resume.selection import CheckpointId, HostCheckpoints, newest_common
+from sagemaker_lightning.resume.files.checkpoint_file import FORMAT_VERSION
+from sagemaker_lightning.resume.files.selection import CheckpointId, HostCheckpoints, newest_common
 
 TEN, TWENTY, THIRTY = (CheckpointId(step, number=7 * step) for step in (10, 20, 30))
 OTHER_TEN = CheckpointId(10, number=8)  # of another run, which came to the same step

@@ -15,8 +15,8 @@ from short_fits import Noted, interrupted, trainer, weights
 
 from sagemaker_lightning import ExactResume
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume import checkpoint_file
 from sagemaker_lightning.resume import snapshot as snapshot_module
+from sagemaker_lightning.resume.files import checkpoint_file
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.snapshot import EQUAL_ON_ALL_RANKS, Snapshot
 

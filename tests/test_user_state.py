@@ -1,4 +1,4 @@
-"""resume/user_state.py: what of a user's objects is saved, restored and told."""
+"""resume/parts/user_state.py: what of a user's objects is saved, restored and told."""
 
 import io
 import itertools
@@ -17,8 +17,8 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
+from sagemaker_lightning.resume.parts.user_state import UserState, user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.resume.user_state import UserState, user_objects
 from sagemaker_lightning.state.object_graph import Added
 
 HERE = "test_user_state"

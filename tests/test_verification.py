@@ -1,4 +1,4 @@
-"""resume/verification.py: a resumed run compares itself with the interrupted one.
+"""resume/check/verification.py: a resumed run compares itself with the interrupted one.
 
 It says whether it does the same again, or what differs first.
 """
@@ -15,8 +15,8 @@ from containers import ROOT
 from test_rank_states import Own
 from test_strangers import PERSISTENT_FLAG, STRANGERS, WORKERS_FLAG, Run
 
-from sagemaker_lightning.resume import journal, verification
 from sagemaker_lightning.resume.callback import ExactResume
+from sagemaker_lightning.resume.check import journal, verification
 
 pytestmark = pytest.mark.slow
 

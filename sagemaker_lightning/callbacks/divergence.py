@@ -25,8 +25,8 @@ class Divergence(Callback):
     the weights are checked. A batch for which `training_step` returns None is no divergence, and
     neither is a step that a GradScaler skips because of its gradients.
 
-    One line warns of each metric that is NaN or infinite after a validation; resume/best_model.py
-    chooses no model by such a value.
+    One line warns of each metric that is NaN or infinite after a validation;
+    resume/files/best_model.py chooses no model by such a value.
 
     Args:
         fail: Whether a loss that is NaN or infinite ends the job.

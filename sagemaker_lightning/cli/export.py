@@ -21,7 +21,7 @@ from sagemaker_lightning.contract.atomic_files import (
     remove_leftovers,
 )
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
-from sagemaker_lightning.resume import journal
+from sagemaker_lightning.resume.check import journal
 
 
 def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
@@ -128,7 +128,7 @@ def save(
         best: The name of the best model's checkpoint, if the weights are from it; "" for the
             weights of the last step. model.json has it as well.
         resumes: One entry for each resumption, with whether the run went on as before
-            (resume/verification.py).
+            (resume/check/verification.py).
 
     model.json describes the model and its input: class path, the module's hyperparameters, classes,
     input shape, range and normalization, metrics, versions, revision, `best` and `resumes`. What

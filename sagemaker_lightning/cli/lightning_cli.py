@@ -37,8 +37,8 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.shutdown import Stop
 from sagemaker_lightning.drill import causes
 from sagemaker_lightning.process import allocator
-from sagemaker_lightning.resume.best_model import BestModel
 from sagemaker_lightning.resume.callback import ExactResume
+from sagemaker_lightning.resume.files.best_model import BestModel
 
 # Parameters of ExactResume that no flag sets.
 NOT_OF_FLAGS = ("seed", "lr_scaling", "settings", "parts", "saves", "environment", "stop")

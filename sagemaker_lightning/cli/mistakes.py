@@ -60,7 +60,7 @@ LIBRARIES = {
 # Modules of this package that may stand between a flag and such a check. Any other module of this
 # package counts as a user's code, as a model does.
 CALLERS = {
-    "sagemaker_lightning.resume.best_model",
+    "sagemaker_lightning.resume.files.best_model",
     "sagemaker_lightning.cli.lightning_cli",
     "sagemaker_lightning.resume.fit_loops",
     "sagemaker_lightning.cli.lr_schedules",

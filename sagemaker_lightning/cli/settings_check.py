@@ -13,7 +13,7 @@ from sagemaker_lightning.cli.suggestions import shown
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process.threads import usable_cpus
-from sagemaker_lightning.resume.best_model import metrics_in
+from sagemaker_lightning.resume.files.best_model import metrics_in
 
 LEAST_VALUES = {
     "trainer.log_every_n_steps": 0,

@@ -1,6 +1,6 @@
 """Likely causes why a resumed run differs from the interrupted one.
 
-They are searched for in the user's objects, for what a resumed run says (resume/explanation.py).
+They are searched for in the user's objects, for what a resumed run says (check/explanation.py).
 """
 
 import re
@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_trainer import was_compiled
 from sagemaker_lightning.data.deterministic import divided, has_state
-from sagemaker_lightning.resume import explanation
-from sagemaker_lightning.resume.explanation import DifferenceKind
-from sagemaker_lightning.resume.user_state import user_objects
+from sagemaker_lightning.resume.check import explanation
+from sagemaker_lightning.resume.check.explanation import DifferenceKind
+from sagemaker_lightning.resume.parts.user_state import user_objects
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import NotPlain, encode
 

@@ -50,7 +50,7 @@ try:
     from sagemaker_lightning.contract.environment import drilled
     from sagemaker_lightning.drill import comparison, hook
     from sagemaker_lightning.process.supervisor import adopt_orphans, living_processes
-    from sagemaker_lightning.resume.parts import HINT
+    from sagemaker_lightning.resume.parts.given_parts import HINT
 except ImportError as missing:
     sys.exit(
         f"error: {sys.executable} has no {missing.name}; use the python of the training that is to "

@@ -1,6 +1,6 @@
 """ExactResume: an interrupted training ends with the weights of an uninterrupted one.
 
-States are saved where nothing is half done (resume/fit_loops.py). resume/epoch_state.py has what a
+States are saved where nothing is half done (resume/fit_loops.py). resume/parts/ has what a
 Lightning checkpoint leaves out. Random draws need no saved state (data/seeding.py). All ranks agree
 on a stop with a small collective operation on a process group of its own. Lightning's handler of
 SIGTERM instead calls a collective operation right away, in which ranks that are not at the same
@@ -56,23 +56,17 @@ from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.data.seeded_indices import number_of, seed_all, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
-from sagemaker_lightning.resume import (
-    acceptance,
-    best_model,
-    checkpoint_file,
-    code_numbers,
-    fit_loops,
-    folder_lock,
-    model_changes,
-    run_settings,
-)
+from sagemaker_lightning.resume import fit_loops
 from sagemaker_lightning.resume.agreement import Agreement, Comparison
-from sagemaker_lightning.resume.checkpoint_dir import BackgroundWriter, CheckpointDir
-from sagemaker_lightning.resume.parts import Parts
+from sagemaker_lightning.resume.check.verification import Proof
+from sagemaker_lightning.resume.files import acceptance, best_model, checkpoint_file, folder_lock
+from sagemaker_lightning.resume.files.checkpoint_dir import BackgroundWriter, CheckpointDir
+from sagemaker_lightning.resume.parts import model_changes
+from sagemaker_lightning.resume.parts.given_parts import Parts
 from sagemaker_lightning.resume.restore import Restart
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.same_run import code_numbers, run_settings
 from sagemaker_lightning.resume.snapshot import Snapshot
-from sagemaker_lightning.resume.verification import Proof
 
 # Share of the time, at most, that training waits for checkpoints saved by the clock.
 MAX_SAVING_SHARE = 0.01
@@ -141,7 +135,7 @@ class ExactResume(EarlyCallback):
         settings: What else identifies the run, by name, such as {"--width": 64}: a checkpoint of a
             run with others is refused, and all ranks must have the same.
         parts: State of your own, by name, such as {"env": env}: objects with `state_dict` and
-            `load_state_dict` (resume/parts.py says when they are called).
+            `load_state_dict` (resume/parts/given_parts.py says when they are called).
         saves: Whether checkpoints are saved and read.
         environment: What SageMaker says about the job, if its hosts can find each other already;
             None to read its variables and to let them.

@@ -21,25 +21,22 @@ from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.deterministic import divided, position
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume import (
+from sagemaker_lightning.resume import fit_loops
+from sagemaker_lightning.resume.agreement import Agreement
+from sagemaker_lightning.resume.check import restore_check
+from sagemaker_lightning.resume.files import (
     acceptance,
     best_model,
     checkpoint_file,
-    code_numbers,
-    epoch_state,
-    fit_loops,
-    model_changes,
-    optimizer_arguments,
-    restore_check,
-    run_settings,
     user_checkpoints,
 )
-from sagemaker_lightning.resume.agreement import Agreement
-from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir, choose_checkpoint
-from sagemaker_lightning.resume.parts import parts_of
+from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir, choose_checkpoint
+from sagemaker_lightning.resume.parts import epoch_state, model_changes
+from sagemaker_lightning.resume.parts.given_parts import parts_of
+from sagemaker_lightning.resume.parts.user_state import CODE_ROOTS, UserState
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.same_run import code_numbers, optimizer_arguments, run_settings
 from sagemaker_lightning.resume.snapshot import LIGHTNING_KEYS
-from sagemaker_lightning.resume.user_state import CODE_ROOTS, UserState
 from sagemaker_lightning.state.encoding import RECREATED, from_plain, to_plain
 
 MAX_CHARACTERS = 400  # of a phrase that quotes a checkpoint

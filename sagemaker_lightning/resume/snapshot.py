@@ -13,17 +13,13 @@ from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoint
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import reached
 from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume import (
-    checkpoint_file,
-    epoch_state,
-    fit_loops,
-    model_changes,
-    user_checkpoints,
-)
+from sagemaker_lightning.resume import fit_loops
 from sagemaker_lightning.resume.agreement import Agreement
+from sagemaker_lightning.resume.check.verification import Proof
+from sagemaker_lightning.resume.files import checkpoint_file, user_checkpoints
+from sagemaker_lightning.resume.parts import epoch_state, model_changes
+from sagemaker_lightning.resume.parts.user_state import UserState
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.resume.user_state import UserState
-from sagemaker_lightning.resume.verification import Proof
 from sagemaker_lightning.state.encoding import RECREATED, NotPlain, to_plain
 from sagemaker_lightning.state.object_state import digest
 

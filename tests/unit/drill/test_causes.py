@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from sagemaker_lightning.drill import causes as search
-from sagemaker_lightning.resume import explanation
-from sagemaker_lightning.resume.explanation import DifferenceKind, likely_causes
+from sagemaker_lightning.resume.check import explanation
+from sagemaker_lightning.resume.check.explanation import DifferenceKind, likely_causes
 
 HERE = "test_causes"
 DRAWS = random.Random(3)

@@ -11,7 +11,7 @@ from typing import Any
 from pytorch_lightning import Trainer
 
 from sagemaker_lightning.compat import lightning_callbacks
-from sagemaker_lightning.resume import user_checkpoints
+from sagemaker_lightning.resume.files import user_checkpoints
 from sagemaker_lightning.state.object_graph import is_library_class, namespace
 
 LOOPS = "fit_loop", "validate_loop", "test_loop", "predict_loop"

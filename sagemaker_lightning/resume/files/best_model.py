@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sagemaker_lightning.callbacks import divergence
 from sagemaker_lightning.compat.lightning_checkpoints import BestCheckpoint
-from sagemaker_lightning.resume import checkpoint_file, user_checkpoints
+from sagemaker_lightning.resume.files import checkpoint_file, user_checkpoints
 
 
 class BestModel(BestCheckpoint):

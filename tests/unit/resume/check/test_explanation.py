@@ -1,11 +1,11 @@
-"""resume/explanation.py: what is said of a difference, its kind and what has changed."""
+"""resume/check/explanation.py: what is said of a difference, its kind and what has changed."""
 
 import pytest
 import pytorch_lightning as pl
 import torch
 
-from sagemaker_lightning.resume import explanation
-from sagemaker_lightning.resume.explanation import DifferenceKind, likely_causes
+from sagemaker_lightning.resume.check import explanation
+from sagemaker_lightning.resume.check.explanation import DifferenceKind, likely_causes
 
 
 class Fake:

@@ -21,7 +21,7 @@ from pytorch_lightning.callbacks import (
 from torch import nn
 
 from sagemaker_lightning.callbacks import loggers
-from sagemaker_lightning.resume.optimizer_arguments import as_texts, labelled
+from sagemaker_lightning.resume.same_run.optimizer_arguments import as_texts, labelled
 from sagemaker_lightning.state import object_graph
 
 SHOWS = ProgressBar, ModelSummary, LearningRateMonitor, DeviceStatsMonitor, Timer

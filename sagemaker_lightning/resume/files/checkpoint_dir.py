@@ -21,7 +21,7 @@ from sagemaker_lightning.contract.checkpoint_home import (
     outlook,
 )
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume.checkpoint_file import (
+from sagemaker_lightning.resume.files.checkpoint_file import (
     ENTRIES_KEY,
     examine,
     identify,
@@ -30,7 +30,7 @@ from sagemaker_lightning.resume.checkpoint_file import (
     read_footer,
     write,
 )
-from sagemaker_lightning.resume.selection import CheckpointId, HostCheckpoints, newest_common
+from sagemaker_lightning.resume.files.selection import CheckpointId, HostCheckpoints, newest_common
 
 LONGEST_UPLOAD = 600.0
 """Seconds after which the next checkpoint waits no longer for the copy of the one before."""

@@ -1,10 +1,10 @@
 """Prove each resume: compare repeated steps with those before the interruption.
 
-Each batch leaves digests in a journal (resume/journal.py): of the batch, of the learning rates and
-of the losses. A run that resumes from a checkpoint reads the steps that the interrupted run
-recorded after that checkpoint, and compares its own steps with them. On a GPU, digests stay until
-there are some dozens of them, so that no step waits. The ranks exchange their results together with
-what they exchange anyway (resume/agreement.py).
+Each batch leaves digests in a journal (resume/check/journal.py): of the batch, of the learning
+rates and of the losses. A run that resumes from a checkpoint reads the steps that the interrupted
+run recorded after that checkpoint, and compares its own steps with them. On a GPU, digests stay
+until there are some dozens of them, so that no step waits. The ranks exchange their results
+together with what they exchange anyway (resume/agreement.py).
 """
 
 import contextlib
@@ -22,17 +22,14 @@ from torch import Tensor
 from sagemaker_lightning.compat.lightning_loops import fetcher, steps_draw_batches
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.deterministic import position
-from sagemaker_lightning.resume import (
-    explanation,
-    fit_loops,
-    restore_check,
-    run_settings,
-)
+from sagemaker_lightning.resume import fit_loops
 from sagemaker_lightning.resume.agreement import Comparison
-from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir
-from sagemaker_lightning.resume.explanation import DifferenceKind
-from sagemaker_lightning.resume.journal import FETCHED_AHEAD, Journal, Position, Step, read
+from sagemaker_lightning.resume.check import explanation, restore_check
+from sagemaker_lightning.resume.check.explanation import DifferenceKind
+from sagemaker_lightning.resume.check.journal import FETCHED_AHEAD, Journal, Position, Step, read
+from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.same_run import run_settings
 from sagemaker_lightning.state import batch_digest
 from sagemaker_lightning.state.batch_digest import LeafDigest
 

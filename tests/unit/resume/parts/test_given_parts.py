@@ -1,4 +1,4 @@
-"""resume/parts.py: what is given by ExactResume(parts={...}) is saved, restored and compared."""
+"""parts/given_parts.py: what ExactResume(parts={...}) gets is saved, restored and compared."""
 
 import copy
 import io
@@ -16,7 +16,7 @@ from short_fits import Noted, interrupted, trainer, weights
 from torch import nn
 
 from sagemaker_lightning import ExactResume, UserError
-from sagemaker_lightning.resume.parts import Parts
+from sagemaker_lightning.resume.parts.given_parts import Parts
 from sagemaker_lightning.state.encoding import decode
 
 ALLOWED = "allowed is a dict of objects with state_dict() and load_state_dict()"

@@ -20,10 +20,10 @@ from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
 from sagemaker_lightning.compat.torch_modules import hooks, parameters, step_hooks
 from sagemaker_lightning.data.sample_seeding import has_state
-from sagemaker_lightning.resume import start_hooks
-from sagemaker_lightning.resume.acceptance import saved_part
-from sagemaker_lightning.resume.parts import HINT, parts_of
-from sagemaker_lightning.resume.restore_check import LOADER_ATTRIBUTES
+from sagemaker_lightning.resume.check.restore_check import LOADER_ATTRIBUTES
+from sagemaker_lightning.resume.files.acceptance import saved_part
+from sagemaker_lightning.resume.parts import start_hooks
+from sagemaker_lightning.resume.parts.given_parts import HINT, parts_of
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators, module_variables, object_graph
 from sagemaker_lightning.state.encoding import NotPlain, decode, encode

@@ -22,10 +22,10 @@ from torch.nn.utils import prune
 
 from sagemaker_lightning.compat import lightning_callbacks
 from sagemaker_lightning.compat.torch_modules import buffers, parameters
-from sagemaker_lightning.resume import start_hooks
-from sagemaker_lightning.resume.epoch_state import has_values
+from sagemaker_lightning.resume.parts import start_hooks
+from sagemaker_lightning.resume.parts.epoch_state import has_values
+from sagemaker_lightning.resume.parts.user_state import user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.resume.user_state import user_objects
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import decode, encode
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricTracker
 
 from sagemaker_lightning.compat import lightning_loops, lightning_metrics, metrics
-from sagemaker_lightning.resume.parts import parts_of
+from sagemaker_lightning.resume.parts.given_parts import parts_of
+from sagemaker_lightning.resume.parts.start_hooks import is_of_library
+from sagemaker_lightning.resume.parts.user_state import UserState, user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.resume.start_hooks import is_of_library
-from sagemaker_lightning.resume.user_state import UserState, user_objects
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import decode, encode
 from sagemaker_lightning.state.object_state import digest

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume.checkpoint_file import FORMAT_VERSION
+from sagemaker_lightning.resume.files.checkpoint_file import FORMAT_VERSION
 
 
 class CheckpointId(NamedTuple):

@@ -1,0 +1,1 @@
+"""What a checkpoint has: how each part of it is saved and comes back."""

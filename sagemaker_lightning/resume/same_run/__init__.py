@@ -1,0 +1,1 @@
+"""Whether a run is the same as the one that saved a checkpoint: its settings and arguments."""
