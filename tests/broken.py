@@ -21,7 +21,7 @@ from sagemaker_lightning.resume.check import journal, restore_check
 from sagemaker_lightning.resume.parts import epoch_state, model_changes
 from sagemaker_lightning.resume.parts.user_state import UserState
 from sagemaker_lightning.state import generators
-from sagemaker_lightning.state.object_state import PlainState
+from sagemaker_lightning.state.graph.state import GraphState
 
 begin = TrainingLoaders.begin
 next_batch = TrainingLoaders.__next__
@@ -86,7 +86,7 @@ MISTAKES: dict[str, Callable[[], None]] = {
         TrainingLoaders, "__next__", as_it_was
     ),
     "a step is not seeded": lambda: setattr(Seeding, "on_train_batch_start", nothing),
-    "what objects hold is not restored": lambda: setattr(PlainState, "restore", nothing),
+    "what objects hold is not restored": lambda: setattr(GraphState, "restore", nothing),
     "what samplers hold is not restored": lambda: setattr(TrainingLoaders, "begin", without_states),
     "modes are not restored": lambda: setattr(UserState, "restore", of_modes),
     "schedulers are not restored": lambda: setattr(

@@ -539,7 +539,7 @@ def installed(**options) -> pl.Trainer:
     restart.recreating_data = lambda *_: contextlib.nullcontext()
     resume = Calls()
     resume.is_training = True
-    resume.snapshot = resume.user_state = resume
+    resume.snapshot = resume.user_state = resume.state = resume
     fit_loops.install(made, resume, restart)
     return made
 

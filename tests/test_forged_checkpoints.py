@@ -5,6 +5,7 @@ Each test interrupts a training, forges its newest checkpoint, and starts the tr
 
 import hashlib
 import io
+import json
 import os
 import resource
 import shutil
@@ -28,6 +29,7 @@ from sagemaker_lightning.callbacks.loggers import prepare_files
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.files import checkpoint_file
 from sagemaker_lightning.resume.files.best_model import BestModel
+from sagemaker_lightning.state.encoding import decode
 
 ENTRIES = checkpoint_file.ENTRIES_KEY
 
@@ -51,9 +53,26 @@ def state_of_rank(content: dict) -> dict:
     return content[ENTRIES]["ranks"][0]
 
 
-def plain_state(content: dict) -> dict:
-    """Return what a checkpoint has of the user's objects, by path and name."""
-    return state_of_rank(content)["held"]["plain"]
+def add_node(content: dict, *node: object) -> list:
+    """Add a node to what a checkpoint has of the user's objects, and return a reference to it."""
+    graph = state_of_rank(content)["held"]["graph"]
+    nodes = json.loads(graph["nodes"])
+    nodes.append(list(node))
+    graph["nodes"] = json.dumps(nodes)
+    return [len(nodes) - 1]
+
+
+def set_attributes(content: dict, path: str, values: dict) -> None:
+    """Have a checkpoint set attributes of the object at a path, and do nothing else with it."""
+    graph = state_of_rank(content)["held"]["graph"]
+    nodes = json.loads(graph["nodes"])
+    nodes = [
+        ["list", "nothing", None, [], None] if node[:2] == ["object", path] else node
+        for node in nodes
+    ]
+    graph["nodes"] = json.dumps(nodes)
+    note = {"names": list(values)}
+    add_node(content, "object", path, note, list(values.values()), None)
 
 
 # Files --------------------------------------------------------------------------------------------
@@ -221,11 +240,10 @@ def interrupted_run(tmp_path_factory) -> Callable[[], Path]:
     return again
 
 
-def callbacks_state(name: str, values: dict) -> dict:
-    """Return plain state of a callback, wherever it is among the callbacks."""
-    return {
-        (f"callbacks.{n} {name}", key): value for n in range(12) for key, value in values.items()
-    }
+def set_of_callback(content: dict, name: str, values: dict) -> None:
+    """Have a checkpoint set attributes of a callback, wherever it is among the callbacks."""
+    for n in range(12):
+        set_attributes(content, f"callbacks.{n} {name}", values)
 
 
 def test_a_checkpoint_sets_no_attribute_that_it_would_not_have_saved(interrupted_run):
@@ -237,24 +255,24 @@ def test_a_checkpoint_sets_no_attribute_that_it_would_not_have_saved(interrupted
     names = {"dirpath": str(precious.parent), "FILE_EXTENSION": ".txt", "save_top_k": -1}
     names |= {"filename": "../elsewhere/best", "CHECKPOINT_NAME_LAST": "../x", "save_last": True}
     names |= {"write": 5, "state_key": "other", "monitor": "other", "keeps_retired": 5}
-    of_model = {"line": 5, "training_step": 5, "trainer": 5, "_trainer": 5, "_modules": {}}
-    of_model |= {"mean": 5, "_parameters": {}, "automatic_optimization": False, "__class__": 5}
-    of_model |= {"__dict__": {}, "named_parameters": 5, "forward": "text"}
-    of_trainer = {"fit": 5, "callbacks": [], "strategy": 5, "_default_root_dir": "/", "loggers": 5}
+    of_model = {"line": 5, "training_step": 5, "trainer": 5, "_trainer": 5, "mean": 5}
+    of_model |= {"automatic_optimization": False, "__class__": 5, "named_parameters": 5}
+    of_model |= {"forward": "text", "module line": 5, "parameter a": 5, "buffer b": 5}
+    of_trainer = {"fit": 5, "strategy": 5, "_default_root_dir": "/", "loggers": 5}
 
     def change(content: dict) -> None:
-        plain = plain_state(content)
-        plain |= callbacks_state("BestModel", names)
-        plain |= callbacks_state("SpikeDetection", {"exclude_batches_path": "/x", "mode": 5})
-        plain |= callbacks_state("RankConsistency", {"scaling": 5, "on_train_end": 5})
-        plain |= callbacks_state("Naming", {"on_train_end": 5, "__class__": 5})
-        plain |= {("model", name): value for name, value in of_model.items()}
-        plain |= {("trainer", name): value for name, value in of_trainer.items()}
-        plain |= {("optimizers.0", name): 5 for name in ("step", "param_groups", "state")}
-        plain |= {("model.sum", name): 5 for name in ("update", "_computed", "sum_value")}
-        method = {"#": ("method",), "value": "__init__"}
-        plain |= {("model", "configure_callbacks"): {"#": ("method",), "value": 5}}
-        plain |= {("trainer", "test"): method, ("model", "validation_step"): method | {"value": ""}}
+        empty_dict = add_node(content, "dict", None, None, [], None)
+        empty_list = add_node(content, "list", None, None, [], None)
+        method = add_node(content, "method", None, "on_train_end", [["at", "model"]], None)
+        dicts = dict.fromkeys(("_modules", "_parameters", "__dict__"), empty_dict)
+        set_of_callback(content, "BestModel", names)
+        set_of_callback(content, "SpikeDetection", {"exclude_batches_path": "/x", "mode": 5})
+        set_of_callback(content, "RankConsistency", {"scaling": 5, "on_train_end": 5})
+        set_of_callback(content, "Naming", {"on_train_end": 5, "__class__": 5, "epochs": 2})
+        set_attributes(content, "model", of_model | dicts)
+        set_attributes(content, "trainer", of_trainer | {"callbacks": empty_list, "test": method})
+        set_attributes(content, "optimizers.0", dict.fromkeys(("step", "param_groups", "state"), 5))
+        set_attributes(content, "model.sum", dict.fromkeys(("update", "_computed", "sum_value"), 5))
 
     forge(run, change)
     again = Run(run)
@@ -484,12 +502,31 @@ TYPES = {
 
 
 @pytest.mark.parametrize("name", [*HUGE, *TYPES])
-def test_a_value_is_what_its_note_says_or_the_run_ends_with_a_line(interrupted_run, bounded, name):
+def test_a_value_is_what_its_note_says_or_the_run_ends_with_a_line(bounded, name):
     """Whatever numpy, torch or Python raise of it; and no value is larger than what is saved."""
+    with pytest.raises(UserError, match="^a checkpoint holds ") as raised:
+        decode((HUGE | TYPES)[name])
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        ("object", None, {"class": "os._wrap_close", "names": []}, [], None),
+        ("array", None, [10**13], [], None),
+        ("bytes", None, "bytearray", [], 10**12),
+        ("deque", None, "long", [], None),
+        ("nothing", None, None, [], None),
+    ],
+)
+def test_an_object_is_what_its_node_says_or_the_run_ends_with_a_line(
+    interrupted_run, bounded, node
+):
     run = interrupted_run()
-    value = (HUGE | TYPES)[name]
-    naming = callbacks_state("Naming", {"epochs": value})
-    forge(run, lambda content: plain_state(content).update(naming))
+    forge(
+        run,
+        lambda content: set_of_callback(content, "Naming", {"epochs": add_node(content, *node)}),
+    )
     with pytest.raises(UserError, match="^a checkpoint holds ") as raised:
         Run(run).fit()
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
@@ -498,11 +535,12 @@ def test_a_value_is_what_its_note_says_or_the_run_ends_with_a_line(interrupted_r
 @pytest.mark.parametrize("size", [10**13, 10**7, 5 * 2**20, -1])
 def test_a_set_is_as_large_as_its_elements(interrupted_run, bounded, size):
     run = interrupted_run()
-    value = noted([7, 1, 5], "set", size)
-    forge(
-        run,
-        lambda content: plain_state(content).update(callbacks_state("Naming", {"epochs": value})),
-    )
+
+    def change(content: dict) -> None:
+        epochs = add_node(content, "set", None, size, [7, 1, 5], None)
+        set_of_callback(content, "Naming", {"epochs": epochs})
+
+    forge(run, change)
     again = Run(run)
     again.naming.on_train_epoch_start = lambda *_: None
     again.fit()
@@ -570,7 +608,7 @@ def sparse() -> torch.Tensor:
 def test_what_a_checkpoint_holds_is_not_larger_than_its_file(interrupted_run, bounded, make):
     """It is skipped as a damaged one is; without another one, the run does not begin anew."""
     run = interrupted_run()
-    path = forge(run, lambda content: plain_state(content).update({("model", "events"): make()}))
+    path = forge(run, lambda content: state_of_rank(content)["held"].update(events=make()))
     with pytest.raises(
         UserError, match="found checkpoints, but none that every host has"
     ) as raised:

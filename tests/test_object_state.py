@@ -43,7 +43,7 @@ from sagemaker_lightning.state.encoding import (
     from_plain,
     to_plain,
 )
-from sagemaker_lightning.state.object_graph import MAX_MEMBERS
+from sagemaker_lightning.state.graph.state import GraphState, nodes_of
 from sagemaker_lightning.state.object_state import COMPARED_IN_FULL, PlainState
 
 Step = namedtuple("Step", "state reward done")
@@ -163,17 +163,6 @@ def test_long_lists_of_one_kind_take_little_room(element):
         assert restored[0].untyped_storage().nbytes() == restored[0].nbytes
 
 
-def test_each_calculated_tensor_of_a_long_list_is_watched():
-    weight = torch.ones(1, requires_grad=True)
-    losses = [k * weight for k in range(PACKED_FROM + 1)]
-    watched = []
-    restored = decode(encode(losses), watched.append)
-    assert len(watched) == len(losses) and restored[7] is watched[7]
-    with torch.no_grad():
-        alone = decode(encode(losses[7]))
-    assert alone.requires_grad and not alone.is_leaf and alone.item() == 7
-
-
 @pytest.mark.parametrize("number", [3, PACKED_FROM + 1])
 def test_of_tensors_that_require_gradients_the_values_are_saved(number):
     """However many they are: such a one is no result of a calculation."""
@@ -248,19 +237,6 @@ def test_a_list_of_a_models_own_weights_is_no_value_of_its_own():
     values = PlainState(lambda: {"model": model}).encode_all()
     assert ("model", "_flat_weights") not in values
     assert {("model", "others"), ("model", "none"), ("model", "hidden_size")} <= values.keys()
-
-
-def test_what_is_too_long_is_told(monkeypatch):
-    monkeypatch.setattr("sagemaker_lightning.state.object_state.MAX_SAVED", COMPARED_IN_FULL + 1)
-    owner = type("Mine", (), {})()
-    owner.value = np.zeros(COMPARED_IN_FULL + 2)
-    state = PlainState(lambda: {"mine": owner})
-    state.mark()
-    assert state.encode_changes() == {} and state.unsaved == {}
-    owner.value[5] = 1
-    assert state.encode_changes() == {} and state.unsaved == {
-        ("mine", "value"): "holds 65,538 elements"
-    }
 
 
 def on_two_devices() -> dict:
@@ -370,11 +346,10 @@ def test_what_hooks_compute_at_the_start_is_told_from_what_may_rightly_differ():
     )
     hooks = start_hooks.StartHooks(trainer)
     starts.on_fit_start(trainer, trainer.lightning_module)
-    assert hooks.computed() == {
-        ("callbacks.0 Starts", name)
-        for name in ("anchor", "baseline", "mean", "first_step", "largest")
+    assert hooks.computed().keys() == {
+        (id(starts), name) for name in ("anchor", "baseline", "mean", "first_step", "largest")
     }
-    assert start_hooks.StartHooks(trainer).computed() == set()
+    assert start_hooks.StartHooks(trainer).computed() == {}
 
 
 @dataclass
@@ -405,7 +380,8 @@ def computed_by(trainer_values: dict, **values) -> set[str]:
     )
     hooks = start_hooks.StartHooks(trainer)
     callback.on_train_start(trainer, trainer.lightning_module)
-    return {name for _, name in hooks.computed()}
+    # What is new has no name of its own there.
+    return {name for _, name in hooks.computed() if name}
 
 
 def test_which_numbers_follow_from_weights():
@@ -474,7 +450,7 @@ def test_hooks_of_libraries_alone_compute_nothing():
     )
     hooks = start_hooks.StartHooks(trainer)
     trainer.lightning_module.anchor = torch.ones(2)
-    assert hooks.computed() == set()
+    assert hooks.computed() == {}
 
 
 class Counting(LightningModule):
@@ -500,12 +476,16 @@ class Tracker:
 
 def changed_names(change, **roots) -> list[str]:
     """Return the names of what is saved once `change` has been called."""
-    state = PlainState(lambda: roots)
+    state = GraphState(lambda: roots)
     state.mark()
     change()
-    changes = state.encode_changes()
-    assert state.unsaved == {}
-    return [".".join(key) for key in changes]
+    nodes = nodes_of(state.encode())
+    assert state.unsaved == []
+    return [
+        name
+        for _, path, note, *_ in nodes
+        for name in ([f"{path}.{each}" for each in note["names"]] if type(note) is dict else [path])
+    ]
 
 
 def test_an_attribute_may_have_the_name_of_a_librarys_method():
@@ -534,7 +514,7 @@ def test_the_object_whose_method_is_a_hook_is_reached():
     tracker = Tracker()
     callback = LambdaCallback(on_train_batch_end=tracker.update)
     assert changed_names(tracker.update, callback=callback) == [
-        "callback.on_train_batch_end.self.batches"
+        "callback.on_train_batch_end.__self__.batches"
     ]
 
 
@@ -601,7 +581,7 @@ def test_what_has_itself_in_it_is_not_plain():
     assert plain == {"x": [1, None], "y": [1]} and refused == [("x", 1)]
     assert list(notes) == [("y",)]
     assert changed_names(lambda: setattr(root.children[0], "depth", 5), root=root) == [
-        "root.children.0.depth"
+        "root.children[0].depth"
     ]
 
 
@@ -834,35 +814,6 @@ def test_keys_of_a_dict_come_back_as_they_were(value):
     assert list(restored.items()) == list(value.items())
 
 
-class Level(int):
-    """A number of a class of its own, which no checkpoint can hold (RDKit has such)."""
-
-
-def test_of_what_cannot_be_saved_a_change_is_said():
-    """Also where it is a key, or the last of a long list; what stays as it is needs no word."""
-    tracker = Tracker()
-    tracker.numbers = {Level(1): [0], "b": 2}
-    tracker.tree = [{Level(2): {"a": torch.zeros(1)}}]
-    tracker.long = [0] * 1000 + [object()]
-    state = PlainState(lambda: {"tracker": tracker})
-    assert state.encode_changes() and len(state.unsaved) == 3
-    state.mark()
-    assert state.encode_changes() == {} and state.unsaved == {}
-    tracker.numbers[next(iter(tracker.numbers))].append(1)
-    tracker.tree[0][Level(2)]["a"] += 1
-    tracker.long[0] = 1
-    state.encode_changes()
-    assert state.unsaved == {
-        ("tracker", "numbers"): f"holds a {__name__}.Level",
-        ("tracker", "tree"): f"holds a {__name__}.Level",
-        ("tracker", "long"): "holds a builtins.object",
-    }
-    state.mark()
-    tracker.long[-1] = object()
-    state.encode_changes()
-    assert state.unsaved == {("tracker", "long"): "holds a builtins.object"}
-
-
 class Pair(tuple):
     """A tuple of a class of its own, without names."""
 
@@ -920,32 +871,6 @@ def test_what_no_checkpoint_can_hold_is_named_with_its_place(value):
     plain = to_plain({"a": (0, {"b": value})}, {}, lambda error: refusals.append(error) or "none")
     assert [error.path[:3] for error in refusals][:1] == [("a", 1, "b")]
     assert isinstance(value, list) or plain == {"a": (0, {"b": "none"})}
-
-
-@pytest.mark.parametrize(
-    ("make", "kind"),
-    [
-        (lambda: torch.zeros(1, device="meta"), "torch.Tensor (meta)"),
-        (lambda: torch.zeros(COMPARED_IN_FULL + 1, device="meta"), "torch.Tensor (meta)"),
-        (lambda: torch.nested.nested_tensor([torch.ones(1)]), "torch.Tensor (nested)"),
-        (
-            lambda: torch.nested.nested_tensor([torch.ones(COMPARED_IN_FULL + 1)]),
-            "torch.Tensor (nested)",
-        ),
-        (lambda: torch.ones(1).to_mkldnn(), "torch.Tensor (torch._mkldnn)"),
-    ],
-    ids=["meta", "large and meta", "nested", "large and nested", "mkldnn"],
-)
-def test_a_tensor_whose_values_cannot_be_read_is_told_once_it_is_there(make, kind):
-    """It ends no run."""
-    owner, state = mine(value=make(), number=0)
-    assert state.encode_changes() == {} and state.unsaved == {}
-    assert state.copies().keys() >= {("mine", "number")}
-    owner.other = make()
-    owner.number = 1
-    assert changed_attributes(state) == ["number"]
-    assert state.unsaved == {("mine", "other"): f"is a {kind}"}
-    assert object_state.digest([make()]) == b""
 
 
 def test_a_class_within_a_class_is_found():
@@ -1043,40 +968,12 @@ def test_an_array_of_lists_has_its_shape():
     assert restored.shape == (2,) and restored[1] == [3, 4]
 
 
-def test_the_first_elements_of_an_array_of_objects_tell_what_it_is():
-    """Whatever its shape is. One that cannot be saved after all is told once it changes."""
-    table = np.zeros((2, 500), dtype=object)
-    table[1, 3] = object()
-    owner, state = mine(one=np.array({1}, dtype=object), table=table)
-    assert state.encode_changes() == {} and state.unsaved == {}
-    owner.one[()].add(2)
-    owner.table[0, 0] = 1
-    assert changed_attributes(state) == ["one"]
-    assert state.unsaved == {("mine", "table"): "holds a builtins.object"}
-
-
 @pytest.mark.parametrize("size", [3, COMPARED_IN_FULL + 1])
 def test_an_array_of_objects_is_saved_when_it_changes(size):
     owner = type("Mine", (), {})()
     owner.value = np.array(["a"] * size, dtype=object)
     assert changed_names(lambda: None, mine=owner) == []
     assert changed_names(lambda: owner.value.put(1, "b"), mine=owner) == ["mine.value"]
-
-
-def test_an_array_of_a_class_that_cannot_be_saved_is_told_once_it_changes(tmp_path):
-    """A memory map is in a file."""
-    owner = type("Mine", (), {})()
-    owner.value = np.ma.masked_array(np.zeros(3), mask=[0, 0, 1])
-    owner.fields = np.zeros(2, dtype={"names": "ab", "formats": ["f4", "i4"], "offsets": [0, 0]})
-    owner.mapped = np.memmap(tmp_path / "mapped", shape=(3,), mode="w+")
-    state = PlainState(lambda: {"mine": owner})
-    state.mark()
-    assert state.encode_changes() == {} and state.unsaved == {}
-    owner.value[0] = owner.mapped[0] = owner.fields["a"][1] = 1
-    assert state.encode_changes() == {} and state.unsaved == {
-        ("mine", "value"): "is a numpy.ma.MaskedArray",
-        ("mine", "fields"): "is a numpy.ndarray",
-    }
 
 
 def test_each_element_of_a_dict_has_a_path_of_its_own():
@@ -1091,42 +988,18 @@ def test_each_element_of_a_dict_has_a_path_of_its_own():
         for tracker in trackers.values()
     ]
     assert changed_names(lambda: [tracker.update() for tracker in trackers], mine=owner) == [
-        "mine.by_layer.Linear#0.batches",
-        "mine.by_layer.Linear#1.batches",
-        "mine.by_object.object#0.batches",
-        "mine.by_object.object#1.batches",
-        "mine.by_number.1.batches",
-        "mine.by_number.1#1.batches",
+        "mine.by_layer[#0].batches",
+        "mine.by_layer[#1].batches",
+        "mine.by_object[#0].batches",
+        "mine.by_object[#1].batches",
+        "mine.by_number[1].batches",
+        "mine.by_number['1'].batches",
     ]
 
 
 def test_a_generator_in_a_librarys_object_is_found():
     engine = SimpleNamespace(rng=np.random.default_rng(0))
     assert generators.find({"engine": engine}) == {"engine.rng": engine.rng}
-
-
-@pytest.mark.parametrize("removed", [0, 7, 25])
-@pytest.mark.parametrize("number", [3, 19, 20, 33, 38, 500])
-@pytest.mark.parametrize("step", [3, 129])
-def test_a_set_of_numbers_has_its_order_again(number, removed, step):
-    """The table of a set does not shrink when elements are removed."""
-
-    def made():
-        owner = type("Mine", (), {})()
-        owner.pool = {step * element for element in range(number)}
-        return owner
-
-    owner = made()
-    state = PlainState(lambda: {"mine": owner})
-    state.mark()
-    for element in list(owner.pool)[: min(removed, number - 1)]:
-        owner.pool.remove(element)
-    changes = state.encode_changes()
-    order = list(owner.pool)
-    owner = made()
-    pool = owner.pool
-    state.restore(changes)
-    assert list(pool) == order and owner.pool is pool and state.reordered == set()
 
 
 @pytest.mark.parametrize(("number", "added"), [(5, 1), (127, 20)])
@@ -1139,44 +1012,10 @@ def test_a_copy_of_a_set_to_which_was_added_has_its_order_again(number, added):
     assert list(restored) == list(pool) and sys.getsizeof(restored) == sys.getsizeof(pool)
 
 
-def test_a_set_whose_order_cannot_be_had_is_known():
-    owner = type("Mine", (), {})()
-    state = PlainState(lambda: {"mine": owner})
-    owner.pool = {1, 2, 3}
-    changes = state.encode_changes()
-    assert list(changes) == [("mine", "pool")]
-    changes["mine", "pool"]["value"].reverse()
-    assert comparable(changes) == comparable(state.encode_changes())
-    assert comparable(encode({1, 2})) != comparable(encode({1, 3}))
-    assert comparable(encode(deque([1, 2]))) != comparable(encode(deque([2, 1])))
-    state.restore(changes)
-    assert state.reordered == {("mine", "pool")}
-    owner.pool = set("abcdefghijkl")
-    state.reordered.clear()
-    state.restore(state.encode_changes())
-    assert state.reordered == set()
-
-
 def test_each_object_of_a_long_list_is_read():
     owner = type("Mine", (), {})()
     owner.trackers = [Tracker() for _ in range(1000)]
-    assert changed_names(owner.trackers[999].update, mine=owner) == ["mine.trackers.999.batches"]
-
-
-@pytest.mark.parametrize("is_nested", [False, True])
-def test_a_list_of_too_many_objects_is_told_once_they_change(is_nested):
-    owner = type("Mine", (), {})()
-    trackers = [Tracker() for _ in range(MAX_MEMBERS + 1)]
-    owner.trackers = {"a": trackers} if is_nested else trackers
-    owner.steps = deque([Transition(1.0, [])] * (MAX_MEMBERS + 1))  # is saved as a whole
-    state = PlainState(lambda: {"mine": owner})
-    state.mark()
-    assert state.encode_changes() == {} and state.unsaved == {}
-    owner.steps.append(Transition(2.0, []))
-    assert state.encode_changes().keys() == {("mine", "steps")} and state.unsaved == {}
-    trackers[3].update()
-    state.encode_changes()
-    assert state.unsaved == {("mine", "trackers"): "holds too many objects that change"}
+    assert changed_names(owner.trackers[999].update, mine=owner) == ["mine.trackers[999].batches"]
 
 
 def test_many_objects_of_one_attribute_take_nothing_from_another(monkeypatch):
@@ -1188,16 +1027,8 @@ def test_many_objects_of_one_attribute_take_nothing_from_another(monkeypatch):
     for depth in range(1, 30):
         last.parent = last = Node(depth)
     owner.tracker = Tracker()
-    cut = set()
-    assert dict(object_graph.walk({"mine": owner}, cut=cut))["mine.tracker"] is owner.tracker
-    assert cut == {"mine.corpus", "mine.chain"}
+    assert dict(object_graph.walk({"mine": owner}))["mine.tracker"] is owner.tracker
     assert changed_names(owner.tracker.update, mine=owner) == ["mine.tracker.batches"]
-    owner.corpus[0].append(Tracker())
-    state = PlainState(lambda: {"mine": owner})
-    state.mark()
-    owner.corpus[0][-1].update()
-    state.encode_changes()
-    assert state.unsaved == {("mine", "corpus"): "holds too many objects that change"}
 
 
 class Slotted:
@@ -1380,14 +1211,11 @@ def test_each_generator_has_a_seed_of_its_own_that_a_number_decides(kind):
 def test_so_many_objects_of_an_attribute_are_read():
     """20,000; and 1,024 of a list."""
     members = [object() for _ in range(1024)]
-    cut = set()
-    assert len(list(object_graph.walk({"a": members}, cut=cut))) == 1025 and cut == set()
+    assert len(list(object_graph.walk({"a": members}))) == 1025
     members.append(object())
-    assert len(list(object_graph.walk({"a": members}, cut=cut))) == 1025 and cut == {"a"}
+    assert len(list(object_graph.walk({"a": members}))) == 1025
     parts = [[object() for _ in range(1000)] for _ in range(20)]
-    cut.clear()
-    assert len(list(object_graph.walk({"a": parts, "b": [[]]}, cut=cut))) == 20_002
-    assert cut == {"a"}
+    assert len(list(object_graph.walk({"a": parts, "b": [[]]}))) == 20_002
 
 
 def paths(**roots) -> list[str]:
@@ -1614,41 +1442,9 @@ def test_a_tensor_of_a_class_that_no_module_has_is_named():
     owner.image = image
     state = PlainState(lambda: {"mine": owner})
     state.mark()
-    assert state.encode_changes() == {} and state.unsaved == {}
+    assert state.encode_changes() == {}
     image.add_(1)
     assert state.encode_changes() == {}
-    assert state.unsaved == {("mine", "image"): f"is a {__name__}.Local"}
-
-
-def restored_loss():
-    """Return an owner whose loss, of a calculation, is restored."""
-    owner = type("Mine", (), {})()
-    owner.losses = [torch.zeros(1)]
-    weight = torch.ones(1, requires_grad=True)
-    state = PlainState(lambda: {"mine": owner})
-    state.mark()
-    owner.losses[0] = 2 * weight
-    file = io.BytesIO()
-    torch.save(state.encode_changes(), file)
-    changes = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-    owner.losses = [torch.zeros(1)]
-    state.restore(changes)
-    assert str(state.encode_changes()) == str(changes) and owner.losses[0].requires_grad
-    return owner
-
-
-def test_a_calculated_tensor_is_told_when_a_gradient_reaches_it(capsys):
-    owner = restored_loss()
-    (3 * owner.losses[0]).backward()
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("warning: mine.losses was calculated before the interruption")
-
-
-def test_a_calculated_tensor_that_is_only_logged_is_not_told(capsys):
-    owner = restored_loss()
-    owner.losses[0] += torch.ones(1)
-    (torch.ones(1, requires_grad=True) * owner.losses[0].detach()).backward()
-    assert owner.losses[0].item() == 3 and capsys.readouterr().out == ""
 
 
 def mine(**attributes):
@@ -1675,7 +1471,7 @@ def test_a_value_of_any_size_that_stays_as_it_is_is_not_saved(make, size):
     assert state.encode_changes() == {} and COMPARED_IN_FULL == 65_536
     assert object_state.is_small(owner.value) is (size == 65_536)
     owner.value = make(size + 1)
-    assert changed_attributes(state) == ["value"] and state.unsaved == {}
+    assert changed_attributes(state) == ["value"]
 
 
 def test_each_number_of_a_large_array_counts():
@@ -1754,73 +1550,8 @@ def test_equal_texts_are_equal_whether_or_not_they_are_one_object():
     )
 
 
-def test_the_hash_of_numbers_is_the_same_in_another_process_and_version(tmp_path, monkeypatch):
-    """A checkpoint has it, of what a resumed run makes again."""
-    size = 8 * (COMPARED_IN_FULL + 1)
-    monkeypatch.setattr(object_state, "MAX_CHECKSUMMED_BYTES", size)
-    mapped = np.memmap(tmp_path / "mapped", shape=(3,), mode="w+")
-    owner, state = mine(
-        array=np.arange(3.0),
-        tensor=torch.arange(3),
-        large=np.arange(COMPARED_IN_FULL + 1),
-        large_tensor=torch.arange(COMPARED_IN_FULL + 1),
-        huge=np.arange(COMPARED_IN_FULL + 2),
-        huge_tensor=torch.arange(COMPARED_IN_FULL + 2),
-        transposed=np.zeros((300, 300), np.int8).T,
-        calculated=torch.ones(COMPARED_IN_FULL + 1, requires_grad=True) * 2,
-        few=[0.5] * 256,
-        many=[0.5] * 257,
-        rate=[0.1],
-        rates=[0.1, 2, np.float32(0.5)],
-        pair=(torch.ones(1), np.zeros(2)),
-        most=[0] * COMPARED_IN_FULL,
-        more=[0] * (COMPARED_IN_FULL + 1),
-        number=3,
-        text=["a", "b"],
-        objects=np.array([1, None]),
-        words=np.array(["a"]),
-        none=[],
-        table={"a": 1},
-        mapped=mapped,
-    )
-    assert {name: mark.hex() for (_, name), mark in state.numbers().items()} == {
-        "array": "694ecbbfcf8c9a64",
-        "tensor": "ee9130f5ea701c89",
-        "large": "a8eef773e673eb6a",
-        "large_tensor": "957d00fb6501bd6f",
-        "huge": "7ebaada1837dcd14",
-        "huge_tensor": "6c0324ae91c2e710",
-        "transposed": "4d2769b451a5cc12",
-        "calculated": "4bcadb88dac59d15",
-        "few": "b6622826ab0b2c9b",
-        "many": "d6c7b018e0894f13",
-        "rate": "896903cf29da2590",
-        "rates": "5254854974441b1a",
-        "pair": "cd570fbec9b00db9",
-        "most": "6ef7b52787cf0f29",
-    }
-    arrays = {"array", "tensor", "large", "large_tensor", "huge", "huge_tensor"}
-    assert state.arrays_at_start - {("mine", "mapped")} == {
-        ("mine", name) for name in (*arrays, "transposed", "calculated")
-    }
-
-
-def test_a_value_that_is_touched_is_saved_as_it_is():
-    owner, state = mine(a=[1], b=[2], c=[3])
-    state.touch({("mine", "a")})
-    owner.b.append(3)
-    assert changed_attributes(state) == ["a", "b"]
-    assert state.unchanged == {("mine", "a")}
-    state.touch()
-    state.mark()
-    assert changed_attributes(state) == ["a", "b"]
-    assert state.unchanged == {("mine", "a"), ("mine", "b")}
-    state.touched.clear()
-    assert state.encode_changes() == {} and state.unchanged == set()
-    state.restore({("mine", "c"): [4]}, touch=False)
-    assert changed_attributes(state) == ["c"] and state.touched == set()
-    state.restore({("mine", "c"): [3]})
-    assert changed_attributes(state) == ["c"] and state.unchanged == {("mine", "c")}
+class Level(int):
+    """A number of a class of its own, which no checkpoint can hold (RDKit has such)."""
 
 
 def test_kept_values_are_those_of_their_moment(monkeypatch):
@@ -1867,102 +1598,6 @@ def test_a_kept_array_is_as_at_the_start_however_it_lies_in_memory():
     """CIFAR10's images are transposed."""
     _, state = mine(array=np.zeros((300, 300)).T, tensor=torch.zeros(300, 300).T)
     assert state.encode_changes(state.copies()) == {}
-
-
-def test_a_value_of_67_million_elements_is_the_largest_that_is_saved(monkeypatch):
-    limits = object_state.MAX_SAVED, object_state.MAX_COPIED, object_state.MAX_CHECKSUMMED_BYTES
-    assert limits == (2**26, 2**20, 2**28)
-    monkeypatch.setattr("sagemaker_lightning.state.object_state.MAX_SAVED", 3)
-    owner, state = mine(most=[1, 2, 3], more=[1, 2, 3, 4])
-    owner.most[0] = owner.more[0] = 0
-    assert state.encode_changes() == {("mine", "most"): [0, 2, 3]}
-    assert state.unsaved == {("mine", "more"): "holds 4 elements"}
-
-
-def test_what_is_not_plain_is_known_by_its_kind():
-    model = torch.nn.LazyLinear(1)
-    owner, state = mine(
-        number=1,
-        function=first_loss,
-        method=len,
-        kind=Tracker,
-        model=model,
-        lists=[object()],
-        tracker=Tracker(),
-        scaled=partial(max, 1, default=2),
-        bound=Tracker().update,
-    )
-    names = {name for path, name in state.opaque_attributes() if path == "mine"}
-    assert names == {"method", "kind", "model", "lists", "tracker", "scaled", "bound"}
-    owner.scaled = partial(max, 1, default=2)
-    owner.lists = [object()]
-    owner.tracker = Tracker()
-    owner.model = torch.nn.Linear(1, 1)
-    assert [name for path, name in state.encode_changes() if path == "mine"] == []
-    state.touch({("mine", "lists")})
-    assert [name for path, name in state.encode_changes() if path == "mine"] == ["lists"]
-    state.touched.clear()
-    owner.scaled = partial(max, 2, default=2)
-    owner.method = max
-    owner.kind = Slotted
-    owner.tracker = Slotted()
-    owner.bound = Switching().reset
-    described = {
-        name: value["value"]
-        for (path, name), value in state.encode_changes().items()
-        if path == "mine"
-    }
-    assert described.pop("scaled").startswith("builtins.max ")
-    assert described == {
-        "bound": f"{__name__}.Switching.reset",
-        "kind": f"{__name__}.Slotted",
-        "method": "builtins.max",
-        "tracker": f"{__name__}.Slotted",
-    }
-
-
-def test_containers_of_what_is_not_plain_are_watched():
-    class Table:
-        """A table, as pandas and polars have them."""
-
-        shape = (3, 2)
-
-        def __dataframe__(self):
-            raise NotImplementedError
-
-    class Stream:
-        def __arrow_c_stream__(self):
-            raise NotImplementedError
-
-    held = [object(), object()]
-    owner, state = mine(
-        objects=held,
-        by_name={"a": held[0]},
-        table=Table(),
-        stream=Stream(),
-        numbers=[1],
-        of_lists=[[object()]],
-        array=np.array([held[0], 1], dtype=object),
-        arrays=[np.zeros(2, {"names": "ab", "formats": ["f4", "i4"], "offsets": [0, 0]})],
-        weights=torch.nn.Linear(1, 1).state_dict(),
-    )
-    containers = state.opaque_containers()
-    assert {name: value for (_, name), (value, *_) in containers.items()} == {
-        name: getattr(owner, name)
-        for name in ("objects", "by_name", "table", "stream", "of_lists", "array", "arrays")
-    }
-    assert containers["mine", "table"][1:] == ((3, 2), id(owner.table))
-    assert containers["mine", "stream"][1:] == ((), id(owner.stream))
-    assert containers["mine", "objects"][1] == 2 and state.opaque_containers() == containers
-    held[1] = object()
-    owner.by_name["a"] = owner.array[0] = held[1]
-    assert state.encode_changes() == {} and state.unsaved == {}
-    now = state.opaque_containers()
-    assert {name for (_, name), value in now.items() if value != containers["mine", name]} == {
-        "objects",
-        "by_name",
-        "array",
-    }
 
 
 def test_of_a_state_dict_that_an_object_keeps_the_weights_are_saved():
@@ -2126,21 +1761,6 @@ def test_variables_of_classes_and_objects_of_skipped_ones_are_not_saved(monkeypa
         assert sorted(changed_attributes(skipping)) == names
 
 
-def test_only_the_objects_that_are_asked_for_are_restored():
-    owner, state = mine(a=[1], tracker=Tracker())
-    changes = {
-        ("mine", "a"): [2],
-        ("mine.tracker", "batches"): 3,
-        ("mine.gone", "a"): 1,
-        ("mine", "step"): {"#": ("method",), "value": "no_such_method"},
-        ("mine", "meter"): {"#": ("object",), "value": "a.Meter"},
-    }
-    state.restore(changes, ids={id(owner.tracker)})
-    assert owner.a == [1] and owner.tracker.batches == 3
-    state.restore(changes, ids={id(owner)})
-    assert vars(owner).keys() == {"a", "tracker"} and owner.a == [2]
-
-
 def test_hyperparameters_that_change_while_training_are_saved():
     """Those that are plain; others stay as they are."""
 
@@ -2184,12 +1804,4 @@ def test_what_is_in_nine_containers_is_saved(make):
     owner.ten = nested(10, 2, make)
     owner.parts["b"] = frozenset({1})
     assert ("mine", "nine") in state.encode_changes()
-    assert {name for _, name in state.opaque_attributes()} >= {"ten"}
-    assert ("mine", "parts") in state.encode_changes() and state.unsaved == {}
-
-
-def test_a_gradient_that_reaches_a_restored_tensor_twice_is_told_once(capsys):
-    owner = restored_loss()
-    for _ in range(2):
-        (3 * owner.losses[0]).backward()
-    assert capsys.readouterr().out.count("warning: mine.losses was calculated") == 1
+    assert ("mine", "parts") in state.encode_changes()

@@ -1,6 +1,7 @@
 """resume/restore.py and resume/fit_loops.py without a training: what is asked of a checkpoint."""
 
 import copy
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from sagemaker_lightning.resume.parts import model_changes
 from sagemaker_lightning.resume.restore import Restart
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.same_run import optimizer_arguments
+from sagemaker_lightning.state.graph.state import names_in
 
 
 def trainer_of(**values) -> SimpleNamespace:
@@ -229,7 +231,13 @@ class Objects:
         self.calls.append(("set", saved))
 
     def state_before_data(self):
-        return {"plain": {("train.0", "new"): 1}, "generators": {"model.rng": 2}}
+        return {"graph": record(["train.0", "new"]), "generators": {"model.rng": 2}}
+
+
+def record(*changes: list[str]) -> dict:
+    """Return the record of objects of which attributes have changed: path and name."""
+    nodes = [["object", path, {"names": [name]}, [1], None] for path, name in changes]
+    return {"nodes": json.dumps(nodes), "tensors": []}
 
 
 @pytest.fixture
@@ -257,8 +265,8 @@ def recreated(restart: Restart, fails: bool = False) -> tuple[list, int]:
     return objects.calls, seen[0]
 
 
-BEFORE = {"plain": 1, "generators": 2, "other": 3}
-BEFORE_DATA = [("restore", BEFORE), ("set", {"plain": 1, "generators": 2})]
+BEFORE = {"graph": 1, "generators": 2, "other": 3}
+BEFORE_DATA = [("restore", BEFORE), ("set", {"graph": 1, "generators": 2})]
 
 
 def test_data_are_created_as_of_their_epoch(tmp_path, seeds):
@@ -301,7 +309,7 @@ def test_data_that_are_made_anew_are_those_of_the_epoch(tmp_path, seeds):
 def test_an_epoch_that_needs_new_data_gets_them(tmp_path, seeds, point, every, is_due):
     """The old data's state does not fit them, and is not compared."""
     held = {
-        "plain": {("train.0", "old"): 1, ("model", "count"): 2},
+        "graph": record(["train.0", "old"], ["model", "count"]),
         "generators": {"model.other": 3},
         "settings": {"val_check_batch": 4, "limit": 5},
     }
@@ -329,14 +337,16 @@ def test_an_epoch_that_needs_new_data_gets_them(tmp_path, seeds, point, every, i
     if not is_due:
         assert restart.saved_digests == digests and calls[0] == ("restore", BEFORE)
         return
-    assert calls[0][1]["plain"].keys() >= {("model", "count")}
+    assert set(names_in(calls[0][1]["graph"])) >= {"model.count"}
     assert set(restart.saved_digests) == {
         "model.count",
         "generators model.other",
         "settings limit",
     }
+    graph = restart.entries["ranks"][0]["held"].pop("graph")
+    assert set(names_in(graph)) == {"model", "model.count"}
     assert restart.entries["ranks"][0]["held"] == {
-        "plain": {("model", "count"): 2, ("train.0", "new"): 1},
+        "newer graph": record(["train.0", "new"]),
         "generators": {"model.rng": 2},
         "settings": {"limit": 5},
     }
@@ -426,7 +436,7 @@ def test_samplers_are_restored_within_an_epoch(tmp_path, point, ranks, restores)
     restored = []
     entries = {"ranks": [{"held": "state"}], "world_size": ranks}
     restart = restart_of(tmp_path, point=point, **entries)
-    restart.restore_samplers(SimpleNamespace(restore_samplers=restored.append))
+    restart.restore_after_drawing(SimpleNamespace(restore_after_drawing=restored.append))
     assert restored == ["state"] * restores
 
 

@@ -8,13 +8,23 @@ from pytorch_lightning import Callback
 
 from sagemaker_lightning.resume.check import restore_check
 from sagemaker_lightning.resume.check.restore_check import differing, fingerprint
-from sagemaker_lightning.state.encoding import encode
+from sagemaker_lightning.state.graph.encoding import encode
+from sagemaker_lightning.state.graph.start import Start
 
 
 def held(**values) -> dict:
     """Return the state of a user's objects."""
-    empty = {"plain": {}, "generators": {}, "stateful": {}, "settings": {}, "modules": {}}
-    return empty | {"eval": [], "frozen": []} | values
+    empty = {"unsaved": {}, "generators": {}, "stateful": {}, "settings": {}, "modules": {}}
+    return empty | {"graph": graph(), "eval": [], "frozen": []} | values
+
+
+def graph(**values) -> dict:
+    """Return the record of a model that has got these attributes."""
+    model = SimpleNamespace()
+    start = Start({"model": model})
+    vars(model).update(values)
+    record, _ = encode({"model": model}, start)
+    return record
 
 
 def names(state=(), held_=None, **rank_state) -> set[str]:
@@ -65,7 +75,8 @@ def test_what_lightning_saves_is_compared():
 def test_what_a_users_objects_hold_is_compared():
     assert names(
         held_=held(
-            plain={("model", "count"): 3},
+            graph=graph(count=3),
+            unsaved={"model.file": "_io.StringIO"},
             generators={"model.rng": 3},
             stateful={"model.inner": 3},
             settings={"limit": 3},
@@ -76,6 +87,7 @@ def test_what_a_users_objects_hold_is_compared():
         )
     ) == {
         "model.count",
+        "model.file",
         "generators model.rng",
         "stateful model.inner",
         "settings limit",
@@ -99,7 +111,7 @@ def test_equal_values_have_equal_digests(first, second, same):
                 "parts": {},
                 "buffers": {},
                 "metrics": {},
-                "held": held(plain={("model", "x"): encode(value)}),
+                "held": held(graph=graph(x=value)),
             },
         )
         for value in (first, second)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Tens
 
 from sagemaker_lightning.resume.parts.user_state import UserState, user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.state.graph.state import nodes_of
 from sagemaker_lightning.state.object_graph import Added
 
 HERE = "test_user_state"
@@ -110,6 +111,18 @@ def state_of(*arguments, **values) -> UserState:
     return state
 
 
+def values_of(saved: dict) -> dict:
+    """Return what a state has of attributes, containers and arrays, by path."""
+    values = {}
+    for _, path, note, references, content in nodes_of(saved["graph"]):
+        if isinstance(note, dict):
+            names = (f"{path}.{name}" for name in note["names"])
+            values |= dict(zip(names, references, strict=True))
+        elif path is not None:
+            values[path] = content or references
+    return values
+
+
 def in_training(state: UserState, **states) -> None:
     """Have the trainer's loaders say what their states are."""
     state.trainer.fit_loop._combined_loader = SimpleNamespace(
@@ -197,15 +210,15 @@ def test_an_object_is_known_by_its_name_in_the_module():
 def test_what_has_changed_is_saved():
     model, holding = Model(count=1, same=2), Holding(seen=[])
     state = state_of(model, holding)
-    assert state.encode_changes()["plain"] == {}
+    assert values_of(state.encode_changes()) == {}
     model.count += 1
     holding.seen.append(0.5)
     model.thing = object()
     model.body.eval()
     model.body[0].bias.requires_grad_(False)
     saved = state.encode_changes()
-    plain = {key: value for key, value in saved["plain"].items() if key != ("model", "thing")}
-    assert plain == {("model", "count"): 2, ("callbacks.0 Holding", "seen"): [0.5]}
+    assert values_of(saved) == {"model.count": 2, "callbacks.0 Holding.seen": [0.5]}
+    assert saved["unsaved"] == {"model.thing": "builtins.object"}
     assert saved["made"] == [("model", "thing")] and saved["loaders"] is None
     assert saved["eval"] == ["body", "body.0", "body.1"] and saved["frozen"] == ["body.0.bias"]
     assert state.missing_attributes(saved) == []
@@ -243,15 +256,15 @@ def test_what_hooks_compute_at_the_start_is_saved():
     state = UserState(trainer_of(model := Model()))
     state.trainer.callbacks.append(Starts())
     state.mark_start()
-    assert state.encode_changes()["plain"] == {} == state.encode_changes()["plain"]
+    assert values_of(state.encode_changes()) == {} == values_of(state.encode_changes())
     state.hooks_begin()
     model.anchor = torch.ones(1)
     state.hooks_ended()
     model.data = torch.ones(1)
     state.mark_start()
     saved = state.encode_changes()
-    assert set(saved["plain"]) == {("model", "anchor")}
-    assert saved["computed"] == [("model", "anchor")]
+    assert set(values_of(saved)) == {"model.anchor"}
+    assert saved["computed"] == ["model.anchor"]
     model.anchor += 1
     assert state.encode_changes()["computed"] == []
     other = UserState(trainer_of(Model(anchor=torch.zeros(1))))
@@ -412,6 +425,17 @@ def test_what_another_package_cannot_save_is_told_by_the_users_name(capsys):
     assert told(capsys, state) == []
 
 
+def test_a_function_that_the_program_has_nowhere_at_its_start_is_told_once(capsys):
+    model = Model(rules=[abs, own_hook], rule=abs)
+    state = state_of(model)
+    model.rule = own_hook
+    assert told(capsys, state) == []
+    model.rule = lambda value: value
+    (line,) = told(capsys, state)
+    assert line.startswith(f"{HERE}.Model.rule has got a function or a class while training that")
+    assert told(capsys, state) == []
+
+
 def test_a_table_that_changes_is_told_if_it_is_no_data(capsys):
     def table():
         return pyarrow.table({"x": [1.0]})
@@ -434,7 +458,7 @@ def test_other_ranks_tell_nothing(monkeypatch, capsys):
     state = state_of(model)
     monkeypatch.setattr(type(state.trainer), "is_global_zero", False)
     model.rows.append(Row())
-    state.state.reordered.add(("model", "names"))
+    state.state.reordered.add("model.names")
     state.restore(state.encode_changes())
     assert capsys.readouterr().out == ""
 
@@ -464,7 +488,7 @@ def test_an_iterator_is_told_of_once(capsys):
 def test_a_set_in_another_order_is_told_once(capsys):
     state = state_of()
     saved = state.encode_changes()
-    state.state.reordered.add(("model", "names"))
+    state.state.reordered.add("model.names")
     state.restore(saved)
     assert capsys.readouterr().out == (
         "model.names is a set, and its elements come in another order than before the "
@@ -685,7 +709,7 @@ def test_the_state_that_data_depend_on():
     state = state_of(model, train=[DataLoader(points)])
     model.count = 3
     saved = state.state_before_data()
-    assert saved["plain"] == {("model", "count"): 3} and set(saved["generators"]) == {"model.rng"}
+    assert values_of(saved) == {"model.count": 3} and set(saved["generators"]) == {"model.rng"}
     drawn = model.rng.random()
     model.count = 4
     state.restore_state_before_data(saved)
@@ -713,11 +737,11 @@ def test_samplers_get_what_has_changed_since_they_have_drawn():
     expected = run.rng.bit_generator.state
     saved = run.state.encode_changes()
     restored = made()
-    restored.state.restore_samplers(saved)
+    restored.state.restore_after_drawing(saved)
     assert restored.order.count == restored.shared.count == restored.loader.count == 3
     assert restored.points.count == restored.model.count == 0
     assert restored.rng.bit_generator.state == expected
     fresh = np.random.default_rng(2).bit_generator.state
     assert restored.model.other.bit_generator.state == fresh
     del saved["generators"]["model.rng"]
-    restored.state.restore_samplers(saved)
+    restored.state.restore_after_drawing(saved)

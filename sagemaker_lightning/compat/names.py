@@ -256,6 +256,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "Module._buffers": "attribute",
             "Module._forward_hooks": "attribute",
             "Module._forward_pre_hooks": "attribute",
+            "Module._load_state_dict_pre_hooks": "attribute",
             "Module._metadata": "attribute",
             "Module._modules": "attribute",
             "Module._non_persistent_buffers_set": "attribute",

@@ -71,6 +71,14 @@ def hooks(module: nn.Module) -> list[Callable]:
     ]
 
 
+def load_hooks(module: nn.Module) -> list[Callable]:
+    """Return the hooks that may change a state dict before a module loads it."""
+    hooks_of_module = module._load_state_dict_pre_hooks.values()
+    return [
+        hook for hook in hooks_of_module if not isinstance(module, nn.modules.lazy.LazyModuleMixin)
+    ]
+
+
 def stored_parts(tensor: Tensor) -> list[Tensor]:
     """Return the tensors that a tensor consists of: of a sparse one, its indices and values."""
     if tensor.layout == torch.sparse_coo:

@@ -22,8 +22,8 @@ from sagemaker_lightning.data.seeded_indices import (
     unseeded,
 )
 from sagemaker_lightning.state import generators
+from sagemaker_lightning.state.graph.state import GraphState
 from sagemaker_lightning.state.object_graph import is_library_class
-from sagemaker_lightning.state.object_state import PlainState
 
 PROCESS = (torch.default_generator, *PROCESS_GENERATORS)
 
@@ -56,12 +56,12 @@ class DrawnAsAsked(list):
         self.told = told
         self.samples: Iterator | None = None
         self.drawing: tuple = ()  # the states of the process's generators between two draws
-        self.state = PlainState(lambda: {"sampler": sampler}, (Dataset,))
+        self.state = GraphState(lambda: {"sampler": sampler}, (Dataset,))
         self.marked = -1  # number of the batch before which the state is compared
 
     def reach(self, batch: int, length: int) -> None:
         """Draw until there are `length` elements, those of a batch and before it."""
-        if self.told and self.marked == batch and self.state.encode_changes():
+        if self.told and self.marked == batch and self.state.changes():
             self.told()
             self.told = None
         with self._continued_rng():

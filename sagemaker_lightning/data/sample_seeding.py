@@ -34,8 +34,7 @@ from sagemaker_lightning.data.seeded_indices import (
 from sagemaker_lightning.process.child_signals import end_with_the_loader
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.encoding import decode, encode
-from sagemaker_lightning.state.object_graph import walk
-from sagemaker_lightning.state.object_state import PlainState
+from sagemaker_lightning.state.graph.state import GraphState
 
 
 def has_state(owner: Any) -> bool:
@@ -270,7 +269,7 @@ class Watch:
     def __init__(self, roots: dict[str, Any], warned: Tensor | None) -> None:
         self.roots = roots
         self.warned = warned
-        self.state = PlainState(lambda: roots)
+        self.state = GraphState(lambda: roots)
 
     def look(self, batches: int) -> None:
         """Look whether the objects have changed, and print which attributes if so.
@@ -282,10 +281,8 @@ class Watch:
             return
         if batches == 1:
             self.state.mark()
-        elif changed := sorted(self.state.encode_changes()):
+        elif names := self.state.names_changed():
             self.warned[0] = 1
-            owners = dict(walk(self.roots, code=False))
-            names = [f"{type(owners[path]).__qualname__}.{name}" for path, name in changed]
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             print(
                 f"{', '.join(names[:3])}{more} changes in the data workers, where no checkpoint "

@@ -461,8 +461,9 @@ class ExactResume(EarlyCallback):
             return False
         self.has_looked_for_checkpoint = True
         self._refuse_another_model()
-        objects = self.snapshot.user_state.objects_of_module()
-        if not self.restart.load(self.environment.current_host, self.settings_of_run, objects):
+        user_state = self.snapshot.user_state
+        user_state.state.begin()
+        if not self.restart.load(self.environment.current_host, self.settings_of_run, user_state):
             is_unseeded = self.seeds and self.trainer.lightning_module in _unseeded
             if is_unseeded and self.trainer.is_global_zero:
                 print(

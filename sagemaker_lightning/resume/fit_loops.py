@@ -113,6 +113,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         """
         loaders_before = self.loaders
         snapshot = self.resume.snapshot
+        snapshot.user_state.state.begin()
         snapshot.user_state.hooks_ended()  # what follows are data
         objects_before = (
             snapshot.user_state.state_before_data()
@@ -125,6 +126,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
             except ValueError:
                 self._refuse_validation_interval()
                 raise
+        snapshot.user_state.state.include()
         if loaders_before not in (None, self.loaders):
             snapshot.set_state_before_data(objects_before)
             self.restart.discard_loader_states()
@@ -175,8 +177,9 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         super().on_run_start()
         self.resume.snapshot.mark_start(self.restart.limits_added)
         self.restart.recreate_objects(self.resume.snapshot.user_state)
-        self.restart.restore(self.resume.snapshot.user_state)  # overwrite what hooks have reset
+        # The loaders know values alone. What they share with others is one object again afterwards.
         self.restart.restore_loaders(self)
+        self.restart.restore(self.resume.snapshot.user_state)  # overwrite what hooks have reset
         only_end_is_left = super().done
         differing = self.restart.differing_values(self.resume.snapshot.user_state)
         self.resume.proof.check_restored(differing)
@@ -225,7 +228,7 @@ class EpochLoop(_Connected, lightning_loops.EpochLoop):
             data_fetcher, epoch, batches_done, states, proves=saves_checkpoints
         )
         if self.resume.is_training:
-            self.restart.restore_samplers(self.resume.snapshot.user_state)
+            self.restart.restore_after_drawing(self.resume.snapshot.user_state)
         if saves_checkpoints:
             self.resume.epoch_begins(loader.why, loader.shared_orders)
         data_fetcher.fetched += batches_done  # the fetcher detects the last batch by this number
@@ -289,7 +292,7 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
         self.setup_data()  # the data are no change
         objects.mark_start()
         results = super().run()
-        objects.state.touch()
+        objects.state.touch_all()
         return results
 
 

@@ -38,6 +38,7 @@ from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.same_run import code_numbers, optimizer_arguments, run_settings
 from sagemaker_lightning.resume.snapshot import LIGHTNING_KEYS
 from sagemaker_lightning.state.encoding import RECREATED, from_plain, to_plain
+from sagemaker_lightning.state.graph.state import names_in, without
 
 MAX_CHARACTERS = 400  # of a phrase that quotes a checkpoint
 
@@ -88,13 +89,13 @@ class Restart:
         self.loader_states_used = False
         self.has_continued_averaging = False  # whether StochasticWeightAveraging was continued
 
-    def load(self, host: str, flags: Mapping[str, object], objects: Mapping[str, Any]) -> bool:
+    def load(self, host: str, flags: Mapping[str, object], user_state: UserState) -> bool:
         """Hand Lightning the newest checkpoint, and return whether there is one.
 
         Args:
             host: Name of this host.
             flags: All settings by flag.
-            objects: The objects that the module has, by name.
+            user_state: The state of the user's objects.
 
         Raises:
             UserError: The checkpoint is of a run with other `flags`.
@@ -163,14 +164,11 @@ class Restart:
             _without_objects(
                 self._rank_state["notes"] if rank_overrides else self.entries["notes"]
             ),
-            objects,
+            user_state.objects_of_module(),
         )
         acceptance.accept(self.trainer, checkpoint)
         checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank saved its own
-        self.later_weights = model_changes.take_later_weights(
-            checkpoint["state_dict"], self.trainer.lightning_module, to_come
-        )
-        model_changes.resize_buffers(self.trainer.lightning_module, checkpoint["state_dict"])
+        self._prepare_weights(checkpoint["state_dict"], user_state, to_come)
         self.checkpoint = checkpoint
         model_changes.apply_search_results(self.trainer, self.entries["searched"])
         # Other limits on the command line replace what callbacks had added.
@@ -195,6 +193,30 @@ class Restart:
         self.trainer.should_stop = self.entries["should_stop"]
         lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
         return True
+
+    def _prepare_weights(
+        self, weights: dict[str, Any], user_state: UserState, to_come: set[str]
+    ) -> None:
+        """Let the model have what the saved weights are of, before Lightning loads them.
+
+        Args:
+            weights: The saved state dict of the model; it is changed in place.
+            user_state: The state of the user's objects.
+            to_come: The names of parts that hooks make before training.
+
+        Raises:
+            UserError: The weights are not those of this model.
+        """
+        model = self.trainer.lightning_module
+        user_state.restore_modules(self._rank_state["held"])
+        self.later_weights = model_changes.take_later_weights(weights, model, to_come)
+        model_changes.resize_buffers(model, weights)
+        if other := model_changes.other_weights(self.trainer, weights):
+            raise UserError(
+                f"{self.folder.label}: {self.file_name}: found {_first(other)}; make what the "
+                "model gets while it is trained in __init__() or configure_model(), or move the "
+                "checkpoints away to start anew"
+            )
 
     def _restore_scores(self, states: Mapping[str, Any]) -> None:
         """Give each ModelCheckpoint its newest score: Lightning saves it and does not load it."""
@@ -332,7 +354,7 @@ class Restart:
         if objects and self._same_ranks:
             snapshot.user_state.restore_state_before_data(objects)
             snapshot.set_state_before_data(
-                {name: objects[name] for name in ("plain", "generators")}
+                {name: objects[name] for name in ("graph", "generators")}
             )
         snapshot.user_state.state.mark()
         progress = loop.epoch_progress.current
@@ -347,16 +369,9 @@ class Restart:
             # may have changed the state of other objects.
             new_state = snapshot.user_state.state_before_data()
             saved_state = self._rank_state["held"]
-            plain_kept = {
-                key: value
-                for key, value in saved_state["plain"].items()
-                if not key[0].startswith("train.")
-            }
             outdated = {
-                ".".join(key)
-                for key in (saved_state["plain"].keys() - plain_kept.keys())
-                | new_state["plain"].keys()
-            }
+                name for name in names_in(saved_state["graph"]) if name.startswith("train.")
+            } | set(names_in(new_state["graph"]))
             outdated |= {f"generators {path}" for path in new_state["generators"]} | {
                 "settings val_check_batch"
             }
@@ -365,9 +380,9 @@ class Restart:
                 for name, value in self.saved_digests.items()
                 if name not in outdated and not name.startswith(restore_check.DATA_PREFIXES)
             }
-            saved_state.update(
-                plain=plain_kept | new_state["plain"], generators=new_state["generators"]
-            )
+            saved_state["graph"] = without(saved_state["graph"], "train.")
+            saved_state["newer graph"] = new_state["graph"]
+            saved_state["generators"] = new_state["generators"]
             # It follows from the number of batches of the new data.
             saved_state["settings"].pop("val_check_batch", None)
             self.loader_states_used = True
@@ -542,10 +557,10 @@ class Restart:
                 self.trainer, user_state.missing_attributes(self._rank_state["held"])
             )
 
-    def restore_samplers(self, user_state: UserState) -> None:
-        """Restore the samplers' state within an epoch, once they have drawn its order again."""
+    def restore_after_drawing(self, user_state: UserState) -> None:
+        """Restore, within an epoch, what drawing its batches again has changed."""
         if self.resumes_within_epoch and self._same_ranks:
-            user_state.restore_samplers(self._rank_state["held"])
+            user_state.restore_after_drawing(self._rank_state["held"])
 
     def restore_loaders(self, loop) -> None:
         """Restore the loaders' samplers and data to their state at an epoch's end."""

@@ -459,39 +459,37 @@ def _encode(value: Any, path: tuple) -> Any:
     return {NOTE_KEY: note, VALUE_KEY: _encode(plainer, path)}
 
 
-def decode(value: Any, watch: Callable[[Tensor], Any] | None = None) -> Any:
+def decode(value: Any) -> Any:
     """Return the value that `encode` was given.
 
     Args:
         value: What `encode` returned.
-        watch: Is called with each tensor that was the result of a calculation: it requires a
-            gradient again, but what it was calculated of is gone.
 
     Raises:
         UserError: `encode` returned no such value: it is of a forged checkpoint, or of one whose
             classes this program does not have.
     """
     try:
-        return _decode(value, watch)
+        return _decode(value)
     except RecursionError:
         raise UserError("a checkpoint holds a value within too many others") from None
 
 
-def _decode(value: Any, watch: Callable[[Tensor], Any] | None) -> Any:
+def _decode(value: Any) -> Any:
     class_ = type(value)
     if class_ in (list, tuple):
-        return class_(_decode(element, watch) for element in value)
+        return class_(_decode(element) for element in value)
     if class_ not in (dict, OrderedDict):
         if class_ is bytearray:
             return bytearray(value)
         return value.clone() if isinstance(value, Tensor) else value
     if NOTE_KEY not in value:
-        return class_((key, _decode(element, watch)) for key, element in value.items())
+        return class_((key, _decode(element)) for key, element in value.items())
     note = _note_of(value)
     if note[0] == "together":
         return _unpacked(note, value[VALUE_KEY])
-    plain_value = _decode(value[VALUE_KEY], watch)
-    return _with_graph(plain_value, watch) if note == GRAPH else from_plainer(note, plain_value)
+    plain_value = _decode(value[VALUE_KEY])
+    return _with_graph(plain_value) if note == GRAPH else from_plainer(note, plain_value)
 
 
 def _note_of(value: Mapping) -> tuple:
@@ -508,26 +506,12 @@ def _note_of(value: Mapping) -> tuple:
     return note
 
 
-def _with_graph(tensor: Any, watch: Callable[[Tensor], Any] | None) -> Tensor:
+def _with_graph(tensor: Any) -> Tensor:
     """Return a tensor that requires a gradient and, as a result, is no leaf."""
     if not isinstance(tensor, Tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
         raise _refusal(GRAPH)
     with torch.enable_grad():  # a leaf could not be changed in place
-        tensor = tensor.requires_grad_().clone()
-    if watch is not None:
-        watch(tensor)
-    return tensor
-
-
-def is_in_order(value: Any, decoded: Any) -> bool:
-    """Return whether a set has the order of the one that was encoded; true of other values.
-
-    Args:
-        value: What `encode` returned.
-        decoded: What `decode` made of it.
-    """
-    is_ordered_set = type(decoded) is set and len(value[NOTE_KEY]) > 1
-    return not is_ordered_set or list(decoded) == value[VALUE_KEY]
+        return tensor.requires_grad_().clone()
 
 
 def comparable(value: Any) -> Any:

@@ -172,25 +172,6 @@ def is_library_class(class_: type) -> bool:
     return (class_.__module__ or "").partition(".")[0] in LIBRARIES
 
 
-def users_name(objects: Mapping[str, Any], path: str, name: str) -> tuple[str, str]:
-    """Return the path of the user's object that holds an object's attribute, and in which of its.
-
-    What an installed package calls its own attributes says nothing to the user.
-
-    Args:
-        objects: All objects by path.
-        path: The path of the object.
-        name: The name of the attribute.
-    """
-    owner, attribute = path, name
-    while owner:
-        class_ = type(owner_of(objects.get(owner)))
-        if owner in objects and is_own_module(class_.__module__):
-            return owner, attribute
-        owner, _, attribute = owner.rpartition(".")
-    return path, name
-
-
 def is_library_iterator(value: Any) -> bool:
     """Return whether a value is an iterator of a library's, and no file."""
     return (
@@ -201,7 +182,7 @@ def is_library_iterator(value: Any) -> bool:
 
 
 def walk(
-    roots: Mapping[str, Any], skip: tuple = (), code: bool = True, cut: set[str] | None = None
+    roots: Mapping[str, Any], skip: tuple = (), code: bool = True
 ) -> Iterator[tuple[str, Any]]:
     """Yield the path and the object for each object reached from `roots`, once each.
 
@@ -212,30 +193,23 @@ def walk(
         roots: The objects to start from, by name.
         skip: Classes whose objects are yielded but not entered.
         code: Whether to enter what functions and classes hold.
-        cut: Gets the paths under which not all objects are yielded, because they are too many.
     """
-    cut = set() if cut is None else cut
     marks = [root for root in roots.values() if isinstance(root, Elsewhere)]
     seen = {id(object_) for mark in marks for object_ in (mark, mark.object_)}
     stack = [(path, root, 0) for path, root in reversed(list(roots.items()))]
-    attribute = ""
     objects_left = MAX_OBJECTS
     while stack:
         path, value, depth = stack.pop()
         if isinstance(value, LEAVES) or id(value) in seen:
             continue
         if depth < 2:  # a root or an attribute of one
-            attribute = path
             objects_left = MAX_OBJECTS
         if not objects_left:
-            cut.add(attribute)
             continue
         seen.add(id(value))
         objects_left -= 1
         yield path, value
         is_container = isinstance(value, CONTAINERS)
-        if is_container and len(value) > MAX_MEMBERS:
-            cut.add(path)
         if not isinstance(value, (*GENERATORS, *skip)):
             members = reversed(list(_members(value, code)))
             member_depth = 2 if is_container else depth + 1

@@ -13,7 +13,7 @@ import sys
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from inspect import getattr_static
 from typing import Any
 
@@ -30,7 +30,6 @@ from sagemaker_lightning.state.encoding import (
     decode,
     encode,
     fill_set,
-    is_in_order,
     is_readable,
 )
 from sagemaker_lightning.state.object_graph import (
@@ -42,7 +41,6 @@ from sagemaker_lightning.state.object_graph import (
     has_place_for,
     is_library_class,
     namespace,
-    owner_of,
     walk,
 )
 
@@ -76,56 +74,14 @@ class PlainState:
         self.roots = roots
         self.skip = skip
         self.at_start: dict[tuple[str, str], bytes] = {}
-        self.numbers_at_start: set[tuple[str, str]] = set()
-        self.arrays_at_start: set[tuple[str, str]] = set()  # those of them that are one array
         self.opaque_at_start: dict[tuple[str, str], Any] = {}
-        self.touched: set[tuple[str, str]] = set()
-        self.unchanged: set[tuple[str, str]] = set()
-        """Values that `encode_changes` has returned and that are as at the start."""
-        self.unsaved: dict[tuple[str, str], str] = {}
-        """Changed values that cannot be saved, and why.
-
-        Of values that cannot be encoded, only containers are listed. Other objects are created
-        again by the code that holds them.
-        """
-
-        self.reordered: set[tuple[str, str]] = set()
-        """Restored sets whose elements come in another order than before."""
 
     def mark(self) -> None:
         """Take the present state as the one at the start."""
         owners = self._owners()
         values = self._plain_values(owners)
         self.at_start = {key: _fingerprint(value) for key, value in values.items()}
-        self.numbers_at_start = {key for key, value in values.items() if _is_numbers(value)}
-        self.arrays_at_start = {
-            key for key in self.numbers_at_start if isinstance(values[key], (Tensor, np.ndarray))
-        }
         self.opaque_at_start = self._opaque_values(owners, values)
-
-    def numbers(self) -> dict[tuple[str, str], bytes]:
-        """Return a hash of each value at the start that consists of numbers alone.
-
-        The hash is the same in another process. Single numbers are left out.
-        """
-        # A kind of array that is not saved, such as a memory map, has none.
-        return {key: self.at_start[key] for key in self.numbers_at_start if self.at_start[key]}
-
-    def touch(self, keys: Collection[tuple[str, str]] | None = None) -> None:
-        """Count values as changed from now on.
-
-        Args:
-            keys: The values; None for all that have changed since `mark`.
-        """
-        self.touched |= (
-            {
-                key
-                for key, value in self._plain_values(self._owners()).items()
-                if self.at_start.get(key) != _fingerprint(value)
-            }
-            if keys is None
-            else set(keys)
-        )
 
     def copies(self) -> dict[tuple[str, str], Any]:
         """Return copies of the present plain values, for `encode_changes` and `encode_all`.
@@ -163,42 +119,24 @@ class PlainState:
             kept: What `copies` returned; without it, the present values are returned.
         """
         values = {}
-        self.unchanged.clear()
-        self.unsaved.clear()
-        cut: set[str] = set()
-        owners = self._owners(cut)
+        owners = self._owners()
         plain_values = self._plain_values(owners) if kept is None else kept
         for key, value in plain_values.items():
-            try:
+            with contextlib.suppress(NotPlain):
                 is_large = _size(value) > COMPARED_IN_FULL
                 encoded_value = None if is_large else encode(value)
                 is_unchanged = self.at_start.get(key) == (
                     _sampled_hash(value) if is_large else _full_hash(encoded_value)
                 )
-                if key in self.touched or not is_unchanged:
-                    self.unchanged |= {key} if is_unchanged else set()
-                    if _size(value) > MAX_SAVED:
-                        self.unsaved[key] = f"holds {_size(value):,} elements"
-                    else:
-                        values[key] = encode(value) if is_large else encoded_value
-            except NotPlain as error:
-                if self.at_start.get(key) != _fingerprint(value):
-                    verb = "holds" if error.path or isinstance(value, CONTAINERS) else "is"
-                    self.unsaved[key] = f"{verb} a {error.kind}"
-        cut_attributes = _cut_attributes(dict(owners), cut, values) - plain_values.keys()
-        self.unsaved |= dict.fromkeys(cut_attributes, "holds too many objects that change")
+                if not is_unchanged and _size(value) <= MAX_SAVED:
+                    values[key] = encode(value) if is_large else encoded_value
         if kept is None:
             values |= {
                 key: description
                 for key, description in self._opaque_values(owners, plain_values).items()
-                if key in self.touched or self.opaque_at_start.get(key, description) != description
+                if self.opaque_at_start.get(key, description) != description
             }
         return values
-
-    def opaque_attributes(self) -> set[tuple[str, str]]:
-        """Return the present attributes whose values are not plain."""
-        owners = self._owners()
-        return set(self._opaque_values(owners, self._plain_values(owners)))
 
     def _opaque_values(
         self, owners: Owners, plain: Container[tuple[str, str]]
@@ -217,57 +155,20 @@ class PlainState:
             if (path, name) not in plain
         }
 
-    def opaque_containers(self) -> dict[tuple[str, str], tuple]:
-        """Return the containers that hold something that is not plain, and tables.
-
-        Each comes with its length and a hash of its elements' ids, which tell whether it changes;
-        a table, to which one mostly adds by making another, with its own id.
-        """
-        owners = self._owners()
-        plain_keys = self._plain_values(owners).keys()
-        containers = {}
-        for path, owner in owners:
-            for name, value in {} if _has_elements_only(owner) else attributes(owner).items():
-                is_container = isinstance(value, (*CONTAINERS, np.ndarray))
-                if is_container and (path, name) not in plain_keys:
-                    ids = tuple(map(id, _elements(value)))
-                    containers[path, name] = value, len(ids), hash(ids)
-                elif is_table(value):
-                    containers[path, name] = value, getattr(value, "shape", ()), id(value)
-        return containers
-
-    def restore(
-        self,
-        saved: Mapping[tuple[str, str], Any],
-        touch: bool = True,
-        ids: Container[int] | None = None,
-    ) -> None:
+    def restore(self, saved: Mapping[tuple[str, str], Any]) -> None:
         """Restore what `encode_changes` returned.
 
         Args:
             saved: What `encode_changes` returned.
-            touch: Whether these values count as changed from now on, whatever a later `mark` finds.
-            ids: The ids of the objects that are restored; None for all.
         """
-        owners = {
-            path: owner
-            for path, owner in self._owners()
-            if ids is None or id(owner_of(owner)) in ids
-        }
+        owners = dict(self._owners())
         settled_ids = _module_tensor_ids(owners.values())
         for (path, name), value in saved.items():
             if (owner := owners.get(path)) is None:
                 continue
-            if _is_description(value):
-                restored = _method(owner, value)
-            else:
-                restored = decode(value, functools.partial(_report_backward, f"{path}.{name}"))
+            restored = _method(owner, value) if _is_description(value) else decode(value)
             if restored is not NO_VALUE and self._saves(owner, name, restored):
                 _set_attribute(owner, name, restored, settled_ids)
-                if not is_in_order(value, restored):
-                    self.reordered.add((path, name))
-        if touch:
-            self.touched |= saved.keys()
 
     def _saves(self, owner: Any, name: str, value: Any) -> bool:
         """Return whether `encode_changes` would return a value if an object had it by this name."""
@@ -280,13 +181,9 @@ class PlainState:
         left_out = (*GENERATORS, *self.skip, types.MethodType, type)
         return not _has_elements_only(value) and not isinstance(value, left_out)
 
-    def _owners(self, cut: set[str] | None = None) -> Owners:
-        """Return the objects that hold the values, each with its path.
-
-        Args:
-            cut: Gets the paths under which there are too many objects.
-        """
-        return list(walk(self.roots(), self.skip, code=False, cut=cut))
+    def _owners(self) -> Owners:
+        """Return the objects that hold the values, each with its path."""
+        return list(walk(self.roots(), self.skip, code=False))
 
     def _plain_values(self, owners: Owners) -> dict[tuple[str, str], Any]:
         """Return all plain values of owners by path and attribute."""
@@ -299,27 +196,6 @@ class PlainState:
                 if _is_plain(value) and not _is_of_modules(value, owned):
                     values[path, name] = value
         return values
-
-
-def _cut_attributes(
-    owners: Mapping[str, Any], cut: Iterable[str], changed: Iterable[tuple[str, str]]
-) -> set[tuple[str, str]]:
-    """Return the attributes of whose objects some have changed, and others are not read.
-
-    Args:
-        owners: The objects by path.
-        cut: The paths under which there are too many objects.
-        changed: The plain values that have changed.
-    """
-    changed_paths = [f"{path}." for path, _ in changed] if cut else []
-    attributes_ = set()
-    for path in cut:
-        if any(changed_path.startswith(f"{path}.") for changed_path in changed_paths):
-            owner, _, name = path.rpartition(".")
-            while _is_container(owners.get(owner)):
-                owner, _, name = owner.rpartition(".")
-            attributes_.add((owner, name))
-    return attributes_
 
 
 METHOD = ("method",)
@@ -359,36 +235,9 @@ def _name_of(value: Any) -> str:
     return f"{named.__module__}.{named.__qualname__.removeprefix('Lazy')}"
 
 
-def _report_backward(name: str, tensor: Tensor) -> None:
-    """Print once a gradient reaches a restored tensor, from where it would have gone on.
-
-    Most tensors that were calculated before are only logged, or are calculated anew before that.
-
-    Args:
-        name: Name of the attribute that holds the tensor.
-        tensor: The tensor.
-    """
-
-    def report(_gradient: Tensor) -> None:
-        handle.remove()
-        print(
-            f"warning: {name} was calculated before the interruption, and no checkpoint can hold "
-            "how: this step lacks its gradients, and the run may end with other weights; keep the "
-            "batch there, and calculate from it in the step that uses it",
-            flush=True,
-        )
-
-    handle = tensor.register_hook(report)
-
-
 def _is_description(value: Any) -> bool:
     """Return whether an encoded value is what `_describe` returned."""
     return type(value) is dict and value.get(NOTE_KEY) in (METHOD, OBJECT)
-
-
-def is_table(value: Any) -> bool:
-    """Return whether a value is a table, such as of pandas, polars or pyarrow."""
-    return hasattr(type(value), "__dataframe__") or hasattr(type(value), "__arrow_c_stream__")
 
 
 def _snapshot(value: Any) -> Any:
@@ -445,17 +294,13 @@ def _hyperparameters(owner: Any) -> dict[str, Any]:
     )
 
 
-def _is_container(value: Any) -> bool:
-    return isinstance(value, (dict, list, tuple, deque, functools.partial))
-
-
 def _has_elements_only(value: Any) -> bool:
     """Return whether a value is a container of a library's class.
 
     One of a user's class may have attributes, too, and so may a partial function.
     """
     return (
-        _is_container(value)
+        isinstance(value, (dict, list, tuple, deque))
         and not isinstance(value, functools.partial)
         and is_library_class(type(value))
     )
@@ -489,22 +334,6 @@ def _elements(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value.ravel() if isinstance(value, np.ndarray) else value
-
-
-def _is_numbers(value: Any) -> bool:
-    """Return whether a value is an array or a container of numbers that has an equal hash anywhere.
-
-    Of a long list, the hash depends on the process.
-    """
-    if isinstance(value, (Tensor, np.ndarray)):
-        return isinstance(value, Tensor) or value.dtype.kind in "biufc"
-    return (
-        isinstance(value, (list, tuple))
-        and 0 < len(value) <= COMPARED_IN_FULL
-        and all(
-            isinstance(element, (int, float, np.number, Tensor, np.ndarray)) for element in value
-        )
-    )
 
 
 def _size(value: Any) -> int:

@@ -127,8 +127,8 @@ class Redrawn(UnplacedLoader):
         if done and self.workers:
             self.begin(0)
             return
-        order = self.order.encode_all()
-        data = self.data.encode_all()
+        order = self.order.encode()
+        data = self.data.encode()
         threads = strange.users_threads(self.loader)
         self.begin(0)
         batch = next(self.iterator, NO_BATCH)
@@ -139,8 +139,8 @@ class Redrawn(UnplacedLoader):
             self._put_back(batch)
             return
         first_digest = digest_of(batch)
-        self.order.restore(order, touch=False)
-        self.data.restore(data, touch=False)
+        self.order.return_to(order)
+        self.data.return_to(data)
         self._restore_source(self.source)
         self.begun -= 1  # the second draw counts as the same iteration
         self.begin(0)

@@ -12,7 +12,7 @@ from sagemaker_lightning.compat.torch_data import has_iterator
 from sagemaker_lightning.data.deterministic import data_of, keeps_workers, order_of, plan
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.state import batch_digest
-from sagemaker_lightning.state.object_state import PlainState
+from sagemaker_lightning.state.graph.state import GraphState
 
 NO_BATCH = "no batch"
 
@@ -51,18 +51,13 @@ class ResumableLoader(ABC):
         self.workers = getattr(loader, "num_workers", 0)
         self.why = ""
         """Why no run can be resumed within the epoch; "" if one can."""
-        self.order = PlainState(
-            partial(order_of, loader, own), (Dataset,) if isinstance(loader, DataLoader) else ()
-        )
-        self.data = PlainState(partial(data_of, loader, own))
-        self.order.mark()
-        self.data.mark()
-        self.first = self.order.copies(), self.data.copies()
-        self.order_at_start: dict = {}
-        # The data's plain state when the iteration began, or when the workers started that still
-        # run.
-        self.kept: dict = {}
-        self.data_now: dict | None = None
+        skip = (Dataset,) if isinstance(loader, DataLoader) else ()
+        self.order = GraphState(partial(order_of, loader, own), skip, is_kept=True)
+        self.data = GraphState(partial(data_of, loader, own), is_kept=True)
+        self.order_at_start = self.order.encode()
+        # The data's state when the iteration began, or when the workers started that still run.
+        self.kept = self.data.encode()
+        self.data_now: Mapping[str, Any] | None = None
         self.saved: Mapping[str, Any] | None = None
         self.must_prove = False
         self.epoch = 0
@@ -110,9 +105,9 @@ class ResumableLoader(ABC):
         `data` names the state of the data: "now" is the state when the checkpoint was taken, "data"
         is the state when the iteration began.
         """
-        self.order.restore(self.order.encode_all(self.first[0]) | saved["order"], touch=False)
+        self.order.return_to(saved["order"])
         if self.redraws or self.workers:
-            self.data.restore(self.data.encode_all(self.first[1]) | saved[data], touch=False)
+            self.data.return_to(saved[data])
         # For a hook that iterates over the loader before the next epoch does.
         plan(self.loader, saved["begun"], 0)
 
@@ -135,15 +130,15 @@ class ResumableLoader(ABC):
         if saved and saved["within"]:
             self.give_back(saved, "data")
             if self.redraws or self.workers:
-                self.data_now = self.data.encode_all(self.first[1]) | saved["now"]
+                self.data_now = saved["now"]
         elif saved and not self.redraws and keeps_workers(self.loader):
             # The workers hold copies of the data as it was when they started.
-            self.data_now = self.data.encode_all()
-            self.data.restore(self.data.encode_all(self.first[1]) | saved["data"], touch=False)
-        self.order_at_start = self.order.copies()
+            self.data_now = self.data.encode()
+            self.data.return_to(saved["data"])
+        self.order_at_start = self.order.encode()
         self.earlier = self.begun
         if self.redraws or not self._workers_stay:
-            self.kept = self.data.copies()
+            self.kept = self.data.encode()
 
     def settle(self) -> None:
         """Restore the data as it was when the checkpoint was taken.
@@ -152,16 +147,16 @@ class ResumableLoader(ABC):
         once the batches before this one have been drawn again.
         """
         if self.data_now is not None:
-            self.data.restore(self.data_now, touch=False)
+            self.data.return_to(self.data_now)
             self.data_now = None
 
     def states(self, within: bool) -> dict[str, Any]:
         """Return what `prepare` takes as `saved`."""
         return {
-            "order": self.order.encode_changes(self.order_at_start if within else None),
-            "data": self.data.encode_changes(self.kept if within or self._workers_stay else None),
+            "order": self.order_at_start if within else self.order.encode(),
+            "data": self.kept if within or self._workers_stay else self.data.encode(),
             "own": None,
-            "now": self.data.encode_changes(),
+            "now": self.data.encode(),
             "source": None,
             "given": 0,
             "begun": self.begun,

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from sagemaker_lightning.state import batch_digest
 from sagemaker_lightning.state.encoding import NOTE_KEY, comparable
+from sagemaker_lightning.state.graph.state import digests
 from sagemaker_lightning.state.object_state import digest
 
 WEIGHT_KEYS = "state_dict", "current_model_state", "averaging_state"
 """Parts of a checkpoint; the model may rightly have more or less of them than was saved."""
 RANK_PARTS = "buffers", "metrics"  # parts of a rank's state
-USER_PARTS = "plain", "generators", "stateful", "settings"  # parts of the user's objects' state
+USER_PARTS = "generators", "stateful", "settings"  # parts of the user's objects' state
 LOADER_ATTRIBUTES = "batch_size", "drop_last", "sampler"  # they decide a loader's batches
 DATA_PREFIXES = (
     "the length of ",
@@ -63,11 +64,11 @@ def fingerprint(state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> dict
     }
     for part in RANK_PARTS:
         values |= dict(_named_values(part, rank_state[part]))
+    values |= digests(rank_state["held"]["graph"])
+    values |= rank_state["held"]["unsaved"]
     for part in USER_PARTS:
         for path, value in rank_state["held"][part].items():
-            values[".".join(path) if isinstance(path, tuple) else f"{part} {path}"] = comparable(
-                value
-            )
+            values[f"{part} {path}"] = comparable(value)
     values |= dict(_digests_of_parts("part", rank_state["parts"]))
     values |= rank_state["held"].get("data", {}) | rank_state["held"]["modules"]
     for part in ("eval", "frozen"):

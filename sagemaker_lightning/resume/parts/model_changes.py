@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from sagemaker_lightning.compat import lightning_callbacks
-from sagemaker_lightning.compat.torch_modules import buffers, parameters
+from sagemaker_lightning.compat.torch_modules import buffers, load_hooks, parameters
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.epoch_state import has_values
 from sagemaker_lightning.resume.parts.user_state import user_objects
@@ -59,6 +59,35 @@ def resize_buffers(model: nn.Module, state: Mapping[str, Any]) -> None:
             parameter.data = value.to(parameter.device, copy=True)
         elif current is None and not hasattr(owner, last):
             owner.register_buffer(last, value.clone())
+
+
+def other_weights(trainer: Trainer, state: Mapping[str, Any]) -> list[str]:
+    """Return what a saved state dict has that the model has not got, and the other way round.
+
+    If the user's code loads states itself, it may do so with others: then nothing is returned.
+
+    Args:
+        trainer: Lightning's trainer.
+        state: The saved state dict of the model.
+    """
+    model = trainer.lightning_module
+    loads_itself = not model.strict_loading or not all(
+        start_hooks.is_of_library(function)
+        for function in (
+            *(
+                getattr(type(module), name)
+                for module in model.modules()
+                for name in ("load_state_dict", "_load_from_state_dict")
+            ),
+            *(type(owner).on_load_checkpoint for owner in (model, *trainer.callbacks)),
+        )
+    )
+    if loads_itself or any(map(load_hooks, model.modules())):
+        return []
+    present = model.state_dict().keys()
+    return [
+        f"weights {name}, which the model has not got" for name in state if name not in present
+    ] + [f"no weights {name}, which the model has" for name in present if name not in state]
 
 
 def names_in_start_hooks(trainer: Trainer) -> set[str]:

@@ -18,8 +18,7 @@ from pytorch_lightning import Trainer
 from torch import Tensor
 
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.encoding import decode
-from sagemaker_lightning.state.object_state import PlainState
+from sagemaker_lightning.state.graph.state import GraphState
 
 HOOKS = "on_fit_start", "on_train_start"
 CLOCKS = time.time, time.monotonic, time.perf_counter, time.process_time
@@ -57,7 +56,7 @@ class StartHooks:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.state = PlainState(partial(objects_of_hooks, trainer))
+        self.state = GraphState(partial(objects_of_hooks, trainer))
         self.are_users = not all(
             is_of_library(getattr(owner, name))
             for owner in objects_of_hooks(trainer).values()
@@ -67,22 +66,21 @@ class StartHooks:
             self.state.mark()
         self.began = [clock() for clock in CLOCKS]
 
-    def computed(self) -> set[tuple[str, str]]:
-        """Return which plain values were computed since: path of the object, attribute.
+    def computed(self) -> dict[tuple[int, str], Any]:
+        """Return which values were computed since, by what their object is known and attribute.
 
         Text and whole numbers do not follow from weights, and may rightly be others in another
         run, such as a folder or a number of steps. So may a time. But a number that is the step or
         the epoch is where the training began.
         """
         if not self.are_users:
-            return set()
+            return {}
         weights = sum(each.numel() for each in self.trainer.lightning_module.parameters())
         allowed = max(MIN_ELEMENTS, weights)
-        changes = {key: decode(value) for key, value in self.state.encode_changes().items()}
         counters = self.trainer.global_step, self.trainer.current_epoch
         return {
-            key
-            for key, value in changes.items()
+            key: value
+            for key, value in self.state.changes().items()
             if (type(value) is int and value in counters) or self._are_numbers(value, allowed)
         }
 

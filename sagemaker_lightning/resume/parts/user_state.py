@@ -4,11 +4,13 @@ This is plain state, random generators, train or eval mode of modules, and optim
 does not know.
 """
 
+import functools
+import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
@@ -18,7 +20,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
-from sagemaker_lightning.compat.torch_modules import hooks, parameters, step_hooks
+from sagemaker_lightning.compat.torch_modules import (
+    hooks,
+    inner_schedulers,
+    parameters,
+    step_hooks,
+)
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.check.restore_check import LOADER_ATTRIBUTES
 from sagemaker_lightning.resume.files.acceptance import saved_part
@@ -27,8 +34,11 @@ from sagemaker_lightning.resume.parts.given_parts import HINT, parts_of
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators, module_variables, object_graph
 from sagemaker_lightning.state.encoding import NotPlain, decode, encode
+from sagemaker_lightning.state.graph.atoms import SCALARS
+from sagemaker_lightning.state.graph.encoding import Unsaved
+from sagemaker_lightning.state.graph.nodes import OBJECT, Node, scan
+from sagemaker_lightning.state.graph.state import GraphState, is_table, names_in
 from sagemaker_lightning.state.object_graph import added_to, owner_of
-from sagemaker_lightning.state.object_state import PlainState, is_table
 from sagemaker_lightning.state.package_variables import PackageVariables
 
 SAMPLERS = "sampler", "batch_sampler"
@@ -40,6 +50,18 @@ TRAINING = "train."
 VALIDATION = "val."
 CODE_ROOTS = "model", "callbacks."
 """How the names of what the loaders have begin, by stage."""
+FUNCTIONS = types.FunctionType, types.MethodType, functools.partial
+CODE = *FUNCTIONS, types.BuiltinFunctionType, type
+UNSAVED = (
+    ", which no checkpoint can hold: a resumed run starts without it; keep numbers, text, arrays, "
+    f"tensors, tuples and dataclasses there, or {HINT}"
+)
+"""What is said of a value that is not saved."""
+FUNCTION_MADE = (
+    "has got a function or a class while training that the model has nowhere at its start, and no "
+    "checkpoint names one: a resumed run starts without it; keep all that it may be in an "
+    "attribute from the start, such as in a dict"
+)
 SETTING_TYPES = int, float, bool, str, type(None)
 # Stands for the start value of a setting that the interrupted run changed.
 CHANGED_BEFORE = object()
@@ -75,6 +97,11 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         for position, optimizer in enumerate(trainer.optimizers)
     ]
     objects |= {
+        f"schedulers.{position}.{name}": value
+        for position, config in enumerate(trainer.lr_scheduler_configs)
+        for name, value in functions_of(config.scheduler).items()
+    }
+    objects |= {
         f"hooks.{name}.{position}": hook
         for name, hooks_of_owner in owners
         for position, hook in enumerate(hooks_of_owner)
@@ -94,6 +121,17 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
                     if name not in SAMPLERS or not has_state(part)
                 }
     return objects | _additions(trainer)
+
+
+def functions_of(scheduler: Any) -> dict[str, Any]:
+    """Return the functions that a scheduler is made with, which no `state_dict` has, by name."""
+    found = {}
+    for number, inner in enumerate([scheduler, *inner_schedulers(scheduler)]):
+        for name, value in object_graph.namespace(inner).items():
+            members = value if isinstance(value, list) else [value]
+            if any(isinstance(member, FUNCTIONS) for member in members):
+                found[f"{number}.{name}"] = value
+    return found
 
 
 def _additions(trainer: Trainer) -> dict[str, Any]:
@@ -123,17 +161,15 @@ class UserState:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.state = PlainState(partial(user_objects, trainer))
-        self.attributes_at_start: set = set()  # attributes at the start that are no plain values
+        self.state = GraphState(functools.partial(user_objects, trainer))
         self.trainer_settings: dict[str, Any] = {}  # the trainer's settings at the start
-        # Containers at the start that hold something that is not plain: their lengths and contents.
-        self.containers_at_start: dict[tuple[str, str], list] = {}
         self.variables_at_start: dict[str, bytes] = {}  # digests of variables by name
         self.packages = PackageVariables()  # variables of installed packages
         self.package_searches = 0  # how often they were asked for since the start
         self.reported: set = set()  # what a message was printed for
         self.hooks: start_hooks.StartHooks | None = None  # while hooks begin the training
-        self.computed: set[tuple[str, str]] = set()  # values that these hooks have computed
+        # Values that these hooks have computed, by what their object is known and attribute.
+        self.computed: dict[tuple[int, str], Any] = {}
 
     def objects_of_module(self) -> dict[str, Any]:
         """Return the objects that the module has, by name."""
@@ -152,18 +188,15 @@ class UserState:
     def hooks_ended(self) -> None:
         """Save from now on what these hooks have computed."""
         if self.hooks:
-            self.computed |= self.hooks.computed()
-            self.state.touch(self.computed)
+            computed = self.hooks.computed()
+            self.computed |= computed
+            self.state.touch(computed)
             self.hooks = None
 
     def mark_start(self) -> None:
         """Take the present state as the one at the start."""
         self.hooks_ended()
         self.state.mark()
-        self.attributes_at_start = self.state.opaque_attributes()
-        self.containers_at_start = {
-            key: description for key, (_, *description) in self.state.opaque_containers().items()
-        }
         self.trainer_settings = self._trainer_settings()
         self.package_searches = 0
         self.variables_at_start = self._variables()
@@ -189,17 +222,18 @@ class UserState:
             for name, value in self._trainer_settings().items()
             if self.trainer_settings.get(name, value) != value
         }
-        plain = self.state.encode_changes()
+        graph = self.state.encode()
         stateful, unsaved = self._encode_stateful()
         self._report_unsaved(unsaved)
         if point:
             self._report_variables()
         return {
-            "plain": plain,
-            "data": self._data_identity(plain),
+            "graph": graph,
+            "unsaved": {f"{each.path}.{each.name}": each.kind for each in self.state.unsaved},
+            "data": self._data_identity(set(names_in(graph))),
             "modules": self._modules(),
-            "computed": sorted(self.computed & self.state.unchanged),
-            "made": sorted(self.state.opaque_attributes() - self.attributes_at_start),
+            "computed": self._computed_and_unchanged(),
+            "made": sorted(self._made()),
             "generators": {
                 path: encode(generators.state_of(object_))
                 for path, object_ in self._generators().items()
@@ -217,7 +251,33 @@ class UserState:
             else None,
         }
 
-    def _data_identity(self, changed: Collection[tuple[str, str]]) -> dict[str, Any]:
+    def _computed_and_unchanged(self) -> list[str]:
+        """Return the names of what hooks have computed at the start and nothing has changed."""
+        if not self.computed:
+            return []
+        changed = self.state.changes().keys()
+        paths = self.state.begin().paths
+        return sorted(
+            f"{paths[key]}.{name}".removesuffix(".")
+            for (key, name), value in self.computed.items()
+            if key in paths
+            and changed.isdisjoint([(key, name), *((part, "") for part in scan({"": value}))])
+        )
+
+    def _made(self) -> Iterator[tuple[str, str]]:
+        """Yield the attributes, and their objects' paths, that were made since and are not saved.
+
+        The program may make them again, when a hook runs.
+        """
+        start = self.state.begin()
+        for path, name, *_ in self.state.unsaved:
+            if (node := start.by_path.get(path)) is None or not name:
+                continue
+            attributes = dict(zip(node.note, node.parts, strict=False))
+            if _is_absent(attributes, name):
+                yield path, name
+
+    def _data_identity(self, changed: Collection[str]) -> dict[str, Any]:
         """Return what tells the training and validation data from others, by name.
 
         These are lengths, and the numbers that the datasets hold, or the model and the callbacks in
@@ -225,7 +285,7 @@ class UserState:
         changed since. A text may rightly be another one, such as a folder.
 
         Args:
-            changed: The plain values that are others than at the start; they are saved themselves.
+            changed: The names of what is not as at the start; it is saved itself.
         """
         # If loaders are made anew while training, a resumed run makes the training data as of the
         # interrupted run's epoch, but the validation data as of its own first one.
@@ -243,14 +303,11 @@ class UserState:
             if isinstance(dataset, Dataset)
         }
         numbers = {
-            f"the numbers in {'.'.join(key)}": mark
-            for key, mark in self.state.numbers().items()
-            if key not in changed
-            and (
-                key[0].startswith(stages)
-                # A list in the code is compared with other numbers of the code.
-                or (key[0].startswith(CODE_ROOTS) and key in self.state.arrays_at_start)
-            )
+            f"the numbers in {path}": mark
+            for path, mark in self.state.numbers(changed).items()
+            # A list in the code is compared with other numbers of the code.
+            if path.startswith(stages)
+            or (path.startswith(CODE_ROOTS) and self.state.are_arrays(path))
         }
         return lengths | numbers | self._batches(stages)
 
@@ -274,7 +331,7 @@ class UserState:
     def state_before_data(self) -> dict[str, Any]:
         """Return, encoded, the state that the data created next may depend on."""
         return {
-            "plain": self.state.encode_changes(),
+            "graph": self.state.encode(),
             "generators": {
                 path: encode(generators.state_of(generator))
                 for path, generator in self._generators().items()
@@ -283,7 +340,7 @@ class UserState:
 
     def restore_state_before_data(self, saved: Mapping[str, Any]) -> None:
         """Restore what `state_before_data` returned."""
-        self.state.restore(saved["plain"])
+        self.state.restore(saved["graph"])
         for path, generator in self._generators().items():
             if path in saved["generators"]:
                 generators.restore(generator, decode(saved["generators"][path]))
@@ -358,59 +415,68 @@ class UserState:
             self.reported.add(name)
 
     def _report_unsaved(self, others: Mapping[tuple[str, str], str]) -> None:
-        """Print, once, which changed containers hold something that cannot be saved.
+        """Print, once, what has changed and cannot be saved.
 
         Args:
             others: What else cannot be saved, and why, by path of its owner and attribute.
         """
+        start = self.state.begin()
+        self._report_modules()
         unsaved = {
-            key: reason
-            for key, reason in (self.state.unsaved | others).items()
-            if key not in self.reported
-        }
-        for key, (value, *description) in self.state.opaque_containers().items():
-            if key not in self.reported and self.containers_at_start.get(key) != description:
-                try:
-                    encode(value)
-                except NotPlain as error:
-                    is_libraries = error.kind.partition(".")[0] in object_graph.LIBRARIES
-                    if is_table(value):
-                        if not key[0].startswith((TRAINING, VALIDATION, "datamodule")):
-                            unsaved[key] = f"is a {error.kind}"
-                    elif not is_libraries or key[0].startswith("loggers."):
-                        unsaved[key] = f"holds a {error.kind}"
-        self.reported |= unsaved.keys()
-        owners = (
-            dict(object_graph.walk(user_objects(self.trainer), code=False))
-            if unsaved and self.trainer.is_global_zero
-            else {}
-        )
-        named = {
-            object_graph.users_name(owners, *key): reason
-            for key, reason in unsaved.items()
-            if key[0] in owners
-        }
-        for (path, name), reason in named.items():
-            if (path, name) in unsaved or (path, name) not in self.reported:
-                self.reported.add((path, name))
-                owner_class = type(owner_of(owners[path]))
-                print(
-                    f"{owner_class.__module__}.{owner_class.__qualname__}.{name} {reason}, which "
-                    "no checkpoint can hold: a resumed run starts without it; keep numbers, text, "
-                    f"arrays, tensors, tuples and dataclasses there, or {HINT}",
-                    flush=True,
-                )
+            (each.path, each.name): FUNCTION_MADE
+            if isinstance(each.value, CODE)
+            else f"{'holds' if each.is_part else 'is'} a {each.kind}{UNSAVED}"
+            for each in self.state.unsaved
+            if _is_told(each)
+        } | {key: f"{reason}{UNSAVED}" for key, reason in others.items()}
+        for (path, name), reason in unsaved.items():
+            if (path, name) in self.reported:
+                continue
+            self.reported.add((path, name))
+            node = start.by_path.get(path)
+            if node is None or not self.trainer.is_global_zero:
+                continue
+            owner_class, name_of_users = users_name(node, name)
+            if (owner_class, name_of_users) in self.reported:
+                continue
+            self.reported.add((owner_class, name_of_users))
+            class_name = f"{owner_class.__module__}.{owner_class.__qualname__}"
+            print(f"{class_name}.{name_of_users} {reason}", flush=True)
+
+    def _report_modules(self) -> None:
+        """Print, once for each, which modules were made while training and cannot be saved."""
+        for path, name, kind, value, *_ in self.state.unsaved:
+            key = path, name, "module"
+            if isinstance(value, nn.Module) and path == "model" and key not in self.reported:
+                self.reported.add(key)
+                if self.trainer.is_global_zero:
+                    print(
+                        f"{path}.{name} is a {kind} that was made while training, and a resumed "
+                        "run cannot make it to load its weights: after an interruption this run "
+                        "cannot go on; make it in __init__() or configure_model()",
+                        flush=True,
+                    )
 
     def _report_reordered(self) -> None:
         """Print, once for each, which sets have got their elements in another order."""
-        for path, name in sorted(self.state.reordered - self.reported):
+        for path in sorted(self.state.reordered - self.reported):
             if self.trainer.is_global_zero:
                 print(
-                    f"{path}.{name} is a set, and its elements come in another order than before "
+                    f"{path} is a set, and its elements come in another order than before "
                     "the interruption: if training depends on it, sort them first",
                     flush=True,
                 )
         self.reported |= self.state.reordered
+
+    def restore_modules(self, saved: Mapping[str, Any]) -> None:
+        """Give modules the parts that they had got while they were trained.
+
+        It is done before Lightning loads the weights, of which there are some for these parts.
+
+        Args:
+            saved: What `encode_changes` returned.
+        """
+        self.state.restore(saved["graph"], parts_of_modules)
 
     def restore(
         self, saved: Mapping[str, Any], only_plain: bool = False, same_ranks: bool = True
@@ -429,13 +495,9 @@ class UserState:
         incomplete = {
             path for path, _ in self.missing_attributes(saved) if path in self._data_paths()
         }
-        own = set() if same_ranks else set(map(tuple, saved["computed"]))
-        plain = {
-            key: value
-            for key, value in saved["plain"].items()
-            if key not in own and (key[0] not in incomplete or type(value) is not bool)
-        }
-        self.state.restore(plain)
+        own = () if same_ranks else tuple(map(str, saved["computed"]))
+
+        self._restore_graph(saved, incomplete, own)
         self._report_reordered()
         if only_plain:
             return
@@ -459,28 +521,32 @@ class UserState:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
 
-    def restore_samplers(self, saved: Mapping[str, Any]) -> None:
-        """Restore what has changed in the training samplers since they have drawn this epoch.
+    def _restore_graph(
+        self, saved: Mapping[str, Any], incomplete: Collection[str], own: tuple[str, ...]
+    ) -> None:
+        def accept(node: list) -> list | None:
+            return accepted(node, incomplete, own)
 
-        The loaders restore the state from which they have drawn it, and draw it again. What a
-        sampler shares with the model or a callback belongs to it, too; and so does what the loader
-        holds besides.
+        self.state.restore(saved["graph"], accept)
+        if "newer graph" in saved:
+            self.state.restore(saved["newer graph"], accept)
+
+    def restore_after_drawing(self, saved: Mapping[str, Any]) -> None:
+        """Restore what drawing the epoch's batches again has changed.
+
+        The loaders restore the state from which they have drawn the epoch, and draw again. What
+        samplers and datasets hold and share with the model is one object again afterwards.
 
         Args:
-            saved: What `encode_changes` returned.
+            saved: What `encode_changes` returned, of this rank.
         """
-        parts = {
-            path: object_
-            for path, object_ in user_objects(self.trainer).items()
-            if path.startswith(TRAINING)
-        }
-        samplers = {path: parts[path] for path in parts if path.endswith(SAMPLERS)}
-        loaders = {path: parts[path] for path in parts if path.endswith(LOADER)}
-        ids = {id(object_) for _, object_ in object_graph.walk(samplers, skip=(Dataset,))}
-        ids |= {id(owner_of(object_)) for _, object_ in object_graph.walk(loaders)}
-        self.state.restore(saved["plain"], ids=ids)
+        self._restore_graph(saved, (), ())
+        parts = user_objects(self.trainer).items()
+        samplers = {path: part for path, part in parts if path.startswith(TRAINING)}
+        samplers = {path: part for path, part in samplers.items() if path.endswith(SAMPLERS)}
+        keys = scan(samplers, skip=(Dataset,)).keys()
         for path, generator in self._generators().items():
-            if id(generator) in ids and path in saved["generators"]:
+            if id(generator) in keys and path in saved["generators"]:
                 generators.restore(generator, decode(saved["generators"][path]))
 
     def _warn_of_iterators(self) -> None:
@@ -510,8 +576,13 @@ class UserState:
         Each is (path of its object, name of the attribute). They are those whose values are not
         plain.
         """
-        present = self.state.opaque_attributes()
-        return [tuple(entry) for entry in saved["made"] if tuple(entry) not in present]
+        by_path = self.state.begin().by_path
+        return [
+            (path, name)
+            for path, name in map(tuple, saved["made"])
+            if (node := by_path.get(path)) is not None
+            and _is_absent(object_graph.attributes(node.value), name)
+        ]
 
     def _data_paths(self) -> set[str]:
         """Return the paths of the user's datasets, transforms and the like.
@@ -586,6 +657,95 @@ class UserState:
             and (object_graph.is_library_class(type(value)) or isinstance(value, Optimizer))
             and has_state(value)
         }
+
+
+def users_name(node: Node | None, name: str) -> tuple[type, str]:
+    """Return the class of the user's object that holds an object's attribute, and in which of its.
+
+    What an installed package calls its own attributes says nothing to the user.
+
+    Args:
+        node: The object.
+        name: The name of the attribute.
+    """
+    class_ = type(owner_of(node.value)) if node else object
+    attribute = name
+    while node is not None:
+        if node.kind is OBJECT and object_graph.is_own_module(type(node.value).__module__):
+            return type(owner_of(node.value)), attribute
+        if (parent := node.parent) is not None:
+            attribute = parent.kind.step(parent.note, parent.parts, node.index).lstrip(".")
+        node = parent
+    return class_, name
+
+
+def _is_told(unsaved: Unsaved) -> bool:
+    """Return whether the user is told that a checkpoint cannot hold something.
+
+    An object that an attribute has got, such as a writer, is made again by the code that made it.
+    """
+    if is_table(unsaved.value):
+        return not unsaved.path.startswith((TRAINING, VALIDATION, "datamodule"))
+    if not unsaved.is_part:
+        is_array = isinstance(unsaved.value, (torch.Tensor, np.ndarray))
+        return is_array or unsaved.changes or isinstance(unsaved.value, CODE)
+    is_librarys = unsaved.kind.partition(".")[0] in object_graph.LIBRARIES
+    return not is_librarys or unsaved.path.startswith("loggers.")
+
+
+def _is_absent(attributes: Mapping[str, Any], name: str) -> bool:
+    """Return whether an object has no attribute of that name, or a value in place of an object."""
+    return type(attributes.get(name)) in SCALARS
+
+
+def accepted(node: list, incomplete: Collection[str], own: tuple[str, ...]) -> list | None:
+    """Return what is restored of a node of the start; None for nothing.
+
+    Args:
+        node: The node (state/graph/encoding.py).
+        incomplete: The paths of objects of which no flags are restored.
+        own: The names of what this rank has computed itself.
+    """
+    kind, path, note, references, content = node
+    if own and path.startswith(own) and any(_is_within(path, name) for name in own):
+        return None
+    if not isinstance(note, dict) or not (path in incomplete or own):
+        return node
+    names = note["names"]
+    kept = [
+        number
+        for number, name in enumerate(names)
+        if f"{path}.{name}" not in own
+        and (path not in incomplete or type(references[number]) is not bool)
+    ]
+    return [
+        kind,
+        path,
+        note | {"names": [names[number] for number in kept]},
+        [references[number] for number in kept] + references[len(names) :],
+        content,
+    ]
+
+
+def parts_of_modules(node: list) -> list | None:
+    """Return what a node of the start has of a module's modules, parameters and buffers."""
+    kind, path, note, references, content = node
+    if not isinstance(note, dict):
+        return None
+    names = note["names"]
+    kept = [
+        n for n, name in enumerate(names) if name.startswith(("module ", "parameter ", "buffer "))
+    ]
+    if not kept:
+        return None
+    gone = [name for name in note.get("gone", ()) if f"module {name}" in names]
+    note = {"names": [names[n] for n in kept], "gone": gone}
+    return [kind, path, note, [references[n] for n in kept], content]
+
+
+def _is_within(path: str, name: str) -> bool:
+    """Return whether a path is that of a named value, or of a part of it."""
+    return path == name or path[len(name) : len(name) + 1] in (".", "[", "{")
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from sagemaker_lightning.state.object_graph import (
     GENERATORS,
     LIBRARIES,
     Added,
+    Elsewhere,
     is_library_class,
     owner_of,
 )
@@ -145,7 +146,7 @@ class Node:
         index: Which part of the parent it is; the name of a root.
     """
 
-    __slots__ = ("index", "kind", "mark", "note", "parent", "parts", "value")
+    __slots__ = ("content", "index", "kind", "mark", "note", "parent", "parts", "value")
 
     def __init__(self, value: Any, kind: Kind, parent: "Node | None", index: Any) -> None:
         self.value = value
@@ -153,6 +154,7 @@ class Node:
         self.parent = parent
         self.index = index
         self.mark = b""
+        self.content = None  # kept only by a start that can be gone back to
         self.note, self.parts = kind.take(value)
 
     @property
@@ -183,8 +185,12 @@ def scan(
     nodes: dict[int, Node] = {}
     waiting: deque = deque()
     # What stands for what was added to an object comes first: it says which attributes are meant.
-    for name, root in sorted(roots.items(), key=lambda item: not isinstance(item[1], Added)):
-        if (kind := kind_of(root)) is not None and key_of(root) not in nodes:
+    # Nor is what is handled elsewhere entered, whatever else leads to it.
+    marks = Elsewhere, Added
+    for name, root in sorted(roots.items(), key=lambda item: not isinstance(item[1], marks)):
+        if isinstance(root, Elsewhere):
+            nodes[id(root.object_)] = Node(root.object_, CODE, None, name)
+        elif (kind := kind_of(root)) is not None and key_of(root) not in nodes:
             nodes[key_of(root)] = node = Node(root, kind, None, name)
             waiting.append(node)
     while waiting:

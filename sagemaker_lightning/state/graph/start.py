@@ -1,23 +1,29 @@
 """What a program makes again at each start: the objects by path, and what they held then."""
 
+import contextlib
+import copy
 import gc
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sagemaker_lightning.state.graph import fingerprints
-from sagemaker_lightning.state.graph.kinds.base import class_name
-from sagemaker_lightning.state.graph.kinds.objects import SPACES, classes_of_module
+from sagemaker_lightning.state.graph.atoms import SCALARS
+from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name
+from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind, classes_of_module
 from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, Node, key_of, scan
 from sagemaker_lightning.state.object_graph import LIGHTNINGS, is_own_module, owner_of
 
+MAX_KEPT = 1 << 20
+"""Elements, at most, of an array or a tensor whose content a start keeps."""
 
-@contextmanager
+
+@contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
     """Pause Python's garbage collector, which else looks at each of 100,000 new lists twice."""
     was_enabled = gc.isenabled()
@@ -39,11 +45,19 @@ class Start:
         roots: The objects to start from, by name.
         skip: Classes whose objects are not entered.
         generators: Whether the states of generators of random numbers count as content.
+        is_kept: Whether `reset` is possible: the content is kept, but for large arrays'.
     """
 
-    def __init__(self, roots: Mapping[str, Any], skip: tuple = (), generators: bool = True) -> None:
+    def __init__(
+        self,
+        roots: Mapping[str, Any],
+        skip: tuple = (),
+        generators: bool = True,
+        is_kept: bool = False,
+    ) -> None:
         self.skip = skip
         self.generators = generators
+        self.is_kept = is_kept
         self.nodes: dict[int, Node] = {}
         self.paths: dict[int, str] = {}
         self.tensors: dict[str, tuple[nn.Module, str, str]] = {}
@@ -113,7 +127,43 @@ class Start:
         saved_by_others = set(map(id, self.saved_by_others().values()))
         for key, node in nodes.items():
             if key not in saved_by_others and key not in made:
-                node.mark = node.mark or self.mark(node)
+                self._note_content(node)
+
+    def _note_content(self, node: Node) -> None:
+        node.mark = node.mark or self.mark(node)
+        if self.is_kept and node.mark and _size(node) <= MAX_KEPT:
+            with contextlib.suppress(NotSaved):
+                node.content = node.kind.content(node.value)
+
+    def reset(self) -> None:
+        """Give all objects the content that they had at the start.
+
+        It is for a start that has kept it. Elements of long containers stay as they are.
+        """
+        now = {key: Node(node.value, node.kind, None, "") for key, node in self.nodes.items()}
+        # An object that nothing sets back, such as an itertools.count, gives way to another one.
+        fresh = {
+            key: node.kind.build(node.note, node.parts, self.classes)
+            for key, node in self.nodes.items()
+            if not node.kind.fills and node.note != now[key].note
+        }
+        for key, node in self.nodes.items():
+            if self.skip and isinstance(owner_of(node.value), self.skip):
+                continue
+            parts = [fresh.get(id(part), part) for part in node.parts]
+            present = now[key]
+            if isinstance(node.kind, ObjectKind):
+                before = copy.copy(node)
+                before.parts = parts
+                if changes := node.kind.difference(present, before, _is_same):
+                    node.kind.fill(node.value, *changes, None)
+                continue
+            is_same = len(parts) == len(present.parts) and all(map(_is_same, parts, present.parts))
+            has_content = node.mark and node.content is not None
+            if has_content and self.mark(present) != node.mark:
+                node.kind.fill(node.value, node.note, parts, node.content)
+            elif node.kind.fills and not is_same:
+                node.kind.fill(node.value, node.note, parts, None)
 
     def mark(self, node: Node) -> bytes:
         """Return bytes that tell whether the content of an object has changed."""
@@ -172,3 +222,17 @@ class Start:
             if (module := sys.modules.get(name)) is not None:
                 found = classes_of_module(vars(module)) | found
         return found
+
+
+def _size(node: Node) -> int:
+    """Return the number of elements of a tensor or an array; 0 of other objects."""
+    if isinstance(node.value, Tensor):
+        return node.value.numel()
+    return node.value.size if isinstance(node.value, np.ndarray) else 0
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """Return whether two parts are one object or equal scalars."""
+    return before is now or (
+        type(before) in SCALARS and type(before) is type(now) and repr(before) == repr(now)
+    )

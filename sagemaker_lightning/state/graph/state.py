@@ -12,6 +12,7 @@ from sagemaker_lightning.state.graph.decoding import Restored, restore
 from sagemaker_lightning.state.graph.encoding import Unsaved, encode, values_changed
 from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, OBJECT, TENSOR, Node, key_of, scan
 from sagemaker_lightning.state.graph.start import Start
+from sagemaker_lightning.state.object_graph import owner_of
 
 ORDERLESS = "set", "frozenset"
 MAX_NUMBERS = 1 << 16
@@ -26,10 +27,19 @@ class GraphState:
 
     Args:
         roots: Returns the objects to start from, by name.
+        skip: Classes whose objects are not entered.
+        is_kept: Whether `return_to` is possible: the content at the start is kept.
     """
 
-    def __init__(self, roots: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        roots: Callable[[], Mapping[str, Any]],
+        skip: tuple = (),
+        is_kept: bool = False,
+    ) -> None:
         self.roots = roots
+        self.skip = skip
+        self.is_kept = is_kept
         self.start: Start | None = None
         self.made: dict[int, Any] = {}
         """Objects that the program does not make again at its start, by what they are known."""
@@ -44,7 +54,7 @@ class GraphState:
     def begin(self) -> Start:
         """Return the start; take the present state as it, if there is none."""
         if self.start is None:
-            self.start = Start(self.roots(), generators=False)
+            self.start = Start(self.roots(), self.skip, generators=False, is_kept=self.is_kept)
         return self.start
 
     def mark(self) -> None:
@@ -113,6 +123,20 @@ class GraphState:
         self.reordered |= set(restored.reordered)
         return restored
 
+    def return_to(self, record: Mapping[str, Any]) -> None:
+        """Bring the objects back to the state of which `encode` returned a record.
+
+        Args:
+            record: The record; it may be another process's, which has made the same objects.
+        """
+        self.begin().reset()
+        restore(self.roots(), self.begin(), record)
+
+    def names_changed(self) -> list[str]:
+        """Return the attributes that have changed since `mark`, each with its object's class."""
+        nodes = self.begin().nodes
+        return sorted({_name_of_change(nodes[key], name) for key, name in self.changes()})
+
     def numbers(self, changed: Collection[str]) -> dict[str, bytes]:
         """Return a hash of the arrays and numbers of each attribute of the start that has some.
 
@@ -156,11 +180,28 @@ class GraphState:
         return node is not None and node.kind in (TENSOR, ARRAY)
 
 
-def _attribute_of(node: Node, start: Start) -> str:
-    """Return the path of the attribute in which an object is."""
+def _in_attribute(node: Node) -> Node:
+    """Return the object that an attribute has, and in which a node is."""
     while node.kind is not OBJECT and node.parent is not None and node.parent.kind is not OBJECT:
         node = node.parent
+    return node
+
+
+def _attribute_of(node: Node, start: Start) -> str:
+    """Return the path of the attribute in which an object is."""
+    node = _in_attribute(node)
     return start.paths.get(key_of(node.value), node.path)
+
+
+def _name_of_change(node: Node, name: str) -> str:
+    """Return the attribute, with the class that has it, of what has changed in a node."""
+    if not name:
+        node = _in_attribute(node)
+        if (parent := node.parent) is None:
+            return node.path
+        name = parent.kind.step(parent.note, parent.parts, node.index).lstrip(".")
+        node = parent
+    return f"{type(owner_of(node.value)).__qualname__}.{name}"
 
 
 def _are_numbers(values: Any) -> bool:
