@@ -36,18 +36,21 @@ class Stalls(Callback):
         self.work = []
         self.resume = resume
         self.waits = waits
-        self.save = resume.save
-        resume.save = self._timed
         self.notes = [0.0]
         for hook in ("on_train_batch_start", "on_before_backward", "on_train_batch_end"):
             setattr(resume, hook, partial(self._noted, getattr(resume, hook)))
+
+    def on_train_start(self, *_) -> None:
+        """Time each checkpoint from now on."""
+        self.save = self.resume.run.save
+        self.resume.run.save = self._timed
 
     def _timed(self, state, last) -> None:
         began = _now()
         work = time.process_time()
         self.save(state, last)
         if self.waits:
-            self.resume.writer.wait()
+            self.resume.run.writer.wait()
         self.saves.append(_now() - began)
         self.work.append(time.process_time() - work)
 

@@ -33,7 +33,7 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.data import sample_seeding, seeded_indices
 from sagemaker_lightning.data.loaders.redrawn import Redrawn
 from sagemaker_lightning.resume.callback import ExactResume
-from sagemaker_lightning.resume.check.verification import Proof
+from sagemaker_lightning.resume.check.verification import ResumeCheck
 from sagemaker_lightning.state import generators, object_graph, object_state
 
 from app.train import APPLICATION
@@ -102,7 +102,7 @@ def without() -> Iterator[None]:
         (ExactResume, hook)
         for hook in ("on_train_batch_start", "on_before_backward", "on_train_batch_end")
     ]
-    left_out += [(Proof, step) for step in ("start", "check_restored", "checkpoint_saved")]
+    left_out += [(ResumeCheck, step) for step in ("start", "check_restored", "checkpoint_saved")]
     left_out += [
         (module, "walk")
         for module in (object_graph, generators, object_state, sample_seeding, seeded_indices)

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sagemaker_lightning import ExactResume
-from sagemaker_lightning.resume import callback
 from sagemaker_lightning.resume.files import checkpoint_file
+from sagemaker_lightning.resume.same_run import earlier_fits
 
 OF_RESUME = "every_n_steps", "keep", "other_settings", "parts", "saves", "seed", "strict"
 
@@ -111,7 +111,7 @@ def interrupted() -> Iterator[None]:
 
 def as_in_a_new_process() -> None:
     """Forget which trainings have ended here."""
-    callback._finished.clear()
+    earlier_fits._finished.clear()
 
 
 def weights(model: pl.LightningModule) -> list[float]:

@@ -41,10 +41,11 @@ from sagemaker_lightning.contract import deadlines, reporting, shutdown
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.drill import drilled_run
-from sagemaker_lightning.resume import agreement, callback
+from sagemaker_lightning.resume import agreement, callback, run, stopping
 from sagemaker_lightning.resume.check import journal
 from sagemaker_lightning.resume.files import checkpoint_dir, checkpoint_file, folder_lock
 from sagemaker_lightning.resume.files.best_model import BestModel
+from sagemaker_lightning.resume.same_run import earlier_fits
 
 OF_RESUME = ("seed", "every_n_minutes", "every_n_steps", "keep", "exact", "other_settings")
 OF_RESUME += ("strict", "settings", "saves", "environment", "stop")
@@ -172,7 +173,7 @@ def resume_of(trainer: pl.Trainer) -> ExactResume:
 
 def fit(folder: Path, *callbacks: pl.Callback, model=None, **options) -> pl.LightningModule:
     """Train, as in a new process; return the model."""
-    callback._finished.clear()
+    earlier_fits._finished.clear()
     model = model or Line()
     trainer(folder, *callbacks, **options).fit(model)
     return model
@@ -250,8 +251,9 @@ class Clock(pl.Callback):
 
     def __init__(self, monkeypatch, slow: str, seconds: float) -> None:
         now = [1000.0]
-        clock = SimpleNamespace(monotonic=lambda: now[0], time=callback.time.time)
-        monkeypatch.setattr(callback, "time", clock)
+        clock = SimpleNamespace(monotonic=lambda: now[0])
+        monkeypatch.setattr(stopping, "time", clock)
+        monkeypatch.setattr(run, "time", clock)
         self.tick = lambda seconds: now.__setitem__(0, now[0] + seconds)
         self.slow, self.seconds = slow, f"{seconds}"
 
@@ -1052,7 +1054,7 @@ def test_a_tuner_may_search_before_the_training(tmp_path):
     weights = []
     for name, moments in (("alone", ["never"]), ("run", ["batch 2", "never"])):
         for moment in moments:
-            callback._finished.clear()
+            earlier_fits._finished.clear()
             used = trainer(tmp_path / name, At(moment, press_ctrl_c))
             Tuner(used).lr_find(model := Line(), num_training=3, update_attr=False)
             assert model.line.weight.item() == 0.5
@@ -1307,55 +1309,46 @@ def test_a_step_that_is_another_is_not_saved_if_that_ends_the_job(tmp_path, hear
     assert [*saved(tmp_path)] == [3]
 
 
-@pytest.fixture
-def used(tmp_path) -> pl.Trainer:
-    """A trainer that has trained."""
-    used = trainer(tmp_path)
-    used.fit(Line())
-    return used
+def test_a_rank_hears_why_another_one_cannot_be_resumed_within_an_epoch():
+    assert agreement.common_reason([("", {}), ("others each time", {})]) == "others each time"
+    assert agreement.common_reason([("", {}), ("", {})]) == ""
 
 
-def with_others(resume: ExactResume, *others: object) -> None:
-    """Let the callback hear what other ranks say, too."""
-    resume.agreement = SimpleNamespace(gather=lambda value: [value, *others], signal_number=2)
-
-
-def test_a_rank_hears_why_another_one_cannot_be_resumed_within_an_epoch(used, capfd):
-    """The first rank says so, once."""
-    resume = resume_of(used)
-    with_others(resume, ("its data are others each time", {}))
-    for _ in range(2):
-        resume.epoch_begins("", {})
-    says = "its data are others each time: checkpoints are saved only at the end of an epoch, and "
-    assert capfd.readouterr().out == f"{says}a stopped run goes back to the last one\n"
-    resume.trainer = SimpleNamespace(is_global_zero=False)
-    resume.why_only_epochs = ""
-    resume.epoch_begins("", {})
-    assert capfd.readouterr().out == ""
+def test_why_a_run_cannot_be_resumed_within_an_epoch_is_said_once(capfd):
+    """The first rank says so."""
+    for first, said in ((True, 1), (False, 0)):
+        this = SimpleNamespace(trainer=SimpleNamespace(is_global_zero=first))
+        saves = stopping.Stopping(this, stopping.Intervals(0, 0))
+        for _ in range(2):
+            saves.epoch_begins("its data are others each time")
+        says = "its data are others each time: checkpoints are saved only at the end of an epoch, "
+        assert (
+            capfd.readouterr().out == f"{says}and a stopped run goes back to the last one\n" * said
+        )
 
 
 @pytest.mark.parametrize("others", [{"train 0 Own": 2}, {}])
-def test_a_sampler_that_shares_the_samples_out_is_one_line(used, others):
-    resume = resume_of(used)
-    with_others(resume, ("", {"train Own": 1}))
-    resume.epoch_begins("", {"train Own": 1})
-    with_others(resume, ("", others))
+def test_a_sampler_that_shares_the_samples_out_is_one_line(others):
+    agreement.refuse_other_orders([("", {"train Own": 1}), ("", {"train Own": 1})])
     says = r"^Trainer\(use_distributed_sampler=...\): found True, and Own, which draws other "
     with pytest.raises(UserError, match=says):
-        resume.epoch_begins("", {"train Own": 1})
+        agreement.refuse_other_orders([("", {"train Own": 1}), ("", others)])
 
 
 @pytest.mark.parametrize(
     ("ranks", "first", "same", "warns"),
     [(2, True, True, 1), (2, True, False, 0), (2, False, True, 0), (1, True, True, 0)],
 )
-def test_ranks_that_train_on_the_same_batch_are_said_once(used, capfd, ranks, first, same, warns):
+def test_ranks_that_train_on_the_same_batch_are_said_once(capfd, ranks, first, same, warns):
     batch = [torch.ones(2)]
-    resume = resume_of(used)
-    with_others(resume, digest_of(batch) if same else 1)
-    resume.trainer = SimpleNamespace(world_size=ranks, is_global_zero=first)
+    this = object.__new__(run.Run)
+    this.saves, this.has_compared_batches = True, False
+    this.check = SimpleNamespace(begin_batch=lambda *_: None)
+    others = [digest_of(batch) if same else 1]
+    this.agreement = SimpleNamespace(gather=lambda value: [value, *others])
+    this.trainer = SimpleNamespace(world_size=ranks, is_global_zero=first)
     for number in range(2):
-        resume.on_train_batch_start(resume.trainer, Line(), batch, number)
+        this.batch_begins(batch, number)
     says = (
         "warning: all 2 ranks train on the same batch: they share the samples of a dataset with "
         "indices, while an IterableDataset has to yield the samples of its own rank\n"

@@ -1605,7 +1605,7 @@ def test_a_run_waits_for_its_signal(tmp_path: Path, monkeypatch, sent_at, heard_
         events[heard_at] = functools.partial(setattr, stop, "signal_number", 15)
     clock = Clock(events)
     monkeypatch.setattr(drilled_run, "time", clock)
-    resume = SimpleNamespace(writer=writer, stop=stop)
+    resume = SimpleNamespace(run=SimpleNamespace(writer=writer), stop=stop)
     monkeypatch.setattr(drilled_run, "_exact_resume", lambda trainer: resume)
     run = drilled(tmp_path, moment=["epoch", 1])
     trainer = trainer_of(current_epoch=0)

@@ -63,10 +63,12 @@ from sagemaker_lightning.compat import versions
 from sagemaker_lightning.contract import reporting, shutdown
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.process import parent_process
-from sagemaker_lightning.resume import callback
+from sagemaker_lightning.resume import first_draws, signals
+from sagemaker_lightning.resume import run as run_module
 from sagemaker_lightning.resume.files import checkpoint_dir, folder_lock
 from sagemaker_lightning.resume.parts import epoch_state
 from sagemaker_lightning.resume.parts.user_state import user_objects
+from sagemaker_lightning.resume.same_run import earlier_fits
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.object_state import digest
 
@@ -603,7 +605,7 @@ def test_what_is_logged_between_two_trainings_is_kept(tmp_path: Path, monkeypatc
     """Even if the second one has to begin again, from the first one's checkpoint."""
 
     def train(folder: Path, until: int) -> None:
-        monkeypatch.setattr(callback, "_finished", {})  # as in a new process
+        monkeypatch.setattr(earlier_fits, "_finished", {})  # as in a new process
         used = [CSVLogger(folder / "logs"), TensorBoardLogger(folder / "events", version=0)]
         trainer = short_trainer(folder / "run", logger=used, log_every_n_steps=1)
         pl.seed_everything(3)
@@ -762,7 +764,7 @@ def test_a_schedule_that_an_average_has_replaced_is_there_at_the_end(
 ):
     model = Untested()
     for _ in range(2):
-        monkeypatch.setattr(callback, "_finished", {})  # as in a new process
+        monkeypatch.setattr(earlier_fits, "_finished", {})  # as in a new process
         averages = StochasticWeightAveraging(0.02, swa_epoch_start=1)
         short_trainer(tmp_path, averages, max_epochs=2).fit(model)
     output = capfd.readouterr().out
@@ -1048,8 +1050,8 @@ def test_a_hyperparameter_that_no_checkpoint_can_hold_is_named_in_it(tmp_path: P
 def test_a_container_that_loses_sigterm_is_named_once(
     tmp_path: Path, monkeypatch, capfd, contained, first, warns
 ):
-    monkeypatch.setattr(callback, "in_container", lambda: contained)
-    monkeypatch.setattr(callback, "loses_sigterm", lambda: first)
+    monkeypatch.setattr(signals, "in_container", lambda: contained)
+    monkeypatch.setattr(signals, "loses_sigterm", lambda: first)
     trainer = short_trainer(tmp_path, limit_train_batches=1)
     model = Untested()
     for epochs in (1, 2):
@@ -1240,7 +1242,7 @@ def test_a_seed_that_a_program_may_give_is_told_from_torchs_first_one(
     model = Untested()
     torch.manual_seed(seed)
     ExactResume(tmp_path, seed=1)
-    assert (model in callback._unseeded) is is_random
+    assert (model in first_draws._unseeded) is is_random
 
 
 def test_a_seed_decides_what_is_drawn_after_it_unless_the_command_line_has_set_it(tmp_path: Path):
@@ -1285,7 +1287,7 @@ time.sleep(60)
 @pytest.mark.slow
 def test_a_second_process_with_the_same_folder_is_one_line(tmp_path: Path, monkeypatch):
     """Until the first one is killed, even if a data worker of it lives on."""
-    monkeypatch.setattr(callback, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(run_module, "LOCK_SECONDS", 0.0)
     other_process = warm.start(["python", "-c", HOLDS, tmp_path], tmp_path)
     worker = int(other_process.stdout.readline())
     pid = other_process.pid
@@ -1840,7 +1842,7 @@ def test_a_folder_that_is_removed_while_training_is_made_again(tmp_path: Path):
     short_trainer(tmp_path / "run", Removes(), max_epochs=2).fit(model)
     resumed = Classifier()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(callback, "_finished", {})
+        patch.setattr(earlier_fits, "_finished", {})
         short_trainer(tmp_path / "run", Removes(), max_epochs=2).fit(resumed)
     assert torch.equal(model.network[0].weight, resumed.network[0].weight)
 

@@ -1,4 +1,4 @@
-"""resume/fit_loops.py in short trainings of this process: nothing is left out or done twice."""
+"""resume/moments.py in short trainings of this process: nothing is left out or done twice."""
 
 import contextlib
 import itertools
@@ -21,7 +21,7 @@ from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume import fit_loops
+from sagemaker_lightning.resume import moments
 
 
 def whole(folder: Path, **options) -> dict:
@@ -531,16 +531,14 @@ class Calls:
 
 
 def installed(**options) -> pl.Trainer:
-    """Return a trainer whose loops are ours, and call a callback and a Restart that note it."""
+    """Return a trainer whose loops are ours, and call a run that notes it."""
     settings = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
     made = pl.Trainer(**settings | options, accelerator="cpu", devices=1)
-    restart = Calls()
-    restart.seeding = restart
-    restart.recreating_data = lambda *_: contextlib.nullcontext()
-    resume = Calls()
-    resume.is_training = True
-    resume.snapshot = resume.user_state = resume.state = resume
-    fit_loops.install(made, resume, restart)
+    run = Calls()
+    run.seeding = run
+    run.data_needed = lambda *_: contextlib.nullcontext()
+    run.is_training = True
+    moments.install(made, run)
     return made
 
 
@@ -560,7 +558,7 @@ def test_a_trainer_gets_its_own_loops_back(alone, monkeypatch):
     tells = made.fit_loop.epoch_loop._broadcast_sigterm_tensor
     tells()
     assert told == []
-    fit_loops.remove(made)
+    moments.remove(made)
     made.fit_loop.epoch_loop._broadcast_sigterm_tensor()
     assert told == ["signal"]
     for each in (made, alone.model.trainer):
@@ -575,12 +573,12 @@ def test_new_loaders_are_prepared_and_the_old_ones_left(tmp_path):
     made = installed()
     for loop, kind in ((made.fit_loop, "train"), (made.fit_loop.epoch_loop.val_loop, "val")):
         first, second = Calls(), Calls()
-        loop.restart.noted.clear()
+        loop.of.noted.clear()
         for loaders in (None, first, first, second, None):
             loop._combined_loader = loaders
         assert loop.loaders is None
         assert first.noted == [("leave", second)] and second.noted == [("leave", None)]
-        assert loop.restart.noted == [
+        assert loop.of.noted == [
             ("together", made, loaders, kind) for loaders in (first, first, second)
         ]
 
@@ -624,15 +622,15 @@ def test_the_batch_that_comes_next_is_as_a_step_would_get_it():
     made.fit_loop._data_fetcher = fetcher = _PrefetchDataFetcher()
     fetcher.setup(CombinedLoader(DataLoader([3.0])))
     iter(fetcher)
-    assert fit_loops.next_batch(made).tolist() == [4.0]
+    assert moments.next_batch(made).tolist() == [4.0]
     assert made.training
     with pytest.raises(StopIteration):
-        fit_loops.next_batch(made)
+        moments.next_batch(made)
     made.fit_loop._data_fetcher = _DataLoaderIterDataFetcher()
     made.fit_loop._data_fetcher.setup(CombinedLoader(DataLoader([3.0])))
     iter(made.fit_loop._data_fetcher)
     with pytest.raises(StopIteration):
-        fit_loops.next_batch(made)
+        moments.next_batch(made)
 
 
 class Transferring(pl.LightningDataModule):

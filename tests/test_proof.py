@@ -6,11 +6,11 @@ from pytorch_lightning import LightningModule
 from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume import fit_loops
+from sagemaker_lightning.resume import moments
 from sagemaker_lightning.resume.agreement import Comparison
 from sagemaker_lightning.resume.check import journal, verification
 from sagemaker_lightning.resume.check.journal import FETCHED_AHEAD, Step
-from sagemaker_lightning.resume.check.verification import Difference, Proof
+from sagemaker_lightning.resume.check.verification import Difference, ResumeCheck
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import batch_digest
 
@@ -25,7 +25,7 @@ class Fake:
 def trainer_at(
     epoch: int = 0, batch: int = 0, step: int = 0, rank: int = 0, ranks: int = 1
 ) -> Fake:
-    """Return what a Proof asks of a trainer."""
+    """Return what a ResumeCheck asks of a trainer."""
     loop = Fake(
         _data_fetcher=None,
         epoch_progress=Fake(current=Fake(processed=epoch)),
@@ -50,20 +50,20 @@ def trainer_at(
 
 
 class Ranks:
-    """One rank's Proof, and what the other ranks say whenever the ranks exchange something."""
+    """One rank's ResumeCheck, and what the other ranks say whenever they exchange something."""
 
     def __init__(self, folder, at=(0, 0, 0), rank=0, ranks=1, strict=False, keep=3) -> None:
         self.folder = folder
         self.trainer = trainer_at(*at, rank, ranks)
         self.others = lambda value: []
-        self.proof = Proof(
+        self.proof = ResumeCheck(
             self.trainer,
             Fake(path=folder, keep=keep),
             lambda value: [value, *self.others(value)],
             strict,
         )
 
-    def begin(self, resumes: bytes = b"", flags=(), **entries) -> Proof:
+    def begin(self, resumes: bytes = b"", flags=(), **entries) -> ResumeCheck:
         """Begin a run, or resume one."""
         known = {
             "journal": resumes,
@@ -408,7 +408,7 @@ def stopped(folder, monkeypatch, point, upcoming=2, ahead=(3,)) -> bytes:
             raise StopIteration
         return torch.tensor([upcoming])
 
-    monkeypatch.setattr(fit_loops, "next_batch", next_batch)
+    monkeypatch.setattr(moments, "next_batch", next_batch)
     run.trainer.fit_loop._data_fetcher = fetched(*ahead)
     run.trainer.optimizers = [Fake(param_groups=[{"lr": 0.5}])]
     run.proof.finish(point)
@@ -612,7 +612,7 @@ def test_a_checkpoint_has_the_journal_written(tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize("end", [Proof.close, Proof.finish])
+@pytest.mark.parametrize("end", [ResumeCheck.close, ResumeCheck.finish])
 def test_a_run_that_has_not_begun_has_nothing_to_end(tmp_path, end):
     end(Ranks(tmp_path).proof)
     assert not list(tmp_path.iterdir())
@@ -671,7 +671,7 @@ def finished(folder, *losses: float) -> bytes:
 
 
 @pytest.mark.parametrize(("loss", "identical"), [(0.2, True), (7.0, False)])
-@pytest.mark.parametrize("report", [Proof.report, Proof.finish])
+@pytest.mark.parametrize("report", [ResumeCheck.report, ResumeCheck.finish])
 def test_digests_on_a_device_count_in_the_result(tmp_path, clock, report, loss, identical):
     run = resumed(tmp_path, finished(tmp_path, 0.0, 0.1, 0.2))
     run.train(loss)

@@ -1,4 +1,4 @@
-"""resume/restore.py and resume/fit_loops.py without a training: what is asked of a checkpoint."""
+"""resume/restore.py and resume/moments.py without a training: what is asked of a checkpoint."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume import fit_loops, restore
+from sagemaker_lightning.resume import moments, restore
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
 from sagemaker_lightning.resume.parts import model_changes
 from sagemaker_lightning.resume.restore import Restart
@@ -661,13 +661,13 @@ def test_counters_at_an_epochs_end_are_those_of_lightning():
         "epoch_progress": {"total": dict(counts), "current": dict(counts)},
         "epoch_loop.batch_progress": {"total": {"ready": 9}, "current": {"ready": 3, "done": 3}},
     }
-    fit_loops.move_counters_past_epoch(loop)
+    moments.move_counters_past_epoch(loop)
     assert loop == {
         "epoch_progress": dict.fromkeys(("total", "current"), counts | {"completed": 3}),
         "epoch_loop.batch_progress": {"total": {"ready": 9}, "current": {"ready": 0, "done": 0}},
     }
     before = copy.deepcopy(loop)
     progress = loop["epoch_progress"]
-    fit_loops.move_counters_to_epoch_end(loop)
+    moments.move_counters_to_epoch_end(loop)
     assert loop["epoch_progress"] == dict.fromkeys(("total", "current"), counts)
     assert progress == before["epoch_progress"]  # the loop's own, of which this is a copy

@@ -30,7 +30,7 @@ class After(pl.Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if batch_idx == 2:
             resume = next(each for each in trainer.callbacks if isinstance(each, ExactResume))
-            self.do(resume.snapshot)
+            self.do(resume.run.snapshot)
 
 
 def in_training(folder: Path, do: Callable[[Snapshot], None], model=None, *callbacks) -> None:

@@ -497,11 +497,11 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
     """A loss that is a tensor stays one until there are some dozens of them."""
     read = []
     monkeypatch.setattr(
-        verification.Proof,
+        verification.ResumeCheck,
         "_send",
         lambda self: (read.append(len(self.on_gpu)), self.on_gpu.clear()),
     )
-    noted = object.__new__(verification.Proof)
+    noted = object.__new__(verification.ResumeCheck)
     noted.on_gpu = []
     noted.being_copied = None
     noted.on_gpu_since = 0.0

@@ -62,7 +62,7 @@ LIBRARIES = {
 CALLERS = {
     "sagemaker_lightning.resume.files.best_model",
     "sagemaker_lightning.cli.lightning_cli",
-    "sagemaker_lightning.resume.fit_loops",
+    "sagemaker_lightning.resume.moments",
     "sagemaker_lightning.cli.lr_schedules",
 }
 # Modules whose names begin like this stand for Lightning.

@@ -3,11 +3,11 @@
 They are in pytorch_lightning/loops, and private since 2.0 (Lightning-AI/pytorch-lightning #16445).
 Lightning's own checkpoints are taken in the middle of an epoch's bookkeeping: what was still to
 come is lost or done twice (#14579, #19549, #19367). A run that resumes exactly needs to know when a
-batch, a validation and an epoch are over with all that belongs to them: resume/fit_loops.py derives
+batch, a validation and an epoch are over with all that belongs to them: resume/moments.py derives
 from the three loops here.
 
 On an upgrade: compare fit_loop.py, training_epoch_loop.py, evaluation_loop.py and fetchers.py with
-those of the version before, for each method that resume/fit_loops.py overrides: the order of
+those of the version before, for each method that resume/moments.py overrides: the order of
 counters, hooks and checkpoints in `advance`, `on_advance_end`, `on_run_start` and `reset`, and
 where `setup_data` sets `_combined_loader`.
 """

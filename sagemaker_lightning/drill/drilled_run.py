@@ -164,7 +164,7 @@ class Drilled(EarlyCallback):
 
     def _wait_for_signal(self, resume: ExactResume) -> None:
         """Wait for a signal, after all checkpoints are written: a kill always finds them."""
-        resume.writer.wait()
+        resume.run.writer.wait()
         self.reached.touch()
         end = time.monotonic() + SIGNAL_WAIT_SECONDS
         while not resume.stop.signal_number and time.monotonic() < end:

@@ -3,6 +3,7 @@
 They use a process group of their own, with gloo, so that no GPU waits for it.
 """
 
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from pytorch_lightning import Trainer
 from torch import distributed
 
+from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.gather import gather
 
 
@@ -123,3 +125,30 @@ class Agreement:
             self.comparison = Comparison(comparison)
             self.uploading = bool(uploading)
             self.pending = None
+
+
+LoadersOfRank = tuple[str, Mapping[str, int]]
+"""What a rank says of its training loaders when an epoch begins.
+
+Why it cannot be resumed within the epoch, "" if it can; and what each loader that the ranks share
+draws first, as a hash, by sampler.
+"""
+
+
+def common_reason(answers: Sequence[LoadersOfRank]) -> str:
+    """Return why any rank cannot be resumed within the epoch; "" if all can."""
+    return next((why for why, _ in answers if why), "")
+
+
+def refuse_other_orders(answers: Sequence[LoadersOfRank]) -> None:
+    """Raise UserError if a sampler draws other samples on another rank.
+
+    It shares them out by itself, and sharing out what each rank has would leave samples out.
+    """
+    for name, drawn in answers[0][1].items():
+        if any(orders.get(name) != drawn for _, orders in answers):
+            raise UserError(
+                f"Trainer(use_distributed_sampler=...): found True, and {name.split()[1]}, "
+                "which draws other samples on each rank; give use_distributed_sampler=False if "
+                "it shares the samples out itself, else the same order on all ranks"
+            )

@@ -21,7 +21,7 @@ from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.deterministic import divided, position
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume import fit_loops
+from sagemaker_lightning.resume import moments
 from sagemaker_lightning.resume.agreement import Agreement
 from sagemaker_lightning.resume.check import restore_check
 from sagemaker_lightning.resume.files import (
@@ -187,7 +187,7 @@ class Restart:
         ]
         self.epoch_is_open = self.point is not ResumePoint.EPOCH
         if not self.epoch_is_open:
-            fit_loops.move_counters_past_epoch(checkpoint["loops"]["fit_loop"])
+            moments.move_counters_past_epoch(checkpoint["loops"]["fit_loop"])
         self._restore_scores(checkpoint["callbacks"])
         user_checkpoints.overwrite_later_files(self.trainer, self.entries["files"])
         self.trainer.should_stop = self.entries["should_stop"]

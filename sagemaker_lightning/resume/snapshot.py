@@ -13,9 +13,9 @@ from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoint
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import reached
 from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume import fit_loops
+from sagemaker_lightning.resume import moments
 from sagemaker_lightning.resume.agreement import Agreement
-from sagemaker_lightning.resume.check.verification import Proof
+from sagemaker_lightning.resume.check.verification import ResumeCheck
 from sagemaker_lightning.resume.files import checkpoint_file, user_checkpoints
 from sagemaker_lightning.resume.parts import epoch_state, model_changes
 from sagemaker_lightning.resume.parts.user_state import UserState
@@ -61,7 +61,7 @@ class Snapshot:
     """
 
     def __init__(
-        self, trainer: Trainer, agreement: Agreement, seeding: Seeding, proof: Proof
+        self, trainer: Trainer, agreement: Agreement, seeding: Seeding, proof: ResumeCheck
     ) -> None:
         self.trainer = trainer
         self.agreement = agreement
@@ -145,7 +145,7 @@ class Snapshot:
             "before_data": self.state_before_data,
         }
         if point is ResumePoint.EPOCH:
-            fit_loops.move_counters_to_epoch_end(state["loops"]["fit_loop"])
+            moments.move_counters_to_epoch_end(state["loops"]["fit_loop"])
         return state | {
             checkpoint_file.ENTRIES_KEY: entries
             | {"journal": self.proof.run_id, "resumes": self.proof.results}

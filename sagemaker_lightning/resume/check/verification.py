@@ -22,7 +22,7 @@ from torch import Tensor
 from sagemaker_lightning.compat.lightning_loops import fetcher, steps_draw_batches
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.deterministic import position
-from sagemaker_lightning.resume import fit_loops
+from sagemaker_lightning.resume import moments
 from sagemaker_lightning.resume.agreement import Comparison
 from sagemaker_lightning.resume.check import explanation, restore_check
 from sagemaker_lightning.resume.check.explanation import DifferenceKind
@@ -70,7 +70,7 @@ class Difference:
     cause: str
 
 
-class Proof:
+class ResumeCheck:
     """Records this rank's steps and compares them with the interrupted run's.
 
     Args:
@@ -329,6 +329,17 @@ class Proof:
         if self.is_open and max(self.gather(self.comparison)) == Comparison.DIFFERENT:
             self.report()
 
+    def report_if_decided(self, comparison: Comparison) -> None:
+        """Report the result if all ranks have compared all steps, or one has found a difference.
+
+        All ranks call it.
+
+        Args:
+            comparison: The greatest of all ranks.
+        """
+        if self.is_open and self.has_trained and comparison is not Comparison.OPEN:
+            self.report()
+
     def report(self) -> None:
         """Report the result of the comparison; all ranks call it, once.
 
@@ -370,7 +381,7 @@ class Proof:
         """
         # The user's code may raise anything here. The checkpoint is written already.
         with contextlib.suppress(Exception):
-            digests = batch_digest.leaf_digests(fit_loops.next_batch(self.trainer))
+            digests = batch_digest.leaf_digests(moments.next_batch(self.trainer))
             # The end of a validation may still change the learning rates and the data.
             is_final = point is not ResumePoint.VALIDATION
             upcoming = Batch(

@@ -41,7 +41,7 @@ from torch.utils.data import DataLoader
 
 from sagemaker_lightning.compat.lightning_loops import _TakesLoaders
 from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume.fit_loops import _Loaders
+from sagemaker_lightning.resume.moments import _Loaders
 
 ALWAYS_RUN = [
     "a buffer",
@@ -224,7 +224,7 @@ def test_no_worker_outlives_loaders_that_are_made_anew():
     class Loop(_Loaders, _TakesLoaders):
         kind = "train"
         trainer = SimpleNamespace(global_rank=0)
-        restart = SimpleNamespace(seeding=Seeding(7))
+        of = SimpleNamespace(seeding=Seeding(7))
 
     children_before = set(active_children())
     loop = Loop()

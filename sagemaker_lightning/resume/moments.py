@@ -1,6 +1,4 @@
-"""Lightning's fit loop, calling callback.py and restore.py at safe points.
-
-A point is safe if nothing is half done there.
+"""Lightning's loops, calling run.py at the moments of a training at which nothing is half done.
 
 Lightning 2.6 takes its own checkpoints in the middle of things. What was to come is then lost or
 done twice: the validation after a checkpoint in on_train_batch_end, the step of a
@@ -12,31 +10,33 @@ A search before training, such as for a learning rate, runs the same loops witho
 For a search, these classes do what Lightning does.
 """
 
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.core.hooks import DataHooks
 from pytorch_lightning.utilities import CombinedLoader
-from pytorch_lightning.utilities.seed import isolate_rng
 
-from sagemaker_lightning.compat import lightning_loops
+from sagemaker_lightning.compat import lightning_checkpoints, lightning_loops
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.seeded_indices import seed_all
+
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
 
 TRANSFER_HOOKS = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
 
 
-def install(trainer: Trainer, resume, restart) -> None:
-    """Let the trainer's existing fit loop call `resume` and `restart`.
+def install(trainer: Trainer, run: "Run") -> None:
+    """Let the trainer's existing loops, and its loading of checkpoints, call a run.
 
     It also keeps Lightning from handling signals.
 
     Args:
         trainer: Lightning's trainer; the classes of its loops are replaced.
-        resume: The ExactResume callback.
-        restart: The Restart; it is called where the loops begin.
+        run: The run.
     """
     lightning_loops.disable_signal_broadcast(trainer)
+    lightning_checkpoints.replace_loading(trainer, run.load_newest, run.accept)
     loop = trainer.fit_loop
     for lightning_loop, loop_class in (
         (loop, FitLoop),
@@ -44,28 +44,21 @@ def install(trainer: Trainer, resume, restart) -> None:
         (loop.epoch_loop.val_loop, ValidationLoop),
     ):
         lightning_loop.__class__ = loop_class
-        lightning_loop.connect(resume, restart)
+        lightning_loop.connect(run)
 
 
 def remove(trainer: Trainer) -> None:
     """Undo `install`."""
     for loop in lightning_loops.restore_lightning_classes(trainer):
-        vars(loop).pop("resume", None)
-        vars(loop).pop("restart", None)
+        vars(loop).pop("of", None)
 
 
 class _Connected:
-    """Knows the callback and the Restart that a loop calls."""
+    """Knows the run that a loop calls."""
 
-    def connect(self, resume, restart) -> None:
-        """Set them; Lightning has made the loop without them.
-
-        Args:
-            resume: The ExactResume callback.
-            restart: The Restart.
-        """
-        self.resume = resume
-        self.restart = restart
+    def connect(self, run: "Run") -> None:
+        """Set it; Lightning has made the loop without it, and has a method `run`."""
+        self.of = run
 
 
 class _Loaders(_Connected):
@@ -81,7 +74,7 @@ class _Loaders(_Connected):
             before: The loaders that they replace; None if there are none.
         """
         if loader is not None:
-            self.restart.seeding.together(self.trainer, loader, self.kind)
+            self.of.seeding.together(self.trainer, loader, self.kind)
         if before not in (None, loader):
             before.leave(loader)
 
@@ -97,7 +90,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
 
         An epoch whose batches are all done, or that a limit has cut off, still has to be ended.
         """
-        must_end_epoch = self.resume.is_training and self.restart.epoch_is_open
+        must_end_epoch = self.of.is_training and self.of.epoch_is_open
         must_end_epoch = must_end_epoch and (
             lightning_loops.epoch_is_done(self.trainer) or self.trainer.should_stop
         )
@@ -111,25 +104,12 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         Raises:
             UserError: The validation interval is longer than an epoch.
         """
-        loaders_before = self.loaders
-        snapshot = self.resume.snapshot
-        snapshot.user_state.state.begin()
-        snapshot.user_state.hooks_ended()  # what follows are data
-        objects_before = (
-            snapshot.user_state.state_before_data()
-            if loaders_before is not None and self.resume.is_training
-            else None
-        )
-        with self.restart.recreating_data(self, snapshot):
+        with self.of.data_needed(self):
             try:
                 super().setup_data()
             except ValueError:
                 self._refuse_validation_interval()
                 raise
-        snapshot.user_state.state.include()
-        if loaders_before not in (None, self.loaders):
-            snapshot.set_state_before_data(objects_before)
-            self.restart.discard_loader_states()
 
     def _refuse_validation_interval(self) -> None:
         """Raise UserError if no validation would ever run.
@@ -153,40 +133,24 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         If all was trained before, both run: at the end, callbacks set the final weights, and use
         what they have made at the start.
         """
-        return not (self.resume.is_training and self.restart.entries) and super().skip
+        return not (self.of.is_training and self.of.resumes) and super().skip
 
     def run(self) -> None:
         """Train what is left."""
-        if self.resume.is_training:
-            self.restart.restore_epoch_limit()
-            self.resume.receive_signals()
+        if self.of.is_training:
+            self.of.loops_begin()
         super().run()
 
     def on_run_start(self) -> None:
         """Begin training, or resume it."""
-        if not self.resume.is_training:
+        if not self.of.is_training:
             super().on_run_start()
             return
-        self.restart.redistribute_epoch(self)
-        self.restart.restore(self.resume.snapshot.user_state, only_plain=True)
-        if self.trainer.val_dataloaders is None and self.restart.had_validation_data:
-            # For the comparison: Lightning would make them for the first validation.
-            self.trainer.validating = True
-            self.epoch_loop.val_loop.setup_data()
-            self.trainer.training = True
+        self.of.start_hooks_run_next(self)
         super().on_run_start()
-        self.resume.snapshot.mark_start(self.restart.limits_added)
-        self.restart.recreate_objects(self.resume.snapshot.user_state)
-        # The loaders know values alone. What they share with others is one object again afterwards.
-        self.restart.restore_loaders(self)
-        self.restart.restore(self.resume.snapshot.user_state)  # overwrite what hooks have reset
-        only_end_is_left = super().done
-        differing = self.restart.differing_values(self.resume.snapshot.user_state)
-        self.resume.proof.check_restored(differing)
-        self.restart.continue_logs()
-        if only_end_is_left:
-            self.resume.only_end_is_left(cut=not lightning_loops.batches_are_done(self.trainer))
-            self.restart.print_nothing_left()
+        self.of.training_begins(self)
+        if super().done:
+            self.of.only_end_is_left()
 
     def reset(self) -> None:
         """Reset the loop, except for what a resumed run continues.
@@ -195,15 +159,15 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         run that begins with a checkpoint of Lightning's (`ckpt_path`) continues as Lightning does.
         """
         super().reset()
-        if self.restart.entries:
+        if self.of.resumes:
             self.unset_restarting()
 
     def on_advance_end(self) -> None:
         """End an epoch."""
         super().on_advance_end()
-        self.restart.epoch_ended()
-        if self.resume.is_training:
-            self.resume.epoch_ended(self.done)
+        self.of.epoch_ended()
+        if self.of.is_training:
+            self.of.epoch_committed(self.done)
 
 
 class EpochLoop(_Connected, lightning_loops.EpochLoop):
@@ -211,39 +175,25 @@ class EpochLoop(_Connected, lightning_loops.EpochLoop):
 
     def reset(self) -> None:
         """Reset an epoch's counters, unless the epoch is being resumed."""
-        if not self.resume.is_training or not self.restart.resumes_within_epoch:
+        if not self.of.is_training or not self.of.resumes_within_epoch:
             super().reset()
 
     def on_run_start(self, data_fetcher) -> None:
         """Begin or resume an epoch; repeat the validation that was interrupted, if any."""
-        batches_done = self.batch_progress.current.ready
-        epoch = self.trainer.fit_loop.epoch_progress.current.processed
-        states = self.restart.take_loader_states() if self.resume.is_training else None
-        saves_checkpoints = self.resume.is_training and self.resume.enabled
-        loader = self.trainer.fit_loop.loaders
-        loader.seeds_batches = lightning_loops.steps_draw_batches(
+        self.trainer.fit_loop.loaders.seeds_batches = lightning_loops.steps_draw_batches(
             data_fetcher
         ) or _has_transfer_hooks(self.trainer)
-        batches_done = loader.begin(
-            data_fetcher, epoch, batches_done, states, proves=saves_checkpoints
-        )
-        if self.resume.is_training:
-            self.restart.restore_after_drawing(self.resume.snapshot.user_state)
-        if saves_checkpoints:
-            self.resume.epoch_begins(loader.why, loader.shared_orders)
+        batches_done = self.of.epoch_begins(data_fetcher, self.batch_progress.current.ready)
         data_fetcher.fetched += batches_done  # the fetcher detects the last batch by this number
         self.profile(data_fetcher)
-        if self.resume.is_training:
-            repeats_validation = self.restart.resumes_in_validation
-            self.restart.training_continues()
-            if repeats_validation:
-                self.on_advance_end(data_fetcher)
+        if self.of.is_training and self.of.training_continues():
+            self.on_advance_end(data_fetcher)
 
     def on_advance_end(self, data_fetcher) -> None:
         """End a batch and the validation that follows it."""
         super().on_advance_end(data_fetcher)
-        if self.resume.is_training and not lightning_loops.batches_are_done(self.trainer):
-            self.resume.batch_ended(self.done)
+        if self.of.is_training and not lightning_loops.batches_are_done(self.trainer):
+            self.of.batch_committed(self.done)
 
 
 class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
@@ -252,48 +202,21 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
     kind = "val"
 
     def setup_data(self) -> None:
-        """Create the validation data.
-
-        What they draw depends only on the epoch in which they were first created, if they are
-        created more than once: a resumed run creates them later than a new one, which needs them
-        for its check before training.
-        """
-        if not self.resume.is_training:
+        """Create the validation data."""
+        trains = self.of.is_training
+        with self.of.validation_data_needed(self) if trains else nullcontext():
             super().setup_data()
-            return
-        self.resume.snapshot.user_state.hooks_ended()  # what follows are data
-        there_are_some = self.loaders is not None
-        epoch = self.restart.epoch_of_validation_data(there_are_some)
-        progress = self.trainer.fit_loop.epoch_progress.current
-        completed = progress.completed
-        progress.completed = epoch
-        try:
-            with isolate_rng():
-                every = self.trainer.reload_dataloaders_every_n_epochs
-                seed_all("val data", self.restart.seeding.seed, epoch if every else 0)
-                super().setup_data()
-        finally:
-            progress.completed = completed
-        if not there_are_some:
-            self.restart.validation_data_made()
 
     def run(self) -> list:
-        """Validate, and return what Lightning's loop returns.
-
-        The check before training (sanity check) may change the state of the user's objects. A
-        resumed run does not have this check, so that the changes are saved.
-        """
-        if not self.resume.is_training:
+        """Validate, and return what Lightning's loop returns."""
+        if not self.of.is_training:
             return super().run()
         if not self.trainer.sanity_checking:
-            self.resume.before_validation()
+            self.of.validation_begins()
             return super().run()
-        objects = self.resume.snapshot.user_state
         self.setup_data()  # the data are no change
-        objects.mark_start()
-        results = super().run()
-        objects.state.touch_all()
-        return results
+        with self.of.sanity_check():
+            return super().run()
 
 
 def _has_transfer_hooks(trainer: Trainer) -> bool:

@@ -1,0 +1,518 @@
+"""One training: what it saves, what it resumes from, and when it stops."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities.seed import isolate_rng
+
+from sagemaker_lightning.callbacks import divergence
+from sagemaker_lightning.compat import lightning_checkpoints, lightning_loops
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.loaders.resumable import digest_of
+from sagemaker_lightning.data.seeded_indices import seed_all
+from sagemaker_lightning.data.seeding import Seeding
+from sagemaker_lightning.resume import first_draws
+from sagemaker_lightning.resume.agreement import Agreement, common_reason, refuse_other_orders
+from sagemaker_lightning.resume.check.verification import ResumeCheck
+from sagemaker_lightning.resume.files import acceptance, best_model, checkpoint_file, folder_lock
+from sagemaker_lightning.resume.files.checkpoint_dir import BackgroundWriter, CheckpointDir
+from sagemaker_lightning.resume.restore import Restart
+from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.same_run import earlier_fits, run_settings
+from sagemaker_lightning.resume.signals import Signals
+from sagemaker_lightning.resume.snapshot import Snapshot
+from sagemaker_lightning.resume.stopping import Intervals, Stopping
+
+LOCK_SECONDS = 10.0
+"""Seconds to wait for another training in the folder: a killed one may take a moment to be gone."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is told by the arguments of ExactResume.
+
+    Args:
+        saves: Whether checkpoints are saved and read.
+        other_settings: Whether it may have another learning rate, gradient clipping or precision
+            than the run that saved the checkpoint.
+        strict: Whether the job ends if it does something else than the interrupted run.
+        intervals: What lies between two checkpoints within an epoch.
+        settings: The settings that identify it, by name.
+        seed_name: How messages name the seed that was set for the model; "" if none was.
+        environment: What SageMaker says about the job.
+    """
+
+    saves: bool
+    other_settings: bool
+    strict: bool
+    intervals: Intervals
+    settings: Mapping[str, object]
+    seed_name: str
+    environment: SageMakerEnvironment
+
+
+class Run:
+    """One training: what it saves, what it resumes from, and when it stops.
+
+    It begins when the trainer has its strategy and its model. All ranks make it, and call it at the
+    same moments.
+
+    Args:
+        trainer: Lightning's trainer.
+        folder: The folder of the checkpoints.
+        seeding: Knows the seed of the whole run.
+        signals: The signals that request a stop.
+        options: What the run is told.
+
+    Raises:
+        UserError: Another process trains with the folder.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        folder: CheckpointDir,
+        seeding: Seeding,
+        signals: Signals,
+        options: Options,
+    ) -> None:
+        self.trainer = trainer
+        self.folder = folder
+        self.seeding = seeding
+        self.signals = signals
+        self.saves = options.saves
+        self.options = options
+        self.environment = options.environment
+        self.agreement = Agreement(trainer)
+        if self.saves:
+            self._lock_folder()
+        self.writer = BackgroundWriter(folder)
+        self.divergence = divergence.divergence_of(trainer)
+        self.restart = Restart(trainer, folder, seeding, self.agreement, options.other_settings)
+        self.check = ResumeCheck(trainer, folder, self.agreement.gather, options.strict)
+        self.snapshot = Snapshot(trainer, self.agreement, seeding, self.check)
+        self.stopping = Stopping(self, options.intervals)
+        self.saved_number = 0
+        """Number of the newest checkpoint; 0 if this run has saved none."""
+        self.has_looked_for_checkpoint = False
+        self.has_trained = False
+        """Whether a batch was trained on."""
+        self.has_compared_batches = False
+        """Whether the first batches of the ranks were compared."""
+        self.state_before_validation: dict[str, Any] = {}
+        """Empty outside a validation."""
+        self.validated_batches = 0
+        self.common_validation_batches = 0
+        """Batches of a validation that every rank has: beyond, they would wait for each other."""
+
+    def _lock_folder(self) -> None:
+        """Lock the folder until the training ends.
+
+        Rank 0 does so for all: hosts may share the folder.
+
+        Raises:
+            UserError: Another process trains with the folder. All ranks raise it.
+        """
+        is_first = self.trainer.is_global_zero
+        own_answer = folder_lock.lock(self.folder.path, LOCK_SECONDS) if is_first else ""
+        if owner := self.agreement.gather(own_answer)[0]:
+            raise UserError(
+                f"{self.folder.label}: {owner} trains with these checkpoints now; end it first, or "
+                "give each training a folder of its own"
+            )
+
+    @property
+    def is_training(self) -> bool:
+        """Whether this is the training and not a search before it.
+
+        A search, such as for a learning rate, has callbacks of its own.
+        """
+        return any(callback is self.seeding for callback in self.trainer.callbacks)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it goes on from a checkpoint of its own."""
+        return bool(self.restart.entries)
+
+    @property
+    def resumes_within_epoch(self) -> bool:
+        """Whether the next epoch to train was begun before the interruption."""
+        return self.restart.resumes_within_epoch
+
+    @property
+    def epoch_is_open(self) -> bool:
+        """Whether the epoch in which the checkpoint was saved has not ended yet."""
+        return self.restart.epoch_is_open
+
+    # Loading a checkpoint -------------------------------------------------------------------------
+
+    def load_newest(self, given_path: Any = None) -> bool:
+        """Hand Lightning the newest checkpoint, and return whether there is one.
+
+        Args:
+            given_path: What Lightning loads if there is none: that which `fit(ckpt_path=...)` got,
+                or what a search before training has saved.
+        """
+        is_fitting = self.trainer.state.fn == TrainerFn.FITTING
+        if not is_fitting or not self.saves or self.has_looked_for_checkpoint:
+            return False
+        self.has_looked_for_checkpoint = True
+        self._refuse_another_model()
+        user_state = self.snapshot.user_state
+        user_state.state.begin()
+        host = self.environment.current_host
+        if not self.restart.load(host, self.options.settings, user_state):
+            self._warn_of_random_model()
+            return False
+        if given_path and self.trainer.is_global_zero:
+            print(
+                f"ckpt_path={given_path} is not loaded: this run began before, and resumes from "
+                f"its own newest checkpoint in {self.folder.path}",
+                flush=True,
+            )
+        self.check.continue_results(self.restart.entries["resumes"])
+        return True
+
+    def accept(self, checkpoint: dict[str, Any]) -> None:
+        """Remove from a checkpoint, before Lightning loads it, what nothing here would save."""
+        acceptance.accept(self.trainer, checkpoint)
+
+    def _refuse_another_model(self) -> None:
+        """Raise UserError if this process has trained another model with this folder.
+
+        It would get the weights of the other one.
+        """
+        is_another = earlier_fits.was_of_another_model(
+            self.folder.path, self.trainer.lightning_module
+        )
+        if is_another and self.folder.checkpoints():
+            raise UserError(
+                f"{self.folder.label}: this program has already trained another model to its end "
+                "with these checkpoints; give each training a folder of its own"
+            )
+
+    def _warn_of_random_model(self) -> None:
+        """Warn if the model was made by draws that the run's seed does not decide."""
+        name = self.options.seed_name
+        is_random = name and first_draws.are_random(self.trainer.lightning_module)
+        if is_random and self.trainer.is_global_zero:
+            print(
+                f"warning: {name}: the model was made before this callback, and nothing was "
+                "seeded: what it has drawn, such as its first weights, is another draw whenever "
+                "the program begins anew; make the callback first",
+                flush=True,
+            )
+
+    # Before the first batch -----------------------------------------------------------------------
+
+    def optimizers_made(self) -> None:
+        """Compare the optimizers with those of the checkpoint's run, before any hook runs."""
+        acceptance.accept_schedulers(self.trainer, lightning_checkpoints.loaded(self.trainer))
+        self.restart.optimizers_made()
+        self.hooks_begin()
+
+    def optimizers_are_loaded_next(self) -> None:
+        """Prepare the optimizers for the state that Lightning loads next."""
+        self.restart.restore_parameter_groups()
+
+    def hooks_begin(self) -> None:
+        """Note the state that the hooks of others find."""
+        self.snapshot.user_state.hooks_begin()
+
+    def loops_begin(self) -> None:
+        """Receive the signals, and give the limit of epochs back its value."""
+        self.restart.restore_epoch_limit()
+        self.signals.receive(self.trainer.is_global_zero)
+
+    def hooks_run(self) -> None:
+        """Let signals request a stop at a batch boundary from now on; begin the journal.
+
+        Raises:
+            UserError: A checkpoint of this run could not be read again.
+        """
+        trainer = self.trainer
+        self.stopping.training_begins()
+        if self.saves:
+            described = self.restart.entries or {
+                "run": run_settings.describe(trainer, self.options.settings)
+            }
+            self.snapshot.set_run_description(
+                described["run"]
+                # Of this run: what it was allowed to change is compared with from now on.
+                | {
+                    "optimizers": self.restart.optimizer_arguments,
+                    "numbers": self.restart.code_numbers,
+                }
+            )
+            if problem := checkpoint_file.why_unreadable(self.snapshot.lightning_checkpoint()[0]):
+                raise UserError(f"a checkpoint of this run could not be read again: {problem}")
+            self.check.start(
+                self.restart.entries,
+                self.options.settings,
+                comparable=not self.options.other_settings and self._was_interrupted(),
+            )
+        self.signals.begin()
+
+    def _was_interrupted(self) -> bool:
+        """Return whether a training that did not come to its end has saved what this one resumes.
+
+        If this program has ended that one, it may change what it likes before it trains on.
+        """
+        number = self.restart.entries.get("number")
+        return not earlier_fits.has_saved(self.folder.path, number)
+
+    @contextmanager
+    def data_needed(self, loop: Any) -> Iterator[None]:
+        """Let the training data be made, inside this context, as in the interrupted run.
+
+        Args:
+            loop: The fit loop.
+        """
+        loaders_before = loop.loaders
+        user_state = self.snapshot.user_state
+        user_state.state.begin()
+        user_state.hooks_ended()  # what follows are data
+        objects_before = (
+            user_state.state_before_data()
+            if loaders_before is not None and self.is_training
+            else None
+        )
+        with self.restart.recreating_data(loop, self.snapshot):
+            yield
+        user_state.state.include()
+        if loaders_before not in (None, loop.loaders):
+            self.snapshot.set_state_before_data(objects_before)
+            self.restart.discard_loader_states()
+
+    @contextmanager
+    def validation_data_needed(self, loop: Any) -> Iterator[None]:
+        """Let the validation data be made, inside this context, as in the interrupted run.
+
+        What they draw depends only on the epoch in which they were first made, if they are made
+        more than once: a resumed run makes them later than a new one, which needs them for its
+        check before training.
+
+        Args:
+            loop: The validation loop.
+        """
+        self.snapshot.user_state.hooks_ended()  # what follows are data
+        there_are_some = loop.loaders is not None
+        epoch = self.restart.epoch_of_validation_data(there_are_some)
+        progress = self.trainer.fit_loop.epoch_progress.current
+        completed = progress.completed
+        progress.completed = epoch
+        try:
+            with isolate_rng():
+                every = self.trainer.reload_dataloaders_every_n_epochs
+                seed_all("val data", self.seeding.seed, epoch if every else 0)
+                yield
+        finally:
+            progress.completed = completed
+        if not there_are_some:
+            self.restart.validation_data_made()
+
+    def start_hooks_run_next(self, loop: Any) -> None:
+        """Restore what the hooks that begin training find.
+
+        Args:
+            loop: The fit loop.
+        """
+        self.restart.redistribute_epoch(loop)
+        self.restart.restore(self.snapshot.user_state, only_plain=True)
+        if self.trainer.val_dataloaders is None and self.restart.had_validation_data:
+            # For the comparison: Lightning would make them for the first validation.
+            self.trainer.validating = True
+            loop.epoch_loop.val_loop.setup_data()
+            self.trainer.training = True
+
+    def training_begins(self, loop: Any) -> None:
+        """Restore everything, once all hooks that begin training have run; check it.
+
+        Args:
+            loop: The fit loop.
+        """
+        user_state = self.snapshot.user_state
+        self.snapshot.mark_start(self.restart.limits_added)
+        self.restart.recreate_objects(user_state)
+        # The loaders know values alone. What they share with others is one object again afterwards.
+        self.restart.restore_loaders(loop)
+        self.restart.restore(user_state)  # overwrite what hooks have reset
+        self.check.check_restored(self.restart.differing_values(user_state))
+        self.restart.continue_logs()
+
+    def only_end_is_left(self) -> None:
+        """Note that a resumed run has only to end the epoch: all its batches are done."""
+        cut = not lightning_loops.batches_are_done(self.trainer)
+        self.stopping.only_end_is_left(cut)
+        self.restart.print_nothing_left()
+
+    def epoch_begins(self, fetcher: Any, batches_done: int) -> int:
+        """Begin or resume an epoch; return after how many batches.
+
+        Args:
+            fetcher: Lightning's data fetcher.
+            batches_done: Number of batches of the epoch that steps have had.
+
+        Raises:
+            UserError: A sampler draws other samples on another rank.
+        """
+        loader = self.trainer.fit_loop.loaders
+        epoch = self.trainer.fit_loop.epoch_progress.current.processed
+        states = self.restart.take_loader_states() if self.is_training else None
+        saves = self.is_training and self.saves
+        batches_done = loader.begin(fetcher, epoch, batches_done, states, proves=saves)
+        if self.is_training:
+            self.restart.restore_after_drawing(self.snapshot.user_state)
+        if saves:
+            answers = self.agreement.gather((loader.why, loader.shared_orders))
+            refuse_other_orders(answers)
+            self.stopping.epoch_begins(common_reason(answers))
+        return batches_done
+
+    def training_continues(self) -> bool:
+        """Note that the first epoch has begun or is resumed: later ones are as usual.
+
+        Return whether a validation was interrupted, and is repeated now.
+        """
+        repeats_validation = self.restart.resumes_in_validation
+        self.restart.training_continues()
+        return repeats_validation
+
+    # While it trains ------------------------------------------------------------------------------
+
+    def batch_begins(self, batch: Any, number: int) -> None:
+        """Record a batch in the journal.
+
+        Args:
+            batch: The batch, as training_step gets it.
+            number: Its number in the epoch, from 0.
+        """
+        if self.saves:
+            self.check.begin_batch(batch, number)
+            if self.trainer.world_size > 1 and not self.has_compared_batches:
+                self._warn_of_equal_batches(batch)
+
+    def _warn_of_equal_batches(self, batch: Any) -> None:
+        """Warn, once, if all ranks train on the same samples.
+
+        Our loaders share the samples of a dataset with indices. A stream has to do so itself.
+        """
+        self.has_compared_batches = True
+        digests = self.agreement.gather(digest_of(batch))
+        if len(set(digests)) == 1 and self.trainer.is_global_zero:
+            print(
+                f"warning: all {len(digests)} ranks train on the same batch: they share the "
+                "samples of a dataset with indices, while an IterableDataset has to yield "
+                "the samples of its own rank",
+                flush=True,
+            )
+
+    def batch_committed(self, done: bool) -> None:
+        """Save a checkpoint if one is due; stop if a stop was requested.
+
+        Args:
+            done: Whether a limit ends the training here, within an epoch.
+        """
+        if self.saves and not self.has_trained:
+            self.has_trained = True
+            self.snapshot.user_state.first_batch_ended()
+        self.stopping.batch_committed(done)
+
+    def epoch_ended(self) -> None:
+        """Note that the epoch in which the checkpoint was saved has ended."""
+        self.restart.epoch_ended()
+
+    def epoch_committed(self, done: bool) -> None:
+        """Save a checkpoint; stop if a stop was requested and training is not done."""
+        self.stopping.epoch_committed(done)
+
+    def validation_begins(self) -> None:
+        """Keep a copy of the state before a validation; stop if a stop was requested.
+
+        Callbacks may replace the weights by their average while it runs.
+        """
+        self.divergence.check(self.trainer)
+        keeps = self.saves and not self.stopping.why_only_epochs
+        self.state_before_validation = self.snapshot.take(ResumePoint.VALIDATION) if keeps else {}
+        self.stopping.validation_begins()
+
+    def validation_data_begin(self) -> None:
+        """Learn how many batches of this validation every rank has."""
+        self.validated_batches = 0
+        batches = sum(self.trainer.num_val_batches)
+        self.common_validation_batches = min(
+            self.agreement.gather(0 if batches == float("inf") else batches)
+        )
+
+    def validation_batch_committed(self) -> None:
+        """Stop if a stop was requested, up to the last batch that every rank has."""
+        self.validated_batches += 1
+        if self.validated_batches <= self.common_validation_batches:
+            self.stopping.validation_batch_committed()
+
+    def validation_ended(self) -> None:
+        """Forget the state before the validation."""
+        self.state_before_validation = {}
+        self.common_validation_batches = 0
+
+    @contextmanager
+    def sanity_check(self) -> Iterator[None]:
+        """Let a check before training run; what it changes is saved.
+
+        A resumed run does not have this check.
+        """
+        user_state = self.snapshot.user_state
+        user_state.mark_start()
+        yield
+        user_state.state.touch_all()
+
+    def save(self, point: ResumePoint, last: bool) -> None:
+        """Save a checkpoint; one rank of each host writes it.
+
+        Args:
+            point: When it is saved.
+            last: Whether to wait until it is written. Otherwise it is written in the background.
+        """
+        began = time.monotonic()
+        if point is not ResumePoint.VALIDATION:  # validation_begins has checked that state
+            self.divergence.check(self.trainer)
+        if self.saves:
+            self.check.report_difference()
+            state = (
+                self.snapshot.with_optimizer_states(self.state_before_validation)
+                if point is ResumePoint.VALIDATION
+                else self.snapshot.take(point)
+            )
+            if last:
+                self.signals.save_last()
+            entries = state[checkpoint_file.ENTRIES_KEY]
+            self.saved_number = entries["number"]
+            if self.trainer.local_rank == 0:
+                best = best_model.files_in(self.trainer, self.folder.path)
+                self.writer.write(state, entries["step"], self.saved_number, best)
+            self.check.checkpoint_saved(point)
+            if last:
+                self.writer.wait()
+        if not last:  # an older checkpoint may be what is in S3
+            best_model.remove_outdated(self.trainer, self.folder.keep)
+        self.stopping.checkpoint_saved(time.monotonic() - began)
+
+    # Its end --------------------------------------------------------------------------------------
+
+    def ends(self) -> None:
+        """Wait until the last checkpoint is on the disk."""
+        self.agreement.receive()
+        self.check.finish()
+        self.writer.wait()
+        self.writer.warn_of_problem("the training is done, and")
+
+    def fails(self) -> None:
+        """Wait until the last checkpoint is on the disk, without the other ranks."""
+        self.writer.wait()
+        self.check.close()
