@@ -17,16 +17,20 @@ from sagemaker_lightning.data.deterministic import Batches
 from sagemaker_lightning.data.loaders.positioned import Positioned
 from sagemaker_lightning.data.loaders.several import TrainingLoaders
 from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume.check import journal, restore_check
-from sagemaker_lightning.resume.parts import epoch_state, model_changes
-from sagemaker_lightning.resume.parts.user_state import UserState
+from sagemaker_lightning.resume.check import journal
+from sagemaker_lightning.resume.parts import user_objects
+from sagemaker_lightning.resume.parts.epoch_sums import EpochSums
+from sagemaker_lightning.resume.parts.lightning_callbacks import weight_averaging
+from sagemaker_lightning.resume.parts.metrics import Metrics
+from sagemaker_lightning.resume.parts.modes import Modes
+from sagemaker_lightning.resume.parts.rank_buffers import RankBuffers
+from sagemaker_lightning.resume.run import Run
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.graph.state import GraphState
 
 begin = TrainingLoaders.begin
 next_batch = TrainingLoaders.__next__
 order = Batches._order
-of_rank = epoch_state.rank_state
 
 
 def nothing(*_, **__) -> None:
@@ -62,19 +66,6 @@ def another_order(self, epoch, turn) -> list:
     return order(self, epoch + 1, turn)
 
 
-def of_modes(self, *arguments) -> None:
-    """Restore everything except the modes of modules and which parameters are trained."""
-    model = self.trainer.lightning_module
-    modes = [item.training for item in model.modules()]
-    trained = [item.requires_grad for item in model.parameters()]
-    restore(self, *arguments)
-    for item, mode in zip(model.modules(), modes, strict=True):
-        item.training = mode
-    for item, gradient in zip(model.parameters(), trained, strict=True):
-        item.requires_grad_(gradient)
-
-
-restore = UserState.restore
 MISTAKES: dict[str, Callable[[], None]] = {
     "the loaders begin at the first batch": lambda: setattr(
         TrainingLoaders, "begin", from_the_first
@@ -88,7 +79,7 @@ MISTAKES: dict[str, Callable[[], None]] = {
     "a step is not seeded": lambda: setattr(Seeding, "on_train_batch_start", nothing),
     "what objects hold is not restored": lambda: setattr(GraphState, "restore", nothing),
     "what samplers hold is not restored": lambda: setattr(TrainingLoaders, "begin", without_states),
-    "modes are not restored": lambda: setattr(UserState, "restore", of_modes),
+    "modes are not restored": lambda: setattr(Modes, "restore", nothing),
     "schedulers are not restored": lambda: setattr(
         _CheckpointConnector, "restore_lr_schedulers", nothing
     ),
@@ -96,14 +87,14 @@ MISTAKES: dict[str, Callable[[], None]] = {
         _CheckpointConnector, "restore_optimizers", nothing
     ),
     "weights are not restored": lambda: setattr(_CheckpointConnector, "restore_model", nothing),
-    "buffers and metrics are not restored": lambda: setattr(
-        epoch_state, "restore_rank_state", nothing
-    ),
+    "buffers and metrics are not restored": lambda: [
+        setattr(part, "restore", nothing) for part in (RankBuffers, Metrics, EpochSums)
+    ],
     "an average is not restored": lambda: setattr(
         StochasticWeightAveraging, "_load_average_model_state", nothing
     ),
-    "an average does not go on": lambda: setattr(model_changes, "continue_averaging", nothing),
-    "hooks are not run again": lambda: setattr(model_changes, "run_creating_hooks", nothing),
+    "an average does not go on": lambda: setattr(weight_averaging, "continue_averaging", nothing),
+    "hooks are not run again": lambda: setattr(user_objects, "run_creating_hooks", nothing),
     "what was seen is not skipped": lambda: setattr(Positioned, "go_to", not_skipped),
 }
 
@@ -114,7 +105,7 @@ def main() -> None:
     with contextlib.suppress(KeyError):
         MISTAKES[os.environ["BREAK"]]()
     if os.environ.get("BLIND"):
-        restore_check.differing = lambda *_: []
+        Run._differing = lambda run: {}
     interruptible.main()
 
 

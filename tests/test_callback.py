@@ -200,7 +200,7 @@ def saved(folder: Path) -> dict[int, str]:
         checkpoint_file.read(path)[checkpoint_file.ENTRIES_KEY]
         for path in sorted(folder.glob("step-*.ckpt"))
     ]
-    return {each["step"]: each["kind"] for each in entries}
+    return {each["step"]: each["resume_point"] for each in entries}
 
 
 def equal(one: pl.LightningModule, other: pl.LightningModule) -> bool:

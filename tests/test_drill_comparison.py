@@ -70,23 +70,23 @@ def run_of(folder: Path, **changes) -> Path:
     state = {"w": torch.tensor([0.0, values["weight"]])}
     own_state = {
         "number": values["moment"],
-        "made": values["moment"],
         "journal": values["moment"],
         "resumes": [values["moment"]],
-        "files": [values["moment"]],
         "step": 2,
+        "parts": {
+            "model_files": [values["moment"]],
+            "data_epoch": {"made": values["moment"], "objects_before": None},
+        },
         "ranks": [
             {
-                "held": {
-                    "loaders": {
-                        "loaders": [
-                            {
-                                "begun": values["moment"],
-                                "workers": values["moment"],
-                                "place": values["place"],
-                            }
-                        ]
-                    }
+                "loader_positions": {
+                    "loaders": [
+                        {
+                            "begun": values["moment"],
+                            "workers": values["moment"],
+                            "place": values["place"],
+                        }
+                    ]
                 }
             }
         ],
@@ -143,7 +143,7 @@ CHANGES = {
     "place": (
         9,
         "state",
-        f"{checkpoint_file.ENTRIES_KEY}.ranks.0.held.loaders.loaders.0.place in the last "
+        f"{checkpoint_file.ENTRIES_KEY}.ranks.0.loader_positions.loaders.0.place in the last "
         "checkpoint: 8 left alone, 9 interrupted",
     ),
     "metric": (0.5, "metrics", "metrics.val_loss in model.json: 0.25 left alone, 0.5 interrupted"),

@@ -66,11 +66,9 @@ from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import first_draws, signals
 from sagemaker_lightning.resume import run as run_module
 from sagemaker_lightning.resume.files import checkpoint_dir, folder_lock
-from sagemaker_lightning.resume.parts import epoch_state
-from sagemaker_lightning.resume.parts.user_state import user_objects
+from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.same_run import earlier_fits
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.object_state import digest
 
 PROGRAM = ROOT / "tests/own_trainer.py"
 TUTORIALS = ROOT / "tests/tutorials.py"
@@ -991,11 +989,12 @@ def test_a_checkpoint_has_the_state_of_its_step_whenever_it_is_written(tmp_path:
             step == 3
         )
         assert began <= entries["number"] / 1e9 <= time.time()
-        assert entries["ranks"][0]["own"] == {} and entries["step"] == step
-        assert entries["should_stop"] is False and entries["added"] == [0, 0]
+        assert entries["ranks"][0]["rank_overrides"]["entries"] == {} and entries["step"] == step
+        assert entries["parts"]["should_stop"] is False
+        assert entries["parts"]["limits"]["added_limits"] == [0, 0]
         epochs = state["loops"]["fit_loop"]["epoch_progress"]["current"]
         assert (epochs["processed"], epochs["completed"]) == ((1, 0) if step == 3 else (0, 0))
-        assert entries["kind"] == ("epoch" if step == 3 else "batch")
+        assert entries["resume_point"] == ("epoch" if step == 3 else "batch")
 
 
 class Unsaveable(Untested):
@@ -2270,42 +2269,6 @@ def test_what_a_model_keeps_beside_its_weights_is_as_it_was(tmp_path: Path):
     assert resumed.tracker.n_steps == 2 and resumed.mean.compute() == alone.mean.compute()
     assert torch.equal(resumed.tracker.compute_all(), alone.tracker.compute_all())
     assert torch.equal(resumed.scale.grad, alone.scale.grad)
-
-
-def fake_rank(number: int, ranks: int) -> types.SimpleNamespace:
-    """Return what a rank's trainer has of a model that is optimized by hand."""
-    model = torch.nn.Linear(2, 1, bias=False)
-    model.automatic_optimization = False
-    return types.SimpleNamespace(
-        global_rank=number, world_size=ranks, lightning_module=model, callbacks=[]
-    )
-
-
-def test_gradients_are_saved_where_they_differ_from_the_first_ranks():
-    saved = []
-    for number, gradient in enumerate((1.0, 1.0, 3.0)):
-        rank = fake_rank(number, 3)
-        rank.lightning_module.weight.grad = torch.full((1, 2), gradient)
-        first_digest = digest({"weight": torch.ones(1, 2)})
-        said = [first_digest] * 3
-        saved.append(
-            epoch_state.gradients(rank, lambda own, said=said, number=number: [*said[:number], own])
-        )
-    assert saved[1] is None
-    assert [each["weight"].tolist() for each in (saved[0], saved[2])] == [[[1, 1]], [[3, 3]]]
-
-
-@pytest.mark.parametrize(
-    ("number", "ranks", "gradient"), [(0, 3, 1.0), (1, 3, 1.0), (2, 3, 4.0), (0, 1, 2.0)]
-)
-def test_other_ranks_go_on_with_the_mean_of_the_gradients(number, ranks, gradient):
-    saved = [{"gradients": {"weight": torch.full((1, 2), 1.0)}}, {"gradients": None}]
-    saved.append({"gradients": {"weight": torch.full((1, 2), 4.0)}})
-    rank = fake_rank(number, ranks)
-    epoch_state.restore_gradients(rank, saved)
-    assert rank.lightning_module.weight.grad.tolist() == [[gradient] * 2]
-    epoch_state.restore_gradients(rank, [{"gradients": {}}] * 3)
-    assert rank.lightning_module.weight.grad is None
 
 
 @pytest.mark.slow

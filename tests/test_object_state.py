@@ -28,10 +28,13 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, LambdaCallback
 from torch.utils._pytree import tree_map
 from torchmetrics import MeanMetric
+from untrained import run_of
 
-from sagemaker_lightning.compat import metrics
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume.parts import epoch_state, start_hooks
+from sagemaker_lightning.resume.parts import start_hooks
+from sagemaker_lightning.resume.parts.metrics import Metrics
+from sagemaker_lightning.resume.parts.part import Moment
+from sagemaker_lightning.resume.parts.roots import of_kinds
 from sagemaker_lightning.state import generators, object_graph, object_state
 from sagemaker_lightning.state.encoding import (
     PACKED_FROM,
@@ -317,11 +320,12 @@ def test_a_metric_stays_on_its_device():
     )
     trainer.strategy.connect(LightningModule())
     trainer.strategy._root_device = torch.device("meta")
-    ((name, metric),) = epoch_state._of_kinds(trainer, MeanMetric)
+    ((_, metric),) = of_kinds(trainer, MeanMetric)
     metric.update(3.0)
-    known = {"buffers": {}, "metrics": {name: metrics.state_of(metric)}, "tracked": {}}
+    part = run_of(trainer).part(Metrics)
+    saved = part.save(None, None)
     metric.reset()
-    epoch_state.restore_rank_state(trainer, epoch_state.copy_to_cpu(known), mid_epoch=False)
+    part.restore(saved, Moment.TRAINING)
     assert metric.mean_value.device.type == "cpu" and metric.compute() == 3.0
 
 

@@ -15,8 +15,8 @@ from short_fits import Noted, interrupted, trainer, weights
 
 from sagemaker_lightning import ExactResume
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume import snapshot as snapshot_module
 from sagemaker_lightning.resume.files import checkpoint_file
+from sagemaker_lightning.resume.parts import epoch_position
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.snapshot import EQUAL_ON_ALL_RANKS, Snapshot
 
@@ -45,7 +45,8 @@ def two_ranks(monkeypatch) -> Callable[..., dict]:
 
     def take(snapshot: Snapshot, rank: int, digest=None, rates=None) -> dict:
         def gather(value):
-            if rates is None or not (isinstance(value, tuple) and len(value) == 2):
+            is_pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], bytes)
+            if rates is None or not is_pair:
                 return [value, value]
             other = (digest or value[0], rates)
             return [other, value] if rank else [value, other]
@@ -53,7 +54,7 @@ def two_ranks(monkeypatch) -> Callable[..., dict]:
         with monkeypatch.context() as patched:
             patched.setattr(pl.Trainer, "global_rank", rank)
             patched.setattr(pl.Trainer, "is_global_zero", not rank)
-            patched.setattr(snapshot, "agreement", SimpleNamespace(gather=gather))
+            patched.setattr(snapshot.run, "agreement", SimpleNamespace(gather=gather))
             return snapshot.take(ResumePoint.BATCH)[checkpoint_file.ENTRIES_KEY]
 
     return take
@@ -75,10 +76,11 @@ def test_what_ranks_have_alike_is_saved_once(tmp_path, two_ranks):
     in_training(tmp_path, do, Own())
     rank_0, alike, rank_1, of_rank_0 = taken
     for each in (rank_0, alike, of_rank_0):
-        assert each["own"] == {} and each["notes"] == {}
-    assert rank_1["own"].keys() >= {"callbacks", "own"}
-    assert not rank_1["own"].keys() & EQUAL_ON_ALL_RANKS
-    assert ("own",) in rank_1["notes"]
+        assert each["rank_overrides"] == {"entries": {}, "notes": {}}
+    overrides = rank_1["rank_overrides"]
+    assert overrides["entries"].keys() >= {"callbacks", "own"}
+    assert not overrides["entries"].keys() & EQUAL_ON_ALL_RANKS
+    assert ("own",) in overrides["notes"]
 
 
 def test_other_learning_rates_on_a_rank_are_told_once(tmp_path, two_ranks, capfd):
@@ -124,7 +126,7 @@ def test_a_state_before_a_validation_has_no_copy_of_the_optimizers_states(tmp_pa
 
 def test_a_checkpoint_says_when_it_was_saved_and_what_there_was(tmp_path, monkeypatch):
     """The models, and how far the epoch was."""
-    monkeypatch.setattr(snapshot_module, "reached", lambda trainer: trainer.global_step)
+    monkeypatch.setattr(epoch_position, "reached", lambda trainer: trainer.global_step)
 
     def do(snapshot):
         before = time.time()
@@ -136,8 +138,10 @@ def test_a_checkpoint_says_when_it_was_saved_and_what_there_was(tmp_path, monkey
     taken = []
     models = ModelCheckpoint(tmp_path / "models", save_top_k=-1, every_n_train_steps=1)
     in_training(tmp_path, do, None, models)
-    assert [entries["reached"] for entries in taken] == [3, None]
-    assert taken[0]["files"] == {models.state_key: ["epoch=0-step=1.ckpt", "epoch=0-step=2.ckpt"]}
+    assert [entries["parts"]["epoch_position"] for entries in taken] == [3, None]
+    assert taken[0]["parts"]["model_files"] == {
+        models.state_key: ["epoch=0-step=1.ckpt", "epoch=0-step=2.ckpt"]
+    }
 
 
 class Scale:

@@ -20,7 +20,7 @@ from sagemaker_lightning.compat.lightning_trainer import was_compiled
 from sagemaker_lightning.data.deterministic import divided, has_state
 from sagemaker_lightning.resume.check import explanation
 from sagemaker_lightning.resume.check.explanation import DifferenceKind
-from sagemaker_lightning.resume.parts.user_state import user_objects
+from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import NotPlain, encode
 

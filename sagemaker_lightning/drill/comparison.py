@@ -5,6 +5,7 @@ durations, and how busy the machine was.
 """
 
 import csv
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,8 +23,10 @@ from sagemaker_lightning.state.object_state import digest
 
 STEP_ENTRIES = ("batch", "learning rate", "loss")
 """What is recorded of a step, in the order in which one follows from another."""
-WRITER_ENTRIES = ("number", "made", "journal", "resumes", "files")
+WRITER_ENTRIES = ("number", "journal", "resumes")
 """Our entries in a checkpoint that say when and by which processes it was written; not compared."""
+WRITER_PARTS = (("model_files",), ("data_epoch", "made"))
+"""Parts of a checkpoint, and values in them, of which the same is true."""
 LOADER_PROCESS_ENTRIES = ("begun", "workers")
 """Entries for a loader that depend on the processes; not compared.
 
@@ -147,8 +150,10 @@ def _read_last_state(folder: Path) -> dict[str, Any]:
     ours = {
         name: value for name, value in checkpoint[ENTRIES_KEY].items() if name not in WRITER_ENTRIES
     }
+    for *parents, name in WRITER_PARTS if "parts" in ours else ():
+        functools.reduce(dict.__getitem__, parents, ours["parts"]).pop(name, None)
     for rank in ours.get("ranks", ()):
-        for loader in rank["held"]["loaders"]["loaders"]:
+        for loader in rank["loader_positions"]["loaders"]:
             for name in LOADER_PROCESS_ENTRIES:
                 loader.pop(name, None)
     return checkpoint | {ENTRIES_KEY: ours}

@@ -21,7 +21,7 @@ from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import has_state
 from sagemaker_lightning.resume.callback import ExactResume
-from sagemaker_lightning.resume.parts.user_state import user_objects
+from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.state import module_variables
 from sagemaker_lightning.state.object_state import digest
 

@@ -45,8 +45,8 @@ from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import arguments, first_draws, moments
 from sagemaker_lightning.resume.files import best_model, checkpoint_file, folder_lock
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
-from sagemaker_lightning.resume.parts import model_changes
 from sagemaker_lightning.resume.parts.given_parts import Parts
+from sagemaker_lightning.resume.parts.lightning_callbacks.searches import search_again
 from sagemaker_lightning.resume.run import Options, Run
 from sagemaker_lightning.resume.same_run import code_numbers, earlier_fits, run_settings
 from sagemaker_lightning.resume.signals import Signals
@@ -383,7 +383,7 @@ class ExactResume(EarlyCallback):
         if stage == "fit" and self.is_alone:
             self.signals.leave()
             moments.remove(trainer)
-            model_changes.search_again(trainer)
+            search_again(trainer)
         loggers.end_training(trainer.loggers)
         self.changed.close()
         if stage == "fit":

@@ -133,7 +133,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         If all was trained before, both run: at the end, callbacks set the final weights, and use
         what they have made at the start.
         """
-        return not (self.of.is_training and self.of.resumes) and super().skip
+        return not (self.of.is_training and self.of.resumed) and super().skip
 
     def run(self) -> None:
         """Train what is left."""
@@ -148,7 +148,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
             return
         self.of.start_hooks_run_next(self)
         super().on_run_start()
-        self.of.training_begins(self)
+        self.of.training_begins()
         if super().done:
             self.of.only_end_is_left()
 
@@ -159,7 +159,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         run that begins with a checkpoint of Lightning's (`ckpt_path`) continues as Lightning does.
         """
         super().reset()
-        if self.of.resumes:
+        if self.of.resumed:
             self.unset_restarting()
 
     def on_advance_end(self) -> None:

@@ -4,13 +4,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from sagemaker_lightning.callbacks import divergence
+from sagemaker_lightning.callbacks import divergence, loggers
 from sagemaker_lightning.compat import lightning_checkpoints, lightning_loops
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
@@ -19,16 +20,33 @@ from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume import first_draws
 from sagemaker_lightning.resume.agreement import Agreement, common_reason, refuse_other_orders
+from sagemaker_lightning.resume.check.restore_check import digests_of
 from sagemaker_lightning.resume.check.verification import ResumeCheck
 from sagemaker_lightning.resume.files import acceptance, best_model, checkpoint_file, folder_lock
-from sagemaker_lightning.resume.files.checkpoint_dir import BackgroundWriter, CheckpointDir
-from sagemaker_lightning.resume.restore import Restart
+from sagemaker_lightning.resume.files.checkpoint_dir import (
+    BackgroundWriter,
+    CheckpointDir,
+    choose_checkpoint,
+)
+from sagemaker_lightning.resume.parts import PARTS, start_hooks
+from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
+from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
+from sagemaker_lightning.resume.parts.given_parts import GivenParts, parts_of
+from sagemaker_lightning.resume.parts.limits import Limits
+from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
+from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+from sagemaker_lightning.resume.parts.roots import VALIDATION, objects_of_module
+from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.resume.same_run import earlier_fits, run_settings
+from sagemaker_lightning.resume.resumption import Resumption
+from sagemaker_lightning.resume.same_run import earlier_fits
+from sagemaker_lightning.resume.same_run.same_run import SameRun
 from sagemaker_lightning.resume.signals import Signals
-from sagemaker_lightning.resume.snapshot import Snapshot
+from sagemaker_lightning.resume.snapshot import LIGHTNING_KEYS, Snapshot
 from sagemaker_lightning.resume.stopping import Intervals, Stopping
+from sagemaker_lightning.state.encoding import RECREATED, from_plain, to_plain
 
+PartOfKind = TypeVar("PartOfKind", bound=Part)
 LOCK_SECONDS = 10.0
 """Seconds to wait for another training in the folder: a killed one may take a moment to be gone."""
 
@@ -94,9 +112,12 @@ class Run:
             self._lock_folder()
         self.writer = BackgroundWriter(folder)
         self.divergence = divergence.divergence_of(trainer)
-        self.restart = Restart(trainer, folder, seeding, self.agreement, options.other_settings)
+        self.same_run = SameRun(trainer, folder, options.settings, options.other_settings)
         self.check = ResumeCheck(trainer, folder, self.agreement.gather, options.strict)
-        self.snapshot = Snapshot(trainer, self.agreement, seeding, self.check)
+        self.resumed: Resumption | None = None
+        """The checkpoint that it resumes from; None if it begins anew."""
+        self.parts = [part(self) for part in PARTS]
+        self.snapshot = Snapshot(self)
         self.stopping = Stopping(self, options.intervals)
         self.saved_number = 0
         """Number of the newest checkpoint; 0 if this run has saved none."""
@@ -136,19 +157,27 @@ class Run:
         return any(callback is self.seeding for callback in self.trainer.callbacks)
 
     @property
-    def resumes(self) -> bool:
-        """Whether it goes on from a checkpoint of its own."""
-        return bool(self.restart.entries)
-
-    @property
     def resumes_within_epoch(self) -> bool:
         """Whether the next epoch to train was begun before the interruption."""
-        return self.restart.resumes_within_epoch
+        within = ResumePoint.BATCH, ResumePoint.VALIDATION
+        return self.resumed is not None and self.resumed.point in within
 
     @property
     def epoch_is_open(self) -> bool:
         """Whether the epoch in which the checkpoint was saved has not ended yet."""
-        return self.restart.epoch_is_open
+        return self.resumed is not None and self.resumed.epoch_is_open
+
+    def part(self, kind: type[PartOfKind]) -> PartOfKind:
+        """Return one of the run's parts."""
+        return next(part for part in self.parts if type(part) is kind)
+
+    def restore(self, moment: Moment) -> None:
+        """Restore the parts whose moment this is, in their order."""
+        if self.resumed is None:
+            return
+        for part in self.parts:
+            if moment in part.moments and (self.resumed.same_ranks or not part.of_same_rank):
+                part.restore(self.resumed.of(part), moment)
 
     # Loading a checkpoint -------------------------------------------------------------------------
 
@@ -164,20 +193,90 @@ class Run:
             return False
         self.has_looked_for_checkpoint = True
         self._refuse_another_model()
-        user_state = self.snapshot.user_state
-        user_state.state.begin()
-        host = self.environment.current_host
-        if not self.restart.load(host, self.options.settings, user_state):
+        self.part(UserObjects).graph.begin()
+        self.same_run.note_numbers()
+        path = self._choose()
+        if path is None:
             self._warn_of_random_model()
             return False
+        self._load(path)
         if given_path and self.trainer.is_global_zero:
             print(
                 f"ckpt_path={given_path} is not loaded: this run began before, and resumes from "
                 f"its own newest checkpoint in {self.folder.path}",
                 flush=True,
             )
-        self.check.continue_results(self.restart.entries["resumes"])
+        self.check.continue_results(self.resumed.entries["resumes"])
         return True
+
+    def _choose(self) -> Path | None:
+        """Return the newest checkpoint that every host has intact; None without any."""
+        # Rank 0 alone writes the best model and reads it.
+        callbacks = best_model.callbacks(self.trainer) if self.trainer.is_global_zero else []
+        missing_file = callbacks[0].missing_file if callbacks else lambda path: ""
+        return choose_checkpoint(
+            self.folder,
+            self.environment.current_host,
+            self.agreement.gather,
+            self.trainer.local_rank == 0,
+            missing_file,
+        )
+
+    def _load(self, path: Path) -> None:
+        """Hand Lightning a checkpoint, if it is of this run.
+
+        Raises:
+            UserError: It is of another run.
+        """
+        trainer = self.trainer
+        content = checkpoint_file.read(path)
+        resumed = Resumption(path.name, content, trainer.global_rank, trainer.world_size)
+        self.same_run.compare(
+            resumed.entries["run"],
+            path.name,
+            resumed.same_ranks,
+            parts_of(trainer).differences(resumed.of(GivenParts)),
+            start_hooks.names_in_start_hooks(trainer),
+        )
+        self.resumed = resumed
+        self.seeding.use_seed(resumed.entries["seed"])
+        if trainer.is_global_zero:
+            note = (
+                ""
+                if resumed.same_ranks
+                else (
+                    f"; {resumed.world_size} ranks saved it, now there are {trainer.world_size}: "
+                    "no sample is left out or taken twice, but the run is no longer bit-identical "
+                    "to one without an interruption"
+                )
+            )
+            print(f"resuming from step {resumed.step}: {path}{note}", flush=True)
+        self.same_run.compare_numbers()
+        if resumed.same_ranks:
+            resumed.digests = self._digests(
+                {part.key: resumed.of(part) for part in self.parts}, resumed.rank_state
+            )
+        resumed.checkpoint = from_plain(
+            resumed.checkpoint, _without_objects(resumed.notes), objects_of_module(trainer)
+        )
+        acceptance.accept(trainer, resumed.checkpoint)
+        self.restore(Moment.LOADING)
+        lightning_checkpoints.set_loaded_checkpoint(trainer, resumed.checkpoint, str(path))
+
+    def _digests(
+        self, saved: Mapping[str, Any], of_rank: Mapping[str, Any]
+    ) -> dict[str, dict[str, int]]:
+        """Return the digests of all that is compared, by a part's key and name.
+
+        Args:
+            saved: What there is of each part, by key.
+            of_rank: What there is of this rank's parts, by key.
+        """
+        return {
+            part.key: digests_of(part.digest(saved[part.key], of_rank))
+            for part in self.parts
+            if part.key in saved
+        }
 
     def accept(self, checkpoint: dict[str, Any]) -> None:
         """Remove from a checkpoint, before Lightning loads it, what nothing here would save."""
@@ -214,20 +313,22 @@ class Run:
     def optimizers_made(self) -> None:
         """Compare the optimizers with those of the checkpoint's run, before any hook runs."""
         acceptance.accept_schedulers(self.trainer, lightning_checkpoints.loaded(self.trainer))
-        self.restart.optimizers_made()
+        of_flags = self.part(Limits).of_flags
+        same_limits = not self.resumed or self.resumed.of(Limits)["of_flags"] == of_flags
+        self.same_run.compare_optimizers(same_limits)
         self.hooks_begin()
 
     def optimizers_are_loaded_next(self) -> None:
         """Prepare the optimizers for the state that Lightning loads next."""
-        self.restart.restore_parameter_groups()
+        self.restore(Moment.OPTIMIZERS)
 
     def hooks_begin(self) -> None:
         """Note the state that the hooks of others find."""
-        self.snapshot.user_state.hooks_begin()
+        self.part(UserObjects).hooks_begin()
 
     def loops_begin(self) -> None:
         """Receive the signals, and give the limit of epochs back its value."""
-        self.restart.restore_epoch_limit()
+        self.part(Limits).loops_begin()
         self.signals.receive(self.trainer.is_global_zero)
 
     def hooks_run(self) -> None:
@@ -236,24 +337,13 @@ class Run:
         Raises:
             UserError: A checkpoint of this run could not be read again.
         """
-        trainer = self.trainer
         self.stopping.training_begins()
         if self.saves:
-            described = self.restart.entries or {
-                "run": run_settings.describe(trainer, self.options.settings)
-            }
-            self.snapshot.set_run_description(
-                described["run"]
-                # Of this run: what it was allowed to change is compared with from now on.
-                | {
-                    "optimizers": self.restart.optimizer_arguments,
-                    "numbers": self.restart.code_numbers,
-                }
-            )
+            self.snapshot.describe_run(self.same_run.describe())
             if problem := checkpoint_file.why_unreadable(self.snapshot.lightning_checkpoint()[0]):
                 raise UserError(f"a checkpoint of this run could not be read again: {problem}")
             self.check.start(
-                self.restart.entries,
+                self.resumed.entries if self.resumed else {},
                 self.options.settings,
                 comparable=not self.options.other_settings and self._was_interrupted(),
             )
@@ -264,7 +354,7 @@ class Run:
 
         If this program has ended that one, it may change what it likes before it trains on.
         """
-        number = self.restart.entries.get("number")
+        number = self.resumed.entries["number"] if self.resumed else None
         return not earlier_fits.has_saved(self.folder.path, number)
 
     @contextmanager
@@ -275,20 +365,17 @@ class Run:
             loop: The fit loop.
         """
         loaders_before = loop.loaders
-        user_state = self.snapshot.user_state
-        user_state.state.begin()
-        user_state.hooks_ended()  # what follows are data
-        objects_before = (
-            user_state.state_before_data()
-            if loaders_before is not None and self.is_training
-            else None
-        )
-        with self.restart.recreating_data(loop, self.snapshot):
+        objects = self.part(UserObjects)
+        data_epoch = self.part(DataEpoch)
+        objects.graph.begin()
+        objects.hooks_ended()  # what follows are data
+        are_others = loaders_before is not None
+        before = data_epoch.state_of_objects() if are_others and self.is_training else None
+        with data_epoch.recreating(loop):
             yield
-        user_state.state.include()
+        objects.graph.include()
         if loaders_before not in (None, loop.loaders):
-            self.snapshot.set_state_before_data(objects_before)
-            self.restart.discard_loader_states()
+            data_epoch.data_made_anew(before)
 
     @contextmanager
     def validation_data_needed(self, loop: Any) -> Iterator[None]:
@@ -301,9 +388,10 @@ class Run:
         Args:
             loop: The validation loop.
         """
-        self.snapshot.user_state.hooks_ended()  # what follows are data
+        self.part(UserObjects).hooks_ended()  # what follows are data
+        data_epoch = self.part(DataEpoch)
         there_are_some = loop.loaders is not None
-        epoch = self.restart.epoch_of_validation_data(there_are_some)
+        epoch = data_epoch.epoch_of_validation_data(there_are_some)
         progress = self.trainer.fit_loop.epoch_progress.current
         completed = progress.completed
         progress.completed = epoch
@@ -315,7 +403,7 @@ class Run:
         finally:
             progress.completed = completed
         if not there_are_some:
-            self.restart.validation_data_made()
+            data_epoch.validation_data_made()
 
     def start_hooks_run_next(self, loop: Any) -> None:
         """Restore what the hooks that begin training find.
@@ -323,34 +411,82 @@ class Run:
         Args:
             loop: The fit loop.
         """
-        self.restart.redistribute_epoch(loop)
-        self.restart.restore(self.snapshot.user_state, only_plain=True)
-        if self.trainer.val_dataloaders is None and self.restart.had_validation_data:
+        self.same_run.compare_loaders()
+        self.restore(Moment.HOOKS)
+        if self.trainer.val_dataloaders is None and self._had_validation_data():
             # For the comparison: Lightning would make them for the first validation.
             self.trainer.validating = True
             loop.epoch_loop.val_loop.setup_data()
             self.trainer.training = True
 
-    def training_begins(self, loop: Any) -> None:
-        """Restore everything, once all hooks that begin training have run; check it.
+    def _had_validation_data(self) -> bool:
+        """Return whether the interrupted run had made its validation data, which are compared."""
+        compared = self.resumed.digests.get(DataIdentity.key, ()) if self.resumed else ()
+        return any(
+            name.startswith(tuple(f"{prefix}{VALIDATION}" for prefix in PREFIXES))
+            for name in compared
+        )
 
-        Args:
-            loop: The fit loop.
+    def mark_start(self) -> None:
+        """Take the present state as the one that the run starts with."""
+        for part in self.parts:
+            part.mark_start()
+
+    def training_begins(self) -> None:
+        """Restore everything, once all hooks that begin training have run; check it."""
+        self.mark_start()
+        if self.resumed:
+            self.part(UserObjects).recreate()
+        self.restore(Moment.TRAINING)  # overwrite what hooks have reset
+        if self.resumed:
+            self.resumed.forget_checkpoint()
+        self.check.check_restored(self._differing())
+        if not self.resumed:
+            loggers.begin_files(self.trainer.loggers if self.trainer.is_global_zero else ())
+        # What is still to be logged comes after the checkpoint.
+        self.restore(Moment.COMPARED)
+
+    def _differing(self) -> dict[str, str]:
+        """Return the names of saved values that are missing or different in this run.
+
+        With each comes why it may be another one; "" if that is not known.
         """
-        user_state = self.snapshot.user_state
-        self.snapshot.mark_start(self.restart.limits_added)
-        self.restart.recreate_objects(user_state)
-        # The loaders know values alone. What they share with others is one object again afterwards.
-        self.restart.restore_loaders(loop)
-        self.restart.restore(user_state)  # overwrite what hooks have reset
-        self.check.check_restored(self.restart.differing_values(user_state))
-        self.restart.continue_logs()
+        if not self.resumed or not self.resumed.digests:
+            return {}
+        of_rank = {part.key: part.present() for part in self.parts if part.place is Place.RANK}
+        of_lightning = {
+            part.key: to_plain(part.present(), {}, str, copies=False)
+            for part in self.parts
+            if part.place is Place.LIGHTNING
+        }
+        now = self._digests(of_rank | of_lightning, of_rank)
+        return {
+            name: part.why_differs
+            for part in self.parts
+            for name in part.differing(self.resumed.digests[part.key], now.get(part.key, {}))
+        }
 
     def only_end_is_left(self) -> None:
         """Note that a resumed run has only to end the epoch: all its batches are done."""
         cut = not lightning_loops.batches_are_done(self.trainer)
         self.stopping.only_end_is_left(cut)
-        self.restart.print_nothing_left()
+        self._print_nothing_left()
+
+    def _print_nothing_left(self) -> None:
+        """Print why nothing is trained."""
+        if self.trainer.is_global_zero:
+            step = self.resumed.step if self.resumed else 0
+            limit = self.part(Limits).exceeded
+            reached = (
+                f"step {step} is beyond {limit}, and the model has that step's weights"
+                if limit
+                else f"step {step} was the last one"
+            )
+            print(
+                f"nothing is left to train: {reached}; to train anew, move "
+                f"{self.folder.path} away or give another {self.folder.setting}",
+                flush=True,
+            )
 
     def epoch_begins(self, fetcher: Any, batches_done: int) -> int:
         """Begin or resume an epoch; return after how many batches.
@@ -364,11 +500,11 @@ class Run:
         """
         loader = self.trainer.fit_loop.loaders
         epoch = self.trainer.fit_loop.epoch_progress.current.processed
-        states = self.restart.take_loader_states() if self.is_training else None
+        states = self.part(LoaderPositions).take() if self.is_training else None
         saves = self.is_training and self.saves
         batches_done = loader.begin(fetcher, epoch, batches_done, states, proves=saves)
         if self.is_training:
-            self.restart.restore_after_drawing(self.snapshot.user_state)
+            self.restore(Moment.EPOCH)
         if saves:
             answers = self.agreement.gather((loader.why, loader.shared_orders))
             refuse_other_orders(answers)
@@ -380,8 +516,10 @@ class Run:
 
         Return whether a validation was interrupted, and is repeated now.
         """
-        repeats_validation = self.restart.resumes_in_validation
-        self.restart.training_continues()
+        if self.resumed is None:
+            return False
+        repeats_validation = self.resumed.point is ResumePoint.VALIDATION
+        self.resumed.training_continues()
         return repeats_validation
 
     # While it trains ------------------------------------------------------------------------------
@@ -421,12 +559,13 @@ class Run:
         """
         if self.saves and not self.has_trained:
             self.has_trained = True
-            self.snapshot.user_state.first_batch_ended()
+            self.part(UserObjects).reports.first_batch_ended()
         self.stopping.batch_committed(done)
 
     def epoch_ended(self) -> None:
         """Note that the epoch in which the checkpoint was saved has ended."""
-        self.restart.epoch_ended()
+        if self.resumed:
+            self.resumed.epoch_ended()
 
     def epoch_committed(self, done: bool) -> None:
         """Save a checkpoint; stop if a stop was requested and training is not done."""
@@ -467,10 +606,9 @@ class Run:
 
         A resumed run does not have this check.
         """
-        user_state = self.snapshot.user_state
-        user_state.mark_start()
+        self.mark_start()
         yield
-        user_state.state.touch_all()
+        self.part(UserObjects).graph.touch_all()
 
     def save(self, point: ResumePoint, last: bool) -> None:
         """Save a checkpoint; one rank of each host writes it.
@@ -516,3 +654,12 @@ class Run:
         """Wait until the last checkpoint is on the disk, without the other ranks."""
         self.writer.wait()
         self.check.close()
+
+
+def _without_objects(notes: Mapping[tuple, tuple]) -> dict[tuple, tuple]:
+    """Return the notes of a checkpoint; no entry of Lightning's is an object of the program's."""
+    return {
+        path: note
+        for path, note in notes.items()
+        if note[0] != RECREATED or path[0] not in LIGHTNING_KEYS
+    }

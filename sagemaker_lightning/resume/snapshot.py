@@ -3,25 +3,24 @@
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytorch_lightning import Trainer
-
-from sagemaker_lightning.callbacks import loggers as curves
 from sagemaker_lightning.callbacks.rank_consistency import learning_rates
-from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoints, lightning_loops
+from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoints
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.deterministic import reached
-from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume import moments
-from sagemaker_lightning.resume.agreement import Agreement
-from sagemaker_lightning.resume.check.verification import ResumeCheck
-from sagemaker_lightning.resume.files import checkpoint_file, user_checkpoints
-from sagemaker_lightning.resume.parts import epoch_state, model_changes
-from sagemaker_lightning.resume.parts.user_state import UserState
+from sagemaker_lightning.resume.files import checkpoint_file
+from sagemaker_lightning.resume.parts import counters
+from sagemaker_lightning.resume.parts.given_parts import GivenParts
+from sagemaker_lightning.resume.parts.part import Place
+from sagemaker_lightning.resume.parts.roots import name_in_module
+from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.encoding import RECREATED, NotPlain, to_plain
 from sagemaker_lightning.state.object_state import digest
+
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
+
 
 EQUAL_ON_ALL_RANKS = {
     "epoch",
@@ -54,27 +53,14 @@ class Snapshot:
     """Takes the state of a job.
 
     Args:
-        trainer: Lightning's trainer.
-        agreement: The communication between the ranks.
-        seeding: Knows the seed of the whole run.
-        proof: Knows the results of earlier interruptions.
+        run: The run.
     """
 
-    def __init__(
-        self, trainer: Trainer, agreement: Agreement, seeding: Seeding, proof: ResumeCheck
-    ) -> None:
-        self.trainer = trainer
-        self.agreement = agreement
-        self.seeding = seeding
-        self.proof = proof
-        self.user_state = UserState(trainer)
-        # Epochs and steps, as the flags set them.
-        self.limits_of_flags = model_changes.limits(trainer)
-        # The same, with what hooks at the start of training have added.
-        self.limits = self.limits_of_flags
-        # The state of the user's objects before the training data was created again.
-        self.state_before_data: Mapping[str, Any] | None = None
-        self.run_description: Mapping[str, Any] = {}  # empty before training
+    def __init__(self, run: "Run") -> None:
+        self.run = run
+        self.trainer = run.trainer
+        self.description: Mapping[str, Any] = {}
+        """What checkpoints say of the run; empty before training."""
         self.has_warned_of_rates = False
 
     def take(self, point: ResumePoint) -> dict[str, Any]:
@@ -89,105 +75,62 @@ class Snapshot:
         Raises:
             UserError: A part of the state cannot be saved.
         """
-        trainer = self.trainer
-        gather = self.agreement.gather
-        is_rank_0 = trainer.is_global_zero
-        values_of_rank_0 = (
-            time.time_ns(),
-            curves.save_states(trainer.loggers) if is_rank_0 else [],
-            user_checkpoints.file_names(trainer) if is_rank_0 else {},
-        )
-        saved_at_ns, loggers, files = gather(values_of_rank_0)[0]
+        run = self.run
+        gather = run.agreement.gather
+        is_first = self.trainer.is_global_zero
+        number, of_first = gather(
+            (time.time_ns(), self._saved(Place.FIRST, point, None) if is_first else {})
+        )[0]
         state, notes = self.lightning_checkpoint(
             copies_optimizers=point is not ResumePoint.VALIDATION
         )
-        rank_values = {
-            name: value for name, value in state.items() if name not in EQUAL_ON_ALL_RANKS
-        }
-        digests_and_rates = gather((digest(rank_values), learning_rates(trainer)))
-        if digests_and_rates[0][0] == digests_and_rates[trainer.global_rank][0]:
-            rank_values = {}
-        self._warn_of_different_rates([rates for _, rates in digests_and_rates])
-        rank_state = epoch_state.rank_state(
-            trainer, gather, self.user_state, point, state["state_dict"]
-        ) | {
-            "own": rank_values,
-            "notes": notes if rank_values else {},
-        }
-        rank_state["gradients"] = epoch_state.gradients(trainer, gather)
-        self.user_state.report_packages(rank_state["parts"])
+        overrides = self._rank_overrides(state, notes)
+        of_rank = self._saved(Place.RANK, point, state)
+        run.part(UserObjects).reports.report_packages(of_rank[GivenParts.key])
         entries = {
-            "step": trainer.global_step,
-            "kind": point.value,
-            "number": saved_at_ns,
-            "seed": self.seeding.seed,
-            "world_size": trainer.world_size,
-            "should_stop": bool(trainer.should_stop),
-            "ranks": gather(rank_state),
-            "shown": epoch_state.newest_metrics(trainer),
-            "run": self.run_description,
-            "loggers": loggers,
-            "files": files,
-            "reached": reached(trainer) if point is not ResumePoint.EPOCH else None,
+            "step": self.trainer.global_step,
+            "resume_point": point.value,
+            "number": number,
+            "seed": run.seeding.seed,
+            "world_size": self.trainer.world_size,
+            "run": self.description,
+            "journal": run.check.run_id,
+            "resumes": run.check.results,
             "notes": notes,
-            "made": lightning_loops.epoch_of_loaders(trainer),
-            "validation_made": (
-                lightning_loops.epoch_of_validation_loaders(trainer)
-                if trainer.reload_dataloaders_every_n_epochs
-                else None  # they stay as they are, whenever a run has made them
-            ),
-            "validation_batches": lightning_loops.validation_batches_seen(trainer),
-            "searched": model_changes.search_results(trainer),
-            "limits": self.limits_of_flags,
-            "added": self._limits_added(),
-            "tickets": model_changes.shared_original_weights(trainer),
-            "groups": model_changes.parameter_groups(trainer),
-            "before_data": self.state_before_data,
+            "parts": of_first | self._saved(Place.RUN, point, state),
+            "ranks": gather(of_rank | {"rank_overrides": overrides}),
         }
         if point is ResumePoint.EPOCH:
-            moments.move_counters_to_epoch_end(state["loops"]["fit_loop"])
-        return state | {
-            checkpoint_file.ENTRIES_KEY: entries
-            | {"journal": self.proof.run_id, "resumes": self.proof.results}
-        }
+            counters.move_counters_to_epoch_end(state["loops"]["fit_loop"])
+        return state | {checkpoint_file.ENTRIES_KEY: entries}
 
-    def set_run_description(self, description: Mapping[str, Any]) -> None:
-        """Set what checkpoints say of this run.
+    def _saved(
+        self, place: Place, point: ResumePoint, state: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Return what the parts of a place save, by key."""
+        return {part.key: part.save(point, state) for part in self.run.parts if part.place is place}
 
-        Args:
-            description: What run_settings.describe returned when the run began.
-        """
-        self.run_description = description
-
-    def set_state_before_data(self, state: Mapping[str, Any] | None) -> None:
-        """Set the state of the user's objects from which the training data was created.
+    def _rank_overrides(self, state: Mapping[str, Any], notes: Mapping) -> dict[str, Any]:
+        """Return those of Lightning's entries that are others on this rank than on rank 0.
 
         Args:
-            state: What `UserState.state_before_data` returned; None if it is not known.
+            state: Lightning's checkpoint.
+            notes: What its values are, by path.
         """
-        self.state_before_data = state
+        entries = {name: value for name, value in state.items() if name not in EQUAL_ON_ALL_RANKS}
+        said = self.run.agreement.gather((digest(entries), learning_rates(self.trainer)))
+        if said[0][0] == said[self.trainer.global_rank][0]:
+            entries = {}
+        self._warn_of_different_rates([rates for _, rates in said])
+        return {"entries": entries, "notes": notes if entries else {}}
 
-    def mark_start(self, added: Sequence[int]) -> None:
-        """Take the present state as the one that the run starts with.
+    def describe_run(self, description: Mapping[str, Any]) -> None:
+        """Set what checkpoints say of the run.
 
         Args:
-            added: Epochs and steps that callbacks of the interrupted run had added to the limits.
-                They do not count as present at the start.
+            description: What SameRun.describe returned when the run began.
         """
-        self.user_state.mark_start()
-        self.limits = [
-            limit - already_added
-            for limit, already_added in zip(model_changes.limits(self.trainer), added, strict=True)
-        ]
-
-    def _limits_added(self) -> list[int]:
-        """Return the epochs and steps that callbacks have added to the limits."""
-        return [
-            limit - limit_before
-            for limit, limit_before in zip(
-                model_changes.limits(self.trainer), self.limits, strict=True
-            )
-        ]
+        self.description = description
 
     def with_optimizer_states(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state of a validation with the optimizers' states copied, too."""
@@ -242,7 +185,7 @@ class Snapshot:
 
         A run does not need its hyperparameters to resume. An object that the module has, too, such
         as a loss or a normalizer, is made by the program again; its state is saved with that of all
-        the user's objects (user_state.py).
+        the user's objects (parts/user_objects.py).
 
         Args:
             notes: Gets the name of the object, for a resumed run.
@@ -254,7 +197,7 @@ class Snapshot:
         name = str(error.path[0])
         if name.startswith(HYPERPARAMETERS):
             return f"({error.kind})"
-        if name not in LIGHTNING_KEYS and (own := self.user_state.name_in_module(error.value)):
+        if name not in LIGHTNING_KEYS and (own := name_in_module(self.trainer, error.value)):
             notes[error.path] = (RECREATED, own)
             return f"({error.kind})"
         model_class = type(self.trainer.lightning_module)

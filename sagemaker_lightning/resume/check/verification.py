@@ -24,7 +24,7 @@ from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.deterministic import position
 from sagemaker_lightning.resume import moments
 from sagemaker_lightning.resume.agreement import Comparison
-from sagemaker_lightning.resume.check import explanation, restore_check
+from sagemaker_lightning.resume.check import explanation
 from sagemaker_lightning.resume.check.explanation import DifferenceKind
 from sagemaker_lightning.resume.check.journal import FETCHED_AHEAD, Journal, Position, Step, read
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
@@ -178,28 +178,24 @@ class ResumeCheck:
             and {name: type(value) for name, value in result.items()} in RESULTS
         ]
 
-    def check_restored(self, differing: list[str]) -> None:
+    def check_restored(self, differing: Mapping[str, str]) -> None:
         """Report saved values that are missing or different; all ranks call it.
 
         Args:
-            differing: The names of these values on this rank.
+            differing: The names of these values on this rank, and for each why it may be another
+                one; "" if that is not known.
 
         Raises:
             UserError: There is a difference on any rank, and `strict` is set.
         """
         if differing and self.is_open:
-            rest = f" (and {len(differing) - 3} more)" if len(differing) > 3 else ""
-            description = f"{', '.join(differing[:3])}{rest} differ"
+            names = list(differing)
+            rest = f" (and {len(names) - 3} more)" if len(names) > 3 else ""
+            description = f"{', '.join(names[:3])}{rest} differ"
+            reasons = set(differing.values())
             cause = (
                 ", or ".join(self.changes[:3])
-                or (
-                    all(name.startswith(restore_check.DATA_PREFIXES) for name in differing)
-                    and "data that were read or drawn anew, and are others"
-                )
-                or (
-                    all(name.startswith("part.") for name in differing)
-                    and "a load_state_dict() that does not restore all of state_dict()"
-                )
+                or (reasons.pop() if len(reasons) == 1 else "")
                 or "a name that has changed, or a hook that sets it anew"
             )
             self.difference = Difference(

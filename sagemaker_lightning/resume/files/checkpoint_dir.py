@@ -127,7 +127,7 @@ class CheckpointDir:
                 continue
             # A damaged file may raise anything; `choose_checkpoint` reports it.
             with suppress(Exception):
-                return loggers.well_formed(read(path, mmap=True)[ENTRIES_KEY]["loggers"])
+                return loggers.well_formed(read(path, mmap=True)[ENTRIES_KEY]["parts"]["loggers"])
         return []
 
     def save(

@@ -33,7 +33,7 @@ from sagemaker_lightning.state.encoding import to_plain
 
 ENTRIES_KEY = "sagemaker_lightning"
 """The key of this package's entries in a checkpoint."""
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """The version of the format: of the footer, and of what the entries of this package mean.
 
 Raise it with each change after which an older checkpoint would be read wrongly, such as another

@@ -17,8 +17,10 @@ from typing import Any
 from pytorch_lightning import Trainer
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.state.encoding import NotPlain, decode, encode
+from sagemaker_lightning.resume.parts.part import Moment, Part
+from sagemaker_lightning.state.encoding import NOTE_KEY, NotPlain, comparable, decode, encode
 from sagemaker_lightning.state.object_graph import Elsewhere
+from sagemaker_lightning.state.object_state import digest
 
 METHODS = "state_dict", "load_state_dict"
 ARGUMENT = "ExactResume(parts=...)"
@@ -107,6 +109,36 @@ class Parts:
         """Restore what `states` returned."""
         for name, object_ in self.objects.items():
             object_.load_state_dict(decode(saved[name]))
+
+
+class GivenParts(Part):
+    """The states of the objects that are given by name."""
+
+    key = "given_parts"
+    what = "what is given by `ExactResume(parts={...})`"
+    moments = (Moment.TRAINING,)
+    why_differs = "a load_state_dict() that does not restore all of state_dict()"
+
+    def save(self, point: Any, state: Any) -> dict[str, Any]:
+        """Return the state of each object, encoded, by name."""
+        return parts_of(self.trainer).states()
+
+    def restore(self, saved: Any, moment: Moment) -> None:
+        """Let each object load its state."""
+        parts_of(self.trainer).restore(saved)
+
+    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+        """Return a digest of all of each value that is in dicts only, by name."""
+        return _digests("part", saved)
+
+
+def _digests(name: str, state: Any) -> dict[str, bytes]:
+    if type(state) is not dict or NOTE_KEY in state:
+        return {name: digest(comparable(state))}
+    found: dict[str, bytes] = {}
+    for key, value in state.items():
+        found |= _digests(f"{name}.{key}", value)
+    return found
 
 
 def parts_of(trainer: Trainer) -> Parts:

@@ -6,6 +6,7 @@ what they have computed first.
 """
 
 import dataclasses
+import inspect
 import time
 import types
 from collections import deque
@@ -127,3 +128,36 @@ def _leaves(value: Any) -> Iterator[Any]:
 def _size(value: Any) -> int:
     """Return the number of elements of a leaf."""
     return value.numel() if isinstance(value, Tensor) else np.size(value)
+
+
+def names_in_start_hooks(trainer: Trainer) -> set[str]:
+    """Return the names of model parts that hooks before training may create.
+
+    They are all names that the user's on_fit_start and on_train_start mention, or the functions
+    that they call.
+    """
+    owners = [
+        owner
+        for owner in (trainer.lightning_module, *trainer.callbacks)
+        if not object_graph.is_library_class(type(owner))
+    ]
+    return set().union(*(names_in_hook(type(owner), name) for owner in owners for name in HOOKS))
+
+
+def names_in_hook(class_: type, hook: str) -> set[str]:
+    """Return the names that a class's hook mentions, or its own functions that the hook calls.
+
+    Args:
+        class_: The class.
+        hook: The name of the hook.
+    """
+    names: set[str] = set()
+    functions = [getattr(class_, hook)]
+    while functions:
+        function = inspect.unwrap(functions.pop())
+        if not isinstance(function, types.FunctionType) or is_of_library(function):
+            continue
+        new_names = object_graph.names_in_code(function.__code__) - names
+        names |= new_names
+        functions += [getattr(class_, name, function.__globals__.get(name)) for name in new_names]
+    return names

@@ -1,4 +1,4 @@
-"""resume/parts/user_state.py: what of a user's objects is saved, restored and told."""
+"""What of a user's objects is saved, restored and told: the parts that have them, together."""
 
 import io
 import itertools
@@ -16,13 +16,23 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+from untrained import in_epoch_5, resumed, run_of
 
-from sagemaker_lightning.resume.parts.user_state import UserState, user_objects
+from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
+from sagemaker_lightning.resume.parts.data_identity import DataIdentity, Structure
+from sagemaker_lightning.resume.parts.generators import Generators
+from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
+from sagemaker_lightning.resume.parts.modes import Modes
+from sagemaker_lightning.resume.parts.part import Moment
+from sagemaker_lightning.resume.parts.roots import name_in_module, user_objects
+from sagemaker_lightning.resume.parts.stateful_objects import StatefulObjects
+from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
+from sagemaker_lightning.resume.parts.user_objects import UserObjects, run_creating_hooks
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph.state import nodes_of
 from sagemaker_lightning.state.object_graph import Added
 
-HERE = "test_user_state"
+HERE = "test_user_objects"
 
 
 class Model(LightningModule):
@@ -104,17 +114,54 @@ def trainer_of(model=None, *callbacks, train=None, val=None, optimizers=(), **op
     return trainer
 
 
+class UserState:
+    """The parts of a checkpoint that have a user's objects, of a run that trains nothing."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.run = run_of(trainer)
+        self.objects = self.run.part(UserObjects)
+        self.state = self.objects.graph
+
+    def encode_changes(self, point: ResumePoint | None = None) -> dict:
+        """Return what is saved."""
+        saved = {
+            part.key: self.run.part(part).save(point, None)
+            for part in (UserObjects, Generators, StatefulObjects, TrainerSettings, Modes)
+        }
+        saved["structure"] = self.run.part(Structure).save(point, None)
+        saved["data_identity"] = self.run.part(DataIdentity).save(point, None)
+        if point:
+            saved["loader_positions"] = self.run.part(LoaderPositions).save(point, None)
+        return saved
+
+    def restore(self, saved: dict, only_plain: bool = False, same_ranks: bool = True) -> None:
+        """Restore it as after the hooks that begin training, or as before them."""
+        resumed(self.run, world_size=1 if same_ranks else 2, **saved)
+        parts = UserObjects, Generators, StatefulObjects, TrainerSettings, Modes
+        moment = Moment.HOOKS if only_plain else Moment.TRAINING
+        for part in map(self.run.part, parts):
+            if moment in part.moments:
+                part.restore(saved[part.key], moment)
+
+    def restore_after_drawing(self, saved: dict) -> None:
+        """Restore it once the loaders have begun the epoch."""
+        resumed(self.run, ResumePoint.BATCH, **saved)
+        for part in (UserObjects, Generators):
+            self.run.part(part).restore(saved[part.key], Moment.EPOCH)
+
+
 def state_of(*arguments, **values) -> UserState:
     """Return the state of the objects of a trainer, which has just begun."""
     state = UserState(trainer_of(*arguments, **values))
-    state.mark_start()
+    state.run.mark_start()
     return state
 
 
 def values_of(saved: dict) -> dict:
     """Return what a state has of attributes, containers and arrays, by path."""
     values = {}
-    for _, path, note, references, content in nodes_of(saved["graph"]):
+    for _, path, note, references, content in nodes_of(saved.get("user_objects", saved)["graph"]):
         if isinstance(note, dict):
             names = (f"{path}.{name}" for name in note["names"])
             values |= dict(zip(names, references, strict=True))
@@ -199,9 +246,12 @@ def test_the_objects_of_a_training(tmp_path):
 def test_an_object_is_known_by_its_name_in_the_module():
     inner = Loader()
     state = UserState(trainer_of(Model(mine=[inner])))
-    assert state.name_in_module(inner) == "model.mine.0" and state.name_in_module(Loader()) == ""
+    assert (
+        name_in_module(state.trainer, inner) == "model.mine.0"
+        and name_in_module(state.trainer, Loader()) == ""
+    )
     sharing = UserState(trainer_of(Sharing()))
-    assert sharing.name_in_module(Sharing.scaler_of_all) == ""
+    assert name_in_module(sharing.trainer, Sharing.scaler_of_all) == ""
 
 
 # What is saved ------------------------------------------------------------------------------------
@@ -218,55 +268,57 @@ def test_what_has_changed_is_saved():
     model.body[0].bias.requires_grad_(False)
     saved = state.encode_changes()
     assert values_of(saved) == {"model.count": 2, "callbacks.0 Holding.seen": [0.5]}
-    assert saved["unsaved"] == {"model.thing": "builtins.object"}
-    assert saved["made"] == [("model", "thing")] and saved["loaders"] is None
-    assert saved["eval"] == ["body", "body.0", "body.1"] and saved["frozen"] == ["body.0.bias"]
-    assert state.missing_attributes(saved) == []
+    assert saved["user_objects"]["unsaved"] == {"model.thing": "builtins.object"}
+    assert saved["user_objects"]["made"] == [("model", "thing")]
+    assert saved["modes"]["eval"] == ["body", "body.0", "body.1"] and saved["modes"]["frozen"] == [
+        "body.0.bias"
+    ]
+    assert state.objects._missing_attributes(saved["user_objects"]) == []
     del model.thing
-    assert state.missing_attributes(saved) == [("model", "thing")]
+    assert state.objects._missing_attributes(saved["user_objects"]) == [("model", "thing")]
 
 
 @pytest.mark.parametrize("point", ResumePoint)
 def test_the_loaders_tell_their_states(point):
     state = state_of()
     in_training(state, mine=3)
-    found = state.encode_changes(point)["loaders"]
+    found = state.encode_changes(point)["loader_positions"]
     assert found == {"mine": 3, "within": point is not ResumePoint.EPOCH}
 
 
 def test_settings_of_the_trainer_that_change_are_saved_from_then_on():
     state = state_of()
     trainer = state.trainer
-    assert state.encode_changes()["settings"] == {}
+    assert state.encode_changes()["trainer_settings"] == {}
     trainer.accumulate_grad_batches = 4
     trainer.should_stop = True
     trainer.mine = 3
     trainer._default_root_dir = "/elsewhere"
     saved = state.encode_changes()
-    assert saved["settings"] == {"accumulate_grad_batches": 4}
+    assert saved["trainer_settings"] == {"accumulate_grad_batches": 4}
     other = state_of()
     other.restore(saved)
     assert other.trainer.accumulate_grad_batches == 4
-    assert other.encode_changes()["settings"] == {"accumulate_grad_batches": 4}
+    assert other.encode_changes()["trainer_settings"] == {"accumulate_grad_batches": 4}
     other.trainer.accumulate_grad_batches = 1
-    assert other.encode_changes()["settings"] == {"accumulate_grad_batches": 1}
+    assert other.encode_changes()["trainer_settings"] == {"accumulate_grad_batches": 1}
 
 
 def test_what_hooks_compute_at_the_start_is_saved():
     state = UserState(trainer_of(model := Model()))
     state.trainer.callbacks.append(Starts())
-    state.mark_start()
+    state.run.mark_start()
     assert values_of(state.encode_changes()) == {} == values_of(state.encode_changes())
-    state.hooks_begin()
+    state.objects.hooks_begin()
     model.anchor = torch.ones(1)
-    state.hooks_ended()
+    state.objects.hooks_ended()
     model.data = torch.ones(1)
-    state.mark_start()
+    state.run.mark_start()
     saved = state.encode_changes()
     assert set(values_of(saved)) == {"model.anchor"}
-    assert saved["computed"] == ["model.anchor"]
+    assert saved["user_objects"]["computed"] == ["model.anchor"]
     model.anchor += 1
-    assert state.encode_changes()["computed"] == []
+    assert state.encode_changes()["user_objects"]["computed"] == []
     other = UserState(trainer_of(Model(anchor=torch.zeros(1))))
     other.restore(saved, same_ranks=False)
     assert other.trainer.lightning_module.anchor == 0.0
@@ -284,7 +336,7 @@ def test_which_modules_and_hooks_there_are():
     model.body.register_forward_pre_hook(own_hook)
     optimizer = SGD(model.body.parameters(), 0.1)
     optimizer.register_step_pre_hook(own_hook)
-    modules = state_of(model, optimizers=[optimizer]).encode_changes()["modules"]
+    modules = state_of(model, optimizers=[optimizer]).encode_changes()["structure"]
     begin = "the class or the hooks of model"
     assert modules == {
         begin: "Model 0",
@@ -313,7 +365,7 @@ def test_what_tells_the_data_from_others():
     state = state_of(model, holding, train=[*train, DataLoader(Stream()), Loader()], val=val)
     train[0].dataset.seen.append(2)
     model.seen[0] = 0.0
-    data = state.encode_changes()["data"]
+    data = state.encode_changes()["data_identity"]
     begin = "the numbers in "
     assert {name.removeprefix(begin) for name in data if name.startswith(begin)} == {
         "train.0.dataset.numbers",
@@ -339,7 +391,7 @@ def test_what_tells_the_data_from_others():
 def test_data_that_are_made_anew_while_training_are_told_for_training_alone():
     loader = DataLoader(TensorDataset(torch.ones(3)))
     state = state_of(train=[loader], val=[loader], reload_dataloaders_every_n_epochs=2)
-    data = state.encode_changes()["data"]
+    data = state.encode_changes()["data_identity"]
     assert "the length of train.0.dataset" in data and "the batch_size of train.0" in data
     assert not any("val." in name for name in data)
 
@@ -446,7 +498,7 @@ def test_a_table_that_changes_is_told_if_it_is_no_data(capsys):
     model, points, data = Model(rows=table()), Points(rows=table()), Data()
     state = state_of(model, train=[DataLoader(points)], val=[DataLoader(other := Points())])
     state.trainer.datamodule = data
-    state.mark_start()
+    state.run.mark_start()
     assert told(capsys, state) == []
     model.rows, points.rows, other.rows, data.rows = (table() for _ in range(4))
     (line,) = told(capsys, state)
@@ -521,7 +573,7 @@ def test_what_was_saved_is_there_again():
     model.body[0].bias.requires_grad_(False)
     saved = state.encode_changes()
     assert set(saved["generators"]) == {"model.rng", "callbacks.0 Holding.rng"}
-    assert set(saved["stateful"]) == {"model.inner", "model.schedule"}
+    assert set(saved["stateful_objects"]) == {"model.inner", "model.schedule"}
     other, restored, held = whole()
     other.restore(saved, only_plain=True)
     assert restored.count == 3 and restored.inner.param_groups[0]["lr"] == 0.5
@@ -537,7 +589,7 @@ def test_what_was_saved_is_there_again():
 def test_what_the_run_does_not_have_is_left_out():
     state, model, _ = whole()
     saved = state.encode_changes()
-    for kind in ("generators", "stateful"):
+    for kind in ("generators", "stateful_objects"):
         saved[kind].clear()
     model.rng.random()
     position = model.rng.bit_generator.state
@@ -555,7 +607,7 @@ def test_what_lightning_saves_is_not_saved_twice():
     schedule = model.schedule = StepLR(trained, 1)
     state = state_of(model, Holding(of=trained), optimizers=[trained])
     state.trainer.strategy.lr_scheduler_configs = [SimpleNamespace(scheduler=schedule)]
-    assert set(state.encode_changes()["stateful"]) == {"model.scaler", "model.mine"}
+    assert set(state.encode_changes()["stateful_objects"]) == {"model.scaler", "model.mine"}
 
 
 def test_a_state_that_cannot_be_saved_is_told(capsys):
@@ -595,7 +647,7 @@ def test_a_state_that_cannot_be_had_is_told(capsys):
     model.inner = OfLibrary()
     (line,) = told(capsys, state := state_of(model))
     assert line.startswith(f"{HERE}.Model.inner has a state_dict() that raises RuntimeError")
-    assert state.encode_changes()["stateful"] == {}
+    assert state.encode_changes()["stateful_objects"] == {}
 
 
 def test_what_is_in_a_stream_is_left_to_its_loader(capsys):
@@ -603,7 +655,7 @@ def test_what_is_in_a_stream_is_left_to_its_loader(capsys):
     model = Model()
     model.stream = OfStream()
     assert not told(capsys, state := state_of(model))
-    assert state.encode_changes()["stateful"] == {}
+    assert state.encode_changes()["stateful_objects"] == {}
 
 
 class Outer(SGD):
@@ -708,17 +760,17 @@ def test_the_state_that_data_depend_on():
     points = Points(rng=np.random.default_rng(1))
     state = state_of(model, train=[DataLoader(points)])
     model.count = 3
-    saved = state.state_before_data()
+    saved = state.run.part(DataEpoch).state_of_objects()
     assert values_of(saved) == {"model.count": 3} and set(saved["generators"]) == {"model.rng"}
     drawn = model.rng.random()
     model.count = 4
-    state.restore_state_before_data(saved)
+    state.run.part(DataEpoch).restore_objects(saved)
     assert model.count == 3 and model.rng.random() == drawn
-    state.restore_state_before_data(saved | {"generators": {}})
+    state.run.part(DataEpoch).restore_objects(saved | {"generators": {}})
 
 
 def test_samplers_get_what_has_changed_since_they_have_drawn():
-    """And so does what they share with the model; the dataset does not."""
+    """And so does what they share with others; of generators, those of samplers alone."""
 
     def made() -> SimpleNamespace:
         rng = np.random.default_rng(1)
@@ -739,9 +791,73 @@ def test_samplers_get_what_has_changed_since_they_have_drawn():
     restored = made()
     restored.state.restore_after_drawing(saved)
     assert restored.order.count == restored.shared.count == restored.loader.count == 3
-    assert restored.points.count == restored.model.count == 0
+    assert restored.points.count == restored.model.count == 3
     assert restored.rng.bit_generator.state == expected
     fresh = np.random.default_rng(2).bit_generator.state
     assert restored.model.other.bit_generator.state == fresh
     del saved["generators"]["model.rng"]
     restored.state.restore_after_drawing(saved)
+
+
+class Starting(Callback):
+    """Makes something when an epoch starts."""
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.calls.append((trainer, pl_module))
+        self.thing = object()
+
+
+class StartingModel(LightningModule):
+    calls = 0
+
+    def on_train_epoch_start(self):
+        self.calls += 1
+        self.thing = object()
+
+
+def test_hooks_that_make_what_is_missing_run_again():
+    model, callback = StartingModel(), Starting()
+    trainer = in_epoch_5(lightning_module=model, callbacks=[callback])
+    name = "callbacks.0 Starting"
+    run_creating_hooks(trainer, [])
+    run_creating_hooks(trainer, [(name, "other"), ("model.body", "thing")])
+    assert (callback.calls, model.calls) == ([], 0)
+    run_creating_hooks(trainer, [(name, "thing")])
+    assert (callback.calls, model.calls) == ([(trainer, model)], 0)
+    run_creating_hooks(trainer, [("model", "other"), ("model", "thing")])
+    assert len(callback.calls) == 1 and model.calls == 1
+
+
+def test_what_a_users_objects_hold_is_compared():
+    """By its path, and a mode that only one of two runs has."""
+    state = state_of(model := Model())
+    model.count = 3
+    model.file = io.StringIO()
+    record = state.encode_changes()["user_objects"]
+    run = state.run
+    assert run.part(UserObjects).digest(record, {}).keys() == {"model.count", "model.file"}
+    for part, saved, names in (
+        (Generators, {"model.rng": 3}, {"generators model.rng"}),
+        (StatefulObjects, {"model.inner": 3}, {"stateful model.inner"}),
+        (TrainerSettings, {"limit": 3}, {"settings limit"}),
+        (Structure, {"the class of model": "Linear 0"}, {"the class of model"}),
+        (DataIdentity, {"the length of val.0": 3}, {"the length of val.0"}),
+        (Modes, {"eval": ["", "body"], "frozen": ["x"]}, {"eval model", "eval body", "frozen x"}),
+    ):
+        assert run.part(part).digest(saved, {}).keys() == names
+    before, now = {"eval body": 6}, {"eval head": 6, "frozen x": 6}
+    assert run.part(Modes).differing(before, now) == ["eval body", "eval head", "frozen x"]
+    assert run.part(Modes).differing(before, before) == []
+
+
+def test_arrays_of_a_model_that_was_trained_before_are_not_compared():
+    """The program may have changed them since."""
+    state = state_of()
+    part = state.run.part(DataIdentity)
+    saved = {"the numbers in model.a": 1, "the numbers in callbacks.0 A.b": 2, "the length of x": 3}
+    assert part.digest(saved, {}) == saved
+    state.run.same_run.has_trained_before = True
+    assert part.digest(saved, {}) == {"the length of x": 3}

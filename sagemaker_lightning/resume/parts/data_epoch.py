@@ -1,0 +1,174 @@
+"""When the data were made: a resumed run makes them as of the same epoch.
+
+That means with the same random draws, and with the user's objects in the same state.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from sagemaker_lightning.compat import lightning_callbacks, lightning_loops
+from sagemaker_lightning.data.seeded_indices import seed_all
+from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
+from sagemaker_lightning.resume.parts.generators import Generators
+from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
+from sagemaker_lightning.resume.parts.part import Part, Place
+from sagemaker_lightning.resume.parts.roots import TRAINING
+from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
+from sagemaker_lightning.resume.parts.user_objects import UserObjects
+from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.state.graph.state import names_in, without
+
+
+class DataEpoch(Part):
+    """In which epochs the data were made, and from which state of the user's objects.
+
+    `recreating` and its like restore it, when Lightning sets up the data.
+    """
+
+    key = "data_epoch"
+    what = "in which epoch the data were made, and from which state of the user's objects"
+    place = Place.RUN
+
+    def __init__(self, run: Any) -> None:
+        super().__init__(run)
+        self.objects_before: Mapping[str, Any] | None = None
+        """The state of the user's objects before the training data was made again."""
+
+    def save(self, point: Any, state: Any) -> dict[str, Any]:
+        """Return the epochs, the state, and how many batches validation loaders have given."""
+        trainer = self.trainer
+        return {
+            "made": lightning_loops.epoch_of_loaders(trainer),
+            "objects_before": self.objects_before,
+            "validation_made": (
+                lightning_loops.epoch_of_validation_loaders(trainer)
+                if trainer.reload_dataloaders_every_n_epochs
+                else None  # they stay as they are, whenever a run has made them
+            ),
+            "validation_batches": lightning_loops.validation_batches_seen(trainer),
+        }
+
+    def present(self) -> None:
+        """Return nothing: it is not compared."""
+
+    @contextmanager
+    def recreating(self, loop: Any) -> Iterator[None]:
+        """Let the training data be made, inside this context, as in the interrupted run.
+
+        Args:
+            loop: The fit loop.
+        """
+        resumed = self.run.resumed
+        seed = self.run.seeding.seed
+        epoch = self.trainer.current_epoch
+        data_epoch = resumed.of(self)["made"] if resumed else -1
+        every = self.trainer.reload_dataloaders_every_n_epochs
+        # Lightning makes the data after a search, which draws; a resumed run does not search.
+        follows_search = any(map(lightning_callbacks.is_search, self.trainer.callbacks))
+        if loop.loaders is not None:
+            if lightning_loops.loaders_are_due(self.trainer):
+                seed_all("data", seed, epoch)
+            yield
+            return
+        if data_epoch < 0:
+            if follows_search:
+                seed_all("data", seed, 0)
+            yield
+            return
+        objects = resumed.of(self)["objects_before"]
+        at_epochs_end = resumed.saved_at is ResumePoint.EPOCH
+        if needs_new_data := at_epochs_end and bool(every) and epoch - data_epoch >= every:
+            data_epoch = epoch
+            objects = {
+                "graph": resumed.of(UserObjects)["graph"],
+                "generators": resumed.of(Generators),
+            }
+        if data_epoch or follows_search:
+            seed_all("data", seed, data_epoch)
+        if objects and resumed.same_ranks:
+            self.restore_objects(objects)
+            self.objects_before = objects
+        self.run.part(UserObjects).graph.mark()
+        progress = loop.epoch_progress.current
+        completed = progress.completed
+        progress.completed = data_epoch
+        try:
+            yield
+        finally:
+            progress.completed = completed
+        if needs_new_data:
+            self._forget_old_data()
+
+    def _forget_old_data(self) -> None:
+        """Forget the saved state of the data that the interrupted run would have no more.
+
+        It does not fit the new data, and to make these may have changed the state of other objects.
+        """
+        resumed = self.run.resumed
+        new = self.state_of_objects()
+        saved = resumed.of(UserObjects)
+        old = {name for name in names_in(saved["graph"]) if name.startswith(TRAINING)}
+        outdated = old | set(names_in(new["graph"]))
+        outdated |= {f"generators {path}" for path in new["generators"]}
+        # It follows from the number of batches of the new data.
+        outdated |= {"settings val_check_batch"}
+        resumed.of(TrainerSettings).pop("val_check_batch", None)
+        for part in (UserObjects, Generators, TrainerSettings):
+            resumed.forget_digests(part, outdated.__contains__)
+        resumed.forget_digests(DataIdentity, lambda name: name.startswith(PREFIXES))
+        saved["graph"] = without(saved["graph"], TRAINING)
+        saved["newer graph"] = new["graph"]
+        generators = resumed.of(Generators)
+        generators.clear()
+        generators.update(new["generators"])
+        self.run.part(LoaderPositions).discard()
+
+    def state_of_objects(self) -> dict[str, Any]:
+        """Return, encoded, the state that the data created next may depend on."""
+        return {
+            "graph": self.run.part(UserObjects).graph.encode(),
+            "generators": self.run.part(Generators).present(),
+        }
+
+    def restore_objects(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `state_of_objects` returned."""
+        self.run.part(UserObjects).graph.restore(saved["graph"])
+        self.run.part(Generators).restore_all(saved["generators"])
+
+    def data_made_anew(self, objects: Mapping[str, Any] | None) -> None:
+        """Note that training data were made in place of others.
+
+        Args:
+            objects: What `state_of_objects` returned before; None if it is not known.
+        """
+        self.objects_before = objects
+        self.run.part(LoaderPositions).discard()
+
+    def epoch_of_validation_data(self, there_are_some: bool) -> int:
+        """Return the epoch as of which validation data are to be created if they are created now.
+
+        That is the current epoch. But if a resumed run has none yet, and those of the interrupted
+        run were to last longer, it is the epoch in which these were created.
+
+        Args:
+            there_are_some: Whether this run has created validation data before.
+        """
+        stay = not there_are_some and self._validation_data_stay()
+        made = self.run.resumed.of(self)["validation_made"] if stay else None
+        return self.trainer.current_epoch if made is None else made
+
+    def validation_data_made(self) -> None:
+        """Restore how many batches the validation loaders have given, once they are made."""
+        if self._validation_data_stay():
+            lightning_loops.set_validation_batches_seen(
+                self.trainer, self.run.resumed.of(self)["validation_batches"]
+            )
+
+    def _validation_data_stay(self) -> bool:
+        """Return whether the interrupted run would now have the validation data that it had."""
+        if not self.run.resumed:
+            return False
+        every = self.trainer.reload_dataloaders_every_n_epochs
+        made = self.run.resumed.of(self)["validation_made"]
+        return not every or (made is not None and self.trainer.current_epoch - made < every)

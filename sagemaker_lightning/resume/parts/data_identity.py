@@ -1,0 +1,111 @@
+"""What tells the data, and the model's modules, from others: it is compared, and not restored."""
+
+from typing import Any
+
+from lightning_fabric.utilities.data import sized_len
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from sagemaker_lightning.compat.lightning_loaders import flattened
+from sagemaker_lightning.compat.torch_modules import hooks, step_hooks
+from sagemaker_lightning.resume.parts.part import Part
+from sagemaker_lightning.resume.parts.roots import TRAINING, VALIDATION, user_objects
+from sagemaker_lightning.resume.parts.user_objects import UserObjects
+
+CODE_ROOTS = "model", "callbacks."
+"""How the paths begin of what the code makes itself."""
+LOADER_ATTRIBUTES = "batch_size", "drop_last", "sampler"
+"""What decides a loader's batches."""
+PREFIXES = ("the length of ", "the numbers in ", *(f"the {name} of " for name in LOADER_ATTRIBUTES))
+"""How the names of values begin that tell data from others; then comes the path."""
+
+
+class DataIdentity(Part):
+    """What tells the training and validation data from others."""
+
+    key = "data_identity"
+    what = "lengths and numbers of the data, for comparison"
+    why_differs = "data that were read or drawn anew, and are others"
+
+    def save(self, point: Any, state: Any) -> dict[str, Any]:
+        """Return the lengths, and the numbers that the data hold, by name.
+
+        These are lengths, and the numbers that the datasets hold, or the model and the callbacks in
+        arrays, such as directions drawn once: of those that the program has made and nothing has
+        changed since. A text may rightly be another one, such as a folder.
+        """
+        # If loaders are made anew while training, a resumed run makes the training data as of the
+        # interrupted run's epoch, but the validation data as of its own first one.
+        reloads = self.trainer.reload_dataloaders_every_n_epochs
+        stages = (TRAINING,) if reloads else (TRAINING, VALIDATION)
+        datasets = {
+            path: object_
+            for path, object_ in user_objects(self.trainer).items()
+            # Asking a stream for its length may change it, as of litdata's.
+            if path.startswith(stages) and not isinstance(object_, IterableDataset)
+        }
+        lengths = {
+            f"the length of {path}": sized_len(dataset)
+            for path, dataset in datasets.items()
+            if isinstance(dataset, Dataset)
+        }
+        objects = self.run.part(UserObjects)  # what has changed is saved itself
+        numbers = {
+            f"the numbers in {path}": mark
+            for path, mark in objects.graph.numbers(objects.changed).items()
+            # A list in the code is compared with other numbers of the code.
+            if path.startswith(stages)
+            or (path.startswith(CODE_ROOTS) and objects.graph.are_arrays(path))
+        }
+        return lengths | numbers | self._batches(stages)
+
+    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+        """Return each value; not the model's arrays, if this program may have changed them."""
+        if self.run.same_run.has_trained_before:
+            own = tuple(f"the numbers in {root}" for root in CODE_ROOTS)
+            saved = {name: value for name, value in saved.items() if not name.startswith(own)}
+        return saved
+
+    def _batches(self, stages: tuple[str, ...]) -> dict[str, str]:
+        """Return what decides the batches of the DataLoaders of some stages, by name."""
+        loaders = {
+            TRAINING: flattened(self.trainer.train_dataloader),
+            VALIDATION: flattened(self.trainer.val_dataloaders),
+        }
+        return {
+            f"the {name} of {stage}{number}": (
+                type(value).__qualname__ if name == "sampler" else str(value)
+            )
+            for stage in stages
+            for number, loader in enumerate(loaders[stage])
+            if isinstance(loader, DataLoader)
+            for name in LOADER_ATTRIBUTES
+            if (value := getattr(loader, name, None)) is not None
+        }
+
+
+class Structure(Part):
+    """The class of each of the model's modules, and how many hooks modules and optimizers have.
+
+    A module that was replaced while training, or that has got a hook, is in no checkpoint. Nor is a
+    hook of an optimizer.
+    """
+
+    key = "structure"
+    what = "the classes and numbers of hooks of modules, for comparison"
+
+    def save(self, point: Any, state: Any) -> dict[str, str]:
+        """Return the classes and numbers, by name."""
+        return {
+            f"the class or the hooks of model.{name}".removesuffix("."): (
+                # A lazy module gets its final class with the first batch.
+                f"{type(module).__name__.removeprefix('Lazy')} {len(hooks(module))}"
+            )
+            for name, module in self.trainer.lightning_module.named_modules()
+        } | {
+            f"the hooks of optimizers.{position}": str(len(step_hooks(optimizer)))
+            for position, optimizer in enumerate(self.trainer.optimizers)
+        }
+
+    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+        """Return each class and number."""
+        return saved

@@ -1,0 +1,65 @@
+"""Generators of random numbers that the user's objects keep."""
+
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from sagemaker_lightning.resume.parts.part import Moment, Part
+from sagemaker_lightning.resume.parts.roots import SAMPLERS, TRAINING, user_objects
+from sagemaker_lightning.state import generators
+from sagemaker_lightning.state.encoding import comparable, decode, encode
+from sagemaker_lightning.state.graph.nodes import scan
+
+
+class Generators(Part):
+    """The states of the generators of the model, the callbacks and the data module."""
+
+    key = "generators"
+    what = "generators of random numbers of one's own"
+    moments = (Moment.TRAINING, Moment.EPOCH)
+
+    def save(self, point: Any, state: Any) -> dict[str, Any]:
+        """Return the states, encoded, by path."""
+        return {
+            path: encode(generators.state_of(generator))
+            for path, generator in self._found().items()
+        }
+
+    def restore(self, saved: Any, moment: Moment) -> None:
+        """Restore the states; once samplers have drawn an epoch again, those of samplers."""
+        found = self._found()
+        if moment is Moment.EPOCH:
+            if not self.run.resumes_within_epoch or not self.run.resumed.same_ranks:
+                return
+            samplers = {
+                path: part
+                for path, part in user_objects(self.trainer).items()
+                if path.startswith(TRAINING) and path.endswith(SAMPLERS)
+            }
+            keys = scan(samplers, skip=(Dataset,)).keys()
+            found = {path: each for path, each in found.items() if id(each) in keys}
+        self.set_states(found, saved)
+
+    def restore_all(self, saved: Any) -> None:
+        """Restore what `save` returned, whenever that was."""
+        self.set_states(self._found(), saved)
+
+    def set_states(self, found: dict[str, Any], saved: Any) -> None:
+        """Restore the states of some generators."""
+        for path, generator in found.items():
+            if path in saved:
+                generators.restore(generator, decode(saved[path]))
+
+    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+        """Return each state."""
+        return {f"generators {path}": comparable(value) for path, value in saved.items()}
+
+    def _found(self) -> dict[str, Any]:
+        """Return the generators of the model, the callbacks and the data module."""
+        return generators.find(
+            {
+                name: value
+                for name, value in user_objects(self.trainer).items()
+                if "." not in name or name.startswith(("callbacks", "hooks", "parts"))
+            }
+        )

@@ -1,0 +1,92 @@
+"""The gradients that are left for the next optimizer step."""
+
+from typing import Any
+
+from pytorch_lightning import Trainer
+from torch import Tensor, nn
+
+from sagemaker_lightning.compat import lightning_loops
+from sagemaker_lightning.resume.parts.copies import copy_to_cpu
+from sagemaker_lightning.resume.parts.part import Moment, Part
+from sagemaker_lightning.resume.parts.start_hooks import is_of_library
+from sagemaker_lightning.state.object_state import digest
+
+
+class Gradients(Part):
+    """The gradients that Lightning does not remove before the next step."""
+
+    key = "gradients"
+    what = "gradients that are left for the next optimizer step"
+    moments = (Moment.HOOKS, Moment.TRAINING)
+
+    def save(self, point: Any, state: Any) -> dict[str, Tensor] | None:
+        """Return the gradients by parameter; None if they are equal to those of rank 0."""
+        trainer = self.trainer
+        parameters = _with_lasting_gradients(trainer)
+        if not parameters:
+            return None if trainer.global_rank else {}
+        gradients_by_name = copy_to_cpu(
+            {
+                name: parameter.grad
+                for name, parameter in parameters.items()
+                if parameter.grad is not None
+            }
+        )
+        digests = self.run.agreement.gather(digest(gradients_by_name))
+        is_as_rank_0 = trainer.global_rank and digests[trainer.global_rank] == digests[0]
+        return None if is_as_rank_0 else gradients_by_name
+
+    def restore(self, saved: Any, moment: Moment) -> None:
+        """Restore the gradients of this rank.
+
+        With another number of ranks than before, each gets the mean, as DDP's sum will be.
+        """
+        trainer = self.trainer
+        of_ranks = self.run.resumed.of_all_ranks(self.key)
+        all_saved = [of_ranks[0] if each is None else each for each in of_ranks]
+        if self.run.resumed.same_ranks:
+            gradients_by_name = all_saved[trainer.global_rank]
+        else:
+            gradients_by_name = {
+                name: sum(each[name] for each in all_saved if name in each) / len(all_saved)
+                for rank_gradients in all_saved
+                for name in rank_gradients
+            }
+        for name, parameter in trainer.lightning_module.named_parameters():
+            parameter.grad = (
+                gradients_by_name[name].to(parameter.device) if name in gradients_by_name else None
+            )
+
+    def present(self) -> None:
+        """Return nothing: they are not compared, and all ranks would have to agree."""
+
+
+def _with_lasting_gradients(trainer: Trainer) -> dict[str, nn.Parameter]:
+    """Return the parameters whose gradients Lightning does not remove before the next step.
+
+    They are equal on all ranks, and known without a look at the gradients.
+    """
+    model = trainer.lightning_module
+    parameters = dict(model.named_parameters())
+    owners = (model, *trainer.callbacks)
+    is_removed_by_lightning = (
+        model.automatic_optimization
+        and not lightning_loops.gradients_accumulate(trainer)
+        and is_of_library(type(model).optimizer_zero_grad)
+        # These may not remove them, but set them to zero. An optimizer still moves such a weight.
+        and all(is_of_library(type(optimizer).zero_grad) for optimizer in trainer.optimizers)
+        and all(is_of_library(owner.on_before_zero_grad) for owner in owners)
+    )
+    if not is_removed_by_lightning:
+        return parameters
+    removed_ids = {
+        id(parameter)
+        for optimizer in trainer.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    return {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.requires_grad and id(parameter) not in removed_ids
+    }

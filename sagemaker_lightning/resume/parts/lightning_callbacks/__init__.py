@@ -1,0 +1,1 @@
+"""Those of Lightning's callbacks whose own states are not enough to resume."""

@@ -1,0 +1,31 @@
+"""ModelCheckpoint: its newest score, and the files that it writes again.
+
+Lightning saves the score and does not load it. It gives a model another name (`-v1`) if there is a
+file of its own already (`enable_version_counter`).
+"""
+
+from typing import Any
+
+from sagemaker_lightning.resume.files import user_checkpoints
+from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+
+
+class ModelFiles(Part):
+    """The names of the files that each ModelCheckpoint has in its folder."""
+
+    key = "model_files"
+    what = "which files each ModelCheckpoint had"
+    place = Place.FIRST
+    moments = (Moment.LOADING,)
+
+    def save(self, point: Any, state: Any) -> dict[str, list[str]]:
+        """Return the names by the callbacks' state keys."""
+        return user_checkpoints.file_names(self.trainer)
+
+    def restore(self, saved: Any, moment: Moment) -> None:
+        """Let newer files be overwritten; give each callback its newest score."""
+        states = self.run.resumed.checkpoint["callbacks"]
+        for callback in self.trainer.checkpoint_callbacks:
+            if hasattr(callback, "current_score"):
+                callback.current_score = states.get(callback.state_key, {}).get("current_score")
+        user_checkpoints.overwrite_later_files(self.trainer, saved)

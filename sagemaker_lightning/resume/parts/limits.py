@@ -1,0 +1,96 @@
+"""The limits of training, in epochs and steps, and what callbacks have added to them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pytorch_lightning import Trainer
+
+from sagemaker_lightning.compat import lightning_loops
+from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+
+
+class Limits(Part):
+    """The limits as the flags set them, and what callbacks have added."""
+
+    key = "limits"
+    what = "the limits of epochs and steps, and what callbacks have added to them"
+    place = Place.RUN
+    moments = (Moment.LOADING,)
+
+    def __init__(self, run: Any) -> None:
+        super().__init__(run)
+        self.of_flags = limits(self.trainer)
+        self.at_start = self.of_flags
+        """The same, with what hooks at the start of training have added."""
+        self.added_before = [0, 0]
+        """Epochs and steps that callbacks of the interrupted run had added."""
+        self.raised_epochs = 0
+        """Epochs added to the limit while Lightning loads the checkpoint."""
+        self.exceeded = ""
+        """The limit of this training that the checkpoint is beyond."""
+
+    def save(self, point: Any, state: Any) -> dict[str, list[int]]:
+        """Return the limits that the flags set, and what was added to them."""
+        pairs = zip(limits(self.trainer), self.at_start, strict=True)
+        added = [limit - limit_before for limit, limit_before in pairs]
+        return {"of_flags": self.of_flags, "added_limits": added}
+
+    def restore(self, saved: Any, moment: Moment) -> None:
+        """Change the limits as callbacks had done; other limits of the flags replace that."""
+        if saved["of_flags"] == self.of_flags:
+            self.added_before = saved["added_limits"]
+            add_to_limits(self.trainer, self.added_before)
+        loop = self.run.resumed.checkpoint["loops"]["fit_loop"]
+        self._raise_epochs(loop["epoch_progress"]["current"]["processed"])
+
+    def _raise_epochs(self, epoch: int) -> None:
+        """Let Lightning load a checkpoint of an epoch beyond this training's limit.
+
+        It refuses that. But a program that trains on, with a higher limit than at first, comes by
+        its first training again when it is started again. `loops_begin` undoes this.
+        """
+        limit = self.trainer.fit_loop.max_epochs
+        if limit not in (None, -1) and epoch > limit:
+            self.raised_epochs = epoch - limit
+            self.trainer.fit_loop.max_epochs += self.raised_epochs
+
+    def loops_begin(self) -> None:
+        """Set the limit of epochs to what it is without `_raise_epochs`.
+
+        Hooks at the start of training may have changed it since, as StochasticWeightAveraging does.
+        """
+        loop = self.trainer.fit_loop
+        if self.raised_epochs:
+            loop.max_epochs -= self.raised_epochs
+            self.raised_epochs = 0
+        if self.run.resumed and loop.max_epochs not in (None, -1):
+            reached = loop.epoch_progress.current.processed + (
+                self.run.resumed.epoch_is_open and not lightning_loops.epoch_is_done(self.trainer)
+            )
+            if reached > loop.max_epochs:
+                self.exceeded = f"max_epochs={loop.max_epochs}"
+
+    def mark_start(self) -> None:
+        """Take the present limits as those at the start, but for what was added before."""
+        pairs = zip(limits(self.trainer), self.added_before, strict=True)
+        self.at_start = [limit - added for limit, added in pairs]
+
+
+def limits(trainer: Trainer) -> list[int]:
+    """Return the limits of training: epochs and steps; -1 for no limit."""
+    epochs = trainer.fit_loop.max_epochs
+    return [-1 if epochs is None else epochs, trainer.fit_loop.epoch_loop.max_steps]
+
+
+def add_to_limits(trainer: Trainer, added: Sequence[int]) -> None:
+    """Change the limits of training as a callback had done.
+
+    Args:
+        trainer: Lightning's trainer.
+        added: Epochs and steps to add; negative ones shorten the training.
+    """
+    loop = trainer.fit_loop
+    if added[0]:
+        loop.max_epochs += added[0]
+    if added[1]:
+        loop.epoch_loop.max_steps += added[1]

@@ -1,0 +1,51 @@
+"""The states of torchmetrics that the user's objects hold, those that are not persistent too."""
+
+from typing import Any
+
+import torch
+from torchmetrics import Metric, MetricTracker
+
+from sagemaker_lightning.compat import metrics
+from sagemaker_lightning.resume.parts.copies import copy_to_cpu
+from sagemaker_lightning.resume.parts.part import Moment, Part, named_values
+from sagemaker_lightning.resume.parts.roots import of_kinds
+
+
+class Metrics(Part):
+    """The state of each torchmetrics' Metric, and how many steps each MetricTracker has."""
+
+    key = "metrics"
+    what = "the states of torchmetrics"
+    moments = (Moment.HOOKS, Moment.TRAINING)
+    of_same_rank = True
+
+    def save(self, point: Any, state: Any) -> dict[str, Any]:
+        """Return the states, on the CPU, and the lengths of trackers, by path."""
+        measured = dict(of_kinds(self.trainer, Metric, MetricTracker))
+        states = {
+            path: metrics.state_of(value)
+            for path, value in measured.items()
+            if isinstance(value, Metric)
+        }
+        steps = {
+            path: len(value) for path, value in measured.items() if isinstance(value, MetricTracker)
+        }
+        return {"states": copy_to_cpu(states), "tracked": steps}
+
+    @torch.no_grad()
+    def restore(self, saved: Any, moment: Moment) -> None:
+        """Restore the states; each step that a tracker tracks has metrics of its own."""
+        for path, tracker in of_kinds(self.trainer, MetricTracker):
+            size = min(saved["tracked"].get(path, len(tracker)), len(saved["states"]))
+            while len(tracker) < size:
+                tracker.increment()
+            # Added by a hook at the start of training.
+            for name, _ in list(tracker.named_children())[size:]:
+                delattr(tracker, name)
+        for path, metric in of_kinds(self.trainer, Metric):
+            if state := saved["states"].get(path):
+                metrics.restore(metric, state, metric.device)  # a callback's may be on the CPU
+
+    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+        """Return each value of the states."""
+        return named_values(self.key, saved["states"])

@@ -1,0 +1,26 @@
+"""The newest value of each metric, as callbacks and progress bars read it."""
+
+from typing import Any
+
+from sagemaker_lightning.compat import lightning_metrics
+from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+from sagemaker_lightning.state.encoding import decode, encode
+
+
+class NewestMetrics(Part):
+    """The newest value of each metric, by where Lightning shows it."""
+
+    key = "newest_metrics"
+    what = "the newest value of each logged metric"
+    place = Place.RUN
+    moments = (Moment.HOOKS, Moment.TRAINING)
+
+    def save(self, point: Any, state: Any) -> dict[str, Any]:
+        """Return the values, encoded."""
+        newest = lightning_metrics.newest_values(self.trainer)
+        return {name: encode(values) for name, values in newest.items()}
+
+    def restore(self, saved: Any, moment: Moment) -> None:
+        """Restore the values."""
+        newest = {name: decode(values) for name, values in saved.items()}
+        lightning_metrics.set_newest_values(self.trainer, newest)

@@ -1,0 +1,121 @@
+"""What a part of a checkpoint is: how it is saved, when it comes back, and how it is compared."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from pytorch_lightning import Trainer
+
+from sagemaker_lightning.resume.resume_point import ResumePoint
+
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
+
+
+class Place(Enum):
+    """Where a checkpoint has a part."""
+
+    LIGHTNING = "Lightning's own entry of that key"
+    """Lightning saves it, and loads it; what is restored is what its hooks have changed since."""
+    RUN = "once for a run"
+    FIRST = "once for a run, as rank 0 has it"
+    RANK = "for each rank"
+
+
+class Moment(Enum):
+    """When parts come back."""
+
+    LOADING = "before Lightning loads the weights"
+    OPTIMIZERS = "before Lightning loads the optimizers"
+    HOOKS = "before the hooks that begin training"
+    TRAINING = "after the hooks that begin training"
+    EPOCH = "once the loaders have begun the epoch"
+    COMPARED = "once all is compared with what was saved"
+
+
+class Part:
+    """One part of a checkpoint.
+
+    Args:
+        run: The run that it is of.
+    """
+
+    key = ""
+    """Its name in a checkpoint; for ever, unless the format's version is raised."""
+    what = ""
+    """What it holds; docs/interruptions.md has it."""
+    place = Place.RANK
+    moments: tuple[Moment, ...] = ()
+    """When it is restored, if a run resumes."""
+    of_same_rank = False
+    """Whether it is restored only if there are as many ranks as before."""
+    why_differs = ""
+    """Why it may be another one than was saved; "" if that is not known."""
+
+    def __init__(self, run: "Run") -> None:
+        self.run = run
+
+    @property
+    def trainer(self) -> Trainer:
+        """Lightning's trainer."""
+        return self.run.trainer
+
+    def mark_start(self) -> None:
+        """Take the present state as the one that the run starts with, if that counts."""
+
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> Any:
+        """Return what a checkpoint gets; all ranks call it.
+
+        Args:
+            point: When the checkpoint is saved; None if this is for a comparison.
+            state: Lightning's checkpoint, with the same weights; None for a comparison.
+        """
+
+    def restore(self, saved: Any, moment: Moment) -> None:
+        """Restore what `save` returned; of a part of Lightning's, its whole checkpoint is given.
+
+        Args:
+            saved: What a checkpoint has.
+            moment: One of `moments`.
+        """
+
+    def present(self) -> Any:
+        """Return what `save` would return now, without asking the user's code to save."""
+        return self.save(None, None)
+
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is compared of this part, by name; nothing if it is not compared.
+
+        Args:
+            saved: What `save` returned; of a part of Lightning's, its whole checkpoint.
+            others: What the same rank has saved of other parts, by key.
+        """
+        return {}
+
+    def differing(self, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+        """Return the names of what is missing or different now.
+
+        Args:
+            before: The digests of what was saved, by name.
+            now: The digests of what there is.
+        """
+        return [name for name, digest in before.items() if now.get(name) != digest]
+
+
+def named_values(name: str, value: Any) -> dict[str, Any]:
+    """Return each value that is no list and no dict, by name.
+
+    Args:
+        name: The name of all.
+        value: Lists and dicts within each other.
+    """
+    if isinstance(value, Mapping):
+        pairs = value.items()
+    elif isinstance(value, (list, tuple)):
+        pairs = enumerate(value)
+    else:
+        return {name: value}
+    found: dict[str, Any] = {}
+    for key, item in pairs:
+        found |= named_values(f"{name}.{key}", item)
+    return found

@@ -1,0 +1,226 @@
+"""Says, once for each, what changes while training and no checkpoint has."""
+
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from pytorch_lightning import Trainer
+from torch import nn
+
+from sagemaker_lightning.compat.torch_modules import parameters
+from sagemaker_lightning.data.sample_seeding import has_state
+from sagemaker_lightning.resume.parts import start_hooks
+from sagemaker_lightning.resume.parts.given_parts import HINT
+from sagemaker_lightning.resume.parts.roots import FUNCTIONS, TRAINING, VALIDATION, user_objects
+from sagemaker_lightning.state import module_variables, object_graph
+from sagemaker_lightning.state.graph.encoding import Unsaved
+from sagemaker_lightning.state.graph.nodes import OBJECT, Node
+from sagemaker_lightning.state.graph.state import GraphState, is_table
+from sagemaker_lightning.state.object_graph import owner_of
+from sagemaker_lightning.state.package_variables import PackageVariables
+
+CODE = *FUNCTIONS, types.BuiltinFunctionType, type
+UNSAVED = (
+    ", which no checkpoint can hold: a resumed run starts without it; keep numbers, text, arrays, "
+    f"tensors, tuples and dataclasses there, or {HINT}"
+)
+"""What is said of a value that is not saved."""
+FUNCTION_MADE = (
+    "has got a function or a class while training that the model has nowhere at its start, and no "
+    "checkpoint names one: a resumed run starts without it; keep all that it may be in an "
+    "attribute from the start, such as in a dict"
+)
+
+
+class Reports:
+    """What was said of state that no checkpoint has, and what has to be said.
+
+    Args:
+        trainer: Lightning's trainer.
+        graph: The state of the user's objects.
+    """
+
+    def __init__(self, trainer: Trainer, graph: GraphState) -> None:
+        self.trainer = trainer
+        self.state = graph
+        self.variables_at_start: dict[str, bytes] = {}
+        """Digests of variables of modules and classes, by name."""
+        self.packages = PackageVariables()
+        self.package_searches = 0
+        """How often variables of packages were asked for since the start."""
+        self.reported: set = set()
+        """What a message was printed for."""
+
+    def mark_start(self) -> None:
+        """Take the present variables as those at the start."""
+        self.package_searches = 0
+        self.variables_at_start = self._variables()
+        self.packages.note(anew=True)
+
+    def first_batch_ended(self) -> None:
+        """Note what packages have made for the first batch; it is trained from then on."""
+        self._variables_of_packages()
+        self.packages.note(anew=False)
+
+    def _variables(self) -> dict[str, bytes]:
+        """Return digests of the variables of the user's modules and classes, by name."""
+        objects = user_objects(self.trainer)
+        return module_variables.variable_digests(self._variables_of_packages() | objects, objects)
+
+    def _variables_of_packages(self) -> dict[str, object_graph.Elsewhere]:
+        """Return the values of the variables of packages that lead to trained tensors.
+
+        To search large packages takes tens of milliseconds. So after the first checkpoints, they
+        are searched when twice as many have been taken; what was found is compared at each.
+        """
+        self.package_searches += 1
+        is_due = not self.package_searches & (self.package_searches - 1)
+        if self.package_searches > 4 and not is_due:
+            return self.packages.values()
+        known = (
+            parameter
+            for _, object_ in object_graph.walk(user_objects(self.trainer), code=False)
+            if isinstance(object_, nn.Module)
+            for parameter in parameters(object_).values()
+            if parameter is not None
+        )
+        return self.packages.find(start_hooks.objects_of_hooks(self.trainer).values(), known)
+
+    def report_variables(self) -> None:
+        """Print, once for each, which variables of modules and classes have changed."""
+        self._report_changed(
+            module_variables.changed_variables(self.variables_at_start, self._variables())
+        )
+
+    def report_packages(self, saved: Any) -> None:
+        """Print, once for each, which variables of packages have changed.
+
+        Args:
+            saved: What a checkpoint has of them: tensors in dicts and lists.
+        """
+        if changed := self.packages.changed(saved):
+            held = object_graph.walk(user_objects(self.trainer), code=False)
+            ids = {id(object_) for _, object_ in held}
+            self._report_changed(name for name, value in changed.items() if id(value) not in ids)
+
+    def _report_changed(self, names: Iterable[str]) -> None:
+        """Print, once for each, that a variable has changed."""
+        for name in names:
+            if name not in self.reported and self.trainer.is_global_zero:
+                print(
+                    f"{name} changes while training, and no checkpoint has it: a resumed run "
+                    f"starts with its first value; keep it in an attribute of the model, or {HINT}",
+                    flush=True,
+                )
+            self.reported.add(name)
+
+    def report_unsaved(self, others: Mapping[tuple[str, str], str]) -> None:
+        """Print, once, what has changed and cannot be saved.
+
+        Args:
+            others: What else cannot be saved, and why, by path of its owner and attribute.
+        """
+        start = self.state.begin()
+        self._report_modules()
+        unsaved = {
+            (each.path, each.name): FUNCTION_MADE
+            if isinstance(each.value, CODE)
+            else f"{'holds' if each.is_part else 'is'} a {each.kind}{UNSAVED}"
+            for each in self.state.unsaved
+            if _is_told(each)
+        } | {key: f"{reason}{UNSAVED}" for key, reason in others.items()}
+        for (path, name), reason in unsaved.items():
+            if (path, name) in self.reported:
+                continue
+            self.reported.add((path, name))
+            node = start.by_path.get(path)
+            if node is None or not self.trainer.is_global_zero:
+                continue
+            owner_class, name_of_users = users_name(node, name)
+            if (owner_class, name_of_users) in self.reported:
+                continue
+            self.reported.add((owner_class, name_of_users))
+            class_name = f"{owner_class.__module__}.{owner_class.__qualname__}"
+            print(f"{class_name}.{name_of_users} {reason}", flush=True)
+
+    def _report_modules(self) -> None:
+        """Print, once for each, which modules were made while training and cannot be saved."""
+        for path, name, kind, value, *_ in self.state.unsaved:
+            key = path, name, "module"
+            if isinstance(value, nn.Module) and path == "model" and key not in self.reported:
+                self.reported.add(key)
+                if self.trainer.is_global_zero:
+                    print(
+                        f"{path}.{name} is a {kind} that was made while training, and a resumed "
+                        "run cannot make it to load its weights: after an interruption this run "
+                        "cannot go on; make it in __init__() or configure_model()",
+                        flush=True,
+                    )
+
+    def report_reordered(self) -> None:
+        """Print, once for each, which sets have got their elements in another order."""
+        for path in sorted(self.state.reordered - self.reported):
+            if self.trainer.is_global_zero:
+                print(
+                    f"{path} is a set, and its elements come in another order than before "
+                    "the interruption: if training depends on it, sort them first",
+                    flush=True,
+                )
+        self.reported |= self.state.reordered
+
+    def warn_of_iterators(self) -> None:
+        """Warn, once for each, of iterators whose position no checkpoint can hold.
+
+        These are a library's iterators other than files.
+        """
+        for path, value in object_graph.walk(user_objects(self.trainer), code=False):
+            is_half_done = object_graph.is_library_iterator(value)
+            if (
+                is_half_done
+                and not has_state(value)
+                and path not in self.reported
+                and self.trainer.is_global_zero
+            ):
+                print(
+                    f"warning: {path} is a {type(value).__name__}, and no checkpoint can hold its "
+                    "position: after an interruption this run is not exact; keep a loader with "
+                    "state_dict(), or an index",
+                    flush=True,
+                )
+            self.reported |= {path} if is_half_done else set()
+
+
+def users_name(node: Node | None, name: str) -> tuple[type, str]:
+    """Return the class of the user's object that holds an object's attribute, and in which of its.
+
+    What an installed package calls its own attributes says nothing to the user.
+
+    Args:
+        node: The object.
+        name: The name of the attribute.
+    """
+    class_ = type(owner_of(node.value)) if node else object
+    attribute = name
+    while node is not None:
+        if node.kind is OBJECT and object_graph.is_own_module(type(node.value).__module__):
+            return type(owner_of(node.value)), attribute
+        if (parent := node.parent) is not None:
+            attribute = parent.kind.step(parent.note, parent.parts, node.index).lstrip(".")
+        node = parent
+    return class_, name
+
+
+def _is_told(unsaved: Unsaved) -> bool:
+    """Return whether the user is told that a checkpoint cannot hold something.
+
+    An object that an attribute has got, such as a writer, is made again by the code that made it.
+    """
+    if is_table(unsaved.value):
+        return not unsaved.path.startswith((TRAINING, VALIDATION, "datamodule"))
+    if not unsaved.is_part:
+        is_array = isinstance(unsaved.value, (torch.Tensor, np.ndarray))
+        return is_array or unsaved.changes or isinstance(unsaved.value, CODE)
+    is_librarys = unsaved.kind.partition(".")[0] in object_graph.LIBRARIES
+    return not is_librarys or unsaved.path.startswith("loggers.")

@@ -1,0 +1,130 @@
+"""The user's objects that may have state: where the search for it begins."""
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from pytorch_lightning import Trainer
+from torch.utils.data import DataLoader
+
+from sagemaker_lightning.compat.lightning_loaders import flattened
+from sagemaker_lightning.compat.torch_modules import hooks, inner_schedulers, step_hooks
+from sagemaker_lightning.data.sample_seeding import has_state
+from sagemaker_lightning.resume.parts import start_hooks
+from sagemaker_lightning.resume.parts.given_parts import parts_of
+from sagemaker_lightning.state import module_variables, object_graph
+from sagemaker_lightning.state.object_graph import added_to
+
+SAMPLERS = "sampler", "batch_sampler"
+PARTS = "dataset", "collate_fn", *SAMPLERS
+"""Parts of a DataLoader that may have state."""
+LOADER = "loader"
+"""Name of a loader, of which a user may have made the class, or have added something to it."""
+TRAINING = "train."
+VALIDATION = "val."
+"""How the names of what the loaders have begin, by stage."""
+FUNCTIONS = types.FunctionType, types.MethodType, functools.partial
+
+
+def user_objects(trainer: Trainer) -> dict[str, Any]:
+    """Return the user's objects that may have state, by name.
+
+    Args:
+        trainer: Lightning's trainer.
+    """
+    objects: dict[str, Any] = {"model": trainer.lightning_module, "datamodule": trainer.datamodule}
+    objects |= parts_of(trainer).marks()
+    objects |= start_hooks.objects_of_hooks(trainer)
+    # state_dict() has the state of a library's optimizer. It lacks the plain attributes of a class
+    # of the user's, and what a user has added.
+    objects |= {
+        f"optimizers.{position}": (
+            added_to(optimizer) if object_graph.is_library_class(type(optimizer)) else optimizer
+        )
+        for position, optimizer in enumerate(trainer.optimizers)
+    }
+    # Those that keep what they log in memory; libraries' loggers write files.
+    objects |= {
+        f"loggers.{position} {type(object_).__name__}": object_
+        for position, object_ in enumerate(trainer.loggers)
+        if not object_graph.is_library_class(type(object_))
+    }
+    modules = dict(trainer.lightning_module.named_modules()) if trainer.lightning_module else {}
+    owners = [(f"model.{name}", hooks(module)) for name, module in modules.items()]
+    owners += [
+        (f"optimizers.{position}", step_hooks(optimizer))
+        for position, optimizer in enumerate(trainer.optimizers)
+    ]
+    objects |= {
+        f"schedulers.{position}.{name}": value
+        for position, config in enumerate(trainer.lr_scheduler_configs)
+        for name, value in functions_of(config.scheduler).items()
+    }
+    objects |= {
+        f"hooks.{name}.{position}": hook
+        for name, hooks_of_owner in owners
+        for position, hook in enumerate(hooks_of_owner)
+        if module_variables.is_own(hook)
+    }
+    for stage, loaders in (("train", trainer.train_dataloader), ("val", trainer.val_dataloaders)):
+        for number, loader in enumerate(flattened(loaders)):
+            if not has_state(loader):
+                parts = {name: getattr(loader, name, None) for name in PARTS}
+                if isinstance(loader, DataLoader):
+                    parts[LOADER] = added_to(loader, but=("collate_fn",))
+                elif not object_graph.is_library_class(type(loader)):
+                    parts[LOADER] = loader
+                objects |= {
+                    f"{stage}.{number}.{name}": part
+                    for name, part in parts.items()
+                    if name not in SAMPLERS or not has_state(part)
+                }
+    return objects | _additions(trainer)
+
+
+def functions_of(scheduler: Any) -> dict[str, Any]:
+    """Return the functions that a scheduler is made with, which no `state_dict` has, by name."""
+    found = {}
+    for number, inner in enumerate([scheduler, *inner_schedulers(scheduler)]):
+        for name, value in object_graph.namespace(inner).items():
+            members = value if isinstance(value, list) else [value]
+            if any(isinstance(member, FUNCTIONS) for member in members):
+                found[f"{number}.{name}"] = value
+    return found
+
+
+def _additions(trainer: Trainer) -> dict[str, Any]:
+    """Return what may have been added to objects of Lightning's and torch's, by name."""
+    objects: dict[str, Any] = {"trainer": added_to(trainer)}
+    if (model := trainer.lightning_module) is None:
+        return objects
+    wrappers = model.optimizers() if trainer.optimizers else []
+    objects |= {
+        f"lightning_optimizers.{position}": added_to(wrapper)
+        for position, wrapper in enumerate(wrappers if isinstance(wrappers, list) else [wrappers])
+    }
+    objects |= {
+        f"parameters.{name}": added_to(parameter) for name, parameter in model.named_parameters()
+    }
+    return objects
+
+
+def objects_of_module(trainer: Trainer) -> dict[str, Any]:
+    """Return the objects that the module has, by name."""
+    return dict(object_graph.walk({"model": trainer.lightning_module}, code=False))
+
+
+def name_in_module(trainer: Trainer, value: Any) -> str:
+    """Return the name of an object that the module has; "" if it has not got it."""
+    objects = objects_of_module(trainer).items()
+    return next((name for name, object_ in objects if object_ is value), "")
+
+
+def of_kinds(trainer: Trainer, *kinds: type) -> Iterator[tuple[str, Any]]:
+    """Yield all instances of these classes that the user's objects hold, with their paths."""
+    return (
+        (path, value)
+        for path, value in object_graph.walk(user_objects(trainer), code=False)
+        if isinstance(value, kinds)
+    )

@@ -1,0 +1,110 @@
+"""Objects of libraries that save and load their own state, and optimizers that Lightning misses."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningDataModule
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import IterableDataset
+
+from sagemaker_lightning.data.sample_seeding import has_state
+from sagemaker_lightning.resume.files.acceptance import saved_part
+from sagemaker_lightning.resume.parts.part import Moment, Part
+from sagemaker_lightning.resume.parts.roots import user_objects
+from sagemaker_lightning.resume.parts.user_objects import UserObjects
+from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.encoding import NotPlain, comparable, decode, encode
+
+
+class StatefulObjects(Part):
+    """The states of objects that have `state_dict` and `load_state_dict`."""
+
+    key = "stateful_objects"
+    what = "libraries' objects with `state_dict`, and optimizers within others"
+    moments = (Moment.TRAINING,)
+
+    def save(self, point: Any, state: Any) -> dict[str, Any]:
+        """Return the states, encoded, by path; say, once, which cannot be saved."""
+        states, unsaved = self._encode_stateful()
+        self.run.part(UserObjects).reports.report_unsaved(unsaved)
+        return states
+
+    def restore(self, saved: Any, moment: Moment) -> None:
+        """Let the objects load their states."""
+        with _sharing_groups(self._stateful().values()):
+            for path, object_ in self._stateful().items():
+                if path in saved:
+                    state = decode(saved[path])
+                    is_schedule = isinstance(getattr(object_, "optimizer", None), Optimizer)
+                    object_.load_state_dict(saved_part(object_, state) if is_schedule else state)
+
+    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+        """Return each state."""
+        return {f"stateful {path}": comparable(value) for path, value in saved.items()}
+
+    def _encode_stateful(self) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
+        """Return the encoded states of `_stateful`, and why others have none."""
+        states = {}
+        unsaved = {}
+        for path, object_ in self._stateful().items():
+            owner, _, name = path.rpartition(".")
+            try:
+                states[path] = encode(object_.state_dict())
+            except NotPlain as error:
+                unsaved[owner, name] = f"holds a {error.kind}"
+            except Exception as error:  # whatever a library's object raises
+                unsaved[owner, name] = f"has a state_dict() that raises {type(error).__name__}"
+        return states, unsaved
+
+    def _stateful(self) -> dict[str, Any]:
+        """Return a library's objects that save and load their state, and optimizers of any class.
+
+        These are optimizers that Lightning does not know, such as one within another one.
+        """
+        # Begun anew, with what is in them, and their batches are drawn again: they would be ahead.
+        streams = (IterableDataset,)
+        saved_elsewhere = {id(value) for value in self.trainer.optimizers}
+        saved_elsewhere |= {id(config.scheduler) for config in self.trainer.lr_scheduler_configs}
+        excluded = (
+            nn.Module,
+            Callback,
+            LightningDataModule,
+            torch.utils.data.DataLoader,
+            *streams,
+            *object_graph.GENERATORS,
+            type,
+        )
+        return {
+            path: value
+            for path, value in object_graph.walk(user_objects(self.trainer), streams, code=False)
+            if not isinstance(value, excluded)
+            and id(value) not in saved_elsewhere
+            and (object_graph.is_library_class(type(value)) or isinstance(value, Optimizer))
+            and has_state(value)
+        }
+
+
+@contextmanager
+def _sharing_groups(objects: Iterable[Any]) -> Iterator[None]:
+    """Let optimizers that load their states in the block keep their groups and states.
+
+    `load_state_dict` makes new ones. An optimizer within another one, as SAM has it, shares them:
+    a schedule sets the rates of the one, and the other one steps.
+    """
+    kept = [
+        (object_, object_.param_groups, object_.state)
+        for object_ in objects
+        if isinstance(object_, Optimizer) and vars(object_).keys() >= {"param_groups", "state"}
+    ]
+    yield
+    for optimizer, groups, state in kept:
+        for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+            group.update({**loaded, "params": group["params"]})
+        if optimizer.state is not state:
+            state.clear()
+            state.update(optimizer.state)
+        optimizer.param_groups = groups
+        optimizer.state = state

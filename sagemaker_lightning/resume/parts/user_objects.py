@@ -1,0 +1,246 @@
+"""The user's objects: their plain state, as one graph in which each object is one.
+
+state/graph says what it holds. What the program makes again at its start is saved only if it has
+changed since, or if hooks at the start have computed it from the weights.
+"""
+
+import functools
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+
+from sagemaker_lightning.resume.parts import start_hooks
+from sagemaker_lightning.resume.parts.part import Moment, Part
+from sagemaker_lightning.resume.parts.reports import Reports
+from sagemaker_lightning.resume.parts.roots import user_objects
+from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.graph.nodes import SCALARS, scan
+from sagemaker_lightning.state.graph.state import GraphState, digests, names_in
+
+
+class UserObjects(Part):
+    """What has changed in the user's objects since the start."""
+
+    key = "user_objects"
+    what = "what has changed in the objects of the model, the data module, callbacks and loaders"
+    moments = (Moment.HOOKS, Moment.TRAINING, Moment.EPOCH)
+
+    def __init__(self, run: Any) -> None:
+        super().__init__(run)
+        self.graph = GraphState(functools.partial(user_objects, self.trainer))
+        self.reports = Reports(self.trainer, self.graph)
+        self.changed: set[str] = set()
+        """The names of what was saved last."""
+        self.hooks: start_hooks.StartHooks | None = None
+        """What hooks compute while they begin the training."""
+        self.computed: dict[tuple[int, str], Any] = {}
+        """Values that these hooks have computed, by what their object is known and attribute."""
+
+    def hooks_begin(self) -> None:
+        """Note that hooks at the start of training run next."""
+        self.hooks = start_hooks.StartHooks(self.trainer)
+
+    def hooks_ended(self) -> None:
+        """Save from now on what these hooks have computed."""
+        if self.hooks:
+            computed = self.hooks.computed()
+            self.computed |= computed
+            self.graph.touch(computed)
+            self.hooks = None
+
+    def mark_start(self) -> None:
+        """Take the present state as the one at the start."""
+        self.hooks_ended()
+        self.graph.mark()
+        self.reports.mark_start()
+
+    def save(self, point: Any, state: Any) -> dict[str, Any]:
+        """Return what has changed since `mark_start`; say, once, what cannot be saved."""
+        self.reports.warn_of_iterators()
+        graph = self.graph.encode()
+        self.changed = set(names_in(graph))
+        self.reports.report_unsaved({})
+        if point:
+            self.reports.report_variables()
+        return {
+            "graph": graph,
+            "unsaved": {f"{each.path}.{each.name}": each.kind for each in self.graph.unsaved},
+            "computed": self._computed_and_unchanged(),
+            "made": sorted(self._made()),
+        }
+
+    def restore(self, saved: Any, moment: Moment) -> None:
+        """Restore what has changed, as far as the objects exist.
+
+        Drawing an epoch's batches again changes what samplers and datasets hold: what they share
+        with the model is one object again afterwards.
+        """
+        if moment is Moment.EPOCH:
+            if self.run.resumes_within_epoch and self.run.resumed.same_ranks:
+                self._restore_graph(saved, (), ())
+            return
+        # A dataset may create something once and set a flag that says so. Where the thing is
+        # missing, the flag must not be restored.
+        incomplete = {
+            path for path, _ in self._missing_attributes(saved) if path in self._data_paths()
+        }
+        # What hooks have computed at the start may be each rank's own.
+        own = () if self.run.resumed.same_ranks else tuple(map(str, saved["computed"]))
+        self._restore_graph(saved, incomplete, own)
+        self.reports.report_reordered()
+
+    def restore_modules(self) -> None:
+        """Give modules the parts that they had got while they were trained.
+
+        It is done before Lightning loads the weights, of which there are some for these parts.
+        """
+        self.graph.restore(self.run.resumed.of(self)["graph"], parts_of_modules)
+
+    def recreate(self) -> None:
+        """Run again the hooks that created objects that no checkpoint can hold.
+
+        Within an epoch, Lightning does not run these hooks. At its end, the objects still have the
+        epoch's state, which other hooks may use.
+        """
+        missing = self._missing_attributes(self.run.resumed.of(self))
+        run_creating_hooks(self.trainer, missing)
+
+    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+        """Return each changed value, and what has changed and could not be saved."""
+        return digests(saved["graph"]) | saved["unsaved"]
+
+    def _computed_and_unchanged(self) -> list[str]:
+        """Return the names of what hooks have computed at the start and nothing has changed."""
+        if not self.computed:
+            return []
+        changed = self.graph.changes().keys()
+        paths = self.graph.begin().paths
+        return sorted(
+            f"{paths[key]}.{name}".removesuffix(".")
+            for (key, name), value in self.computed.items()
+            if key in paths
+            and changed.isdisjoint([(key, name), *((part, "") for part in scan({"": value}))])
+        )
+
+    def _made(self) -> Iterator[tuple[str, str]]:
+        """Yield the attributes, and their objects' paths, that were made since and are not saved.
+
+        The program may make them again, when a hook runs.
+        """
+        start = self.graph.begin()
+        for path, name, *_ in self.graph.unsaved:
+            if (node := start.by_path.get(path)) is None or not name:
+                continue
+            attributes = dict(zip(node.note, node.parts, strict=False))
+            if _is_absent(attributes, name):
+                yield path, name
+
+    def _restore_graph(
+        self, saved: Mapping[str, Any], incomplete: Collection[str], own: tuple[str, ...]
+    ) -> None:
+        def accept(node: list) -> list | None:
+            return accepted(node, incomplete, own)
+
+        self.graph.restore(saved["graph"], accept)
+        if "newer graph" in saved:
+            self.graph.restore(saved["newer graph"], accept)
+
+    def _missing_attributes(self, saved: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return the attributes that were saved as present and are missing now.
+
+        Each is (path of its object, name of the attribute). They are those whose values are not
+        plain.
+        """
+        by_path = self.graph.begin().by_path
+        return [
+            (path, name)
+            for path, name in map(tuple, saved["made"])
+            if (node := by_path.get(path)) is not None
+            and _is_absent(object_graph.attributes(node.value), name)
+        ]
+
+    def _data_paths(self) -> set[str]:
+        """Return the paths of the user's datasets, transforms and the like.
+
+        No hook of Lightning's creates them.
+        """
+        return {
+            path
+            for path, value in object_graph.walk(user_objects(self.trainer), code=False)
+            if not isinstance(value, (LightningModule, LightningDataModule, Callback))
+        }
+
+
+def _is_absent(attributes: Mapping[str, Any], name: str) -> bool:
+    """Return whether an object has no attribute of that name, or a value in place of an object."""
+    return type(attributes.get(name)) in SCALARS
+
+
+def accepted(node: list, incomplete: Collection[str], own: tuple[str, ...]) -> list | None:
+    """Return what is restored of a node of the start; None for nothing.
+
+    Args:
+        node: The node (state/graph/encoding.py).
+        incomplete: The paths of objects of which no flags are restored.
+        own: The names of what this rank has computed itself.
+    """
+    kind, path, note, references, content = node
+    if own and path.startswith(own) and any(_is_within(path, name) for name in own):
+        return None
+    if not isinstance(note, dict) or not (path in incomplete or own):
+        return node
+    names = note["names"]
+    kept = [
+        number
+        for number, name in enumerate(names)
+        if f"{path}.{name}" not in own
+        and (path not in incomplete or type(references[number]) is not bool)
+    ]
+    return [
+        kind,
+        path,
+        note | {"names": [names[number] for number in kept]},
+        [references[number] for number in kept] + references[len(names) :],
+        content,
+    ]
+
+
+def parts_of_modules(node: list) -> list | None:
+    """Return what a node of the start has of a module's modules, parameters and buffers."""
+    kind, path, note, references, content = node
+    if not isinstance(note, dict):
+        return None
+    names = note["names"]
+    kept = [
+        n for n, name in enumerate(names) if name.startswith(("module ", "parameter ", "buffer "))
+    ]
+    if not kept:
+        return None
+    gone = [name for name in note.get("gone", ()) if f"module {name}" in names]
+    note = {"names": [names[n] for n in kept], "gone": gone}
+    return [kind, path, note, [references[n] for n in kept], content]
+
+
+def _is_within(path: str, name: str) -> bool:
+    """Return whether a path is that of a named value, or of a part of it."""
+    return path == name or path[len(name) : len(name) + 1] in (".", "[", "{")
+
+
+def run_creating_hooks(trainer: Trainer, missing_attributes: list[tuple[str, str]]) -> None:
+    """Run the hooks on_train_epoch_start that create what is missing.
+
+    Args:
+        trainer: Lightning's trainer.
+        missing_attributes: Each is (path of its object, name of the attribute).
+    """
+    owners = user_objects(trainer)
+    for name, owner in owners.items():
+        if not isinstance(owner, (Callback, LightningModule)):
+            continue
+        missing = {attribute for path, attribute in missing_attributes if path == name}
+        if missing & start_hooks.names_in_hook(type(owner), "on_train_epoch_start"):
+            if isinstance(owner, Callback):
+                owner.on_train_epoch_start(trainer, trainer.lightning_module)
+            else:
+                owner.on_train_epoch_start()

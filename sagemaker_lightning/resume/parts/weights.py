@@ -1,0 +1,218 @@
+"""The model's weights and buffers.
+
+Lightning loads them. Before, the model gets what it had got while it was trained; after the hooks
+that begin training, they are loaded again: in the interrupted run, these hooks ran before the
+checkpoint, so that their effect is in it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pytorch_lightning import Trainer
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+from sagemaker_lightning.compat.torch_modules import buffers, load_hooks, parameters
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.resume.parts import start_hooks
+from sagemaker_lightning.resume.parts.copies import has_values
+from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+from sagemaker_lightning.resume.parts.rank_buffers import RankBuffers
+from sagemaker_lightning.resume.parts.user_objects import UserObjects
+from sagemaker_lightning.resume.same_run.differences import first_of
+
+KEYS = "state_dict", "current_model_state", "averaging_state"
+"""Entries of a checkpoint; the model may rightly have more or less of them than was saved."""
+
+
+class Weights(Part):
+    """The model's state dict, pruned weights and those that hooks before training make."""
+
+    key = "state_dict"
+    what = "the model's weights and buffers"
+    place = Place.LIGHTNING
+    moments = (Moment.LOADING, Moment.TRAINING)
+
+    def __init__(self, run: Any) -> None:
+        super().__init__(run)
+        self.later: dict[str, Any] = {}
+        """Weights of parts of the model that a hook creates."""
+
+    def restore(self, saved: Any, moment: Moment) -> None:
+        """Prepare the model for its weights, or load them once more.
+
+        Raises:
+            UserError: The weights are not those of this model.
+        """
+        if moment is Moment.LOADING:
+            self._prepare(saved["state_dict"])
+        else:
+            # Lightning's WeightAveraging saves its average as state_dict.
+            self._load_again(saved.get("current_model_state", saved["state_dict"]))
+
+    def _prepare(self, weights: dict[str, Any]) -> None:
+        """Let the model have what the weights are of, before Lightning loads them.
+
+        Args:
+            weights: The saved state dict of the model; it is changed in place.
+        """
+        model = self.trainer.lightning_module
+        self.run.part(UserObjects).restore_modules()
+        to_come = start_hooks.names_in_start_hooks(self.trainer)
+        self.later = take_later_weights(weights, model, to_come)
+        resize_buffers(model, weights)
+        if other := other_weights(self.trainer, weights):
+            raise UserError(
+                f"{self.run.folder.label}: {self.run.resumed.file_name}: found {first_of(other)}; "
+                "make what the model gets while it is trained in __init__() or configure_model(), "
+                "or move the checkpoints away to start anew"
+            )
+
+    def _load_again(self, weights: Mapping[str, Any]) -> None:
+        """Load the weights, over what hooks at the start of training have set.
+
+        Args:
+            weights: The saved state dict of the model.
+        """
+        model = self.trainer.lightning_module
+        state = {**weights, **self.later}
+        prune_again(model, self.later)
+        resize_buffers(model, state)
+        if missing := self.later.keys() - model.state_dict().keys():
+            raise UserError(
+                f"{self.run.folder.label}: step {self.run.resumed.step} is of another run: its "
+                f"model has {min(missing)}, this one does not; give another folder, or move the "
+                "checkpoints away to start anew"
+            )
+        model.load_state_dict(state, strict=False)
+        self.later = {}
+
+    def present(self) -> dict[str, Any]:
+        """Return what Lightning would save now, with what its callbacks make of it.
+
+        The user's code is not asked to save anything, because it may count how often it saves.
+        """
+        state = {"state_dict": self.trainer.strategy.lightning_module_state_dict()}
+        for callback in self.trainer.callbacks:
+            if type(callback).on_save_checkpoint.__module__.startswith(
+                ("pytorch_lightning.", "lightning.")
+            ):
+                callback.on_save_checkpoint(self.trainer, self.trainer.lightning_module, state)
+        return state
+
+    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+        """Return each weight and buffer, but for buffers of which this rank has its own."""
+        own = {name.removeprefix("model.") for name in others[RankBuffers.key]}
+        return {
+            f"{key}.{name}": value
+            for key in KEYS
+            for name, value in saved.get(key, {}).items()
+            if name not in own
+        }
+
+    def differing(self, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+        """Return the names of what is there, and another one."""
+        return [name for name, digest in before.items() if now.get(name, digest) != digest]
+
+
+def resize_buffers(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give the model buffers of the saved shapes, so that their values can be loaded.
+
+    Buffers may have been added, or changed their shape, while the model was trained.
+
+    Args:
+        model: The model; it is changed in place.
+        state: The saved state dict of the model.
+    """
+    present = model.state_dict()
+    for name, value in state.items():
+        path, _, last = name.rpartition(".")
+        current = present.get(name)
+        if not isinstance(value, Tensor) or (
+            current is not None and (not has_values(current) or current.shape == value.shape)
+        ):
+            continue
+        try:
+            owner = model.get_submodule(path)
+        except AttributeError:
+            continue
+        if last in buffers(owner):
+            buffers(owner)[last] = value.to(getattr(current, "device", "cpu"), copy=True)
+        elif (parameter := parameters(owner).get(last)) is not None:
+            parameter.data = value.to(parameter.device, copy=True)
+        elif current is None and not hasattr(owner, last):
+            owner.register_buffer(last, value.clone())
+
+
+def other_weights(trainer: Trainer, state: Mapping[str, Any]) -> list[str]:
+    """Return what a saved state dict has that the model has not got, and the other way round.
+
+    If the user's code loads states itself, it may do so with others: then nothing is returned.
+
+    Args:
+        trainer: Lightning's trainer.
+        state: The saved state dict of the model.
+    """
+    model = trainer.lightning_module
+    loads_itself = not model.strict_loading or not all(
+        start_hooks.is_of_library(function)
+        for function in (
+            *(
+                getattr(type(module), name)
+                for module in model.modules()
+                for name in ("load_state_dict", "_load_from_state_dict")
+            ),
+            *(type(owner).on_load_checkpoint for owner in (model, *trainer.callbacks)),
+        )
+    )
+    if loads_itself or any(map(load_hooks, model.modules())):
+        return []
+    present = model.state_dict().keys()
+    return [
+        f"weights {name}, which the model has not got" for name in state if name not in present
+    ] + [f"no weights {name}, which the model has" for name in present if name not in state]
+
+
+def take_later_weights(state: dict[str, Any], model: nn.Module, names: set[str]) -> dict[str, Any]:
+    """Remove from a state dict what the model does not have yet, and return it.
+
+    These are the parts `names`, which hooks create, and what torch.nn.utils.prune makes of a
+    weight. `prune_again` prunes the weights again once the optimizers have their parameters.
+
+    Args:
+        state: The saved state dict of the model; it is changed in place.
+        model: The model that is going to load the state.
+        names: The names of the parts.
+    """
+    present = model.state_dict()
+    taken = {}
+    for mask in _mask_names(state):
+        if (weight := mask.removesuffix("_mask")) in present:
+            taken[mask] = state.pop(mask)
+            taken[f"{weight}_orig"] = state[weight] = state.pop(f"{weight}_orig")
+    later = [name for name in state if name not in present and name.partition(".")[0] in names]
+    return taken | {name: state.pop(name) for name in later}
+
+
+def prune_again(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Prune the weights for which `state` has masks.
+
+    Args:
+        model: The model; it is changed in place.
+        state: A state dict with masks, as torch.nn.utils.prune names them.
+    """
+    present = model.state_dict()
+    for name in _mask_names(state):
+        if name not in present:
+            path, _, last = name.removesuffix("_mask").rpartition(".")
+            owner = model.get_submodule(path)
+            prune.custom_from_mask(owner, last, state[name].to(getattr(owner, last).device))
+
+
+def _mask_names(state: Mapping[str, Any]) -> list[str]:
+    """Return the names of the masks of pruned weights."""
+    return [
+        name
+        for name in state
+        if name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in state
+    ]

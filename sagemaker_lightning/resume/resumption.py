@@ -1,0 +1,79 @@
+"""The checkpoint that a run resumes from."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sagemaker_lightning.resume.files.checkpoint_file import ENTRIES_KEY
+from sagemaker_lightning.resume.parts.part import Part, Place
+from sagemaker_lightning.resume.resume_point import ResumePoint
+
+
+class Resumption:
+    """The checkpoint that a run resumes from, and how far the run is with it.
+
+    Args:
+        file_name: The name of its file.
+        checkpoint: What the file has; it is changed in place.
+        rank: This rank.
+        world_size: Number of ranks.
+    """
+
+    def __init__(
+        self, file_name: str, checkpoint: dict[str, Any], rank: int, world_size: int
+    ) -> None:
+        self.file_name = file_name
+        self.entries: Mapping[str, Any] = checkpoint.pop(ENTRIES_KEY)
+        """This package's entries."""
+        self.step: int = self.entries["step"]
+        self.saved_at = ResumePoint(self.entries["resume_point"])
+        self.point: ResumePoint | None = self.saved_at
+        """The same; None once training continues."""
+        self.world_size: int = self.entries["world_size"]
+        self.same_ranks = self.world_size == world_size
+        """Whether as many ranks have saved it."""
+        # With another number of ranks than before, each is as rank 0 was.
+        self.rank_state: Mapping[str, Any] = self.entries["ranks"][rank if self.same_ranks else 0]
+        own = self.rank_state["rank_overrides"]
+        has_own = self.same_ranks and bool(own["entries"])
+        self.checkpoint: dict[str, Any] | None = checkpoint | (own["entries"] if has_own else {})
+        """What Lightning loads; None once training continues."""
+        self.notes: Mapping[tuple, tuple] = own["notes"] if has_own else self.entries["notes"]
+        """What values of it were, by path (state/encoding.py)."""
+        self.epoch_is_open = self.saved_at is not ResumePoint.EPOCH
+        """Whether it was saved within an epoch that has not ended yet."""
+        self.digests: dict[str, dict[str, int]] = {}
+        """The digests of what was saved, by a part's key and name."""
+
+    def of(self, part: Part | type[Part]) -> Any:
+        """Return what it has of a part; of a part of Lightning's, all that Lightning loads."""
+        if part.place is Place.LIGHTNING:
+            return self.checkpoint
+        saved = self.rank_state if part.place is Place.RANK else self.entries["parts"]
+        return saved[part.key]
+
+    def of_all_ranks(self, key: str) -> list[Any]:
+        """Return what each rank has saved of a part."""
+        return [state[key] for state in self.entries["ranks"]]
+
+    def forget_digests(self, part: type[Part], is_outdated: Callable[[str], bool]) -> None:
+        """Compare some values of a part no more.
+
+        Args:
+            part: The part.
+            is_outdated: Returns whether a value is not compared, given its name.
+        """
+        digests = self.digests.get(part.key, {})
+        for name in list(filter(is_outdated, digests)):
+            del digests[name]
+
+    def training_continues(self) -> None:
+        """Note that the first epoch has begun or is resumed: later ones are as usual."""
+        self.point = None
+
+    def epoch_ended(self) -> None:
+        """Note that the epoch in which the checkpoint was saved has ended."""
+        self.epoch_is_open = False
+
+    def forget_checkpoint(self) -> None:
+        """Free what Lightning has loaded."""
+        self.checkpoint = None

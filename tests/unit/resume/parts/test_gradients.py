@@ -1,0 +1,187 @@
+"""Which gradients the next optimizer step still uses, and how they come back."""
+
+import pytest
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import nn
+from torch.optim import SGD
+from untrained import alike, in_epoch_5, resumed, run_of, trainer_of
+
+from sagemaker_lightning.resume.parts import gradients as gradients_part
+from sagemaker_lightning.resume.parts.gradients import Gradients
+from sagemaker_lightning.resume.parts.part import Moment
+from sagemaker_lightning.state.object_state import digest
+
+
+class Model(LightningModule):
+    """Has two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(1, 1, bias=False)
+        self.second = nn.Linear(1, 1, bias=False)
+
+
+def gradients(trainer: Trainer, gather) -> dict | None:
+    """Return what is saved."""
+    return run_of(trainer, gather=gather).part(Gradients).save(None, None)
+
+
+def restore_gradients(trainer: Trainer, ranks: list) -> None:
+    """Restore what each rank has saved."""
+    run = resumed(run_of(trainer), world_size=len(ranks), ranks=ranks)
+    run.part(Gradients).restore(None, Moment.TRAINING)
+
+
+def after_backward(model: LightningModule, *callbacks: Callback, optimizer=SGD) -> Trainer:
+    """Return a trainer of the first layer, when all gradients but the buffers' are there."""
+    trainer = trainer_of(model, *callbacks)
+    trainer.strategy.optimizers = [optimizer(model.first.parameters(), 0.1)]
+    (model.first.weight + 2 * model.second.weight).sum().backward()
+    return trainer
+
+
+class KeepsGradients(SGD):
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        pass
+
+
+class OwnSteps(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class OwnZero(Model):
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        pass
+
+
+class ReadsGradients(Callback):
+    def on_before_zero_grad(self, *_):
+        pass
+
+
+ALL = {"first.weight": 1, "second.weight": 2}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "accumulates", "saved"),
+    [
+        (lambda: after_backward(Model()), False, {"second.weight": 2}),
+        (lambda: after_backward(Model()), True, ALL),
+        (lambda: after_backward(OwnSteps()), False, ALL),
+        (lambda: after_backward(OwnZero()), False, ALL),
+        (lambda: after_backward(Model(), optimizer=KeepsGradients), False, ALL),
+        (lambda: after_backward(Model(), ReadsGradients()), False, ALL),
+    ],
+)
+def test_gradients_that_the_next_step_uses_are_saved(monkeypatch, trainer, accumulates, saved):
+    """Lightning removes the others before it."""
+    trainer = trainer()
+    loops = gradients_part.lightning_loops
+    monkeypatch.setattr(loops, "gradients_accumulate", lambda _: accumulates)
+    found = gradients(trainer, alike)
+    assert {name: value.item() for name, value in found.items()} == saved
+    trainer.lightning_module.zero_grad()
+    restore_gradients(trainer, [{"gradients": found}])
+    again = gradients(trainer, alike)
+    assert {name: value.item() for name, value in again.items()} == saved
+
+
+@pytest.mark.parametrize(
+    ("rank", "by_rank", "expected"),
+    [
+        (0, ["a", "b"], {"second.weight"}),
+        (1, ["a", "b"], {"second.weight"}),
+        (1, ["a", "a"], None),
+        (2, ["a", "b", "a"], None),
+        (2, ["a", "a", "b"], {"second.weight"}),
+    ],
+)
+def test_equal_gradients_are_saved_by_rank_0(monkeypatch, rank, by_rank, expected):
+    trainer = after_backward(Model())
+    monkeypatch.setattr(trainer.strategy, "_world_size", len(by_rank), raising=False)
+    monkeypatch.setattr(Trainer, "global_rank", rank)
+    monkeypatch.setattr(gradients_part.lightning_loops, "gradients_accumulate", lambda _: False)
+    found = gradients(trainer, lambda _: by_rank)
+    assert (found if found is None else found.keys()) == expected
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(0, {}), (1, None)])
+def test_if_no_gradient_can_last_the_ranks_do_not_ask_each_other(monkeypatch, rank, expected):
+    model = Model()
+    model.second.requires_grad_(False)
+    trainer = trainer_of(model)
+    trainer.strategy.optimizers = [SGD(model.first.parameters(), 0.1)]
+    monkeypatch.setattr(Trainer, "global_rank", rank)
+    monkeypatch.setattr(gradients_part.lightning_loops, "gradients_accumulate", lambda _: False)
+    assert gradients(trainer, None) == expected
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "expected"),
+    [
+        (0, 2, {"first": 1, "second": None}),
+        (1, 2, {"first": 1, "second": None}),
+        (0, 1, {"first": 1, "second": None}),
+    ],
+)
+def test_ranks_that_had_the_gradients_of_rank_0_get_these(rank, ranks, expected):
+    model = Model()
+    trainer = in_epoch_5(world_size=ranks, global_rank=rank, lightning_module=model)
+    model.second.weight.grad = torch.ones(1, 1)
+    restore_gradients(
+        trainer, [{"gradients": {"first.weight": torch.ones(1, 1)}}, {"gradients": None}]
+    )
+    assert model.first.weight.grad.item() == expected["first"]
+    assert model.second.weight.grad is expected["second"]
+
+
+def test_another_number_of_ranks_gets_the_mean_of_the_gradients():
+    model = Model()
+    trainer = in_epoch_5(world_size=1, global_rank=0, lightning_module=model)
+    values = ({"first.weight": 1.0, "second.weight": 8.0}, {"first.weight": 2.0}, {}, None)
+    ranks = [
+        {
+            "gradients": None
+            if each is None
+            else {name: torch.full((1, 1), value) for name, value in each.items()}
+        }
+        for each in values
+    ]
+    restore_gradients(trainer, ranks)
+    assert model.first.weight.grad.item() == (1 + 2 + 1) / 4
+    assert model.second.weight.grad.item() == (8 + 8) / 4
+
+
+def fake_rank(number: int, ranks: int):
+    """Return what a rank's trainer has of a model that is optimized by hand."""
+    model = nn.Linear(2, 1, bias=False)
+    model.automatic_optimization = False
+    return in_epoch_5(global_rank=number, world_size=ranks, lightning_module=model)
+
+
+def test_gradients_are_saved_where_they_differ_from_the_first_ranks():
+    saved = []
+    for number, gradient in enumerate((1.0, 1.0, 3.0)):
+        rank = fake_rank(number, 3)
+        rank.lightning_module.weight.grad = torch.full((1, 2), gradient)
+        first_digest = digest({"weight": torch.ones(1, 2)})
+        said = [first_digest] * 3
+        saved.append(gradients(rank, lambda own, said=said, number=number: [*said[:number], own]))
+    assert saved[1] is None
+    assert [each["weight"].tolist() for each in (saved[0], saved[2])] == [[[1, 1]], [[3, 3]]]
+
+
+@pytest.mark.parametrize(
+    ("number", "ranks", "gradient"), [(0, 3, 1.0), (1, 3, 1.0), (2, 3, 4.0), (0, 1, 2.0)]
+)
+def test_other_ranks_go_on_with_the_mean_of_the_gradients(number, ranks, gradient):
+    saved = [{"gradients": {"weight": torch.full((1, 2), 1.0)}}, {"gradients": None}]
+    saved.append({"gradients": {"weight": torch.full((1, 2), 4.0)}})
+    rank = fake_rank(number, ranks)
+    restore_gradients(rank, saved)
+    assert rank.lightning_module.weight.grad.tolist() == [[gradient] * 2]
+    restore_gradients(rank, [{"gradients": {}}] * 3)
+    assert rank.lightning_module.weight.grad is None

@@ -1,0 +1,43 @@
+"""Parameter groups that hooks had made are made again, before their states are loaded."""
+
+import torch
+from torch import nn
+from untrained import in_epoch_5, run_of
+
+from sagemaker_lightning.resume.parts.parameter_groups import ParameterGroups
+from sagemaker_lightning.resume.parts.part import Moment
+
+
+def part_of(model: nn.Module, *optimizers: torch.optim.Optimizer) -> ParameterGroups:
+    """Return the part of a run that has a model and optimizers."""
+    trainer = in_epoch_5(lightning_module=model, optimizers=list(optimizers))
+    return run_of(trainer).part(ParameterGroups)
+
+
+def test_groups_that_hooks_have_made_are_made_again():
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    first, second = ([*part.parameters()] for part in model)
+    trained = torch.optim.SGD(first, 0.1)
+    trained.add_param_group({"params": [second[1], second[0], nn.Parameter(torch.zeros(1))]})
+    trained.add_param_group({"params": []})
+    others = torch.optim.SGD(second, 0.1)
+    saved = part_of(model, trained, others).save(None, None)
+    assert saved == [
+        [["0.weight", "0.bias"], ["1.bias", "1.weight", ""], []],
+        [["1.weight", "1.bias"]],
+    ]
+    saved[0][1].pop()
+    optimizer = torch.optim.SGD([*second[:1], *first], 0.1)
+    members = optimizer.param_groups[0]["params"]
+    part = part_of(model, optimizer)
+    part.restore(saved, Moment.OPTIMIZERS)
+    assert [[id(each) for each in group["params"]] for group in optimizer.param_groups] == [
+        [*map(id, first)],
+        [id(second[1]), id(second[0])],
+        [],
+    ]
+    assert optimizer.param_groups[0]["params"] is members  # LBFGS keeps the list
+    part.restore([[["absent"]]], Moment.OPTIMIZERS)
+    assert [*map(id, members)] == [*map(id, first)]
+    part.restore([[[*dict(model.named_parameters())]]], Moment.OPTIMIZERS)
+    assert [*map(id, members)] == [*map(id, [*first, *second])]

@@ -1,0 +1,106 @@
+"""Which buffers a checkpoint has beside Lightning's, and how they come back."""
+
+import pytest
+import torch
+from pytorch_lightning import Callback, LightningModule
+from pytorch_lightning.callbacks import StochasticWeightAveraging
+from torch import nn
+from torchmetrics import MeanMetric
+from untrained import alike, run_of, trainer_of
+
+from sagemaker_lightning.resume.parts.metrics import Metrics
+from sagemaker_lightning.resume.parts.part import Moment
+from sagemaker_lightning.resume.parts.rank_buffers import RankBuffers
+
+
+class Model(LightningModule):
+    """Has a layer, buffers of both kinds and what it is given as attributes."""
+
+    def __init__(self, **values) -> None:
+        super().__init__()
+        self.first = nn.Linear(1, 1, bias=False)
+        self.register_buffer("saved", torch.zeros(1))
+        self.register_buffer("hidden", torch.zeros(1), persistent=False)
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+class Holding(Callback):
+    """Holds something; what its class holds is of all objects, and no state of one."""
+
+    of_all = nn.Linear(1, 1), MeanMetric()
+
+    def __init__(self, **values) -> None:
+        vars(self).update(values)
+
+
+def buffers_of(trainer, gather=alike) -> dict:
+    """Return what is saved of the buffers."""
+    return run_of(trainer, gather=gather).part(RankBuffers).save(None, None)
+
+
+@pytest.mark.parametrize(
+    ("others", "names"),
+    [
+        ({}, {"model.hidden"}),
+        ({"model.saved": "another"}, {"model.hidden", "model.saved"}),
+        ({"model.saved": None, "model.hidden": None}, {"model.hidden", "model.saved"}),
+    ],
+)
+def test_a_buffer_is_saved_if_lightning_does_not_save_it_for_all_ranks(others, names):
+    """The state dict has those of rank 0."""
+    saved = buffers_of(trainer_of(Model()), lambda own: [own, own | others])
+    assert saved.keys() == names
+
+
+def test_a_buffer_that_the_checkpoint_lacks_is_saved():
+    """A user's state_dict() may leave it out."""
+    run = run_of(trainer_of(Model()), gather=alike)
+    saved = run.part(RankBuffers).save(None, {"state_dict": {"first.weight": 1}})
+    assert saved.keys() == {"model.hidden", "model.saved"}
+
+
+def test_what_is_saved_is_no_part_of_the_model():
+    model = Model()
+    saved = buffers_of(trainer_of(model))["model.hidden"]
+    model.hidden += 1
+    assert saved.item() == 0
+
+
+def test_modules_beside_the_model_are_saved():
+    """Of Lightning's own callbacks, only the buffers: they save the rest themselves."""
+    averaging = StochasticWeightAveraging(0.1)
+    averaging._average_model = nn.Sequential(nn.BatchNorm1d(1))
+    model = Model()
+    average = nn.Sequential(nn.BatchNorm1d(1))
+    callback = Holding(
+        average=average,
+        of_average=[average[0]],
+        of_model=model.first,
+        metric=MeanMetric(),
+        lazy=nn.LazyLinear(1),
+    )
+    run = run_of(trainer_of(model, averaging, callback), gather=alike)
+    metrics = run.part(Metrics).save(None, None)
+    assert set(metrics["states"]) == {"callbacks.1 Holding.metric"}
+    buffers = {"running_mean", "running_var", "num_batches_tracked"}
+    assert set(run.part(RankBuffers).save(None, None)) == (
+        {"model.hidden"}
+        | {f"StochasticWeightAveraging._average_model.0.{name}" for name in buffers}
+        | {f"callbacks.1 Holding.average.0.{name}" for name in buffers | {"weight", "bias"}}
+    )
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,)])
+def test_a_buffer_is_restored_if_it_has_its_shape(shape):
+    model = Model(side=nn.BatchNorm1d(1))
+    run = run_of(trainer_of(model, Holding(average=nn.BatchNorm1d(1))), gather=alike)
+    saved = run.part(RankBuffers).save(None, None)
+    saved["model.hidden"] = torch.full(shape, 3.0)
+    run.part(RankBuffers).restore(saved, Moment.TRAINING)
+    assert model.hidden.item() == (3 if shape == (1,) else 0)
+
+
+def test_each_buffer_is_compared():
+    run = run_of(trainer_of(Model()))
+    assert run.part(RankBuffers).digest({"model.hidden": 1}, {}) == {"buffers.model.hidden": 1}

@@ -1,0 +1,241 @@
+"""The model's weights, and what the model gets while it is trained: it comes back, or is said."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
+from torch import nn
+from torch.nn.utils import prune
+from untrained import in_epoch_5, run_of
+from untrained import resumed as resuming
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.resume.parts import weights as weights_part
+from sagemaker_lightning.resume.parts.part import Moment
+from sagemaker_lightning.resume.parts.weights import other_weights
+
+pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
+
+
+class Taught(Noted):
+    """Copies its layer as a teacher in its second epoch."""
+
+    def __init__(self, **moments):
+        super().__init__(**moments)
+        self.teacher = None
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.teacher = copy.deepcopy(self.line).requires_grad_(False)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if self.teacher is not None:
+            loss = loss + (self.line(batch[0]) - self.teacher(batch[0])).square().mean()
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.line.parameters(), 0.1)
+
+
+class Grown(Noted):
+    """Gets a layer of a class that it has not got at its start."""
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.more = nn.Bilinear(1, 1, 1)
+
+
+def fitted(folder, make, **moments):
+    """Return a model that was made, and trained, as in a new process."""
+    as_in_a_new_process()
+    torch.manual_seed(1)
+    model = make(**moments)
+    trainer(folder).fit(model)
+    return model
+
+
+def test_a_teacher_copied_while_training_is_there_again(tmp_path, capsys):
+    alone = fitted(tmp_path / "alone", Taught)
+    with interrupted():
+        fitted(tmp_path / "run", Taught, stop="batch 1:1")
+    resumed = fitted(tmp_path / "run", Taught)
+    assert weights(resumed) == weights(alone) and "teacher.weight" in resumed.state_dict()
+    assert not resumed.teacher.weight.requires_grad
+    assert "cannot" not in capsys.readouterr().out
+
+
+def test_a_layer_that_no_start_makes_is_said_at_once_and_refused_in_a_line(tmp_path, capsys):
+    with interrupted():
+        fitted(tmp_path, Grown, stop="batch 1:1")
+    said = [line for line in capsys.readouterr().out.splitlines() if "model.more" in line]
+    assert said == [
+        "model.more is a torch.nn.modules.linear.Bilinear that was made while training, and a "
+        "resumed run cannot make it to load its weights: after an interruption this run cannot go "
+        "on; make it in __init__() or configure_model()"
+    ]
+    with pytest.raises(UserError, match=r"found weights more\.weight, which the model has not got"):
+        fitted(tmp_path, Grown)
+
+
+def trainer_of(model: pl.LightningModule, *callbacks) -> pl.Trainer:
+    """Return a trainer that has a model."""
+    found = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    found.callbacks = list(callbacks)
+    found.strategy.connect(model)
+    model.trainer = found
+    return found
+
+
+class Renaming(Noted):
+    """Loads states with other names itself."""
+
+    def on_load_checkpoint(self, checkpoint):
+        pass
+
+
+def test_other_names_are_left_to_code_that_loads_states_itself():
+    state = {"other.weight": torch.ones(1)}
+    assert other_weights(trainer_of(Noted()), state) == [
+        "weights other.weight, which the model has not got",
+        "no weights line.weight, which the model has",
+        "no weights line.bias, which the model has",
+    ]
+    lenient = Noted()
+    lenient.strict_loading = False
+    for model in (Renaming(), lenient):
+        assert other_weights(trainer_of(model), state) == []
+
+
+def test_buffers_get_the_shapes_that_were_saved():
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.register_buffer("grown", torch.zeros(1))
+    model.register_buffer("same", torch.zeros(2))
+    model.register_buffer("empty", None)
+    model.plain = 3
+    kept = model.same
+    weight = model[0].weight
+    state = {
+        "grown": torch.ones(3),
+        "same": torch.ones(2),
+        "empty": torch.ones(2),
+        "added": torch.ones(2),
+        "plain": torch.ones(2),
+        "0.weight": torch.ones(4, 2),
+        "0.mean": torch.ones(1),
+        "absent.mean": torch.ones(1),
+        "no tensor": 3,
+    }
+    weights_part.resize_buffers(model, state)
+    for name in ("grown", "empty", "added"):
+        assert torch.equal(getattr(model, name), state[name])
+        assert getattr(model, name).data_ptr() != state[name].data_ptr()
+    assert model.same is kept and torch.equal(kept, torch.zeros(2)) and model.plain == 3
+    assert model[0].weight is weight and torch.equal(weight, torch.ones(4, 2))
+    assert weight.data_ptr() != state["0.weight"].data_ptr()
+    assert torch.equal(model[0].mean, torch.ones(1)) and "added" in model.state_dict()
+    assert not hasattr(model, "no tensor")
+
+
+def test_a_lazy_part_is_left_to_its_own_loading():
+    model = nn.Sequential(nn.LazyLinear(2))
+    weights_part.resize_buffers(model, {"0.weight": torch.ones(2, 3), "0.bias": torch.ones(2)})
+    assert isinstance(model[0].weight, nn.parameter.UninitializedParameter)
+
+
+class Making(pl.LightningModule):
+    """Has one part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(1, 1)
+
+
+def test_weights_of_parts_that_come_later_are_taken_out():
+    model = Making()
+    present = model.state_dict()
+    later = {"head.weight": 1, "head.my_mask": 4, "head.weight_orig": 5}
+    state = present | later | {"header.weight": 2, "other.weight": 3}
+    taken = weights_part.take_later_weights(state, model, {"head", "body"})
+    assert taken == later
+    assert state == present | {"header.weight": 2, "other.weight": 3}
+
+
+def test_weights_are_pruned_again():
+    """The weights of the module itself, of a part, and what only has such a name."""
+    trained = nn.Sequential(nn.Linear(3, 2))
+    prune.random_unstructured(trained[0], "weight", 0.5)
+    trained.register_buffer("my_mask", torch.ones(1))
+    state = dict(trained.state_dict())
+    mask, original = state["0.weight_mask"], state["0.weight_orig"]
+    model = nn.Sequential(nn.Linear(3, 2))
+    model.register_buffer("my_mask", torch.ones(1))
+    taken = weights_part.take_later_weights(state, model, set())
+    assert state.keys() == model.state_dict().keys() and state["0.weight"] is original
+    assert taken == {"0.weight_mask": mask, "0.weight_orig": original}
+    model.load_state_dict(state)
+    for _ in range(2):  # what is pruned already stays so
+        weights_part.prune_again(model, taken)
+    assert torch.equal(model[0].weight_mask, mask) and torch.equal(model[0].weight_orig, original)
+    assert torch.equal(model[0].weight, trained[0].weight)
+    assert weights_part.take_later_weights(dict(trained.state_dict()), trained, set()) == {}
+
+
+def test_a_model_without_a_part_that_a_hook_had_made_is_refused(tmp_path):
+    """A hook that makes it at the start of training may have gone."""
+    model = nn.Linear(1, 1)
+    run = resuming(run_of(in_epoch_5(lightning_module=model), tmp_path), checkpoint={})
+    part = run.part(weights_part.Weights)
+    part.later = {"head.weight": torch.ones(1)}
+    with pytest.raises(UserError, match="step 12 is of another run: its model has head.weight, "):
+        part.restore({"state_dict": dict(model.state_dict())}, Moment.TRAINING)
+
+
+class Counts(pl.Callback):
+    """Counts how often it saves."""
+
+    saved = 0
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        self.saved += 1
+
+
+class OfLightning(pl.Callback):
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        checkpoint["saved"] = trainer, pl_module
+
+
+OfLightning.on_save_checkpoint.__module__ = "pytorch_lightning.callbacks.mine"
+
+
+def test_a_users_code_is_not_asked_to_save_for_the_comparison():
+    counts = Counts()
+    strategy = SimpleNamespace(lightning_module_state_dict=lambda: {"w": 1})
+    trainer = in_epoch_5(strategy=strategy, callbacks=[counts, OfLightning()])
+    part = run_of(trainer).part(weights_part.Weights)
+    saved = (trainer, trainer.lightning_module)
+    assert part.present() == {"state_dict": {"w": 1}, "saved": saved}
+    assert counts.saved == 0
+
+
+def test_each_weight_is_compared_but_for_a_buffer_that_is_the_ranks_own():
+    part = run_of(in_epoch_5()).part(weights_part.Weights)
+    saved = {
+        "state_dict": {"body.weight": 1, "norm.mean": 2},
+        "current_model_state": {"weight": 3},
+        "averaging_state": {"n": 4},
+    }
+    assert part.digest(saved, {"rank_buffers": {"model.norm.mean": 5}}) == {
+        "state_dict.body.weight": 1,
+        "current_model_state.weight": 3,
+        "averaging_state.n": 4,
+    }
+
+
+def test_a_model_may_have_more_or_fewer_weights():
+    part = run_of(in_epoch_5()).part(weights_part.Weights)
+    assert part.differing({"state_dict.w": 4, "averaging_state.n": 5}, {"state_dict.v": 6}) == []
+    assert part.differing({"state_dict.w": 4}, {"state_dict.w": 5}) == ["state_dict.w"]
