@@ -15,6 +15,7 @@ from sagemaker_lightning.state.graph.kinds.base import Kind, refusal
 from sagemaker_lightning.state.graph.kinds.containers import DictKind, SetKind
 from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
 from sagemaker_lightning.state.graph.nodes import KINDS, key_of
+from sagemaker_lightning.state.graph.packing import elements_of
 from sagemaker_lightning.state.graph.start import Start, collector_paused
 from sagemaker_lightning.state.object_graph import owner_of
 
@@ -206,6 +207,8 @@ class _Decoder:
         except _Missing:
             return
         made = self.made[number]
+        if isinstance(content, dict) and "packed" in content:
+            parts += elements_of(content, self.start.classes)
         is_filled = path is None and not self.made_before and _is_filled(content)
         kind.fill(made, note, parts, None if is_filled else content)
         if type(made) is set and type(note) is int and list(made) != parts:

@@ -23,6 +23,7 @@ from sagemaker_lightning.state.encoding import FACTORIES
 from sagemaker_lightning.state.graph import atoms, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, kind_text
+from sagemaker_lightning.state.graph.kinds.memory import pointer_of
 from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
 from sagemaker_lightning.state.graph.kinds.views import (
     ArrayViewKind,
@@ -139,7 +140,7 @@ class _Encoder:
         self.touched = touched
         self.nodes: dict[int, Node] = {}
         self.replaced: set[int] = set()
-        self.nodes = scan(roots, start.skip, self._is_settled)
+        self.nodes = scan(roots, start.skip)
         self.by_others = {id(value): name for name, value in start.saved_by_others().items()}
         self.references: dict[int, list] = {}
         self.drafts: dict[int, Draft] = {}
@@ -148,11 +149,6 @@ class _Encoder:
         self.unsaved: list[Unsaved] = []
         self.replaced = self._replaced()
         self.kept: list = []  # keeps what was made here, whose ids are in use
-
-    def _is_settled(self, key: int, node: Node) -> bool:
-        """Return whether a long container is as at the start."""
-        before = self.start.nodes.get(key)
-        return before is not None and before.mark == node.mark and self.are_same(before, node)
 
     def _replaced(self) -> set[int]:
         """Return the objects of the start in whose place others come, as they cannot be filled."""
@@ -196,6 +192,8 @@ class _Encoder:
         note = kind.note_of_new(node.value, node.note)
         if kind in (OBJECT, TENSOR, TUPLE):
             self._check_class(type(node.value))
+        if node.pack:
+            return self._of_pack(None, node, note)
         parts = node.parts[:1] if kind.name == "method" else node.parts
         content = kind.content(node.value)
         if type(content) is dict and "calculated" in content:
@@ -228,7 +226,15 @@ class _Encoder:
             return None
         if kind is GENERATOR and not self.start.generators:
             return None
+        if node.pack:
+            return self._of_pack(path, node, node.note)
         return Draft(path, node.note, *self._refer(node.parts), kind.content(node.value))
+
+    def _of_pack(self, path: str | None, node: Node, note: Any) -> Draft:
+        """Return what is written of a container whose elements are packed."""
+        for class_ in node.pack.classes:
+            self._check_class(class_)
+        return Draft(path, note, *self._refer(node.parts[: node.pack.first]), node.pack.content)
 
     def _refer(self, parts: list) -> tuple[list, list]:
         """Return the parts that are no values of their own, and references to all parts."""
@@ -465,18 +471,7 @@ def _is_factory(value: Any) -> bool:
 def _memory_of(value: Tensor | np.ndarray) -> Any:
     """Return by what the memory of a tensor or an array is known; None if it has none to share."""
     if isinstance(value, Tensor):
-        if (
-            value.layout != torch.strided
-            or value.is_nested
-            or value.is_meta
-            or isinstance(value, nn.parameter.UninitializedTensorMixin)
-            or value.is_quantized
-        ):
-            return None
-        try:
-            pointer = value.untyped_storage().data_ptr()
-        except (RuntimeError, NotImplementedError):
-            return None
+        pointer = pointer_of(value)
         return (str(value.device), value.dtype, pointer) if pointer else None
     owner = owner_of_array(value)
     return ("array", address(owner)) if owner is not None and value.nbytes else None

@@ -12,18 +12,18 @@ import multiprocessing.sharedctypes
 import types
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-from sagemaker_lightning.state.graph import atoms, fingerprints
+from sagemaker_lightning.state.graph import atoms
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import Kind
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
-from sagemaker_lightning.state.graph.kinds.memory import ArrayKind, TensorKind
+from sagemaker_lightning.state.graph.kinds.memory import ArrayKind, TensorKind, pointer_of
 from sagemaker_lightning.state.graph.kinds.objects import (
     BASES,
     CellKind,
@@ -33,6 +33,7 @@ from sagemaker_lightning.state.graph.kinds.objects import (
     ReferenceKind,
 )
 from sagemaker_lightning.state.graph.kinds.states import BytesKind, CountKind, GeneratorKind
+from sagemaker_lightning.state.graph.packing import PACKED_FROM, Pack, packed
 from sagemaker_lightning.state.object_graph import (
     ENTERED_CLASSES,
     GENERATORS,
@@ -42,9 +43,6 @@ from sagemaker_lightning.state.object_graph import (
     is_library_class,
     owner_of,
 )
-
-LONG = 1 << 16
-"""Elements of a container of plain data beyond which its elements are no nodes of the start."""
 
 OBJECT = ObjectKind()
 TENSOR = TensorKind()
@@ -146,7 +144,18 @@ class Node:
         index: Which part of the parent it is; the name of a root.
     """
 
-    __slots__ = ("content", "index", "kind", "mark", "note", "parent", "parts", "value")
+    __slots__ = (
+        "content",
+        "index",
+        "is_unpacked",
+        "kind",
+        "mark",
+        "note",
+        "pack",
+        "parent",
+        "parts",
+        "value",
+    )
 
     def __init__(self, value: Any, kind: Kind, parent: "Node | None", index: Any) -> None:
         self.value = value
@@ -155,6 +164,8 @@ class Node:
         self.index = index
         self.mark = b""
         self.content = None  # kept only by a start that can be gone back to
+        self.pack: Pack | None = None  # the elements, if they are no nodes of their own
+        self.is_unpacked = False  # whether they are, though they are many
         self.note, self.parts = kind.take(value)
 
     @property
@@ -172,15 +183,12 @@ class Node:
 def scan(
     roots: Mapping[str, Any],
     skip: tuple = (),
-    is_settled: Callable[[int, Node], bool] | None = None,
 ) -> dict[int, Node]:
     """Return the nodes that are reached from `roots`, by what they are known.
 
     Args:
         roots: The objects to start from, by name.
         skip: Classes whose objects are nodes without parts.
-        is_settled: Returns whether what a node of a long container of plain data refers to is not
-            needed; by default, it never is.
     """
     nodes: dict[int, Node] = {}
     waiting: deque = deque()
@@ -193,20 +201,18 @@ def scan(
         elif (kind := kind_of(root)) is not None and key_of(root) not in nodes:
             nodes[key_of(root)] = node = Node(root, kind, None, name)
             waiting.append(node)
-    while waiting:
+    packs: dict[int, Node] = {}
+    while waiting or (packs and _unpack_shared(nodes, packs, waiting)):
         node = waiting.popleft()
         parts = node.parts
         if skip and isinstance(owner_of(node.value), skip):
             node.note, node.parts = type(node.note)(), []
             continue
-        if len(parts) > LONG:
+        if len(parts) >= PACKED_FROM:
             if SCALARS.issuperset(map(type, parts)):
                 continue
-            node.mark = (
-                fingerprints.of_plain_data(node.value) if type(node.value) in CONTAINERS else b""
-            )
-            if node.mark and (is_settled is None or is_settled(key_of(node.value), node)):
-                continue
+            if not node.is_unpacked and _pack(node, nodes, packs):
+                parts = parts[: node.pack.first]
         for index, part in enumerate(parts):
             class_ = type(part)
             if class_ in SCALARS:
@@ -218,6 +224,51 @@ def scan(
                 continue
             if (kind := kind_of(part)) is None:
                 continue
+            if key in packs:
+                waiting.append(_unpack(packs[key], packs))
             nodes[key] = child = Node(part, kind, node, index)
             waiting.append(child)
     return nodes
+
+
+def _pack(node: Node, nodes: Mapping[int, Node], packs: dict[int, Node]) -> bool:
+    """Pack a node's elements, and return True, if nothing else is known to refer to them."""
+    pack = packed(node.kind, node.parts, kind_of_class)
+    if pack is None or not pack.ids.isdisjoint(nodes) or not pack.ids.isdisjoint(packs):
+        node.is_unpacked = True
+        return False
+    node.pack = pack
+    node.mark = pack.mark
+    packs |= dict.fromkeys(pack.ids, node)
+    return True
+
+
+def _unpack(node: Node, packs: dict[int, Node]) -> Node:
+    """Have a node's elements be nodes of their own."""
+    for key in node.pack.ids:
+        del packs[key]
+    node.pack = None
+    node.mark = b""
+    node.is_unpacked = True
+    return node
+
+
+def _unpack_shared(nodes: Mapping[int, Node], packs: dict[int, Node], waiting: deque) -> bool:
+    """Unpack what shares its memory with other tensors and arrays; return whether there is some."""
+    by_pointer = {
+        pointer: node
+        for node in {id(n): n for n in packs.values()}.values()
+        for pointer in node.pack.pointers
+    }
+    shared = {}
+    for node in nodes.values():
+        if node.kind is TENSOR and by_pointer:
+            holder = by_pointer.get(pointer_of(node.value))
+        elif node.kind is ARRAY:
+            holder = packs.get(id(node.value.base))
+        else:
+            continue
+        if holder is not None:
+            shared[id(holder)] = holder
+    waiting.extend(_unpack(holder, packs) for holder in shared.values())
+    return bool(shared)

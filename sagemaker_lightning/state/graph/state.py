@@ -292,7 +292,11 @@ def _readable(content: Any, tensors: list) -> Any:
     values = content.get("values")
     if type(values) is list:  # a row of a block
         content = content | {"values": [tensors[values[0]], values[1]]}
-    return {name: _readable(value, tensors) for name, value in content.items() if name != "device"}
+    return {
+        name: value if name == "scalars" else _readable(value, tensors)
+        for name, value in content.items()
+        if name != "device"
+    }
 
 
 def is_table(value: Any) -> bool:

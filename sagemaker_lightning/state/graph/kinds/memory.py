@@ -55,6 +55,22 @@ def is_own_tensor(class_: type) -> bool:
     return class_.__module__.partition(".")[0] not in LIBRARIES and not is_wrapper
 
 
+def pointer_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's memory; 0 if it has none to share."""
+    if (
+        tensor.layout != torch.strided
+        or tensor.is_nested
+        or tensor.is_meta
+        or isinstance(tensor, nn.parameter.UninitializedTensorMixin)
+        or tensor.is_quantized
+    ):
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
 class TensorKind(Kind):
     """A tensor; one of a user's class has attributes, which are its parts."""
 
