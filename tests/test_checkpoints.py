@@ -45,7 +45,7 @@ from sagemaker_lightning.resume.files.selection import HostCheckpoints
 def state(step: int) -> dict:
     return {
         "weights": torch.full((100,), float(step)),
-        checkpoint_file.ENTRIES_KEY: {"loggers": [{"version": 3}]},
+        checkpoint_file.ENTRIES_KEY: {"parts": {"loggers": [{"version": 3}]}},
     }
 
 
@@ -79,7 +79,9 @@ def test_what_is_written_is_read(folder: CheckpointDir):
     assert torch.equal(torch.load(path)["weights"], torch.full((100,), 30.0))
     assert len(list(folder.path.iterdir())) == 3  # SageMaker would upload another name as well
     os.mkfifo(folder.path_of(40))  # reading it would wait for ever
-    torch.save({checkpoint_file.ENTRIES_KEY: {"loggers": []}}, folder.path_of(50))  # not ours
+    torch.save(
+        {checkpoint_file.ENTRIES_KEY: {"parts": {"loggers": []}}}, folder.path_of(50)
+    )  # not ours
     assert CheckpointDir(CheckpointHome(folder.path), 3).logger_states() == [{"version": 3}]
 
 

@@ -55,7 +55,7 @@ def state_of_rank(content: dict) -> dict:
 
 def add_node(content: dict, *node: object) -> list:
     """Add a node to what a checkpoint has of the user's objects, and return a reference to it."""
-    graph = state_of_rank(content)["held"]["graph"]
+    graph = state_of_rank(content)["user_objects"]["graph"]
     nodes = json.loads(graph["nodes"])
     nodes.append(list(node))
     graph["nodes"] = json.dumps(nodes)
@@ -64,7 +64,7 @@ def add_node(content: dict, *node: object) -> list:
 
 def set_attributes(content: dict, path: str, values: dict) -> None:
     """Have a checkpoint set attributes of the object at a path, and do nothing else with it."""
-    graph = state_of_rank(content)["held"]["graph"]
+    graph = state_of_rank(content)["user_objects"]["graph"]
     nodes = json.loads(graph["nodes"])
     nodes = [
         ["list", "nothing", None, [], None] if node[:2] == ["object", path] else node
@@ -296,7 +296,7 @@ def test_what_a_checkpoint_says_of_a_trainer_are_values_of_its_settings(interrup
     settings = dict.fromkeys(("strategy", "fit_loop", "callbacks", "logger", "new", "fit"), "x")
     settings |= {"_default_root_dir": "/", "default_root_dir": "/", "limit_val_batches": [5]}
     settings |= {"log_every_n_steps": 7}
-    forge(run, lambda content: state_of_rank(content)["held"].update(settings=settings))
+    forge(run, lambda content: state_of_rank(content)["trainer_settings"].update(settings))
     again = Run(run)
     again.fit()
     assert again.trainer.strategy is again.strategy and not hasattr(again.trainer, "new")
@@ -399,11 +399,12 @@ def test_the_result_of_a_search_is_a_number_in_the_attribute_that_was_searched_f
     with interrupted():
         trainer(tmp_path, search(), Interrupting(), **options).fit(Searching())
     forged = {"trainer": 5, "line": 5, "training_step": 5, "lr": 0.25}
-    forge(tmp_path, lambda content: content[ENTRIES].update(searched=forged))
+    forge(tmp_path, lambda content: content[ENTRIES]["parts"].update(search_results=forged))
     trainer(tmp_path, search(), **options).fit(model := Searching())
     assert model.lr == 0.25 and 5 not in vars(model).values()
     as_in_a_new_process()
-    forge(tmp_path, lambda content: content[ENTRIES].update(searched={"lr": "text"}))
+    forged = {"lr": "text"}
+    forge(tmp_path, lambda content: content[ENTRIES]["parts"].update(search_results=forged))
     trainer(tmp_path, search(), **options).fit(model := Searching())
     assert model.lr == 0.1
 
@@ -608,7 +609,7 @@ def sparse() -> torch.Tensor:
 def test_what_a_checkpoint_holds_is_not_larger_than_its_file(interrupted_run, bounded, make):
     """It is skipped as a damaged one is; without another one, the run does not begin anew."""
     run = interrupted_run()
-    path = forge(run, lambda content: state_of_rank(content)["held"].update(events=make()))
+    path = forge(run, lambda content: state_of_rank(content).update(events=make()))
     with pytest.raises(
         UserError, match="found checkpoints, but none that every host has"
     ) as raised:
@@ -698,7 +699,7 @@ def test_text_of_a_checkpoint_is_printed_as_one_line(interrupted_run, capfd):
     def change(content: dict) -> None:
         entries = content[ENTRIES]
         entries["run"]["shapes"] = {text: [1]}
-        entries["loggers"] = [{"kind": "CSVLogger", "name": text, "version": text}]
+        entries["parts"]["loggers"] = [{"kind": "CSVLogger", "name": text, "version": text}]
 
     forge(run, change)
     with pytest.raises(UserError, match="of another run") as raised:

@@ -334,7 +334,9 @@ def test_state_that_differs_is_told_with_its_cause(tmp_path, capsys, names, flag
     """The old run's steps after the checkpoint count no more."""
     run = Ranks(tmp_path, (0, 2, 2))
     run.begin(interrupted(tmp_path, 0.0, 0.1, 0.2, 0.3), flags)
-    run.proof.check_restored(names)
+    of_data = "data that were read or drawn anew, and are others"
+    whys = {name: of_data if name.startswith("the length") else "" for name in names}
+    run.proof.check_restored(whys)
     output = capsys.readouterr().out
     assert output.startswith(
         "warning: resumed at step 2: the state is not that of the interrupted run: on rank 0, "
@@ -345,12 +347,12 @@ def test_state_that_differs_is_told_with_its_cause(tmp_path, capsys, names, flag
 
 def test_state_that_is_restored_is_no_result_yet(tmp_path, capsys):
     run = resumed(tmp_path, interrupted(tmp_path, 0.0, 0.1, 0.2))
-    run.proof.check_restored([])
+    run.proof.check_restored({})
     run.proof.finish()  # such as if nothing is left to train
     assert run.proof.results == [] and capsys.readouterr().out == ""
     new = Ranks(tmp_path)
     new.begin()
-    new.proof.check_restored(["a"])
+    new.proof.check_restored({"a": ""})
     assert new.proof.difference is None and new.proof.results == []
 
 

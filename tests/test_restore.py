@@ -177,7 +177,8 @@ def test_each_rank_has_its_own_entries_unless_there_were_more_ranks(tmp_path, ca
     path = newest(tmp_path)
     checkpoint = checkpoint_file.read(path)
     entries = checkpoint[ENTRIES]
-    entries["ranks"][0] |= {"own": {"own": 5}, "notes": {}}
+    overrides = {"entries": {"own": 5}, "notes": {}}
+    entries["ranks"][0] |= {"rank_overrides": overrides}
     entries["ranks"] *= ranks
     entries["world_size"] = ranks
     checkpoint_file.write(path, checkpoint, 4, entries["number"])

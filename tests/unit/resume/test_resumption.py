@@ -7,7 +7,6 @@ from torch import nn
 from untrained import in_epoch_5, resumed, run_of
 
 from sagemaker_lightning.callbacks import loggers
-from sagemaker_lightning.resume.parts import PARTS
 from sagemaker_lightning.resume.parts.limits import Limits
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -158,8 +157,3 @@ def test_a_new_run_begins_its_logs_on_the_first_rank(monkeypatch):
         run.check = type("Check", (), {"check_restored": staticmethod(lambda differing: None)})
         run.training_begins()
     assert begun == [["a"], ()]
-
-
-def test_no_two_parts_have_one_key():
-    keys = [part.key for part in PARTS]
-    assert all(keys) and len(keys) == len(set(keys)) and all(part.what for part in PARTS)
