@@ -331,9 +331,9 @@ def test_a_metric_gets_its_states(interrupted_run):
 
     def change(content: dict) -> None:
         state = state_of_rank(content)
-        for saved in state["metrics"].values():
+        for saved in state["metrics"]["states"].values():
             saved["states"] |= {"compute": 5, "update": 5, "_defaults": {}, "reset": 5}
-        for saved in state["results"].values():
+        for saved in state["epoch_sums"].values():
             saved["state"]["states"] = saved["state"].get("states", {}) | {"compute": 5}
             saved["defaults"] = {**saved["defaults"], "other": torch.ones(1)}
 
@@ -349,7 +349,7 @@ def test_what_was_logged_is_reduced_by_no_other_function(interrupted_run, name):
     run = interrupted_run()
 
     def change(content: dict) -> None:
-        for saved in state_of_rank(content)["results"].values():
+        for saved in state_of_rank(content)["epoch_sums"].values():
             saved |= {"reduce": name, "metric_attribute": "trainer.fit"}
 
     forge(run, change)
@@ -552,7 +552,7 @@ def test_a_tracker_has_no_more_steps_than_were_saved(interrupted_run, bounded):
     run = interrupted_run()
 
     def change(content: dict) -> None:
-        tracked = state_of_rank(content)["tracked"]
+        tracked = state_of_rank(content)["metrics"]["tracked"]
         assert tracked
         tracked |= dict.fromkeys(tracked, 10**9)
 
