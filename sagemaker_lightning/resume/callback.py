@@ -909,7 +909,7 @@ class ExactResume(EarlyCallback):
         if self.enabled:
             self.proof.report_difference()
             state = (
-                self.snapshot.with_optimizer_states(self.state_before_validation)
+                self.state_before_validation
                 if point is ResumePoint.VALIDATION
                 else self.snapshot.take(point)
             )

@@ -32,8 +32,10 @@ from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
 from sagemaker_lightning.state.encoding import to_plain
 
 ENTRIES_KEY = "sagemaker_lightning"
+BEFORE_HOOKS = f"{ENTRIES_KEY}_before_hooks"
+"""What `on_save_checkpoint` has replaced in the checkpoint, by key."""
 """The key of this package's entries in a checkpoint."""
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """The version of the format: of the footer, and of what the entries of this package mean.
 
 Raise it with each change after which an older checkpoint would be read wrongly, such as another

@@ -78,6 +78,8 @@ class Restart:
         self.epoch_is_open = False  # whether it was saved within an epoch that has not ended yet
         self.saved_digests: dict[str, int] = {}  # digests of the values in the checkpoint, by name
         self.checkpoint: dict[str, Any] | None = None  # until training continues
+        # The model's weights, if a hook of the user's has put others in the file; until then, too.
+        self.trained_weights: dict[str, Any] | None = None
         self.later_weights: dict[str, Any] = {}  # weights of parts of the model that a hook creates
         # Epochs and steps, as the flags set them.
         self.limits_of_flags = model_changes.limits(trainer)
@@ -151,7 +153,10 @@ class Restart:
         # Entries of this rank that differ from those of rank 0.
         rank_overrides = self._rank_state["own"] if self._same_ranks else {}
         self.saved_digests = (
-            restore_check.fingerprint(checkpoint | rank_overrides, self._rank_state)
+            restore_check.fingerprint(
+                checkpoint | rank_overrides,
+                self._rank_state,
+            )
             if self._same_ranks
             else {}
         )
@@ -169,9 +174,10 @@ class Restart:
             ),
             user_state.objects_of_module(),
         )
+        weights = self._undo_hooks_of_saving(checkpoint)
         acceptance.accept(self.trainer, checkpoint)
         checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank saved its own
-        self._prepare_weights(checkpoint["state_dict"], user_state, to_come)
+        self._prepare_weights(weights, user_state, to_come)
         self.checkpoint = checkpoint
         model_changes.apply_search_results(self.trainer, self.entries["searched"])
         # Other limits on the command line replace what callbacks had added.
@@ -196,6 +202,26 @@ class Restart:
         self.trainer.should_stop = self.entries["should_stop"]
         lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
         return True
+
+    def _undo_hooks_of_saving(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """Have training go on with what the user's `on_save_checkpoint` had replaced.
+
+        Their `on_load_checkpoint` gets the weights that they have saved.
+
+        Args:
+            checkpoint: The checkpoint; it is changed in place.
+
+        Returns:
+            The weights that were trained.
+        """
+        replaced = checkpoint.pop(checkpoint_file.BEFORE_HOOKS)
+        weights = replaced.pop("state_dict", None)
+        checkpoint |= replaced
+        if weights is None:
+            return checkpoint["state_dict"]
+        self.trained_weights = weights
+        lightning_checkpoints.load_weights(self.trainer, weights)
+        return weights
 
     def _prepare_weights(
         self, weights: dict[str, Any], user_state: UserState, to_come: set[str]
@@ -502,7 +528,9 @@ class Restart:
         """
         # Lightning's WeightAveraging saves its average as state_dict and the model's own weights as
         # current_model_state.
-        saved = self.checkpoint.get("current_model_state", self.checkpoint["state_dict"])
+        saved = self.trained_weights or self.checkpoint.get(
+            "current_model_state", self.checkpoint["state_dict"]
+        )
         model = self.trainer.lightning_module
         state = saved | self.later_weights
         model_changes.prune_again(model, self.later_weights)
@@ -518,6 +546,7 @@ class Restart:
         if self.same_rates:
             model_changes.restore_group_values(self.trainer, self.saved_groups)
         self.checkpoint = None
+        self.trained_weights = None
         self.later_weights = {}
 
     def differing_values(self, user_state: UserState) -> list[str]:

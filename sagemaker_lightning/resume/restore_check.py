@@ -12,6 +12,7 @@ from typing import Any
 from pytorch_lightning import Trainer
 from torch import Tensor
 
+from sagemaker_lightning.resume.checkpoint_file import BEFORE_HOOKS
 from sagemaker_lightning.state import batch_digest
 from sagemaker_lightning.state.encoding import NOTE_KEY, comparable
 from sagemaker_lightning.state.graph.state import digests
@@ -41,6 +42,7 @@ def fingerprint(state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> dict
     Returns:
         The digests by the values' names.
     """
+    state = {**state, **state.get(BEFORE_HOOKS, {})}
     # This rank's own; the checkpoint has those of rank 0.
     rank_buffers = {name.removeprefix("model.") for name in rank_state["buffers"]}
     values = {

@@ -35,6 +35,7 @@ EQUAL_ON_ALL_RANKS = {
     "loops",
     "optimizer_states",
     "lr_schedulers",
+    checkpoint_file.BEFORE_HOOKS,
     "hparams_name",
     "hyper_parameters",
     "hparams_type",
@@ -84,9 +85,6 @@ class Snapshot:
     def take(self, point: ResumePoint) -> dict[str, Any]:
         """Return a copy of the state of the job; all ranks call it.
 
-        A validation changes no optimizer, so that the state before one has the optimizers' states
-        without copies. Pass such a state to `with_optimizer_states` before writing it.
-
         Args:
             point: When the state is taken.
 
@@ -102,9 +100,7 @@ class Snapshot:
             user_checkpoints.file_names(trainer) if is_rank_0 else {},
         )
         saved_at_ns, loggers, files = gather(values_of_rank_0)[0]
-        state, notes = self.lightning_checkpoint(
-            copies_optimizers=point is not ResumePoint.VALIDATION
-        )
+        state, notes = self.lightning_checkpoint()
         rank_values = {
             name: value for name, value in state.items() if name not in EQUAL_ON_ALL_RANKS
         }
@@ -112,9 +108,8 @@ class Snapshot:
         if digests_and_rates[0][0] == digests_and_rates[trainer.global_rank][0]:
             rank_values = {}
         self._warn_of_different_rates([rates for _, rates in digests_and_rates])
-        rank_state = epoch_state.rank_state(
-            trainer, gather, self.user_state, point, state["state_dict"]
-        ) | {
+        weights = (state | state[checkpoint_file.BEFORE_HOOKS])["state_dict"]
+        rank_state = epoch_state.rank_state(trainer, gather, self.user_state, point, weights) | {
             "own": rank_values,
             "notes": notes if rank_values else {},
         }
@@ -193,35 +188,20 @@ class Snapshot:
             )
         ]
 
-    def with_optimizer_states(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of a validation with the optimizers' states copied, too."""
-        return state | {
-            OPTIMIZER_STATES: to_plain(
-                state[OPTIMIZER_STATES],
-                notes := state[checkpoint_file.ENTRIES_KEY]["notes"],
-                partial(self._replace_or_refuse, notes),
-                (OPTIMIZER_STATES,),
-            )
-        }
-
-    def lightning_checkpoint(self, copies_optimizers: bool = True) -> tuple[dict[str, Any], dict]:
+    def lightning_checkpoint(self) -> tuple[dict[str, Any], dict]:
         """Return Lightning's checkpoint in plain values, and notes of original types.
 
         Programs other than this one can read the plain values. The notes are as state/encoding.py
-        makes them, by path.
-
-        Args:
-            copies_optimizers: Whether to copy the optimizers' states. If not, they are as the
-                optimizers have them.
+        makes them, by path. What hooks of the user's have replaced in it is there as it was, too.
 
         Raises:
             UserError: A part of the state cannot be saved.
         """
         notes: dict[tuple, tuple] = {}
         with lightning_callbacks.saving_pruning_masks(self.trainer):
-            state = lightning_checkpoints.state_of(self.trainer)
-        uncopied = {} if copies_optimizers else {OPTIMIZER_STATES: state.pop(OPTIMIZER_STATES)}
-        return to_plain(state, notes, partial(self._replace_or_refuse, notes)) | uncopied, notes
+            state, before_hooks = lightning_checkpoints.state_of(self.trainer)
+        state[checkpoint_file.BEFORE_HOOKS] = before_hooks
+        return to_plain(state, notes, partial(self._replace_or_refuse, notes)), notes
 
     def _warn_of_different_rates(self, rates: Sequence[list[float]]) -> None:
         """Warn, once, if the ranks have different learning rates.
