@@ -24,9 +24,102 @@ from torch import Tensor
 from sagemaker_lightning.contract.errors import UserError
 
 
-def state_of(trainer: Trainer) -> dict[str, Any]:
-    """Return what `trainer.save_checkpoint` would write; all ranks may call it."""
-    return trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+def state_of(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what `trainer.save_checkpoint` would write, and what its hooks have replaced.
+
+    An `on_save_checkpoint` may change the file: put an average in the weights' place, drop the
+    optimizers' states, or rename what it has. All ranks may call this.
+
+    Returns:
+        The checkpoint, and the values as they were before the hooks, by key.
+    """
+    strategy = trainer.strategy
+    weights: list[dict[str, Any]] = []
+    optimizers: list[dict[str, Any]] = []
+
+    def module_state() -> dict[str, Any]:
+        state = type(strategy).lightning_module_state_dict(strategy)
+        weights.append(dict(state))
+        return state
+
+    def optimizer_state(optimizer: Any) -> dict[str, Any]:
+        state = type(strategy).optimizer_state(strategy, optimizer)
+        optimizers.append(_shallow(state))
+        return state
+
+    strategy.lightning_module_state_dict = module_state
+    strategy.optimizer_state = optimizer_state
+    try:
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    finally:
+        del strategy.lightning_module_state_dict, strategy.optimizer_state
+    before = {
+        "state_dict": weights[0],
+        "optimizer_states": optimizers,
+    }
+    schedules = trainer.lr_scheduler_configs
+    if len(checkpoint.get("lr_schedulers", ())) != len(schedules):
+        before["lr_schedulers"] = [config.scheduler.state_dict() for config in schedules]
+    return checkpoint, {
+        key: value
+        for key, value in before.items()
+        if not (_is_same(checkpoint.get(key), value) or _has_weights_twice(checkpoint, key))
+    }
+
+
+def _shallow(value: Any) -> Any:
+    """Return a copy of dicts and lists, with the same values in them."""
+    if type(value) is dict:
+        return {key: _shallow(element) for key, element in value.items()}
+    return list(map(_shallow, value)) if type(value) is list else value
+
+
+def _is_same(value: Any, before: Any) -> bool:
+    """Return whether dicts and lists have the same objects, or equal values, in them."""
+    if isinstance(value, dict) and isinstance(before, dict):
+        return value.keys() == before.keys() and all(
+            _is_same(element, before[key]) for key, element in value.items()
+        )
+    if type(value) is list and type(before) is list:
+        return len(value) == len(before) and all(map(_is_same, value, before))
+    if isinstance(value, Tensor) or isinstance(before, Tensor):
+        # Each state_dict() detaches the tensors anew.
+        return (
+            isinstance(value, Tensor)
+            and isinstance(before, Tensor)
+            and (value is before or (value.shape, value.dtype) == (before.shape, before.dtype))
+            and _memory(value) == _memory(before)
+        )
+    try:
+        return bool(value is before or value == before)
+    except (RuntimeError, TypeError, ValueError):  # such as arrays
+        return False
+
+
+def _memory(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # a tensor that only wraps others
+        return id(tensor)
+
+
+def _has_weights_twice(checkpoint: dict[str, Any], key: str) -> bool:
+    """Return whether it is the weights, which WeightAveraging saves beside their average."""
+    return key == "state_dict" and "current_model_state" in checkpoint
+
+
+def load_weights(trainer: Trainer, weights: dict[str, Any]) -> None:
+    """Have Lightning load these weights in place of those that the next checkpoint has.
+
+    Its hooks see that checkpoint as they have saved it.
+    """
+    strategy = trainer.strategy
+
+    def load_model_state_dict(checkpoint: dict[str, Any], strict: bool = True) -> None:
+        del strategy.load_model_state_dict
+        strategy.load_model_state_dict({**checkpoint, "state_dict": weights}, strict=strict)
+
+    strategy.load_model_state_dict = load_model_state_dict
 
 
 def replace_loading(

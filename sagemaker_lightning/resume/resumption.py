@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sagemaker_lightning.resume.files.checkpoint_file import ENTRIES_KEY
+from sagemaker_lightning.resume.files.checkpoint_file import BEFORE_HOOKS, ENTRIES_KEY
 from sagemaker_lightning.resume.parts.part import Part, Place
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
@@ -50,6 +50,11 @@ class Resumption:
             return self.checkpoint
         saved = self.rank_state if part.place is Place.RANK else self.entries["parts"]
         return saved[part.key]
+
+    def saved(self, part: Part) -> Any:
+        """Return what was saved of a part; of Lightning's, before any hook has replaced it."""
+        found = self.of(part)
+        return {**found, **found[BEFORE_HOOKS]} if part.place is Place.LIGHTNING else found
 
     def of_all_ranks(self, key: str) -> list[Any]:
         """Return what each rank has saved of a part."""

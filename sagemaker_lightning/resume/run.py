@@ -254,7 +254,7 @@ class Run:
         self.same_run.compare_numbers()
         if resumed.same_ranks:
             resumed.digests = self._digests(
-                {part.key: resumed.of(part) for part in self.parts}, resumed.rank_state
+                {part.key: resumed.saved(part) for part in self.parts}, resumed.rank_state
             )
         resumed.checkpoint = from_plain(
             resumed.checkpoint, _without_objects(resumed.notes), objects_of_module(trainer)
@@ -623,7 +623,7 @@ class Run:
         if self.saves:
             self.check.report_difference()
             state = (
-                self.snapshot.with_optimizer_states(self.state_before_validation)
+                self.state_before_validation
                 if point is ResumePoint.VALIDATION
                 else self.snapshot.take(point)
             )

@@ -30,6 +30,7 @@ EQUAL_ON_ALL_RANKS = {
     "loops",
     "optimizer_states",
     "lr_schedulers",
+    checkpoint_file.BEFORE_HOOKS,
     "hparams_name",
     "hyper_parameters",
     "hparams_type",
@@ -66,9 +67,6 @@ class Snapshot:
     def take(self, point: ResumePoint) -> dict[str, Any]:
         """Return a copy of the state of the job; all ranks call it.
 
-        A validation changes no optimizer, so that the state before one has the optimizers' states
-        without copies. Pass such a state to `with_optimizer_states` before writing it.
-
         Args:
             point: When the state is taken.
 
@@ -81,11 +79,10 @@ class Snapshot:
         number, of_first = gather(
             (time.time_ns(), self._saved(Place.FIRST, point, None) if is_first else {})
         )[0]
-        state, notes = self.lightning_checkpoint(
-            copies_optimizers=point is not ResumePoint.VALIDATION
-        )
+        state, notes = self.lightning_checkpoint()
         overrides = self._rank_overrides(state, notes)
-        of_rank = self._saved(Place.RANK, point, state)
+        before_hooks = state | state[checkpoint_file.BEFORE_HOOKS]
+        of_rank = self._saved(Place.RANK, point, before_hooks)
         run.part(UserObjects).reports.report_packages(of_rank[GivenParts.key])
         entries = {
             "step": self.trainer.global_step,
@@ -132,35 +129,20 @@ class Snapshot:
         """
         self.description = description
 
-    def with_optimizer_states(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of a validation with the optimizers' states copied, too."""
-        return state | {
-            OPTIMIZER_STATES: to_plain(
-                state[OPTIMIZER_STATES],
-                notes := state[checkpoint_file.ENTRIES_KEY]["notes"],
-                partial(self._replace_or_refuse, notes),
-                (OPTIMIZER_STATES,),
-            )
-        }
-
-    def lightning_checkpoint(self, copies_optimizers: bool = True) -> tuple[dict[str, Any], dict]:
+    def lightning_checkpoint(self) -> tuple[dict[str, Any], dict]:
         """Return Lightning's checkpoint in plain values, and notes of original types.
 
         Programs other than this one can read the plain values. The notes are as state/encoding.py
-        makes them, by path.
-
-        Args:
-            copies_optimizers: Whether to copy the optimizers' states. If not, they are as the
-                optimizers have them.
+        makes them, by path. What hooks of the user's have replaced in it is there as it was, too.
 
         Raises:
             UserError: A part of the state cannot be saved.
         """
         notes: dict[tuple, tuple] = {}
         with lightning_callbacks.saving_pruning_masks(self.trainer):
-            state = lightning_checkpoints.state_of(self.trainer)
-        uncopied = {} if copies_optimizers else {OPTIMIZER_STATES: state.pop(OPTIMIZER_STATES)}
-        return to_plain(state, notes, partial(self._replace_or_refuse, notes)) | uncopied, notes
+            state, before_hooks = lightning_checkpoints.state_of(self.trainer)
+        state[checkpoint_file.BEFORE_HOOKS] = before_hooks
+        return to_plain(state, notes, partial(self._replace_or_refuse, notes)), notes
 
     def _warn_of_different_rates(self, rates: Sequence[list[float]]) -> None:
         """Warn, once, if the ranks have different learning rates.

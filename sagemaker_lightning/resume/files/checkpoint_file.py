@@ -33,6 +33,8 @@ from sagemaker_lightning.state.encoding import to_plain
 
 ENTRIES_KEY = "sagemaker_lightning"
 """The key of this package's entries in a checkpoint."""
+BEFORE_HOOKS = f"{ENTRIES_KEY}_before_hooks"
+"""What `on_save_checkpoint` has replaced in the checkpoint, by key."""
 FORMAT_VERSION = 5
 """The version of the format: of the footer, and of what the entries of this package mean.
 

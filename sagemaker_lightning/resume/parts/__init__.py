@@ -4,6 +4,7 @@ A file of this package has one part: its key, what it holds, where it is, when i
 how it is compared. To find what becomes of a thing, look for it in PARTS.
 """
 
+from sagemaker_lightning.resume.parts.before_hooks import BeforeHooks
 from sagemaker_lightning.resume.parts.counters import Counters
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import DataIdentity, Structure
@@ -36,6 +37,7 @@ from sagemaker_lightning.resume.parts.weights import Weights
 PARTS: tuple[type[Part], ...] = (
     LoaderPositions,
     EpochPosition,
+    BeforeHooks,
     Weights,
     SharedPrunedWeights,
     Optimizers,

@@ -78,7 +78,7 @@ class UserObjects(Part):
         """
         if moment is Moment.EPOCH:
             if self.run.resumes_within_epoch and self.run.resumed.same_ranks:
-                self._restore_graph(saved, (), ())
+                self._restore_graph(saved)
             return
         # A dataset may create something once and set a flag that says so. Where the thing is
         # missing, the flag must not be restored.
@@ -87,7 +87,9 @@ class UserObjects(Part):
         }
         # What hooks have computed at the start may be each rank's own.
         own = () if self.run.resumed.same_ranks else tuple(map(str, saved["computed"]))
-        self._restore_graph(saved, incomplete, own)
+        # Before these hooks, the weights are not pruned again yet.
+        is_pruned = moment is Moment.TRAINING
+        self._restore_graph(saved, incomplete, own, is_pruned)
         self.reports.report_reordered()
 
     def restore_modules(self) -> None:
@@ -137,10 +139,14 @@ class UserObjects(Part):
                 yield path, name
 
     def _restore_graph(
-        self, saved: Mapping[str, Any], incomplete: Collection[str], own: tuple[str, ...]
+        self,
+        saved: Mapping[str, Any],
+        incomplete: Collection[str] = (),
+        own: tuple[str, ...] = (),
+        is_pruned: bool = True,
     ) -> None:
         def accept(node: list) -> list | None:
-            return accepted(node, incomplete, own)
+            return accepted(node if is_pruned else without_pruning(node), incomplete, own)
 
         self.graph.restore(saved["graph"], accept)
         if "newer graph" in saved:
@@ -212,14 +218,56 @@ def parts_of_modules(node: list) -> list | None:
     if not isinstance(note, dict):
         return None
     names = note["names"]
+    pruned = _pruned_members(names)
     kept = [
-        n for n, name in enumerate(names) if name.startswith(("module ", "parameter ", "buffer "))
+        n
+        for n, name in enumerate(names)
+        if name.startswith(("module ", "parameter ", "buffer ")) and name not in pruned
     ]
     if not kept:
         return None
     gone = [name for name in note.get("gone", ()) if f"module {name}" in names]
     note = {"names": [names[n] for n in kept], "gone": gone}
     return [kind, path, note, [references[n] for n in kept], content]
+
+
+def without_pruning(node: list) -> list:
+    """Return a node of the start without what pruning makes of weights: they are pruned later."""
+    kind, path, note, references, content = node
+    pruned = _pruned_members(note["names"]) if isinstance(note, dict) else set()
+    if not pruned:
+        return node
+    names = note["names"]
+    kept = [n for n, name in enumerate(names) if name not in pruned]
+    note = note | {
+        "names": [names[n] for n in kept],
+        "gone": [name for name in note.get("gone", ()) if name not in pruned],
+    }
+    return [kind, path, note, [references[n] for n in kept] + references[len(names) :], content]
+
+
+def _pruned_members(names: Collection[str]) -> set[str]:
+    """Return the names of all that torch.nn.utils.prune makes of weights, and replaces.
+
+    Args:
+        names: The names of members of a module that are not as at the start.
+    """
+    weights = [
+        name.removeprefix("buffer ").removesuffix("_mask")
+        for name in names
+        if isinstance(name, str) and name.startswith("buffer ") and name.endswith("_mask")
+    ]
+    return {
+        member
+        for weight in weights
+        if f"parameter {weight}_orig" in names
+        for member in (
+            f"buffer {weight}_mask",
+            f"parameter {weight}_orig",
+            f"parameter {weight}",
+            weight,
+        )
+    }
 
 
 def _is_within(path: str, name: str) -> bool:

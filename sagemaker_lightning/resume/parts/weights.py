@@ -12,6 +12,7 @@ from pytorch_lightning import Trainer
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
+from sagemaker_lightning.compat import lightning_checkpoints
 from sagemaker_lightning.compat.torch_modules import buffers, load_hooks, parameters
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.parts import start_hooks
@@ -37,6 +38,8 @@ class Weights(Part):
         super().__init__(run)
         self.later: dict[str, Any] = {}
         """Weights of parts of the model that a hook creates."""
+        self.trained: dict[str, Any] | None = None
+        """The model's weights, if a hook of the user's has put others in the file."""
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Prepare the model for its weights, or load them once more.
@@ -45,10 +48,11 @@ class Weights(Part):
             UserError: The weights are not those of this model.
         """
         if moment is Moment.LOADING:
-            self._prepare(saved["state_dict"])
+            self._prepare(self.trained or saved["state_dict"])
         else:
             # Lightning's WeightAveraging saves its average as state_dict.
-            self._load_again(saved.get("current_model_state", saved["state_dict"]))
+            own = saved.get("current_model_state", saved["state_dict"])
+            self._load_again(self.trained or own)
 
     def _prepare(self, weights: dict[str, Any]) -> None:
         """Let the model have what the weights are of, before Lightning loads them.
@@ -86,6 +90,12 @@ class Weights(Part):
             )
         model.load_state_dict(state, strict=False)
         self.later = {}
+        self.trained = None
+
+    def load_instead(self, weights: dict[str, Any]) -> None:
+        """Load these weights; the user's `on_load_checkpoint` gets those of the file."""
+        self.trained = weights
+        lightning_checkpoints.load_weights(self.trainer, weights)
 
     def present(self) -> dict[str, Any]:
         """Return what Lightning would save now, with what its callbacks make of it.
