@@ -575,9 +575,6 @@ class ExactResume(EarlyCallback):
         """Let signals request a stop at a batch boundary from now on.
 
         It also begins the journal.
-
-        Raises:
-            UserError: A checkpoint of this run could not be read again.
         """
         self.saved_at = time.monotonic()
         self.saved_step = trainer.global_step
@@ -594,8 +591,6 @@ class ExactResume(EarlyCallback):
                     "numbers": self.restart.code_numbers,
                 }
             )
-            if problem := checkpoint_file.why_unreadable(self.snapshot.lightning_checkpoint()[0]):
-                raise UserError(f"a checkpoint of this run could not be read again: {problem}")
             self.proof.start(
                 self.restart.entries,
                 self.settings_of_run,
@@ -901,6 +896,9 @@ class ExactResume(EarlyCallback):
         Args:
             point: When it is saved.
             last: Whether to wait until it is written. Otherwise it is written in the background.
+
+        Raises:
+            UserError: It is the first one, and could not be read again.
         """
         started = time.monotonic()
         if point is not ResumePoint.VALIDATION:  # before_validation has checked that state
@@ -912,6 +910,8 @@ class ExactResume(EarlyCallback):
                 if point is ResumePoint.VALIDATION
                 else self.snapshot.take(point)
             )
+            if not self.saved_number and (problem := checkpoint_file.why_unreadable(state)):
+                raise UserError(f"a checkpoint of this run could not be read again: {problem}")
             if self.stop and last:
                 self.stop.save_last()
             self.saved_number = state[checkpoint_file.ENTRIES_KEY]["number"]

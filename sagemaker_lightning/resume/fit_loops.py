@@ -116,7 +116,9 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         snapshot.user_state.hooks_ended()  # what follows are data
         objects_before = (
             snapshot.user_state.state_before_data()
-            if loaders_before is not None and self.resume.is_training
+            if loaders_before is not None
+            and self.resume.is_training
+            and lightning_loops.loaders_are_due(self.trainer)
             else None
         )
         with self.restart.recreating_data(self, snapshot):

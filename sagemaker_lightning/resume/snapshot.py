@@ -24,6 +24,7 @@ from sagemaker_lightning.resume.agreement import Agreement
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.user_state import UserState
 from sagemaker_lightning.resume.verification import Proof
+from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import RECREATED, NotPlain, to_plain
 from sagemaker_lightning.state.object_state import digest
 
@@ -81,6 +82,7 @@ class Snapshot:
         self.run_description: Mapping[str, Any] = {}  # empty before training
         self.has_warned_of_rates = False
 
+    @object_graph.at_one_moment()
     def take(self, point: ResumePoint) -> dict[str, Any]:
         """Return a copy of the state of the job; all ranks call it.
 

@@ -45,6 +45,7 @@ SETTING_TYPES = int, float, bool, str, type(None)
 CHANGED_BEFORE = object()
 
 
+@object_graph.roots_at_one_moment
 def user_objects(trainer: Trainer) -> dict[str, Any]:
     """Return the user's objects that may have state, by name.
 
@@ -159,6 +160,10 @@ class UserState:
     def mark_start(self) -> None:
         """Take the present state as the one at the start."""
         self.hooks_ended()
+        with object_graph.at_one_moment():
+            self._mark_start()
+
+    def _mark_start(self) -> None:
         self.state.mark()
         self.attributes_at_start = self.state.opaque_attributes()
         self.containers_at_start = {
@@ -166,7 +171,7 @@ class UserState:
         }
         self.trainer_settings = self._trainer_settings()
         self.package_searches = 0
-        self.variables_at_start = self._variables()
+        self.variables_at_start = self._variables(self.packages.values())
         self.packages.note(anew=True)
 
     def first_batch_ended(self) -> None:
@@ -305,20 +310,20 @@ class UserState:
             for position, optimizer in enumerate(self.trainer.optimizers)
         }
 
-    def _variables(self) -> dict[str, bytes]:
+    def _variables(self, of_packages: Mapping[str, object_graph.Elsewhere]) -> dict[str, bytes]:
         """Return digests of the variables of the user's modules and classes, by name."""
         objects = user_objects(self.trainer)
-        return module_variables.variable_digests(self._variables_of_packages() | objects, objects)
+        return module_variables.variable_digests({**of_packages, **objects}, objects)
 
     def _variables_of_packages(self) -> dict[str, object_graph.Elsewhere]:
         """Return the values of the variables of packages that lead to trained tensors.
 
-        To search large packages takes tens of milliseconds. So after the first checkpoints, they
-        are searched when twice as many have been taken; what was found is compared at each.
+        To search large packages takes tens of milliseconds. So they are searched after the first
+        batch, for which they make what is trained, and when twice as many checkpoints have been
+        taken as at the time before; what was found is compared at each.
         """
         self.package_searches += 1
-        is_due = not self.package_searches & (self.package_searches - 1)
-        if self.package_searches > 4 and not is_due:
+        if self.package_searches & (self.package_searches - 1):
             return self.packages.values()
         known = (
             parameter
@@ -332,7 +337,9 @@ class UserState:
     def _report_variables(self) -> None:
         """Print, once for each, which variables of modules and classes have changed."""
         self._report_changed(
-            module_variables.changed_variables(self.variables_at_start, self._variables())
+            module_variables.changed_variables(
+                self.variables_at_start, self._variables(self._variables_of_packages())
+            )
         )
 
     def report_packages(self, saved: Any) -> None:
