@@ -464,7 +464,7 @@ class FailsAfterSignal(Fails):
 
 def test_an_error_that_comes_after_a_signal_is_a_stop(tmp_path: Path, capfd):
     trainer = short_trainer(tmp_path, FailsAfterSignal(BrokenPipeError(32, "Broken pipe")))
-    trainer.callbacks[-1].every_n_steps = 1
+    trainer.callbacks[-1].save_every(steps=1, minutes=0)
     with pytest.raises(SystemExit) as left:
         trainer.fit(Untested())
     wait_for_checkpoints()

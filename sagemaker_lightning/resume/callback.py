@@ -441,11 +441,7 @@ class ExactResume(EarlyCallback):
             self.run.optimizers_are_loaded_next()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let signals request a stop at a batch boundary from now on; begin the journal.
-
-        Raises:
-            UserError: A checkpoint of this run could not be read again.
-        """
+        """Let signals request a stop at a batch boundary from now on; begin the journal."""
         code_numbers.note_used(trainer)
         if self.run:
             self.run.hooks_run()

@@ -44,6 +44,7 @@ from sagemaker_lightning.resume.same_run.same_run import SameRun
 from sagemaker_lightning.resume.signals import Signals
 from sagemaker_lightning.resume.snapshot import LIGHTNING_KEYS, Snapshot
 from sagemaker_lightning.resume.stopping import Intervals, Stopping
+from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import RECREATED, from_plain, to_plain
 
 PartOfKind = TypeVar("PartOfKind", bound=Part)
@@ -332,16 +333,10 @@ class Run:
         self.signals.receive(self.trainer.is_global_zero)
 
     def hooks_run(self) -> None:
-        """Let signals request a stop at a batch boundary from now on; begin the journal.
-
-        Raises:
-            UserError: A checkpoint of this run could not be read again.
-        """
+        """Let signals request a stop at a batch boundary from now on; begin the journal."""
         self.stopping.training_begins()
         if self.saves:
             self.snapshot.describe_run(self.same_run.describe())
-            if problem := checkpoint_file.why_unreadable(self.snapshot.lightning_checkpoint()[0]):
-                raise UserError(f"a checkpoint of this run could not be read again: {problem}")
             self.check.start(
                 self.resumed.entries if self.resumed else {},
                 self.options.settings,
@@ -369,8 +364,8 @@ class Run:
         data_epoch = self.part(DataEpoch)
         objects.graph.begin()
         objects.hooks_ended()  # what follows are data
-        are_others = loaders_before is not None
-        before = data_epoch.state_of_objects() if are_others and self.is_training else None
+        are_due = loaders_before is not None and lightning_loops.loaders_are_due(self.trainer)
+        before = data_epoch.state_of_objects() if are_due and self.is_training else None
         with data_epoch.recreating(loop):
             yield
         objects.graph.include()
@@ -429,6 +424,11 @@ class Run:
 
     def mark_start(self) -> None:
         """Take the present state as the one that the run starts with."""
+        self.part(UserObjects).hooks_ended()
+        with object_graph.at_one_moment():
+            self._mark_start()
+
+    def _mark_start(self) -> None:
         for part in self.parts:
             part.mark_start()
 
@@ -616,6 +616,9 @@ class Run:
         Args:
             point: When it is saved.
             last: Whether to wait until it is written. Otherwise it is written in the background.
+
+        Raises:
+            UserError: It is the first one, and could not be read again.
         """
         began = time.monotonic()
         if point is not ResumePoint.VALIDATION:  # validation_begins has checked that state
@@ -627,6 +630,8 @@ class Run:
                 if point is ResumePoint.VALIDATION
                 else self.snapshot.take(point)
             )
+            if not self.saved_number and (problem := checkpoint_file.why_unreadable(state)):
+                raise UserError(f"a checkpoint of this run could not be read again: {problem}")
             if last:
                 self.signals.save_last()
             entries = state[checkpoint_file.ENTRIES_KEY]

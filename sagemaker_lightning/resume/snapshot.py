@@ -15,6 +15,7 @@ from sagemaker_lightning.resume.parts.part import Place
 from sagemaker_lightning.resume.parts.roots import name_in_module
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import RECREATED, NotPlain, to_plain
 from sagemaker_lightning.state.object_state import digest
 
@@ -64,6 +65,7 @@ class Snapshot:
         """What checkpoints say of the run; empty before training."""
         self.has_warned_of_rates = False
 
+    @object_graph.at_one_moment()
     def take(self, point: ResumePoint) -> dict[str, Any]:
         """Return a copy of the state of the job; all ranks call it.
 

@@ -6,10 +6,11 @@ packages keep there have none.
 """
 
 import functools
+import itertools
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,12 @@ CODE = (
 )
 NO_STATE = frozenset(CODE + LEAVES) - {Tensor, type}
 """Classes, but for those derived from them, of which no object leads to a tensor."""
+
+
+TORCHES = {name for name in LIBRARIES if name.startswith(("torch", "lightning", "pytorch_"))} | {
+    "transformers"
+}
+"""Packages that make tensors which take gradients; others use them."""
 
 
 class Trained(NamedTuple):
@@ -113,7 +120,7 @@ def trained_tensors(objects: Iterable[Any]) -> Iterator[Trained]:
     """Yield the leaf tensors with `requires_grad` that variables of packages lead to, once each.
 
     The packages are those that the user's modules import, or the modules in which the classes of
-    `objects` are: as far as they are installed, and are none of object_graph.LIBRARIES.
+    `objects` are: as far as they are installed, use torch, and are none of object_graph.LIBRARIES.
 
     Args:
         objects: Objects of the training, such as the model.
@@ -124,20 +131,29 @@ def trained_tensors(objects: Iterable[Any]) -> Iterator[Trained]:
         for name, module in (list(sys.modules.items()) if packages else ())
         if _outermost(name) in packages and not is_own_module(name)
     }
+    # To search the others, such as a client of a service, takes most of the time.
+    packages = {_outermost(name) for name, module in modules.items() if _uses_torch(name, module)}
+    modules = {name: each for name, each in modules.items() if _outermost(name) in packages}
     seen: set[int] = set()
     # A variable that others import has the name that it has in the outermost module.
     for module_name in sorted(modules, key=lambda name: (name.count("."), name)):
-        for name, value in list(namespace(modules[module_name]).items()):
-            if type(value) in NO_STATE or name.startswith("__"):
-                continue
+        for name, value in _with_state(namespace(modules[module_name])):
             variable = f"{module_name}.{name}"
             if issubclass(type(value), type):
                 if value.__module__ == module_name:
-                    for attribute, member in list(vars(value).items()):
-                        if type(member) not in NO_STATE and not attribute.startswith("__"):
-                            yield from _reached(f"{variable}.{attribute}", member, seen)
+                    for attribute, member in _with_state(vars(value)):
+                        yield from _reached(f"{variable}.{attribute}", member, seen)
             else:
                 yield from _reached(variable, value, seen)
+
+
+def _with_state(variables: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return name and value of the variables that may lead to a tensor."""
+    return [
+        (name, value)
+        for name, value in list(variables.items())
+        if type(value) not in NO_STATE and not name.startswith("__")
+    ]
 
 
 def _imported_packages(objects: Iterable[Any]) -> set[str]:
@@ -146,16 +162,49 @@ def _imported_packages(objects: Iterable[Any]) -> set[str]:
     importers = {class_.__module__ for object_ in objects for class_ in type(object_).__mro__}
     importers = {name for name in importers if _outermost(name) not in LIBRARIES}
     packages = set(map(_outermost, importers))
+    mentioned: set[str] = set()
     for name in own | importers:
-        for value in list(namespace(sys.modules.get(name)).values()):
-            packages.add(_outermost(_module_of(value)))
-            # A function may import something by itself.
+        owners, names = _used_by(name)
+        packages |= owners
+        mentioned |= names
+    # A function may import something by itself.
+    packages |= set(map(_outermost, mentioned & sys.modules.keys()))
+    return packages - LIBRARIES - set(map(_outermost, own)) - {""}
+
+
+_used: dict[str, tuple[list[int], set[str], set[str]]] = {}
+"""What `_used_by` has returned for a module, and the ids of its variables then, by its name."""
+
+
+def _used_by(name: str) -> tuple[set[str], set[str]]:
+    """Return the packages that a module has something of, and the names in its functions' code."""
+    variables = list(namespace(sys.modules.get(name)).values())
+    ids = list(map(id, variables))
+    if name not in _used or _used[name][0] != ids:
+        names: set[str] = set()
+        for value in variables:
             is_class = issubclass(type(value), type)
             for function in list(vars(value).values()) if is_class else (value,):
                 if type(function) is types.FunctionType and function.__module__ == name:
-                    names = names_in_code(function.__code__) & sys.modules.keys()
-                    packages |= set(map(_outermost, names))
-    return packages - LIBRARIES - set(map(_outermost, own)) - {""}
+                    names |= names_in_code(function.__code__)
+        _used[name] = ids, {_outermost(_module_of(value)) for value in variables}, names
+    return _used[name][1:]
+
+
+_without_torch: dict[str, tuple[int, int]] = {}
+"""Modules in which nothing is torch's: the id, and how many variables they had, by name."""
+
+
+def _uses_torch(name: str, module: Any) -> bool:
+    """Return whether a module has anything that is torch's, or of a package that is built on it."""
+    variables = namespace(module)
+    seen = id(module), len(variables)
+    if _without_torch.get(name) == seen:
+        return False
+    if any(_outermost(_module_of(value)) in TORCHES for value in list(variables.values())):
+        return True
+    _without_torch[name] = seen
+    return False
 
 
 @functools.cache
@@ -198,47 +247,81 @@ def _reached(variable: str, value: Any, seen: set[int]) -> Iterator[Trained]:
         value: Its value.
         seen: The ids of objects that are left out, to which those that are reached are added.
     """
-    stack = [(variable, value)]
+    # Few lead to a tensor, of which alone a name is made: (object, its name, whose member it is).
+    stack: list[tuple] = [(value, None, None)]
     objects_left = MAX_OBJECTS
     while stack and objects_left:
-        path, object_ = stack.pop()
+        entry = stack.pop()
+        object_ = entry[0]
         if id(object_) in seen:
             continue
         seen.add(id(object_))
         objects_left -= 1
-        if issubclass(type(object_), Tensor):
+        class_ = type(object_)
+        if issubclass(class_, Tensor):
             is_empty = isinstance(object_, nn.parameter.UninitializedTensorMixin)
             if object_.requires_grad and object_.is_leaf and not is_empty:
-                yield Trained(variable, value, path, object_)
+                yield Trained(variable, value, _path(variable, entry), object_)
+            continue
+        if not (members := _members_of(class_)(object_)):
             continue
         stack += [
-            (f"{path}.{name}", member)
-            for name, member in reversed(_members(object_))
+            (member, name, entry)
+            for name, member in reversed(members)
             if type(member) not in NO_STATE
         ]
 
 
-def _members(value: Any) -> list[tuple[Any, Any]]:
-    """Return name and value of what an object holds that may lead to a tensor."""
-    class_ = type(value)
+def _path(variable: str, entry: tuple) -> str:
+    """Return the name of an object that `_reached` has reached."""
+    names = []
+    while entry[2] is not None:
+        names.append(str(entry[1]))
+        entry = entry[2]
+    return ".".join([variable, *reversed(names)])
+
+
+Members = list[tuple[Any, Any]]
+"""Name and value of what an object holds that may lead to a tensor."""
+
+
+@functools.cache
+def _members_of(class_: type) -> Callable[[Any], Members]:
+    """Return the function that returns the members of objects of a class."""
     # Containers' own classes may do anything when they are asked.
     if issubclass(class_, dict):
-        items = list(dict.items(value))[:MAX_OBJECTS]
-        named = [
-            (key if type(key) in (str, int) else f"{type(key).__name__}#{number}", member)
-            for number, (key, member) in enumerate(items)
-        ]
-        # A package may know its parameters by themselves.
-        return named + [(f"key#{number}", key) for number, (key, _) in enumerate(items)]
+        return _members_of_dict
     for base in (list, tuple, set, frozenset, deque):
         if issubclass(class_, base):
-            return list(enumerate(base.__iter__(value)))[:MAX_OBJECTS]
+            return functools.partial(_members_of_container, base)
     if issubclass(class_, nn.Module):
-        return list(value.named_parameters())
+        return lambda module: list(module.named_parameters())
     if issubclass(class_, torch.optim.Optimizer):
-        return list(enumerate(value.param_groups))
-    is_entered = not issubclass(class_, CODE) and not is_library_class(class_)
-    return list(namespace(value).items()) if is_entered else []
+        return lambda optimizer: list(enumerate(optimizer.param_groups))
+    if issubclass(class_, CODE) or is_library_class(class_):
+        return lambda _: []
+    return lambda object_: list(namespace(object_).items())
+
+
+def _members_of_dict(value: dict) -> Members:
+    """Return the values of a dict, and then its keys: a package may know its parameters by them."""
+    keys = list(itertools.islice(dict.keys(value), MAX_OBJECTS))
+    values = list(itertools.islice(dict.values(value), MAX_OBJECTS))
+    members: Members = []
+    if not NO_STATE.issuperset(map(type, values)):
+        members = [
+            (key if type(key) in (str, int) else f"{type(key).__name__}#{number}", member)
+            for number, (key, member) in enumerate(zip(keys, values, strict=True))
+        ]
+    if not NO_STATE.issuperset(map(type, keys)):
+        members += [(f"key#{number}", key) for number, key in enumerate(keys)]
+    return members
+
+
+def _members_of_container(base: type, value: Any) -> Members:
+    """Return the elements of a list, tuple, set or deque, which is what `base` says."""
+    elements = list(itertools.islice(base.__iter__(value), MAX_OBJECTS))
+    return [] if NO_STATE.issuperset(map(type, elements)) else list(enumerate(elements))
 
 
 def _memory(tensor: Tensor) -> int:

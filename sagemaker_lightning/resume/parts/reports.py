@@ -56,7 +56,7 @@ class Reports:
     def mark_start(self) -> None:
         """Take the present variables as those at the start."""
         self.package_searches = 0
-        self.variables_at_start = self._variables()
+        self.variables_at_start = self._variables(self.packages.values())
         self.packages.note(anew=True)
 
     def first_batch_ended(self) -> None:
@@ -64,20 +64,20 @@ class Reports:
         self._variables_of_packages()
         self.packages.note(anew=False)
 
-    def _variables(self) -> dict[str, bytes]:
+    def _variables(self, of_packages: Mapping[str, object_graph.Elsewhere]) -> dict[str, bytes]:
         """Return digests of the variables of the user's modules and classes, by name."""
         objects = user_objects(self.trainer)
-        return module_variables.variable_digests(self._variables_of_packages() | objects, objects)
+        return module_variables.variable_digests({**of_packages, **objects}, objects)
 
     def _variables_of_packages(self) -> dict[str, object_graph.Elsewhere]:
         """Return the values of the variables of packages that lead to trained tensors.
 
-        To search large packages takes tens of milliseconds. So after the first checkpoints, they
-        are searched when twice as many have been taken; what was found is compared at each.
+        To search large packages takes tens of milliseconds. So they are searched after the first
+        batch, for which they make what is trained, and when twice as many checkpoints have been
+        taken as at the time before; what was found is compared at each.
         """
         self.package_searches += 1
-        is_due = not self.package_searches & (self.package_searches - 1)
-        if self.package_searches > 4 and not is_due:
+        if self.package_searches & (self.package_searches - 1):
             return self.packages.values()
         known = (
             parameter
@@ -91,7 +91,9 @@ class Reports:
     def report_variables(self) -> None:
         """Print, once for each, which variables of modules and classes have changed."""
         self._report_changed(
-            module_variables.changed_variables(self.variables_at_start, self._variables())
+            module_variables.changed_variables(
+                self.variables_at_start, self._variables(self._variables_of_packages())
+            )
         )
 
     def report_packages(self, saved: Any) -> None:

@@ -27,6 +27,7 @@ VALIDATION = "val."
 FUNCTIONS = types.FunctionType, types.MethodType, functools.partial
 
 
+@object_graph.roots_at_one_moment
 def user_objects(trainer: Trainer) -> dict[str, Any]:
     """Return the user's objects that may have state, by name.
 

@@ -51,7 +51,6 @@ class UserObjects(Part):
 
     def mark_start(self) -> None:
         """Take the present state as the one at the start."""
-        self.hooks_ended()
         self.graph.mark()
         self.reports.mark_start()
 

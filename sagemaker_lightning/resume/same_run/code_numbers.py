@@ -5,6 +5,7 @@ changed, the run is neither the one before nor a new one. The numbers are record
 is loaded or trained, and compared with those of the checkpoint's run.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -98,7 +99,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 def _is_compared(name: str, value: Any) -> bool:
     """Return whether a value is a number that may change results, or a few of them."""
     elements = value.values() if isinstance(value, dict) else value
-    return not MAY_DIFFER.search(name) and (
+    return not _may_differ(name) and (
         _is_number(value)
         or (
             isinstance(value, (list, tuple, dict))
@@ -106,6 +107,11 @@ def _is_compared(name: str, value: Any) -> bool:
             and all(map(_is_number, elements))
         )
     )
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _may_differ(name: str) -> bool:
+    return MAY_DIFFER.search(name) is not None
 
 
 def _is_number(value: Any) -> bool:

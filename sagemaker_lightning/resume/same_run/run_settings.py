@@ -9,6 +9,7 @@ import torch
 from pytorch_lightning import Trainer
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
+from sagemaker_lightning.compat.torch_modules import buffers, parameters, unsaved_buffers
 
 MAY_CHANGE = {
     r"trainer\.(max_|min_)": "how long to train",
@@ -68,7 +69,7 @@ def describe(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
         trainer: Lightning's trainer.
         flags: All settings by flag.
     """
-    shapes = _shapes(trainer.lightning_module.state_dict())
+    shapes = _shapes(trainer.lightning_module)
     return {
         "flags": json.dumps(flags, default=str),
         "data": _data_identity(trainer),
@@ -215,17 +216,22 @@ def changed_settings(
     ]
 
 
-def _shapes(state: Mapping[str, Any]) -> dict[str, list[int] | None]:
-    """Return the shapes of weights and buffers, by name.
+def _shapes(model: torch.nn.Module) -> dict[str, list[int] | None]:
+    """Return the shapes of weights and buffers, by the names that a state dict has for them.
 
-    The shape is None for a lazy one, which gets it from the first batch.
+    The shape is None for a lazy one, which gets it from the first batch. The model is not asked for
+    its state dict: its class may count how often it is.
     """
     lazy = torch.nn.parameter.UninitializedTensorMixin
-    return {
-        name: None if isinstance(value, lazy) else list(value.shape)
-        for name, value in state.items()
-        if isinstance(value, torch.Tensor)
-    }
+    shapes = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        unsaved = unsaved_buffers(module)
+        for name, value in (parameters(module) | buffers(module)).items():
+            if value is not None and name not in unsaved:
+                shape = None if isinstance(value, lazy) else list(value.shape)
+                shapes[prefix + name] = shape
+    return shapes
 
 
 def _loader_numbers(trainer: Trainer) -> dict[str, list]:
