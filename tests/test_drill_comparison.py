@@ -1354,7 +1354,7 @@ def test_a_drilled_run_saves_every_other_step_in_the_folder_of_the_drill(tmp_pat
     trainer = trainer_of(callbacks=[run, resume, other := Callback()])
     run.run_begins(trainer)
     assert trainer.callbacks == [resume, other, run]
-    assert (resume.every_n_steps, resume.every_n_minutes) == (2, 0)
+    assert (resume.intervals.steps, resume.intervals.minutes) == (2, 0)
 
 
 def test_a_trainer_without_our_callback_is_not_drilled(tmp_path: Path):
