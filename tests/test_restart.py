@@ -355,8 +355,8 @@ def test_an_epoch_that_needs_new_data_gets_them(tmp_path, seeds, point, every, i
     }
 
 
-class Course:
-    """The course of an epoch that other ranks began."""
+class EpochPlan:
+    """The epoch_plan of an epoch that other ranks began."""
 
     def continue_from(self, epoch, reached):
         self.began = epoch, reached
@@ -365,25 +365,25 @@ class Course:
         return "order", 10 * epoch
 
 
-def loads(course) -> SimpleNamespace:
-    return SimpleNamespace(exactly=SimpleNamespace(course=course))
+def loads(epoch_plan) -> SimpleNamespace:
+    return SimpleNamespace(exactly=SimpleNamespace(epoch_plan=epoch_plan))
 
 
 RUN = {"flags": "{}", "sizes": [], "workers": [], "ranks": 2}
 
 
 def test_the_rest_of_an_epoch_is_shared_out_anew(tmp_path):
-    course = Course()
-    trainer = trainer_of(train_dataloader=loads(course))
+    epoch_plan = EpochPlan()
+    trainer = trainer_of(train_dataloader=loads(epoch_plan))
     entries = {"world_size": 2, "reached": 6, "run": RUN}
     restart = restart_of(tmp_path, trainer, ResumePoint.BATCH, **entries)
     restart.redistribute_epoch(trainer.fit_loop)
-    assert course.began == (5, 6)
+    assert epoch_plan.began == (5, 6)
     assert set(vars(trainer.fit_loop.epoch_loop.batch_progress.current).values()) == {50}
 
 
 @pytest.mark.parametrize(
-    ("loader", "reached"), [(None, 6), (loads(None), 6), (loads(Course()), None)]
+    ("loader", "reached"), [(None, 6), (loads(None), 6), (loads(EpochPlan()), None)]
 )
 def test_an_epoch_that_cannot_be_shared_out_anew_is_refused(tmp_path, loader, reached):
     trainer = trainer_of(train_dataloader=loader)

@@ -430,15 +430,15 @@ class Restart:
         if not self.resumes_within_epoch or self._same_ranks:
             return
         loader = divided(self.trainer.train_dataloader)
-        if loader is None or not loader.course or self.entries["reached"] is None:
+        if loader is None or not loader.epoch_plan or self.entries["reached"] is None:
             raise UserError(
                 f"{self.folder.label}: step {self.step} was saved within an epoch by "
                 f"{self.entries['world_size']} ranks, and its data cannot be shared out anew among "
                 f"{self.trainer.world_size}; give as many devices and nodes as before"
             )
         epoch, _ = position(self.trainer)
-        loader.course.continue_from(epoch, self.entries["reached"])
-        done = loader.course.of_epoch(epoch)[1]
+        loader.epoch_plan.continue_from(epoch, self.entries["reached"])
+        done = loader.epoch_plan.of_epoch(epoch)[1]
         progress = loop.epoch_loop.batch_progress.current
         progress.ready = progress.started = progress.processed = progress.completed = done
 
