@@ -12,16 +12,25 @@ four methods below, and with what).
 import functools
 import inspect
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pytorch_lightning import Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
 from sagemaker_lightning.contract.errors import UserError
+
+HYPERPARAMETERS = (
+    "hyper_parameters",
+    "datamodule_hyper_parameters",
+    "hparams",
+    "datamodule_hparams",
+)
+"""How the keys begin of what a run does not need to resume."""
 
 
 def state_of(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -33,43 +42,38 @@ def state_of(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
     Returns:
         The checkpoint, and the values as they were before the hooks, by key.
     """
-    strategy = trainer.strategy
-    weights: list[dict[str, Any]] = []
-    optimizers: list[dict[str, Any]] = []
-
-    def module_state() -> dict[str, Any]:
-        state = type(strategy).lightning_module_state_dict(strategy)
-        weights.append(dict(state))
-        return state
-
-    def optimizer_state(optimizer: Any) -> dict[str, Any]:
-        state = type(strategy).optimizer_state(strategy, optimizer)
-        optimizers.append(_shallow(state))
-        return state
-
-    strategy.lightning_module_state_dict = module_state
-    strategy.optimizer_state = optimizer_state
+    first = _BeforeHooks()
+    trainer.callbacks.insert(0, first)
     try:
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     finally:
-        del strategy.lightning_module_state_dict, strategy.optimizer_state
-    before = {
-        "state_dict": weights[0],
-        "optimizer_states": optimizers,
-    }
-    schedules = trainer.lr_scheduler_configs
-    if len(checkpoint.get("lr_schedulers", ())) != len(schedules):
-        before["lr_schedulers"] = [config.scheduler.state_dict() for config in schedules]
+        trainer.callbacks.remove(first)
     return checkpoint, {
         key: value
-        for key, value in before.items()
+        for key, value in first.checkpoint.items()
         if not (_is_same(checkpoint.get(key), value) or _has_weights_twice(checkpoint, key))
     }
 
 
+class _BeforeHooks(Callback):
+    """A callback whose hook comes before those of the user's, and keeps what they may change."""
+
+    checkpoint: dict[str, Any]
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep what the checkpoint has."""
+        self.checkpoint = {
+            key: _shallow(value)
+            for key, value in checkpoint.items()
+            if not key.startswith(HYPERPARAMETERS)
+        }
+
+
 def _shallow(value: Any) -> Any:
     """Return a copy of dicts and lists, with the same values in them."""
-    if type(value) is dict:
+    if type(value) in (dict, OrderedDict):
         return {key: _shallow(element) for key, element in value.items()}
     return list(map(_shallow, value)) if type(value) is list else value
 

@@ -79,6 +79,16 @@ def load_hooks(module: nn.Module) -> list[Callable]:
     ]
 
 
+def changes_state_dict(model: nn.Module) -> bool:
+    """Return whether a module, or one in it, decides itself what its state dict has."""
+    return any(
+        type(module).state_dict is not nn.Module.state_dict
+        or type(module)._save_to_state_dict is not nn.Module._save_to_state_dict
+        or bool(module._state_dict_hooks)
+        for module in model.modules()
+    )
+
+
 def stored_parts(tensor: Tensor) -> list[Tensor]:
     """Return the tensors that a tensor consists of: of a sparse one, its indices and values."""
     if tensor.layout == torch.sparse_coo:

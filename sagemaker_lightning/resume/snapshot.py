@@ -42,12 +42,6 @@ EQUAL_ON_ALL_RANKS = {
 """Keys of a Lightning checkpoint that are equal on all ranks, or rank 0's for all."""
 LIGHTNING_KEYS = EQUAL_ON_ALL_RANKS | {"callbacks"}
 """Keys of a checkpoint that Lightning sets; the others are of on_save_checkpoint."""
-HYPERPARAMETERS = (
-    "hyper_parameters",
-    "datamodule_hyper_parameters",
-    "hparams",
-    "datamodule_hparams",
-)
 OPTIMIZER_STATES = "optimizer_states"
 
 
@@ -100,7 +94,7 @@ class Snapshot:
             "ranks": gather(of_rank | {"rank_overrides": overrides}),
         }
         if point is ResumePoint.EPOCH:
-            counters.move_counters_to_epoch_end(state["loops"]["fit_loop"])
+            counters.move_counters_to_epoch_end(before_hooks["loops"]["fit_loop"])
         return state | {checkpoint_file.ENTRIES_KEY: entries}
 
     def _saved(
@@ -179,7 +173,7 @@ class Snapshot:
             UserError: It is something else.
         """
         name = str(error.path[0])
-        if name.startswith(HYPERPARAMETERS):
+        if name.startswith(lightning_checkpoints.HYPERPARAMETERS):
             return f"({error.kind})"
         if name not in LIGHTNING_KEYS and (own := name_in_module(self.trainer, error.value)):
             notes[error.path] = (RECREATED, own)

@@ -24,7 +24,7 @@ from sagemaker_lightning.resume.parts.logger_positions import LoggerPositions
 from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.modes import Modes
 from sagemaker_lightning.resume.parts.newest_metrics import NewestMetrics
-from sagemaker_lightning.resume.parts.optimizers import Optimizers, Schedulers
+from sagemaker_lightning.resume.parts.optimizers import OptimizerClasses, Optimizers, Schedulers
 from sagemaker_lightning.resume.parts.parameter_groups import ParameterGroups
 from sagemaker_lightning.resume.parts.part import Part
 from sagemaker_lightning.resume.parts.rank_buffers import RankBuffers
@@ -40,6 +40,7 @@ PARTS: tuple[type[Part], ...] = (
     BeforeHooks,
     Weights,
     SharedPrunedWeights,
+    OptimizerClasses,
     Optimizers,
     ParameterGroups,
     Schedulers,

@@ -1,11 +1,13 @@
 """The optimizers' states: Lightning loads them; hooks at the start may change the groups again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning import Trainer
 
+from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place, named_values
+from sagemaker_lightning.resume.resume_point import ResumePoint
 
 
 class Optimizers(Part):
@@ -43,6 +45,60 @@ class Optimizers(Part):
     def digest(self, saved: Any, others: Any) -> dict[str, Any]:
         """Return each value of the states."""
         return named_values(self.key, saved[self.key])
+
+
+class OptimizerClasses(Part):
+    """The classes of the optimizers, which a program makes again as at its start."""
+
+    key = "optimizer_classes"
+    what = "the classes of the optimizers, to notice others that were put in their place"
+    place = Place.RUN
+    moments = (Moment.OPTIMIZERS,)
+
+    def __init__(self, run: Any) -> None:
+        super().__init__(run)
+        self.at_start: list[str] = []
+        self.is_told = False
+
+    def mark_start(self) -> None:
+        """Note the classes of the optimizers that the program has made."""
+        self.at_start = class_names(self.trainer)
+
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> Any:
+        """Return the classes; print, once, that they are others than at the start."""
+        names = class_names(self.trainer)
+        if point and names != self.at_start and not self.is_told:
+            self.is_told = True
+            if self.trainer.is_global_zero:
+                print(
+                    f"the optimizers were replaced while training ({', '.join(self.at_start)} by "
+                    f"{', '.join(names)}), and a resumed run makes the first ones: after an "
+                    "interruption this run cannot go on; return them from configure_optimizers()",
+                    flush=True,
+                )
+        return names
+
+    def restore(self, saved: Any, moment: Moment) -> None:
+        """Refuse states of other optimizers.
+
+        Raises:
+            UserError: They were replaced while training.
+        """
+        names = class_names(self.trainer)
+        if names != saved:
+            found = ", ".join(map(str, saved))
+            raise UserError(
+                f"{self.run.folder.label}: {self.run.resumed.file_name}: found states of the "
+                f"optimizers {printable(found)[:200]}, expected {', '.join(names)}, as "
+                "configure_optimizers() returns them; return those from it that training goes on "
+                "with, or move the checkpoints away to start anew"
+            )
+
+
+def class_names(trainer: Trainer) -> list[str]:
+    """Return the name of the class of each optimizer."""
+    classes = [type(optimizer) for optimizer in trainer.optimizers]
+    return [f"{class_.__module__}.{class_.__qualname__}" for class_ in classes]
 
 
 class Schedulers(Part):

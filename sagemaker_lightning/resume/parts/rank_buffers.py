@@ -1,7 +1,8 @@
-"""The buffers that differ between the ranks, or that no state dict has.
+"""The buffers that differ between the ranks, and all tensors that no state dict has.
 
 DDP makes buffers (batch norm's statistics) equal on all ranks at the start of a forward pass only,
-and validation uses each rank's own.
+and validation uses each rank's own. A model may leave frozen weights out of its state dict to save
+space; those of them that training changes are here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,10 +13,12 @@ from pytorch_lightning import Trainer
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from sagemaker_lightning.compat.torch_modules import changes_state_dict
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu, has_values
 from sagemaker_lightning.resume.parts.part import Moment, Part, named_values
 from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.object_state import digest
 
 
@@ -24,14 +27,33 @@ class RankBuffers(Part):
 
     key = "rank_buffers"
     what = (
-        "buffers that differ between the ranks or that no state dict has, and modules kept beside "
-        "the model"
+        "buffers that differ between the ranks or that no state dict has, weights that training "
+        "changes and no state dict has, and modules kept beside the model"
     )
     moments = (Moment.HOOKS, Moment.TRAINING)
     of_same_rank = True
 
+    def __init__(self, run: Any) -> None:
+        super().__init__(run)
+        self.left_out: dict[str, bytes] = {}
+        """Fingerprints, at the start, of the weights that the model's state dict has not, by name.
+
+        Each checkpoint compares them: a copy of each would undo what leaving them out saves.
+        """
+
+    def mark_start(self) -> None:
+        """Note the weights that the model leaves out of its state dict."""
+        model = self.trainer.lightning_module
+        if changes_state_dict(model):
+            names = model.state_dict().keys()
+            self.left_out = {
+                name: fingerprints.of_tensor(parameter)
+                for name, parameter in model.named_parameters()
+                if name not in names and has_values(parameter)
+            }
+
     def save(self, point: Any, state: Mapping[str, Any] | None) -> dict[str, Tensor]:
-        """Return the buffers, on the CPU, by name."""
+        """Return the buffers, and weights that are left out, on the CPU, by name."""
         buffers = dict(_buffers_by_name(self.trainer))
         digests = self.run.agreement.gather(
             {name: digest(buffer) for name, buffer in buffers.items()}
@@ -49,12 +71,20 @@ class RankBuffers(Part):
                 for name, buffer in buffers.items()
                 if name not in alike or name not in saved_by_lightning
             }
+            | {
+                f"model.{name}": parameter.detach()
+                for name, parameter in self.trainer.lightning_module.named_parameters()
+                if name in self.left_out
+                and self.left_out[name] != fingerprints.of_tensor(parameter)
+            }
         )
 
     @torch.no_grad()
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore the buffers that are there in the same shape."""
-        for name, buffer in _buffers_by_name(self.trainer):
+        weights = self.trainer.lightning_module.named_parameters()
+        left_out = [(f"model.{name}", value) for name, value in weights if name in self.left_out]
+        for name, buffer in (*_buffers_by_name(self.trainer), *left_out):
             value = saved.get(name)
             if value is not None and value.shape == buffer.shape:
                 buffer.copy_(value)

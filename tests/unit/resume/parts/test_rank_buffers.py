@@ -104,3 +104,27 @@ def test_a_buffer_is_restored_if_it_has_its_shape(shape):
 def test_each_buffer_is_compared():
     run = run_of(trainer_of(Model()))
     assert run.part(RankBuffers).digest({"model.hidden": 1}, {}) == {"buffers.model.hidden": 1}
+
+
+class Adapted(Model):
+    """Leaves the weights of its first layer out of its state dict, as adapters do."""
+
+    def state_dict(self, *args, **kwargs):
+        state = super().state_dict(*args, **kwargs)
+        return {name: value for name, value in state.items() if not name.startswith("first")}
+
+
+def test_a_weight_that_the_state_dict_has_not_is_saved_once_training_changes_it():
+    model = Adapted()
+    part = run_of(trainer_of(model), gather=alike).part(RankBuffers)
+    part.mark_start()
+    assert "model.first.weight" not in part.save(None, None)
+    model.first.weight.data += 1
+    saved = part.save(None, None)
+    assert torch.equal(saved["model.first.weight"], model.first.weight)
+    resumed = Adapted()
+    part = run_of(trainer_of(resumed), gather=alike).part(RankBuffers)
+    part.mark_start()
+    part.restore(saved, Moment.TRAINING)
+    assert torch.equal(resumed.first.weight, model.first.weight)
+    assert part.save(None, None).keys() == saved.keys()
