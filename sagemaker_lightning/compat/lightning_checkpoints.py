@@ -14,7 +14,7 @@ import inspect
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -124,6 +124,20 @@ def load_weights(trainer: Trainer, weights: dict[str, Any]) -> None:
         strategy.load_model_state_dict({**checkpoint, "state_dict": weights}, strict=strict)
 
     strategy.load_model_state_dict = load_model_state_dict
+
+
+def load_optimizers_within(
+    trainer: Trainer, context: Callable[[list], AbstractContextManager]
+) -> None:
+    """Have Lightning load the optimizers' next states within a context that gets them."""
+    strategy = trainer.strategy
+
+    def load_optimizer_state_dict(checkpoint: dict[str, Any]) -> None:
+        del strategy.load_optimizer_state_dict
+        with context(trainer.optimizers):
+            strategy.load_optimizer_state_dict(checkpoint)
+
+    strategy.load_optimizer_state_dict = load_optimizer_state_dict
 
 
 def replace_loading(

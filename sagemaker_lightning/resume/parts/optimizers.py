@@ -1,10 +1,13 @@
 """The optimizers' states: Lightning loads them; hooks at the start may change the groups again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pytorch_lightning import Trainer
+from torch.optim import Optimizer
 
+from sagemaker_lightning.compat import lightning_checkpoints
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place, named_values
 from sagemaker_lightning.resume.resume_point import ResumePoint
@@ -16,7 +19,7 @@ class Optimizers(Part):
     key = "optimizer_states"
     what = "the optimizers' states and learning rates"
     place = Place.LIGHTNING
-    moments = (Moment.LOADING, Moment.TRAINING)
+    moments = (Moment.LOADING, Moment.OPTIMIZERS, Moment.TRAINING)
 
     def __init__(self, run: Any) -> None:
         super().__init__(run)
@@ -24,7 +27,10 @@ class Optimizers(Part):
         """The saved values of each optimizer's parameter groups, as `on_load_checkpoint` got."""
 
     def restore(self, saved: Any, moment: Moment) -> None:
-        """Restore the values of the groups, which hooks at the start of training may change."""
+        """Restore the values of the groups, which hooks at the start of training may change.
+
+        Before, have Lightning load the states into the groups that there are.
+        """
         if moment is Moment.LOADING:
             self.saved_groups = [
                 [
@@ -33,6 +39,8 @@ class Optimizers(Part):
                 ]
                 for state in saved[self.key]
             ]
+        elif moment is Moment.OPTIMIZERS:
+            lightning_checkpoints.load_optimizers_within(self.trainer, sharing_groups)
         elif self.run.same_run.has_same_rates:
             restore_group_values(self.trainer, self.saved_groups)
 
@@ -128,3 +136,27 @@ def restore_group_values(trainer: Trainer, saved_groups: Sequence[Sequence[dict]
     for optimizer, saved in zip(trainer.optimizers, saved_groups, strict=False):
         for group, values in zip(optimizer.param_groups, saved, strict=False):
             group.update(values)
+
+
+@contextmanager
+def sharing_groups(objects: Iterable[Any]) -> Iterator[None]:
+    """Let optimizers that load their states in the block keep their groups and states.
+
+    `load_state_dict` makes new ones. A model may keep a group to change its values, and an
+    optimizer within another one, as SAM has it, shares them: a schedule sets the rates of the one,
+    and the other one steps.
+    """
+    kept = [
+        (object_, object_.param_groups, object_.state)
+        for object_ in objects
+        if isinstance(object_, Optimizer) and vars(object_).keys() >= {"param_groups", "state"}
+    ]
+    yield
+    for optimizer, groups, state in kept:
+        for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+            group.update({**loaded, "params": group["params"]})
+        if optimizer.state is not state:
+            state.clear()
+            state.update(optimizer.state)
+        optimizer.param_groups = groups
+        optimizer.state = state

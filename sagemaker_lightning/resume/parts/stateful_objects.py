@@ -1,7 +1,5 @@
 """Objects of libraries that save and load their own state, and optimizers that Lightning misses."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from torch.utils.data import IterableDataset
 
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.files.acceptance import saved_part
+from sagemaker_lightning.resume.parts.optimizers import sharing_groups
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -34,7 +33,7 @@ class StatefulObjects(Part):
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Let the objects load their states."""
-        with _sharing_groups(self._stateful().values()):
+        with sharing_groups(self._stateful().values()):
             for path, object_ in self._stateful().items():
                 if path in saved:
                     state = decode(saved[path])
@@ -85,26 +84,3 @@ class StatefulObjects(Part):
             and (object_graph.is_library_class(type(value)) or isinstance(value, Optimizer))
             and has_state(value)
         }
-
-
-@contextmanager
-def _sharing_groups(objects: Iterable[Any]) -> Iterator[None]:
-    """Let optimizers that load their states in the block keep their groups and states.
-
-    `load_state_dict` makes new ones. An optimizer within another one, as SAM has it, shares them:
-    a schedule sets the rates of the one, and the other one steps.
-    """
-    kept = [
-        (object_, object_.param_groups, object_.state)
-        for object_ in objects
-        if isinstance(object_, Optimizer) and vars(object_).keys() >= {"param_groups", "state"}
-    ]
-    yield
-    for optimizer, groups, state in kept:
-        for group, loaded in zip(groups, optimizer.param_groups, strict=True):
-            group.update({**loaded, "params": group["params"]})
-        if optimizer.state is not state:
-            state.clear()
-            state.update(optimizer.state)
-        optimizer.param_groups = groups
-        optimizer.state = state

@@ -2,6 +2,9 @@
 
 from types import SimpleNamespace
 
+import pytest
+import torch
+from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
 from untrained import in_epoch_5, run_of
 
 from sagemaker_lightning.resume.parts.optimizers import (
@@ -9,6 +12,8 @@ from sagemaker_lightning.resume.parts.optimizers import (
     Schedulers,
     restore_group_values,
 )
+
+pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
 
 
 def test_values_of_groups_are_given_back():
@@ -41,3 +46,33 @@ def test_each_value_of_a_state_is_compared():
         "optimizer_states.1.state.0.step": 1,
     }
     assert of_schedulers.digest(of_schedulers.present(), {}) == {"lr_schedulers.0.last_epoch": 3}
+
+
+class Weighing(Noted):
+    """Keeps a parameter group, and changes its values."""
+
+    def training_step(self, batch, batch_idx):
+        self.group["weight_decay"] = 0.01 * self.global_step
+        self.group["lr"] *= 0.9
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.1, momentum=0.5)
+        self.group = optimizer.param_groups[0]
+        return optimizer
+
+
+def test_a_group_that_the_model_keeps_is_the_optimizers_after_a_resume(tmp_path):
+    def fitted(folder, **moments):
+        as_in_a_new_process()
+        torch.manual_seed(1)
+        model = Weighing(**moments)
+        trainer(tmp_path / folder).fit(model)
+        return model
+
+    alone = fitted("alone")
+    with interrupted():
+        fitted("run", stop="batch 1:1")
+    resumed = fitted("run")
+    assert resumed.group is resumed.optimizers().optimizer.param_groups[0]
+    assert weights(resumed) == weights(alone)
