@@ -22,7 +22,7 @@ from sagemaker_lightning import UserError
 from sagemaker_lightning.data import host_shards
 from sagemaker_lightning.data.deterministic import position
 from sagemaker_lightning.data.host_shards import Shard
-from sagemaker_lightning.data.partition import Course, Division, PartitionedLoader
+from sagemaker_lightning.data.partition import BatchDivision, EpochPlan, PartitionedLoader
 from sagemaker_lightning.process.allocator import return_freed_memory
 
 from app.augmentation import Augmentation, Normalize, generator
@@ -63,9 +63,9 @@ class ResidentLoader(PartitionedLoader):
         flip: Whether images may be flipped.
         cutout: Side of Cutout's square in pixels; 0 for none.
         drop_last: Whether to leave out the remainder that does not fill a batch.
-        rank: Takes its slice of each global batch of `data` (see Division).
+        rank: Takes its slice of each global batch of `data` (see BatchDivision).
         world_size: Number of ranks that share `data`. If the nodes have different data, these are
-            the ranks of this node, and `course` is None.
+            the ranks of this node, and `epoch_plan` is None.
         shards: If the nodes have different data, (samples, ranks) of every node in the order of
             their ranks. All nodes make as many batches as the one that has the fewest.
         position: Returns the epoch and the batch at which an iteration starts; by default, the
@@ -99,9 +99,9 @@ class ResidentLoader(PartitionedLoader):
         self.flip = flip
         self.cutout = cutout
         self.rank = rank
-        self.division = Division(len(data), batch_size, world_size, drop_last)
+        self.division = BatchDivision(len(data), batch_size, world_size, drop_last)
         self.divisions = [
-            Division(size, batch_size, ranks, drop_last) for size, ranks in shards
+            BatchDivision(size, batch_size, ranks, drop_last) for size, ranks in shards
         ] or [self.division]
         self.batches = min(division.batches for division in self.divisions)
         if not self.batches:
@@ -110,7 +110,7 @@ class ResidentLoader(PartitionedLoader):
                 f"--data.batch_size: {batch_size} on {least.ranks} ranks is more than the "
                 f"{least.size} samples there are{' on a host' if shards else ''}"
             )
-        self.course = None if shards else Course(self.division)
+        self.epoch_plan = None if shards else EpochPlan(self.division)
         self.position = position
         self.at: tuple[int, int] | None = None  # epoch and batch at which the next iteration starts
         self.begin_was_called = False
@@ -120,9 +120,9 @@ class ResidentLoader(PartitionedLoader):
 
     def sizes(self, epoch: int, batch: int) -> list[int]:
         """Return the number of samples of each of the job's ranks in a batch."""
-        if not self.course:
+        if not self.epoch_plan:
             return [size for division in self.divisions for size in division.sizes(batch)]
-        division, first = self.course.of_epoch(epoch)
+        division, first = self.epoch_plan.of_epoch(epoch)
         return division.sizes(batch - first)
 
     def begin(self, epoch: int, batch: int) -> None:
@@ -149,7 +149,7 @@ class ResidentLoader(PartitionedLoader):
         choices = None
         if self.augment:
             choices = Augmentation.of_epoch(self.seed, epoch, size, self.flip).to(device)
-        division, first = self.course.of_epoch(epoch) if self.course else (self.division, 0)
+        division, first = self.epoch_plan.of_epoch(epoch) if self.epoch_plan else (self.division, 0)
         for batch in range(start, self.batches):
             positions = division.part(batch - first, self.rank)
             positions = slice(positions.start, positions.stop)

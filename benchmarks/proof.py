@@ -110,7 +110,9 @@ def without() -> Iterator[None]:
     with ExitStack() as patched:
         for owner, name in left_out:
             patched.enter_context(mock.patch.object(owner, name, nothing))
-        patched.enter_context(mock.patch.object(seeded_indices.Found, "more", lambda found: False))
+        patched.enter_context(
+            mock.patch.object(seeded_indices.UserGenerators, "more", lambda found: False)
+        )
         patched.enter_context(
             mock.patch.object(Redrawn, "_prove", lambda redrawn, done: redrawn.begin(0))
         )

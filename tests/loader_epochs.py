@@ -255,7 +255,7 @@ class Ending:
 class Shared(PartitionedLoader):
     """A loader that shares its batches among the ranks itself."""
 
-    course = None
+    epoch_plan = None
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -16,7 +16,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torchvision.transforms import functional
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.partition import Course, Division
+from sagemaker_lightning.data.partition import BatchDivision, EpochPlan
 
 from app.augmentation import PADDING, Augmentation, Normalize, generator
 from app.data import CIFAR10DataModule, DigitsDataModule
@@ -107,7 +107,7 @@ def test_ranks_share_each_global_batch(size, world_size, drop_last):
     ],
 )
 def test_a_remainder_is_a_batch_if_each_rank_has_two_samples_of_it(size, ranks, drop_last, sizes):
-    division = Division(size, 5, ranks, drop_last)
+    division = BatchDivision(size, 5, ranks, drop_last)
     assert [len(division.positions(batch)) for batch in range(division.batches)] == sizes
     for batch, length in enumerate(sizes):
         parts = [division.part(batch, rank) for rank in range(ranks)]
@@ -117,10 +117,10 @@ def test_a_remainder_is_a_batch_if_each_rank_has_two_samples_of_it(size, ranks, 
 
 
 def test_no_batch_may_be_left_of_an_epoch_for_more_ranks():
-    course = Course(Division(103, 10, 4))
-    course.continue_from(1, 100)
-    division, first = course.of_epoch(1)
-    assert (division.batches, first) == (0, 3) and course.reached(1, 3) == 100
+    epoch_plan = EpochPlan(BatchDivision(103, 10, 4))
+    epoch_plan.continue_from(1, 100)
+    division, first = epoch_plan.of_epoch(1)
+    assert (division.batches, first) == (0, 3) and epoch_plan.reached(1, 3) == 100
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -210,14 +210,14 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(ranks_before, ranks_after
         indices_done = [
             sum(parts, []) for parts in zip(*map(labels_of, first_loaders), strict=True)
         ][:batches_done]
-        reached = first_loaders[0].course.reached(1, batches_done)
+        reached = first_loaders[0].epoch_plan.reached(1, batches_done)
         assert sum(indices_done, []) == order[:reached]
         later_loaders = [
             loader(rank=rank, world_size=ranks_after, **options) for rank in range(ranks_after)
         ]
         for later_loader in later_loaders:
-            later_loader.course.continue_from(1, reached)
-            start = later_loader.course.of_epoch(1)[1]
+            later_loader.epoch_plan.continue_from(1, reached)
+            start = later_loader.epoch_plan.of_epoch(1)[1]
             later_loader.position = lambda start=start: (1, start)
         later_batches = [
             sum(parts, []) for parts in zip(*map(labels_of, later_loaders), strict=True)

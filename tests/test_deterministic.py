@@ -58,14 +58,14 @@ from sagemaker_lightning.data.deterministic import (
 )
 from sagemaker_lightning.data.partition import PartitionedLoader
 from sagemaker_lightning.data.sample_seeding import (
-    DrawnWithState,
     Fetchers,
     Plan,
+    SeededSamplesWithState,
     Watch,
     has_state,
     start_worker,
 )
-from sagemaker_lightning.data.seeded_indices import Found, number_of, seed_all, unseeded
+from sagemaker_lightning.data.seeded_indices import UserGenerators, number_of, seed_all, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.state import object_graph
 
@@ -356,12 +356,12 @@ def test_too_few_samples_for_all_ranks_are_an_error():
 def test_an_epoch_goes_on_with_another_number_of_ranks():
     order = sum((batch[2] for batch in batches(noisy(), epoch=1)), [])
     before, _ = exact(noisy(), 7, "train", rank=1, world_size=2)
-    reached = before.exactly.course.reached(1, 3)
+    reached = before.exactly.epoch_plan.reached(1, 3)
     loaders = [exact(noisy(), 7, "train", rank=rank, world_size=3)[0] for rank in range(3)]
     seen = []
     for loader in loaders:
-        loader.exactly.course.continue_from(1, reached)
-        start = loader.exactly.course.of_epoch(1)[1]
+        loader.exactly.epoch_plan.continue_from(1, reached)
+        start = loader.exactly.epoch_plan.of_epoch(1)[1]
         loader.begin_epoch(1, start)
         seen.append([batch[2] for batch in as_lists(loader)])
     together = [sum(parts, []) for parts in zip(*seen, strict=True)]
@@ -370,9 +370,9 @@ def test_an_epoch_goes_on_with_another_number_of_ranks():
         [4, 4, 4],
         [3, 2, 2],
     ]
-    course = loaders[0].exactly.course
-    assert [course.reached(1, start + batch) for batch in range(3)] == [24, 36, 43]
-    assert course.of_epoch(2) == (course.division, 0) and course.reached(2, 1) == 12
+    epoch_plan = loaders[0].exactly.epoch_plan
+    assert [epoch_plan.reached(1, start + batch) for batch in range(3)] == [24, 36, 43]
+    assert epoch_plan.of_epoch(2) == (epoch_plan.division, 0) and epoch_plan.reached(2, 1) == 12
 
 
 def test_ranks_know_whether_they_share_an_order():
@@ -698,8 +698,8 @@ class Walk:
         self.at = state["at"]
 
 
-def samples_of(dataset: Generators, seed: int = 7) -> DrawnWithState:
-    return DrawnWithState(Walk(dataset), (seed,), 0, Found({"dataset": dataset}))
+def samples_of(dataset: Generators, seed: int = 7) -> SeededSamplesWithState:
+    return SeededSamplesWithState(Walk(dataset), (seed,), 0, UserGenerators({"dataset": dataset}))
 
 
 @pytest.mark.parametrize("done", [1, 3, 10])
@@ -723,13 +723,13 @@ def test_samples_with_a_state_go_on_where_they_were(done):
 def test_samples_that_have_ended_stay_at_their_end(make):
     """Even if their own state, if they have one, says that they are at the beginning."""
     samples = make()
-    first = DrawnWithState(samples, (7,), 0, Found({}))
+    first = SeededSamplesWithState(samples, (7,), 0, UserGenerators({}))
     assert len(list(iter(lambda: next(first, None), None))) == 10
     if isinstance(samples, Walk):
         samples.at = 0
     state = first.state_dict()
     for _ in range(2):
-        second = DrawnWithState(make(), (7,), 0, Found({}))
+        second = SeededSamplesWithState(make(), (7,), 0, UserGenerators({}))
         second.load_state_dict(state)
         state = second.state_dict()
         assert next(second, None) is None
@@ -805,7 +805,7 @@ def test_what_training_has_reached_is_a_number_of_samples():
     loader, _ = exact(noisy(), 7)
     assert reached(training(loader, 0)) == 0 and reached(training(loader, 3)) == 12
     assert reached(training([1, 2], 3)) is None
-    loader.exactly.course = None
+    loader.exactly.epoch_plan = None
     assert reached(training(loader, 3)) is None
 
 
@@ -907,7 +907,7 @@ def test_what_a_loader_has_of_ours_is_no_state_of_the_users():
 def test_a_generator_that_was_not_there_before_is_found():
     """Else no batch is drawn a second time."""
     dataset = SimpleNamespace(own=random.Random(0), late=None)
-    found = Found({"dataset": dataset})
+    found = UserGenerators({"dataset": dataset})
     assert not found.more()
     dataset.late = random.Random(1)
     assert found.more() and not found.more()
@@ -923,7 +923,7 @@ def test_a_generator_that_hides_is_found_in_the_first_batches_and_in_every_64th(
 ):
     dataset = Growing()
     dataset.held, dataset.late = [], None
-    found = Found({"dataset": dataset})
+    found = UserGenerators({"dataset": dataset})
     assert not any(found.more() for _ in range(batches_before))
     dataset.held.append(random.Random(1))
     assert found.more() is is_found

@@ -779,14 +779,14 @@ def test_the_line_on_what_all_ranks_do(loader, module, says, capsys):
 @pytest.mark.parametrize(("size", "first", "warns"), [(5, True, 1), (6, True, 0), (5, False, 0)])
 def test_a_batch_is_larger_than_the_data_if_it_is_not_filled(capsys, size, first, warns):
     division = SimpleNamespace(batch_size=3, ranks=2, size=size)
-    for parts in ({"course": SimpleNamespace(division=division)}, {"division": division}):
+    for parts in ({"epoch_plan": SimpleNamespace(division=division)}, {"division": division}):
         loader = SimpleNamespace(exactly=SimpleNamespace(**parts))
         RankConsistency(SageMakerEnvironment(), {}).on_train_start(
             rank_of(1, [], loader, is_global_zero=first), None
         )
         says = f"warning: a batch size of 3 on 2 rank(s) is more than the {size} samples there are"
         assert capsys.readouterr().out.count(says) == warns
-    endless = SimpleNamespace(exactly=SimpleNamespace(course=None))
+    endless = SimpleNamespace(exactly=SimpleNamespace(epoch_plan=None))
     RankConsistency(SageMakerEnvironment(), {}).on_train_start(rank_of(1, [], endless), None)
     assert not capsys.readouterr().out
 

@@ -209,8 +209,8 @@ class RankConsistency(Callback):
 def _warn_of_a_batch_larger_than_the_data(trainer: Trainer) -> None:
     """Warn if an epoch is a single batch, smaller than the batch size asked for."""
     loader = divided(trainer.train_dataloader)
-    course = getattr(loader, "course", None)  # None for a sampler without an end
-    division = course.division if course else getattr(loader, "division", None)
+    epoch_plan = getattr(loader, "epoch_plan", None)  # None for a sampler without an end
+    division = epoch_plan.division if epoch_plan else getattr(loader, "division", None)
     if division and division.batch_size * division.ranks > division.size and trainer.is_global_zero:
         print(
             f"warning: a batch size of {division.batch_size} on {division.ranks} rank(s) is more "

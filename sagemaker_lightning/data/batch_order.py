@@ -12,11 +12,11 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from sagemaker_lightning.compat.random_generators import PROCESS_GENERATORS
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.partition import Course, Division
+from sagemaker_lightning.data.partition import BatchDivision, EpochPlan
 from sagemaker_lightning.data.seeded_indices import (
     MAX_OBJECTS,
-    Key,
-    Keys,
+    SeededIndex,
+    SeededIndices,
     number_of,
     seed_all,
     unseeded,
@@ -133,9 +133,9 @@ class Batches(Sampler):
         self.length = length
         self.endless = length is None
         if self.endless:
-            self.course = None
+            self.epoch_plan = None
             return
-        self.course = Course(Division(length, size, world_size, drop_last))
+        self.epoch_plan = EpochPlan(BatchDivision(length, size, world_size, drop_last))
         if not len(self):
             raise UserError(
                 f"--data: {length} {'batches' if self.whole else 'samples'} for {world_size} ranks "
@@ -145,13 +145,13 @@ class Batches(Sampler):
     def __len__(self) -> int:
         if self.endless:
             raise TypeError(f"{type(self.sampler).__name__} has no length")
-        return self.course.division.batches
+        return self.epoch_plan.division.batches
 
     def sizes(self, epoch: int, batch: int) -> list[int]:
         """Return the number of samples that each rank has in a batch."""
         if self.endless:
             return [1] * self.ranks
-        division, first = self.course.of_epoch(epoch)
+        division, first = self.epoch_plan.of_epoch(epoch)
         return division.sizes(batch - first)
 
     def begin(self, epoch: int, turn: int, batch: int = 0) -> None:
@@ -179,7 +179,11 @@ class Batches(Sampler):
         self.begun = None
         seed = (*self.seed, epoch, turn) if turn else (*self.seed, epoch)
         for places, indices in self._places_and_indices(epoch, turn, start, order):
-            yield Key(indices[0], seed, places[0]) if self.alone else Keys(indices, seed, places)
+            yield (
+                SeededIndex(indices[0], seed, places[0])
+                if self.alone
+                else SeededIndices(indices, seed, places)
+            )
 
     def _places_and_indices(
         self, epoch: int, turn: int, start: int, order: list | None
@@ -189,7 +193,7 @@ class Batches(Sampler):
             yield from self._places_and_indices_of_endless(epoch, turn, start)
             return
         order = self._order(epoch, turn) if order is None else order
-        division, first = self.course.of_epoch(epoch)
+        division, first = self.epoch_plan.of_epoch(epoch)
         for batch in range(start, len(self)):
             if isinstance(order, DrawnAsAsked):
                 self._reach(order, epoch, [batch])
@@ -249,7 +253,7 @@ class Batches(Sampler):
 
     def _reach(self, order: DrawnAsAsked, epoch: int, batches: Iterable[int]) -> None:
         """Draw the elements of some batches, and of those before them."""
-        division, first = self.course.of_epoch(epoch)
+        division, first = self.epoch_plan.of_epoch(epoch)
         for batch in batches:
             is_last = batch + 1 == len(self)  # samples that are in no batch are drawn with it
             order.reach(batch, self.length if is_last else division.positions(batch - first).stop)

@@ -29,7 +29,7 @@ from sagemaker_lightning.compat.torch_data import (
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.partition import PartitionedLoader
-from sagemaker_lightning.data.sample_seeding import DrawnWithState, Plan, drawing, has_state
+from sagemaker_lightning.data.sample_seeding import Plan, SeededSamplesWithState, drawing, has_state
 from sagemaker_lightning.state.object_graph import LOADER_ATTRIBUTES, added_to
 
 
@@ -180,7 +180,9 @@ def reached(trainer: Trainer) -> int | None:
     """
     loader = divided(trainer.train_dataloader)
     return (
-        loader.course.reached(*position(trainer)) if loader is not None and loader.course else None
+        loader.epoch_plan.reached(*position(trainer))
+        if loader is not None and loader.epoch_plan
+        else None
     )
 
 
@@ -229,7 +231,7 @@ def counts_only(loader: Any) -> bool:
     is_torchdatas = isinstance(loader, DataLoader) and _is_of_library(loader, "torchdata")
     if not is_torchdatas or not isinstance(loader.dataset, IterableDataset):
         return False
-    return f"'{DrawnWithState.NUMBER}'" not in repr(loader.state_dict())
+    return f"'{SeededSamplesWithState.NUMBER}'" not in repr(loader.state_dict())
 
 
 def knows_its_end(loader: Any) -> bool:

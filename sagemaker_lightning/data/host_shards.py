@@ -14,7 +14,7 @@ from torch import distributed
 from sagemaker_lightning.contract.environment import place
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.gather import gather
-from sagemaker_lightning.data.partition import Division
+from sagemaker_lightning.data.partition import BatchDivision
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,8 @@ def line(shards: Sequence[Shard], batch_size: int, drop_last: bool) -> str:
     steps = {}
     for split, whole_only in (("train", drop_last), ("val", False)):
         divisions = [
-            Division(getattr(shard, split), batch_size, shard.ranks, whole_only) for shard in shards
+            BatchDivision(getattr(shard, split), batch_size, shard.ranks, whole_only)
+            for shard in shards
         ]
         steps[split] = min(division.batches for division in divisions)
         sizes = [

@@ -9,7 +9,7 @@ from functools import cached_property
 
 
 @dataclass(frozen=True)
-class Division:
+class BatchDivision:
     """How an epoch's positions are cut into batches, and these into ranks' slices.
 
     The positions are 0 to `size` - 1. Global batch b is the positions [b * batch_size * ranks, (b +
@@ -59,15 +59,15 @@ class Division:
 
 
 @dataclass
-class Course:
-    """How a rank goes through the epochs of a `Division`, and where it resumes.
+class EpochPlan:
+    """How a rank goes through the epochs of a `BatchDivision`, and where it resumes.
 
     An epoch may have been begun by another number of ranks. Its remaining batches then have as many
     samples as all others. They are numbered so that the last batch has the number that it has in
     every epoch, and the first of them begins at the position that was reached.
     """
 
-    division: Division
+    division: BatchDivision
     begun: tuple[int, int] = (-1, 0)
     """The epoch that another number of ranks began, and the position that it reached."""
 
@@ -75,7 +75,7 @@ class Course:
         """Continue an epoch that another number of ranks began, at the position it reached."""
         self.begun = epoch, position
 
-    def of_epoch(self, epoch: int) -> tuple[Division, int]:
+    def of_epoch(self, epoch: int) -> tuple[BatchDivision, int]:
         """Return an epoch's division, and the number of the division's first batch."""
         if epoch != self.begun[0]:
             return self.division, 0
@@ -91,7 +91,7 @@ class Course:
 class PartitionedLoader(ABC):
     """A loader that shares its batches among ranks itself, and begins at any batch."""
 
-    course: Course | None
+    epoch_plan: EpochPlan | None
     """How its rank goes through the epochs; None if the nodes have different data."""
 
     @abstractmethod

@@ -24,9 +24,9 @@ from sagemaker_lightning.compat.torch_data import (
 )
 from sagemaker_lightning.data.seeded_indices import (
     Draws,
-    Found,
-    Key,
-    Keys,
+    SeededIndex,
+    SeededIndices,
+    UserGenerators,
     number_of,
     seed_all,
     unseeded,
@@ -87,7 +87,7 @@ class Plan:
         self.turn += 1
 
 
-class Drawn:
+class SeededSamples:
     """The samples of an iterable dataset, each drawn with a seed of its own.
 
     Only the process's generators are seeded. All workers have the same copy of a generator that a
@@ -95,7 +95,9 @@ class Drawn:
     part of that order.
     """
 
-    def __init__(self, samples: Iterator, seed: tuple, number: int, user_generators: Found) -> None:
+    def __init__(
+        self, samples: Iterator, seed: tuple, number: int, user_generators: UserGenerators
+    ) -> None:
         self.samples = samples
         self.seed = seed
         self.number = number
@@ -107,7 +109,7 @@ class Drawn:
         return next(self.samples)
 
 
-class DrawnWithState(Drawn):
+class SeededSamplesWithState(SeededSamples):
     """The samples of an iterable dataset that saves how far it is.
 
     If a worker had reached its end before the others, it is at its end again after a resume, even
@@ -166,7 +168,7 @@ class Fetchers:
         self.plan = plan
         self.worker = worker
         self.turn = plan.turn
-        self.user_generators = Found(roots)
+        self.user_generators = UserGenerators(roots)
         self.watch = Watch(roots, plan.warned if worker == 0 else None)
         self.draws = Draws()
         maker = fetcher_function()
@@ -202,7 +204,9 @@ class Fetchers:
             fetcher = self.make_fetcher(kind, dataset, *rest)
             first = self.plan.first[worker] if self.plan.first else 0
             drawn_class = (
-                DrawnWithState if has_state(fetcher.dataset_iter) or has_state(dataset) else Drawn
+                SeededSamplesWithState
+                if has_state(fetcher.dataset_iter) or has_state(dataset)
+                else SeededSamples
             )
             fetcher.dataset_iter = drawn_class(
                 fetcher.dataset_iter, (*seed, worker), first, self.user_generators
@@ -214,15 +218,15 @@ class Fetchers:
 
         If drawing it has made new generators, which could not be seeded before, it is drawn again.
         """
-        if isinstance(indices, Keys):
+        if isinstance(indices, SeededIndices):
             batch = self._fetch_keys(fetch, indices)
         else:
             keys = indices
-            if not isinstance(indices, Key):
+            if not isinstance(indices, SeededIndex):
                 keys = (
-                    Keys(indices, seed, indices)
+                    SeededIndices(indices, seed, indices)
                     if isinstance(indices, list) and indices
-                    else Key(indices, seed, indices)
+                    else SeededIndex(indices, seed, indices)
                 )
             batch = fetch(keys.begin(self.user_generators))
             if self.user_generators.more():
@@ -230,7 +234,7 @@ class Fetchers:
         self.watch.look(self.user_generators.batches)
         return batch
 
-    def _fetch_keys(self, fetch: Callable, keys: Keys) -> Any:
+    def _fetch_keys(self, fetch: Callable, keys: SeededIndices) -> Any:
         """Return a batch whose samples have seeds of their own, if they need any.
 
         A seed for each sample takes longer than to make a small sample. While samples depend on

@@ -84,7 +84,7 @@ def seed_all(*key: object) -> int:
     return number
 
 
-class Found:
+class UserGenerators:
     """The generators that the user's objects hold, besides those of the process."""
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
@@ -168,7 +168,7 @@ class Draws:
         return self.found
 
 
-class Keys(list):
+class SeededIndices(list):
     """The indices of a batch; iterating over them seeds each sample's draws.
 
     Args:
@@ -177,7 +177,7 @@ class Keys(list):
         places: The position of each sample in the epoch.
     """
 
-    user_generators: Found | None = None
+    user_generators: UserGenerators | None = None
     """The generators to seed; set in the process that draws."""
     draws: Draws | None = None
     """What looks whether samples draw; None if nobody asks."""
@@ -187,7 +187,7 @@ class Keys(list):
         self.seed = seed
         self.places = places
 
-    def begin(self, user_generators: Found, draws: Draws | None = None) -> "Keys":
+    def begin(self, user_generators: UserGenerators, draws: Draws | None = None) -> "SeededIndices":
         """Seed what is drawn before the first index is taken; return the keys.
 
         A dataset that fetches a whole batch at once draws then.
@@ -216,7 +216,7 @@ class Keys(list):
             yield index
 
     def __reduce__(self) -> tuple:
-        return Keys, (list(super().__iter__()), self.seed, self.places)
+        return SeededIndices, (list(super().__iter__()), self.seed, self.places)
 
     def _seed(self, place: object) -> None:
         if self.draws:
@@ -226,7 +226,7 @@ class Keys(list):
             self.draws.seeded()
 
 
-class Key:
+class SeededIndex:
     """An index that a DataLoader without batches asks its dataset for, with its seed."""
 
     def __init__(self, index: Any, seed: tuple, place: object) -> None:
@@ -234,6 +234,6 @@ class Key:
         self.seed = seed
         self.place = place
 
-    def begin(self, user_generators: Found) -> Any:
+    def begin(self, user_generators: UserGenerators) -> Any:
         """Seed the sample's draws, and return the index."""
-        return Keys([self.index], self.seed, [self.place]).begin(user_generators)[0]
+        return SeededIndices([self.index], self.seed, [self.place]).begin(user_generators)[0]

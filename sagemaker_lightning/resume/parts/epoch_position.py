@@ -33,14 +33,14 @@ class EpochPosition(Part):
         if not self.run.resumes_within_epoch or resumed.same_ranks:
             return
         loader = divided(self.trainer.train_dataloader)
-        if loader is None or not loader.course or saved is None:
+        if loader is None or not loader.epoch_plan or saved is None:
             raise UserError(
                 f"{self.run.folder.label}: step {resumed.step} was saved within an epoch by "
                 f"{resumed.world_size} ranks, and its data cannot be shared out anew among "
                 f"{self.trainer.world_size}; give as many devices and nodes as before"
             )
         epoch, _ = position(self.trainer)
-        loader.course.continue_from(epoch, saved)
-        done = loader.course.of_epoch(epoch)[1]
+        loader.epoch_plan.continue_from(epoch, saved)
+        done = loader.epoch_plan.of_epoch(epoch)[1]
         progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
         progress.ready = progress.started = progress.processed = progress.completed = done

@@ -153,6 +153,8 @@ class GraphState:
             if key in saved_by_others:
                 continue
             found = {}
+            if isinstance(node.value, np.memmap):  # its file is as the interrupted run left it
+                continue
             if node.kind in (TENSOR, ARRAY):
                 found[""] = node.mark
             elif node.kind is KINDS["list"] and _are_numbers(node.parts):

@@ -182,8 +182,9 @@ class ArrayKind(Kind):
         )
 
     def mark(self, value):
-        """Return a hash of the values; a memory map is in a file."""
-        return b"" if isinstance(value, np.memmap) else fingerprints.of_array(value)
+        """Return a hash of the values; a memory map that is only read stays as it is."""
+        is_read_only = isinstance(value, np.memmap) and not value.flags.writeable
+        return b"" if is_read_only else fingerprints.of_array(value)
 
     def content(self, value):
         """Return the values."""

@@ -902,3 +902,15 @@ def test_a_class_that_the_resumed_program_has_not_got_is_refused():
     resumed = Thing(one=None)
     with pytest.raises(UserError, match="Local, which this program does not have"):
         restore({"model": resumed}, Start({"model": resumed}), record)
+
+
+@pytest.mark.parametrize("mode", ["w+", "r"])
+def test_a_memory_map_that_training_writes_is_named(tmp_path, mode):
+    """Its file is no part of a checkpoint. One that is only read stays as it is."""
+    np.memmap(tmp_path / "map", np.float32, "w+", shape=(4,)).flush()
+    model = Thing(scores=np.memmap(tmp_path / "map", np.float32, mode, shape=(4,)))
+    start = Start({"model": model})
+    np.memmap(tmp_path / "map", np.float32, "r+", shape=(4,))[0] = 1
+    _, unsaved = encode({"model": model}, start)
+    named = [(each.path, each.name, each.kind) for each in unsaved]
+    assert named == ([("model", "scores", "numpy.memmap")] if mode == "w+" else [])
