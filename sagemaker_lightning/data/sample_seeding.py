@@ -235,15 +235,17 @@ class Fetchers:
         """Return a batch whose samples have seeds of their own, if they need any.
 
         A seed for each sample takes longer than to make a small sample. While samples depend on
-        none, there is one for each batch, which is drawn again with all seeds if a sample did. The
+        none, nothing is seeded, and a batch is drawn again with all seeds if a sample did. The
         first batch has all seeds: so it is drawn once if samples draw, as they mostly do in each
-        batch or never.
+        batch or never. What is drawn after the batch has a seed of its own.
         """
         draws = self.draws
         if self.plan.samples_draw is False and not self.user_generators.generators:
+            if self.worker is None or draws.states is None:  # in a worker, nobody else draws
+                draws.begin()
             try:
                 with draws:
-                    batch = fetch(keys.begin_without_draws(draws))
+                    batch = fetch(keys.copy())
             except Exception:
                 if not draws.look():
                     raise
@@ -251,6 +253,7 @@ class Fetchers:
                 return batch
             self.plan.samples_draw = True
         if self.plan.samples_draw is None:
+            draws.states = None
             with draws:
                 batch = fetch(keys.begin(self.user_generators, draws))
             self.plan.samples_draw = draws.look()
