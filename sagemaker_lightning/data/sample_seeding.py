@@ -70,6 +70,9 @@ class Plan:
     """Number of samples each worker has drawn before, if the loader does not know it itself."""
     samples_draw: bool | None = None
     """Whether samples draw random numbers in the loader's process; None before the first batch."""
+    is_followed_by_seed: bool = False
+    """Whether the generators are seeded, in the loader's process, before anything draws after a
+    batch."""
     warned: Tensor | None = None
     """uint8 [1], shared by all workers: 1 once the user was told that a dataset changes there."""
 
@@ -235,12 +238,14 @@ class Fetchers:
         """Return a batch whose samples have seeds of their own, if they need any.
 
         A seed for each sample takes longer than to make a small sample. While samples depend on
-        none, nothing is seeded, and a batch is drawn again with all seeds if a sample did. The
-        first batch has all seeds: so it is drawn once if samples draw, as they mostly do in each
-        batch or never. What is drawn after the batch has a seed of its own.
+        none, there is at most one for each batch, which is drawn again with all seeds if a sample
+        did. The first batch has all seeds: so it is drawn once if samples draw, as they mostly do
+        in each batch or never.
         """
         draws = self.draws
         if self.plan.samples_draw is False and not self.user_generators.generators:
+            if self.worker is None and not self.plan.is_followed_by_seed:
+                keys.seed_as_after_last()
             if self.worker is None or draws.states is None:  # in a worker, nobody else draws
                 draws.begin()
             try:

@@ -199,6 +199,10 @@ class Keys(list):
         self._seed(self.places[0])
         return self
 
+    def seed_as_after_last(self) -> None:
+        """Leave the generators as they are after samples that depend on none were made by keys."""
+        seed_all("sample", *self.seed, self.places[-1])
+
     def __iter__(self) -> Iterator:
         for place, index in zip(self.places, super().__iter__(), strict=True):
             if self.user_generators:
