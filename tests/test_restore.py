@@ -1,4 +1,4 @@
-"""resume/restore.py in short trainings of this process: what a resumed run has from before."""
+"""Short trainings of this process that are interrupted: what a resumed run has from before."""
 
 from pathlib import Path
 

@@ -25,6 +25,13 @@ FIRST_FIELD = object.__basicsize__
 """Where the fields of a Python object begin in memory."""
 
 
+def seed_python(number: int) -> None:
+    """Do what `random.seed(number)` does, in half the time: of its class's code, what is in C."""
+    generator = PROCESS_GENERATORS[0]
+    random.Random.__base__.seed(generator, number)
+    generator.gauss_next = None
+
+
 def process_states() -> tuple:
     """Return the states of the process's generators, to compare with those at another time.
 
@@ -33,19 +40,23 @@ def process_states() -> tuple:
     """
     python = PROCESS_GENERATORS[0]
     states = (
-        ctypes.string_at(id(python) + FIRST_FIELD, MERSENNE_TWISTER_BYTES)
+        _memory(id(python) + FIRST_FIELD).raw
         if sys.implementation.name == "cpython"
         else python.getstate(),
         python.gauss_next,
-        ctypes.string_at(
-            np.random.get_bit_generator().ctypes.state_address, MERSENNE_TWISTER_BYTES
-        ),
+        _memory(np.random.get_bit_generator().ctypes.state_address).raw,
         torch.default_generator.get_state().numpy().tobytes(),
     )
     if torch.cuda.is_initialized():
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         states += (generator.get_state().numpy().tobytes(),)
     return states
+
+
+@functools.lru_cache(maxsize=16)
+def _memory(address: int) -> ctypes.Array:
+    """Return what is in memory at an address, as it is when it is read."""
+    return (ctypes.c_char * MERSENNE_TWISTER_BYTES).from_address(address)
 
 
 def replace_entropy(bits: Callable[[int], int]) -> None:

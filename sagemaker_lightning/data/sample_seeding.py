@@ -69,6 +69,9 @@ class Plan:
     """Number of samples each worker has drawn before, if the loader does not know it itself."""
     samples_draw: bool | None = None
     """Whether samples draw random numbers in the loader's process; None before the first batch."""
+    is_followed_by_seed: bool = False
+    """Whether the generators are seeded, in the loader's process, before anything draws after a
+    batch."""
     warned: Tensor | None = None
     """uint8 [1], shared by all workers: 1 once the user was told that a dataset changes there."""
 
@@ -238,15 +241,19 @@ class Fetchers:
         """Return a batch whose samples have seeds of their own, if they need any.
 
         A seed for each sample takes longer than to make a small sample. While samples depend on
-        none, there is one for each batch, which is drawn again with all seeds if a sample did. The
-        first batch has all seeds: so it is drawn once if samples draw, as they mostly do in each
-        batch or never.
+        none, there is at most one for each batch, which is drawn again with all seeds if a sample
+        did. The first batch has all seeds: so it is drawn once if samples draw, as they mostly do
+        in each batch or never.
         """
         draws = self.draws
         if self.plan.samples_draw is False and not self.user_generators.generators:
+            if self.worker is None and not self.plan.is_followed_by_seed:
+                keys.seed_as_after_last()
+            if self.worker is None or draws.states is None:  # in a worker, nobody else draws
+                draws.begin()
             try:
                 with draws:
-                    batch = fetch(keys.begin_without_draws(draws))
+                    batch = fetch(keys.copy())
             except Exception:
                 if not draws.look():
                     raise
@@ -254,6 +261,7 @@ class Fetchers:
                 return batch
             self.plan.samples_draw = True
         if self.plan.samples_draw is None:
+            draws.states = None
             with draws:
                 batch = fetch(keys.begin(self.user_generators, draws))
             self.plan.samples_draw = draws.look()

@@ -425,6 +425,9 @@ class Run:
     def mark_start(self) -> None:
         """Take the present state as the one that the run starts with."""
         self.part(UserObjects).hooks_ended()
+        for owner in (self.trainer.lightning_module, self.trainer.datamodule):
+            # Lightning makes them when they are asked for first, as a checkpoint does.
+            getattr(owner, "hparams", None)
         with object_graph.at_one_moment():
             self._mark_start()
 

@@ -17,6 +17,7 @@ from sagemaker_lightning.data.loaders.redrawn import Redrawn
 from sagemaker_lightning.data.loaders.resumable import ResumableLoader
 from sagemaker_lightning.data.loaders.stateful import Stateful
 from sagemaker_lightning.data.loaders.strange import Strange
+from sagemaker_lightning.data.sample_seeding import Plan
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.state.encoding import NotPlain, decode, encode
 
@@ -75,6 +76,8 @@ class TrainingLoaders(EndingLoaders):
     seed: tuple
     rank: int
     resumables: list[ResumableLoader]
+    plans: list[Plan]
+    """Of the loaders whose samples are seeded."""
     is_placed = False
     drawn = 0
     """Number of batches of the epoch that were drawn."""
@@ -97,6 +100,8 @@ class TrainingLoaders(EndingLoaders):
             resumable(loader, (*self.seed, number) if number else self.seed, mode)
             for number, loader in enumerate(self.flattened)
         ]
+        plans = [getattr(loader, "planned", None) for loader in self.flattened]
+        self.plans = [each for each in plans if isinstance(each, Plan)]
 
     def epoch_begins(self, epoch: int) -> None:
         """Seed what a hook draws from the training data when an epoch begins.
@@ -228,11 +233,19 @@ class TrainingLoaders(EndingLoaders):
     def __next__(self) -> Any:
         if not self.is_placed:
             raise StopIteration
-        item = super().__next__()
+        self._note_seed_to_come(True)  # that of the batch, or else of its step
+        try:
+            item = super().__next__()
+        finally:
+            self._note_seed_to_come(False)
         if self.seeds_batches:
             seed_all("batch", *self.seed, self.epoch, self.drawn, self.rank)
         self.drawn += 1
         return item
+
+    def _note_seed_to_come(self, comes: bool) -> None:
+        for plan_of_loader in self.plans:
+            plan_of_loader.is_followed_by_seed = comes
 
     def reset(self) -> None:
         """Forget how far the loaders are; they need `begin` before the next epoch."""

@@ -29,6 +29,7 @@ class DataEpoch(Part):
     key = "data_epoch"
     what = "in which epoch the data were made, and from which state of the user's objects"
     place = Place.RUN
+    when = "when Lightning sets up the data"
 
     def __init__(self, run: Any) -> None:
         super().__init__(run)

@@ -23,7 +23,8 @@ class DataIdentity(Part):
     """What tells the training and validation data from others."""
 
     key = "data_identity"
-    what = "lengths and numbers of the data, for comparison"
+    what = "lengths and numbers of the data"
+    when = "never: it is compared"
     why_differs = "data that were read or drawn anew, and are others"
 
     def save(self, point: Any, state: Any) -> dict[str, Any]:
@@ -91,7 +92,8 @@ class Structure(Part):
     """
 
     key = "structure"
-    what = "the classes and numbers of hooks of modules, for comparison"
+    what = "the classes and numbers of hooks of modules"
+    when = "never: it is compared"
 
     def save(self, point: Any, state: Any) -> dict[str, str]:
         """Return the classes and numbers, by name."""

@@ -38,13 +38,13 @@ class Generators(Part):
             }
             keys = scan(samplers, skip=(Dataset,)).keys()
             found = {path: each for path, each in found.items() if id(each) in keys}
-        self.set_states(found, saved)
+        self._set_states(found, saved)
 
     def restore_all(self, saved: Any) -> None:
         """Restore what `save` returned, whenever that was."""
-        self.set_states(self._found(), saved)
+        self._set_states(self._found(), saved)
 
-    def set_states(self, found: dict[str, Any], saved: Any) -> None:
+    def _set_states(self, found: dict[str, Any], saved: Any) -> None:
         """Restore the states of some generators."""
         for path, generator in found.items():
             if path in saved:

@@ -114,6 +114,7 @@ class Schedulers(Part):
 
     key = "lr_schedulers"
     what = "the schedulers' states"
+    when = "Lightning loads it"
     place = Place.LIGHTNING
 
     def present(self) -> dict[str, Any]:

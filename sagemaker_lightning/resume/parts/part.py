@@ -47,6 +47,8 @@ class Part:
     place = Place.RANK
     moments: tuple[Moment, ...] = ()
     """When it is restored, if a run resumes."""
+    when = ""
+    """When it comes back, or what is done with it, if it has no moments."""
     of_same_rank = False
     """Whether it is restored only if there are as many ranks as before."""
     why_differs = ""

@@ -22,10 +22,8 @@ def table() -> str:
     rows = ["| key | what it has | where | when it comes back | file |", "| --- " * 5 + "|"]
     for part in PARTS:
         path = Path(inspect.getfile(part)).relative_to(ROOT / "sagemaker_lightning/resume/parts")
-        moments = "; ".join(moment.value for moment in part.moments)
-        rows.append(
-            f"| `{part.key}` | {part.what} | {part.place.value} | {moments or '-'} | `{path}` |"
-        )
+        when = "; ".join(moment.value for moment in part.moments) or part.when
+        rows.append(f"| `{part.key}` | {part.what} | {part.place.value} | {when} | `{path}` |")
     return "\n".join(rows) + "\n"
 
 
@@ -37,6 +35,7 @@ def test_the_page_has_the_table_of_parts():
 def test_no_two_parts_have_one_key():
     keys = [part.key for part in PARTS]
     assert all(keys) and len(keys) == len(set(keys)) and all(part.what for part in PARTS)
+    assert all(bool(part.moments) is not bool(part.when) for part in PARTS)
 
 
 def test_what_is_lightnings_is_saved_by_lightning():

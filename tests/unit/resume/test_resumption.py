@@ -158,3 +158,27 @@ def test_a_new_run_begins_its_logs_on_the_first_rank(monkeypatch):
         run.check = type("Check", (), {"check_restored": staticmethod(lambda differing: None)})
         run.training_begins()
     assert begun == [["a"], ()]
+
+
+def test_what_is_not_restored_as_it_was_is_told_with_why():
+    """All ranks save again, and compare a part with what was saved of it."""
+
+    class Own(Part):
+        key = "own"
+        why_differs = "another one"
+
+        def save(self, point, state):
+            return {"a": 1, "b": 2}
+
+        def digest(self, saved, others):
+            return saved
+
+    run = run_of(in_epoch_5())
+    run.parts = [Own(run)]
+    assert run._differing() == {}
+    run = resumed(run, own={"a": 1, "b": 3, "c": 4})
+    assert run._differing() == {}  # such as with another number of ranks
+    run.resumed.digests = run._digests({"own": run.resumed.of(Own)}, {})
+    assert run._differing() == {"b": "another one", "c": "another one"}
+    run.resumed.forget_digests(Own, "b".__eq__)
+    assert run._differing() == {"c": "another one"}

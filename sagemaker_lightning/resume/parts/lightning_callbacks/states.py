@@ -13,6 +13,7 @@ class Callbacks(Part):
 
     key = "callbacks"
     what = "the callbacks' states"
+    when = "Lightning loads it"
     place = Place.LIGHTNING
 
     def present(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from sagemaker_lightning.resume.parts.part import Moment
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
 
-class EpochPlan:
+class Plan:
     """The plan of an epoch that other ranks began."""
 
     def continue_from(self, epoch, reached):
@@ -22,21 +22,21 @@ class EpochPlan:
         return "order", 10 * epoch
 
 
-def loads(epoch_plan) -> SimpleNamespace:
-    return SimpleNamespace(exactly=SimpleNamespace(epoch_plan=epoch_plan))
+def loads(plan) -> SimpleNamespace:
+    return SimpleNamespace(exactly=SimpleNamespace(epoch_plan=plan))
 
 
 def test_the_rest_of_an_epoch_is_shared_out_anew():
-    epoch_plan = EpochPlan()
-    trainer = in_epoch_5(train_dataloader=loads(epoch_plan))
+    plan = Plan()
+    trainer = in_epoch_5(train_dataloader=loads(plan))
     run = resumed(run_of(trainer), ResumePoint.BATCH, world_size=2)
     run.part(EpochPosition).restore(6, Moment.HOOKS)
-    assert epoch_plan.began == (5, 6)
+    assert plan.began == (5, 6)
     assert set(vars(trainer.fit_loop.epoch_loop.batch_progress.current).values()) == {50}
 
 
 @pytest.mark.parametrize(
-    ("loader", "reached"), [(None, 6), (loads(None), 6), (loads(EpochPlan()), None)]
+    ("loader", "reached"), [(None, 6), (loads(None), 6), (loads(Plan()), None)]
 )
 def test_an_epoch_that_cannot_be_shared_out_anew_is_refused(tmp_path, loader, reached):
     trainer = in_epoch_5(train_dataloader=loader)

@@ -27,7 +27,12 @@ from sagemaker_lightning.resume.parts.part import Moment
 from sagemaker_lightning.resume.parts.roots import name_in_module, user_objects
 from sagemaker_lightning.resume.parts.stateful_objects import StatefulObjects
 from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
-from sagemaker_lightning.resume.parts.user_objects import UserObjects, run_creating_hooks
+from sagemaker_lightning.resume.parts.user_objects import (
+    UserObjects,
+    parts_of_modules,
+    run_creating_hooks,
+    without_pruning,
+)
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph.state import nodes_of
 from sagemaker_lightning.state.object_graph import Added
@@ -861,3 +866,22 @@ def test_arrays_of_a_model_that_was_trained_before_are_not_compared():
     assert part.digest(saved, {}) == saved
     state.run.same_run.has_trained_before = True
     assert part.digest(saved, {}) == {"the length of x": 3}
+
+
+@pytest.mark.parametrize("function", [without_pruning, parts_of_modules])
+def test_pruned_weights_are_left_to_the_weights(function):
+    """They are pruned again once the optimizers have their parameters."""
+    names = ["buffer w_mask", "parameter w_orig", "w", "buffer own_mask", "module more"]
+    note = {"names": names, "gone": ["parameter w", "parameter gone"]}
+    node = ["object", "model.line", note, [[1], [2], [3], [4], [5]], None]
+    kind, path, note, references, content = function(node)
+    assert (kind, path, content) == ("object", "model.line", None)
+    assert note["names"] == ["buffer own_mask", "module more"] and references == [[4], [5]]
+    assert "parameter w" not in note["gone"]
+
+
+def test_other_objects_are_left_as_they_are():
+    node = ["list", "model.seen", None, [1, 2], None]
+    assert without_pruning(node) is node and parts_of_modules(node) is None
+    node = ["object", "model", {"names": ["count"]}, [1], None]
+    assert without_pruning(node) is node and parts_of_modules(node) is None
