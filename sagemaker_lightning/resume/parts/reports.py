@@ -60,9 +60,17 @@ class Reports:
         self.packages.note(anew=True)
 
     def first_batch_ended(self) -> None:
-        """Note what packages have made for the first batch; it is trained from then on."""
-        self._variables_of_packages()
+        """Note what the first batch has made in variables; it changes from then on."""
+        self._note_new(self._variables(self._variables_of_packages()))
         self.packages.note(anew=False)
+
+    def _note_new(self, variables: dict[str, bytes]) -> None:
+        """Have variables that were not there before compared from now on.
+
+        What is made when it is needed, such as the one object of a class, is made again by a
+        resumed run. What it holds then may be other values.
+        """
+        self.variables_at_start = variables | self.variables_at_start
 
     def _variables(self, of_packages: Mapping[str, object_graph.Elsewhere]) -> dict[str, bytes]:
         """Return digests of the variables of the user's modules and classes, by name."""
@@ -90,11 +98,9 @@ class Reports:
 
     def report_variables(self) -> None:
         """Print, once for each, which variables of modules and classes have changed."""
-        self._report_changed(
-            module_variables.changed_variables(
-                self.variables_at_start, self._variables(self._variables_of_packages())
-            )
-        )
+        variables = self._variables(self._variables_of_packages())
+        self._report_changed(module_variables.changed_variables(self.variables_at_start, variables))
+        self._note_new(variables)
 
     def report_packages(self, saved: Any) -> None:
         """Print, once for each, which variables of packages have changed.

@@ -433,6 +433,36 @@ def test_a_variable_that_changes_is_told_once(monkeypatch, capsys):
         assert capsys.readouterr().out == ""
 
 
+class Registry:
+    """Has one object, which is made when it is needed."""
+
+    only = None
+
+    @classmethod
+    def count(cls) -> int:
+        cls.only = cls.only or Registry()
+        vars(cls.only)["steps"] = vars(cls.only).get("steps", 0) + 1
+        return cls.only.steps
+
+
+class Registered(LightningModule):
+    def training_step(self, batch, batch_idx):
+        return Registry.count()
+
+
+def test_a_variable_that_is_made_for_the_first_batch_is_told_once_it_changes(capsys):
+    state = state_of(Registered())
+    in_training(state)
+    Registry.count()
+    state.objects.reports.first_batch_ended()
+    state.encode_changes(ResumePoint.BATCH)
+    assert capsys.readouterr().out == ""
+    Registry.count()
+    state.encode_changes(ResumePoint.BATCH)
+    says = f"{HERE}.Registry.only.steps changes while training, and no checkpoint has it"
+    assert capsys.readouterr().out.startswith(says)
+
+
 class Row:
     """A thing that no checkpoint can hold."""
 
