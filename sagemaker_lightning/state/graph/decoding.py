@@ -193,10 +193,11 @@ class _Decoder:
         if entry[1] is not None and (entry := self.accept(entry)) is None:
             return
         _, path, note, references, content = entry
+        is_object = isinstance(kind, ObjectKind)
         if path is not None:
-            names = note["names"] if isinstance(kind, ObjectKind) else None
+            names = note["names"] + [""] * ("elements" in note) if is_object else None
             self.filled[key_of(self.made[number])] = names
-        if isinstance(kind, ObjectKind):
+        if is_object:
             self._fill_object(number, kind, note, references)
             return
         try:

@@ -207,7 +207,8 @@ class _Encoder:
         is_touched = key in self.touched
         if isinstance(kind, ObjectKind):
             names = self.touched[key] if is_touched else ()
-            names = node.note if names is None else names
+            if names is None:
+                names = [*node.note, ""] if len(node.parts) > len(node.note) else node.note
             changes = kind.difference(before, node, self.is_same, names)
             if changes is None:
                 return None

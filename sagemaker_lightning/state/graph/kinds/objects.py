@@ -77,7 +77,8 @@ class ObjectKind(Kind):
         object_ = owner_of(value)
         base = base_of(object_)
         members = {} if base and is_library_class(type(object_)) else attributes(value)
-        if isinstance(object_, HyperparametersMixin) and HYPERPARAMETERS in namespace(object_):
+        # Lightning makes an empty one when it is asked for.
+        if isinstance(object_, HyperparametersMixin) and namespace(object_).get(HYPERPARAMETERS):
             members[HYPERPARAMETERS] = namespace(object_)[HYPERPARAMETERS]
         names = list(members)
         parts = list(members.values())
@@ -104,7 +105,8 @@ class ObjectKind(Kind):
             start: The object's node at the start.
             node: Its node now.
             is_same: Returns whether two parts are the same.
-            touched: The names of attributes that are written even if they have not changed.
+            touched: The names of attributes that are written even if they have not changed; "" for
+                what the container holds.
         """
         before = dict(zip(start.note, start.parts, strict=False))
         now = dict(zip(node.note, node.parts, strict=False))
@@ -121,7 +123,8 @@ class ObjectKind(Kind):
         if list(before) != list(now):
             note["order"] = list(now)
             note["gone"] = [name for name in before if name not in now]
-        if len(content) != len(content_before) or not all(map(is_same, content_before, content)):
+        is_changed = len(content) != len(content_before) or "" in touched
+        if is_changed or not all(map(is_same, content_before, content)):
             note["elements"] = len(content)
             parts += content
         return (note, parts) if changed or len(note) > 1 else None

@@ -197,3 +197,21 @@ def test_the_hash_of_numbers_is_the_same_in_another_process_and_version():
         "model.row": "d7e09a0eae05bf8e",
         "model.tensor": "de30fb3db08bc6c6",
     }
+
+
+class Table(dict):
+    """A dict of a user's class."""
+
+
+def test_what_a_users_container_holds_is_saved_again_even_if_it_stays_as_it_is():
+    trained = Thing(table=Table(size=4))
+    state = state_of(trained)
+    trained.table["size"] = 8
+    record = state.encode()
+    resumed = Thing(table=Table(size=4))
+    state = GraphState(lambda: {"model": resumed})
+    state.restore(record)
+    state.mark()
+    assert digests(state.encode()) == digests(record)
+    state.touch_all()
+    assert digests(state.encode()) == digests(record)
