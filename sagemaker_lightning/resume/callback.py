@@ -910,8 +910,8 @@ class ExactResume(EarlyCallback):
                 if point is ResumePoint.VALIDATION
                 else self.snapshot.take(point)
             )
-            if not self.saved_number and (problem := checkpoint_file.why_unreadable(state)):
-                raise UserError(f"a checkpoint of this run could not be read again: {problem}")
+            if not self.saved_number:
+                self._refuse_unreadable(state)
             if self.stop and last:
                 self.stop.save_last()
             self.saved_number = state[checkpoint_file.ENTRIES_KEY]["number"]
@@ -932,6 +932,15 @@ class ExactResume(EarlyCallback):
         self.saved_step = self.trainer.global_step
         self.checkpoint_due = False
         self.save_seconds = self.saved_at - started
+
+    def _refuse_unreadable(self, state: Mapping[str, Any]) -> None:
+        """Raise UserError if what the user's code has put into a checkpoint cannot be read again.
+
+        The first checkpoint tells: to ask the hooks for another one would be a call too many.
+        """
+        own = {name: value for name, value in state.items() if name != checkpoint_file.ENTRIES_KEY}
+        if problem := checkpoint_file.why_unreadable(own):
+            raise UserError(f"a checkpoint of this run could not be read again: {problem}")
 
 
 def _unpickle(class_: type[ExactResume], arguments: dict[str, Any]) -> ExactResume:
