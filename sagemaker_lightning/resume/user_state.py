@@ -157,13 +157,10 @@ class UserState:
             self.state.touch(self.computed)
             self.hooks = None
 
+    @object_graph.at_one_moment()
     def mark_start(self) -> None:
         """Take the present state as the one at the start."""
         self.hooks_ended()
-        with object_graph.at_one_moment():
-            self._mark_start()
-
-    def _mark_start(self) -> None:
         self.state.mark()
         self.attributes_at_start = self.state.opaque_attributes()
         self.containers_at_start = {
