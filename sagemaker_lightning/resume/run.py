@@ -332,16 +332,13 @@ class Run:
             for name in compared
         )
 
+    @object_graph.at_one_moment()
     def mark_start(self) -> None:
         """Take the present state as the one that the run starts with."""
         self.part(UserObjects).hooks_ended()
         for owner in (self.trainer.lightning_module, self.trainer.datamodule):
             # Lightning makes them when they are asked for first, as a checkpoint does.
             getattr(owner, "hparams", None)
-        with object_graph.at_one_moment():
-            self._mark_start()
-
-    def _mark_start(self) -> None:
         for part in self.parts:
             part.mark_start()
 
@@ -558,8 +555,8 @@ class Run:
                 if point is ResumePoint.VALIDATION
                 else self.snapshot.take(point)
             )
-            if not self.saved_number and (problem := checkpoint_file.why_unreadable(state)):
-                raise UserError(f"a checkpoint of this run could not be read again: {problem}")
+            if not self.saved_number:
+                _refuse_unreadable(state)
             if last:
                 self.signals.save_last()
             entries = state[checkpoint_file.ENTRIES_KEY]
@@ -587,3 +584,13 @@ class Run:
         """Wait until the last checkpoint is on the disk, without the other ranks."""
         self.writer.wait()
         self.check.close()
+
+
+def _refuse_unreadable(state: Mapping[str, Any]) -> None:
+    """Raise UserError if what the user's code has put into a checkpoint cannot be read again.
+
+    The first checkpoint tells: to ask the hooks for another one would be a call too many.
+    """
+    own = {name: value for name, value in state.items() if name != checkpoint_file.ENTRIES_KEY}
+    if problem := checkpoint_file.why_unreadable(own):
+        raise UserError(f"a checkpoint of this run could not be read again: {problem}")
