@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from benchmarks import report, startup, training
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
-from sagemaker_lightning.data import sample_seeding, seeded_indices
+from sagemaker_lightning.data import seeded_indices
 from sagemaker_lightning.data.loaders.redrawn import Redrawn
 from sagemaker_lightning.resume.callback import ExactResume
 from sagemaker_lightning.resume.check.verification import ResumeCheck
@@ -104,8 +104,7 @@ def without() -> Iterator[None]:
     ]
     left_out += [(ResumeCheck, step) for step in ("start", "check_restored", "checkpoint_saved")]
     left_out += [
-        (module, "walk")
-        for module in (object_graph, generators, object_state, sample_seeding, seeded_indices)
+        (module, "walk") for module in (object_graph, generators, object_state, seeded_indices)
     ]
     with ExitStack() as patched:
         for owner, name in left_out:

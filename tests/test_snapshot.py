@@ -241,13 +241,15 @@ class CountingCallback(pl.Callback):
 
 
 def test_a_users_hooks_are_called_once_for_each_checkpoint(tmp_path, monkeypatch):
+    CALLS.clear()
     of_each = []
     take = Snapshot.take
 
     def counting(*args):
-        CALLS.clear()
+        assert not CALLS  # nobody has asked before, or since the last one
         state = take(*args)
         of_each.append(dict(CALLS))
+        CALLS.clear()
         return state
 
     monkeypatch.setattr(Snapshot, "take", counting)

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pytorch_lightning import Trainer
@@ -18,7 +17,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume import first_draws
+from sagemaker_lightning.resume import loading
 from sagemaker_lightning.resume.agreement import Agreement, common_reason, refuse_other_orders
 from sagemaker_lightning.resume.check.restore_check import digests_of
 from sagemaker_lightning.resume.check.verification import ResumeCheck
@@ -26,26 +25,24 @@ from sagemaker_lightning.resume.files import acceptance, best_model, checkpoint_
 from sagemaker_lightning.resume.files.checkpoint_dir import (
     BackgroundWriter,
     CheckpointDir,
-    choose_checkpoint,
 )
-from sagemaker_lightning.resume.parts import PARTS, start_hooks
+from sagemaker_lightning.resume.parts import PARTS
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
-from sagemaker_lightning.resume.parts.given_parts import GivenParts, parts_of
 from sagemaker_lightning.resume.parts.limits import Limits
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
-from sagemaker_lightning.resume.parts.roots import VALIDATION, objects_of_module
+from sagemaker_lightning.resume.parts.roots import VALIDATION
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.resumption import Resumption
 from sagemaker_lightning.resume.same_run import earlier_fits
 from sagemaker_lightning.resume.same_run.same_run import SameRun
 from sagemaker_lightning.resume.signals import Signals
-from sagemaker_lightning.resume.snapshot import LIGHTNING_KEYS, Snapshot
+from sagemaker_lightning.resume.snapshot import Snapshot
 from sagemaker_lightning.resume.stopping import Intervals, Stopping
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.encoding import RECREATED, from_plain, to_plain
+from sagemaker_lightning.state.encoding import to_plain
 
 PartOfKind = TypeVar("PartOfKind", bound=Part)
 LOCK_SECONDS = 10.0
@@ -188,126 +185,39 @@ class Run:
         Args:
             given_path: What Lightning loads if there is none: that which `fit(ckpt_path=...)` got,
                 or what a search before training has saved.
+
+        Raises:
+            UserError: The newest checkpoint is of another run.
         """
         is_fitting = self.trainer.state.fn == TrainerFn.FITTING
         if not is_fitting or not self.saves or self.has_looked_for_checkpoint:
             return False
         self.has_looked_for_checkpoint = True
-        self._refuse_another_model()
+        loading.refuse_another_model(self)
         self.part(UserObjects).graph.begin()
         self.same_run.note_numbers()
-        path = self._choose()
+        path = loading.choose(self)
         if path is None:
-            self._warn_of_random_model()
+            loading.warn_of_random_model(self)
             return False
-        self._load(path)
-        if given_path and self.trainer.is_global_zero:
-            print(
-                f"ckpt_path={given_path} is not loaded: this run began before, and resumes from "
-                f"its own newest checkpoint in {self.folder.path}",
-                flush=True,
+        self.resumed = loading.read(self, path)
+        self.seeding.use_seed(self.resumed.entries["seed"])
+        loading.announce(self, path, given_path)
+        self.same_run.compare_numbers()
+        if self.resumed.same_ranks:
+            self.resumed.digests = self._digests(
+                {part.key: self.resumed.saved(part) for part in self.parts}, self.resumed.rank_state
             )
+        self.resumed.checkpoint = checkpoint = loading.decoded(self)
+        acceptance.accept(self.trainer, checkpoint)
+        self.restore(Moment.LOADING)
+        lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
         self.check.continue_results(self.resumed.entries["resumes"])
         return True
-
-    def _choose(self) -> Path | None:
-        """Return the newest checkpoint that every host has intact; None without any."""
-        # Rank 0 alone writes the best model and reads it.
-        callbacks = best_model.callbacks(self.trainer) if self.trainer.is_global_zero else []
-        missing_file = callbacks[0].missing_file if callbacks else lambda path: ""
-        return choose_checkpoint(
-            self.folder,
-            self.environment.current_host,
-            self.agreement.gather,
-            self.trainer.local_rank == 0,
-            missing_file,
-        )
-
-    def _load(self, path: Path) -> None:
-        """Hand Lightning a checkpoint, if it is of this run.
-
-        Raises:
-            UserError: It is of another run.
-        """
-        trainer = self.trainer
-        content = checkpoint_file.read(path)
-        resumed = Resumption(path.name, content, trainer.global_rank, trainer.world_size)
-        self.same_run.compare(
-            resumed.entries["run"],
-            path.name,
-            resumed.same_ranks,
-            parts_of(trainer).differences(resumed.of(GivenParts)),
-            start_hooks.names_in_start_hooks(trainer),
-        )
-        self.resumed = resumed
-        self.seeding.use_seed(resumed.entries["seed"])
-        if trainer.is_global_zero:
-            note = (
-                ""
-                if resumed.same_ranks
-                else (
-                    f"; {resumed.world_size} ranks saved it, now there are {trainer.world_size}: "
-                    "no sample is left out or taken twice, but the run is no longer bit-identical "
-                    "to one without an interruption"
-                )
-            )
-            print(f"resuming from step {resumed.step}: {path}{note}", flush=True)
-        self.same_run.compare_numbers()
-        if resumed.same_ranks:
-            resumed.digests = self._digests(
-                {part.key: resumed.saved(part) for part in self.parts}, resumed.rank_state
-            )
-        resumed.checkpoint = from_plain(
-            resumed.checkpoint, _without_objects(resumed.notes), objects_of_module(trainer)
-        )
-        acceptance.accept(trainer, resumed.checkpoint)
-        self.restore(Moment.LOADING)
-        lightning_checkpoints.set_loaded_checkpoint(trainer, resumed.checkpoint, str(path))
-
-    def _digests(
-        self, saved: Mapping[str, Any], of_rank: Mapping[str, Any]
-    ) -> dict[str, dict[str, int]]:
-        """Return the digests of all that is compared, by a part's key and name.
-
-        Args:
-            saved: What there is of each part, by key.
-            of_rank: What there is of this rank's parts, by key.
-        """
-        return {
-            part.key: digests_of(part.digest(saved[part.key], of_rank))
-            for part in self.parts
-            if part.key in saved
-        }
 
     def accept(self, checkpoint: dict[str, Any]) -> None:
         """Remove from a checkpoint, before Lightning loads it, what nothing here would save."""
         acceptance.accept(self.trainer, checkpoint)
-
-    def _refuse_another_model(self) -> None:
-        """Raise UserError if this process has trained another model with this folder.
-
-        It would get the weights of the other one.
-        """
-        is_another = earlier_fits.was_of_another_model(
-            self.folder.path, self.trainer.lightning_module
-        )
-        if is_another and self.folder.checkpoints():
-            raise UserError(
-                f"{self.folder.label}: this program has already trained another model to its end "
-                "with these checkpoints; give each training a folder of its own"
-            )
-
-    def _warn_of_random_model(self) -> None:
-        """Warn if the model was made by draws that the run's seed does not decide."""
-        name = self.options.seed_name
-        is_random = name and first_draws.are_random(self.trainer.lightning_module)
-        if is_random and self.trainer.is_global_zero:
-            print(
-                f"warning: {name}: the model was made before this callback, and nothing was "
-                "seeded: what it has drawn, such as its first weights, is another draw whenever "
-                "the program begins anew; make the callback first",
-                flush=True,
-            )
 
     # Before the first batch -----------------------------------------------------------------------
 
@@ -422,16 +332,13 @@ class Run:
             for name in compared
         )
 
+    @object_graph.at_one_moment()
     def mark_start(self) -> None:
         """Take the present state as the one that the run starts with."""
         self.part(UserObjects).hooks_ended()
         for owner in (self.trainer.lightning_module, self.trainer.datamodule):
             # Lightning makes them when they are asked for first, as a checkpoint does.
             getattr(owner, "hparams", None)
-        with object_graph.at_one_moment():
-            self._mark_start()
-
-    def _mark_start(self) -> None:
         for part in self.parts:
             part.mark_start()
 
@@ -448,6 +355,21 @@ class Run:
             loggers.begin_files(self.trainer.loggers if self.trainer.is_global_zero else ())
         # What is still to be logged comes after the checkpoint.
         self.restore(Moment.COMPARED)
+
+    def _digests(
+        self, saved: Mapping[str, Any], of_rank: Mapping[str, Any]
+    ) -> dict[str, dict[str, int]]:
+        """Return the digests of all that is compared, by a part's key and name.
+
+        Args:
+            saved: What there is of each part, by key.
+            of_rank: What there is of this rank's parts, by key.
+        """
+        return {
+            part.key: digests_of(part.digest(saved[part.key], of_rank))
+            for part in self.parts
+            if part.key in saved
+        }
 
     def _differing(self) -> dict[str, str]:
         """Return the names of saved values that are missing or different in this run.
@@ -633,8 +555,8 @@ class Run:
                 if point is ResumePoint.VALIDATION
                 else self.snapshot.take(point)
             )
-            if not self.saved_number and (problem := checkpoint_file.why_unreadable(state)):
-                raise UserError(f"a checkpoint of this run could not be read again: {problem}")
+            if not self.saved_number:
+                _refuse_unreadable(state)
             if last:
                 self.signals.save_last()
             entries = state[checkpoint_file.ENTRIES_KEY]
@@ -664,10 +586,11 @@ class Run:
         self.check.close()
 
 
-def _without_objects(notes: Mapping[tuple, tuple]) -> dict[tuple, tuple]:
-    """Return the notes of a checkpoint; no entry of Lightning's is an object of the program's."""
-    return {
-        path: note
-        for path, note in notes.items()
-        if note[0] != RECREATED or path[0] not in LIGHTNING_KEYS
-    }
+def _refuse_unreadable(state: Mapping[str, Any]) -> None:
+    """Raise UserError if what the user's code has put into a checkpoint cannot be read again.
+
+    The first checkpoint tells: to ask the hooks for another one would be a call too many.
+    """
+    own = {name: value for name, value in state.items() if name != checkpoint_file.ENTRIES_KEY}
+    if problem := checkpoint_file.why_unreadable(own):
+        raise UserError(f"a checkpoint of this run could not be read again: {problem}")

@@ -200,4 +200,4 @@ def _sample(value: Any) -> Any:
 
 def _is_counter(value: Any) -> bool:
     """Return whether a value is an iterator that can be asked for its position."""
-    return isinstance(value, Iterator) and type(value).__module__ in COUNTERS
+    return type(value).__module__ in COUNTERS and isinstance(value, Iterator)

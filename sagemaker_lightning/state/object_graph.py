@@ -201,9 +201,11 @@ def is_library_iterator(value: Any) -> bool:
 
 @functools.cache
 def _are_library_iterators(class_: type) -> bool:
+    # To ask Iterator of a class without it asks all classes that are derived from Iterator.
     return (
-        issubclass(class_, Iterator)
+        any("__next__" in vars(base) for base in class_.__mro__)
         and is_library_class(class_)
+        and issubclass(class_, Iterator)
         and not issubclass(class_, io.IOBase)
     )
 
@@ -512,24 +514,22 @@ def _own_attributes(base: type) -> set[str]:
 def _set_on_self(function: types.FunctionType) -> set[str]:
     """Return the names of the attributes that a method sets on its first argument."""
     code = getattr(inspect.unwrap(function), "__code__", function.__code__)
-    instructions = code.co_code
-    if STORE_ATTRIBUTE not in instructions[::2] or not code.co_varnames:
-        return set()
-    # Before Python stores an attribute, it loads the object, in one instruction with the value or
-    # in one of its own. `dis` tells the same, in 30 times the time.
+    operations, arguments = code.co_code[::2], code.co_code[1::2]
     names = set()
-    loads_self = False
-    more = 0  # the upper bytes of the next argument
-    for operation, byte in zip(instructions[::2], instructions[1::2], strict=True):
-        if operation == dis.EXTENDED_ARG:
-            more = (more | byte) << 8
-            continue
-        argument = more | byte
-        more = 0
-        if operation == STORE_ATTRIBUTE and loads_self:
-            names.add(code.co_names[argument])
-        second = LOADS.get(operation)
-        loads_self = second is not None and (argument & 15 if second else argument) == 0
+    # Before Python stores an attribute, it loads the object, in one instruction with the value or
+    # in one of its own. `dis` tells the same, in 100 times the time.
+    position = operations.find(STORE_ATTRIBUTE) if code.co_varnames else -1
+    while position >= 0:
+        name = arguments[position]
+        before = position - 1
+        while operations[before] == dis.EXTENDED_ARG:
+            name |= arguments[before] << 8 * (position - before)
+            before -= 1
+        loaded = arguments[before] & 15 if LOADS.get(operations[before]) else arguments[before]
+        is_first = loaded == 0 and operations[before - 1] != dis.EXTENDED_ARG
+        if is_first and operations[before] in LOADS:
+            names.add(code.co_names[name])
+        position = operations.find(STORE_ATTRIBUTE, position + 1)
     return names
 
 

@@ -15,6 +15,7 @@ import re
 import stat
 import struct
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,6 @@ from typing import Any
 import torch
 from fsspec.core import url_to_fs
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning_utilities.core.apply_func import apply_to_collection
 
 from sagemaker_lightning.compat import torch_unpickler
 from sagemaker_lightning.compat.torch_modules import stored_parts
@@ -53,6 +53,8 @@ SPARE_BYTES = 1 << 26
 SHORT_TEXT = 200
 """Characters of a text of which a file may have one and name it many times, as it does labels."""
 NUMBERS = bool, int, float, complex, type(None)
+ALWAYS_READABLE = str, bool, float, type(None)
+"""Classes of which torch reads any value."""
 NOT_OURS = "is cut off, or not a checkpoint of this program"
 
 
@@ -245,9 +247,24 @@ def why_unreadable(state: dict[str, Any]) -> str:
 
     The values of its tensors are not checked.
     """
+    # Nearly all is of a few kinds; to write and read it, too, would take a second for many weights.
+    doubtful = []
+    stack: list[Any] = [state]
+    while stack:
+        value = stack.pop()
+        class_ = type(value)
+        if class_ in (dict, OrderedDict):
+            stack += [*value.keys(), *value.values(), *getattr(value, "__dict__", {}).values()]
+        elif class_ in (list, tuple):
+            stack += value
+        elif class_ is int:
+            doubtful += [value] if value.bit_length() > 64 else []
+        elif class_ not in ALWAYS_READABLE and not isinstance(value, torch.Tensor):
+            doubtful.append(value)
+    if not doubtful:
+        return ""
     file = io.BytesIO()
-    empty = torch.empty(0)  # one for all of them: a file of thousands takes as many times as long
-    torch.save(apply_to_collection(state, torch.Tensor, lambda tensor: empty), file)
+    torch.save(doubtful, file)
     file.seek(0)
     try:
         torch.load(file, weights_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
 from sagemaker_lightning.resume.parts import start_hooks
+from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.reports import Reports
 from sagemaker_lightning.resume.parts.roots import user_objects
@@ -108,8 +109,13 @@ class UserObjects(Part):
         run_creating_hooks(self.trainer, missing)
 
     def digest(self, saved: Any, others: Any) -> dict[str, Any]:
-        """Return each changed value, and what has changed and could not be saved."""
-        return digests(saved["graph"]) | saved["unsaved"]
+        """Return each changed value, and what has changed and could not be saved.
+
+        The steps of a MetricTracker are made, and compared, with the metrics.
+        """
+        of_trackers = tuple(f"{path}." for path in others[Metrics.key]["tracked"])
+        found = digests(saved["graph"]) | saved["unsaved"]
+        return {name: each for name, each in found.items() if not name.startswith(of_trackers)}
 
     def _computed_and_unchanged(self) -> list[str]:
         """Return the names of what hooks have computed at the start and nothing has changed."""

@@ -238,3 +238,12 @@ def test_a_model_whose_parameters_have_no_memory_yet(package):
     assert {name for name in variables.find([], known) if name.startswith("mathkit")} == {
         "mathkit.STORE"
     }
+
+
+def test_a_package_that_does_not_use_torch_is_not_searched(package, monkeypatch):
+    package.STORE.param("loc", torch.zeros(2))
+    for name in ("torch", "nn"):
+        monkeypatch.delattr(package, name)
+    assert names() == []
+    monkeypatch.setattr(package, "Parameter", nn.Parameter, raising=False)
+    assert names() == ["mathkit.STORE.params.loc"]

@@ -873,7 +873,11 @@ def test_what_a_users_objects_hold_is_compared():
     model.file = io.StringIO()
     record = state.encode_changes()["user_objects"]
     run = state.run
-    assert run.part(UserObjects).digest(record, {}).keys() == {"model.count", "model.file"}
+    none, one = ({"metrics": {"tracked": each}} for each in ({}, {"model.steps": 2}))
+    assert run.part(UserObjects).digest(record, none).keys() == {"model.count", "model.file"}
+    record["unsaved"] = {"model.steps.1": "made", "model.stepsize": "x"}
+    names = {"model.count", "model.stepsize"}  # what a tracker holds is compared with the metrics
+    assert run.part(UserObjects).digest(record, one).keys() == names
     for part, saved, names in (
         (Generators, {"model.rng": 3}, {"generators model.rng"}),
         (StatefulObjects, {"model.inner": 3}, {"stateful model.inner"}),

@@ -1,0 +1,117 @@
+"""The start of a run that resumes: which checkpoint it is, and what is said of it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.resume import first_draws
+from sagemaker_lightning.resume.files import best_model, checkpoint_file
+from sagemaker_lightning.resume.files.checkpoint_dir import choose_checkpoint
+from sagemaker_lightning.resume.parts import start_hooks
+from sagemaker_lightning.resume.parts.given_parts import GivenParts, parts_of
+from sagemaker_lightning.resume.parts.roots import objects_of_module
+from sagemaker_lightning.resume.resumption import Resumption
+from sagemaker_lightning.resume.same_run import earlier_fits
+from sagemaker_lightning.resume.snapshot import LIGHTNING_KEYS
+from sagemaker_lightning.state.encoding import RECREATED, from_plain
+
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
+
+
+def refuse_another_model(run: "Run") -> None:
+    """Raise UserError if this process has trained another model with the run's folder.
+
+    It would get the weights of the other one.
+    """
+    folder = run.folder
+    is_another = earlier_fits.was_of_another_model(folder.path, run.trainer.lightning_module)
+    if is_another and folder.checkpoints():
+        raise UserError(
+            f"{folder.label}: this program has already trained another model to its end "
+            "with these checkpoints; give each training a folder of its own"
+        )
+
+
+def choose(run: "Run") -> Path | None:
+    """Return the newest checkpoint that every host has intact; None without any."""
+    # Rank 0 alone writes the best model and reads it.
+    callbacks = best_model.callbacks(run.trainer) if run.trainer.is_global_zero else []
+    return choose_checkpoint(
+        run.folder,
+        run.environment.current_host,
+        run.agreement.gather,
+        run.trainer.local_rank == 0,
+        callbacks[0].missing_file if callbacks else lambda path: "",
+    )
+
+
+def warn_of_random_model(run: "Run") -> None:
+    """Warn if the model was made by draws that the run's seed does not decide."""
+    name = run.options.seed_name
+    is_random = name and first_draws.are_random(run.trainer.lightning_module)
+    if is_random and run.trainer.is_global_zero:
+        print(
+            f"warning: {name}: the model was made before this callback, and nothing was "
+            "seeded: what it has drawn, such as its first weights, is another draw whenever "
+            "the program begins anew; make the callback first",
+            flush=True,
+        )
+
+
+def read(run: "Run", path: Path) -> Resumption:
+    """Return what a checkpoint has.
+
+    Raises:
+        UserError: It is of another run.
+    """
+    trainer = run.trainer
+    content = checkpoint_file.read(path)
+    resumed = Resumption(path.name, content, trainer.global_rank, trainer.world_size)
+    run.same_run.compare(
+        resumed.entries["run"],
+        path.name,
+        resumed.same_ranks,
+        parts_of(trainer).differences(resumed.of(GivenParts)),
+        start_hooks.names_in_start_hooks(trainer),
+    )
+    return resumed
+
+
+def announce(run: "Run", path: Path, given_path: Any) -> None:
+    """Print from where the run resumes.
+
+    Args:
+        run: The run.
+        path: The checkpoint.
+        given_path: What `fit(ckpt_path=...)` got.
+    """
+    if not run.trainer.is_global_zero:
+        return
+    resumed = run.resumed
+    note = (
+        ""
+        if resumed.same_ranks
+        else (
+            f"; {resumed.world_size} ranks saved it, now there are {run.trainer.world_size}: "
+            "no sample is left out or taken twice, but the run is no longer bit-identical "
+            "to one without an interruption"
+        )
+    )
+    print(f"resuming from step {resumed.step}: {path}{note}", flush=True)
+    if given_path:
+        print(
+            f"ckpt_path={given_path} is not loaded: this run began before, and resumes from "
+            f"its own newest checkpoint in {run.folder.path}",
+            flush=True,
+        )
+
+
+def decoded(run: "Run") -> dict[str, Any]:
+    """Return what Lightning loads; no entry of Lightning's is an object of the program's."""
+    notes = {
+        path: note
+        for path, note in run.resumed.notes.items()
+        if note[0] != RECREATED or path[0] not in LIGHTNING_KEYS
+    }
+    return from_plain(run.resumed.checkpoint, notes, objects_of_module(run.trainer))
