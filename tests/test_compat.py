@@ -290,7 +290,11 @@ def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
             )
             taken += [f"{cls.__name__}.{name}" for name in own_names & foreign_names]
     # These are overridden on purpose.
-    assert sorted(taken) == ["RunLogger.experiment", "WriterLogger.experiment"]
+    assert sorted(taken) == [
+        "RunLogger.experiment",
+        "WriterLogger.experiment",
+        "_BeforeHooks.on_save_checkpoint",
+    ]
 
 
 @pytest.mark.slow

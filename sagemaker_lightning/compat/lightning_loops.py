@@ -182,3 +182,13 @@ def transfer_batch(trainer: Trainer, batch: Any) -> Any:
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+def take_sigterm(trainer: Trainer) -> bool:
+    """Return whether Lightning's handler has received a SIGTERM, and have Lightning forget it.
+
+    Lightning would end the program at the next hook, with exit status 0 (SIGTERMException).
+    """
+    connector = trainer._signal_connector
+    received, connector.received_sigterm = connector.received_sigterm, False
+    return received

@@ -77,6 +77,8 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         "pytorch_lightning": {
             "LightningModule._on_before_batch_transfer": "(self, batch, dataloader_idx)"
         },
+        TRAINER: {"Trainer._signal_connector": "attribute"},
+        f"{CONNECTORS}.signal_connector": {"_SignalConnector.received_sigterm": "attribute"},
     },
     "lightning_loaders": {
         COMBINED: {
@@ -261,6 +263,8 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "Module._modules": "attribute",
             "Module._non_persistent_buffers_set": "attribute",
             "Module._parameters": "attribute",
+            "Module._save_to_state_dict": "(self, destination, prefix, keep_vars)",
+            "Module._state_dict_hooks": "attribute",
         },
         "torch": {
             "Tensor._indices": "value",

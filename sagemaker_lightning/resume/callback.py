@@ -433,7 +433,7 @@ class ExactResume(EarlyCallback):
 
     def _receive_signals(self, trainer: Trainer) -> None:
         if self.exact:
-            self.signals.receive(trainer.is_global_zero)
+            self.signals.receive(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prepare the optimizers for the state that Lightning loads next."""

@@ -240,7 +240,7 @@ class Run:
     def loops_begin(self) -> None:
         """Receive the signals, and give the limit of epochs back its value."""
         self.part(Limits).loops_begin()
-        self.signals.receive(self.trainer.is_global_zero)
+        self.signals.receive(self.trainer)
 
     def hooks_run(self) -> None:
         """Let signals request a stop at a batch boundary from now on; begin the journal."""

@@ -1,7 +1,11 @@
 """Who receives SIGTERM and Ctrl-C while a training runs."""
 
+import signal
 import threading
 
+from pytorch_lightning import Trainer
+
+from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.environment import in_container
 from sagemaker_lightning.contract.reporting import report_stop
@@ -32,12 +36,20 @@ class Signals:
         """The number of the signal that this process has received; 0 if there is none."""
         return (self.stop and self.stop.signal_number) or 0
 
-    def receive(self, is_first: bool) -> None:
+    def receive(self, trainer: Trainer) -> None:
         """Install our signal handlers in place of Lightning's.
 
+        A SIGTERM that Lightning's have received in between is ours: they would end
+        the program with exit status 0.
+
         Args:
-            is_first: Whether this is rank 0.
+            trainer: Lightning's trainer.
         """
+        self._install_handlers(trainer.is_global_zero)
+        if self.stop and lightning_loops.take_sigterm(trainer) and not self.number:
+            signal.raise_signal(signal.SIGTERM)
+
+    def _install_handlers(self, is_first: bool) -> None:
         if self.stop:
             self.stop.install_handlers()
         elif threading.current_thread() is threading.main_thread():
