@@ -18,6 +18,7 @@ from sagemaker_lightning.contract.environment import (
     variables_of,
 )
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.restart import ContainerRestart
 
 ALL_VARIABLES = {
     "SM_HOSTS": '["algo-1", "algo-10", "algo-2"]',
@@ -45,6 +46,7 @@ ALL_VARIABLES = {
     "SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "12.5",
     "SAGEMAKER_LIGHTNING_WATCH": "/l",
     "SAGEMAKER_LIGHTNING_DRILL": '{"m": 1}',
+    "SAGEMAKER_LIGHTNING_RESTARTS": '[{"why": "x", "step": null, "at": 0.5}]',
     "LOCAL_WORLD_SIZE": "2",
     "WORLD_SIZE": "8",
     "SM_INSTANCE_GROUPS_DICT": '{"g": {"hosts": ["algo-1", "algo-10", "algo-2"]}}',
@@ -82,6 +84,7 @@ def test_full(tmp_path):
         peer_timeout=12.5,
         torchrun=(2, 8),
         watch=Path("/l"),
+        restarts=(ContainerRestart("x", None, 0.5),),
         drill={"m": 1},
     )
     defaults = SageMakerEnvironment()

@@ -7,6 +7,7 @@ from sagemaker_lightning.contract import deadlines, job_summary, rendezvous
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.doctor import checks
 from sagemaker_lightning.launch import job_end
+from sagemaker_lightning.launch.restarts import Restarts
 from sagemaker_lightning.nodes.mesh import StopReason
 from sagemaker_lightning.nodes.watchdog import Watchdog
 from sagemaker_lightning.process import start_notice
@@ -18,6 +19,7 @@ def watchdog(
     program: str,
     hyperparameters: Mapping[str, object],
     supervisor: Supervisor,
+    restarts: Restarts,
 ) -> Watchdog:
     """Return the watchdog of the hosts that train and of the ranks of this host.
 
@@ -28,11 +30,13 @@ def watchdog(
         program: What the job runs, which must be the same on all hosts.
         hyperparameters: The job's hyperparameters, likewise.
         supervisor: Runs the program.
+        restarts: The restarts so far, and how many there may be.
     """
     settings = {
         "the list of hosts": ", ".join(here.hosts),
         "the program's version": here.revision,
         "the program": program,
+        "max_restarts": str(restarts.most),
     }
     settings |= {
         f"hyperparameter {name}": job_summary.masked(name, value)
@@ -40,11 +44,12 @@ def watchdog(
     }
 
     def end_program(reason: StopReason) -> None:
-        supervisor.terminate(
-            deadlines.HOOK_KILLS
-            if reason.is_request
-            else deadlines.ends_after_loss(here.peer_timeout)
-        )
+        grace = deadlines.ends_after_loss(here.peer_timeout)
+        if reason.is_request:
+            grace = deadlines.HOOK_KILLS
+        elif len(restarts.taken) < restarts.most:
+            grace = deadlines.RESTART_KILLS
+        supervisor.terminate(grace)
 
     return Watchdog(
         here.current_host,
@@ -54,6 +59,7 @@ def watchdog(
         connect_timeout=here.rendezvous_timeout,
         silence_timeout=deadlines.silence(here.peer_timeout),
         on_reason=end_program,
+        restarts=len(restarts.taken),
     )
 
 
@@ -62,8 +68,9 @@ def meet(
     here: SageMakerEnvironment,
     program: str,
     hyperparameters: Mapping[str, object],
+    restarts: Restarts,
 ) -> None:
-    """Print the job's summary, and wait until all hosts are ready.
+    """Wait until all hosts are ready; before the first start, print the job's summary.
 
     Raises Interrupted or OtherFailed if the job ends before.
 
@@ -72,14 +79,22 @@ def meet(
         here: Describes the job and this host.
         program: The program and its launcher, in words.
         hyperparameters: The job's hyperparameters.
+        restarts: The restarts so far.
     """
-    for line in job_summary.lines(here, program, hyperparameters):
-        print(line, flush=True)
-    for line in checks.summary(checks.Machine(interface=here.network_interface)):
-        print(line, flush=True)
+    if not restarts.taken:
+        _print_summary(here, program, hyperparameters)
     if len(here.hosts) > 1:
         start_notice.begin("waiting for the other hosts")
     reason = watchdog.wait_until_all_are_ready()
     start_notice.end()
     if reason:
         raise job_end.error_for(reason)
+
+
+def _print_summary(
+    here: SageMakerEnvironment, program: str, hyperparameters: Mapping[str, object]
+) -> None:
+    for line in job_summary.lines(here, program, hyperparameters):
+        print(line, flush=True)
+    for line in checks.summary(checks.Machine(interface=here.network_interface)):
+        print(line, flush=True)

@@ -20,6 +20,7 @@ import socket
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import LOST_PEER, OUT_OF_MEMORY
 from sagemaker_lightning.contract.process_stat import process_stat
 from sagemaker_lightning.nodes.mesh import MAX_MESSAGE_BYTES, Mesh, StopReason
-from sagemaker_lightning.nodes.messages import Doubt, HostMessage, RankMessage, Suspicion
+from sagemaker_lightning.nodes.messages import Doubt, Fault, HostMessage, RankMessage, Suspicion
 
 # Signals that end a rank for a reason of its own, whatever happened to other ranks. SIGABRT is not
 # one of them: NCCL and gloo abort where a peer is gone.
@@ -52,6 +53,7 @@ class Watchdog:
         port: As in `Mesh`.
         connect_timeout: As in `Mesh`.
         silence_timeout: As in `Mesh`.
+        restarts: As in `Mesh`.
 
     Entering it raises UserError if this host cannot listen on the port.
     """
@@ -66,7 +68,9 @@ class Watchdog:
         port: int,
         connect_timeout: float,
         silence_timeout: float,
+        restarts: int = 0,
     ) -> None:
+        self.trouble_at = 0.0  # when it first heard of a fault, by time.monotonic(); 0 before
         self.reason: StopReason | None = None  # why the program has to end
         # The suspicions of all hosts, in the order in which this host heard of them.
         self.suspicions: list[StopReason] = []
@@ -90,6 +94,7 @@ class Watchdog:
             silence_timeout=silence_timeout,
             on_reason=self._decide,
             on_suspicion=self.suspicions.append,
+            restarts=restarts,
         )
         self.on_reason = on_reason
         self.silence_timeout = silence_timeout
@@ -175,6 +180,25 @@ class Watchdog:
         self.on_reason = lambda reason: None
         reason = StopReason(why, is_local=True, is_request=is_request)
         self.loop.call_soon_threadsafe(self._decide, reason)
+
+    def tell_fault(self, fault: Fault) -> None:
+        """Tell the other hosts how this host's program ended."""
+        self._send_to_hosts(HostMessage(fault=fault))
+
+    def wait_for_faults(self, limit: float) -> dict[str, Fault | None]:
+        """Wait until all other hosts have told how their programs ended; return it by host.
+
+        It is None for a host that is gone, or has said nothing within `limit` seconds.
+        """
+        peers = self.mesh.others
+
+        async def poll() -> None:
+            while not all(peer.has_said_all for peer in peers.values()):
+                await asyncio.sleep(0.05)
+
+        with suppress(TimeoutError):
+            self._run_in_loop(asyncio.wait_for(poll(), limit))
+        return {name: peer.fault for name, peer in peers.items()}
 
     def _run_in_loop(self, coroutine: Coroutine) -> None:
         """Run a coroutine in the watchdog's thread and wait for its end."""
@@ -279,6 +303,7 @@ class Watchdog:
             status: Its exit status, -N for signal N; None if it is unknown.
             is_first: Whether no other process of this host had ended before it.
         """
+        self._note_trouble()
         known = self.own_suspicion
         if is_first and not (known and known.doubt < Doubt.OWN_HOST):
             has_own_reason = status in [-number for number in OWN_REASON_SIGNALS]
@@ -317,6 +342,9 @@ class Watchdog:
         """
         return min(self.suspicions, key=lambda suspicion: suspicion.doubt, default=None)
 
+    def _note_trouble(self) -> None:
+        self.trouble_at = self.trouble_at or time.monotonic()
+
     def _decide(self, reason: StopReason) -> None:
         """Make this the reason to end if there is none yet.
 
@@ -324,6 +352,7 @@ class Watchdog:
         """
         if self.reason:
             return
+        self._note_trouble()
         # A rank that ended for a reason of its own is the cause of the failures after it.
         if not reason.is_request:
             reason = self._certain_suspicion() or reason

@@ -133,6 +133,18 @@ class Supervisor:
         reader.join(timeout=STDERR_IS_READ)
         return ProgramEnd(status, self.stop_signal, bytes(stderr_end).decode(errors="replace"))
 
+    def prepare_again(self) -> None:
+        """Forget the program that has ended: `run` may be called again.
+
+        Raises StoppedBeforeStart if the job was told to stop meanwhile.
+        """
+        self.starting = False
+        self.child = self.grace = None
+        while self.kill_timers:
+            self.kill_timers.pop().cancel()
+        if self.stop_signal:
+            self._refuse_start(self.stop_signal)
+
     def terminate(self, grace: float) -> None:
         """Send the program SIGTERM, and SIGKILL to what is left after `grace` seconds.
 
@@ -149,9 +161,12 @@ class Supervisor:
         if self.child:
             self._stop(number, HOOK_KILLS)
         elif not self.starting:
-            raise StoppedBeforeStart(
-                f"{signal.Signals(number).name} came before the program was started"
-            )
+            self._refuse_start(number)
+
+    def _refuse_start(self, number: int) -> None:
+        raise StoppedBeforeStart(
+            f"{signal.Signals(number).name} came before the program was started"
+        )
 
     def _stop(self, number: int | None, grace: float) -> None:
         """Send a signal to the program's group; kill what is left after `grace` s."""

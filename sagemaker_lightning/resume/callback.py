@@ -51,10 +51,12 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment, in_co
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import explain
 from sagemaker_lightning.contract.reporting import report_stop
+from sagemaker_lightning.contract.restart import ContainerRestart
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop, TrainingStop, loses_sigterm
 from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.data.seeded_indices import number_of, seed_all, unseeded
 from sagemaker_lightning.data.seeding import Seeding
+from sagemaker_lightning.nodes.rank_progress import ProgressFile
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import (
     acceptance,
@@ -209,6 +211,7 @@ class ExactResume(EarlyCallback):
             if not value >= minimum:  # this refuses NaN, too
                 raise UserError(f"{self._name(name)}: found {value}, allowed is {minimum} or more")
         self.parts = Parts(parts)
+        self.progress = ProgressFile(None)  # of the newest training
         if "://" in str(dirpath):
             raise UserError(
                 f"{self._name('dirpath')}: found {dirpath}, allowed is a folder; SageMaker copies "
@@ -581,6 +584,8 @@ class ExactResume(EarlyCallback):
         """
         self.saved_at = time.monotonic()
         self.saved_step = trainer.global_step
+        self.progress = ProgressFile(self.environment.watch)
+        self.progress.begin(trainer.global_step)
         code_numbers.note_used(trainer)
         if self.enabled:
             self.snapshot.set_run_description(
@@ -664,6 +669,7 @@ class ExactResume(EarlyCallback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Record the batch in the journal."""
+        self.progress.move(trainer.global_step)
         if self.enabled:
             self.proof.begin_batch(batch, batch_idx)
             if trainer.world_size > 1 and not self.has_compared_batches:
@@ -695,8 +701,31 @@ class ExactResume(EarlyCallback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record the step in the journal and compare it with the interrupted run."""
+        self._note_step()
         if self.enabled:
             self.proof.end_batch(outputs)
+
+    @property
+    def restarts(self) -> list[ContainerRestart]:
+        """The restarts of this program in its container; the newest with what it has cost."""
+        restarts = list(self.environment.restarts)
+        if restarts and self.progress.first_step_at:
+            first_step_at = self.progress.first_step_at / 1e9
+            restarts[-1] = restarts[-1].continued(self.progress.began_with, first_step_at)
+        return restarts
+
+    def _note_step(self) -> None:
+        """Note that a batch is done; after a restart in the container, print what it has cost."""
+        is_first = not self.progress.first_step_at
+        self.progress.batch_ended(self.trainer.global_step)
+        if is_first and self.environment.restarts and self.trainer.is_global_zero:
+            newest = self.restarts[-1]
+            lost = "" if newest.lost_steps is None else f", {newest.lost_steps} steps lost"
+            print(
+                f"restart {len(self.restarts)}: on from step {newest.resumed_step} within "
+                f"{newest.seconds:.1f} s{lost}",
+                flush=True,
+            )
 
     def batch_ended(self, done: bool) -> None:
         """Save a checkpoint if one is due; stop if a stop was requested.
@@ -806,6 +835,7 @@ class ExactResume(EarlyCallback):
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Stop if a stop was requested; a resumed run repeats the whole validation."""
         self.validated_batches += 1
+        self.progress.move(trainer.global_step)
         if self.validated_batches <= self.common_validation_batches and self._agree():
             end_evaluation_mode(trainer)  # the state that the next training batch would have
             self._interrupt_validation()
