@@ -134,6 +134,17 @@ def test_a_fault_that_comes_back_ends_the_job(tmp_path: Path, fault, why):
     assert job.log.count("restart 1 of at most 3") == 1 and not job.processes()
 
 
+def test_a_frozen_rank_is_ended_and_all_start_again(uninterrupted, tmp_path: Path):
+    job = Faulty(tmp_path / "ml")
+    job.own = job.own | {"SAGEMAKER_LIGHTNING_HANG_TIMEOUT": "4"}
+    process = job.begin()
+    job.wait_for_steps(15, process)[-1].suspend()
+    assert process.wait(HANG_SECONDS) == 0, job.log[-3000:]
+    (restart,) = job.restarts
+    assert "its ranks hang after step " in restart["reason"] and "is stopped" in restart["reason"]
+    assert job.result == uninterrupted.result and not job.processes()
+
+
 def test_restarts_may_be_off(tmp_path: Path):
     job = Faulty(tmp_path / "ml")
     process = job.begin(**{"model.fault": KILL, "model.once": "true", "max_restarts": "0"})

@@ -82,6 +82,8 @@ class SageMakerEnvironment:
     """Seconds that a host may take until its name resolves and it answers."""
     peer_timeout: float = deadlines.LOST_HOST_ENDS_JOB
     """Seconds within which all ranks end after one is lost."""
+    hang_timeout: float = deadlines.HANG_ENDS_PROGRAM
+    """Seconds without a sign of work after which the ranks of a host count as hanging."""
     torchrun: tuple[int, int] | None = None
     """Number of ranks of this node, and of all nodes.
 
@@ -149,6 +151,7 @@ class SageMakerEnvironment:
                 variables, "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT", cls.rendezvous_timeout
             ),
             peer_timeout=_seconds(variables, "SAGEMAKER_LIGHTNING_PEER_TIMEOUT", cls.peer_timeout),
+            hang_timeout=_seconds(variables, "SAGEMAKER_LIGHTNING_HANG_TIMEOUT", cls.hang_timeout),
             torchrun=_torchrun(variables),
             watch=watch(variables),
             restarts=tuple(

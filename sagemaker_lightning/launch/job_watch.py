@@ -58,6 +58,7 @@ def watchdog(
         port=rendezvous.main_port(os.environ) + 1,
         connect_timeout=here.rendezvous_timeout,
         silence_timeout=deadlines.silence(here.peer_timeout),
+        hang_timeout=here.hang_timeout,
         on_reason=end_program,
         restarts=len(restarts.taken),
     )

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-RECORD = struct.Struct("<5q")
+RECORD = struct.Struct("<5q?")
 PREFIX = "rank-"
 
 
@@ -30,6 +30,8 @@ class RankProgress:
     """When its first batch was done."""
     moved_at: float
     """When it last began or ended a batch, of a training or of a validation."""
+    is_training: bool
+    """Whether its training has begun and has not ended."""
 
 
 class ProgressFile:
@@ -46,6 +48,7 @@ class ProgressFile:
     def __init__(self, watch: Path | None) -> None:
         self.memory: mmap.mmap | None = None
         self.began_with = self.first_step_at = 0
+        self.is_training = False
         if not (watch and watch.parent.is_dir()):
             return
         with suppress(OSError):  # without it, the watch knows less of this rank
@@ -57,6 +60,7 @@ class ProgressFile:
     def begin(self, step: int) -> None:
         """Note that the training begins, with an optimizer step."""
         self.began_with = step
+        self.is_training = True
         self.move(step)
 
     def batch_ended(self, step: int) -> None:
@@ -64,12 +68,17 @@ class ProgressFile:
         self.first_step_at = self.first_step_at or time.monotonic_ns()
         self.move(step)
 
+    def end(self, step: int) -> None:
+        """Note that the training has ended: what comes now may take as long as it likes."""
+        self.is_training = False
+        self.move(step)
+
     def move(self, step: int) -> None:
         """Note that this rank goes on."""
         if self.memory:
             moved_at = time.monotonic_ns()
             record = (self.pid, self.began_with, step, self.first_step_at, moved_at)
-            RECORD.pack_into(self.memory, 0, *record)
+            RECORD.pack_into(self.memory, 0, *record, self.is_training)
 
 
 def read(watch: Path) -> Iterator[RankProgress]:
@@ -80,6 +89,6 @@ def read(watch: Path) -> Iterator[RankProgress]:
     """
     for file in watch.parent.glob(f"{PREFIX}*"):
         with suppress(OSError, struct.error):
-            pid, began_with, step, first_step_at, moved_at = RECORD.unpack(file.read_bytes())
+            pid, began_with, step, first, moved, is_training = RECORD.unpack(file.read_bytes())
             if pid:
-                yield RankProgress(pid, began_with, step, first_step_at / 1e9, moved_at / 1e9)
+                yield RankProgress(pid, began_with, step, first / 1e9, moved / 1e9, is_training)

@@ -29,6 +29,7 @@ from sagemaker_lightning.contract import deadlines, shutdown
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import LOST_PEER, OUT_OF_MEMORY
 from sagemaker_lightning.contract.process_stat import process_stat
+from sagemaker_lightning.nodes.hang_watch import HangWatch
 from sagemaker_lightning.nodes.mesh import MAX_MESSAGE_BYTES, Mesh, StopReason
 from sagemaker_lightning.nodes.messages import Doubt, Fault, HostMessage, RankMessage, Suspicion
 
@@ -37,6 +38,7 @@ from sagemaker_lightning.nodes.messages import Doubt, Fault, HostMessage, RankMe
 OWN_REASON_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 STOP_STATUSES = {sign for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))}
 PF_EXITING = 0x4  # flag of a process that ends, or has ended (Linux, include/linux/sched.h)
+LOOKS_FOR_HANGS = 60  # how often, within `hang_timeout`, the ranks are looked at
 SETTLE_SECONDS = 0.02  # seconds in which the event loop handles all that had arrived before
 
 
@@ -53,6 +55,7 @@ class Watchdog:
         port: As in `Mesh`.
         connect_timeout: As in `Mesh`.
         silence_timeout: As in `Mesh`.
+        hang_timeout: Seconds without a sign of work after which this host's ranks count as hanging.
         restarts: As in `Mesh`.
 
     Entering it raises UserError if this host cannot listen on the port.
@@ -68,6 +71,7 @@ class Watchdog:
         port: int,
         connect_timeout: float,
         silence_timeout: float,
+        hang_timeout: float = deadlines.HANG_ENDS_PROGRAM,
         restarts: int = 0,
     ) -> None:
         self.trouble_at = 0.0  # when it first heard of a fault, by time.monotonic(); 0 before
@@ -98,6 +102,7 @@ class Watchdog:
         )
         self.on_reason = on_reason
         self.silence_timeout = silence_timeout
+        self.hang_timeout = hang_timeout
         self.loop = asyncio.new_event_loop()
 
     def __enter__(self) -> "Watchdog":
@@ -221,6 +226,17 @@ class Watchdog:
         self.server = await asyncio.start_unix_server(
             self._accept_rank, self.path, limit=MAX_MESSAGE_BYTES
         )
+        self.hang_task = self.loop.create_task(self._look_for_hangs())
+
+    async def _look_for_hangs(self) -> None:
+        """End the program when the ranks of this host hang."""
+        watch = HangWatch(self.path, self.hang_timeout)
+        while not (why := watch.look(time.monotonic())):
+            await asyncio.sleep(self.hang_timeout / LOOKS_FOR_HANGS)
+        if not self.program_has_ended:
+            reason = StopReason(f"host {self.mesh.host}: {why}", is_local=True)
+            self.suspicions.append(reason)  # without doubt, as the ranks tell nothing any more
+            self._decide(reason)
 
     async def _open_for_hosts(self) -> None:
         if self.mesh.others:

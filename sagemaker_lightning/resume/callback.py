@@ -611,6 +611,7 @@ class ExactResume(EarlyCallback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wait until the last checkpoint is on the disk."""
+        self.progress.end(trainer.global_step)
         if self.exact:
             self.agreement.receive()
         if self.proof:

@@ -27,7 +27,15 @@ def test_what_a_killed_rank_has_reached(tmp_path):
 def test_a_rank_that_has_not_trained(tmp_path):
     ProgressFile(tmp_path / "ranks").begin(4)
     (rank,) = rank_progress.read(tmp_path / "ranks")
-    assert (rank.step, rank.first_step_at) == (4, 0.0)
+    assert (rank.step, rank.first_step_at, rank.is_training) == (4, 0.0, True)
+
+
+def test_a_training_that_has_ended(tmp_path):
+    progress = ProgressFile(tmp_path / "ranks")
+    progress.begin(4)
+    progress.end(9)
+    (rank,) = rank_progress.read(tmp_path / "ranks")
+    assert (rank.step, rank.is_training) == (9, False)
 
 
 def test_without_a_watch_nothing_is_written(tmp_path):
@@ -41,6 +49,6 @@ def test_without_a_watch_nothing_is_written(tmp_path):
 
 def test_a_file_that_is_none_of_a_rank_says_nothing(tmp_path):
     (tmp_path / "rank-1").write_bytes(b"x")
-    (tmp_path / "rank-2").write_bytes(bytes(40))
+    (tmp_path / "rank-2").write_bytes(bytes(rank_progress.RECORD.size))
     (tmp_path / "rank-3").mkdir()
     assert list(rank_progress.read(tmp_path / "ranks")) == []
