@@ -30,7 +30,7 @@ def test_only_launchers_write_the_environment():
         for path in modules("app", "sagemaker_lightning")
         if re.search(writes, path.read_text())
     }
-    assert writers == {"threads", "requirements", "toolkit_hook", "shell_job"}
+    assert writers == {"threads", "requirements", "toolkit_hook", "shell_job", "train_command"}
 
 
 def test_no_module_shadows_a_package():
