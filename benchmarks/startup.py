@@ -101,13 +101,13 @@ def container(image: str, checkpoints: Path) -> float:
 def checkpoint(image: str, folder: Path) -> None:
     """Let a job write a checkpoint of one step to a folder."""
     with tempfile.TemporaryDirectory() as base_dir:
-        settings = settings(Path(base_dir), **{"trainer.max_steps": "1"})
-        subprocess.run(_container(image, folder, settings), check=True, stdout=subprocess.DEVNULL)
+        file = settings(Path(base_dir), **{"trainer.max_steps": "1"})
+        subprocess.run(_container(image, folder, file), check=True, stdout=subprocess.DEVNULL)
 
 
-def _container(image: str, checkpoints: Path, settings: Path) -> list[str]:
+def _container(image: str, checkpoints: Path, settings_file: Path) -> list[str]:
     mounts = [
-        f"{settings}:/opt/ml/input/config/hyperparameters.json:ro",
+        f"{settings_file}:/opt/ml/input/config/hyperparameters.json:ro",
         f"{checkpoints}:/opt/ml/checkpoints",
     ]
     mounts += [f"{report.ROOT / 'benchmarks'}:/opt/sagemaker-lightning/benchmarks:ro"]

@@ -224,7 +224,7 @@ def test_a_tuner_of_sdk_3_keeps_environment_channels_and_drivers(rehearsal, imag
         name = description["TrainingJobName"]
         assert description["CheckpointConfig"]["S3Uri"].endswith(f"/tuned/{name}")
         lines = "\n".join(rehearsal.lines(name)["algo-1"])
-        assert "rank 1 of 2: gradient 0.5, given ['--fixed', '3', '--x', " in lines
+        assert "rank 1 of 2: gradient 0.5, given ['--fixed', '3', '-x', " in lines
         assert "hyperparameter x: " in lines and "program: /opt/ml/code/ddp.py, torchrun" in lines
 
 
@@ -251,7 +251,7 @@ def test_a_tuner_of_sdk_2_keeps_environment_and_channels(rehearsal, image, tmp_p
         assert description["Environment"]["OMP_NUM_THREADS"] == "1"
         assert [each["ChannelName"] for each in description["InputDataConfig"]] == ["training"]
         lines = "\n".join(rehearsal.lines(description["TrainingJobName"])["algo-1"])
-        assert "rank 0 of 1: gradient 0.0, given ['--fixed', '3', '--x', " in lines
+        assert "rank 0 of 1: gradient 0.0, given ['--fixed', '3', '-x', " in lines
 
 
 @pytest.mark.thorough  # without Docker: tests/test_rehearsal_endpoint.py

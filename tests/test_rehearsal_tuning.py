@@ -128,6 +128,24 @@ def test_each_training_job_has_all_of_the_definition():
     assert best["TunedHyperParameters"] == {"kind": "a", "other": "2"}
 
 
+def test_the_instances_of_sdk_2():
+    resources = {"InstanceType": "ml.m5.xlarge", "InstanceCount": 2, "VolumeSizeInGB": 30}
+    definition = dict(REQUEST["TrainingJobDefinition"])
+    del definition["ResourceConfig"]
+    definition["HyperParameterTuningResourceConfig"] = resources
+    request = REQUEST | {"TrainingJobDefinition": definition}
+    tuning.check(request)
+    jobs = Jobs()
+    made = tuning.Tuning(request, jobs)
+    made.begin()
+    made.ask_to_stop()
+    made.join(30)
+    assert jobs.requests[0]["ResourceConfig"] == resources
+    resources["InstanceConfigs"] = [{}]
+    with pytest.raises(Refused, match="InstanceConfigs"):
+        tuning.check(request)
+
+
 def test_a_stop_ends_those_that_run_and_starts_no_more():
     jobs = Jobs()
     made = tuning.Tuning(REQUEST, jobs)

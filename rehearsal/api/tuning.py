@@ -31,7 +31,7 @@ SAME_FIELDS = (
     "Environment",
 )
 REFUSED = ("WarmStartConfig", "TrainingJobDefinitions", "Autotune")
-REFUSED_IN_DEFINITION = ("HyperParameterTuningResourceConfig", "HyperParameterRanges")
+REFUSED_IN_DEFINITION = ("HyperParameterRanges",)
 POLL_SECONDS = 0.2
 COUNTED = {
     Status.COMPLETED: "Completed",
@@ -193,6 +193,9 @@ class Tuning(threading.Thread):
         if self.metric:
             hyperparameters |= {"_tuning_objective_metric": self.metric}
         request = {key: definition[key] for key in SAME_FIELDS if key in definition}
+        if resources := definition.get("HyperParameterTuningResourceConfig"):  # SDK 2's
+            kept = ("InstanceType", "InstanceCount", "VolumeSizeInGB", "VolumeKmsKeyId")
+            request["ResourceConfig"] = {key: resources[key] for key in kept if key in resources}
         if checkpoints := definition.get("CheckpointConfig"):
             # A folder for each, or one would resume another one's training.
             address = f"{checkpoints['S3Uri'].rstrip('/')}/{name}"
@@ -209,6 +212,8 @@ def check(request: dict) -> None:
     definition = request.get("TrainingJobDefinition")
     refused = [name for name in REFUSED if request.get(name)]
     refused += [name for name in REFUSED_IN_DEFINITION if definition and definition.get(name)]
+    resources = (definition or {}).get("HyperParameterTuningResourceConfig", {})
+    refused += [name for name in ("InstanceConfigs", "AllocationStrategy") if resources.get(name)]
     if refused:
         raise invalid(
             f"The rehearsal does not emulate {refused[0]} of CreateHyperParameterTuningJob"
