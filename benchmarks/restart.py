@@ -2,9 +2,9 @@
 
     python -m benchmarks.restart [--n 5]
 
-A job of two ranks is started by the toolkit's `train`, with the default data. One rank is killed at
-a step, and all start again in the container. Both times are those of one run. A new job would need
-a new container as well, which takes minutes; the ratio leaves it out.
+A job of two ranks is started by the toolkit's `train`, with the default data. After half a minute,
+one rank is killed, and all start again in the container. Both times are those of one run. A new job
+would need a new container as well, which takes minutes; the ratio leaves it out.
 """
 
 import os
@@ -23,23 +23,35 @@ from benchmarks import report, startup
 
 CALLBACK = f"{__package__}.restart.Dies"
 PAIRS = 5  # default of --n
-STEP = 8  # at which a rank is killed
+TRAINS_SECONDS = 30.0  # from the first step to the death
+STEPS_AFTER = 3  # of the restarted ranks
 BACK = re.compile(r"^restart 1: on from step \d+ within ([\d.]+) s", re.MULTILINE)
 
 
 class Dies(Callback):
     """Prints the time of the first step's end in seconds since 1970; kills the last rank once."""
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note whether this is the run that is killed."""
+        self.mark = Path(os.environ["SAGEMAKER_BASE_DIR"], "killed")
+        self.is_first_run = not self.mark.exists()
+        self.steps = 0
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Print the time, or kill this rank."""
-        mark = Path(os.environ["SAGEMAKER_BASE_DIR"], "killed")
-        if trainer.global_step == 1 and trainer.is_global_zero and not mark.exists():
-            print(time.time(), flush=True)
+        """Print the time, kill this rank, or end the training."""
+        self.steps += 1
+        if not self.is_first_run:
+            trainer.should_stop = self.steps >= STEPS_AFTER
+            return
+        if self.steps == 1:
+            self.began = time.monotonic()
+            if trainer.is_global_zero:
+                print(time.time(), flush=True)
         is_last = trainer.global_rank == trainer.world_size - 1
-        if trainer.global_step == STEP and is_last and not mark.exists():
-            mark.touch()
+        if is_last and time.monotonic() - self.began >= TRAINS_SECONDS:
+            self.mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -52,7 +64,7 @@ def back_and_start() -> tuple[float, float]:
                 "trainer.callbacks+": CALLBACK,
                 "trainer.accelerator": "cpu",
                 "trainer.devices": "2",
-                "trainer.max_steps": str(STEP + 2),
+                "trainer.max_epochs": "1000",
             },
         )
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -27,6 +27,11 @@ class Model(interruptible.Model):
         super().__init__(**others)
         self.fault, self.at, self.once = fault, at, once
 
+    def on_train_start(self):
+        if Path("faulted").exists():
+            with Path("parents").open("ab") as file:  # what has started the ranks again
+                file.write(Path(f"/proc/{os.getppid()}/cmdline").read_bytes())
+
     def training_step(self, batch, batch_idx):
         is_due = self.global_step == self.at and self.global_rank == self.trainer.world_size - 1
         if is_due and not (self.once and Path("faulted").exists()):
@@ -35,6 +40,20 @@ class Model(interruptible.Model):
         return super().training_step(batch, batch_idx)
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+# Kills this rank once the process is there that is to be forked.
+KILL_WITH_STANDBY = """
+import time
+mine = ("SAGEMAKER_BASE_DIR=" + os.environ["SAGEMAKER_BASE_DIR"]).encode()
+def is_standby(folder):
+    try:
+        is_one = b"warm_start.py" in (folder / "cmdline").read_bytes()
+        return is_one and mine in (folder / "environ").read_bytes()
+    except OSError:
+        return False
+while not any(map(is_standby, Path("/proc").glob("[0-9]*"))):
+    time.sleep(0.1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 # A program of the user's own: torch, Lightning and ExactResume, and nothing of the command line.
 OWN = """
 import argparse, os, sys
@@ -201,6 +220,38 @@ def test_a_stop_during_a_restart_is_a_stop(tmp_path: Path):
     process.send_signal(signal.SIGTERM)
     assert process.wait(HANG_SECONDS) == 143, job.log[-3000:]
     assert job.failure.startswith("interrupted, resume from step ") and not job.processes()
+
+
+@pytest.mark.parametrize("how", ["by Lightning", "by torchrun", "by itself"])
+def test_a_restarted_rank_imports_nothing_anew(tmp_path: Path, how):
+    """It is forked, once a process has made the imports meanwhile; and it has the same bits.
+
+    These jobs start as a container does, not warm as those above.
+    """
+    results = []
+    for fault in ("", KILL_WITH_STANDBY):
+        job = Faulty(tmp_path / f"ml{len(results)}")
+        job.write("code/own.py", OWN)
+        job.write("code/faulty.py", FAULTY)
+        job.write("code/interruptible.py", SOURCE)
+        (job.base / "checkpoints").mkdir()
+        program = "app/train_torchrun.py" if how == "by torchrun" else "app/train_multi_node.py"
+        hyperparameters = HYPERPARAMETERS | {"model": "faulty.Model", "model.fault": fault}
+        hyperparameters |= {"model.once": "true", "model.at": "17"}
+        if how == "by itself":
+            hyperparameters = {"fault": fault}
+            program = "own.py"
+        hyperparameters["sagemaker_program"] = program
+        job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
+        run = job.run(cold=True, **job.own)
+        assert run.returncode == 0, run.stdout[-3000:]
+        results.append(interruptible.weights(job.base / "model/model.pt"))
+        assert ("restart 1: on from step " in run.stdout) == bool(fault)
+        if fault:
+            assert "starting anew" not in run.stdout
+            assert (job.base / "code/parents").read_text().count("warm_start.py") == 2
+        assert not job.processes()
+    assert results[0] == results[1]
 
 
 @pytest.mark.docker

@@ -145,7 +145,8 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
     ) -> list:
         started = []
 
-        def start(command: list[str], cwd: Path, variables: dict) -> ProgramEnd:
+        def start(command: list[str], cwd: Path, variables: dict, **options) -> ProgramEnd:
+            assert options == {"started": None}
             started.append((command, cwd, variables, list(announced), log()))
             return ProgramEnd(status, stop_signal, stderr)
 
@@ -161,7 +162,8 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
         supervisor = SimpleNamespace(run=start, grace=grace)
         log.begin()
         if program := toolkit_hook._prepare(job, environment, FLAGS):
-            arguments = (environment, FLAGS, supervisor, watch, Restarts())
+            aside = SimpleNamespace(take=lambda *_: None, prepare=lambda *_: None)
+            arguments = (environment, FLAGS, supervisor, watch, Restarts(), aside)
             toolkit_hook._run_program(program, *arguments)
         return started
 

@@ -60,7 +60,10 @@ ENDS_BY_ITSELF = 5.0
 That is a launcher whose rank is dead, a connection after its last message, or a name server.
 """
 RESTART_KILLS = 1.0
-"""From SIGTERM to SIGKILL for a program that is to be started again: it has nothing to save."""
+"""From SIGTERM to SIGKILL for a program that is to be started again: it has nothing to save.
+
+Before, its launcher gets as long to end by itself.
+"""
 LONGEST_PAUSE = 5.0
 """At most between two tries to reach a host."""
 

@@ -43,13 +43,13 @@ def watchdog(
         for name, value in hyperparameters.items()
     }
 
+    may_restart = len(restarts.taken) < restarts.most
+    grace = deadlines.ends_after_loss(here.peer_timeout)
+    if may_restart:
+        grace = deadlines.RESTART_KILLS
+
     def end_program(reason: StopReason) -> None:
-        grace = deadlines.ends_after_loss(here.peer_timeout)
-        if reason.is_request:
-            grace = deadlines.HOOK_KILLS
-        elif len(restarts.taken) < restarts.most:
-            grace = deadlines.RESTART_KILLS
-        supervisor.terminate(grace)
+        supervisor.terminate(deadlines.HOOK_KILLS if reason.is_request else grace)
 
     return Watchdog(
         here.current_host,
@@ -58,6 +58,7 @@ def watchdog(
         port=rendezvous.main_port(os.environ) + 1,
         connect_timeout=here.rendezvous_timeout,
         silence_timeout=deadlines.silence(here.peer_timeout),
+        ends_by_itself=deadlines.RESTART_KILLS if may_restart else deadlines.ENDS_BY_ITSELF,
         hang_timeout=here.hang_timeout,
         on_reason=end_program,
         restarts=len(restarts.taken),

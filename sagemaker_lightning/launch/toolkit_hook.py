@@ -33,6 +33,7 @@ from sagemaker_lightning.launch import (
     job_watch,
     ownership,
     requirements,
+    standby,
     torchrun_command,
     user_program,
 )
@@ -96,9 +97,11 @@ def _run(supervisor: Supervisor) -> None:
         if not programs:
             programs.append(_prepare(job, here, hyperparameters))
         if programs[0]:
-            _run_program(programs[0], here, hyperparameters, supervisor, watchdog, restarts)
+            everything = (here, hyperparameters, supervisor, watchdog, restarts, aside)
+            _run_program(programs[0], *everything)
 
-    attempts.run(here, name, hyperparameters, supervisor, attempt)
+    with standby.Standby(here, supervisor) as aside:
+        attempts.run(here, name, hyperparameters, supervisor, attempt)
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ def _run_program(
     supervisor: Supervisor,
     watchdog: Watchdog,
     restarts: Restarts,
+    aside: standby.Standby,
 ) -> None:
     """Print a summary of the job, and run the program once.
 
@@ -174,15 +178,20 @@ def _run_program(
         supervisor: Runs the program.
         watchdog: Watches the other hosts and this host's ranks.
         restarts: The restarts so far.
+        aside: Starts the program again without its imports.
     """
     folder, name = program.folder, program.name
     what = f"{folder / name}, {program.launcher}"
     job_watch.meet(watchdog, here, what, hyperparameters, restarts)
-    variables = program.variables | {"SAGEMAKER_LIGHTNING_WATCH": str(watchdog.path)}
+    of_attempt = {"SAGEMAKER_LIGHTNING_WATCH": str(watchdog.path)} | attempts.variables(restarts)
+    started = aside.take(program.command, program.variables, of_attempt)
+    if len(restarts.taken) < restarts.most:
+        aside.prepare(watchdog.path, program.cwd)
     program_end = supervisor.run(
         program.command,
         cwd=program.cwd,
-        variables=variables | attempts.variables(restarts),
+        variables=program.variables | of_attempt,
+        started=started,
     )
     job_end.judge(name, program_end, supervisor, watchdog)
     if missing := user_program.missing_model(folder, name, here, program.files_before):

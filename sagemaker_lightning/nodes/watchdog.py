@@ -55,6 +55,7 @@ class Watchdog:
         port: As in `Mesh`.
         connect_timeout: As in `Mesh`.
         silence_timeout: As in `Mesh`.
+        ends_by_itself: Seconds that are left to a launcher whose rank has died.
         hang_timeout: Seconds without a sign of work after which this host's ranks count as hanging.
         restarts: As in `Mesh`.
 
@@ -71,6 +72,7 @@ class Watchdog:
         port: int,
         connect_timeout: float,
         silence_timeout: float,
+        ends_by_itself: float | None = None,
         hang_timeout: float = deadlines.HANG_ENDS_PROGRAM,
         restarts: int = 0,
     ) -> None:
@@ -103,6 +105,7 @@ class Watchdog:
         self.on_reason = on_reason
         self.silence_timeout = silence_timeout
         self.hang_timeout = hang_timeout
+        self.ends_by_itself = deadlines.ENDS_BY_ITSELF if ends_by_itself is None else ends_by_itself
         self.loop = asyncio.new_event_loop()
 
     def __enter__(self) -> "Watchdog":
@@ -341,7 +344,7 @@ class Watchdog:
         await asyncio.sleep(
             deadlines.better_reason(self.silence_timeout)
             if doubt is Doubt.OWN_HOST and self.mesh.others
-            else deadlines.ENDS_BY_ITSELF
+            else self.ends_by_itself
         )
         self.has_waited = True
         if not self.program_has_ended:
@@ -378,7 +381,7 @@ class Watchdog:
         )
         # If a rank of this node failed, its launcher ends by itself, and gets time for that.
         if reason.is_local:
-            self.loop.call_later(deadlines.ENDS_BY_ITSELF, lambda: self.on_reason(reason))
+            self.loop.call_later(self.ends_by_itself, lambda: self.on_reason(reason))
         else:
             self.on_reason(reason)
 
