@@ -222,7 +222,14 @@ def test_a_stop_during_a_restart_is_a_stop(tmp_path: Path):
     assert job.failure.startswith("interrupted, resume from step ") and not job.processes()
 
 
-@pytest.mark.parametrize("how", ["by Lightning", "by torchrun", "by itself"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "by Lightning",
+        pytest.param("by torchrun", marks=pytest.mark.thorough),
+        pytest.param("by itself", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_restarted_rank_imports_nothing_anew(tmp_path: Path, how):
     """It is forked, once a process has made the imports meanwhile; and it has the same bits.
 
