@@ -351,7 +351,10 @@ def test_a_program_that_sdk_3_starts_is_started_again(sdk_3_job):
     output, arguments = sdk_3_job(DIES_ONCE)
     run = docker("run", "--rm", *arguments)
     assert run.returncode == 0, run.stdout
-    assert "restart 1 of at most 3, in this container: " in run.stdout and "BACK [{" in run.stdout
+    assert (
+        "restart 1 in this container (at most 3 an hour): " in run.stdout
+        and "BACK [{" in run.stdout
+    )
     assert not (output / "failure").exists()
 
 

@@ -128,7 +128,9 @@ def test_killed_ranks_are_back_with_the_same_bits(uninterrupted, tmp_path: Path,
     assert first["step"] >= 4 and first["lost_steps"] == first["step"] - first["resumed_step"]
     assert second["step"] > second["resumed_step"] == 12  # an epoch has 12
     assert "SIGKILL" in first["reason"] and all(each["seconds"] > 0 for each in job.restarts)
-    assert f"restart 2 of at most 3, in this container, after step {second['step']}: " in job.log
+    assert (
+        f"restart 2 in this container (at most 3 an hour), after step {second['step']}: " in job.log
+    )
     assert f"restart 2: on from step 12 within {second['seconds']:.1f} s, " in job.log
     assert not (job.base / "output/failure").exists()
 
@@ -150,7 +152,7 @@ def test_a_fault_that_comes_back_ends_the_job(tmp_path: Path, fault, why):
     assert why in job.failure.splitlines()[0]
     line = "(after 1 restart in the container: it came back at the same step)"
     assert line in job.failure.splitlines()[0] and job.failure.startswith("error: ")
-    assert job.log.count("restart 1 of at most 3") == 1 and not job.processes()
+    assert job.log.count("restart 1 in this container") == 1 and not job.processes()
 
 
 def test_a_frozen_rank_is_ended_and_all_start_again(uninterrupted, tmp_path: Path):
@@ -205,7 +207,7 @@ def test_a_program_of_ones_own_is_started_again(tmp_path: Path, how):
             process = job.start(file.fileno(), **job.own)
         assert process.wait(HANG_SECONDS) == 0, job.log[-3000:]
         results.append(interruptible.weights(job.base / "model/model.pt"))
-        assert ("restart 1 of at most 2, in this container" in job.log) == bool(fault)
+        assert ("restart 1 in this container (at most 2 an hour)" in job.log) == bool(fault)
         assert ("restart 1: on from step 8 within " in job.log) == bool(fault)
     assert results[0] == results[1]
 
@@ -214,7 +216,7 @@ def test_a_stop_during_a_restart_is_a_stop(tmp_path: Path):
     job = Faulty(tmp_path / "ml")
     process = job.begin(**{"model.fault": KILL, "model.once": "true"})
     deadline = time.monotonic() + HANG_SECONDS
-    while "IN sanity check" not in job.log.partition("restart 1 of at most 3")[2]:
+    while "IN sanity check" not in job.log.partition("restart 1 in this container")[2]:
         assert time.monotonic() < deadline and process.poll() is None, job.log[-3000:]
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
@@ -278,7 +280,7 @@ def test_two_hosts_start_again_from_the_checkpoint_that_both_have(
         job.start()
         assert job.end() == {"algo-1": 0, "algo-2": 0}, job.output("algo-1")[-3000:]
         for host in job.hosts:
-            line = "restart 1 of at most 3, in this container, after step 17: "
+            line = "restart 1 in this container (at most 3 an hour), after step 17: "
             assert line in job.output(host)
         assert "restart 1: on from step 12 within " in job.output("algo-1")
     assert interruptible.weights(tmp_path / "algo-1/model/model.pt") == uninterrupted.result[0]

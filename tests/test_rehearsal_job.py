@@ -831,10 +831,10 @@ def test_restarts_in_the_container_are_not_those_of_instances():
     attempt = Attempt(1)
     for line in (
         "resuming from step 4: /opt/ml/checkpoints/step-4.ckpt",
-        "restart 1 of at most 3, in this container, after step 17: a rank failed",
+        "restart 1 in this container (at most 3 an hour), after step 17: a rank failed",
         "resuming from step 12: /opt/ml/checkpoints/step-12.ckpt",
         "restart 1: on from step 12 within 9.3 s, 5 steps lost",
-        "restart 2 of at most 3, in this container: a rank failed",
+        "restart 2 in this container (at most 3 an hour): a rank failed",
     ):
         attempt.note_resume(line)
     assert (attempt.resumed, attempt.resumed_from) == (4, "step-4.ckpt")
@@ -843,7 +843,7 @@ def test_restarts_in_the_container_are_not_those_of_instances():
         "before the first step",
     ]
     for _ in range(MAX_RESTARTS):
-        attempt.note_resume("restart 1 of at most 3, in this container: x")
+        attempt.note_resume("restart 1 in this container (at most 3 an hour): x")
     assert len(attempt.restarts) == MAX_RESTARTS
 
 

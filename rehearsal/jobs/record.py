@@ -49,7 +49,7 @@ SKIPPED = re.compile(r"\bwarning: (checkpoint [^\n]{1,500}; it is skipped)")
 PROVED = re.compile(r"\bresumed at step \d{1,15}: ([^\n]{1,1000})")
 # A start of the program in the same container after a fault, and what it has cost.
 RESTARTS = re.compile(
-    r"\brestart \d{1,6} of at most \d{1,6}, in this container(?:, (after step \d{1,15}))?:"
+    r"\brestart \d{1,6} in this container \(at most \d{1,6} an hour\)(?:, (after step \d{1,15}))?:"
 )
 RESTARTED = re.compile(
     r"\brestart \d{1,6}: (on from step \d{1,15} within \d{1,9}\.\d s(?:, \d{1,15} steps lost)?)"

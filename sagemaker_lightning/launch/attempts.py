@@ -22,6 +22,9 @@ from sagemaker_lightning.nodes.messages import Fault, FaultKind
 from sagemaker_lightning.nodes.watchdog import Watchdog
 from sagemaker_lightning.process.supervisor import Supervisor
 
+# Linux lets a variable have 128 KiB.
+MAX_TOLD = 100
+MAX_REASON_CHARACTERS = 150
 LAST_KINDS = (FaultKind.STOP, FaultKind.MISTAKE)
 """Faults after which no host starts anything again, whatever the others say."""
 
@@ -67,7 +70,7 @@ def run(
         restarts.taken.append(restart)
         _forget_failure()
         print(
-            f"restart {len(restarts.taken)} of at most {restarts.most}, in this container"
+            f"restart {len(restarts.taken)} in this container (at most {restarts.most} an hour)"
             f"{'' if restart.step is None else f', after step {restart.step}'}: {restart.why}",
             flush=True,
         )
@@ -77,7 +80,11 @@ def variables(restarts: Restarts) -> dict[str, str]:
     """Return the variables that tell a program of its restarts."""
     if not restarts.taken:
         return {}
-    return {RESTARTS_VARIABLE: json.dumps([asdict(restart) for restart in restarts.taken])}
+    told = [
+        asdict(restart) | {"why": restart.why[:MAX_REASON_CHARACTERS]}
+        for restart in restarts.taken[-MAX_TOLD:]
+    ]
+    return {RESTARTS_VARIABLE: json.dumps(told)}
 
 
 def note_progress(restarts: Restarts, watch: Path) -> None:

@@ -16,6 +16,8 @@ from sagemaker_lightning.nodes.messages import Fault, FaultKind
 MOST = 3
 """How often a program is started again within WINDOW_SECONDS, if the job does not say."""
 WINDOW_SECONDS = 3600.0
+DEATHS_AT_START = 2
+"""After so many, of the same kind in a row and before any step, the next one ends the job."""
 VARIABLE = "SAGEMAKER_LIGHTNING_MAX_RESTARTS"
 """The job's variable that sets another number; the hyperparameter `max_restarts` does, too."""
 
@@ -47,8 +49,12 @@ class Restarts:
         if step is None and FaultKind.DEATH not in kinds:
             return "no step was trained"
         fault = cause(faults)
-        before = self.taken[-1] if self.taken else None
-        if before and before.step == step and _alike(before.why) == _alike(fault.why):
+        # At a step, twice is no chance. At a start, which may take a minute, it may be one.
+        times = 1 if step is not None else DEATHS_AT_START
+        before = self.taken[-times:]
+        if len(before) == times and all(
+            each.step == step and _alike(each.why) == _alike(fault.why) for each in before
+        ):
             return "it came back at the same step" if step is not None else "it came back"
         recent = [restart for restart in self.taken if now - restart.at < WINDOW_SECONDS]
         if len(recent) >= self.most:

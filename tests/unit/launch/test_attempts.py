@@ -15,6 +15,7 @@ import pytest
 
 from sagemaker_lightning.contract.environment import RESTARTS_VARIABLE, SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.restart import ContainerRestart
 from sagemaker_lightning.launch import attempts, job_end, job_watch
 from sagemaker_lightning.launch.job_end import Interrupted, OtherFailed, ProgramFailed
 from sagemaker_lightning.launch.restarts import Restarts
@@ -136,8 +137,16 @@ def test_a_program_is_started_again_until_it_ends_well(run, tmp_path, capsys):
     assert run(KILLED, RANK_KILLED, None) == [[], "again", [None], "again", [10, None]]
     assert not (tmp_path / "failure").exists()  # that was no reason of the job's
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("restart 1 of at most 3, in this container, after step 7: x was k")
-    assert printed[1].startswith("restart 2 of at most 3, in this container, after step 17: ")
+    assert printed[0].startswith(
+        "restart 1 in this container (at most 3 an hour), after step 7: x was k"
+    )
+    assert printed[1].startswith("restart 2 in this container (at most 3 an hour), after step 17: ")
+
+
+def test_the_variable_stays_short_enough_for_the_kernel():
+    restarts = Restarts(taken=[ContainerRestart("x" * 1000, 10**12, 1.0, 10**12, 1.5)] * 1000)
+    (value,) = attempts.variables(restarts).values()
+    assert len(value) < 2**16 and len(described(restarts)) == attempts.MAX_TOLD
 
 
 def test_an_error_is_raised_once_there_is_no_restart(run):
