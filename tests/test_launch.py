@@ -704,7 +704,7 @@ def test_a_stopped_job_did_not_complete(aws, launch):
 def test_a_job_that_reached_its_limit_says_how_it_goes_on(capsys):
     more = " and a larger --max-run"
     for secondary, says in (("MaxRuntimeExceeded", more), ("Stopped", "")):
-        state = STOPPED_STATE | {"SecondaryStatus": secondary}
+        state = STOPPED_STATE | {"TrainingJobName": "job-1", "SecondaryStatus": secondary}
         assert follower.report(state | {"CheckpointConfig": {"S3Uri": "s3://my-bucket/c"}}) == 1
         assert capsys.readouterr().err.splitlines()[-1] == (
             f"to go on where it was, start it again with --checkpoints=s3://my-bucket/c{says}"
