@@ -80,7 +80,7 @@ def program() -> float:
 def train() -> float:
     """Start the toolkit's `train`."""
     with tempfile.TemporaryDirectory() as base_dir:
-        _settings(Path(base_dir))
+        settings(Path(base_dir))
         variables = {"SAGEMAKER_BASE_DIR": base_dir, "SAGEMAKER_PROGRAM": "app/train_multi_node.py"}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         command = [str(report.ROOT / "entrypoint.sh"), "train"]
@@ -95,26 +95,26 @@ def train() -> float:
 def container(image: str, checkpoints: Path) -> float:
     """Start a container's `train`, from the checkpoint in a folder if there is one."""
     with tempfile.TemporaryDirectory() as base_dir:
-        return seconds(_container(image, checkpoints, _settings(Path(base_dir))))
+        return seconds(_container(image, checkpoints, settings(Path(base_dir))))
 
 
 def checkpoint(image: str, folder: Path) -> None:
     """Let a job write a checkpoint of one step to a folder."""
     with tempfile.TemporaryDirectory() as base_dir:
-        settings = _settings(Path(base_dir), **{"trainer.max_steps": "1"})
-        subprocess.run(_container(image, folder, settings), check=True, stdout=subprocess.DEVNULL)
+        file = settings(Path(base_dir), **{"trainer.max_steps": "1"})
+        subprocess.run(_container(image, folder, file), check=True, stdout=subprocess.DEVNULL)
 
 
-def _container(image: str, checkpoints: Path, settings: Path) -> list[str]:
+def _container(image: str, checkpoints: Path, settings_file: Path) -> list[str]:
     mounts = [
-        f"{settings}:/opt/ml/input/config/hyperparameters.json:ro",
+        f"{settings_file}:/opt/ml/input/config/hyperparameters.json:ro",
         f"{checkpoints}:/opt/ml/checkpoints",
     ]
     mounts += [f"{report.ROOT / 'benchmarks'}:/opt/sagemaker-lightning/benchmarks:ro"]
     return ["docker", "run", "--rm", *(f"--volume={mount}" for mount in mounts), image, "train"]
 
 
-def _settings(base_dir: Path, **more_hyperparameters: str) -> Path:
+def settings(base_dir: Path, **more_hyperparameters: str) -> Path:
     """Write the hyperparameters, and return their file."""
     file = base_dir / "input/config/hyperparameters.json"
     file.parent.mkdir(parents=True)

@@ -96,7 +96,21 @@ def report(job: dict) -> int:
         print(f"model: {job.get('ModelArtifacts', {}).get('S3ModelArtifacts')}", flush=True)
         return 0
     print(f"error: {job.get('FailureReason') or f'the job ended as {status}'}", file=sys.stderr)
+    if status == "Stopped":
+        print(_how_to_go_on(job), file=sys.stderr)
     return 1
+
+
+def _how_to_go_on(job: dict) -> str:
+    """Return the line that says how a job that was stopped goes on."""
+    checkpoints = job.get("CheckpointConfig", {}).get("S3Uri")
+    if not checkpoints:
+        return "it cannot go on: it had no --checkpoints; start it again with one"
+    more = {
+        "MaxRuntimeExceeded": " and a larger --max-run",
+        "MaxWaitTimeExceeded": " and a larger --max-wait",
+    }.get(job.get("SecondaryStatus"), "")
+    return f"to go on where it was, start it again with --checkpoints={checkpoints}{more}"
 
 
 class Log:

@@ -30,7 +30,8 @@ def test_only_launchers_write_the_environment():
         for path in modules("app", "sagemaker_lightning")
         if re.search(writes, path.read_text())
     }
-    assert writers == {"threads", "requirements", "toolkit_hook", "shell_job"}
+    launchers = {"toolkit_hook", "shell_job", "train_command", "warm_start"}
+    assert writers == {"threads", "requirements"} | launchers
 
 
 def test_no_module_shadows_a_package():

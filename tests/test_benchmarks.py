@@ -25,6 +25,7 @@ ROWS = {
     "step": ["step"],
     "original": ["original", "original, recipe cpu"],
     "startup": ["startup, app/train.py", "startup, train"],
+    "restart": ["restart, two ranks"],
     "data": ["data", "memory", "memory of torchvision"],
     "similarity": ["similarity"] * 3,
     "side_by_side": ["1 job"],
@@ -69,7 +70,7 @@ def cold(command: list[str]) -> subprocess.CompletedProcess:
 )
 def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
     command = [sys.executable, "-m", f"benchmarks.{name}", "--n=1", *FLAGS.get(name, [])]
-    completed = warm.run(command, ROOT) if name != "startup" else cold(command)
+    completed = cold(command) if name in ("startup", "restart") else warm.run(command, ROOT)
     assert completed.returncode == 0, completed.stdout
     rows = re.findall(
         r"^\| (.+?) \| (\S+) \[(\S+)\.\.(\S+)\] \| 1 \| .+ [/-] .+ \|$",

@@ -128,6 +128,9 @@ BETWEEN_THE_LINES = {
     "python -m benchmarks.proof": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
     ),
+    "python -m benchmarks.restart": (
+        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
+    ),
     "python -m benchmarks.scaling predict --step=SECONDS": (
         "test_scaling.py::test_two_cores_are_compared_as_nodes"
     ),

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -300,26 +301,61 @@ sys.exit(program.wait())
 """
 
 
+@pytest.fixture
+def sdk_3_job(image, tmp_path) -> Callable[[str], tuple[Path, tuple[str, ...]]]:
+    """A function that prepares a job of SDK 3's for a program.
+
+    It returns the folder of its output, and arguments of `docker run`.
+    """
+
+    def prepare(program: str) -> tuple[Path, tuple[str, ...]]:
+        names = ("sm_drivers", "code", "output", "config")
+        drivers, code, output, config = (tmp_path / name for name in names)
+        for folder in (drivers, code, output, output / "data", config):
+            folder.mkdir()
+        (config / "resourceconfig.json").write_text('{"current_host": "a", "hosts": ["a"]}')
+        for name in ("hyperparameters", "inputdataconfig"):
+            (config / f"{name}.json").write_text("{}")
+        (code / "saver.py").write_text(program)
+        (drivers / "driver.py").write_text(SDK_DRIVER)
+        (drivers / "sm_train.sh").write_text(
+            f"#!/bin/bash\nset -e\npython3 {Path(SDK_SCRIPT).with_name('driver.py')}\n"
+        )
+        mounts = mount(drivers, "/opt/ml/input/data/sm_drivers")
+        mounts += mount(code, "/opt/ml/code", "ro") + mount(output, "/opt/ml/output")
+        mounts += mount(config, "/opt/ml/input/config", "ro")
+        return output, (*mounts, "--entrypoint", "/bin/bash", image, *SDK_COMMAND)
+
+    return prepare
+
+
 @pytest.mark.parametrize("options", [(), ("--init",)], ids=["as PID 1", "behind an init"])
-def test_docker_stop_reaches_a_program_that_sdk_3_starts_by_a_shell(image, tmp_path, options):
-    names = ("sm_drivers", "code", "output", "config")
-    drivers, code, output, config = (tmp_path / name for name in names)
-    for folder in (drivers, code, output, output / "data", config):
-        folder.mkdir()
-    (config / "resourceconfig.json").write_text('{"current_host": "a", "hosts": ["a"]}')
-    for name in ("hyperparameters", "inputdataconfig"):
-        (config / f"{name}.json").write_text("{}")
-    (code / "saver.py").write_text(SAVING_PROGRAM.replace("sys.exit(0)", "sys.exit(143)"))
-    (drivers / "driver.py").write_text(SDK_DRIVER)
-    (drivers / "sm_train.sh").write_text(
-        f"#!/bin/bash\nset -e\npython3 {Path(SDK_SCRIPT).with_name('driver.py')}\n"
-    )
-    mounts = mount(drivers, "/opt/ml/input/data/sm_drivers") + mount(code, "/opt/ml/code", "ro")
-    mounts += mount(output, "/opt/ml/output") + mount(config, "/opt/ml/input/config", "ro")
-    shell = ("--entrypoint", "/bin/bash", image, *SDK_COMMAND)
-    printed, status = stopped(output, *options, *mounts, *shell)
+def test_docker_stop_reaches_a_program_that_sdk_3_starts_by_a_shell(sdk_3_job, options):
+    output, arguments = sdk_3_job(SAVING_PROGRAM.replace("sys.exit(0)", "sys.exit(143)"))
+    printed, status = stopped(output, *options, *arguments)
     assert "SAVED" in printed and status == 143, printed
     assert (output / "failure").read_text().startswith("interrupted, resume from step 0: ")
+
+
+DIES_ONCE = """
+import os, signal
+mark = "/opt/ml/output/data/died"
+if not os.path.exists(mark):
+    open(mark, "w")
+    os.kill(os.getpid(), signal.SIGKILL)
+print("BACK", os.environ["SAGEMAKER_LIGHTNING_RESTARTS"], flush=True)
+"""
+
+
+def test_a_program_that_sdk_3_starts_is_started_again(sdk_3_job):
+    output, arguments = sdk_3_job(DIES_ONCE)
+    run = docker("run", "--rm", *arguments)
+    assert run.returncode == 0, run.stdout
+    assert (
+        "restart 1 in this container (at most 3 an hour): " in run.stdout
+        and "BACK [{" in run.stdout
+    )
+    assert not (output / "failure").exists()
 
 
 def test_other_shells_are_as_before(container, tmp_path: Path):
@@ -645,6 +681,7 @@ def test_the_legacy_builder_builds_it_too(image: str, source: Path, tag: str):
 
 WAITING_PROGRAM = """
 import time
+from collections.abc import Callable
 from pathlib import Path
 print("READY", flush=True)
 while not Path("/tmp/go").exists():
@@ -730,6 +767,7 @@ def test_a_debugger_that_a_job_brings(container, tmp_path: Path):
 
 SESSION_PROGRAM = """
 import os
+from collections.abc import Callable
 from pathlib import Path
 from sagemaker_lightning.process.supervisor import MARK_VARIABLE
 if os.fork() == 0:

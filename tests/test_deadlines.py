@@ -82,7 +82,9 @@ def test_the_seconds_of_the_table():
         "STDERR_IS_READ": 2.0,
         "HOST_APPEARS": 50.0,
         "LOST_HOST_ENDS_JOB": 60.0,
+        "HANG_ENDS_PROGRAM": 600.0,
         "ENDS_BY_ITSELF": 5.0,
+        "RESTART_KILLS": 1.0,
         "LONGEST_PAUSE": 5.0,
     }
     assert (deadlines.silence(60.0), deadlines.ends_after_loss(60.0)) == (30.0, 10.0)

@@ -18,6 +18,7 @@ from sagemaker_lightning.contract.environment import (
     variables_of,
 )
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.restart import ContainerRestart
 
 ALL_VARIABLES = {
     "SM_HOSTS": '["algo-1", "algo-10", "algo-2"]',
@@ -43,8 +44,10 @@ ALL_VARIABLES = {
     "SM_USER_ARGS": '["--i", "j"]',
     "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "11",
     "SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "12.5",
+    "SAGEMAKER_LIGHTNING_HANG_TIMEOUT": "13",
     "SAGEMAKER_LIGHTNING_WATCH": "/l",
     "SAGEMAKER_LIGHTNING_DRILL": '{"m": 1}',
+    "SAGEMAKER_LIGHTNING_RESTARTS": '[{"why": "x", "step": null, "at": 0.5}]',
     "LOCAL_WORLD_SIZE": "2",
     "WORLD_SIZE": "8",
     "SM_INSTANCE_GROUPS_DICT": '{"g": {"hosts": ["algo-1", "algo-10", "algo-2"]}}',
@@ -80,8 +83,10 @@ def test_full(tmp_path):
         hyperparameters={"i": "j"},
         rendezvous_timeout=11.0,
         peer_timeout=12.5,
+        hang_timeout=13.0,
         torchrun=(2, 8),
         watch=Path("/l"),
+        restarts=(ContainerRestart("x", None, 0.5),),
         drill={"m": 1},
     )
     defaults = SageMakerEnvironment()

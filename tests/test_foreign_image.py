@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from containers import IMAGE_TAG, ROOT, docker
 from rehearsals import ROLE, Rehearsal
+from test_container import SAVING_PROGRAM, mount, stopped
 from test_package import wheel  # noqa: F401  (a fixture)
 from test_rehearsal_clients import Person
 
@@ -55,6 +56,61 @@ def foreign_image(image, wheel, tmp_path_factory):  # noqa: F811
     assert build.returncode == 0, build.stdout
     yield tag
     docker("image", "rm", tag)
+
+
+# As AWS's PyTorch images are laid out (aws/deep-learning-containers, start_with_right_hostname.sh).
+AWS_DOCKERFILE = """
+FROM {foreign_image}
+COPY start_with_right_hostname.sh /usr/local/bin/
+ENV SAGEMAKER_TRAINING_MODULE=sagemaker_pytorch_container.training:main {line}
+ENTRYPOINT {entry_point}
+"""
+AWS_START = """#!/usr/bin/env bash
+if [[ "$1" = "train" ]]; then
+    train
+else
+    eval "$@"
+fi
+"""
+AWS_ENTRY_POINT = '["bash", "-m", "start_with_right_hostname.sh"]'
+LINES = {
+    "BASH_ENV": (f"BASH_ENV={BASH_ENV}", AWS_ENTRY_POINT),
+    "entry point": ("", '["python3", "-m", "sagemaker_lightning.launch.train_command"]'),
+}
+
+
+@pytest.mark.parametrize(("line", "entry_point"), LINES.values(), ids=LINES)
+def test_one_line_in_an_image_laid_out_as_awss(foreign_image, tmp_path, line, entry_point):
+    """`train` hears SIGTERM, and the program has its time to save."""
+    (tmp_path / "start_with_right_hostname.sh").write_text(AWS_START)
+    (tmp_path / "start_with_right_hostname.sh").chmod(0o755)
+    text = AWS_DOCKERFILE.format(foreign_image=foreign_image, line=line, entry_point=entry_point)
+    (tmp_path / "Dockerfile").write_text(text)
+    tag = f"{foreign_image}-as-awss"
+    build = docker("build", "--quiet", f"--tag={tag}", str(tmp_path))
+    assert build.returncode == 0, build.stdout
+    files = {
+        "code/saver.py": SAVING_PROGRAM,
+        "config/hyperparameters.json": '{"sagemaker_program": "saver.py"}',
+        "config/resourceconfig.json": '{"current_host": "algo-1", "hosts": ["algo-1"]}',
+        "config/inputdataconfig.json": "{}",
+        "output/data/.keep": "",
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    mounts = mount(tmp_path / "code", "/opt/ml/code")
+    mounts += mount(tmp_path / "config", "/opt/ml/input/config")
+    mounts += mount(tmp_path / "output", "/opt/ml/output")
+    try:
+        printed, status = stopped(tmp_path / "output", *mounts, tag, "train")
+        assert "SAVED" in printed and "saver.py: ended with exit status 0 after SIGTERM" in printed
+        assert status == 0
+        if line:  # other commands are as before
+            run = docker("run", "--rm", tag, "echo", "train", "$$")
+            assert run.stdout.splitlines()[-1] == "train 1"
+    finally:
+        docker("image", "rm", tag)
 
 
 @pytest.fixture(scope="module")

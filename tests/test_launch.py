@@ -25,6 +25,8 @@ from aws_services import (
 )
 from containers import DOCKER, ROOT, docker
 
+from launcher import follower
+
 pytestmark = pytest.mark.slow
 
 IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/sagemaker-lightning:1.0"
@@ -693,7 +695,20 @@ def test_a_stopped_job_did_not_complete(aws, launch):
     completed, _ = follow(aws, launch, "--job-name=job-1", "--poll=1", states=[STOPPED_STATE])
     assert completed.returncode == 1
     assert "job-1: Stopped (MaxRuntimeExceeded), 400 s of training" in completed.stdout
-    assert completed.stderr.splitlines()[-1] == "error: the job ended as Stopped"
+    assert completed.stderr.splitlines()[-2:] == [
+        "error: the job ended as Stopped",
+        "it cannot go on: it had no --checkpoints; start it again with one",
+    ]
+
+
+def test_a_job_that_reached_its_limit_says_how_it_goes_on(capsys):
+    more = " and a larger --max-run"
+    for secondary, says in (("MaxRuntimeExceeded", more), ("Stopped", "")):
+        state = STOPPED_STATE | {"TrainingJobName": "job-1", "SecondaryStatus": secondary}
+        assert follower.report(state | {"CheckpointConfig": {"S3Uri": "s3://my-bucket/c"}}) == 1
+        assert capsys.readouterr().err.splitlines()[-1] == (
+            f"to go on where it was, start it again with --checkpoints=s3://my-bucket/c{says}"
+        )
 
 
 def test_ctrl_c_stops_following_and_leaves_the_job_alone(aws, tmp_path):

@@ -29,9 +29,19 @@ from rank_process import let_run, process
 from sagemaker_lightning.callbacks.heartbeat import Heartbeat
 from sagemaker_lightning.contract import deadlines
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.launch import job_watch
+from sagemaker_lightning.launch.restarts import Restarts
 from sagemaker_lightning.nodes import mesh
 from sagemaker_lightning.nodes.mesh import Mesh, Peer, StopReason
-from sagemaker_lightning.nodes.messages import Doubt, Greeting, HostMessage, RankMessage, Suspicion
+from sagemaker_lightning.nodes.messages import (
+    Doubt,
+    Fault,
+    FaultKind,
+    Greeting,
+    HostMessage,
+    RankMessage,
+    Suspicion,
+)
 from sagemaker_lightning.nodes.watchdog import Watchdog
 
 HANG_SECONDS = 120.0  # what is waited for comes within a few
@@ -378,17 +388,12 @@ def test_a_job_may_have_a_hundred_long_hyperparameters(hosts):
     assert hosts.up["algo-1"].reason is hosts.up["algo-2"].reason is None
 
 
-def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
+def test_what_a_job_has_hosts_compare(monkeypatch):
     """Hosts compare all settings of the job, with secrets masked.
 
     And they compare how long a program may take to end.
     """
-    # The training toolkit sets it if it is not set.
-    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
-    from sagemaker_lightning.launch import toolkit_hook
-
     monkeypatch.setenv("MASTER_PORT", "29500")
-    monkeypatch.setenv("SAGEMAKER_PROGRAM", "app/train_torchrun.py")
     here = SageMakerEnvironment(
         hosts=ALL_HOSTS[:2],
         current_host="algo-2",
@@ -398,12 +403,15 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
     )
     graces: list[float] = []
     hyperparameters = {"data.batch_size": "4", "api_token": "a"}
-    watch = toolkit_hook._watchdog(here, hyperparameters, SimpleNamespace(terminate=graces.append))
+    supervisor = SimpleNamespace(terminate=graces.append)
+    job = ("app/train_torchrun.py", hyperparameters, supervisor, Restarts(most=0))
+    watch = job_watch.watchdog(here, *job)
     watch.loop.close()
     assert watch.mesh.settings == {
         "the list of hosts": "algo-1, algo-2",
         "the program's version": "1.2",
         "the program": "app/train_torchrun.py",
+        "max_restarts": "0",
         "hyperparameter data.batch_size": "4",
         "hyperparameter api_token": "******",
     }
@@ -416,13 +424,34 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
     for stopped in (False, True):
         watch.on_reason(StopReason("why", is_local=False, is_request=stopped))
     assert graces == [2.0, deadlines.HOOK_KILLS]
-    alone = toolkit_hook._watchdog(
-        replace(here, current_host="algo-9"),
-        hyperparameters,
-        SimpleNamespace(terminate=graces.append),
-    )
+    may_restart = job_watch.watchdog(here, *job[:3], Restarts(most=1))
+    may_restart.loop.close()
+    may_restart.on_reason(StopReason("why", is_local=False))
+    assert graces[2:] == [deadlines.RESTART_KILLS]
+    alone = job_watch.watchdog(replace(here, current_host="algo-9"), *job)
     alone.loop.close()
     assert alone.mesh.others == {}  # it takes no part in the training
+
+
+def test_hosts_tell_each_other_how_their_programs_ended(hosts):
+    hosts.start(*ALL_HOSTS[:2], hosts=ALL_HOSTS[:2], silence_timeout=60.0)
+    hosts.meet()
+    faults = {
+        "algo-1": Fault("host algo-1: boom", FaultKind.DEATH, 7),
+        "algo-2": Fault("host algo-1: boom", FaultKind.EFFECT),
+    }
+    for name, other in (ALL_HOSTS[:2], ALL_HOSTS[1::-1]):
+        hosts.up[name].tell_fault(faults[name])
+        assert hosts.up[other].wait_for_faults(HANG_SECONDS) == {name: faults[name]}
+    told = hosts.up["algo-2"].wait_for_faults(HANG_SECONDS)["algo-1"]
+    assert told.kind is FaultKind.DEATH  # no text that is equal to it
+
+
+def test_a_host_that_is_gone_tells_nothing(hosts):
+    hosts.start(*ALL_HOSTS[:2], hosts=ALL_HOSTS[:2], silence_timeout=60.0)
+    hosts.meet()
+    hosts.leave("algo-2").result(HANG_SECONDS)
+    assert hosts.up["algo-1"].wait_for_faults(HANG_SECONDS) == {"algo-2": None}
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -635,9 +664,10 @@ def hostile(hosts: Hosts, name: str, *lines: bytes) -> bytes:
     return received
 
 
-def greeting(host: str = "algo-1", settings: object = {}) -> bytes:
+def greeting(host: str = "algo-1", settings: object = {}, restarts: object = 0) -> bytes:
     """Return the first line of a host; one that is forged if the arguments are."""
-    return json.dumps({"host": host, "settings": settings}).encode() + b"\n"
+    message = {"host": host, "settings": settings, "restarts": restarts}
+    return json.dumps(message).encode() + b"\n"
 
 
 STRANGE = {

@@ -234,7 +234,11 @@ def test_the_main_node_is_killed(image: str, tmp_path: Path):
 )
 def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
     with job_nodes(
-        image, tmp_path, 2, LONG_JOB | {"trainer.devices": 2}, SAGEMAKER_PROGRAM=program
+        image,
+        tmp_path,
+        2,
+        LONG_JOB | {"trainer.devices": 2, "max_restarts": 0},
+        SAGEMAKER_PROGRAM=program,
     ) as nodes:
         nodes.start()
         nodes.wait_for("TRAINING", "algo-2")

@@ -174,6 +174,86 @@ def test_a_model_trainer_of_sdk_3(rehearsal, image, tmp_path):
     assert model_json(rehearsal, name)
 
 
+SOURCE = str(ROOT / "tests/clients/source")
+TUNED = {
+    "objective_metric_name": "gradient",
+    "objective_type": "Maximize",
+    "metric_definitions": [{"Name": "gradient", "Regex": "gradient ([0-9.]+)"}],
+    "max_jobs": 2,
+    "max_parallel_jobs": 1,
+    "ranges": {"x": ["a", "b"]},
+    "strategy": "Grid",
+    "inputs": [],
+}
+
+
+def tuned_jobs(rehearsal: Rehearsal, output: str) -> list[dict]:
+    """Return the descriptions of the training jobs of the tuner whose best job was printed."""
+    (best,) = re.findall(r"best: (\S+)-\d{3}-", output)
+    summaries = rehearsal.sagemaker.list_training_jobs_for_hyper_parameter_tuning_job(
+        HyperParameterTuningJobName=best
+    )["TrainingJobSummaries"]
+    values = [summary["TunedHyperParameters"]["x"].strip('"') for summary in summaries]
+    assert values == ["a", "b"]
+    return [rehearsal.describe(summary["TrainingJobName"]) for summary in summaries]
+
+
+def test_a_tuner_of_sdk_3_keeps_environment_channels_and_drivers(rehearsal, image, tmp_path):
+    """Its jobs cannot replace the entry point: `train` starts torchrun, as `distributed` says."""
+    trainer = {
+        "training_image": image,
+        "role": ROLE,
+        "base_job_name": "tuned",
+        "compute": {"instance_type": "ml.m5.xlarge", "instance_count": 1},
+        "stopping": {"max_runtime_in_seconds": 600},
+        "output": "s3://rehearsal/output",
+        "checkpoints": "s3://rehearsal/checkpoints/tuned",
+        "hyperparameters": {"x": "a", "fixed": 3},
+        "environment": {"OMP_NUM_THREADS": "1"},
+        "source_code": {"entry_script": "ddp.py", "source_dir": SOURCE},
+        "torchrun": {"process_count_per_node": 2},
+    }
+    job = TUNED | {"trainer": trainer, "inputs": [["training", "s3://rehearsal/cifar10"]]}
+    completed = Person("sdk3", tmp_path, rehearsal).run("sdk3_tuner.py", job)
+    assert completed.returncode == 0, completed.stdout[-5000:]
+    for description in tuned_jobs(rehearsal, completed.stdout):
+        assert description["TrainingJobStatus"] == "Completed"
+        assert description["Environment"]["OMP_NUM_THREADS"] == "1"
+        channels = {channel["ChannelName"] for channel in description["InputDataConfig"]}
+        assert channels == {"training", "sm_drivers"}
+        name = description["TrainingJobName"]
+        assert description["CheckpointConfig"]["S3Uri"].endswith(f"/tuned/{name}")
+        lines = "\n".join(rehearsal.lines(name)["algo-1"])
+        assert "rank 1 of 2: gradient 0.5, given ['--fixed', '3', '-x', " in lines
+        assert "hyperparameter x: " in lines and "program: /opt/ml/code/ddp.py, torchrun" in lines
+
+
+def test_a_tuner_of_sdk_2_keeps_environment_and_channels(rehearsal, image, tmp_path):
+    estimator = {
+        "image_uri": image,
+        "role": ROLE,
+        "entry_point": "ddp.py",
+        "source_dir": SOURCE,
+        "instance_type": "ml.m5.xlarge",
+        "instance_count": 1,
+        "output_path": "s3://rehearsal/output",
+        "hyperparameters": {"fixed": 3},
+        "environment": {"OMP_NUM_THREADS": "1"},
+        "distribution": {"torch_distributed": {"enabled": True}},
+        "py_version": "py311",
+        "framework_version": "2.0",
+    }
+    job = TUNED | {"estimator": estimator, "inputs": {"training": "s3://rehearsal/cifar10"}}
+    completed = Person("sdk2", tmp_path, rehearsal).run("sdk2_tuner.py", job)
+    assert completed.returncode == 0, completed.stdout[-5000:]
+    for description in tuned_jobs(rehearsal, completed.stdout):
+        assert description["TrainingJobStatus"] == "Completed"
+        assert description["Environment"]["OMP_NUM_THREADS"] == "1"
+        assert [each["ChannelName"] for each in description["InputDataConfig"]] == ["training"]
+        lines = "\n".join(rehearsal.lines(description["TrainingJobName"])["algo-1"])
+        assert "rank 0 of 1: gradient 0.0, given ['--fixed', '3', '-x', " in lines
+
+
 @pytest.mark.thorough  # without Docker: tests/test_rehearsal_endpoint.py
 def test_launch(rehearsal, image, tmp_path):
     registry = "123456789012.dkr.ecr.us-east-1.amazonaws.com"

@@ -31,7 +31,15 @@ from rehearsal.jobs.attempt import Outcome
 from rehearsal.jobs.job import MAX_NOTES, Ended, Job, Place
 from rehearsal.jobs.masking import Mask
 from rehearsal.jobs.metrics import Metrics
-from rehearsal.jobs.record import ENDED, MAX_SKIPPED, Attempt, Record, Secondary, point
+from rehearsal.jobs.record import (
+    ENDED,
+    MAX_RESTARTS,
+    MAX_SKIPPED,
+    Attempt,
+    Record,
+    Secondary,
+    point,
+)
 from rehearsal.jobs.schedule import Due
 from rehearsal.report import page
 from rehearsal.report.resumes import describe_resume
@@ -817,6 +825,26 @@ def test_which_checkpoint_a_log_says_it_resumed_from():
     assert len(attempt.skipped) == MAX_SKIPPED
     attempt.note_resume("resuming from step 5")
     assert (attempt.resumed, attempt.resumed_from) == (5, "")
+
+
+def test_restarts_in_the_container_are_not_those_of_instances():
+    attempt = Attempt(1)
+    for line in (
+        "resuming from step 4: /opt/ml/checkpoints/step-4.ckpt",
+        "restart 1 in this container (at most 3 an hour), after step 17: a rank failed",
+        "resuming from step 12: /opt/ml/checkpoints/step-12.ckpt",
+        "restart 1: on from step 12 within 9.3 s, 5 steps lost",
+        "restart 2 in this container (at most 3 an hour): a rank failed",
+    ):
+        attempt.note_resume(line)
+    assert (attempt.resumed, attempt.resumed_from) == (4, "step-4.ckpt")
+    assert attempt.restarts == [
+        "after step 17, on from step 12 within 9.3 s, 5 steps lost",
+        "before the first step",
+    ]
+    for _ in range(MAX_RESTARTS):
+        attempt.note_resume("restart 1 in this container (at most 3 an hour): x")
+    assert len(attempt.restarts) == MAX_RESTARTS
 
 
 def test_the_values_of_a_line_of_progress():

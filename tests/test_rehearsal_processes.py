@@ -5,6 +5,7 @@ They have the same folders, files, names, signals and interruptions.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,6 +96,27 @@ def test_a_stop_reaches_the_program(rehearsal):
     rehearsal.sagemaker.stop_training_job(TrainingJobName=name)
     assert rehearsal.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
     assert any("interrupted, resume from step" in line for line in rehearsal.lines(name)["algo-1"])
+
+
+@pytest.mark.thorough  # the limit leaves the time for a start on a busy machine
+def test_a_job_that_reaches_max_runtime_saves_and_goes_on(rehearsal):
+    """As one that is stopped by hand."""
+    fields = {
+        "HyperParameters": CPU_HYPERPARAMETERS | {"trainer.max_epochs": "100000"},
+        "CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/runtime"},
+        "Environment": {"OMP_NUM_THREADS": "1"},
+    }
+    limit = {"StoppingCondition": {"MaxRuntimeInSeconds": 90}}
+    name = rehearsal.create("none", **fields, **limit)
+    stopped = rehearsal.wait_until_ended(name)
+    assert stopped["SecondaryStatus"] == "MaxRuntimeExceeded", rehearsal.lines(name)
+    lines = "\n".join(rehearsal.lines(name)["algo-1"])
+    step = re.search(r"interrupted, resume from step ([1-9]\d*): SIGTERM; \S+ is in S3", lines)
+    assert step, lines
+    again = rehearsal.create("none", **fields)
+    rehearsal.wait_for_line(again, f"resuming from step {step[1]}: ")
+    rehearsal.sagemaker.stop_training_job(TrainingJobName=again)
+    rehearsal.wait_until_ended(again)
 
 
 @pytest.mark.parametrize(

@@ -311,10 +311,15 @@ def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
     """
     record = interrupted()
     log_line = "warning: resumed at step 30: step 33 is not that of the interrupted run: ..."
-    assert "went on" not in write_page(record, tmp_path).text
+    text = write_page(record, tmp_path).text
+    assert "went on" not in text and "restarts in the container" not in text
     record.attempts[1].proved = PROVED.search(log_line)[1]
     text = write_page(record, tmp_path).text
     assert "went on" in text and "step 33 is not that of the interrupted run: ..." in text
+    record.attempts[1].restarts = ["after step 17", "after step 40, on from step 36 within 9.3 s"]
+    text = write_page(record, tmp_path).text
+    assert "restarts in the container" in text
+    assert "after step 17; after step 40, on from step 36 within 9.3 s" in text
 
 
 def resumed_job(

@@ -985,7 +985,7 @@ OTHER_OPERATIONS = [
     (
         "AddTags",
         {"ResourceArn": f"{ARN}:model/a", "Tags": []},
-        "tags of anything but training jobs",
+        "tags of anything but jobs",
     ),
     (
         "DeleteTags",

@@ -329,3 +329,37 @@ def test_who_dies_of_a_signal_gets_none_if_another_process_hears_it(tmp_path, mo
     expected = (7, "got SAVED\n") if starts else (-15, "")
     assert (ended.status, ended.stderr) == expected
     assert log.getvalue().decode() == expected[1]
+
+
+def test_what_is_started_aside_outlives_the_program_and_becomes_the_next_one(tmp_path):
+    supervisor = Supervisor()
+    reads = ["sh", "-c", "read line; echo $line >&2; exit 4"]
+    aside = []
+
+    def start_aside() -> None:
+        while not (tmp_path / "runs").exists():
+            time.sleep(0.01)
+        aside.append(supervisor.start_aside(reads, tmp_path, os.environ))
+        (tmp_path / "end").touch()
+
+    threading.Thread(target=start_aside, daemon=True).start()
+    program = ["sh", "-c", "touch runs; while [ ! -e end ]; do sleep 0.01; done"]
+    assert supervisor.run(program, cwd=tmp_path).status == 0
+    (process,) = aside
+    assert process.poll() is None
+    process.stdin.write(b"hello\n")
+    process.stdin.close()
+    supervisor.prepare_again()
+    ended = supervisor.run([], cwd=tmp_path, started=process)
+    assert (ended.status, ended.stderr) == (4, "hello\n")
+
+
+def test_a_stop_between_two_starts_is_one_before_the_start(tmp_path):
+    with Supervisor() as supervisor:
+        assert supervisor.run(["true"], cwd=tmp_path).status == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(StoppedBeforeStart, match="^SIGTERM came before the program was start"):
+            supervisor.prepare_again()
+        with pytest.raises(StoppedBeforeStart):  # from now on, at once
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert supervisor.stop_signal == signal.SIGTERM

@@ -26,7 +26,9 @@ from sagemaker_lightning.launch.job_end import (
     OtherFailed,
     ProgramFailed,
 )
+from sagemaker_lightning.launch.restarts import Restarts
 from sagemaker_lightning.nodes.mesh import StopReason
+from sagemaker_lightning.nodes.messages import Fault
 from sagemaker_lightning.process import threads
 from sagemaker_lightning.process.supervisor import ProgramEnd, StoppedBeforeStart
 
@@ -55,6 +57,7 @@ class Watch:
         self.waited = waited
         self.done = done
         self.lost_peer = lost_peer
+        self.suspicions = []
         self.did = []
 
     def wait_until_all_are_ready(self) -> StopReason | None:
@@ -74,6 +77,12 @@ class Watch:
 
     def fail(self, why: str, is_request: bool) -> None:
         self.did.append((why, is_request))
+
+    def tell_fault(self, fault: Fault) -> None:
+        self.fault = fault
+
+    def wait_for_faults(self, limit: float) -> dict:
+        return {}
 
 
 class Log:
@@ -136,7 +145,8 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
     ) -> list:
         started = []
 
-        def start(command: list[str], cwd: Path, variables: dict) -> ProgramEnd:
+        def start(command: list[str], cwd: Path, variables: dict, **options) -> ProgramEnd:
+            assert options == {"started": None}
             started.append((command, cwd, variables, list(announced), log()))
             return ProgramEnd(status, stop_signal, stderr)
 
@@ -151,7 +161,10 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
         )
         supervisor = SimpleNamespace(run=start, grace=grace)
         log.begin()
-        toolkit_hook._run_program(job, environment, FLAGS, supervisor, watch)
+        if program := toolkit_hook._prepare(job, environment, FLAGS):
+            aside = SimpleNamespace(take=lambda *_: None, prepare=lambda *_: None)
+            arguments = (environment, FLAGS, supervisor, watch, Restarts(), aside)
+            toolkit_hook._run_program(program, *arguments)
         return started
 
     return run
@@ -444,25 +457,28 @@ def told(monkeypatch, folder: Path, error: BaseException, number: int | None) ->
     watch = Watch()
 
     @contextmanager
-    def watchdog(here, hyperparameters, supervisor) -> Iterator[Watch]:
-        assert hyperparameters == FLAGS
+    def watchdog(here, program, hyperparameters, supervisor, restarts) -> Iterator[Watch]:
+        assert (program, hyperparameters, restarts.most) == ("", FLAGS, 3)
         yield watch
 
     def fail(*_) -> None:
         raise error
 
     (folder / "hyperparameters.json").write_text(json.dumps(FLAGS))
-    job = SimpleNamespace(input_config_dir=str(folder), to_env_vars=dict)
+    job = SimpleNamespace(
+        input_config_dir=str(folder), to_env_vars=dict, hyperparameters={"max_restarts": 1}
+    )
     monkeypatch.setenv("PYTHONPATH", "")  # the toolkit sets it
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(toolkit_hook.environment, "Environment", lambda: job)
-    monkeypatch.setattr(toolkit_hook, "_watchdog", watchdog)
-    monkeypatch.setattr(toolkit_hook, "_run_program", fail)
+    monkeypatch.setattr(job_watch, "watchdog", watchdog)
+    monkeypatch.setattr(toolkit_hook, "_prepare", fail)
     toolkits_log = logging.getLogger("sagemaker-training-toolkit")
     toolkits_log.setLevel(logging.INFO)
     with pytest.raises(BaseException) as raised:  # noqa: PT011  its type is checked
         toolkit_hook._run(SimpleNamespace(stop_signal=number))
     assert os.environ["PYTHONPATH"].split(":")[0] == str(folder / "code")
+    assert job.hyperparameters == {}  # that one is for the hook
     assert not toolkits_log.isEnabledFor(logging.INFO)  # the hook's own summary says it better
     watch.raised = raised.value
     yield watch

@@ -361,7 +361,9 @@ def finished(folder: Path, model: Model, data: Data | None = None, rank: int = 0
         parser=SimpleNamespace(
             dump=lambda config, skip_none=True: "" if skip_none else "model: null\n"
         ),
-        resume=SimpleNamespace(resumes=[], folder=SimpleNamespace(checkpoints=lambda: [(2, step)])),
+        resume=SimpleNamespace(
+            resumes=[], restarts=[], folder=SimpleNamespace(checkpoints=lambda: [(2, step)])
+        ),
         events=events,
     )
     return run, environment

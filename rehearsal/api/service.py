@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rehearsal.api import listing, rules
+from rehearsal.api import listing, rules, tuning
 from rehearsal.api.errors import Refused, invalid
 from rehearsal.api.listing import without_none
 from rehearsal.api.validation import input_shape, pruned, validate
@@ -39,6 +39,7 @@ class Service:
         # By ARN.
         self.jobs: dict[str, Job] = {}
         self.tags: dict[str, dict[str, str]] = {}
+        self.tunings: dict[str, tuning.Tuning] = {}
         self.lock = threading.Lock()
         self.is_closing = False
 
@@ -52,7 +53,7 @@ class Service:
         if not hasattr(self, operation):
             raise invalid(f"The rehearsal does not emulate {operation}; it runs training jobs only")
         request = pruned(request, shape)
-        validate(s3_for_files(request) if operation == "CreateTrainingJob" else request, operation)
+        validate(checked(request, operation), operation)
         return getattr(self, operation)(request, region)
 
     def CreateTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802 (the API's names)
@@ -154,6 +155,49 @@ class Service:
             {arn: record for arn, record in records if arn == arn_of(record.name, region)}, request
         )
 
+    def CreateHyperParameterTuningJob(self, request: dict, region: str) -> dict:  # noqa: N802
+        """Start a tuning job."""
+        tuning.check(request)
+        name = request["HyperParameterTuningJobName"]
+        arn = tuning_arn_of(name, region)
+
+        def create(training_request: dict) -> Job:
+            training_request = pruned(training_request, input_shape("CreateTrainingJob"))
+            validate(s3_for_files(training_request), "CreateTrainingJob")
+            answer = self.CreateTrainingJob(training_request, region)
+            return self.jobs[answer["TrainingJobArn"]]
+
+        with self.lock:
+            if arn in self.tunings:
+                raise Refused("ResourceInUse", f"A tuning job of this name exists ({arn})")
+            made = self.tunings[arn] = tuning.Tuning(copy.deepcopy(request), create)
+        try:
+            made.begin()
+        except Refused:
+            del self.tunings[arn]
+            raise
+        self.tags[arn] = {tag["Key"]: tag["Value"] for tag in request.get("Tags") or []}
+        return {"HyperParameterTuningJobArn": arn}
+
+    def DescribeHyperParameterTuningJob(self, request: dict, region: str) -> dict:  # noqa: N802
+        """Return the description of a tuning job."""
+        arn = tuning_arn_of(request["HyperParameterTuningJobName"], region)
+        return self._find_tuning(arn).describe() | {"HyperParameterTuningJobArn": arn}
+
+    def StopHyperParameterTuningJob(self, request: dict, region: str) -> dict:  # noqa: N802
+        """Ask a tuning job to stop."""
+        arn = tuning_arn_of(request["HyperParameterTuningJobName"], region)
+        self._find_tuning(arn).ask_to_stop()
+        return {}
+
+    def ListTrainingJobsForHyperParameterTuningJob(  # noqa: N802
+        self, request: dict, region: str
+    ) -> dict:
+        """Return the training jobs of a tuning job, all on one page."""
+        arn = tuning_arn_of(request["HyperParameterTuningJobName"], region)
+        made = self._find_tuning(arn)
+        return {"TrainingJobSummaries": [made.summary(job) for job in list(made.jobs)]}
+
     def AddTags(self, request: dict, region: str) -> dict:  # noqa: N802
         """Add tags to a job."""
         tags = self._tags_of(request)
@@ -227,6 +271,12 @@ class Service:
                     job.wishes.ask_to_stop(hurry.is_set())
             running[0].join(timeout=0.5)
 
+    def _find_tuning(self, arn: str) -> tuning.Tuning:
+        try:
+            return self.tunings[arn]
+        except KeyError:
+            raise invalid("Requested resource not found.") from None
+
     def _find_job(self, request: dict, region: str) -> Job:
         try:
             return self.jobs[arn_of(request["TrainingJobName"], region)]
@@ -235,11 +285,19 @@ class Service:
 
     def _tags_of(self, request: dict) -> dict[str, str]:
         arn = request["ResourceArn"]
-        if ":training-job/" not in arn:
-            raise invalid("The rehearsal does not emulate tags of anything but training jobs")
+        if ":training-job/" not in arn and ":hyper-parameter-tuning-job/" not in arn:
+            raise invalid("The rehearsal does not emulate tags of anything but jobs")
         if arn not in self.tags:
             raise Refused("ResourceNotFound", f"Resource {arn} does not exist")
         return self.tags[arn]
+
+
+def checked(request: dict, operation: str) -> dict:
+    """Return what is validated of a request: with s3:// addresses in place of file:// ones."""
+    if operation == "CreateHyperParameterTuningJob" and isinstance(request, dict):
+        definition = s3_for_files(request.get("TrainingJobDefinition"))
+        return request if definition is None else request | {"TrainingJobDefinition": definition}
+    return s3_for_files(request) if operation == "CreateTrainingJob" else request
 
 
 def s3_for_files(request: dict) -> dict:
@@ -267,6 +325,11 @@ def _with_s3_address(channel: Any) -> Any:
 def arn_of(name: str, region: str) -> str:
     """Return the ARN of a job."""
     return f"arn:aws:sagemaker:{region}:{ACCOUNT}:training-job/{name}"
+
+
+def tuning_arn_of(name: str, region: str) -> str:
+    """Return the ARN of a tuning job."""
+    return f"arn:aws:sagemaker:{region}:{ACCOUNT}:hyper-parameter-tuning-job/{name}"
 
 
 def listed(tags: dict[str, str]) -> list[dict]:

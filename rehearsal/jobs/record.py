@@ -47,6 +47,13 @@ ENDED = (Status.COMPLETED, Status.FAILED, Status.STOPPED)
 RESUMED = re.compile(r"\bresuming from step (\d{1,15})(?!\d)(?:: ([^\s;]{1,500}))?")
 SKIPPED = re.compile(r"\bwarning: (checkpoint [^\n]{1,500}; it is skipped)")
 PROVED = re.compile(r"\bresumed at step \d{1,15}: ([^\n]{1,1000})")
+# A start of the program in the same container after a fault, and what it has cost.
+RESTARTS = re.compile(
+    r"\brestart \d{1,6} in this container \(at most \d{1,6} an hour\)(?:, (after step \d{1,15}))?:"
+)
+RESTARTED = re.compile(
+    r"\brestart \d{1,6}: (on from step \d{1,15} within \d{1,9}\.\d s(?:, \d{1,15} steps lost)?)"
+)
 STEP = re.compile(r"(?:^|\s)step=(\d{1,15})(?!\d)")
 # A program may print anything: names have 100 characters at most, and a line has 100 pairs.
 PAIR = re.compile(
@@ -54,6 +61,7 @@ PAIR = re.compile(
 )
 MAX_PAIRS = 100
 MAX_SKIPPED = 10
+MAX_RESTARTS = 100
 
 
 @dataclass
@@ -140,10 +148,17 @@ class Attempt:
     skipped: list[str] = field(default_factory=list)
     # What the log says about whether the run resumed exactly.
     proved: str = ""
+    # What the log says of each restart of the program in its container.
+    restarts: list[str] = field(default_factory=list)
 
     def note_resume(self, line: str) -> None:
         """Note what a log line says of the run's resume, if it says anything."""
-        if resumed := RESUMED.search(line):
+        if (begun := RESTARTS.search(line)) and len(self.restarts) < MAX_RESTARTS:
+            self.restarts.append(begun[1] or "before the first step")
+        if (restarted := RESTARTED.search(line)) and self.restarts:
+            self.restarts[-1] = f"{self.restarts[-1].partition(',')[0]}, {restarted[1]}"
+        # A restart in the container resumes, too: where the instances went on is said before.
+        if not self.restarts and (resumed := RESUMED.search(line)):
             self.resumed = int(resumed[1])
             self.resumed_from = PurePosixPath(resumed[2] or "").name
         if (skipped := SKIPPED.search(line)) and len(self.skipped) < MAX_SKIPPED:

@@ -20,6 +20,7 @@ COLOUR_COUNT = 6
 MAX_NAMES = 50
 # The class of a column with text; the other columns have numbers.
 TEXT_CLASS = "words"
+RESTARTS = "restarts in the container"
 
 
 def write(
@@ -198,6 +199,8 @@ def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
         "from checkpoint",
     ]
     has_proof = any(attempt.proved for attempt in record.attempts)
+    has_restarts = any(attempt.restarts for attempt in record.attempts)
+    columns += [RESTARTS] * has_restarts + ["went on"] * has_proof
     rows = []
     for place, (attempt, row) in enumerate(zip(record.attempts, goodput.rows, strict=True)):
         steps = [
@@ -223,15 +226,16 @@ def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
                 megabytes,
                 words,
                 describe_resume(record, place) or "–",
+                *(["; ".join(attempt.restarts) or "–"] if has_restarts else []),
                 *([attempt.proved] if has_proof else []),
             ]
         )
     caption = "Phases are instance time, summed over hosts: two hosts for 10 s are 20 s."
     return _make_table(
         caption,
-        [*columns, "went on"] if has_proof else columns,
+        columns,
         rows,
-        words=["exit status", "from checkpoint", "went on"],
+        words=["exit status", "from checkpoint", RESTARTS, "went on"],
     )
 
 

@@ -60,6 +60,7 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
             config,
             Path(best).name,
             cli.resume.resumes,
+            [restart.described() for restart in cli.resume.restarts],
         )
         print(" ".join(f"{name}={text}" for name, text in texts(tested).items()))
         print(f"model: {path}")
@@ -114,6 +115,7 @@ def save(
     config: str,
     best: str = "",
     resumes: Sequence[Mapping] = (),
+    restarts: Sequence[Mapping] = (),
 ) -> Path:
     """Write model.pt, model.json and config.yaml; return the path of model.pt.
 
@@ -129,10 +131,11 @@ def save(
             weights of the last step. model.json has it as well.
         resumes: One entry for each resumption, with whether the run went on as before
             (resume/check/verification.py).
+        restarts: One entry for each restart of the program in its container (contract/restart.py).
 
     model.json describes the model and its input: class path, the module's hyperparameters, classes,
-    input shape, range and normalization, metrics, versions, revision, `best` and `resumes`. What
-    the data module does not say of itself is null.
+    input shape, range and normalization, metrics, versions, revision, `best`, `resumes` and
+    `restarts`. What the data module does not say of itself is null.
     """
     network = getattr(model, "network", model)
     network = network if isinstance(network, nn.Module) else model
@@ -161,6 +164,7 @@ def save(
         },
         "revision": revision,
         "resumes": list(resumes),
+        "restarts": list(restarts),
     }
     names = ("model.pt", "config.yaml", "model.json")
     for name in names:

@@ -49,10 +49,20 @@ LOST_HOST_ENDS_JOB = 60.0
 
 SAGEMAKER_LIGHTNING_PEER_TIMEOUT sets another one. The three functions below are its parts.
 """
+HANG_ENDS_PROGRAM = 600.0
+"""From the last sign of work of a host's ranks to the end of all ranks.
+
+SAGEMAKER_LIGHTNING_HANG_TIMEOUT sets another one. NCCL waits as long for a collective.
+"""
 ENDS_BY_ITSELF = 5.0
 """Left to something that ends by itself.
 
 That is a launcher whose rank is dead, a connection after its last message, or a name server.
+"""
+RESTART_KILLS = 1.0
+"""From SIGTERM to SIGKILL for a program that is to be started again: it has nothing to save.
+
+Before, its launcher gets as long to end by itself.
 """
 LONGEST_PAUSE = 5.0
 """At most between two tries to reach a host."""
@@ -82,6 +92,14 @@ def better_reason(silence: float) -> float:
     If a peer of that rank was lost, the peer's host knows why, and gets time to tell.
     """
     return min(3 * ENDS_BY_ITSELF, silence)
+
+
+def faults_are_told(lost_host_ends_job: float) -> float:
+    """Return how long a host waits until all others have told how their programs ended.
+
+    Until then, each has noticed the loss, and ended its program.
+    """
+    return lost_host_ends_job
 
 
 def any_reason(silence: float) -> float:

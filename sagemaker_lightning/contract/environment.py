@@ -16,12 +16,14 @@ from sagemaker_lightning.contract import deadlines, job_config
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome, ends_with_container
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import report_uncaught
+from sagemaker_lightning.contract.restart import ContainerRestart
 
 # SDK 3's ModelTrainer sends the job's source and its own drivers as channels. They are no training
 # data.
 CODE_CHANNELS = {"code", "sm_drivers"}
 GROUPS_VARIABLE = "SM_INSTANCE_GROUPS_DICT"
 DRILL_VARIABLE = "SAGEMAKER_LIGHTNING_DRILL"
+RESTARTS_VARIABLE = "SAGEMAKER_LIGHTNING_RESTARTS"
 # torchrun sets both of these variables; Lightning sets the second.
 RANK_VARIABLES = {"RANK": "rank", "LOCAL_RANK": "local rank"}
 
@@ -80,6 +82,8 @@ class SageMakerEnvironment:
     """Seconds that a host may take until its name resolves and it answers."""
     peer_timeout: float = deadlines.LOST_HOST_ENDS_JOB
     """Seconds within which all ranks end after one is lost."""
+    hang_timeout: float = deadlines.HANG_ENDS_PROGRAM
+    """Seconds without a sign of work after which the ranks of a host count as hanging."""
     torchrun: tuple[int, int] | None = None
     """Number of ranks of this node, and of all nodes.
 
@@ -90,6 +94,8 @@ class SageMakerEnvironment:
 
     None if there is no watch.
     """
+    restarts: tuple[ContainerRestart, ...] = ()
+    """The restarts of this program in its container so far, oldest first."""
     drill: Mapping | None = None
     """What drill/command.py asks of the run that it drills (drill/drilled_run.py).
 
@@ -145,8 +151,12 @@ class SageMakerEnvironment:
                 variables, "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT", cls.rendezvous_timeout
             ),
             peer_timeout=_seconds(variables, "SAGEMAKER_LIGHTNING_PEER_TIMEOUT", cls.peer_timeout),
+            hang_timeout=_seconds(variables, "SAGEMAKER_LIGHTNING_HANG_TIMEOUT", cls.hang_timeout),
             torchrun=_torchrun(variables),
             watch=watch(variables),
+            restarts=tuple(
+                map(ContainerRestart.read, _json(variables, RESTARTS_VARIABLE, list, []))
+            ),
             drill=_json(variables, DRILL_VARIABLE, dict, None),
         )
 
@@ -303,7 +313,7 @@ def drilled(variables: Mapping[str, str], base: Path, asked: Mapping) -> dict[st
         "SM_CHECKPOINT_DIR": str(base / "checkpoints"),
     }
     # These may belong to a job in which the drill itself runs.
-    removed = ("SM_OUTPUT_DIR", "SAGEMAKER_LIGHTNING_WATCH")
+    removed = ("SM_OUTPUT_DIR", "SAGEMAKER_LIGHTNING_WATCH", RESTARTS_VARIABLE)
     kept = {name: value for name, value in variables.items() if name not in removed}
     return kept | replaced | {DRILL_VARIABLE: json.dumps(asked)}
 

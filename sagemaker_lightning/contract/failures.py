@@ -20,6 +20,10 @@ LONGEST_REASON = 2**16
 """Characters of a failure file that are read: enough for a traceback."""
 
 LOST_PEER = "lost a peer"
+MISTAKES = ("UserError", "ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError")
+"""Errors that the same program has again, by the names of their classes."""
+MISTAKE_FILE = "mistake"
+"""Beside the socket of a node's watch: a program of the node has ended by a mistake."""
 OUT_OF_MEMORY = (
     "most likely out of host memory; use smaller batches or fewer processes, or a larger instance"
 )
@@ -161,6 +165,8 @@ def reported(
             f"{place and f' [{place}]'}"
         )
         print(trace + line, file=sys.stderr, flush=True)
+        if isinstance(error, (UserError, ImportError, SyntaxError)) or user_error:
+            _note_mistake()
         tell(line)
         if failure_file:
             try:
@@ -172,6 +178,13 @@ def reported(
                     flush=True,
                 )
         sys.exit(1)
+
+
+def _note_mistake() -> None:
+    """Tell the node's watch, if there is one, that the same error would come again."""
+    if watch := os.environ.get("SAGEMAKER_LIGHTNING_WATCH"):
+        with suppress(OSError):
+            Path(watch).with_name(MISTAKE_FILE).touch()
 
 
 def report_uncaught(failure_file: Path | None, place: str = "") -> None:
@@ -326,6 +339,13 @@ def last_error(stderr: str) -> tuple[str, str]:
     if re.search(HOST_MEMORY, last_line, re.IGNORECASE):  # the linker's or glibc's
         return explain("it wrote", last_line), ""
     return _shortened(last_line, 500), ""
+
+
+def class_of(trace: str) -> str:
+    """Return the name of the class of the error that a traceback is about; "" without one."""
+    lines = [line for line in trace.splitlines() if line and not line.startswith((" ", "\t"))]
+    names = [re.match(r"(?:[\w.]+\.)?(\w+)(:|$)", line) for line in lines[1:] or lines]
+    return next((name[1] for name in names if name), "")
 
 
 def ended_rank(stderr: str) -> tuple[str, int]:

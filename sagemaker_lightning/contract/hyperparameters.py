@@ -10,6 +10,9 @@ import ast
 import json
 from collections.abc import Mapping
 
+MAX_RESTARTS = ("max_restarts", "max-restarts")
+"""For whoever starts the program, and starts it again (launch/restarts.py)."""
+
 
 def flags(hyperparameters: Mapping[str, object]) -> list[str]:
     """Return `--name=value` for each of the job's own hyperparameters.
@@ -23,9 +26,10 @@ def flags(hyperparameters: Mapping[str, object]) -> list[str]:
 def is_own(name: str) -> bool:
     """Return whether a hyperparameter is for the program.
 
-    The others are for the toolkit, or come from the tuner.
+    The others are for the toolkit or for what starts the program, or come from the tuner.
     """
-    return not name.startswith("sagemaker_") and name != "_tuning_objective_metric"
+    others = (*MAX_RESTARTS, "_tuning_objective_metric")
+    return not name.startswith("sagemaker_") and name not in others
 
 
 def text(value: object) -> str:

@@ -1,6 +1,7 @@
 """What the end of a job's program, and of other hosts, comes to: success, failure or stop."""
 
 import os
+import re
 import signal
 import sys
 import traceback
@@ -12,10 +13,17 @@ from sagemaker_lightning.contract import failures, shutdown
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.launch import ownership
+from sagemaker_lightning.nodes import rank_progress
 from sagemaker_lightning.nodes.mesh import StopReason
+from sagemaker_lightning.nodes.messages import Fault, FaultKind
 from sagemaker_lightning.nodes.watchdog import Watchdog
 from sagemaker_lightning.process.supervisor import ProgramEnd, StoppedBeforeStart, Supervisor
 
+# What an error of a GPU, of its memory, or of the connections between ranks has in its text.
+OF_A_DEVICE = re.compile(
+    r"\b(CUDA|NCCL|cuDNN|cuBLAS)|OutOfMemoryError|out of (GPU|host) memory|uncorrectable ECC",
+    re.IGNORECASE,
+)
 # Exit statuses of a program that something other than this process told to stop, each with the
 # signal that it used.
 STOP_SIGNALS = {
@@ -78,10 +86,47 @@ def tell_hosts(
     return error
 
 
+def fault_of(error: BaseException, watchdog: Watchdog) -> Fault:
+    """Return what the other hosts have to know of how the program ended on this one.
+
+    Args:
+        error: What has ended it.
+        watchdog: Watches this host's ranks.
+    """
+    trained = [rank for rank in rank_progress.read(watchdog.path) if rank.first_step_at]
+    step = max((rank.step for rank in trained), default=None)
+    return Fault(line_of(error), _kind(error, watchdog), step)
+
+
+def _kind(error: BaseException, watchdog: Watchdog) -> FaultKind:
+    """Return what has ended a program, by the error that this process has made of it."""
+    if isinstance(error, Interrupted):
+        return FaultKind.STOP
+    # A rank that makes the mistake leaves this file.
+    if isinstance(error, UserError) or watchdog.path.with_name(failures.MISTAKE_FILE).exists():
+        return FaultKind.MISTAKE
+    if isinstance(error, OtherFailed) and not error.reason.is_local:
+        return FaultKind.EFFECT
+    if isinstance(error, OtherFailed):
+        is_death = error.reason in watchdog.suspicions or OF_A_DEVICE.search(error.reason.why)
+        return FaultKind.DEATH if is_death else FaultKind.ERROR
+    if isinstance(error, ProgramFailed):
+        if error.kind in failures.MISTAKES:
+            return FaultKind.MISTAKE
+        if error.is_death or error.lost_a_peer or OF_A_DEVICE.search(str(error)):
+            return FaultKind.DEATH
+    return FaultKind.ERROR
+
+
 class OtherFailed(Exception):
-    """The program ended because of another host, or because of a rank of this one."""
+    """The program ended because of another host, or because of a rank of this one.
+
+    Attributes:
+        reason: Why.
+    """
 
     def __init__(self, reason: StopReason) -> None:
+        self.reason = reason
         super().__init__(reason.why)
 
 
@@ -127,12 +172,18 @@ class ProgramFailed(Exception):
         trace: The traceback of the error; "" if stderr has none.
         killed: The rank that SIGKILL ended, in words; "" if there is none.
         lost_a_peer: Whether the error is that a rank lost another one.
+        kind: The name of the error's class; "" if stderr has none.
+        is_death: Whether a signal has ended the program, or one of its ranks.
     """
 
     def __init__(self, name: str, program_end: ProgramEnd) -> None:
         why, self.trace = failures.last_error(program_end.stderr)
         rank, status = failures.ended_rank(program_end.stderr)
         self.killed = rank if status == -signal.SIGKILL else ""
+        self.kind = failures.class_of(self.trace)
+        ended = program_end.status
+        by_signal = ended < 0 or 128 < ended <= 128 + signal.SIGRTMAX
+        self.is_death = status < 0 or (by_signal and not self.trace)
         self.lost_a_peer = why.startswith(failures.LOST_PEER)
         if self.killed or (status < 0 and not self.trace):
             advice = f": {failures.OUT_OF_MEMORY}" if self.killed else ""
@@ -194,7 +245,9 @@ def report(
         is_no_reason: Whether a text in the failure file says nothing about why.
     """
     prefix = "" if isinstance(error, Interrupted) else "error: "
-    line = f"{prefix}{line_of(error)} [host {host}]"
+    restarts = getattr(error, "restarts", "")  # see attempts.run
+    more = f" ({restarts})" if restarts else ""
+    line = f"{prefix}{line_of(error)}{more} [host {host}]"
     try:
         # A rank, or the job's own program, may have written the file first. If a rank only lost
         # another one, or was stopped because of that, what it wrote is not the reason, and the
@@ -203,6 +256,9 @@ def report(
         effects = (f"error: {failures.LOST_PEER}", "interrupted")
         written = failures.written(path)
         replaces = (knows and written.startswith(effects)) or is_no_reason(written)
+        if more and written and not replaces:
+            # The rank knew why; how often it was started again, it did not.
+            failures.write(path, f"{written.splitlines()[0]}{more}", written, replaces=True)
         trace = (
             getattr(error, "trace", "")
             if isinstance(error, ERRORS)

@@ -28,7 +28,15 @@ from sagemaker_lightning.contract.environment import (
     variables_of,
 )
 from sagemaker_lightning.doctor import gpu_driver
-from sagemaker_lightning.launch import job_end, job_watch, ownership, torchrun_command
+from sagemaker_lightning.launch import (
+    attempts,
+    job_end,
+    job_watch,
+    ownership,
+    torchrun_command,
+)
+from sagemaker_lightning.launch.restarts import Restarts
+from sagemaker_lightning.nodes.watchdog import Watchdog
 from sagemaker_lightning.process.supervisor import (
     ProgramEnd,
     StoppedBeforeStart,
@@ -85,26 +93,25 @@ def _run(command: str, supervisor: Supervisor) -> int:
     os.environ.update(variables_of(BASE, gpus) | os.environ)
     here = SageMakerEnvironment.read()
     name = program(BASE)
-    with job_watch.watchdog(here, name, here.hyperparameters, supervisor) as watchdog:
-        try:
-            job_watch.meet(watchdog, here, f"{name}, by SDK 3's script", here.hyperparameters)
-            end = supervisor.run(
-                ["/bin/bash", "-c", command],
-                cwd=Path.cwd(),
-                variables=rendezvous.variables(here)
-                | torchrun_command.VARIABLES
-                | os.environ
-                | {"SAGEMAKER_LIGHTNING_WATCH": str(watchdog.path)},
-                keeps_stdout=True,
-            )
-            job_end.judge(name, of_program(end), supervisor, watchdog)
-            if reason := watchdog.wait_until_all_are_done():
-                raise job_end.error_for(reason)
-        except BaseException as error:
-            told = job_end.tell_hosts(watchdog, here.current_host, error, supervisor.stop_signal)
-            if told is error:
-                raise
-            raise told from None
+
+    def attempt(watchdog: Watchdog, restarts: Restarts) -> None:
+        what = f"{name}, by SDK 3's script"
+        job_watch.meet(watchdog, here, what, here.hyperparameters, restarts)
+        end = supervisor.run(
+            ["/bin/bash", "-c", command],
+            cwd=Path.cwd(),
+            variables=rendezvous.variables(here)
+            | torchrun_command.VARIABLES
+            | os.environ
+            | {"SAGEMAKER_LIGHTNING_WATCH": str(watchdog.path)}
+            | attempts.variables(restarts),
+            keeps_stdout=True,
+        )
+        job_end.judge(name, of_program(end), supervisor, watchdog)
+        if reason := watchdog.wait_until_all_are_done():
+            raise job_end.error_for(reason)
+
+    attempts.run(here, name, here.hyperparameters, supervisor, attempt)
     return 0
 
 

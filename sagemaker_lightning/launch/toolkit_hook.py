@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 
 from sagemaker_training import environment, errors
@@ -25,14 +26,18 @@ from sagemaker_lightning.contract import (
 )
 from sagemaker_lightning.contract.atomic_files import write_instead
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.contract.hyperparameters import MAX_RESTARTS
 from sagemaker_lightning.launch import (
+    attempts,
     job_end,
     job_watch,
     ownership,
     requirements,
+    standby,
     torchrun_command,
     user_program,
 )
+from sagemaker_lightning.launch.restarts import Restarts
 from sagemaker_lightning.nodes.watchdog import Watchdog
 from sagemaker_lightning.process import threads
 from sagemaker_lightning.process.supervisor import StoppedBeforeStart, Supervisor
@@ -79,37 +84,50 @@ def _run(supervisor: Supervisor) -> None:
     # process's path the program's: a virtual environment that the job makes would then take the
     # image's packages before its own.
     python_path = [str(user_program.CODE_FOLDER), os.environ.get("PYTHONPATH")]
+    for name in MAX_RESTARTS:  # the program may refuse a flag that it does not have
+        job.hyperparameters.pop(name, None)
     environment.write_env_vars(job.to_env_vars())
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
     here = SageMakerEnvironment.read()
-    with _watchdog(here, hyperparameters, supervisor) as watchdog:
-        try:
-            _run_program(job, here, hyperparameters, supervisor, watchdog)
-        except BaseException as error:
-            told = job_end.tell_hosts(watchdog, here.current_host, error, supervisor.stop_signal)
-            if told is error:
-                raise
-            raise told from None
+    name = user_program.sent(hyperparameters, "sagemaker_program")
+    name = name or os.environ.get("SAGEMAKER_PROGRAM", "")
+    programs: list[_Program | None] = []  # one, once it is prepared
+
+    def attempt(watchdog: Watchdog, restarts: Restarts) -> None:
+        if not programs:
+            programs.append(_prepare(job, here, hyperparameters))
+        if programs[0]:
+            everything = (here, hyperparameters, supervisor, watchdog, restarts, aside)
+            _run_program(programs[0], *everything)
+
+    with standby.Standby(here, supervisor) as aside:
+        attempts.run(here, name, hyperparameters, supervisor, attempt)
 
 
-def _run_program(
-    job,
-    here: SageMakerEnvironment,
-    hyperparameters: dict,
-    supervisor: Supervisor,
-    watchdog: Watchdog,
-) -> None:
-    """Prepare the job's source, print a summary, and run the program.
+@dataclass(frozen=True)
+class _Program:
+    """What this host runs."""
 
-    Raises an exception if the program does not end well on every host: Interrupted, OtherFailed,
-    ProgramFailed, NoModel or another UserError.
+    folder: Path
+    name: str
+    command: list[str]
+    launcher: str
+    """In words."""
+    cwd: Path
+    variables: dict[str, str]
+    files_before: dict[Path, tuple[int, int, int]]
+    """The files of the model's folder before it runs."""
+
+
+def _prepare(job, here: SageMakerEnvironment, hyperparameters: dict) -> _Program | None:
+    """Prepare the job's source, and return its program; None if this host has none to run.
+
+    Raises UserError if there is no such program, or its source or requirements cannot be had.
 
     Args:
         job: The toolkit's own Environment.
         here: Our view of the same variables.
         hyperparameters: The job's hyperparameters, those for the toolkit included.
-        supervisor: Runs the program.
-        watchdog: Watches the other hosts and this host's ranks.
     """
     user_program.unpack(user_program.sent(hyperparameters, "sagemaker_submit_directory"))
     folder, name = user_program.find(
@@ -121,22 +139,62 @@ def _run_program(
             f"{', '.join(here.hosts)}",
             flush=True,
         )
-        return
+        return None
     requirements.install(user_program.CODE_FOLDER, name, own=folder == user_program.CODE_FOLDER)
     command, launcher, processes = user_program.command(job, here, folder, name, hyperparameters)
-    job_watch.meet(watchdog, here, f"{folder / name}, {launcher}", hyperparameters)
     # The image's own programs set their threads themselves. For others we do, because torchrun
     # would leave each rank a single thread.
     thread_variables = threads.thread_variables(processes) if folder != user_program.HOME else {}
-    variables = (
-        rendezvous.variables(here) | torchrun_command.VARIABLES | thread_variables | os.environ
+    variables = rendezvous.variables(here) | torchrun_command.VARIABLES | thread_variables
+    return _Program(
+        folder,
+        name,
+        command,
+        launcher,
+        cwd=user_program.CODE_FOLDER if user_program.CODE_FOLDER.is_dir() else user_program.HOME,
+        variables=variables | os.environ,
+        files_before=user_program.written(here.model_dir),
     )
-    variables["SAGEMAKER_LIGHTNING_WATCH"] = str(watchdog.path)
-    cwd = user_program.CODE_FOLDER if user_program.CODE_FOLDER.is_dir() else user_program.HOME
-    files_before = user_program.written(here.model_dir)
-    program_end = supervisor.run(command, cwd=cwd, variables=variables)
+
+
+def _run_program(
+    program: _Program,
+    here: SageMakerEnvironment,
+    hyperparameters: dict,
+    supervisor: Supervisor,
+    watchdog: Watchdog,
+    restarts: Restarts,
+    aside: standby.Standby,
+) -> None:
+    """Print a summary of the job, and run the program once.
+
+    Raises an exception if the program does not end well on every host: Interrupted, OtherFailed,
+    ProgramFailed, NoModel or another UserError.
+
+    Args:
+        program: The program.
+        here: Describes the job and this host.
+        hyperparameters: The job's hyperparameters, those for the toolkit included.
+        supervisor: Runs the program.
+        watchdog: Watches the other hosts and this host's ranks.
+        restarts: The restarts so far.
+        aside: Starts the program again without its imports.
+    """
+    folder, name = program.folder, program.name
+    what = f"{folder / name}, {program.launcher}"
+    job_watch.meet(watchdog, here, what, hyperparameters, restarts)
+    of_attempt = {"SAGEMAKER_LIGHTNING_WATCH": str(watchdog.path)} | attempts.variables(restarts)
+    started = aside.take(program.command, program.variables, of_attempt)
+    if len(restarts.taken) < restarts.most:
+        aside.prepare(watchdog.path, program.cwd)
+    program_end = supervisor.run(
+        program.command,
+        cwd=program.cwd,
+        variables=program.variables | of_attempt,
+        started=started,
+    )
     job_end.judge(name, program_end, supervisor, watchdog)
-    if missing := user_program.missing_model(folder, name, here, files_before):
+    if missing := user_program.missing_model(folder, name, here, program.files_before):
         if folder == user_program.HOME:
             raise (
                 job_end.Interrupted(missing, program_end.stop_signal)
@@ -146,15 +204,6 @@ def _run_program(
         print(f"warning: {missing}", flush=True)
     if reason := watchdog.wait_until_all_are_done():
         raise job_end.error_for(reason)
-
-
-def _watchdog(
-    here: SageMakerEnvironment, hyperparameters: dict, supervisor: Supervisor
-) -> Watchdog:
-    """Return the watchdog of the hosts that train and of the ranks of this host."""
-    program = user_program.sent(hyperparameters, "sagemaker_program")
-    program = program or os.environ.get("SAGEMAKER_PROGRAM", "")
-    return job_watch.watchdog(here, program, hyperparameters, supervisor)
 
 
 def _report(error: BaseException) -> str:

@@ -1,8 +1,9 @@
-"""Starts the toolkit as its command `train` does; failures take one line.
+"""Starts the toolkit, with our hook, as its command `train` does; failures take one line.
 
     python -m sagemaker_lightning.launch.train_command
 
-entrypoint.sh becomes this process for `train`. Without it, the toolkit answers with a traceback.
+entrypoint.sh becomes this process for `train`. Without it, the toolkit answers with a traceback. In
+an image that is not ours, it may be the entry point, or bash_env.sh becomes it.
 """
 
 import os
@@ -12,10 +13,13 @@ from pathlib import Path
 from sagemaker_lightning.contract import failures, streams
 from sagemaker_lightning.launch import ownership
 
+HOOK = "sagemaker_lightning.launch.toolkit_hook:main"
+
 
 def main() -> None:
     """Run the toolkit; exit with a status above 0 if the job did not end well."""
     streams.prepare()
+    os.environ["SAGEMAKER_TRAINING_MODULE"] = HOOK  # AWS's images have another one
     base = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
     failure = base / "output/failure"
     try:

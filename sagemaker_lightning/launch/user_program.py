@@ -12,7 +12,7 @@ from pathlib import Path
 from botocore.exceptions import ClientError
 from sagemaker_training import environment, errors, files, process
 
-from sagemaker_lightning.contract import hyperparameters
+from sagemaker_lightning.contract import hyperparameters, job_config
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.launch import torchrun_command
@@ -222,6 +222,29 @@ def _own_command(name: str, args: list[str]) -> list[str]:
     return ["/bin/sh", "-c", shlex.join([f"./{name}", *args])]
 
 
+def _torchrun_of_tuner(drivers: Path) -> int | None:
+    """Return the processes of a node that a tuner of SDK 3 asks for; None if it asks for none.
+
+    0 stands for one for each GPU. A tuning job has no entry point of its own. So SDK 3's tuner
+    (3.27, train/tuner.py) sends the program as SDK 2 does, and its ModelTrainer's `distributed` in
+    the channel of its drivers alone.
+
+    Args:
+        drivers: The folder of that channel.
+
+    Raises UserError if it asks for MPI.
+    """
+    file = drivers / "distributed.json"
+    distributed = job_config.read(file) if file.is_file() else {}
+    if "mpi_additional_options" in distributed:
+        raise UserError(
+            "distributed: found MPI, allowed are Torchrun() and none: the image has nothing else"
+        )
+    if "process_count_per_node" not in distributed:
+        return None
+    return int(distributed["process_count_per_node"] or 0)
+
+
 def command(
     job, here: SageMakerEnvironment, folder: Path, name: str, all_hyperparameters: dict
 ) -> tuple[list[str], str, int]:
@@ -249,11 +272,12 @@ def command(
             "has nothing else"
         )
     enabled = [option for option in DISTRIBUTIONS if options.get(option)]
-    if not enabled or not here.takes_part:
+    ranks_of_tuner = _torchrun_of_tuner(CODE_FOLDER.parent / "input/data/sm_drivers")
+    if not (enabled or ranks_of_tuner is not None) or not here.takes_part:
         if is_of_image:
             return [sys.executable, str(folder / name), *args], "one process", 1
         return _own_command(name, args), "the job's own, one process", 1
-    if other_name := DISTRIBUTIONS[enabled[-1]]:
+    if enabled and (other_name := DISTRIBUTIONS[enabled[-1]]):
         print(
             f"warning: distribution {other_name} runs as torch_distributed (torchrun over NCCL, or "
             "gloo on CPUs): AWS has published no SMDDP build since PyTorch 2.5",
@@ -267,6 +291,7 @@ def command(
             "torchrun",
             1,
         )
-    ranks = torchrun_command.processes(args, job.num_gpus)
-    command_line = torchrun_command.command(here, args, job.num_gpus, folder / name)
+    devices = ranks_of_tuner or job.num_gpus
+    ranks = torchrun_command.processes(args, devices)
+    command_line = torchrun_command.command(here, args, devices, folder / name)
     return command_line, "torchrun", ranks

@@ -19,7 +19,7 @@ from sagemaker_lightning.contract.deadlines import ENDS_BY_ITSELF, status_interv
 from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.contract.rendezvous import pauses
 from sagemaker_lightning.contract.settings import differences
-from sagemaker_lightning.nodes.messages import Doubt, Greeting, HostMessage
+from sagemaker_lightning.nodes.messages import Doubt, Fault, Greeting, HostMessage
 
 MAX_MESSAGE_BYTES = 2**20
 """Most bytes of a message: room for the settings of a job with 100 hyperparameters."""
@@ -58,6 +58,10 @@ class Peer:
     status: str = "it had just started"
     ready: bool = False
     done: bool = False
+    fault: Fault | None = None
+    """How its program ended, once it has said so."""
+    is_gone: bool = False
+    """Whether it was heard, and will not be heard any more."""
     problem: str = "nobody has called it yet"
     """Why it cannot be heard, as long as it was not."""
 
@@ -69,6 +73,12 @@ class Peer:
         # A host that knows why the job ends is not lost when its connection ends.
         knows_the_end = message.failed is not None or message.stopped is not None
         self.done = self.done or message.done or knows_the_end
+        self.fault = message.fault or self.fault
+
+    @property
+    def has_said_all(self) -> bool:
+        """Whether nothing more is to be heard of how its program ended."""
+        return self.fault is not None or self.is_gone or self.last_heard is None
 
 
 class Mesh:
@@ -86,6 +96,8 @@ class Mesh:
         silence_timeout: Seconds without a message after which a host counts as lost.
         on_reason: Called with each StopReason.
         on_suspicion: Called with each StopReason of another host that is uncertain.
+        restarts: How often this host has started its program again. Only hosts that have done so
+            equally often talk to each other.
     """
 
     def __init__(
@@ -99,8 +111,10 @@ class Mesh:
         silence_timeout: float,
         on_reason: Callable[[StopReason], None],
         on_suspicion: Callable[[StopReason], None],
+        restarts: int = 0,
     ) -> None:
         self.host = host
+        self.restarts = restarts
         self.settings = {_abbreviated(name): _abbreviated(settings[name]) for name in settings}
         self.port = port
         self.connect_timeout = connect_timeout
@@ -151,7 +165,8 @@ class Mesh:
             return
         self.callers[caller] = address
         self.calls_received += 1
-        caller.write(Greeting(self.host, self.settings).line() + self.sent.line())
+        greeting = Greeting(self.host, self.settings, self.restarts)
+        caller.write(greeting.line() + self.sent.line())
 
     def forget(self, caller: asyncio.Transport) -> None:
         """Note that a caller has hung up."""
@@ -223,12 +238,18 @@ class Mesh:
                 with closing(writer):
                     greeting = Greeting.parse(await self._read_line(reader) or b"")
                     # The address may still be the one that another host had before.
-                    if greeting and greeting.host == name:
+                    is_it = greeting and greeting.host == name
+                    if is_it and greeting.restarts == self.restarts:
                         self._compare_settings(name, greeting.settings)
                         await self._listen(name, reader)
                         self._hang_up_on(address)
                         return
-                problem = f"what answers on port {self.port} is not {name}"
+                problem = (
+                    f"its program was started again {greeting.restarts} times, and here "
+                    f"{self.restarts} times"
+                    if is_it
+                    else f"what answers on port {self.port} is not {name}"
+                )
             self.others[name].problem = problem
             # A host that is up calls this one: then the next try is due.
             calls_again_at = time.monotonic() + pause
@@ -251,6 +272,7 @@ class Mesh:
                 self.on_reason(StopReason(message.failed, is_local=False))
             if message.stopped is not None:
                 self.on_reason(StopReason(message.stopped, is_local=False, is_request=True))
+        peer.is_gone = True
         if not peer.done:
             symptom = (
                 "nothing was heard of it any more" if line is None else "its connection broke off"

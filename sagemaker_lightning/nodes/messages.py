@@ -7,7 +7,7 @@ printable and short, whoever has written them.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Self
 
 from sagemaker_lightning.contract.errors import printable
@@ -30,7 +30,7 @@ class _Message:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if isinstance(text := getattr(self, field.name), str):
+            if type(text := getattr(self, field.name)) is str:  # no StrEnum
                 object.__setattr__(self, field.name, _short(text))
 
     def line(self) -> bytes:
@@ -54,10 +54,12 @@ class Greeting(_Message):
     Args:
         host: Name of the sender.
         settings: The settings of the sender, which must be the same on all hosts.
+        restarts: How often the sender has started its program again.
     """
 
     host: str
     settings: Mapping[str, str]
+    restarts: int = 0
 
     @classmethod
     def parse(cls, line: bytes) -> Self | None:
@@ -69,7 +71,8 @@ class Greeting(_Message):
             return None
         if not all(isinstance(value, str) for value in settings.values()):
             return None
-        return cls(host, settings)
+        restarts = fields.get("restarts")
+        return cls(host, settings, restarts if type(restarts) is int else 0)
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,46 @@ class Suspicion(_Message):
     doubt: Doubt = Doubt.NONE
 
 
+class FaultKind(StrEnum):
+    """What has ended a program; of several, the first here is the likeliest cause of the others."""
+
+    STOP = "stop"
+    """A request to stop."""
+    MISTAKE = "mistake"
+    """A mistake of the user: the same would happen again."""
+    ERROR = "error"
+    """An error that a rank has raised."""
+    DEATH = "death"
+    """A signal, or an error of a device or of its memory."""
+    EFFECT = "effect"
+    """The loss of a peer: the cause is elsewhere."""
+
+
+@dataclass(frozen=True)
+class Fault(_Message):
+    """How a host's program ended, where it did not end well everywhere.
+
+    Args:
+        why: The reason, in one line.
+        kind: What it is.
+        step: The optimizer step that the host's ranks had reached; None if they had trained none.
+    """
+
+    why: str
+    kind: FaultKind
+    step: int | None = None
+
+    @classmethod
+    def parse(cls, fields: object) -> Self | None:
+        """Return the fault that a message has; None if it has none, whatever it has."""
+        if not isinstance(fields, dict) or not isinstance(fields.get("why"), str):
+            return None
+        kind, step = fields.get("kind"), fields.get("step")
+        if kind not in list(FaultKind):
+            return None
+        return cls(fields["why"], FaultKind(kind), step if type(step) is int else None)
+
+
 @dataclass(frozen=True)
 class HostMessage(_Message):
     """What a host tells the others after its greeting.
@@ -96,6 +139,7 @@ class HostMessage(_Message):
         dead: A rank of the sender that died.
         failed: Why the sender's program failed, or that of a host that the sender knows of.
         stopped: The same, where the cause is a request to stop.
+        fault: How the sender's program ended. It is the last that the sender says.
     """
 
     status: str | None = None
@@ -104,6 +148,7 @@ class HostMessage(_Message):
     dead: Suspicion | None = None
     failed: str | None = None
     stopped: str | None = None
+    fault: Fault | None = None
 
     @classmethod
     def parse(cls, line: bytes) -> Self | None:
@@ -125,6 +170,7 @@ class HostMessage(_Message):
             dead=suspicion,
             failed=_text(fields, "failed"),
             stopped=_text(fields, "stopped"),
+            fault=Fault.parse(fields.get("fault")),
         )
 
     def merged_with(self, newer: "HostMessage") -> "HostMessage":

@@ -20,6 +20,7 @@ import socket
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -28,14 +29,16 @@ from sagemaker_lightning.contract import deadlines, shutdown
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import LOST_PEER, OUT_OF_MEMORY
 from sagemaker_lightning.contract.process_stat import process_stat
+from sagemaker_lightning.nodes.hang_watch import HangWatch
 from sagemaker_lightning.nodes.mesh import MAX_MESSAGE_BYTES, Mesh, StopReason
-from sagemaker_lightning.nodes.messages import Doubt, HostMessage, RankMessage, Suspicion
+from sagemaker_lightning.nodes.messages import Doubt, Fault, HostMessage, RankMessage, Suspicion
 
 # Signals that end a rank for a reason of its own, whatever happened to other ranks. SIGABRT is not
 # one of them: NCCL and gloo abort where a peer is gone.
 OWN_REASON_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 STOP_STATUSES = {sign for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))}
 PF_EXITING = 0x4  # flag of a process that ends, or has ended (Linux, include/linux/sched.h)
+LOOKS_FOR_HANGS = 60  # how often, within `hang_timeout`, the ranks are looked at
 SETTLE_SECONDS = 0.02  # seconds in which the event loop handles all that had arrived before
 
 
@@ -52,6 +55,9 @@ class Watchdog:
         port: As in `Mesh`.
         connect_timeout: As in `Mesh`.
         silence_timeout: As in `Mesh`.
+        ends_by_itself: Seconds that are left to a launcher whose rank has died.
+        hang_timeout: Seconds without a sign of work after which this host's ranks count as hanging.
+        restarts: As in `Mesh`.
 
     Entering it raises UserError if this host cannot listen on the port.
     """
@@ -66,7 +72,11 @@ class Watchdog:
         port: int,
         connect_timeout: float,
         silence_timeout: float,
+        ends_by_itself: float | None = None,
+        hang_timeout: float = deadlines.HANG_ENDS_PROGRAM,
+        restarts: int = 0,
     ) -> None:
+        self.trouble_at = 0.0  # when it first heard of a fault, by time.monotonic(); 0 before
         self.reason: StopReason | None = None  # why the program has to end
         # The suspicions of all hosts, in the order in which this host heard of them.
         self.suspicions: list[StopReason] = []
@@ -90,9 +100,12 @@ class Watchdog:
             silence_timeout=silence_timeout,
             on_reason=self._decide,
             on_suspicion=self.suspicions.append,
+            restarts=restarts,
         )
         self.on_reason = on_reason
         self.silence_timeout = silence_timeout
+        self.hang_timeout = hang_timeout
+        self.ends_by_itself = deadlines.ENDS_BY_ITSELF if ends_by_itself is None else ends_by_itself
         self.loop = asyncio.new_event_loop()
 
     def __enter__(self) -> "Watchdog":
@@ -176,6 +189,25 @@ class Watchdog:
         reason = StopReason(why, is_local=True, is_request=is_request)
         self.loop.call_soon_threadsafe(self._decide, reason)
 
+    def tell_fault(self, fault: Fault) -> None:
+        """Tell the other hosts how this host's program ended."""
+        self._send_to_hosts(HostMessage(fault=fault))
+
+    def wait_for_faults(self, limit: float) -> dict[str, Fault | None]:
+        """Wait until all other hosts have told how their programs ended; return it by host.
+
+        It is None for a host that is gone, or has said nothing within `limit` seconds.
+        """
+        peers = self.mesh.others
+
+        async def poll() -> None:
+            while not all(peer.has_said_all for peer in peers.values()):
+                await asyncio.sleep(0.05)
+
+        with suppress(TimeoutError):
+            self._run_in_loop(asyncio.wait_for(poll(), limit))
+        return {name: peer.fault for name, peer in peers.items()}
+
     def _run_in_loop(self, coroutine: Coroutine) -> None:
         """Run a coroutine in the watchdog's thread and wait for its end."""
         asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
@@ -197,6 +229,17 @@ class Watchdog:
         self.server = await asyncio.start_unix_server(
             self._accept_rank, self.path, limit=MAX_MESSAGE_BYTES
         )
+        self.hang_task = self.loop.create_task(self._look_for_hangs())
+
+    async def _look_for_hangs(self) -> None:
+        """End the program when the ranks of this host hang."""
+        watch = HangWatch(self.path, self.hang_timeout)
+        while not (why := watch.look(time.monotonic())):
+            await asyncio.sleep(self.hang_timeout / LOOKS_FOR_HANGS)
+        if not self.program_has_ended:
+            reason = StopReason(f"host {self.mesh.host}: {why}", is_local=True)
+            self.suspicions.append(reason)  # without doubt, as the ranks tell nothing any more
+            self._decide(reason)
 
     async def _open_for_hosts(self) -> None:
         if self.mesh.others:
@@ -279,6 +322,7 @@ class Watchdog:
             status: Its exit status, -N for signal N; None if it is unknown.
             is_first: Whether no other process of this host had ended before it.
         """
+        self._note_trouble()
         known = self.own_suspicion
         if is_first and not (known and known.doubt < Doubt.OWN_HOST):
             has_own_reason = status in [-number for number in OWN_REASON_SIGNALS]
@@ -300,7 +344,7 @@ class Watchdog:
         await asyncio.sleep(
             deadlines.better_reason(self.silence_timeout)
             if doubt is Doubt.OWN_HOST and self.mesh.others
-            else deadlines.ENDS_BY_ITSELF
+            else self.ends_by_itself
         )
         self.has_waited = True
         if not self.program_has_ended:
@@ -317,6 +361,9 @@ class Watchdog:
         """
         return min(self.suspicions, key=lambda suspicion: suspicion.doubt, default=None)
 
+    def _note_trouble(self) -> None:
+        self.trouble_at = self.trouble_at or time.monotonic()
+
     def _decide(self, reason: StopReason) -> None:
         """Make this the reason to end if there is none yet.
 
@@ -324,6 +371,7 @@ class Watchdog:
         """
         if self.reason:
             return
+        self._note_trouble()
         # A rank that ended for a reason of its own is the cause of the failures after it.
         if not reason.is_request:
             reason = self._certain_suspicion() or reason
@@ -333,7 +381,7 @@ class Watchdog:
         )
         # If a rank of this node failed, its launcher ends by itself, and gets time for that.
         if reason.is_local:
-            self.loop.call_later(deadlines.ENDS_BY_ITSELF, lambda: self.on_reason(reason))
+            self.loop.call_later(self.ends_by_itself, lambda: self.on_reason(reason))
         else:
             self.on_reason(reason)
 

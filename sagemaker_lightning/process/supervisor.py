@@ -72,6 +72,8 @@ class Supervisor:
         self.child = None
         self.grace = None
         self.kill_timers = []
+        self.unrelated_pids: set[int] = set()
+        self.starting_aside = threading.Lock()
 
     def __enter__(self) -> "Supervisor":
         numbers = handled_signals()
@@ -89,6 +91,7 @@ class Supervisor:
         cwd: Path,
         variables: Mapping[str, str] | None = None,
         keeps_stdout: bool = False,
+        started: subprocess.Popen | None = None,
     ) -> ProgramEnd:
         """Run a command in its own process group until all that it started has ended.
 
@@ -98,14 +101,17 @@ class Supervisor:
             variables: Its environment; this process's if None.
             keeps_stdout: Whether it may say on its stdout why it fails: then both streams go to
                 this process's stdout, and the end of both is kept.
+            started: A process of `start_aside` that has become the program; None to start it.
         """
         self.starting = True
         adopt_orphans()
         self.unrelated_pids = {child.pid for child in psutil.Process().children()}
+        if started:
+            self.unrelated_pids.discard(started.pid)
         streams = {"stderr": subprocess.PIPE}
         if keeps_stdout:
             streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        self.child = subprocess.Popen(
+        self.child = started or subprocess.Popen(
             command, cwd=cwd, env=variables, start_new_session=True, **streams
         )
         stderr_end = bytearray()
@@ -133,6 +139,37 @@ class Supervisor:
         reader.join(timeout=STDERR_IS_READ)
         return ProgramEnd(status, self.stop_signal, bytes(stderr_end).decode(errors="replace"))
 
+    def start_aside(
+        self, command: list[str], cwd: Path, variables: Mapping[str, str]
+    ) -> subprocess.Popen:
+        """Start a process that is not the program's: `run` neither waits for it nor ends it.
+
+        Its stdin and stderr are pipes of this process. It may be called from any thread.
+        """
+        with self.starting_aside:
+            process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=variables,
+                start_new_session=True,
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            self.unrelated_pids.add(process.pid)
+        return process
+
+    def prepare_again(self) -> None:
+        """Forget the program that has ended: `run` may be called again.
+
+        Raises StoppedBeforeStart if the job was told to stop meanwhile.
+        """
+        self.starting = False
+        self.child = self.grace = None
+        while self.kill_timers:
+            self.kill_timers.pop().cancel()
+        if self.stop_signal:
+            self._refuse_start(self.stop_signal)
+
     def terminate(self, grace: float) -> None:
         """Send the program SIGTERM, and SIGKILL to what is left after `grace` seconds.
 
@@ -149,9 +186,12 @@ class Supervisor:
         if self.child:
             self._stop(number, HOOK_KILLS)
         elif not self.starting:
-            raise StoppedBeforeStart(
-                f"{signal.Signals(number).name} came before the program was started"
-            )
+            self._refuse_start(number)
+
+    def _refuse_start(self, number: int) -> None:
+        raise StoppedBeforeStart(
+            f"{signal.Signals(number).name} came before the program was started"
+        )
 
     def _stop(self, number: int | None, grace: float) -> None:
         """Send a signal to the program's group; kill what is left after `grace` s."""
@@ -187,7 +227,8 @@ class Supervisor:
                 process.kill()
 
     def _living_processes(self) -> list[psutil.Process]:
-        return living_processes(self.child.pid, self.unrelated_pids)
+        with self.starting_aside:
+            return living_processes(self.child.pid, self.unrelated_pids)
 
 
 def adopt_orphans() -> None:

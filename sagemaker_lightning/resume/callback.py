@@ -38,11 +38,13 @@ from sagemaker_lightning.contract import rendezvous
 from sagemaker_lightning.contract.atomic_files import check_writable
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.restart import ContainerRestart
 from sagemaker_lightning.contract.shutdown import Stop
 from sagemaker_lightning.data.seeded_indices import unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import arguments, first_draws, moments
+from sagemaker_lightning.resume.container_restarts import ContainerRestarts
 from sagemaker_lightning.resume.files import best_model, checkpoint_file, folder_lock
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
 from sagemaker_lightning.resume.parts.given_parts import Parts
@@ -148,6 +150,7 @@ class ExactResume(EarlyCallback):
         self.environment = environment or SageMakerEnvironment.read()
         home = self.environment.checkpoint_home(Path(dirpath))
         self.folder = CheckpointDir(home, keep, self._name("dirpath"))
+        self.container_restarts = ContainerRestarts(self.environment)
         self.intervals = Intervals(every_n_minutes, every_n_steps)
         self.signals = Signals(stop, home)
         self.seeding = Seeding(seed)
@@ -210,6 +213,11 @@ class ExactResume(EarlyCallback):
     def resumes(self) -> list[dict[str, Any]]:
         """The results of this run's interruptions: were repeated steps identical?"""
         return self.run.check.results if self.run else self.results
+
+    @property
+    def restarts(self) -> list[ContainerRestart]:
+        """The restarts of this program in its container; the newest with what it has cost."""
+        return self.container_restarts.all()
 
     def save_every(self, steps: int, minutes: float) -> None:
         """Save checkpoints within an epoch at other intervals than the arguments say.
@@ -443,6 +451,7 @@ class ExactResume(EarlyCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let signals request a stop at a batch boundary from now on; begin the journal."""
         code_numbers.note_used(trainer)
+        self.container_restarts.training_begins(trainer)
         if self.run:
             self.run.hooks_run()
 
@@ -450,6 +459,7 @@ class ExactResume(EarlyCallback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Record the batch in the journal."""
+        self.container_restarts.moves(trainer)
         if self.run:
             self.run.batch_begins(batch, batch_idx)
 
@@ -464,6 +474,7 @@ class ExactResume(EarlyCallback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record the step in the journal and compare it with the interrupted run."""
+        self.container_restarts.batch_ended(trainer)
         if self.run and self.run.saves:
             self.run.check.end_batch(outputs)
 
@@ -474,6 +485,7 @@ class ExactResume(EarlyCallback):
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Stop if a stop was requested; a resumed run repeats the whole validation."""
+        self.container_restarts.moves(trainer)
         if self.run:
             self.run.validation_batch_committed()
 
@@ -484,6 +496,7 @@ class ExactResume(EarlyCallback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wait until the last checkpoint is on the disk."""
+        self.container_restarts.training_ends(trainer)
         if self.run:
             self.run.ends()
         best_model.remove_outdated(trainer, keep=0)

@@ -159,7 +159,7 @@ def result(job: Job) -> dict[str, dict]:
         "model.json": {
             key: json.dumps(about[key])
             for key in about
-            if key not in ("versions", "revision", "resumes")
+            if key not in ("versions", "revision", "resumes", "restarts")
         },
         "curves": compared(curves(folder), configuration),
         "tables": compared(tables(own), configuration),

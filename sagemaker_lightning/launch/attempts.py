@@ -1,0 +1,133 @@
+"""Runs a job's program, and starts it again in the same container when a rank has died."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from sagemaker_lightning.contract import deadlines
+from sagemaker_lightning.contract.environment import (
+    RESTARTS_VARIABLE,
+    SageMakerEnvironment,
+    failure_file,
+)
+from sagemaker_lightning.contract.restart import ContainerRestart
+from sagemaker_lightning.launch import job_end, job_watch
+from sagemaker_lightning.launch.restarts import Restarts, cause, last_step, most
+from sagemaker_lightning.nodes import rank_progress
+from sagemaker_lightning.nodes.messages import Fault, FaultKind
+from sagemaker_lightning.nodes.watchdog import Watchdog
+from sagemaker_lightning.process.supervisor import Supervisor
+
+# Linux lets a variable have 128 KiB.
+MAX_TOLD = 100
+MAX_REASON_CHARACTERS = 150
+LAST_KINDS = (FaultKind.STOP, FaultKind.MISTAKE)
+"""Faults after which no host starts anything again, whatever the others say."""
+
+
+def run(
+    here: SageMakerEnvironment,
+    program: str,
+    hyperparameters: Mapping[str, object],
+    supervisor: Supervisor,
+    attempt: Callable[[Watchdog, Restarts], None],
+) -> None:
+    """Call `attempt` until it comes to a good end, or must not be repeated.
+
+    Each call has a watch of its own. All hosts come to the same decision, because each knows how
+    the program has ended on all of them.
+
+    Raises what the last call has raised, or what the hosts have made of it.
+
+    Args:
+        here: Describes the job and this host.
+        program: What the job runs.
+        hyperparameters: The job's hyperparameters.
+        supervisor: Runs the program.
+        attempt: Runs the program once, and raises an error if it does not end well on all hosts.
+    """
+    restarts = Restarts(most(hyperparameters, os.environ))
+    while True:
+        with job_watch.watchdog(here, program, hyperparameters, supervisor, restarts) as watchdog:
+            try:
+                if restarts.taken:
+                    supervisor.prepare_again()
+                attempt(watchdog, restarts)
+                return
+            except BaseException as error:
+                stop_signal = supervisor.stop_signal
+                told = job_end.tell_hosts(watchdog, here.current_host, error, stop_signal)
+                note_progress(restarts, watchdog.path)
+                restart = _restart(here, watchdog, restarts, told)
+                if not restart:
+                    if told is error:
+                        raise
+                    raise told from None
+        restarts.taken.append(restart)
+        _forget_failure()
+        print(
+            f"restart {len(restarts.taken)} in this container (at most {restarts.most} an hour)"
+            f"{'' if restart.step is None else f', after step {restart.step}'}: {restart.why}",
+            flush=True,
+        )
+
+
+def variables(restarts: Restarts) -> dict[str, str]:
+    """Return the variables that tell a program of its restarts."""
+    if not restarts.taken:
+        return {}
+    told = [
+        asdict(restart) | {"why": restart.why[:MAX_REASON_CHARACTERS]}
+        for restart in restarts.taken[-MAX_TOLD:]
+    ]
+    return {RESTARTS_VARIABLE: json.dumps(told)}
+
+
+def note_progress(restarts: Restarts, watch: Path) -> None:
+    """Complete the newest restart by what this host's ranks have done since.
+
+    Args:
+        restarts: The restarts so far.
+        watch: The socket of this host's watch.
+    """
+    trained = [rank for rank in rank_progress.read(watch) if rank.first_step_at]
+    if not (restarts.taken and trained):
+        return
+    restarts.taken[-1] = restarts.taken[-1].continued(
+        min(rank.began_with for rank in trained), max(rank.first_step_at for rank in trained)
+    )
+
+
+def _restart(
+    here: SageMakerEnvironment, watchdog: Watchdog, restarts: Restarts, error: BaseException
+) -> ContainerRestart | None:
+    """Return the restart that follows a fault; None if there is none.
+
+    `error` then has an attribute that says how often the program was started again.
+    """
+    own = job_end.fault_of(error, watchdog)
+    watchdog.tell_fault(own)
+    faults: dict[str, Fault | None] = {here.current_host: own}
+    if restarts.most and own.kind not in LAST_KINDS:
+        faults |= watchdog.wait_for_faults(deadlines.faults_are_told(here.peer_timeout))
+    faults = dict(sorted(faults.items()))
+    now = time.monotonic()
+    why_not = restarts.why_not(faults, now)
+    if not why_not:
+        return ContainerRestart(
+            cause(faults).why, last_step(faults.values()), watchdog.trouble_at or now
+        )
+    if own.kind is not FaultKind.STOP:
+        error.restarts = restarts.summary(why_not)
+    return None
+
+
+def _forget_failure() -> None:
+    """Remove the reason that a rank has written: it ended an attempt, not the job."""
+    if file := failure_file(os.environ):
+        with suppress(OSError):
+            file.unlink(missing_ok=True)

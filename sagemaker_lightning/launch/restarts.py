@@ -1,0 +1,102 @@
+"""Whether a program that did not end well is started again in its container: one table.
+
+All hosts tell each other how their programs ended, and each looks the same faults up here. So they
+come to the same decision.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.hyperparameters import MAX_RESTARTS
+from sagemaker_lightning.contract.restart import ContainerRestart
+from sagemaker_lightning.nodes.messages import Fault, FaultKind
+
+MOST = 3
+"""How often a program is started again within WINDOW_SECONDS, if the job does not say."""
+WINDOW_SECONDS = 3600.0
+DEATHS_AT_START = 2
+"""After so many, of the same kind in a row and before any step, the next one ends the job."""
+VARIABLE = "SAGEMAKER_LIGHTNING_MAX_RESTARTS"
+"""The job's variable that sets another number; the hyperparameter `max_restarts` does, too."""
+
+
+@dataclass
+class Restarts:
+    """The restarts that a job has taken, and how many it may take."""
+
+    most: int = MOST
+    taken: list[ContainerRestart] = field(default_factory=list)
+
+    def why_not(self, faults: Mapping[str, Fault | None], now: float) -> str:
+        """Return why the program is not started again; "" if it is.
+
+        Args:
+            faults: How the program ended, by host; None for a host that does not say.
+            now: The time, in seconds of time.monotonic().
+        """
+        if not self.most:
+            return "restarts are off"
+        if silent := [host for host in faults if faults[host] is None]:
+            return f"{silent[0]} is gone"
+        kinds = {fault.kind for fault in faults.values()}
+        if FaultKind.STOP in kinds:
+            return "the job was told to stop"
+        if FaultKind.MISTAKE in kinds:
+            return "the same would happen again"
+        step = last_step(faults.values())
+        if step is None and FaultKind.DEATH not in kinds:
+            return "no step was trained"
+        fault = cause(faults)
+        # At a step, twice is no chance. At a start, which may take a minute, it may be one.
+        times = 1 if step is not None else DEATHS_AT_START
+        before = self.taken[-times:]
+        if len(before) == times and all(
+            each.step == step and _alike(each.why) == _alike(fault.why) for each in before
+        ):
+            return "it came back at the same step" if step is not None else "it came back"
+        recent = [restart for restart in self.taken if now - restart.at < WINDOW_SECONDS]
+        if len(recent) >= self.most:
+            return f"{len(recent)} restarts within {WINDOW_SECONDS / 60:.0f} minutes are the limit"
+        return ""
+
+    def summary(self, why_not: str) -> str:
+        """Return what a line about the job's end says of its restarts; "" if there were none.
+
+        Args:
+            why_not: Why there is no further restart.
+        """
+        if not self.taken:
+            return ""
+        count = len(self.taken)
+        return f"after {count} restart{'s' if count > 1 else ''} in the container: {why_not}"
+
+
+def cause(faults: Mapping[str, Fault]) -> Fault:
+    """Return the fault that the others came of: the first of the least doubtful kind."""
+    return min(faults.values(), key=lambda fault: list(FaultKind).index(fault.kind))
+
+
+def last_step(faults: Sequence[Fault]) -> int | None:
+    """Return the newest optimizer step that a rank of any host had reached; None if none had."""
+    return max((fault.step for fault in faults if fault.step is not None), default=None)
+
+
+def most(hyperparameters: Mapping[str, object], variables: Mapping[str, str]) -> int:
+    """Return how many restarts the job allows.
+
+    Raises UserError, which names the hyperparameter or the variable, if that is no number.
+    """
+    flags = {f"--{name}": hyperparameters[name] for name in MAX_RESTARTS if name in hyperparameters}
+    asked = flags or {VARIABLE: variables.get(VARIABLE, MOST)}
+    name, value = next(iter(asked.items()))
+    text = str(value).strip("'\" ")
+    if not re.fullmatch(r"[0-9]{1,6}", text):
+        raise UserError(f"{name}: found {value!r}, allowed is a number, 0 or more")
+    return int(text)
+
+
+def _alike(why: str) -> str:
+    """Return a reason without what differs each time: ranks, PIDs, hosts' numbers, addresses."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", why)

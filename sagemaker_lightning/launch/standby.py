@@ -1,0 +1,165 @@
+"""Keeps a process ready that starts a program again without its imports (launch/warm_start.py)."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.nodes import rank_progress
+from sagemaker_lightning.process.supervisor import Supervisor
+
+SCRIPT = Path(__file__).with_name("warm_start.py")
+POLL_SECONDS = 0.5
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""The variable by which torch knows that torchrun has started a process."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """How a rank of this host was started."""
+
+    command: list[str]
+    variables: dict[str, str]
+
+    @property
+    def local_rank(self) -> int:
+        """Its number on this host; the process that starts the others has no variable for it."""
+        return int(self.variables.get("LOCAL_RANK", "0"))
+
+    @classmethod
+    def of_process(cls, pid: int) -> "Rank":
+        """Return how a process was started, as the kernel keeps it; OSError if it is gone."""
+        words, variables = (
+            Path(f"/proc/{pid}/{name}")
+            .read_bytes()
+            .decode(errors="surrogateescape")
+            .split("\0")[:-1]
+            for name in ("cmdline", "environ")
+        )
+        return cls(words, dict(entry.split("=", 1) for entry in variables if "=" in entry))
+
+
+class Standby:
+    """Starts a process that waits, once the ranks of this host train; gives it away when asked.
+
+    Leaving it ends the process.
+
+    Args:
+        here: Describes the job and this host.
+        supervisor: Runs the program.
+    """
+
+    def __init__(self, here: SageMakerEnvironment, supervisor: Supervisor) -> None:
+        self.here = here
+        self.supervisor = supervisor
+        self.ranks: list[Rank] = []
+        self.process: subprocess.Popen | None = None
+        self.ended = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def __enter__(self) -> "Standby":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._end_thread()
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+
+    def prepare(self, watch: Path, cwd: Path) -> None:
+        """From now on, wait until the ranks train, and start the process then.
+
+        Args:
+            watch: The socket of this host's watch, beside which the ranks write.
+            cwd: The program's working directory.
+        """
+        self.ended.clear()
+        self.thread = threading.Thread(target=self._start_in_time, args=(watch, cwd), daemon=True)
+        self.thread.start()
+
+    def take(
+        self, command: list[str], variables: Mapping[str, str], new: Mapping[str, str]
+    ) -> subprocess.Popen | None:
+        """Return the process, which has begun to start the program; None if there is none.
+
+        Args:
+            command: The program's own command line.
+            variables: Its environment, at its first start.
+            new: What is new in it.
+        """
+        self._end_thread()
+        process, self.process = self.process, None
+        if not process or process.poll() is not None:
+            return None
+        port = free_port()
+        request = {
+            "command": command,
+            "variables": variables | new,
+            "ranks": [
+                {
+                    "command": rank.command,
+                    "variables": rank.variables | self._rendezvous(rank, port) | new,
+                }
+                for rank in self.ranks
+            ],
+        }
+        with suppress(OSError):
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.close()
+            return process
+        return None
+
+    def _rendezvous(self, rank: Rank, port: int) -> dict[str, str]:
+        """Return the variables by which ranks find each other without their former launcher."""
+        found = {"LOCAL_RANK": str(rank.local_rank)}
+        if TORCHRUN in rank.variables:
+            found["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        if len(self.here.hosts) == 1:
+            found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        return found
+
+    def _end_thread(self) -> None:
+        self.ended.set()
+        if self.thread:
+            self.thread.join()
+
+    def _start_in_time(self, watch: Path, cwd: Path) -> None:
+        while not self.ended.wait(POLL_SECONDS):
+            progress = list(rank_progress.read(watch))
+            if any(rank.first_step_at for rank in progress):
+                with suppress(OSError):  # a rank has ended
+                    self._start([rank.pid for rank in progress], cwd)
+                return
+
+    def _start(self, pids: list[int], cwd: Path) -> None:
+        """Start the process if it can stand for the launcher of these ranks."""
+        ranks = sorted(map(Rank.of_process, pids), key=lambda rank: rank.local_rank)
+        if not all(map(is_script, ranks)):
+            return
+        if [rank.local_rank for rank in ranks] != list(range(len(ranks))):
+            return
+        # The launchers of several hosts start their ranks together, or none does.
+        if len(self.here.hosts) > 1 and any(TORCHRUN in rank.variables for rank in ranks):
+            return
+        self.ranks = ranks
+        command = [sys.executable, str(SCRIPT)]
+        self.process = self.supervisor.start_aside(command, cwd, ranks[0].variables)
+
+
+def is_script(rank: Rank) -> bool:
+    """Return whether a rank is a script that this Python runs, so that a fork can run it."""
+    words = rank.command
+    script = next((word for word in words[1:] if word not in ("-u", "--")), "")
+    return bool(words) and words[0] == sys.executable and script.endswith(".py")
+
+
+def free_port() -> int:
+    """Return a port of the loopback that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]

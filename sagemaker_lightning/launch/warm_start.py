@@ -1,0 +1,159 @@
+"""A process that has imported torch and Lightning, and becomes the launcher of a restarted program.
+
+    python sagemaker_lightning/launch/warm_start.py
+
+launch/standby.py starts it while the ranks train, and writes a Request to its stdin when they have
+died. Then it forks each rank, which runs the program's script at once, and ends as they do. It has
+no thread of Python's and has not touched a GPU: then fork is safe. (numpy and scipy have started
+threads of OpenBLAS, which itself starts them anew in a fork.) Otherwise it becomes the program's
+own command, which imports all anew.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import types
+
+if __name__ == "__main__":
+    # `python FILE` puts the file's folder first; the program's own folder comes later.
+    sys.path.pop(0)
+
+from sagemaker_lightning.contract.shutdown import SIGNALS, status
+from sagemaker_lightning.process.parent_process import LAUNCHER_VARIABLE
+
+OTHERS_END_SECONDS = 2.0
+"""From the end of a rank to SIGKILL for the others, which only miss it."""
+FAILED = "Child process with PID {pid} terminated with code {code}"
+"""What Lightning's own launcher writes, which contract/failures.py reads."""
+
+
+def main() -> None:
+    """Import, wait for the request, and start the ranks; return in each of them alone."""
+    why_not = imports_fail() or why_unsafe()
+    line = sys.stdin.readline()
+    if not line:
+        os._exit(0)  # there was no fault: nobody needs this process
+    request = json.loads(line)
+    if why_not:
+        print(f"starting anew, as no process can be forked: {why_not}", file=sys.stderr, flush=True)
+        os.execve(request["command"][0], request["command"], request["variables"])
+    ignored = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+    pids = []
+    for rank in request["ranks"]:
+        if not (pid := os.fork()):
+            for number, handler in ignored.items():
+                signal.signal(number, handler)
+            become(rank["command"], rank["variables"] | {LAUNCHER_VARIABLE: str(os.getppid())})
+            return
+        pids.append(pid)
+    os._exit(wait_for(pids))
+
+
+def imports_fail() -> str:
+    """Import what a rank imports first; return why that fails, "" if it does not."""
+    try:
+        from sagemaker_lightning.process.lightning_import import import_lightning
+
+        import_lightning()
+    except BaseException as error:  # SystemExit, too: a version that is not supported
+        return f"the imports fail ({type(error).__name__})"
+    return ""
+
+
+def why_unsafe() -> str:
+    """Return why this process must not be forked; "" if it may be."""
+    import threading
+
+    import torch
+
+    if torch.cuda.is_initialized():
+        return "it uses a GPU"
+    threads = [
+        thread.name for thread in threading.enumerate() if thread is not threading.main_thread()
+    ]
+    return f"it has threads ({', '.join(threads)})" if threads else ""
+
+
+def become(command: list[str], variables: dict[str, str]) -> None:
+    """Make this process what `command`, a script of Python's, would find.
+
+    Args:
+        command: Python, -u or -- or neither, the script, and its arguments.
+        variables: Its environment.
+    """
+    import random
+
+    import numpy
+    from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+    os.environ.clear()
+    os.environ.update(variables)
+    words = command[1:]
+    while words[0] in ("-u", "--"):
+        if words.pop(0) == "-u":
+            sys.stdout.reconfigure(write_through=True)
+    sys.argv = words
+    sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))  # noqa: PTH100, PTH120
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
+    # Each process has random numbers of its own, unless it seeds them.
+    random.seed()
+    numpy.random.seed()
+    # Lightning reads the rank once, when it is imported.
+    rank_zero_only.rank = int(variables.get("RANK", variables["LOCAL_RANK"]))
+
+
+def run_script() -> None:
+    """Run the script that sys.argv names as the main module of this process."""
+    path = sys.argv[0]
+    with open(path, "rb") as file:  # noqa: PTH123
+        code = compile(file.read(), path, "exec")
+    main_module = types.ModuleType("__main__")
+    main_module.__dict__.update(__file__=path, __builtins__=__builtins__, __spec__=None)
+    sys.modules["__main__"] = main_module
+    exec(code, main_module.__dict__)
+
+
+def show_error(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
+    """Print an error as Python does, from the frames of the script on."""
+    shown, frame = trace, trace
+    while frame:
+        if frame.tb_frame.f_code.co_filename == __file__:
+            shown = frame.tb_next
+        frame = frame.tb_next
+    sys.__excepthook__(kind, error.with_traceback(shown), shown)
+
+
+def wait_for(pids: list[int]) -> int:
+    """Wait for the ranks, end the others once one has failed, and return this process's status."""
+    living = set(pids)
+    statuses = []
+    kills_at = float("inf")
+    while living:
+        pid, raw = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            if time.monotonic() > kills_at:
+                for other in living:
+                    os.kill(other, signal.SIGKILL)
+                kills_at = float("inf")
+            time.sleep(0.02)
+            continue
+        if pid not in living:
+            continue
+        living.discard(pid)
+        code = os.waitstatus_to_exitcode(raw)
+        if code and not statuses and code not in map(status, SIGNALS):
+            print(FAILED.format(pid=pid, code=code), file=sys.stderr, flush=True)
+            kills_at = time.monotonic() + OTHERS_END_SECONDS
+        if code:
+            statuses.append(status(-code) if code < 0 else code)
+    return statuses[0] if statuses else 0
+
+
+if __name__ == "__main__":
+    main()
+    sys.excepthook = show_error
+    run_script()

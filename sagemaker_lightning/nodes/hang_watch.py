@@ -1,0 +1,80 @@
+"""Notices that the ranks of a node hang: none goes on, and none uses a processor.
+
+A long step, a compilation and a validation use one. A rank that waits for a peer in a collective
+does not, and neither does one that is frozen. (NCCL's kernels keep a processor busy while they
+wait. For them, NCCL has a watchdog of its own, of ten minutes.)
+"""
+
+from pathlib import Path
+
+from sagemaker_lightning.contract.process_stat import process_stat
+from sagemaker_lightning.nodes import rank_progress
+
+TICKS_PER_SECOND = 100  # sysconf(_SC_CLK_TCK) on all of Linux's architectures that PyTorch has
+BUSY_SHARE = 0.05
+"""Share of one processor that a node's ranks use, together, if they are at work.
+
+Threads that only look whether there is something to do use less.
+"""
+SESSION, USER_TICKS, SYSTEM_TICKS = 3, 11, 12  # places among the fields of process_stat
+
+
+class HangWatch:
+    """Looks at the ranks of a node every now and then.
+
+    Args:
+        watch: The socket of the node's watch, beside which the ranks write.
+        limit: Seconds without a sign of work after which the ranks count as hanging.
+    """
+
+    def __init__(self, watch: Path, limit: float) -> None:
+        self.watch = watch
+        self.limit = limit
+        self.moved_at = 0.0  # when a rank last went on
+        self.looked_at = self.worked_at = 0.0
+        self.ticks: dict[int, int] = {}  # of each process, when it was last looked at
+
+    def look(self, now: float) -> str:
+        """Return why the ranks count as hanging, in one line; "" if they do not.
+
+        Args:
+            now: The time, in seconds of time.monotonic().
+        """
+        ranks = [rank for rank in rank_progress.read(self.watch) if rank.is_training]
+        if not ranks:
+            self.ticks = {}
+            return ""
+        moved_at = max(rank.moved_at for rank in ranks)
+        ticks = _ticks_of_sessions({rank.pid for rank in ranks})
+        used = sum(ticks[pid] - self.ticks.get(pid, 0) for pid in ticks) / TICKS_PER_SECOND
+        is_busy = used > BUSY_SHARE * (now - self.looked_at)
+        if not self.ticks or is_busy or moved_at != self.moved_at:
+            self.worked_at = now
+        self.moved_at, self.ticks, self.looked_at = moved_at, ticks, now
+        if now - self.worked_at < self.limit:
+            return ""
+        frozen = [rank for rank in ranks if process_stat(rank.pid)[:1] == ["T"]]
+        step = max(rank.step for rank in ranks)
+        return (
+            f"its ranks hang after step {step}: for {now - self.worked_at:.0f} s, none has begun "
+            "or ended a batch, and none has used a processor"
+            f"{f'; the process {frozen[0].pid} is stopped' if frozen else ''}"
+        )
+
+
+def _ticks_of_sessions(pids: set[int]) -> dict[int, int]:
+    """Return the processor time of all processes in the sessions of these, by PID.
+
+    Data workers and compilers are in the session of their rank.
+    """
+    everything = {
+        int(folder.name): process_stat(int(folder.name))
+        for folder in Path("/proc").iterdir()
+        if folder.name.isdigit()
+    }
+    sessions = {everything[pid][SESSION] for pid in pids if everything.get(pid)}
+    return {
+        pid: int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])
+        for pid, fields in everything.items()
+        if fields and fields[SESSION] in sessions
+    }

@@ -1,0 +1,53 @@
+"""How far a training has come, for who watches it from outside, and what its restarts have cost."""
+
+from pytorch_lightning import Trainer
+
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.contract.restart import ContainerRestart
+from sagemaker_lightning.nodes.rank_progress import ProgressFile
+
+
+class ContainerRestarts:
+    """The restarts of this program in its container, and the progress of its newest training.
+
+    Args:
+        environment: Has the restarts, and where the watch reads the progress.
+    """
+
+    def __init__(self, environment: SageMakerEnvironment) -> None:
+        self.environment = environment
+        self.progress = ProgressFile(None)
+
+    def training_begins(self, trainer: Trainer) -> None:
+        """Note that a training begins, with an optimizer step."""
+        self.progress = ProgressFile(self.environment.watch)
+        self.progress.begin(trainer.global_step)
+
+    def moves(self, trainer: Trainer) -> None:
+        """Note that this rank goes on."""
+        self.progress.move(trainer.global_step)
+
+    def batch_ended(self, trainer: Trainer) -> None:
+        """Note that a batch is done; after a restart, print once what it has cost."""
+        is_first = not self.progress.first_step_at
+        self.progress.batch_ended(trainer.global_step)
+        if is_first and self.environment.restarts and trainer.is_global_zero:
+            newest = self.all()[-1]
+            lost = "" if newest.lost_steps is None else f", {newest.lost_steps} steps lost"
+            print(
+                f"restart {len(self.environment.restarts)}: on from step {newest.resumed_step} "
+                f"within {newest.seconds:.1f} s{lost}",
+                flush=True,
+            )
+
+    def training_ends(self, trainer: Trainer) -> None:
+        """Note that the training has ended."""
+        self.progress.end(trainer.global_step)
+
+    def all(self) -> list[ContainerRestart]:
+        """Return the restarts; the newest with what it has cost."""
+        restarts = list(self.environment.restarts)
+        if restarts and self.progress.first_step_at:
+            first_step_at = self.progress.first_step_at / 1e9
+            restarts[-1] = restarts[-1].continued(self.progress.began_with, first_step_at)
+        return restarts

@@ -1,0 +1,286 @@
+"""A rank dies, and the program is started again in its container: by each launcher.
+
+The ranks are killed for real, and the end is compared with that of a run without a fault.
+"""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import interruptible
+import psutil
+import pytest
+from nodes import Nodes
+from test_interrupted_ranks import HANG_SECONDS, HYPERPARAMETERS, SOURCE, Ranks
+
+pytestmark = pytest.mark.slow
+
+# Ends rank 1 in a step, each time or the first time only.
+FAULTY = """
+import os, signal
+from pathlib import Path
+import interruptible
+
+class Model(interruptible.Model):
+    def __init__(self, fault: str = "", at: int = 5, once: bool = False, **others):
+        super().__init__(**others)
+        self.fault, self.at, self.once = fault, at, once
+
+    def on_train_start(self):
+        if Path("faulted").exists():
+            with Path("parents").open("ab") as file:  # what has started the ranks again
+                file.write(Path(f"/proc/{os.getppid()}/cmdline").read_bytes())
+
+    def training_step(self, batch, batch_idx):
+        is_due = self.global_step == self.at and self.global_rank == self.trainer.world_size - 1
+        if is_due and not (self.once and Path("faulted").exists()):
+            Path("faulted").touch()
+            exec(self.fault)
+        return super().training_step(batch, batch_idx)
+"""
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+# Kills this rank once the process is there that is to be forked.
+KILL_WITH_STANDBY = """
+import time
+mine = ("SAGEMAKER_BASE_DIR=" + os.environ["SAGEMAKER_BASE_DIR"]).encode()
+def is_standby(folder):
+    try:
+        is_one = b"warm_start.py" in (folder / "cmdline").read_bytes()
+        return is_one and mine in (folder / "environ").read_bytes()
+    except OSError:
+        return False
+while not any(map(is_standby, Path("/proc").glob("[0-9]*"))):
+    time.sleep(0.1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+# A program of the user's own: torch, Lightning and ExactResume, and nothing of the command line.
+OWN = """
+import argparse, os, sys
+sys.path.insert(0, os.getcwd())
+import interruptible, faulty, torch
+import pytorch_lightning as pl
+from sagemaker_lightning import ExactResume, SageMakerEnvironment, report_failures
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--fault", default="")
+arguments, _ = parser.parse_known_args()
+with report_failures():
+    resume = ExactResume(SageMakerEnvironment.read().checkpoint_dir, seed=3, every_n_steps=4)
+    model = faulty.Model(fault=arguments.fault, once=True, at=9, sleep=0.05)
+    trainer = pl.Trainer(
+        max_epochs=2, accelerator="cpu", devices=2, strategy="ddp", callbacks=[resume],
+        enable_progress_bar=False, logger=False, enable_checkpointing=False,
+    )
+    trainer.fit(model, interruptible.Data(size=92))
+    if trainer.is_global_zero:
+        torch.save(model.state_dict(), os.path.join(os.environ["SM_MODEL_DIR"], "model.pt"))
+"""
+
+
+class Faulty(Ranks):
+    """A job of two ranks, one of which has a fault."""
+
+    def begin(self, **changed: str):
+        self.write("code/faulty.py", FAULTY)
+        return super().begin(**{"model": "faulty.Model"} | changed)
+
+    @property
+    def log(self) -> str:
+        return (self.base / "log").read_text()
+
+    @property
+    def restarts(self) -> list[dict]:
+        """Those of model.json."""
+        return json.loads((self.base / "model/model.json").read_text())["restarts"]
+
+    def processes(self) -> list[psutil.Process]:
+        """Return what this job has left running."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                variables = process.environ()
+            except (psutil.Error, OSError):
+                continue
+            if variables.get("SAGEMAKER_BASE_DIR") == str(self.base):
+                found.append(process)
+        return found
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> Ranks:
+    """The job without a fault."""
+    job = Ranks(tmp_path_factory.mktemp("whole") / "ml")
+    assert job.begin().wait(HANG_SECONDS) == 0, (job.base / "log").read_text()[-3000:]
+    return job
+
+
+@pytest.mark.parametrize("program", ["app/train_multi_node.py", "app/train_torchrun.py"])
+def test_killed_ranks_are_back_with_the_same_bits(uninterrupted, tmp_path: Path, program):
+    job = Faulty(tmp_path / "ml")
+    job.own = job.own | {"SAGEMAKER_PROGRAM": program}
+    process = job.begin()
+    job.wait_for_steps(5, process)[-1].kill()
+    job.wait_for_steps(job.steps() + 14, process)[0].send_signal(signal.SIGSEGV)
+    assert process.wait(HANG_SECONDS) == 0, job.log[-3000:]
+    assert job.result == uninterrupted.result and not job.processes()
+    first, second = job.restarts
+    assert first["step"] >= 4 and first["lost_steps"] == first["step"] - first["resumed_step"]
+    assert second["step"] > second["resumed_step"] == 12  # an epoch has 12
+    assert "SIGKILL" in first["reason"] and all(each["seconds"] > 0 for each in job.restarts)
+    assert (
+        f"restart 2 in this container (at most 3 an hour), after step {second['step']}: " in job.log
+    )
+    assert f"restart 2: on from step 12 within {second['seconds']:.1f} s, " in job.log
+    assert not (job.base / "output/failure").exists()
+
+
+FAULTS = {
+    "a signal": (KILL, "was killed by SIGKILL"),
+    "an error of a GPU": (
+        "raise RuntimeError('CUDA error, an illegal memory access was encountered')",
+        "RuntimeError: CUDA error",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fault", "why"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_that_comes_back_ends_the_job(tmp_path: Path, fault, why):
+    job = Faulty(tmp_path / "ml")
+    process = job.begin(**{"model.fault": fault})
+    assert process.wait(HANG_SECONDS) == 1, job.log[-3000:]
+    assert why in job.failure.splitlines()[0]
+    line = "(after 1 restart in the container: it came back at the same step)"
+    assert line in job.failure.splitlines()[0] and job.failure.startswith("error: ")
+    assert job.log.count("restart 1 in this container") == 1 and not job.processes()
+
+
+def test_a_frozen_rank_is_ended_and_all_start_again(uninterrupted, tmp_path: Path):
+    job = Faulty(tmp_path / "ml")
+    job.own = job.own | {"SAGEMAKER_LIGHTNING_HANG_TIMEOUT": "4"}
+    process = job.begin()
+    job.wait_for_steps(15, process)[-1].suspend()
+    assert process.wait(HANG_SECONDS) == 0, job.log[-3000:]
+    (restart,) = job.restarts
+    assert "its ranks hang after step " in restart["reason"] and "is stopped" in restart["reason"]
+    assert job.result == uninterrupted.result and not job.processes()
+
+
+def test_restarts_may_be_off(tmp_path: Path):
+    job = Faulty(tmp_path / "ml")
+    process = job.begin(**{"model.fault": KILL, "model.once": "true", "max_restarts": "0"})
+    assert process.wait(HANG_SECONDS) == 1, job.log[-3000:]
+    assert "was killed by SIGKILL" in job.failure and "restart" not in job.failure
+
+
+MISTAKES = {
+    "UserError": "from sagemaker_lightning import UserError; raise UserError('--a: found 1')",
+    "an import": "import no_such_module",
+    "a syntax error": "compile('x =', 'mine.py', 'exec')",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_not_tried_again(tmp_path: Path, mistake):
+    """Not even in the middle of a training."""
+    job = Faulty(tmp_path / "ml")
+    process = job.begin(**{"model.fault": mistake, "model.once": "true"})
+    assert process.wait(HANG_SECONDS) == 1, job.log[-3000:]
+    assert "restart" not in job.log
+
+
+@pytest.mark.parametrize("how", ["by itself", "torchrun"])
+def test_a_program_of_ones_own_is_started_again(tmp_path: Path, how):
+    results = []
+    for fault in ("", KILL):
+        job = Faulty(tmp_path / f"ml{len(results)}")
+        job.write("code/own.py", OWN)
+        hyperparameters = {"sagemaker_program": "own.py", "fault": fault, "max_restarts": "2"}
+        if how == "torchrun":
+            hyperparameters |= {"sagemaker_torch_distributed_enabled": "true"}
+            hyperparameters |= {"trainer.devices": "2"}  # how many ranks torchrun starts
+        job.write("code/faulty.py", FAULTY)
+        job.write("code/interruptible.py", SOURCE)
+        job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
+        (job.base / "checkpoints").mkdir()
+        with (job.base / "log").open("a") as file:
+            process = job.start(file.fileno(), **job.own)
+        assert process.wait(HANG_SECONDS) == 0, job.log[-3000:]
+        results.append(interruptible.weights(job.base / "model/model.pt"))
+        assert ("restart 1 in this container (at most 2 an hour)" in job.log) == bool(fault)
+        assert ("restart 1: on from step 8 within " in job.log) == bool(fault)
+    assert results[0] == results[1]
+
+
+def test_a_stop_during_a_restart_is_a_stop(tmp_path: Path):
+    job = Faulty(tmp_path / "ml")
+    process = job.begin(**{"model.fault": KILL, "model.once": "true"})
+    deadline = time.monotonic() + HANG_SECONDS
+    while "IN sanity check" not in job.log.partition("restart 1 in this container")[2]:
+        assert time.monotonic() < deadline and process.poll() is None, job.log[-3000:]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(HANG_SECONDS) == 143, job.log[-3000:]
+    assert job.failure.startswith("interrupted, resume from step ") and not job.processes()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "by Lightning",
+        pytest.param("by torchrun", marks=pytest.mark.thorough),
+        pytest.param("by itself", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_restarted_rank_imports_nothing_anew(tmp_path: Path, how):
+    """It is forked, once a process has made the imports meanwhile; and it has the same bits.
+
+    These jobs start as a container does, not warm as those above.
+    """
+    results = []
+    for fault in ("", KILL_WITH_STANDBY):
+        job = Faulty(tmp_path / f"ml{len(results)}")
+        job.write("code/own.py", OWN)
+        job.write("code/faulty.py", FAULTY)
+        job.write("code/interruptible.py", SOURCE)
+        (job.base / "checkpoints").mkdir()
+        program = "app/train_torchrun.py" if how == "by torchrun" else "app/train_multi_node.py"
+        hyperparameters = HYPERPARAMETERS | {"model": "faulty.Model", "model.fault": fault}
+        hyperparameters |= {"model.once": "true", "model.at": "17"}
+        if how == "by itself":
+            hyperparameters = {"fault": fault}
+            program = "own.py"
+        hyperparameters["sagemaker_program"] = program
+        job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
+        run = job.run(cold=True, **job.own)
+        assert run.returncode == 0, run.stdout[-3000:]
+        results.append(interruptible.weights(job.base / "model/model.pt"))
+        assert ("restart 1: on from step " in run.stdout) == bool(fault)
+        if fault:
+            assert "starting anew" not in run.stdout
+            assert (job.base / "code/parents").read_text().count("warm_start.py") == 2
+        assert not job.processes()
+    assert results[0] == results[1]
+
+
+@pytest.mark.docker
+def test_two_hosts_start_again_from_the_checkpoint_that_both_have(
+    image: str, uninterrupted: Ranks, tmp_path: Path
+):
+    hyperparameters = HYPERPARAMETERS | {"trainer.devices": "1", "model": "faulty.Model"}
+    fault = {"model.fault": KILL, "model.once": "true", "model.at": "17"}
+    with Nodes(
+        image,
+        tmp_path,
+        ["algo-1", "algo-2"],
+        hyperparameters | fault,
+        code={"interruptible.py": SOURCE, "faulty.py": FAULTY},
+        checkpoints=True,
+    ) as job:
+        job.start()
+        assert job.end() == {"algo-1": 0, "algo-2": 0}, job.output("algo-1")[-3000:]
+        for host in job.hosts:
+            line = "restart 1 in this container (at most 3 an hour), after step 17: "
+            assert line in job.output(host)
+        assert "restart 1: on from step 12 within " in job.output("algo-1")
+    assert interruptible.weights(tmp_path / "algo-1/model/model.pt") == uninterrupted.result[0]

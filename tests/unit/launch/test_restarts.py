@@ -1,0 +1,100 @@
+"""launch/restarts.py: whether a program is started again, as a table."""
+
+import pytest
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.restart import ContainerRestart
+from sagemaker_lightning.launch import restarts
+from sagemaker_lightning.launch.restarts import VARIABLE, WINDOW_SECONDS, Restarts
+from sagemaker_lightning.nodes.messages import Fault, FaultKind
+
+KILLED = "host algo-2, local rank 1 ended without giving a reason: it was killed by SIGKILL"
+NOW = 10_000.0
+DEATH = Fault(KILLED, FaultKind.DEATH, 7)
+EARLY_DEATH = Fault(KILLED, FaultKind.DEATH)
+ERROR = Fault("ValueError: boom", FaultKind.ERROR, 7)
+EARLY_ERROR = Fault("ValueError: boom", FaultKind.ERROR)
+EFFECT = Fault(KILLED, FaultKind.EFFECT, 7)
+STOP = Fault("interrupted, resume from step 3: SIGTERM", FaultKind.STOP, 7)
+MISTAKE = Fault("--a: found 1, allowed is 2", FaultKind.MISTAKE)
+
+
+def taken(why: str = "another fault", step: int | None = 3, ago: float = 1.0) -> ContainerRestart:
+    """Return a restart that was taken before."""
+    return ContainerRestart(why, step, NOW - ago)
+
+
+TABLE = {
+    "a rank was killed": ([DEATH], [], ""),
+    "a rank was killed before the first step": ([EARLY_DEATH], [], ""),
+    "an error while it trained": ([ERROR], [], ""),
+    "an error before the first step": ([EARLY_ERROR], [], "no step was trained"),
+    "a mistake": ([MISTAKE], [], "the same would happen again"),
+    "a mistake on one of two hosts": ([DEATH, MISTAKE], [], "the same would happen again"),
+    "a stop": ([STOP], [], "the job was told to stop"),
+    "a stop while a rank of another host dies": ([DEATH, STOP], [], "the job was told to stop"),
+    "a rank of another host was killed": ([EFFECT, DEATH], [], ""),
+    "nobody knows the cause": ([EFFECT, EFFECT], [], ""),
+    "hosts never met": ([Fault("lost algo-2", FaultKind.EFFECT)], [], "no step was trained"),
+    "a host that is gone": ([EFFECT, None], [], "host 1 is gone"),
+    "the same at another step": ([DEATH], [taken(KILLED, 6)], ""),
+    "another fault at the same step": ([DEATH], [taken(step=7)], ""),
+    "the same at the same step": ([DEATH], [taken(KILLED, 7)], "it came back at the same step"),
+    "the same, of another process": (
+        [Fault("rank 3 (pid 99): CUDA error at 0xfe", FaultKind.DEATH, 7)],
+        [taken("rank 2 (pid 1): CUDA error at 0x1", 7)],
+        "it came back at the same step",
+    ),
+    "the same at the start": ([EARLY_DEATH], [taken(KILLED, None)], ""),
+    "the same at the start, again": ([EARLY_DEATH], [taken(KILLED, None)] * 2, "it came back"),
+    "others at the start": ([EARLY_DEATH], [taken(KILLED, None), taken("x", None)], ""),
+    "the same after another": ([DEATH], [taken(KILLED, 7), taken()], ""),
+    "the last of three": ([DEATH], [taken()] * 2, ""),
+    "too many": ([DEATH], [taken()] * 3, "3 restarts within 60 minutes are the limit"),
+    "as many, long ago": ([DEATH], [taken(ago=WINDOW_SECONDS)] * 5, ""),
+}
+
+
+@pytest.mark.parametrize(("faults", "before", "why_not"), TABLE.values(), ids=TABLE)
+def test_whether_a_program_is_started_again(faults, before, why_not):
+    by_host = {f"host {number}": fault for number, fault in enumerate(faults)}
+    assert Restarts(taken=before).why_not(by_host, NOW) == why_not
+
+
+def test_restarts_are_off():
+    assert Restarts(most=0).why_not({"a": DEATH}, NOW) == "restarts are off"
+
+
+def test_the_cause_is_what_the_others_came_of():
+    assert restarts.cause({"a": EFFECT, "b": DEATH}) is DEATH
+    assert restarts.cause({"a": EFFECT, "b": DEATH, "c": ERROR}) is ERROR
+    assert restarts.last_step([EARLY_DEATH, DEATH, Fault("x", FaultKind.EFFECT, 9)]) == 9
+    assert restarts.last_step([EARLY_DEATH]) is None
+
+
+def test_the_last_line_says_how_many_restarts_there_were():
+    assert Restarts().summary("x") == ""
+    line = "after 1 restart in the container: it came back"
+    assert Restarts(taken=[taken()]).summary("it came back") == line
+    assert Restarts(taken=[taken()] * 2).summary("x").startswith("after 2 restarts in")
+
+
+@pytest.mark.parametrize(
+    ("sent", "number"),
+    [({}, 3), ({"max_restarts": "0"}, 0), ({"max-restarts": 2}, 2), ({"max_restarts": '"5"'}, 5)],
+)
+def test_how_many_a_job_allows(sent, number):
+    assert restarts.most(sent, {}) == number
+
+
+def test_the_hyperparameter_comes_before_the_variable():
+    assert restarts.most({}, {VARIABLE: "7"}) == 7
+    assert restarts.most({"max_restarts": "1"}, {VARIABLE: "7"}) == 1
+
+
+@pytest.mark.parametrize("value", ["often", "-1", "1.5", "", "9" * 7, "٣"])
+def test_a_number_that_is_none(value):
+    with pytest.raises(UserError, match=r"^--max_restarts: found .*, allowed is a number, 0 or mo"):
+        restarts.most({"max_restarts": value}, {})
+    with pytest.raises(UserError, match=f"^{VARIABLE}: found "):
+        restarts.most({}, {VARIABLE: value})

@@ -1,0 +1,108 @@
+"""nodes/hang_watch.py: what counts as a hang, with real processes and times of the test's own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from containers import ROOT
+
+from sagemaker_lightning.nodes import hang_watch, rank_progress
+from sagemaker_lightning.nodes.hang_watch import HangWatch
+from sagemaker_lightning.nodes.rank_progress import RECORD
+
+LIMIT = 600.0
+# Sleeps, or works until it is told to sleep, in a session of its own.
+CODE = """
+import os, sys, time
+if sys.argv[1] == "works":
+    if len(sys.argv) > 2 and os.fork():
+        time.sleep(600)
+    while True:
+        pass
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def start(tmp_path) -> Iterator:
+    """A function that starts a rank, which writes that it trains and is at step 7."""
+    started = []
+
+    def start(*arguments: str) -> subprocess.Popen:
+        command = [sys.executable, "-I", "-S", "-c", CODE, *arguments]
+        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+        started.append(process)
+        note(tmp_path, process.pid)
+        return process
+
+    yield start
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def note(folder: Path, pid: int, moved_at: int = 1, trains: bool = True) -> None:
+    (folder / f"{rank_progress.PREFIX}{pid}").write_bytes(
+        RECORD.pack(pid, 0, 7, 1, moved_at, trains)
+    )
+
+
+def used(pid: int, ticks: int) -> None:
+    """Wait until the session of a process has used so much processor time."""
+    deadline = time.monotonic() + 60
+    while sum(hang_watch._ticks_of_sessions({pid}).values()) < ticks:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_ranks_that_do_nothing_hang(start, tmp_path):
+    start("sleeps")
+    watch = HangWatch(tmp_path / "ranks", LIMIT)
+    assert watch.look(1000.0) == watch.look(1000.0 + LIMIT - 1) == ""
+    assert watch.look(1000.0 + LIMIT) == (
+        "its ranks hang after step 7: for 600 s, none has begun or ended a batch, and none has "
+        "used a processor"
+    )
+
+
+def test_a_rank_that_is_stopped_is_named(start, tmp_path):
+    process = start("works")
+    watch = HangWatch(tmp_path / "ranks", LIMIT)
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    watch.look(1000.0)
+    says = watch.look(1000.0 + LIMIT)
+    assert says.endswith(f"; the process {process.pid} is stopped")
+
+
+@pytest.mark.parametrize("where", [[], ["in a child"]])
+def test_a_long_step_is_none(start, tmp_path, where):
+    """As long as the rank, or what it has started, such as a compiler, uses a processor."""
+    process = start("works", *where)
+    watch = HangWatch(tmp_path / "ranks", LIMIT)
+    watch.look(1000.0)
+    before = sum(hang_watch._ticks_of_sessions({process.pid}).values())
+    used(process.pid, before + 20)
+    assert watch.look(1001.0) == "" and watch.look(1001.0 + LIMIT - 1) == ""
+
+
+def test_a_rank_that_goes_on_does_not_hang(start, tmp_path):
+    process = start("sleeps")
+    watch = HangWatch(tmp_path / "ranks", LIMIT)
+    for number in range(50):
+        note(tmp_path, process.pid, moved_at=number + 1)
+        assert watch.look(1000.0 + number * LIMIT) == ""
+
+
+def test_what_is_not_training_takes_as_long_as_it_likes(start, tmp_path):
+    process = start("sleeps")
+    note(tmp_path, process.pid, trains=False)
+    watch = HangWatch(tmp_path / "ranks", LIMIT)
+    assert watch.look(1000.0) == watch.look(9000.0) == ""
+    note(tmp_path, process.pid)
+    assert watch.look(9001.0) == ""  # its time begins now
