@@ -203,6 +203,12 @@ BROKEN = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch):
+    """Give each test the variable that train_command sets."""
+    monkeypatch.setenv("SAGEMAKER_TRAINING_MODULE", "")
+
+
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_file_that_is_wrong_is_named(tmp_path, case):
     name, text, says = BROKEN[case]

@@ -124,7 +124,11 @@ def test_a_job_that_never_trained_cost_nothing(capsys):
         "job-1: Stopped (MaxWaitTimeExceeded)",
         "job-1: Stopped (MaxWaitTimeExceeded), 0 s of training, 0 s billable",
     ]
-    assert printed.err == "error: the job ended as Stopped\n" * 2
+    says = (
+        "error: the job ended as Stopped\n"
+        "it cannot go on: it had no --checkpoints; start it again with one\n"
+    )
+    assert printed.err == says * 2
 
 
 def test_each_change_of_the_status_is_shown_once(capsys):

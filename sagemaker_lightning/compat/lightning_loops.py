@@ -52,6 +52,10 @@ class _TakesLoaders:
 class FitLoop(_TakesLoaders, _FitLoop):
     """Lightning's loop over the epochs."""
 
+    def forget_loaders(self) -> None:
+        """Have the loaders set up again when they are needed next."""
+        vars(self)["_combined_loader"] = None
+
     def unset_restarting(self) -> None:
         """Make Lightning treat this run as one that was not restarted.
 

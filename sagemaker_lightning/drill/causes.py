@@ -57,6 +57,7 @@ HARMLESS = (
     "weakref",
     "pytorch_lightning",
     "lightning",
+    "sagemaker_lightning",
     "torch.utils.tensorboard",
 )
 

@@ -104,12 +104,19 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         Raises:
             UserError: The validation interval is longer than an epoch.
         """
+        if self.of.misses_first_data(self):
+            with self.of.first_data_needed(self):
+                self._make_data()
+            self.forget_loaders()
         with self.of.data_needed(self):
-            try:
-                super().setup_data()
-            except ValueError:
-                self._refuse_validation_interval()
-                raise
+            self._make_data()
+
+    def _make_data(self) -> None:
+        try:
+            super().setup_data()
+        except ValueError:
+            self._refuse_validation_interval()
+            raise
 
     def _refuse_validation_interval(self) -> None:
         """Raise UserError if no validation would ever run.

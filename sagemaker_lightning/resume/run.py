@@ -262,6 +262,37 @@ class Run:
         number = self.resumed.entries["number"] if self.resumed else None
         return not earlier_fits.has_saved(self.folder.path, number)
 
+    def misses_first_data(self, loop: Any) -> bool:
+        """Return whether the interrupted run has made its training data more than once.
+
+        A hook that makes them may change other objects, such as a pool of samples. What a
+        checkpoint has differs from a start whose data were made, as each run makes them.
+
+        Args:
+            loop: The fit loop.
+        """
+        is_first = self.resumed is not None and self.is_training and loop.loaders is None
+        return is_first and self.part(DataEpoch).next_epoch() > 0
+
+    @contextmanager
+    def first_data_needed(self, loop: Any) -> Iterator[None]:
+        """Let the training data be made, inside this context, as a new run makes its first ones.
+
+        Args:
+            loop: The fit loop.
+        """
+        objects = self.part(UserObjects)
+        objects.graph.begin()
+        objects.hooks_ended()
+        progress = loop.epoch_progress.current
+        completed = progress.completed
+        progress.completed = 0
+        try:
+            yield
+        finally:
+            progress.completed = completed
+        objects.graph.mark()
+
     @contextmanager
     def data_needed(self, loop: Any) -> Iterator[None]:
         """Let the training data be made, inside this context, as in the interrupted run.
@@ -386,7 +417,7 @@ class Run:
         }
         now = self._digests(of_rank | of_lightning, of_rank)
         return {
-            name: part.why_differs
+            name: part.why(name)
             for part in self.parts
             for name in part.differing(self.resumed.digests[part.key], now.get(part.key, {}))
         }

@@ -53,6 +53,17 @@ class DataEpoch(Part):
     def present(self) -> None:
         """Return nothing: it is not compared."""
 
+    def next_epoch(self) -> int:
+        """Return the epoch as of which a resumed run makes its training data.
+
+        It is the one of the interrupted run's data, or the next one, if these end with it.
+        """
+        made = self.run.resumed.of(self)["made"]
+        every = self.trainer.reload_dataloaders_every_n_epochs
+        epoch = self.trainer.current_epoch
+        at_epochs_end = self.run.resumed.saved_at is ResumePoint.EPOCH
+        return epoch if at_epochs_end and bool(every) and epoch - made >= every else made
+
     @contextmanager
     def recreating(self, loop: Any) -> Iterator[None]:
         """Let the training data be made, inside this context, as in the interrupted run.
@@ -64,7 +75,6 @@ class DataEpoch(Part):
         seed = self.run.seeding.seed
         epoch = self.trainer.current_epoch
         data_epoch = resumed.of(self)["made"] if resumed else -1
-        every = self.trainer.reload_dataloaders_every_n_epochs
         # Lightning makes the data after a search, which draws; a resumed run does not search.
         follows_search = any(map(lightning_callbacks.is_search, self.trainer.callbacks))
         if loop.loaders is not None:
@@ -78,8 +88,7 @@ class DataEpoch(Part):
             yield
             return
         objects = resumed.of(self)["objects_before"]
-        at_epochs_end = resumed.saved_at is ResumePoint.EPOCH
-        if needs_new_data := at_epochs_end and bool(every) and epoch - data_epoch >= every:
+        if needs_new_data := self.next_epoch() != data_epoch:
             data_epoch = epoch
             objects = {
                 "graph": resumed.of(UserObjects)["graph"],
@@ -128,7 +137,7 @@ class DataEpoch(Part):
     def state_of_objects(self) -> dict[str, Any]:
         """Return, encoded, the state that the data created next may depend on."""
         return {
-            "graph": self.run.part(UserObjects).graph.encode(),
+            "graph": self.run.part(UserObjects).graph.encode(but=TRAINING),
             "generators": self.run.part(Generators).present(),
         }
 

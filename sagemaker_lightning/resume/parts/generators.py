@@ -5,14 +5,14 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from sagemaker_lightning.resume.parts.part import Moment, Part
-from sagemaker_lightning.resume.parts.roots import SAMPLERS, TRAINING, user_objects
+from sagemaker_lightning.resume.parts.roots import SAMPLERS, TRAINING, VALIDATION, user_objects
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.encoding import comparable, decode, encode
 from sagemaker_lightning.state.graph.nodes import scan
 
 
 class Generators(Part):
-    """The states of the generators of the model, the callbacks and the data module."""
+    """The states of the generators of the model, the callbacks, the optimizers and others."""
 
     key = "generators"
     what = "generators of random numbers of one's own"
@@ -55,11 +55,11 @@ class Generators(Part):
         return {f"generators {path}": comparable(value) for path, value in saved.items()}
 
     def _found(self) -> dict[str, Any]:
-        """Return the generators of the model, the callbacks and the data module."""
+        """Return the generators of all objects but the loaders', which are seeded as they draw."""
         return generators.find(
             {
                 name: value
                 for name, value in user_objects(self.trainer).items()
-                if "." not in name or name.startswith(("callbacks", "hooks", "parts"))
+                if not name.startswith((TRAINING, VALIDATION))
             }
         )

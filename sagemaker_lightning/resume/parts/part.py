@@ -94,6 +94,10 @@ class Part:
         """
         return {}
 
+    def why(self, name: str) -> str:
+        """Return why what is compared by a name may be another one; "" if that is not known."""
+        return self.why_differs
+
     def differing(self, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
         """Return the names of what is missing or different now.
 

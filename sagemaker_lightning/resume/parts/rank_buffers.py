@@ -35,21 +35,21 @@ class RankBuffers(Part):
 
     def __init__(self, run: Any) -> None:
         super().__init__(run)
-        self.left_out: dict[str, bytes] = {}
-        """Fingerprints, at the start, of the weights that the model's state dict has not, by name.
+        self.at_start: dict[str, bytes] = {}
+        """Fingerprints of the weights at the start, by name, if the state dict may lack some.
 
-        Each checkpoint compares them: a copy of each would undo what leaving them out saves.
+        Each checkpoint compares those that it lacks: a copy of each would undo what leaving them
+        out saves.
         """
 
     def mark_start(self) -> None:
-        """Note the weights that the model leaves out of its state dict."""
+        """Note what the weights are that the model may leave out of its state dict."""
         model = self.trainer.lightning_module
         if changes_state_dict(model):
-            names = model.state_dict().keys()
-            self.left_out = {
+            self.at_start = {
                 name: fingerprints.of_tensor(parameter)
                 for name, parameter in model.named_parameters()
-                if name not in names and has_values(parameter)
+                if has_values(parameter)
             }
 
     def save(self, point: Any, state: Mapping[str, Any] | None) -> dict[str, Tensor]:
@@ -74,8 +74,9 @@ class RankBuffers(Part):
             | {
                 f"model.{name}": parameter.detach()
                 for name, parameter in self.trainer.lightning_module.named_parameters()
-                if name in self.left_out
-                and self.left_out[name] != fingerprints.of_tensor(parameter)
+                if name in self.at_start
+                and f"model.{name}" not in saved_by_lightning
+                and self.at_start[name] != fingerprints.of_tensor(parameter)
             }
         )
 
@@ -83,8 +84,8 @@ class RankBuffers(Part):
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore the buffers that are there in the same shape."""
         weights = self.trainer.lightning_module.named_parameters()
-        left_out = [(f"model.{name}", value) for name, value in weights if name in self.left_out]
-        for name, buffer in (*_buffers_by_name(self.trainer), *left_out):
+        changed = [(f"model.{name}", value) for name, value in weights if name in self.at_start]
+        for name, buffer in (*_buffers_by_name(self.trainer), *changed):
             value = saved.get(name)
             if value is not None and value.shape == buffer.shape:
                 buffer.copy_(value)

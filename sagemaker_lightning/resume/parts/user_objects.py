@@ -10,11 +10,14 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
+from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.resume.parts import start_hooks
+from sagemaker_lightning.resume.parts.given_parts import HINT
 from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.reports import Reports
-from sagemaker_lightning.resume.parts.roots import user_objects
+from sagemaker_lightning.resume.parts.roots import TRAINING, user_objects
+from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.nodes import SCALARS, scan
 from sagemaker_lightning.state.graph.state import GraphState, digests, names_in
@@ -58,7 +61,9 @@ class UserObjects(Part):
     def save(self, point: Any, state: Any) -> dict[str, Any]:
         """Return what has changed since `mark_start`; say, once, what cannot be saved."""
         self.reports.warn_of_iterators()
-        graph = self.graph.encode()
+        # The next epoch makes its data anew, from what the objects have of these.
+        ends = point is ResumePoint.EPOCH and lightning_loops.loaders_are_due(self.trainer)
+        graph = self.graph.encode(but=TRAINING if ends else "")
         self.changed = set(names_in(graph))
         self.reports.report_unsaved({})
         if point:
@@ -116,6 +121,12 @@ class UserObjects(Part):
         of_trackers = tuple(f"{path}." for path in others[Metrics.key]["tracked"])
         found = digests(saved["graph"]) | saved["unsaved"]
         return {name: each for name, each in found.items() if not name.startswith(of_trackers)}
+
+    def why(self, name: str) -> str:
+        """Return that no checkpoint can hold it, if that is why it differs."""
+        if name in self.run.resumed.of(self)["unsaved"]:
+            return f"what no checkpoint can hold; keep numbers, text or arrays there, or {HINT}"
+        return self.why_differs
 
     def _computed_and_unchanged(self) -> list[str]:
         """Return the names of what hooks have computed at the start and nothing has changed."""

@@ -135,6 +135,15 @@ class Start:
             with contextlib.suppress(NotSaved):
                 node.content = node.kind.content(node.value)
 
+    def without(self, root: str) -> "Start":
+        """Return the start as it is without the objects whose paths begin like this."""
+        rest = copy.copy(self)
+        rest.__dict__.pop("by_path", None)
+        rest.__dict__.pop("classes", None)
+        rest.paths = {key: path for key, path in self.paths.items() if not path.startswith(root)}
+        rest.nodes = {key: node for key, node in self.nodes.items() if key in rest.paths}
+        return rest
+
     def reset(self) -> None:
         """Give all objects the content that they had at the start.
 

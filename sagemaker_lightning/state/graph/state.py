@@ -96,9 +96,19 @@ class GraphState:
         for key, name in self.changes():
             self._touch(key, name)
 
-    def encode(self) -> dict[str, Any]:
-        """Return a record of what has changed since `mark`, or was touched."""
-        record, self.unsaved = encode(self.roots(), self.begin(), self.touched)
+    def encode(self, but: str = "") -> dict[str, Any]:
+        """Return a record of what has changed since `mark`, or was touched.
+
+        Args:
+            but: How the names begin of roots that will be no more: what others have of them is
+                written as if it was new. "" for none.
+        """
+        roots, start = self.roots(), self.begin()
+        if but:
+            start.include(roots)
+            roots = {name: root for name, root in roots.items() if not name.startswith(but)}
+            start = start.without(but)
+        record, self.unsaved = encode(roots, start, self.touched)
         return record
 
     def restore(

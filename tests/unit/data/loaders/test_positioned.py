@@ -54,7 +54,7 @@ def test_a_dataset_is_no_part_of_the_order():
     combined.begin(fetcher, 0, 0)
     combined.flattened[0].dataset.level = 5.0
     next(fetcher)
-    assert combined.states(fetcher, True)["loaders"][0]["order"] == {}
+    assert combined.states(fetcher, True)["loaders"][0]["order"]["nodes"] == "[]"
 
 
 def test_a_loaders_generator_which_seeds_its_workers_is_seeded_by_the_epoch():

@@ -2,9 +2,14 @@
 
 import copy
 import json
+import random
 from types import SimpleNamespace
 
 import pytest
+import pytorch_lightning as pl
+import torch
+from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from untrained import in_epoch_5, resumed, run_of
 
 from sagemaker_lightning.resume.parts import data_epoch
@@ -14,6 +19,8 @@ from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph.state import names_in
+
+pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +85,7 @@ def recreated(run, fails: bool = False) -> tuple[list, int]:
     run.part(UserObjects).graph = SimpleNamespace(
         mark=lambda: calls.append("mark"),
         restore=lambda saved: calls.append(("restore", saved)),
-        encode=lambda: record(["train.0", "new"]),
+        encode=lambda but="": record(["train.0", "new"]),
     )
     generators = run.part(Generators)
     generators.restore_all = lambda saved: calls.append(("generators", saved))
@@ -175,3 +182,46 @@ def test_an_epoch_that_needs_new_data_gets_them(seeds, point, every, is_due):
     assert set(names_in(saved["user_objects"]["graph"])) == {"model", "model.count"}
     assert saved["user_objects"]["newer graph"] == record(["train.0", "new"])
     assert saved["generators"] == {"model.rng": 2} and saved["trainer_settings"] == {"limit": 5}
+
+
+class Pool(pl.LightningDataModule):
+    """Counts its loaders, and gives more samples of a shuffled pool with each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = list(range(16))
+        self.labeled = self.pool[:4]
+        self.calls = 0
+
+    def train_dataloader(self):
+        self.calls += 1
+        if self.calls > 1:
+            random.shuffle(self.pool)
+            self.labeled = self.labeled + self.pool[:4]
+        samples = TensorDataset(torch.arange(32.0).view(16, 2))
+        return DataLoader(Subset(samples, self.labeled), 2, shuffle=True)
+
+
+class Learner(Noted):
+    """Has the loaders of its data module alone."""
+
+    train_dataloader = pl.LightningModule.train_dataloader
+    val_dataloader = pl.LightningModule.val_dataloader
+
+
+@pytest.mark.parametrize("stop", ["batch 1:1", "end 1", "batch 2:0", "batch 2:3"])
+def test_data_that_depend_on_how_often_they_were_made_are_the_same(tmp_path, stop):
+    """What the first ones have changed is not in a checkpoint: each run makes them."""
+
+    def fitted(folder, **moments):
+        as_in_a_new_process()
+        torch.manual_seed(1)
+        model, data = Learner(**moments), Pool()
+        options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
+        trainer(tmp_path / folder, **options).fit(model, datamodule=data)
+        return weights(model), data.pool, data.labeled, data.calls
+
+    alone = fitted("alone")
+    with interrupted():
+        fitted("run", stop=stop)
+    assert fitted("run") == alone

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
@@ -76,3 +77,36 @@ def test_a_group_that_the_model_keeps_is_the_optimizers_after_a_resume(tmp_path)
     resumed = fitted("run")
     assert resumed.group is resumed.optimizers().optimizer.param_groups[0]
     assert weights(resumed) == weights(alone)
+
+
+class Jittering(torch.optim.SGD):
+    """Draws from a generator of its own."""
+
+    def __init__(self, parameters) -> None:
+        super().__init__(parameters, 0.1)
+        self.random = np.random.RandomState(1)
+
+    def step(self, closure=None):
+        self.param_groups[0]["lr"] = 0.1 * self.random.rand()
+        return super().step(closure)
+
+
+class Jittered(Noted):
+    """Trains with it."""
+
+    def configure_optimizers(self):
+        return Jittering(self.parameters())
+
+
+def test_a_generator_of_an_optimizers_goes_on(tmp_path):
+    def fitted(folder, **moments):
+        as_in_a_new_process()
+        torch.manual_seed(1)
+        model = Jittered(**moments)
+        trainer(tmp_path / folder).fit(model)
+        return weights(model)
+
+    alone = fitted("alone")
+    with interrupted():
+        fitted("run", stop="batch 1:1")
+    assert fitted("run") == alone
