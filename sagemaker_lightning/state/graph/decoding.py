@@ -256,6 +256,8 @@ class _Decoder:
                 self.missing.add(str(reference[1]))
                 raise _Missing
             return self.by_others[reference[1]]
+        if first == "id":
+            return id(self.value(reference[1]))
         if first == "factory":
             return FACTORIES[reference[1]]
         return atoms.decode(reference, self.start.classes)

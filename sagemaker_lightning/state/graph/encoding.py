@@ -4,7 +4,8 @@ A record is a text and a list of tensors on the CPU, which torch.load(weights_on
 text (text.py) has the nodes, which are lists of kind, path at the start (None for an
 object that was made since), note, references and content (kinds/base.py). A reference is a scalar
 itself, or a list: [number of a node], ["at", path at the start], ["by others", name of a tensor
-that the checkpoint has besides], ["factory", name of a class of Python's], or an atom (atoms.py).
+that the checkpoint has besides], ["factory", name of a class of Python's], ["id", reference to the
+object whose id it is], or an atom (atoms.py).
 """
 
 import enum
@@ -23,6 +24,7 @@ from sagemaker_lightning.state.encoding import FACTORIES
 from sagemaker_lightning.state.graph import atoms, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, kind_text
+from sagemaker_lightning.state.graph.kinds.containers import may_be_address
 from sagemaker_lightning.state.graph.kinds.memory import pointer_of
 from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
 from sagemaker_lightning.state.graph.kinds.views import (
@@ -238,15 +240,22 @@ class _Encoder:
         return Draft(path, note, *self._refer(node.parts[: node.pack.first]), node.pack.content)
 
     def _refer(self, parts: list) -> tuple[list, list]:
-        """Return the parts that are no values of their own, and references to all parts."""
-        if SCALARS.issuperset(map(type, parts)):
+        """Return the parts that are no values of their own, and references to all parts.
+
+        A number that is the `id` of an object, as of a layer whose values are kept in a dict by it,
+        refers to the object.
+        """
+        if SCALARS.issuperset(map(type, parts)) and not any(map(may_be_address, parts)):
             return [], parts
         held = []
         references = []
         for part in parts:
             class_ = type(part)
-            if class_ in SCALARS:
+            if class_ in SCALARS and not (may_be_address(part) and part in self.nodes):
                 references.append(part)
+            elif class_ is int:
+                held.append(value := owner_of(self.nodes[part].value))
+                references.append(["id", self._reference(value)])
             elif class_ is tuple and SCALARS.issuperset(map(type, part)):
                 references.append(["()", *part])
             else:

@@ -279,14 +279,16 @@ def _digest(references: list, note: Any, content: Any, nodes: list, tensors: lis
         references, note, content = waiting.pop()
         described = []
         for reference in references:
-            if type(reference) is list and reference and type(reference[0]) is int:
-                if reference[0] not in numbers:
-                    numbers[reference[0]] = len(numbers)
-                    kind, _, note_of, parts, content_of = nodes[reference[0]]
+            is_id = type(reference) is list and reference and reference[0] == "id"
+            target = reference[1] if is_id else reference
+            if type(target) is list and target and type(target[0]) is int:
+                if target[0] not in numbers:
+                    numbers[target[0]] = len(numbers)
+                    kind, _, note_of, parts, content_of = nodes[target[0]]
                     if kind in ORDERLESS:
                         parts, note_of = sorted(parts, key=repr), None
                     waiting.append((parts, [kind, note_of], content_of))
-                described.append([numbers[reference[0]]])
+                described.append([numbers[target[0]], is_id])
             else:
                 described.append(reference)
         hash_.update(json.dumps([described, note, _readable(content, tensors)]).encode())

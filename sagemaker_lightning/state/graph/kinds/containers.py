@@ -10,6 +10,8 @@ from sagemaker_lightning.compat.torch_modules import METADATA
 from sagemaker_lightning.state.encoding import fill_set
 from sagemaker_lightning.state.graph.kinds.base import Kind, class_name, known_class, refusal
 
+LEAST_ADDRESS = 1 << 32
+"""No object of a 64-bit process is at a lower address, as Linux lays out its memory."""
 NAMING = (str, bytes, int, float, complex, bool, type(None))
 """Classes of keys whose text names an element of a dict."""
 
@@ -27,10 +29,15 @@ def in_turn(items: Mapping) -> list:
     return parts
 
 
+def may_be_address(value: Any) -> bool:
+    """Return whether a value may be the `id` of an object, which is another one in each process."""
+    return type(value) is int and value > LEAST_ADDRESS
+
+
 def step_of_dict(parts: list, index: int) -> str:
     """Return the name of a key or a value of a dict, whose parts are keys and values in turn."""
     key = parts[index - index % 2]
-    is_named = type(key) in NAMING or (
+    is_named = (type(key) in NAMING and not may_be_address(key)) or (
         type(key) is tuple and all(type(element) in NAMING for element in key)
     )
     name = f"[{key!r}]" if is_named else f"[#{index // 2}]"

@@ -215,3 +215,30 @@ def test_what_a_users_container_holds_is_saved_again_even_if_it_stays_as_it_is()
     assert digests(state.encode()) == digests(record)
     state.touch_all()
     assert digests(state.encode()) == digests(record)
+
+
+def test_what_is_kept_by_the_id_of_an_object_is_found_again():
+    """As code does that keeps values of layers or parameters, in a process with other addresses."""
+
+    def make():
+        model = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)])
+        model.of_layers = {id(layer): torch.zeros(1) for layer in model}
+        model.counts = {}
+        model.last = 0
+        return model
+
+    trained = make()
+    state = state_of(trained)
+    for number, layer in enumerate(trained):
+        trained.of_layers[id(layer)] += number + 1
+        trained.counts[id(layer.weight)] = number
+        trained.last = id(layer)
+    record = state.encode()
+    kept = make()  # so that no layer of the next model is where one was
+    resumed = make()
+    state = GraphState(lambda: {"model": resumed})
+    state.restore(record)
+    assert [resumed.of_layers[id(layer)].item() for layer in resumed] == [1, 2]
+    assert [resumed.counts[id(layer.weight)] for layer in resumed] == [0, 1]
+    assert resumed.last == id(resumed[1]) != id(kept[1])
+    assert digests(state.encode()) == digests(record)
