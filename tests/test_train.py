@@ -313,6 +313,7 @@ def test_a_rank_that_is_killed_is_the_reason(job: Job, program):
         "trainer.devices": "2",
         "trainer.accelerator": "cpu",
         "progress.every_n_seconds": "0",
+        "max_restarts": "0",
     }
     job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
     process = job.start(SAGEMAKER_PROGRAM=program)

@@ -126,15 +126,13 @@ def load_weights(trainer: Trainer, weights: dict[str, Any]) -> None:
     strategy.load_model_state_dict = load_model_state_dict
 
 
-def load_optimizers_within(
-    trainer: Trainer, context: Callable[[list], AbstractContextManager]
-) -> None:
-    """Have Lightning load the optimizers' next states within a context that gets them."""
+def load_optimizers_within(trainer: Trainer, context: Callable[[], AbstractContextManager]) -> None:
+    """Have Lightning load the optimizers' next states within a context."""
     strategy = trainer.strategy
 
     def load_optimizer_state_dict(checkpoint: dict[str, Any]) -> None:
         del strategy.load_optimizer_state_dict
-        with context(trainer.optimizers):
+        with context():
             strategy.load_optimizer_state_dict(checkpoint)
 
     strategy.load_optimizer_state_dict = load_optimizer_state_dict

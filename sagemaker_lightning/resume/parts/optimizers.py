@@ -10,7 +10,9 @@ from torch.optim import Optimizer
 from sagemaker_lightning.compat import lightning_checkpoints
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place, named_values
+from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.state import object_graph
 
 
 class Optimizers(Part):
@@ -40,7 +42,11 @@ class Optimizers(Part):
                 for state in saved[self.key]
             ]
         elif moment is Moment.OPTIMIZERS:
-            lightning_checkpoints.load_optimizers_within(self.trainer, sharing_groups)
+            held = object_graph.walk(user_objects(self.trainer), code=False)
+            found = [each for _, each in held if isinstance(each, Optimizer)]
+            lightning_checkpoints.load_optimizers_within(
+                self.trainer, lambda: sharing_groups([*self.trainer.optimizers, *found])
+            )
         elif self.run.same_run.has_same_rates:
             restore_group_values(self.trainer, self.saved_groups)
 
