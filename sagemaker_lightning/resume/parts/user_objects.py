@@ -11,6 +11,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
 from sagemaker_lightning.compat import lightning_loops
+from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import HINT
 from sagemaker_lightning.resume.parts.metrics import Metrics
@@ -124,9 +125,12 @@ class UserObjects(Part):
 
     def why(self, name: str) -> str:
         """Return that no checkpoint can hold it, if that is why it differs."""
-        if name in self.run.resumed.of(self)["unsaved"]:
-            return f"what no checkpoint can hold; keep numbers, text or arrays there, or {HINT}"
-        return self.why_differs
+        if (kind := self.run.resumed.of(self)["unsaved"].get(name)) is None:
+            return self.why_differs
+        return (
+            f"a {printable(str(kind))[:200]}, which no checkpoint can hold; keep numbers, text or "
+            f"arrays there, or {HINT}"
+        )
 
     def _computed_and_unchanged(self) -> list[str]:
         """Return the names of what hooks have computed at the start and nothing has changed."""
