@@ -41,10 +41,15 @@ CIFAR_CLASSES = [
 ]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Tell whether the test is slow, before a fixture of its module starts processes."""
+    warm.is_slow_test = item.get_closest_marker("slow") is not None
+
+
 @pytest.fixture(autouse=True)
 def check_for_leaks(request):
     """Fail a test that leaks a variable, a signal handler or a process group."""
-    warm.is_slow_test = request.node.get_closest_marker("slow") is not None
     variables = _checked_variables()
     handlers = _handlers()
     yield
