@@ -1,6 +1,7 @@
 """What a kind of object is: how it is taken apart, made and filled."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from sagemaker_lightning.contract.errors import UserError, printable
@@ -78,6 +79,17 @@ def refusal(what: Any) -> UserError:
         f"a checkpoint holds something noted as {printable(repr(what))[:200]}, which it is not, or "
         "no value is; restore the checkpoint from a copy, or move it away"
     )
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Raise UserError for whatever Python, numpy and torch say of what is read in the block."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise refusal(type(error).__name__) from error
 
 
 def class_name(class_: type) -> str:
