@@ -418,6 +418,25 @@ def test_a_callback_writes_to_no_file_that_a_checkpoint_names(interrupted_run):
     assert again.spikes.exclude_batches_path == str(run / "own.json")
 
 
+def test_what_hooks_have_replaced_is_loaded_as_lightnings_entries_are(interrupted_run):
+    run = interrupted_run()
+    spikes = {"bad_batches_path": str(run / "other.json"), "bad_batches": [1]}
+
+    def change(content: dict) -> None:
+        callbacks = content["callbacks"]
+        callbacks = callbacks | {"SpikeDetection": callbacks["SpikeDetection"] | spikes}
+        content[checkpoint_file.BEFORE_HOOKS]["callbacks"] = callbacks
+        note = "own", "model.line"
+        path = checkpoint_file.BEFORE_HOOKS, "callbacks", "SpikeDetection", "bad_batches"
+        content[ENTRIES]["notes"] = {path: note}
+
+    forge(run, change)
+    again = Run(run)
+    again.fit()
+    assert again.spikes.exclude_batches_path == str(run / "own.json")
+    assert again.spikes.bad_batches == [1]
+
+
 def test_no_entry_of_lightnings_becomes_an_object_of_the_program(interrupted_run):
     run = interrupted_run()
     notes = {("callbacks", "SpikeDetection", "mode"): ("own", "model.line"), (): ("own", "model")}

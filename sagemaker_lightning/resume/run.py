@@ -209,7 +209,6 @@ class Run:
                 {part.key: self.resumed.saved(part) for part in self.parts}, self.resumed.rank_state
             )
         self.resumed.checkpoint = checkpoint = loading.decoded(self)
-        acceptance.accept(self.trainer, checkpoint)
         self.restore(Moment.LOADING)
         lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
         self.check.continue_results(self.resumed.entries["resumes"])
