@@ -107,6 +107,7 @@ def test_a_reference_that_no_encoding_writes_is_refused_in_one_line(reference):
         ["generator", None, "os", [], None],
         ["generator", None, "PCG64", [], {"dict": {"bit_generator": "PCG64"}}],
         ["generator", None, "Random", [], {"tuple": [3, 4, 5]}],
+        ["generator", None, "Random", [], {"array": {"tensor": 0}, "dtype": "<U100000000"}],
         ["bytes", None, "q", [], ["bytes", "abc"]],
         ["bytes", None, "bytearray", [], 10**12],
         ["count", None, ["a", 1], [], None],
