@@ -467,6 +467,22 @@ def test_a_part_that_is_none_ends_the_run_with_a_line_or_is_nothing(interrupted_
         Run(run).fit()
 
 
+@pytest.mark.parametrize("value", [None, 5, 10**30, -1, 0.5, "\x1b[2J\n" * 200, [5], {"a": 5}])
+@pytest.mark.parametrize(
+    "key",
+    ["step", "resume_point", "number", "seed", "world_size", "run", "journal", "resumes", "notes"]
+    + ["parts", "ranks"],
+)
+def test_an_entry_that_is_none_ends_the_run_with_a_line_or_is_nothing(
+    interrupted_run, capfd, key, value
+):
+    run = interrupted_run()
+    forge(run, lambda content: content[ENTRIES].update({key: value}))
+    with contextlib.suppress(UserError):
+        Run(run).fit()
+    assert "\x1b" not in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
     "values",
     [
