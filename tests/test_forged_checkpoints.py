@@ -3,6 +3,7 @@
 Each test interrupts a training, forges its newest checkpoint, and starts the training again.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -29,6 +30,8 @@ from sagemaker_lightning.callbacks.loggers import prepare_files
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.files import checkpoint_file
 from sagemaker_lightning.resume.files.best_model import BestModel
+from sagemaker_lightning.resume.parts import PARTS
+from sagemaker_lightning.resume.parts.part import Place
 from sagemaker_lightning.state.encoding import decode
 
 ENTRIES = checkpoint_file.ENTRIES_KEY
@@ -418,11 +421,92 @@ def test_a_callback_writes_to_no_file_that_a_checkpoint_names(interrupted_run):
     assert again.spikes.exclude_batches_path == str(run / "own.json")
 
 
+def test_what_hooks_have_replaced_is_loaded_as_lightnings_entries_are(interrupted_run):
+    run = interrupted_run()
+    spikes = {"bad_batches_path": str(run / "other.json"), "bad_batches": [1]}
+
+    def change(content: dict) -> None:
+        callbacks = content["callbacks"]
+        callbacks = callbacks | {"SpikeDetection": callbacks["SpikeDetection"] | spikes}
+        content[checkpoint_file.BEFORE_HOOKS]["callbacks"] = callbacks
+        note = "own", "model.line"
+        path = checkpoint_file.BEFORE_HOOKS, "callbacks", "SpikeDetection", "bad_batches"
+        content[ENTRIES]["notes"] = {path: note}
+
+    forge(run, change)
+    again = Run(run)
+    again.fit()
+    assert again.spikes.exclude_batches_path == str(run / "own.json")
+    assert again.spikes.bad_batches == [1]
+
+
 def test_no_entry_of_lightnings_becomes_an_object_of_the_program(interrupted_run):
     run = interrupted_run()
     notes = {("callbacks", "SpikeDetection", "mode"): ("own", "model.line"), (): ("own", "model")}
     forge(run, lambda content: content[ENTRIES].update(notes=notes))
-    with pytest.raises((UserError, IndexError)):
+    with pytest.raises(UserError, match="found entries that this program does not write"):
+        Run(run).fit()
+
+
+KEYS = {part.key: part.place for part in PARTS}
+OF_LIGHTNING = [key for key, place in KEYS.items() if place is Place.LIGHTNING]
+
+
+@pytest.mark.parametrize("value", [5, "text", [5], {"a": 5}])
+@pytest.mark.parametrize("key", [key for key in KEYS if key not in OF_LIGHTNING])
+def test_a_part_that_is_none_ends_the_run_with_a_line_or_is_nothing(interrupted_run, key, value):
+    """Some are used only with another number of ranks, say."""
+    run = interrupted_run()
+
+    def change(content: dict) -> None:
+        saved = content[ENTRIES]["parts"]
+        (saved if key in saved else state_of_rank(content))[key] = value
+
+    forge(run, change)
+    with contextlib.suppress(UserError):
+        Run(run).fit()
+
+
+@pytest.mark.parametrize("value", [None, 5, 10**30, -1, 0.5, "\x1b[2J\n" * 200, [5], {"a": 5}])
+@pytest.mark.parametrize(
+    "key",
+    ["step", "resume_point", "number", "seed", "world_size", "run", "journal", "resumes", "notes"]
+    + ["parts", "ranks"],
+)
+def test_an_entry_that_is_none_ends_the_run_with_a_line_or_is_nothing(
+    interrupted_run, capfd, key, value
+):
+    run = interrupted_run()
+    forge(run, lambda content: content[ENTRIES].update({key: value}))
+    with contextlib.suppress(UserError):
+        Run(run).fit()
+    assert "\x1b" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"weight": torch.ones(3, dtype=torch.int64)},
+        {"weight": torch.ones(2, 2).to_sparse()},
+        {"": torch.ones(1)},
+        {5: torch.ones(1)},
+        5,
+    ],
+)
+def test_weights_that_are_none_end_the_run_with_a_line(interrupted_run, values):
+    """In the file, and in what the user's hooks have put others in place of."""
+    run = interrupted_run()
+    if isinstance(values, dict):
+        values = {f"line.{name}" if type(name) is str else name: values[name] for name in values}
+
+    def change(content: dict) -> None:
+        weights = content["state_dict"]
+        content[checkpoint_file.BEFORE_HOOKS]["state_dict"] = (
+            {**weights, **values} if isinstance(values, dict) else values
+        )
+
+    forge(run, change)
+    with pytest.raises(UserError, match="(found (state_dict|entries)|the model has not got)"):
         Run(run).fit()
 
 

@@ -67,6 +67,12 @@ def read(run: "Run", path: Path) -> Resumption:
     """
     trainer = run.trainer
     content = checkpoint_file.read(path)
+    entries = content[checkpoint_file.ENTRIES_KEY]
+    for name in ("step", "number", "seed", "world_size"):
+        if type(entries[name]) is not int or entries[name] < 0:
+            raise TypeError(name)
+    if len(entries["ranks"]) != entries["world_size"]:
+        raise ValueError("ranks")
     resumed = Resumption(path.name, content, trainer.global_rank, trainer.world_size)
     run.same_run.compare(
         resumed.entries["run"],

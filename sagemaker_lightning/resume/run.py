@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pytorch_lightning import Trainer
@@ -31,7 +32,7 @@ from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
 from sagemaker_lightning.resume.parts.limits import Limits
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
-from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+from sagemaker_lightning.resume.parts.part import Moment, Part, Place, refusing
 from sagemaker_lightning.resume.parts.roots import VALIDATION
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
@@ -175,7 +176,8 @@ class Run:
             return
         for part in self.parts:
             if moment in part.moments and (self.resumed.same_ranks or not part.of_same_rank):
-                part.restore(self.resumed.of(part), moment)
+                with refusing(self, self.resumed.file_name, part.key):
+                    part.restore(self.resumed.of(part), moment)
 
     # Loading a checkpoint -------------------------------------------------------------------------
 
@@ -200,6 +202,12 @@ class Run:
         if path is None:
             loading.warn_of_random_model(self)
             return False
+        with refusing(self, path.name, "entries"):
+            self._begin_from(path, given_path)
+        return True
+
+    def _begin_from(self, path: Path, given_path: Any) -> None:
+        """Hand Lightning a checkpoint."""
         self.resumed = loading.read(self, path)
         self.seeding.use_seed(self.resumed.entries["seed"])
         loading.announce(self, path, given_path)
@@ -209,11 +217,9 @@ class Run:
                 {part.key: self.resumed.saved(part) for part in self.parts}, self.resumed.rank_state
             )
         self.resumed.checkpoint = checkpoint = loading.decoded(self)
-        acceptance.accept(self.trainer, checkpoint)
         self.restore(Moment.LOADING)
         lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
         self.check.continue_results(self.resumed.entries["resumes"])
-        return True
 
     def accept(self, checkpoint: dict[str, Any]) -> None:
         """Remove from a checkpoint, before Lightning loads it, what nothing here would save."""

@@ -11,6 +11,9 @@ import torch
 from sagemaker_lightning.compat.random_generators import PROCESS_GENERATORS
 from sagemaker_lightning.state.object_graph import GENERATORS, walk
 
+PLACES = {"MT19937": 624, "Philox": 4}
+"""How many numbers an engine of numpy's makes at a time, if its state says which is the next."""
+
 
 def find(roots: Mapping[str, Any], skip: tuple = ()) -> dict[str, Any]:
     """Return the generators that are reached from `roots`, by their paths.
@@ -71,10 +74,28 @@ def state_of(generator: Any) -> Any:
 
 
 def restore(generator: Any, state: Any) -> None:
-    """Restore a generator's state, as `state_of` returned it."""
+    """Restore a generator's state, as `state_of` returned it.
+
+    Raises:
+        ValueError, TypeError, ...: It is no state of such a generator.
+    """
     if isinstance(generator, random.Random):
         generator.setstate(state)
-    elif isinstance(generator, (np.random.RandomState, torch.Generator)):
+    elif isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif not isinstance(state, Mapping) or not _has_place(state):
+        # numpy reads the next number wherever a state says, beyond the engine's memory, too.
+        raise ValueError("no state of a generator of numpy's")
+    elif isinstance(generator, np.random.RandomState):
         generator.set_state(state)
     else:
         generator.bit_generator.state = state
+
+
+def _has_place(state: Mapping[str, Any]) -> bool:
+    """Return whether the next number of an engine of numpy's is one of those that it has."""
+    engine = state["bit_generator"]
+    if engine not in PLACES:
+        return True
+    place = state["buffer_pos"] if engine == "Philox" else state["state"]["pos"]
+    return 0 <= place <= PLACES[engine]

@@ -10,6 +10,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from sagemaker_lightning.compat.lightning_loaders import PositionedLoader
 from sagemaker_lightning.compat.lightning_loops import steps_draw_batches
 from sagemaker_lightning.compat.torch_data import end_workers
+from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.deterministic import divided, is_strange, plan
 from sagemaker_lightning.data.loaders.kinds import resumable
@@ -20,6 +21,7 @@ from sagemaker_lightning.data.loaders.strange import Strange
 from sagemaker_lightning.data.sample_seeding import Plan
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.state.encoding import NotPlain, decode, encode
+from sagemaker_lightning.state.graph.kinds.base import refusing
 
 
 class EndingLoaders(PositionedLoader):
@@ -116,9 +118,10 @@ class TrainingLoaders(EndingLoaders):
 
         It is called before the hooks that begin the next epoch change that state.
         """
-        self._choose_kinds(states["loaders"])
-        for each, saved in zip(self.resumables, states["loaders"], strict=False):
-            each.give_back(saved)
+        with refusing(runs_users_code=True):
+            self._choose_kinds(states["loaders"])
+            for each, saved in zip(self.resumables, states["loaders"], strict=False):
+                each.give_back(saved)
 
     def begin(
         self,
@@ -139,21 +142,23 @@ class TrainingLoaders(EndingLoaders):
             states: What `states` returned; None if there is no checkpoint.
             proves: Whether to find out if the loaders draw the same batches a second time.
         """
-        ahead = decode(states["ahead"]) if states else []
-        if done and states and states["why"] and rank_zero_only.rank == 0:
-            print(
-                f"{states['why']}: the rest of this epoch differs from that of an uninterrupted "
-                "run",
-                flush=True,
-            )
-        if done and states and steps_draw_batches(fetcher):  # a step may draw any number of batches
-            done = states["drawn"]
-        self.place = (epoch, done + len(ahead))
-        self.is_placed = True
-        all_saved = states["loaders"] if states else []
-        self._choose_kinds(all_saved)
-        for each, saved in self._with_states(all_saved):
-            each.prepare(epoch, saved, proves)
+        with refusing(runs_users_code=True):
+            ahead = decode(states["ahead"]) if states else []
+            if done and states and states["why"] and rank_zero_only.rank == 0:
+                print(
+                    f"{printable(states['why'])[:500]}: the rest of this epoch differs from that "
+                    "of an uninterrupted run",
+                    flush=True,
+                )
+            # A step may draw any number of batches.
+            if done and states and steps_draw_batches(fetcher):
+                done = states["drawn"]
+            self.place = (epoch, done + len(ahead))
+            self.is_placed = True
+            all_saved = states["loaders"] if states else []
+            self._choose_kinds(all_saved)
+            for each, saved in self._with_states(all_saved):
+                each.prepare(epoch, saved, proves)
         prefetch_batches = getattr(fetcher, "prefetch_batches", 0)
         if ahead:
             fetcher.prefetch_batches = 0

@@ -3,7 +3,7 @@
 from typing import Any
 
 from sagemaker_lightning.compat.torch_data import copied
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.deterministic import counts_only, knows_its_end, plan
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
 from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
@@ -66,9 +66,10 @@ class Stateful(UnplacedLoader):
             self.begin(0)
             return
         if self.workers != saved["workers"]:
+            workers = printable(str(saved["workers"]))[:20]
             raise UserError(
-                f"--data: {self.name} saved its state with {saved['workers']} data workers, now "
-                f"there are {self.workers}; go on with num_workers={saved['workers']}"
+                f"--data: {self.name} saved its state with {workers} data workers, now "
+                f"there are {self.workers}; go on with num_workers={workers}"
             )
         self.loader.load_state_dict(decode(saved["own"]))
         if saved["within"]:

@@ -27,5 +27,6 @@ class BeforeHooks(Part):
         replaced = saved.pop(BEFORE_HOOKS)
         weights = replaced.pop("state_dict", None)
         saved |= replaced
+        self.run.accept(saved)
         if weights is not None:
             self.run.part(Weights).load_instead(weights)

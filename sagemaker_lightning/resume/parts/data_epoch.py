@@ -3,6 +3,7 @@
 That means with the same random draws, and with the user's objects in the same state.
 """
 
+import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
 from sagemaker_lightning.resume.parts.generators import Generators
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
-from sagemaker_lightning.resume.parts.part import Part, Place
+from sagemaker_lightning.resume.parts.part import Part, Place, refusing
 from sagemaker_lightning.resume.parts.roots import TRAINING
 from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -58,7 +59,7 @@ class DataEpoch(Part):
 
         It is the one of the interrupted run's data, or the next one, if these end with it.
         """
-        made = self.run.resumed.of(self)["made"]
+        made = self._epoch("made")
         every = self.trainer.reload_dataloaders_every_n_epochs
         epoch = self.trainer.current_epoch
         at_epochs_end = self.run.resumed.saved_at is ResumePoint.EPOCH
@@ -71,10 +72,9 @@ class DataEpoch(Part):
         Args:
             loop: The fit loop.
         """
-        resumed = self.run.resumed
         seed = self.run.seeding.seed
         epoch = self.trainer.current_epoch
-        data_epoch = resumed.of(self)["made"] if resumed else -1
+        data_epoch = self._epoch("made") if self.run.resumed else -1
         # Lightning makes the data after a search, which draws; a resumed run does not search.
         follows_search = any(map(lightning_callbacks.is_search, self.trainer.callbacks))
         if loop.loaders is not None:
@@ -87,18 +87,12 @@ class DataEpoch(Part):
                 seed_all("data", seed, 0)
             yield
             return
-        objects = resumed.of(self)["objects_before"]
-        if needs_new_data := self.next_epoch() != data_epoch:
+        needs_new_data = self.next_epoch() != data_epoch
+        if needs_new_data:
             data_epoch = epoch
-            objects = {
-                "graph": resumed.of(UserObjects)["graph"],
-                "generators": resumed.of(Generators),
-            }
         if data_epoch or follows_search:
             seed_all("data", seed, data_epoch)
-        if objects and resumed.same_ranks:
-            self.restore_objects(objects)
-            self.objects_before = objects
+        self._restore_objects_before(needs_new_data)
         self.run.part(UserObjects).graph.mark()
         progress = loop.epoch_progress.current
         completed = progress.completed
@@ -109,6 +103,32 @@ class DataEpoch(Part):
             progress.completed = completed
         if needs_new_data:
             self._forget_old_data()
+
+    def _epoch(self, name: str) -> float:
+        """Return an epoch that the checkpoint has; a negative one stands for none."""
+        resumed = self.run.resumed
+        with refusing(self.run, resumed.file_name, self.key):
+            epoch = resumed.of(self)[name]
+            return epoch if epoch < 0 else operator.index(epoch)
+
+    def _validation_made(self) -> float | None:
+        """Return in which epoch the validation data were made; None if that does not matter."""
+        is_known = self.run.resumed.of(self).get("validation_made") is not None
+        return self._epoch("validation_made") if is_known else None
+
+    def _restore_objects_before(self, needs_new_data: bool) -> None:
+        """Restore the objects as they were before the data were made, if that is known."""
+        resumed = self.run.resumed
+        with refusing(self.run, resumed.file_name, self.key):
+            objects = resumed.of(self)["objects_before"]
+            if needs_new_data:
+                objects = {
+                    "graph": resumed.of(UserObjects)["graph"],
+                    "generators": resumed.of(Generators),
+                }
+            if objects and resumed.same_ranks:
+                self.restore_objects(objects)
+                self.objects_before = objects
 
     def _forget_old_data(self) -> None:
         """Forget the saved state of the data that the interrupted run would have no more.
@@ -165,7 +185,7 @@ class DataEpoch(Part):
             there_are_some: Whether this run has created validation data before.
         """
         stay = not there_are_some and self._validation_data_stay()
-        made = self.run.resumed.of(self)["validation_made"] if stay else None
+        made = self._validation_made() if stay else None
         return self.trainer.current_epoch if made is None else made
 
     def validation_data_made(self) -> None:
@@ -180,5 +200,5 @@ class DataEpoch(Part):
         if not self.run.resumed:
             return False
         every = self.trainer.reload_dataloaders_every_n_epochs
-        made = self.run.resumed.of(self)["validation_made"]
+        made = self._validation_made()
         return not every or (made is not None and self.trainer.current_epoch - made < every)

@@ -1,12 +1,15 @@
 """What a part of a checkpoint is: how it is saved, when it comes back, and how it is compared."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from pytorch_lightning import Trainer
 
+from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.state.graph.kinds.base import is_of_users_code
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -106,6 +109,31 @@ class Part:
             now: The digests of what there is.
         """
         return [name for name, digest in before.items() if now.get(name) != digest]
+
+
+@contextmanager
+def refusing(run: "Run", file_name: str, what: str) -> Iterator[None]:
+    """Raise UserError for whatever the block raises of what a checkpoint has.
+
+    What the user's code raises, such as a load_state_dict(), is theirs to see.
+
+    Args:
+        run: The run.
+        file_name: The name of the checkpoint's file.
+        what: What the checkpoint has.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        if is_of_users_code(error):
+            raise
+        reason = printable(f"{type(error).__name__}: {error}")[:200]
+        raise UserError(
+            f"{run.folder.label}: {file_name}: found {what} that this program does not "
+            f"write ({reason}); restore the checkpoint from a copy, or move it away"
+        ) from error
 
 
 def named_values(name: str, value: Any) -> dict[str, Any]:

@@ -1,35 +1,26 @@
 """Restore a record: objects of the start get their content in place, others are made once."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sagemaker_lightning.contract.errors import UserError, printable
+from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.state.encoding import FACTORIES
 from sagemaker_lightning.state.graph import atoms, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.encoding import ARRAY_VIEW, TENSOR_VIEW
-from sagemaker_lightning.state.graph.kinds.base import Kind, refusal
+from sagemaker_lightning.state.graph.kinds.base import Kind, refusal, refusing
 from sagemaker_lightning.state.graph.kinds.containers import DictKind, SetKind
 from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
-from sagemaker_lightning.state.graph.nodes import KINDS, key_of
+from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, key_of
 from sagemaker_lightning.state.graph.packing import elements_of
 from sagemaker_lightning.state.graph.start import Start, collector_paused
 from sagemaker_lightning.state.object_graph import owner_of
 
 ALL_KINDS = KINDS | {kind.name: kind for kind in (TENSOR_VIEW, ARRAY_VIEW)}
-FAULTS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What Python, numpy and torch say of values that are not what they should be."""
 
 
 class Restored(NamedTuple):
@@ -66,15 +57,10 @@ def restore(
         UserError: Encoding would not have written this, or this program does not have a class.
     """
     start.include(roots)
-    try:
-        with collector_paused():
-            decoder = _Decoder(start, record, accept, made)
-            decoder.build_all()
-            decoder.fill_all()
-    except UserError:
-        raise
-    except FAULTS as error:
-        raise refusal(type(error).__name__) from error
+    with refusing(), collector_paused():
+        decoder = _Decoder(start, record, accept, made)
+        decoder.build_all()
+        decoder.fill_all()
     return Restored(
         sorted(decoder.missing), decoder.new_objects(), decoder.filled, decoder.reordered
     )
@@ -99,6 +85,8 @@ class _Decoder:
         self.reordered: list[str] = []
         self.by_others = start.saved_by_others()
         self.tensors = record["tensors"]
+        self.rows: set[tuple[int, int]] = set()
+        """The rows of blocks that are values already."""
         self.missing: set[str] = set()
         self.kinds: list[Kind] = []
         self.entries = text.read(record["nodes"], self.tensors)
@@ -114,7 +102,7 @@ class _Decoder:
 
     def _begin(self, number: int, entry: list) -> None:
         """Find an object of the start, or make a new one that is filled later."""
-        name, path, note, _, content = entry
+        name, path, note, references, content = entry
         if name not in ALL_KINDS:
             raise refusal(name)
         kind = ALL_KINDS[name]
@@ -130,6 +118,8 @@ class _Decoder:
             self.made.append(self.made_before[number])
             self.is_made.append(True)
         elif kind.fills:
+            if kind is ARRAY and content is None and math.prod(note) != len(references):
+                raise refusal(name)
             self.made.append(kind.make(note, content, self.start.classes))
             self.is_made.append(True)
             if isinstance(content, dict) and "calculated" in content:
@@ -141,44 +131,51 @@ class _Decoder:
     def _unpacked(self, content: Any) -> Any:
         if type(content) is dict and type(values := content.get("values")) is list:
             block, row = values
+            if not type(block) is type(row) is int or min(values) < 0 or (block, row) in self.rows:
+                raise refusal("a tensor")  # each is one value's, as of those in text.read
+            self.rows.add((block, row))
             return content | {"values": self.tensors[block][row]}
         if type(content) is list and content[0] == "bytes":
             return text.scalar(content)
         return content
 
-    def _awaits(self, number: int) -> bool:
-        """Return whether a node has yet to be built of its parts."""
-        return not self.is_made[number] and self.entries[number][1] is None
+    def _awaited(self, references: list) -> Iterator[int]:
+        """Yield the nodes that references refer to and that have yet to be built of their parts."""
+        for reference in references:
+            while type(reference) is list and reference[0] == "id":
+                reference = reference[1]
+            number = reference[0] if type(reference) is list else None
+            if type(number) is not int or number < 0 or self.is_made[number]:
+                continue
+            if self.entries[number][1] is None:
+                yield number
 
     def build_all(self) -> None:
         """Build what cannot be filled, such as tuples, each after its parts."""
-        for first in range(len(self.entries)):
-            stack = [first] if self._awaits(first) else []
-            within = set(stack)
+        for first in self._awaited([[number] for number in range(len(self.entries))]):
+            stack = [(first, self._awaited(self.entries[first][3]))]
+            within = {first}
             while stack:
-                number = stack[-1]
-                kind = self.kinds[number]
-                _, _, note, references, _ = self.entries[number]
-                needed = {
-                    reference[0]
-                    for reference in references
-                    if type(reference) is list and type(reference[0]) is int
-                    if self._awaits(reference[0])
-                }
-                if not needed:
-                    try:
-                        parts = [self.value(reference) for reference in references]
-                        self.made[number] = kind.build(note, parts, self.start.classes)
-                        self.is_made[number] = True
-                    except _Missing:
-                        self.entries[number][1] = ""  # no object of the start has this path
+                number, awaited = stack[-1]
+                if (part := next(awaited, None)) is not None:
+                    if part in within:
+                        raise refusal("a value within itself")
+                    within.add(part)
+                    stack.append((part, self._awaited(self.entries[part][3])))
+                else:
                     stack.pop()
                     within.discard(number)
-                elif needed & within:
-                    raise refusal("a value within itself")
-                else:
-                    stack += needed
-                    within |= needed
+                    self._build(number)
+
+    def _build(self, number: int) -> None:
+        _, _, note, references, _ = self.entries[number]
+        try:
+            parts = [self.value(reference) for reference in references]
+        except _Missing:
+            self.entries[number][1] = ""  # no object of the start has this path
+            return
+        self.made[number] = self.kinds[number].build(note, parts, self.start.classes)
+        self.is_made[number] = True
 
     def fill_all(self) -> None:
         """Fill all objects; first those that a dict or a set may have as keys."""

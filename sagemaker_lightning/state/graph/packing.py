@@ -10,7 +10,7 @@ not be referred to.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -270,9 +270,26 @@ def elements_of(content: Mapping[str, Any], classes: Mapping[str, type]) -> list
 
 
 def _unstacked(block: Mapping[str, Any]) -> list:
-    if "tensors" in block:
-        return [tensor.clone() for tensor in block["tensors"]]
-    return [array.copy() for array in array_of(block)]
+    rows = block["tensors"] if "tensors" in block else array_of(block)
+    if not rows.nbytes:  # there may be any number of them
+        raise refusal("a block")
+    return [row.clone() if isinstance(row, Tensor) else row.copy() for row in rows]
+
+
+def _numbers(column: Any, dtypes: Collection[torch.dtype]) -> list:
+    """Return the numbers of a tensor that has memory for each of them."""
+    is_column = isinstance(column, Tensor) and column.dtype in dtypes and column.dim() == 1
+    if not is_column or not column.is_contiguous():
+        raise refusal("a column")
+    return column.tolist()
+
+
+def _places(column: Any) -> list[int]:
+    """Return numbers of elements."""
+    places = _numbers(column, [torch.int64])
+    if places and min(places) < 0:
+        raise refusal("a column")
+    return places
 
 
 def _values(
@@ -282,25 +299,33 @@ def _values(
     if depth > 2 * MAX_DEPTH:
         raise refusal("a column")
     if "numbers" in column:
-        return column["numbers"].tolist()
+        return _numbers(column["numbers"], OF_NUMBERS.values())
     if "scalars" in column:
-        return [text.scalar(value) for value in column["scalars"]]
+        values = [text.scalar(value) for value in column["scalars"]]
+        if not SCALARS.issuperset(map(type, values)):
+            raise refusal("a column")
+        return values
     if "absent" in column:
-        absent = set(column["absent"].tolist())
+        absent = set(_places(column["absent"]))
         present = _values(column["present"], blocks, classes, depth + 1)
         size = len(absent) + len(present)
+        if max(absent) >= size:
+            raise refusal("a column")
         values = iter(present)
         return [None if number in absent else next(values) for number in range(size)]
     if "block" in column:
-        places = zip(column["block"].tolist(), column["row"].tolist(), strict=True)
+        places = zip(_places(column["block"]), _places(column["row"]), strict=True)
         return [blocks[block][row] for block, row in places]
     if "index" in column:
         rows = _values(column["rows"], blocks, classes, depth)
-        return [rows[number] for number in column["index"].tolist()]
+        return [rows[number] for number in _places(column["index"])]
     columns = [_values(each, blocks, classes, depth + 1) for each in column["columns"]]
     if "lengths" in column:
+        lengths = _places(column["lengths"])
+        if sum(lengths) != len(columns[0]):
+            raise refusal("a column")
         flat = iter(columns[0])
-        rows = (list(itertools.islice(flat, length)) for length in column["lengths"].tolist())
+        rows = (list(itertools.islice(flat, length)) for length in lengths)
     else:
         rows = zip(*columns, strict=True)
     return list(_rows(column["kind"], column["note"], rows, classes))
@@ -311,8 +336,9 @@ def _rows(name: Any, note: Any, rows: Iterator, classes: Mapping[str, type]) -> 
     if name == "list":
         yield from map(list, rows)
     elif name == "dict":
+        keys = list(map(text.scalar, note))
         for row in rows:
-            yield dict(zip(note, row, strict=True))
+            yield dict(zip(keys, row, strict=True))
     elif name == "tuple":
         for row in rows:
             yield ROWS["tuple"].build(note, row, classes)
@@ -320,6 +346,8 @@ def _rows(name: Any, note: Any, rows: Iterator, classes: Mapping[str, type]) -> 
         kind = ObjectKind()
         for row in rows:
             made = kind.make(note, None, classes)
+            if isinstance(made, nn.Module) or base_of(made) or len(row) != len(note["names"]):
+                raise refusal(name)
             kind.fill(made, note, list(row), None)
             yield made
     else:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.decoding import Restored, restore
 from sagemaker_lightning.state.graph.encoding import Unsaved, encode, values_changed
+from sagemaker_lightning.state.graph.kinds.base import refusing
 from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, OBJECT, TENSOR, Node, key_of, scan
 from sagemaker_lightning.state.graph.start import Start
 from sagemaker_lightning.state.object_graph import owner_of
@@ -224,28 +225,34 @@ def _are_numbers(values: Any) -> bool:
 
 def nodes_of(record: Mapping[str, Any]) -> list[list]:
     """Return the nodes of a record, with numbers in place of tensors."""
-    return json.loads(record["nodes"])
+    with refusing():
+        return json.loads(record["nodes"])
 
 
 def without(record: Mapping[str, Any], root: str) -> dict[str, Any]:
     """Return a record without the objects of the start whose paths begin like this."""
     # Others refer to nodes by their numbers.
-    nodes = [
-        ["list", None, None, [], None] if node[1] is not None and node[1].startswith(root) else node
-        for node in nodes_of(record)
-    ]
+    with refusing():
+        nodes = [
+            ["list", None, None, [], None] if (node[1] or "").startswith(root) else node
+            for node in nodes_of(record)
+        ]
     return {"nodes": json.dumps(nodes), "tensors": record["tensors"]}
 
 
-def names_in(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the paths of the objects of the start, and of their attributes, in a record."""
+@refusing()
+def names_in(record: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the objects of the start, and of their attributes, in a record."""
+    names = []
     for _, path, note, *_ in nodes_of(record):
         if path is not None:
-            yield path
+            names.append(path)
             if isinstance(note, dict):
-                yield from (f"{path}.{name}" for name in note.get("names", ()))
+                names += [f"{path}.{name}" for name in note.get("names", ())]
+    return names
 
 
+@refusing()
 def digests(record: Mapping[str, Any]) -> dict[str, str]:
     """Return a digest of each value in a record, with all that it holds, by its path.
 

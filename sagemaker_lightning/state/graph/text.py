@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.state.graph.kinds.base import refusal
 
 LONG_NUMBER = 10**4000
 """Python writes and reads no whole number of more than 4,300 digits as a text of these."""
@@ -76,11 +77,19 @@ def read(text: Any, tensors: list[Tensor]) -> list:
 
     Args:
         text: What `write` returned.
-        tensors: The tensors.
+        tensors: The tensors. Each is one value's: a short text that names one often would make as
+            many copies of it.
     """
+    taken: set[int] = set()
 
     def other(value: dict) -> Any:
-        return tensors[value["tensor"]] if value.keys() == {"tensor"} else value
+        if value.keys() != {"tensor"}:
+            return value
+        number = value["tensor"]
+        if type(number) is not int or number < 0 or number in taken:
+            raise refusal("a tensor")
+        taken.add(number)
+        return tensors[number]
 
     try:
         return json.loads(text, object_hook=other)

@@ -1,10 +1,12 @@
 """What a kind of object is: how it is taken apart, made and filled."""
 
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from sagemaker_lightning.contract.errors import UserError, printable
-from sagemaker_lightning.state.object_graph import owner_of
+from sagemaker_lightning.state.object_graph import is_own_module, owner_of
 
 
 class NotSaved(Exception):
@@ -78,6 +80,30 @@ def refusal(what: Any) -> UserError:
         f"a checkpoint holds something noted as {printable(repr(what))[:200]}, which it is not, or "
         "no value is; restore the checkpoint from a copy, or move it away"
     )
+
+
+@contextmanager
+def refusing(runs_users_code: bool = False) -> Iterator[None]:
+    """Raise UserError for whatever Python, numpy and torch say of what is read in the block.
+
+    Args:
+        runs_users_code: Whether the block runs code of the user's, such as a load_state_dict():
+            what that raises is theirs to see.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        if runs_users_code and is_of_users_code(error):
+            raise
+        raise refusal(type(error).__name__) from error
+
+
+def is_of_users_code(error: Exception) -> bool:
+    """Return whether code of the user's has raised an error, or has called what raised it."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(is_own_module(frame.f_globals.get("__name__", "")) for frame in frames)
 
 
 def class_name(class_: type) -> str:

@@ -1,6 +1,7 @@
 """Tensors and arrays, which may share their memory with others."""
 
 import ast
+import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from sagemaker_lightning.state.graph.kinds.base import (
     known_class,
     refusal,
 )
-from sagemaker_lightning.state.object_graph import LIBRARIES
+from sagemaker_lightning.state.object_graph import LIBRARIES, has_place_for
 
 MAX_SAVED = 1 << 26
 """Elements, at most, of a tensor or an array that is saved."""
@@ -136,8 +137,10 @@ class TensorKind(Kind):
         """Copy the values, and set the attributes."""
         if content is not None:
             copy_values(value, content["values"])
-        if note and is_own_tensor(type(value)):
-            vars(value).update(zip(note[-len(parts) :] if parts else [], parts, strict=True))
+        if parts and is_own_tensor(type(value)):
+            for name, part in zip(note[-len(parts) :], parts, strict=True):
+                if type(name) is str and has_place_for(value, name, part):
+                    vars(value)[name] = part
 
 
 def as_class(tensor: Tensor, name: Any, content: Any, classes: Any) -> Tensor:
@@ -203,7 +206,7 @@ class ArrayKind(Kind):
     def make(self, note, content, classes):
         """Return an array with these values; one of objects is filled later."""
         if content is None:
-            return np.empty(note, dtype=object) if np.prod(note) <= MAX_SAVED else refusal("array")
+            return np.empty(note, dtype=object)
         return array_of(content).copy()
 
     def fill(self, value, note, parts, content):
@@ -223,7 +226,7 @@ def array_of(content: Any) -> np.ndarray:
         raise refusal("array")
     if not values.numel():
         shape = content["shape"]
-        if np.prod(shape):
+        if math.prod(shape):
             raise refusal("array")
         return np.empty(shape, dtype)
     return (

@@ -39,7 +39,10 @@ def of_record(value: Any, depth: int = 0) -> Any:
     if "tuple" in value:
         return tuple(of_record(element, depth + 1) for element in value["tuple"])
     if "array" in value:
-        return value["array"].numpy().astype(value["dtype"])
+        dtype = np.dtype(value["dtype"])
+        if dtype.kind not in "iu":  # text of any length
+            raise refusal("generator")
+        return value["array"].numpy().astype(dtype)
     return {key: of_record(element, depth + 1) for key, element in value["dict"].items()}
 
 

@@ -7,6 +7,7 @@ from sagemaker_lightning.compat import lightning_checkpoints
 from sagemaker_lightning.resume.parts.before_hooks import BeforeHooks
 from sagemaker_lightning.resume.parts.part import Moment
 from sagemaker_lightning.resume.parts.weights import Weights
+from sagemaker_lightning.resume.run import Run
 
 
 @pytest.mark.parametrize("replaced", [{}, {"state_dict": "trained"}, {"optimizer_states": "own"}])
@@ -16,6 +17,8 @@ def test_what_was_trained_is_loaded(monkeypatch, replaced):
     monkeypatch.setattr(
         lightning_checkpoints, "load_weights", lambda trainer, weights: loaded.append(weights)
     )
+    accepted = []
+    monkeypatch.setattr(Run, "accept", lambda run, checkpoint: accepted.append({**checkpoint}))
     file = {"state_dict": "an average", "optimizer_states": "none"}
     run = resumed(run_of(in_epoch_5()), checkpoint=file | {BeforeHooks.key: dict(replaced)})
     run.part(BeforeHooks).restore(run.resumed.checkpoint, Moment.LOADING)
@@ -23,6 +26,7 @@ def test_what_was_trained_is_loaded(monkeypatch, replaced):
     assert loaded == ["trained"] * has_weights
     assert run.part(Weights).trained == ("trained" if has_weights else None)
     assert run.resumed.checkpoint == file | {**replaced, "state_dict": "an average"}
+    assert accepted == [run.resumed.checkpoint]
 
 
 def test_what_was_trained_is_compared():

@@ -4,6 +4,7 @@ import json
 import os
 import types
 
+import numpy as np
 import pytest
 import torch
 
@@ -106,6 +107,7 @@ def test_a_reference_that_no_encoding_writes_is_refused_in_one_line(reference):
         ["generator", None, "os", [], None],
         ["generator", None, "PCG64", [], {"dict": {"bit_generator": "PCG64"}}],
         ["generator", None, "Random", [], {"tuple": [3, 4, 5]}],
+        ["generator", None, "Random", [], {"array": {"tensor": 0}, "dtype": "<U100000000"}],
         ["bytes", None, "q", [], ["bytes", "abc"]],
         ["bytes", None, "bytearray", [], 10**12],
         ["count", None, ["a", 1], [], None],
@@ -119,6 +121,19 @@ def test_a_reference_that_no_encoding_writes_is_refused_in_one_line(reference):
         ["view", None, [0, [10**12], [0]], [["at", "model.weights"]], None],
         ["view", None, [0, [3], [1]], [["at", "model.weights"]], None],
         ["view", None, [0, [1], [1]], [["at", "model"]], None],
+        ["array", None, [1 << 26], [], None],
+        [
+            "array",
+            None,
+            None,
+            [],
+            {"dtype": "'V0'", "shape": [1 << 32] * 2, "values": {"tensor": 1}},
+        ],
+        ["array view", None, {"dtype": "'V0'", "shape": [10**9], "offset": 0, "strides": [0]}]
+        + [[["at", "model.array"]], None],
+        ["tensor", None, ["torch.Tensor"], [], {"values": {"tensor": -1}}],
+        ["tensor", None, ["torch.Tensor"], [], {"values": [0, [0] * 9]}],
+        ["tensor", None, ["torch.Tensor"], [], {"values": [-2, 0]}],
         ["array view", None, {"dtype": "'<f8'"}, [["at", "model.weights"]], None],
         ["partial", None, None, [5, [], {}, {}], None],
         ["OrderedDict", None, None, [], None],
@@ -129,7 +144,7 @@ def test_a_reference_that_no_encoding_writes_is_refused_in_one_line(reference):
     ],
 )
 def test_a_node_that_no_encoding_writes_is_refused_in_one_line(node):
-    model = Thing(value=0, weights=torch.zeros(2))
+    model = Thing(value=0, weights=torch.zeros(2), array=np.zeros(2))
     tensors = [torch.zeros(1), torch.zeros(0)]
     with pytest.raises(UserError, match=r"^a checkpoint holds .*") as refusal:
         forged(model, node, sets("value", [0]), tensors=tensors)
@@ -140,6 +155,35 @@ def test_a_node_that_no_encoding_writes_is_refused_in_one_line(node):
 def test_a_text_that_is_no_list_of_nodes_is_refused(text):
     with pytest.raises(UserError, match=r"^a checkpoint holds "):
         restore({}, Start({}), {"nodes": text, "tensors": []})
+
+
+@pytest.mark.parametrize("values", [{"tensor": 0}, [0, 0]])
+def test_a_tensor_is_the_values_of_one_node(values):
+    """Else a text would make as many copies of it as it names it."""
+    node = ["tensor", None, ["torch.Tensor"], [], {"values": values}]
+    tensors = [torch.zeros(2, 3)]
+    forged(Thing(value=0), node, sets("value", [0]), tensors=tensors)
+    with pytest.raises(UserError, match="a checkpoint holds something noted as 'a tensor'"):
+        forged(Thing(value=0), node, node, sets("value", [0]), tensors=tensors)
+
+
+def test_bytes_that_cannot_have_another_length_are_refused_in_one_line():
+    model = Thing(value=bytearray(b"abc"))
+    model.view = memoryview(model.value)
+    with pytest.raises(UserError, match="a checkpoint holds something noted as 'BufferError'"):
+        forged(model, ["bytes", "model.value", None, [], ["bytes", "abcd"]])
+
+
+class Marked(torch.Tensor):
+    """A tensor of a user's class."""
+
+
+def test_a_tensor_gets_attributes_by_their_names():
+    model = Thing(value=torch.ones(2).as_subclass(Marked))
+    names = [5, "__class__", "__dict__", "mark"]
+    content = {"values": {"tensor": 0}}
+    forged(model, ["tensor", "model.value", names, [1, 2, 3, 4], content], tensors=[torch.ones(2)])
+    assert vars(model.value) == {"mark": 4}
 
 
 def test_no_code_of_a_class_runs_when_an_object_is_made():

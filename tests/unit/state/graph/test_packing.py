@@ -1,6 +1,7 @@
 """Long containers of rows that are alike come back from a few columns."""
 
 import dataclasses
+import json
 from collections import OrderedDict, defaultdict, deque, namedtuple
 
 import numpy as np
@@ -201,8 +202,78 @@ def test_a_digest_tells_whether_rows_differ():
         ('"shape":[', '"shape":[9,'),
     ],
 )
-def test_forged_rows_are_refused(forgery):
+def test_forged_text_of_rows_is_refused(forgery):
     record = saved(Thing(memory=[]), lambda model: model.memory.extend(MEMORIES["tuples"]()))
     assert forgery[0] in record["nodes"]
     with pytest.raises(UserError, match="a checkpoint holds"):
         restored(record | {"nodes": record["nodes"].replace(*forgery)}, memory=[])
+
+
+def test_dicts_with_keys_that_json_lacks_come_back():
+    rows = [{b"state": array(n), 1j: n, 1 << 70: n} for n in range(ROWS)]
+    record = saved(Thing(memory=[]), lambda model: model.memory.extend(rows))
+    assert is_packed(record)
+    assert described(restored(record, memory=[]).memory) == described(rows)
+
+
+SCALARS = {"scalars": [1, 2]}
+LISTS = {"kind": "list", "note": None, "columns": [SCALARS]}
+LINEAR = {"class": "torch.nn.modules.linear.Linear", "names": []}
+THING = {"class": "test_packing.Thing", "names": []}
+NUMBER = {"tensor": 0}
+FORGERIES = {
+    "None beyond the end": ({"absent": NUMBER, "present": SCALARS}, [5]),
+    "None before the start": ({"absent": NUMBER, "present": SCALARS}, [-1]),
+    "None at places with a fraction": ({"absent": NUMBER, "present": SCALARS}, [0.5]),
+    "a row beyond the end": ({"index": NUMBER, "rows": LISTS}, [2]),
+    "a row before the start": ({"index": NUMBER, "rows": LISTS}, [-1]),
+    "rows longer than there is": (LISTS | {"lengths": NUMBER}, [1, 2]),
+    "rows shorter than there is": (LISTS | {"lengths": NUMBER}, [1]),
+    "rows of a negative length": (LISTS | {"lengths": NUMBER}, [3, -1]),
+    "rows by bytes": (LISTS | {"lengths": NUMBER}, torch.zeros(2, dtype=torch.uint8)),
+    "numbers within numbers": ({"numbers": NUMBER}, [[1, 2]]),
+    "numbers by bytes": ({"numbers": NUMBER}, torch.zeros(2, dtype=torch.uint8)),
+    "one number many times": ({"numbers": NUMBER}, torch.ones(1).double().expand(10**7)),
+    "a column twice": (LISTS | {"columns": [{"numbers": NUMBER}] * 2}, [1, 2]),
+    "scalars that are none": ({"scalars": [NUMBER]}, [1]),
+    "modules": ({"kind": "object", "note": LINEAR, "columns": [SCALARS]}, [1]),
+    "objects with values without names": (
+        {"kind": "object", "note": THING, "columns": [SCALARS]},
+        [1],
+    ),
+}
+
+
+def restore_column(column, *tensors, blocks=()):
+    content = {"packed": [column], "blocks": list(blocks)}
+    nodes = json.dumps([["list", "model.memory", None, [], content]])
+    model = Thing(memory=[], linear=torch.nn.Linear(1, 1))
+    tensors = [each if torch.is_tensor(each) else torch.tensor(each) for each in tensors]
+    GraphState(lambda: {"model": model}).restore({"nodes": nodes, "tensors": tensors})
+    return model.memory
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_forged_columns_are_refused(name):
+    column, tensor = FORGERIES[name]
+    with pytest.raises(UserError, match="a checkpoint holds something noted as"):
+        restore_column(column, tensor)
+
+
+def test_a_column_of_rows_comes_back():
+    assert restore_column(LISTS | {"lengths": NUMBER}, [2, 0]) == [[1, 2], []]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"tensors": {"tensor": 2}},
+        {"dtype": "'<f8'", "shape": [10**12, 0], "values": {"tensor": 2}},
+    ],
+)
+def test_a_block_has_no_rows_of_nothing(block):
+    """There may be any number of them."""
+    places = {"block": NUMBER, "row": {"tensor": 1}}
+    empty = torch.zeros(0).expand(10**12, 0) if "tensors" in block else torch.zeros(0)
+    with pytest.raises(UserError, match="a checkpoint holds something noted as 'a block'"):
+        restore_column(places, [0], [0], empty, blocks=[block])

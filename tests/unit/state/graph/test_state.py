@@ -1,8 +1,10 @@
 """A run's state of a user's objects: marked at the start, saved, restored, and saved again."""
 
 import numpy as np
+import pytest
 import torch
 
+from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph.state import GraphState, digests, names_in, without
 
 
@@ -242,3 +244,32 @@ def test_what_is_kept_by_the_id_of_an_object_is_found_again():
     assert [resumed.counts[id(layer.weight)] for layer in resumed] == [0, 1]
     assert resumed.last == id(resumed[1]) != id(kept[1])
     assert digests(state.encode()) == digests(record)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        5,
+        "nodes",
+        "5",
+        "[5]",
+        "[" * 2_000 + "]" * 2_000,
+        '[["list", 5, null, [], {"values": [9, 9]}]]',
+        '[["object", "model", {"names": ["a"]}, [["id"]], null]]',
+        '[["object", "model", {"names": 5}, [[77]], null]]',
+    ],
+)
+def test_a_forged_record_is_compared_with_nothing(nodes):
+    with pytest.raises(UserError, match="a checkpoint holds something noted as"):
+        digests({"nodes": nodes, "tensors": []})
+
+
+def test_tuples_that_share_one_come_back():
+    trained = Thing(value=None)
+    state = state_of(trained)
+    inner = ([1],)
+    trained.value = (inner, (inner, 5))
+    resumed = Thing(value=None)
+    state_of(resumed).restore(state.encode())
+    first, (second, _) = resumed.value
+    assert first == ([1],) and first is second
