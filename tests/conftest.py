@@ -48,7 +48,7 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture(autouse=True)
-def check_for_leaks(request):
+def check_for_leaks():
     """Fail a test that leaks a variable, a signal handler or a process group."""
     variables = _checked_variables()
     handlers = _handlers()
