@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -699,6 +700,34 @@ def test_what_a_checkpoint_holds_is_not_larger_than_its_file(interrupted_run, bo
     ) as raised:
         Run(run).fit()
     assert f"{path} is forged: it is small, and what it holds is not" in str(raised.value)
+
+
+def with_versions() -> OrderedDict:
+    state = OrderedDict()
+    state._metadata = expanded()
+    return state
+
+
+def with_attribute() -> torch.Tensor:
+    value = torch.ones(1)
+    value.clone = 5
+    return value
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (with_versions, "it is small, and what it holds is not"),
+        (with_attribute, "it holds a tensor with attributes"),
+        (lambda: [torch._utils._rebuild_tensor_v2], "it holds a function"),  # noqa: SLF001
+        (lambda: [OrderedDict], "it holds a type"),
+        (lambda: {"a": torch.ones(1).untyped_storage()}, "it holds a TypedStorage"),
+    ],
+)
+def test_what_torch_reads_and_nothing_here_writes_is_forged(tmp_path, make, found):
+    path = tmp_path / "step-000000001.ckpt"
+    checkpoint_file.write(path, {ENTRIES: {"events": make()}}, 1, 2)
+    assert checkpoint_file.examine(path) == f"is forged: {found}"
 
 
 def test_a_checkpoint_may_name_one_label_very_often(tmp_path):
