@@ -468,6 +468,23 @@ def test_a_part_that_is_none_ends_the_run_with_a_line_or_is_nothing(interrupted_
         Run(run).fit()
 
 
+@pytest.mark.parametrize("value", [None, 5, -1, "text", {"a": 5}])
+@pytest.mark.parametrize("key", ["order", "data", "now", "draw", "begun", "within", "own"])
+def test_a_loaders_state_that_is_none_ends_the_run_with_a_line_or_is_nothing(
+    interrupted_run, key, value
+):
+    run = interrupted_run()
+
+    def change(content: dict) -> None:
+        (saved,) = state_of_rank(content)["loader_positions"]["loaders"]
+        assert key in saved
+        saved[key] = value
+
+    forge(run, change)
+    with contextlib.suppress(UserError):
+        Run(run).fit()
+
+
 @pytest.mark.parametrize("value", [None, 5, 10**30, -1, 0.5, "\x1b[2J\n" * 200, [5], {"a": 5}])
 @pytest.mark.parametrize(
     "key",
