@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -467,6 +468,23 @@ def test_a_part_that_is_none_ends_the_run_with_a_line_or_is_nothing(interrupted_
         Run(run).fit()
 
 
+@pytest.mark.parametrize("value", [None, 5, -1, "text", {"a": 5}])
+@pytest.mark.parametrize("key", ["order", "data", "now", "draw", "begun", "within", "own"])
+def test_a_loaders_state_that_is_none_ends_the_run_with_a_line_or_is_nothing(
+    interrupted_run, key, value
+):
+    run = interrupted_run()
+
+    def change(content: dict) -> None:
+        (saved,) = state_of_rank(content)["loader_positions"]["loaders"]
+        assert key in saved
+        saved[key] = value
+
+    forge(run, change)
+    with contextlib.suppress(UserError):
+        Run(run).fit()
+
+
 @pytest.mark.parametrize("value", [None, 5, 10**30, -1, 0.5, "\x1b[2J\n" * 200, [5], {"a": 5}])
 @pytest.mark.parametrize(
     "key",
@@ -699,6 +717,34 @@ def test_what_a_checkpoint_holds_is_not_larger_than_its_file(interrupted_run, bo
     ) as raised:
         Run(run).fit()
     assert f"{path} is forged: it is small, and what it holds is not" in str(raised.value)
+
+
+def with_versions() -> OrderedDict:
+    state = OrderedDict()
+    state._metadata = expanded()
+    return state
+
+
+def with_attribute() -> torch.Tensor:
+    value = torch.ones(1)
+    value.clone = 5
+    return value
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (with_versions, "it is small, and what it holds is not"),
+        (with_attribute, "it holds a tensor with attributes"),
+        (lambda: [torch._utils._rebuild_tensor_v2], "it holds a function"),  # noqa: SLF001
+        (lambda: [OrderedDict], "it holds a type"),
+        (lambda: {"a": torch.ones(1).untyped_storage()}, "it holds a TypedStorage"),
+    ],
+)
+def test_what_torch_reads_and_nothing_here_writes_is_forged(tmp_path, make, found):
+    path = tmp_path / "step-000000001.ckpt"
+    checkpoint_file.write(path, {ENTRIES: {"events": make()}}, 1, 2)
+    assert checkpoint_file.examine(path) == f"is forged: {found}"
 
 
 def test_a_checkpoint_may_name_one_label_very_often(tmp_path):

@@ -1,8 +1,10 @@
 """An iterator that cannot begin again, such as a generator: all epochs go through it once."""
 
+import operator
 from typing import Any
 
 from sagemaker_lightning.data.loaders.redrawn import Redrawn
+from sagemaker_lightning.state.graph.kinds.base import refusing
 
 
 class OnePass(Redrawn):
@@ -18,8 +20,10 @@ class OnePass(Redrawn):
 
     def go_to(self, done: int) -> None:
         """Draw all batches again that were drawn since its beginning, and throw them away."""
+        with refusing():
+            given = operator.index(self.saved["given"]) if self.saved else 0
         self.begin(0)
-        self._skip(self.saved["given"] if self.saved else 0)
+        self._skip(given)
 
     def begin(self, turn: int, start: int = 0) -> None:
         """Go on where the iteration before has ended."""

@@ -1,5 +1,6 @@
 """What every kind of loader has: its position, and the state that a checkpoint holds."""
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -124,7 +125,7 @@ class ResumableLoader(ABC):
         self.saved = saved
         self.must_prove = must_prove
         if saved:
-            self.begun = saved["begun"]
+            self.begun = operator.index(saved["begun"])
             if isinstance(saved["draw"], bool) and hasattr(self.loader, "planned"):
                 self.loader.planned.samples_draw = saved["draw"]
         if saved and saved["within"]:

@@ -8,6 +8,7 @@ from sagemaker_lightning.data.deterministic import counts_only, knows_its_end, p
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
 from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
 from sagemaker_lightning.state.encoding import decode, encode
+from sagemaker_lightning.state.graph.kinds.base import refusing
 
 PROVED_AFTER = 2
 """Number of batches after which a loader's own state is tried on a copy of it."""
@@ -65,22 +66,24 @@ class Stateful(UnplacedLoader):
         if not (saved := self.saved):
             self.begin(0)
             return
-        if self.workers != saved["workers"]:
-            workers = printable(str(saved["workers"]))[:20]
-            raise UserError(
-                f"--data: {self.name} saved its state with {workers} data workers, now "
-                f"there are {self.workers}; go on with num_workers={workers}"
-            )
-        self.loader.load_state_dict(decode(saved["own"]))
+        with refusing(runs_users_code=True):
+            if self.workers != saved["workers"]:
+                workers = printable(str(saved["workers"]))[:20]
+                raise UserError(
+                    f"--data: {self.name} saved its state with {workers} data workers, now "
+                    f"there are {self.workers}; go on with num_workers={workers}"
+                )
+            self.loader.load_state_dict(decode(saved["own"]))
+            over = saved["over"]
         if saved["within"]:
             self.begun -= 1
-            self._begin_loaded(done, ended=not done and saved["over"])
+            self._begin_loaded(done, ended=not done and over)
             return
-        if not saved["over"]:  # the iteration was left before its end; the next is another one
+        if not over:  # the iteration was left before its end; the next is another one
             plan(self.loader, self.begun - 1, 0)
             iter(self.loader)
-        after_end = saved["over"] and knows_its_end(self.loader)
-        self._begin_loaded(0, saved["over"], after_end)
+        after_end = over and knows_its_end(self.loader)
+        self._begin_loaded(0, over, after_end)
 
     def begin(self, turn: int, start: int = 0) -> None:
         """Begin an iteration at its first batch."""

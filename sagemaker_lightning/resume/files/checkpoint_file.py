@@ -53,6 +53,8 @@ SPARE_BYTES = 1 << 26
 SHORT_TEXT = 200
 """Characters of a text of which a file may have one and name it many times, as it does labels."""
 NUMBERS = bool, int, float, complex, type(None)
+PLAIN = *NUMBERS, torch.dtype, torch.device
+"""Classes of what a checkpoint holds besides tensors, text and containers."""
 ALWAYS_READABLE = str, bool, float, type(None)
 """Classes of which torch reads any value."""
 NOT_OURS = "is cut off, or not a checkpoint of this program"
@@ -187,6 +189,7 @@ def _size_problem(path: Path) -> str:
     A checkpoint is input. By a few bytes, pickle makes a list that holds another one many times,
     and torch a tensor whose elements are all one number in memory. Whoever copies them makes each
     part anew. So the parts of a checkpoint to resume from are not larger together than its file.
+    Nor are there others than `state.encoding` writes: torch reads functions and classes, too.
     """
     try:
         state = read(path, mmap=True)
@@ -202,12 +205,17 @@ def _size_problem(path: Path) -> str:
         value, depth = stack.pop()
         if isinstance(value, torch.Tensor):
             bytes_left -= sum(part.numel() * part.itemsize for part in stored_parts(value))
+            if vars(value):  # torch would set any attribute, also in place of a method
+                return "is forged: it holds a tensor with attributes"
         elif isinstance(value, (str, bytes, bytearray)):
             bytes_left -= len(value) if len(value) > SHORT_TEXT else 0
         elif isinstance(value, (dict, list, tuple, set, frozenset)):
             parts_left -= len(value)
-            members = [*value, *value.values()] if isinstance(value, dict) else value
+            members = [*value, *value.values()] if isinstance(value, dict) else [*value]
+            members += getattr(value, "__dict__", {}).values()  # such as a state dict's versions
             stack += [(each, depth + 1) for each in members if type(each) not in NUMBERS]
+        elif not isinstance(value, PLAIN):
+            return f"is forged: it holds a {type(value).__name__}"
         if parts_left < 0 or bytes_left < 0 or depth > MAX_DEPTH:
             return "is forged: it is small, and what it holds is not"
     return ""
