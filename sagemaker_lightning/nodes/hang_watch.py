@@ -7,7 +7,7 @@ wait. For them, NCCL has a watchdog of its own, of ten minutes.)
 
 from pathlib import Path
 
-from sagemaker_lightning.contract.process_stat import process_stat
+from sagemaker_lightning.contract.process_stat import PARENT, process_stat
 from sagemaker_lightning.nodes import rank_progress
 
 TICKS_PER_SECOND = 100  # sysconf(_SC_CLK_TCK) on all of Linux's architectures that PyTorch has
@@ -16,7 +16,7 @@ BUSY_SHARE = 0.05
 
 Threads that only look whether there is something to do use less.
 """
-SESSION, USER_TICKS, SYSTEM_TICKS = 3, 11, 12  # places among the fields of process_stat
+USER_TICKS, SYSTEM_TICKS = 11, 12  # places among the fields of process_stat
 
 
 class HangWatch:
@@ -45,7 +45,7 @@ class HangWatch:
             self.ticks = {}
             return ""
         moved_at = max(rank.moved_at for rank in ranks)
-        ticks = _ticks_of_sessions({rank.pid for rank in ranks})
+        ticks = _ticks_with_children({rank.pid for rank in ranks})
         used = sum(ticks[pid] - self.ticks.get(pid, 0) for pid in ticks) / TICKS_PER_SECOND
         is_busy = used > BUSY_SHARE * (now - self.looked_at)
         if not self.ticks or is_busy or moved_at != self.moved_at:
@@ -62,19 +62,25 @@ class HangWatch:
         )
 
 
-def _ticks_of_sessions(pids: set[int]) -> dict[int, int]:
-    """Return the processor time of all processes in the sessions of these, by PID.
+def _ticks_with_children(pids: set[int]) -> dict[int, int]:
+    """Return the processor time of these processes and of all that they have started, by PID.
 
-    Data workers and compilers are in the session of their rank.
+    These are data workers and compilers.
     """
     everything = {
-        int(folder.name): process_stat(int(folder.name))
+        int(folder.name): fields
         for folder in Path("/proc").iterdir()
-        if folder.name.isdigit()
+        if folder.name.isdigit() and (fields := process_stat(int(folder.name)))
     }
-    sessions = {everything[pid][SESSION] for pid in pids if everything.get(pid)}
-    return {
-        pid: int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])
-        for pid, fields in everything.items()
-        if fields and fields[SESSION] in sessions
-    }
+    children: dict[int, list[int]] = {}
+    for pid, fields in everything.items():
+        children.setdefault(int(fields[PARENT]), []).append(pid)
+    found = {}
+    waiting = list(pids & everything.keys())
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            fields = everything[pid]
+            found[pid] = int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])
+            waiting += children.get(pid, ())
+    return found

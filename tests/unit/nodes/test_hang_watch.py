@@ -33,9 +33,10 @@ def start(tmp_path) -> Iterator:
     """A function that starts a rank, which writes that it trains and is at step 7."""
     started = []
 
-    def start(*arguments: str) -> subprocess.Popen:
+    def start(*arguments: str, own_session: bool = True) -> subprocess.Popen:
         command = [sys.executable, "-I", "-S", "-c", CODE, *arguments]
-        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+        options = {"start_new_session": True} if own_session else {"process_group": 0}
+        process = subprocess.Popen(command, cwd=ROOT, **options)
         started.append(process)
         note(tmp_path, process.pid)
         return process
@@ -53,9 +54,9 @@ def note(folder: Path, pid: int, moved_at: int = 1, trains: bool = True) -> None
 
 
 def used(pid: int, ticks: int) -> None:
-    """Wait until the session of a process has used so much processor time."""
+    """Wait until a process and its children have used so much processor time."""
     deadline = time.monotonic() + 60
-    while sum(hang_watch._ticks_of_sessions({pid}).values()) < ticks:
+    while sum(hang_watch._ticks_with_children({pid}).values()) < ticks:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -86,9 +87,21 @@ def test_a_long_step_is_none(start, tmp_path, where):
     process = start("works", *where)
     watch = HangWatch(tmp_path / "ranks", LIMIT)
     watch.look(1000.0)
-    before = sum(hang_watch._ticks_of_sessions({process.pid}).values())
+    before = sum(hang_watch._ticks_with_children({process.pid}).values())
     used(process.pid, before + 20)
     assert watch.look(1001.0) == "" and watch.look(1001.0 + LIMIT - 1) == ""
+
+
+def test_what_others_do_in_its_session_is_no_work_of_a_ranks(start, tmp_path):
+    """Such as a program beside it, or another test of this run."""
+    other = start("works", own_session=False)
+    (tmp_path / f"rank-{other.pid}").unlink()
+    start("sleeps", own_session=False)
+    watch = HangWatch(tmp_path / "ranks", LIMIT)
+    watch.look(1000.0)
+    used(other.pid, 20)
+    watch.look(1001.0)
+    assert watch.look(1000.0 + LIMIT)
 
 
 def test_a_rank_that_goes_on_does_not_hang(start, tmp_path):
