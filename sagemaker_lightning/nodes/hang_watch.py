@@ -16,6 +16,8 @@ BUSY_SHARE = 0.05
 
 Threads that only look whether there is something to do use less.
 """
+SPAN = 1.0
+"""Seconds, at least, over which the share is taken: of a short time, one tick is a large share."""
 USER_TICKS, SYSTEM_TICKS = 11, 12  # places among the fields of process_stat
 
 
@@ -45,6 +47,8 @@ class HangWatch:
             self.ticks = {}
             return ""
         moved_at = max(rank.moved_at for rank in ranks)
+        if self.ticks and moved_at == self.moved_at and now - self.looked_at < SPAN:
+            return ""
         ticks = _ticks_with_children({rank.pid for rank in ranks})
         used = sum(ticks[pid] - self.ticks.get(pid, 0) for pid in ticks) / TICKS_PER_SECOND
         is_busy = used > BUSY_SHARE * (now - self.looked_at)
