@@ -248,28 +248,3 @@ def next_batch(trainer: Trainer) -> Any:
     trainer.training = True
     batch, *_ = next(fetcher)
     return lightning_loops.transfer_batch(trainer, batch)
-
-
-def move_counters_past_epoch(loop: dict[str, Any]) -> None:
-    """Turn a fit loop's counters saved at an epoch's end into those after it.
-
-    Args:
-        loop: The saved state of the fit loop; it is changed in place.
-    """
-    for progress in loop["epoch_progress"].values():
-        progress["completed"] = progress["processed"]
-    current = loop["epoch_loop.batch_progress"]["current"]
-    current.update(dict.fromkeys(current, 0))
-
-
-def move_counters_to_epoch_end(loop: dict[str, Any]) -> None:
-    """Turn a fit loop's counters after an epoch into those at its end.
-
-    The latter are what Lightning saves and can resume from.
-
-    Args:
-        loop: The state of the fit loop; it is changed in place.
-    """
-    loop["epoch_progress"] = {name: dict(counts) for name, counts in loop["epoch_progress"].items()}
-    for progress in loop["epoch_progress"].values():
-        progress["completed"] -= 1
