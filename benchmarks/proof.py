@@ -34,7 +34,7 @@ from sagemaker_lightning.data import seeded_indices
 from sagemaker_lightning.data.loaders.redrawn import Redrawn
 from sagemaker_lightning.resume.callback import ExactResume
 from sagemaker_lightning.resume.check.verification import ResumeCheck
-from sagemaker_lightning.state import generators, object_graph, object_state
+from sagemaker_lightning.state import generators, object_graph
 
 from app.train import APPLICATION
 
@@ -103,9 +103,7 @@ def without() -> Iterator[None]:
         for hook in ("on_train_batch_start", "on_before_backward", "on_train_batch_end")
     ]
     left_out += [(ResumeCheck, step) for step in ("start", "check_restored", "checkpoint_saved")]
-    left_out += [
-        (module, "walk") for module in (object_graph, generators, object_state, seeded_indices)
-    ]
+    left_out += [(module, "walk") for module in (object_graph, generators, seeded_indices)]
     with ExitStack() as patched:
         for owner, name in left_out:
             patched.enter_context(mock.patch.object(owner, name, nothing))

@@ -3,10 +3,8 @@
 And what of them has changed, for long values, too.
 """
 
-import copy
 import enum
 import io
-import operator
 import random
 import sys
 import time
@@ -35,7 +33,8 @@ from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment
 from sagemaker_lightning.resume.parts.roots import of_kinds
-from sagemaker_lightning.state import generators, object_graph, object_state
+from sagemaker_lightning.state import generators, object_graph
+from sagemaker_lightning.state.digests import COMPARED_IN_FULL, digest, is_small
 from sagemaker_lightning.state.encoding import (
     PACKED_FROM,
     RECREATED,
@@ -47,7 +46,6 @@ from sagemaker_lightning.state.encoding import (
     to_plain,
 )
 from sagemaker_lightning.state.graph.state import GraphState, nodes_of
-from sagemaker_lightning.state.object_state import COMPARED_IN_FULL, PlainState
 
 Step = namedtuple("Step", "state reward done")
 
@@ -175,73 +173,6 @@ def test_of_tensors_that_require_gradients_the_values_are_saved(number):
     assert not any(value.requires_grad for value in restored)
 
 
-LONG = 513
-"""More elements than are compared in full in the next test."""
-
-
-@pytest.mark.parametrize(
-    "make, change",
-    [
-        (lambda: list(range(LONG)), lambda value: value.reverse()),
-        (lambda: list(range(LONG)), lambda value: value.append(0)),
-        (lambda: list(map(str, range(LONG))), lambda value: value.__setitem__(77, "x")),
-        (lambda: {k: str(k) for k in range(LONG)}, lambda value: value.update({5: "y"})),
-        (lambda: {k: [k] for k in range(LONG)}, lambda value: value[0].append(1)),
-        (lambda: np.zeros(LONG), lambda value: value.__setitem__(slice(3, 7), 1)),
-        (
-            lambda: torch.zeros(LONG),
-            lambda value: value[[4, 5]].add_(1) is None or value[4].add_(1),
-        ),
-        (lambda: np.arange(LONG), lambda value: value.__setitem__([3, 4], [4, 3])),
-    ],
-    ids=[
-        "order",
-        "length",
-        "an element",
-        "an entry",
-        "within the first entry",
-        "some numbers",
-        "one number of a tensor",
-        "two numbers exchanged",
-    ],
-)
-def test_a_long_value_is_kept_when_it_changes(make, change, monkeypatch):
-    monkeypatch.setattr(object_state, "COMPARED_IN_FULL", LONG - 1)
-    owner = type("Mine", (), {})()
-    owner.value = make()
-    state = PlainState(lambda: {"mine": owner})
-    state.mark()
-    assert state.encode_changes() == {}
-    change(owner.value)
-    changes = state.encode_changes()
-    assert list(changes) == [("mine", "value")]
-    expected = str(owner.value)
-    owner.value = make()
-    state.restore(changes)
-    assert str(owner.value) == expected
-
-
-@pytest.mark.parametrize("wrap", [lambda tensor: tensor, lambda tensor: [{"a": tensor}]])
-def test_the_last_bit_of_any_element_of_a_tensor_counts(wrap):
-    owner = type("Mine", (), {})()
-    tensor = torch.ones(2000)
-    owner.value = wrap(tensor)
-    state = PlainState(lambda: {"mine": owner})
-    state.mark()
-    tensor[1000] += torch.finfo(torch.float32).eps
-    assert list(state.encode_changes()) == [("mine", "value")]
-
-
-def test_a_list_of_a_models_own_weights_is_no_value_of_its_own():
-    """An LSTM has one. It is what its state dict has, which a checkpoint holds once."""
-    model = torch.nn.LSTM(2, 2)
-    model.others = [torch.ones(1)]
-    model.none = []
-    values = PlainState(lambda: {"model": model}).encode_all()
-    assert ("model", "_flat_weights") not in values
-    assert {("model", "others"), ("model", "none"), ("model", "hidden_size")} <= values.keys()
-
-
 def on_two_devices() -> dict:
     """Return tensors on the CPU and elsewhere, some of them many."""
     return {
@@ -285,29 +216,6 @@ def test_a_tensor_that_is_the_same_elsewhere_is_the_same():
     assert str(comparable(encode({"a": [Elsewhere(torch.ones(2))], "b": (1, None)}))) == str(
         encode(held)
     )
-
-
-def test_what_a_hook_has_gathered_elsewhere_is_there_again(meta):
-    """An empty list, an attribute that was None, and a tensor that a step has moved."""
-
-    def made():
-        owner = type("Mine", (), {})()
-        owner.seen = []
-        owner.last = None
-        owner.weight = torch.zeros(2)
-        return owner
-
-    owner = made()
-    state = PlainState(lambda: {"mine": owner})
-    state.mark()
-    owner.seen.append(Elsewhere(torch.ones(2)))
-    owner.last = owner.weight = Elsewhere(torch.ones(2))
-    changes = state.encode_changes()
-    owner = made()
-    state.restore(changes)
-    assert [tensor.device.type for tensor in (*owner.seen, owner.last, owner.weight)] == [
-        "meta"
-    ] * 3
 
 
 def test_a_metric_stays_on_its_device():
@@ -545,32 +453,6 @@ class Node:
     children: list = field(default_factory=list)
 
 
-class Slotted:
-    """Has a slot whose name is a text, as a user may write it."""
-
-    __slots__ = "total"
-
-
-class PrivatelySlotted(Slotted):
-    """Has a slot of its class alone."""
-
-    __slots__ = ("__count",)
-
-    def __init__(self) -> None:
-        self.total = self.__count = 0
-
-    def add(self) -> None:
-        """Change both."""
-        self.total += 1
-        self.__count += 1
-
-
-class Registry(dict):
-    """A user's dict with an attribute."""
-
-    misses = 0
-
-
 def test_what_has_itself_in_it_is_not_plain():
     root = Node(0)
     root.children.append(Node(1, root))
@@ -597,27 +479,6 @@ def test_an_enum_that_cannot_be_found_again_is_not_plain():
     for kind, value in (("enum", "GONE"), ("flag", 1)):
         with pytest.raises(UserError, match="which this program does not have"):
             decode({"#": (kind, __name__, "Kind"), "value": value})
-
-
-def test_slots_and_the_attributes_of_a_users_container_are_there_again():
-    slotted, registry = PrivatelySlotted(), Registry(a=1)
-
-    def change() -> None:
-        slotted.add()
-        registry.misses = 3
-
-    state = PlainState(lambda: {"slotted": slotted, "registry": registry})
-    state.mark()
-    change()
-    changes = state.encode_changes()
-    assert sorted(map(".".join, changes)) == [
-        "registry.misses",
-        "slotted._PrivatelySlotted__count",
-        "slotted.total",
-    ]
-    slotted, registry = PrivatelySlotted(), Registry(a=1)
-    state.restore(changes)
-    assert slotted.total == slotted._PrivatelySlotted__count == 1 and registry.misses == 3
 
 
 @dataclass(slots=True, frozen=True)
@@ -1076,40 +937,6 @@ class Switching(Tracker):
         self.meter = Tracker()
 
 
-def test_a_function_or_method_that_another_took_the_place_of_comes_back():
-    owner = Switching()
-    state = PlainState(lambda: {"mine": owner})
-    state.mark()
-    assert state.encode_changes() == {}
-    owner.switch()
-    file = io.BytesIO()
-    torch.save(state.encode_changes(), file)
-    changes = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-    owner = Switching()
-    state.restore(changes)
-    assert owner.loss is torch.nn.functional.l1_loss and owner.act is torch.tanh
-    assert owner.both == {"loss": torch.nn.functional.gelu} and owner.step == owner.reset
-    assert state.encode_changes() == changes
-
-
-def test_what_cannot_come_back_differs_after_a_resume():
-    """A lambda, arguments, an object of another class: its attributes are not given to this one."""
-    owner = Switching()
-    state = PlainState(lambda: {"mine": owner})
-    state.mark()
-    owner.switch_what_has_no_name()
-    changes = state.encode_changes()
-    owner = Switching()
-    state.restore(changes)
-    now = state.encode_changes()
-    assert {".".join(key) for key in changes if now.get(key) != changes[key]} == {
-        "mine.local",
-        "mine.scaled",
-        "mine.meter",
-        "mine.meter.batches",
-    }
-
-
 GENERATOR = np.random.default_rng(0)
 BY_TORCH = torch.Generator()
 DRAWN = []
@@ -1365,15 +1192,14 @@ def counter():
 def test_what_a_function_has_closed_over_is_there_again():
     add = counter()
     assert object_graph.closure(add) == {"count": 0}
-    state = PlainState(lambda: {"add": add})
+    state = GraphState(lambda: {"add": add})
     state.mark()
     add(), add()
-    changes = state.encode_changes()
-    assert list(changes) == [("add", "count")]
+    record = state.encode()
+    assert len(state.changes()) == 1
     add = counter()
-    state.restore(changes)
+    GraphState(lambda: {"add": add}).restore(record)
     assert add() == 3
-    state.restore({("add", "gone"): 3})
     add.__module__ = "torch.optim"
     assert object_graph.attributes(add) == {}
     add.__module__ = None
@@ -1442,370 +1268,27 @@ def test_a_tensor_of_a_class_that_no_module_has_is_named():
     image = torch.ones(2).as_subclass(type("Local", (Image,), {}))
     with pytest.raises(NotPlain, match="Local"):
         encode([image])
-    owner = type("Mine", (), {})()
-    owner.image = image
-    state = PlainState(lambda: {"mine": owner})
-    state.mark()
-    assert state.encode_changes() == {}
-    image.add_(1)
-    assert state.encode_changes() == {}
-
-
-def mine(**attributes):
-    """Return an object of a user's, with these attributes, and its plain state, marked."""
-    owner = type("Mine", (), {})()
-    vars(owner).update(attributes)
-    state = PlainState(lambda: {"mine": owner})
-    state.mark()
-    return owner, state
-
-
-def changed_attributes(state) -> list[str]:
-    return [name for _, name in state.encode_changes()]
 
 
 @pytest.mark.parametrize("size", [COMPARED_IN_FULL, COMPARED_IN_FULL + 1])
 @pytest.mark.parametrize(
     "make", [np.zeros, torch.zeros, lambda size: "a" * size, lambda size: "\u044f" * size]
 )
-def test_a_value_of_any_size_that_stays_as_it_is_is_not_saved(make, size):
-    """65,536 elements are compared in full."""
-    owner, state = mine(value=make(size))
-    _characters = list(owner.value)[::2] if isinstance(owner.value, str) else None
-    assert state.encode_changes() == {} and COMPARED_IN_FULL == 65_536
-    assert object_state.is_small(owner.value) is (size == 65_536)
-    owner.value = make(size + 1)
-    assert changed_attributes(state) == ["value"]
+def test_a_value_of_up_to_65_536_elements_is_small(make, size):
+    assert is_small(make(size)) is (size == 65_536)
 
 
-def test_each_number_of_a_large_array_counts():
-    """Also of one that is not in one piece, or not of numbers alone; and its shape does."""
-    size = (2, 40_000)
-    owner, state = mine(
-        array=np.zeros(size, np.int8),
-        tensor=torch.zeros(size, dtype=torch.int8),
-        transposed=np.zeros(size, np.int8).T,
-        columns=torch.zeros(size, dtype=torch.int8)[:, ::2],
-        shape=torch.zeros(size, dtype=torch.int8),
-        type=np.zeros(size, np.int8),
-        same=torch.zeros(size, dtype=torch.int8),
-        sparse=torch.zeros(300, 300).to_sparse(),
-    )
-    owner.array[1, 7] = owner.tensor[1, 7] = 1
-    owner.transposed[7, 1] = owner.columns[1, 7] = 1
-    owner.shape = owner.shape.T.contiguous()
-    owner.type = owner.type.astype(np.uint8)
-    assert changed_attributes(state) == [
-        "array",
-        "tensor",
-        "transposed",
-        "columns",
-        "shape",
-        "type",
-    ]
-
-
-def test_of_a_very_large_array_some_numbers_count(monkeypatch):
-    monkeypatch.setattr("sagemaker_lightning.state.object_state.MAX_CHECKSUMMED_BYTES", 2**17)
-    values = {
-        name: np.zeros(size, np.int8)
-        for name, size in {"array": 2**17, "read": 2**17 + 1, "unread": 2**17 + 1}.items()
-    }
-    values |= {f"{name} too": torch.from_numpy(value.copy()) for name, value in values.items()}
-    owner, state = mine(**values)
-    for name, value in vars(owner).items():
-        value[0 if name.startswith("read") else 1] = 1
-    assert changed_attributes(state) == ["array", "read", "array too", "read too"]
-
-
-def test_values_that_look_alike_are_told_apart():
-    """Another type, shape or key is another value."""
-    pairs = {
-        "kind": ([1, 2], (1, 2)),
-        "nested": ([[1], [2, 3]], [[1, 2], [3]]),
-        "type": (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
-        "shape": (torch.zeros(2, 3), torch.zeros(3, 2)),
-        "key": ({"a": 1}, {"b": 1}),
-        "order": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-        "number": (1, 1.0),
-        "text": ("1", 1),
-        "truth": (True, 1),
-        "length": ([0] * 300, [0] * 301),
-        "emptied": ([1], []),
-        "_hparams": ([1], [2]),
-        "sparse": (torch.ones(2).to_sparse(), torch.zeros(2).to_sparse()),
-        "none": (torch.zeros(0, 2), torch.zeros(2, 0)),
-        "with tensors": ([torch.zeros(1), 1], [torch.zeros(1), 2]),
-    }
-    owner, state = mine(**{name: before for name, (before, _) in pairs.items()})
-    assert state.encode_changes() == {}
-    vars(owner).update({name: after for name, (_, after) in pairs.items()})
-    assert changed_attributes(state) == list(pairs)
-    vars(owner).update({name: copy.deepcopy(before) for name, (before, _) in pairs.items()})
-    assert state.encode_changes() == {}
+def test_sparse_tensors_of_other_values_have_other_digests():
     by_rows = [tensor.to_sparse_csr() for tensor in (torch.ones(2, 2), 2 * torch.ones(2, 2))]
-    assert object_state.digest(by_rows[0]) != object_state.digest(by_rows[1])
+    assert digest(by_rows[0]) != digest(by_rows[1])
 
 
 def test_equal_texts_are_equal_whether_or_not_they_are_one_object():
     names = [f"class {number}" for number in range(3)]
-    assert object_state.digest([names[k % 3] for k in range(300)]) == object_state.digest(
+    assert digest([names[k % 3] for k in range(300)]) == digest(
         [f"class {k % 3}" for k in range(300)]
     )
 
 
-class Level(int):
-    """A number of a class of its own, which no checkpoint can hold (RDKit has such)."""
-
-
-def test_kept_values_are_those_of_their_moment(monkeypatch):
-    """What holds more than a million elements is not kept; of a long list, the list is."""
-    monkeypatch.setattr("sagemaker_lightning.state.object_state.MAX_COPIED", 400)
-    owner, state = mine(
-        numbers=[[1]],
-        array=np.zeros(400),
-        tensor=torch.zeros(400),
-        long=[[0] for _ in range(257)],
-        longest=[[0] for _ in range(256)],
-        objects=np.array([[0]] * 257 + [None], dtype=object),
-        more=[0] * 401,
-        act=first_loss,
-        levels={Level(1): 0},
-        meter=Tracker(),
-    )
-    kept = state.copies()
-    names = ["numbers", "array", "tensor", "long", "longest", "objects", "act", "levels", "batches"]
-    assert [name for _, name in kept] == names
-    before = {name: str(value) for (_, name), value in kept.items()}
-    assert kept["mine", "long"][0] is owner.long[0] and kept["mine", "long"] is not owner.long
-    assert kept["mine", "objects"][0] is owner.objects[0]
-    assert kept["mine", "longest"][0] is not owner.longest[0]
-    assert kept["mine", "levels"] is owner.levels
-    owner.numbers[0][0] = owner.array[0] = owner.tensor[0] = owner.objects[0] = 2
-    owner.long.append([0])
-    owner.more.append(0)
-    owner.act = torch.relu
-    owner.meter = Slotted()
-    assert {name: str(value) for (_, name), value in kept.items()} == before
-    assert state.encode_changes(kept) == {}
-    assert state.encode_all(kept)["mine", "numbers"] == [[1]]
-    assert state.encode_all()["mine", "numbers"] == [[2]]
-    assert state.encode_all().keys() - state.encode_all(kept).keys() == {
-        ("mine", "more"),
-        ("mine.meter", "sum"),
-    }
-    changed = {"numbers", "array", "tensor", "long", "objects", "more", "act", "meter", "sum"}
-    assert set(changed_attributes(state)) == changed
-
-
-def test_a_kept_array_is_as_at_the_start_however_it_lies_in_memory():
-    """CIFAR10's images are transposed."""
-    _, state = mine(array=np.zeros((300, 300)).T, tensor=torch.zeros(300, 300).T)
-    assert state.encode_changes(state.copies()) == {}
-
-
-def test_of_a_state_dict_that_an_object_keeps_the_weights_are_saved():
-    owner, state = mine(best=None)
-    owner.best = torch.nn.Linear(1, 1).state_dict()
-    assert owner.best._metadata and changed_attributes(state) == ["best"]
-
-
-def test_an_attribute_of_a_partial_function_is_there_again():
-    owner, state = mine(call=partial(max, 1))
-    owner.call.count = 3
-    changes = state.encode_changes()
-    assert changes == {("mine.call", "count"): 3}
-    owner.call = partial(max, 1)
-    state.restore(changes)
-    assert owner.call.count == 3
-
-
-def test_what_others_hold_too_is_restored_in_place():
-    def made():
-        owner, state = mine(
-            numbers=[1, 2],
-            last=deque([1], maxlen=3),
-            array=np.zeros(2),
-            frozen=np.zeros(2),
-            tensor=torch.zeros(2),
-            tensors=[torch.zeros(2), torch.zeros(2)],
-            by_name={"a": torch.zeros(2), "b": 1},
-            pool={1, 2},
-            longer=[torch.zeros(2)],
-            wider=torch.zeros(2),
-            reshaped=[torch.zeros(2)],
-            other_array=np.zeros(2),
-            shorter=deque([1], maxlen=3),
-        )
-        owner.frozen.flags.writeable = False
-        return owner, state
-
-    owner, state = made()
-    owner.numbers.append(3)
-    owner.last.append(2)
-    owner.array[:] = owner.tensor[:] = 1
-    owner.frozen = np.ones(2)
-    owner.tensors[1] += 1
-    owner.by_name["a"] += 1
-    del owner.by_name["b"]
-    owner.pool.add(3)
-    owner.longer.append(torch.ones(2))
-    owner.wider = torch.ones(3)
-    owner.reshaped[0] = torch.ones(3)
-    owner.other_array = np.ones(2, np.float32)
-    owner.shorter = deque([1, 2], maxlen=2)
-    changes = state.encode_changes()
-    expected = {name: str(value) for name, value in vars(owner).items()}
-    owner, state = made()
-    held = dict(vars(owner))
-    inner = [*owner.tensors, owner.by_name["a"]]
-    state.restore(changes)
-    assert {name: str(value) for name, value in vars(owner).items()} == expected
-    assert {name for name, value in vars(owner).items() if value is not held[name]} == {
-        "frozen",
-        "wider",
-        "other_array",
-        "shorter",
-    }
-    assert all(map(operator.is_, [*owner.tensors, owner.by_name["a"]], inner))
-    assert owner.other_array.dtype == np.float32 and owner.shorter.maxlen == 2
-
-
-def test_what_a_function_has_closed_over_is_restored_in_place():
-    seen = []
-
-    def note() -> None:
-        seen.append(1)
-
-    state = PlainState(lambda: {"note": note})
-    state.mark()
-    note()
-    changes = state.encode_changes()
-    held = seen
-    held.clear()
-    state.restore(changes)
-    assert seen is held and held == [1]
-
-
-def test_a_value_of_another_kind_takes_the_place_of_the_present_one():
-    """A tensor is then on the device of the one that was there."""
-    owner, state = mine(
-        tensor=None,
-        nothing=torch.zeros(2),
-        wider=Elsewhere(torch.zeros(2)),
-        expanded=torch.zeros(1).expand(2),
-        listed=[torch.zeros(1).expand(2)],
-        longer=torch.zeros(2),
-        whole=torch.zeros(2),
-    )
-    with torch.inference_mode():
-        owner.inferred = torch.zeros(2)
-    ones = torch.ones(2)
-    wider = torch.ones(3)
-    saved = {"tensor": ones, "nothing": None, "wider": wider, "expanded": ones, "inferred": ones}
-    saved |= {"listed": [ones], "longer": torch.ones(1), "whole": torch.ones(2, dtype=torch.int)}
-    state.restore({("mine", name): value for name, value in saved.items()})
-    assert owner.nothing is None and owner.wider.device.type == "meta"
-    assert owner.tensor.tolist() == owner.expanded.tolist() == owner.inferred.tolist() == [1, 1]
-    assert owner.listed[0].tolist() == [1, 1] and owner.longer.tolist() == [1]
-    assert owner.whole.dtype == torch.int
-
-
-def test_a_tensor_of_two_names_gets_its_values_once():
-    """A module's weights are in the checkpoint already; what differs gets a tensor of its own."""
-    model = torch.nn.Linear(2, 1)
-    norm = torch.nn.BatchNorm1d(2)
-    shared = torch.zeros(2)
-
-    def made():
-        return mine(
-            model=model,
-            norm=norm,
-            first=shared,
-            second=shared,
-            weights=[model.weight, model.bias],
-            bias=model.bias,
-            mixed=[model.weight, torch.zeros(1)],
-        )
-
-    owner, state = made()
-    norm(torch.ones(2, 2))
-    with torch.no_grad():
-        model.bias += 1
-    assert [name for _, name in state.encode_changes()] == []
-    owner.first += 1
-    owner.mixed[1] += 1
-    changes = state.encode_changes()
-    assert [name for _, name in changes] == ["first", "second", "mixed"]
-    shared.zero_()
-    owner, state = made()
-    state.restore(changes)
-    assert owner.first is owner.second is shared and shared.tolist() == [1, 1]
-    assert owner.mixed[0] is model.weight and owner.mixed[1].item() == 1
-    changes["mine", "second"] = torch.full((2,), 3.0)
-    before = model.weight.detach().clone()
-    changes["mine", "mixed"][0] = torch.ones(1, 2) * 7
-    changes["mine.model", "weight"] = torch.ones(1, 2)
-    changes["mine.norm", "running_var"] = torch.zeros(2)
-    state.restore(changes)
-    assert owner.first.tolist() == [1, 1] and owner.second.tolist() == [3, 3]
-    assert owner.mixed[0].tolist() == [[7, 7]] and torch.equal(model.weight, before)
-    assert norm.running_var.all()
-
-
-def test_variables_of_classes_and_objects_of_skipped_ones_are_not_saved(monkeypatch):
-    owner, state = mine(kind=Tracker, meter=Slotted(), parts=[Slotted()], number=0)
-    monkeypatch.setattr(Tracker, "count", 1, raising=False)
-    assert state.encode_changes() == {}
-    for classes, names in (((), ["number", "sum", "sum"]), ((Slotted,), ["number"])):
-        owner.number = owner.meter.sum = owner.parts[0].sum = 0
-        skipping = PlainState(lambda: {"mine": owner}, classes)
-        skipping.mark()
-        owner.number = owner.meter.sum = owner.parts[0].sum = 1
-        assert sorted(changed_attributes(skipping)) == names
-
-
-def test_hyperparameters_that_change_while_training_are_saved():
-    """Those that are plain; others stay as they are."""
-
-    class Module(LightningModule):
-        def __init__(self, rate=0.1, loss=first_loss, parts=None):
-            super().__init__()
-            self.save_hyperparameters()
-
-    module = Module(parts=[object()])
-    state = PlainState(lambda: {"model": module})
-    state.mark()
-    assert state.encode_changes() == {}
-    module.hparams.rate = 0.2
-    changes = state.encode_changes()
-    assert list(changes) == [("model", "_hparams")] and changes["model", "_hparams"]["rate"] == 0.2
-    assert "parts" not in changes["model", "_hparams"]
-    module = Module(parts=[3])
-    hyperparameters = module.hparams
-    state.restore(changes)
-    assert module.hparams is hyperparameters and hyperparameters.rate == 0.2
-    assert hyperparameters.parts == [3]
-
-
 def nested(levels: int, value, make):
     return value if levels == 0 else make(nested(levels - 1, value, make))
-
-
-def array_of(value) -> np.ndarray:
-    """Return an array that holds a value."""
-    array_ = np.empty(1, dtype=object)
-    array_[0] = value
-    return array_
-
-
-@pytest.mark.parametrize("make", [lambda inner: [inner], lambda inner: {"a": inner}, array_of])
-def test_what_is_in_nine_containers_is_saved(make):
-    owner, state = mine(
-        nine=nested(9, 1, make), ten=nested(10, 1, make), parts={"a": (Transition(1.0, []),)}
-    )
-    owner.nine = nested(9, 2, make)
-    owner.ten = nested(10, 2, make)
-    owner.parts["b"] = frozenset({1})
-    assert ("mine", "nine") in state.encode_changes()
-    assert ("mine", "parts") in state.encode_changes()

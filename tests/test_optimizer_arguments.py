@@ -28,8 +28,8 @@ from sagemaker_lightning.resume.same_run.optimizer_arguments import (
     labelled,
     other_classes,
 )
+from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.object_graph import MAX_ELEMENTS
-from sagemaker_lightning.state.object_state import digest
 
 FACTOR = 0.25
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from sagemaker_lightning.callbacks.loggers.tensorboard_events import read_events
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.resume.files.checkpoint_file import ENTRIES_KEY, read
-from sagemaker_lightning.state.object_state import digest
+from sagemaker_lightning.state.digests import digest
 
 STEP_ENTRIES = ("batch", "learning rate", "loss")
 """What is recorded of a step, in the order in which one follows from another."""

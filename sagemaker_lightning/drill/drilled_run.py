@@ -23,7 +23,7 @@ from sagemaker_lightning.data.deterministic import has_state
 from sagemaker_lightning.resume.callback import ExactResume
 from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.state import module_variables
-from sagemaker_lightning.state.object_state import digest
+from sagemaker_lightning.state.digests import digest
 
 # In steps: a kill within an epoch goes back to a checkpoint in that epoch, and repeats a step.
 CHECKPOINT_EVERY_N_STEPS = 2

@@ -16,8 +16,8 @@ from sagemaker_lightning.resume.parts.roots import name_in_module
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.encoding import RECREATED, NotPlain, to_plain
-from sagemaker_lightning.state.object_state import digest
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run

@@ -20,7 +20,7 @@ from torchmetrics import Metric
 
 from sagemaker_lightning.compat.torch_modules import buffers, parameters
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.object_state import digest, is_small
+from sagemaker_lightning.state.digests import digest, is_small
 
 COUNTERS = ("builtins", "itertools")  # modules whose iterators can be asked for their position
 MAX_REMAINING = 10_000  # an iterator with more elements left is not examined

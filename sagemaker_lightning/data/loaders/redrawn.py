@@ -18,8 +18,8 @@ from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.data.seeded_indices import number_of
 from sagemaker_lightning.state import generators
+from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.encoding import decode, encode
-from sagemaker_lightning.state.object_state import digest
 
 
 class Redrawn(UnplacedLoader):

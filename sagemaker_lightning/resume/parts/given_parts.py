@@ -18,9 +18,9 @@ from pytorch_lightning import Trainer
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.parts.part import Moment, Part
+from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.encoding import NOTE_KEY, NotPlain, comparable, decode, encode
 from sagemaker_lightning.state.object_graph import Elsewhere
-from sagemaker_lightning.state.object_state import digest
 
 METHODS = "state_dict", "load_state_dict"
 ARGUMENT = "ExactResume(parts=...)"

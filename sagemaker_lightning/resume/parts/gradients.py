@@ -9,7 +9,7 @@ from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.start_hooks import is_of_library
-from sagemaker_lightning.state.object_state import digest
+from sagemaker_lightning.state.digests import digest
 
 
 class Gradients(Part):

@@ -18,8 +18,8 @@ from sagemaker_lightning.resume.parts.copies import copy_to_cpu, has_values
 from sagemaker_lightning.resume.parts.part import Moment, Part, named_values
 from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.graph import fingerprints
-from sagemaker_lightning.state.object_state import digest
 
 
 class RankBuffers(Part):

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from sagemaker_lightning.callbacks.lr_scaling import GROUP_KEYS, SCHEDULER_ATTRIBUTES
 from sagemaker_lightning.compat.torch_modules import INNER_SCHEDULERS, inner_schedulers
+from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.object_graph import (
     MAX_ELEMENTS,
     closure,
     is_library_class,
     namespace,
 )
-from sagemaker_lightning.state.object_state import digest
 
 KERNEL_ARGUMENTS = {"foreach", "fused", "capturable", "differentiable"}
 """Arguments of an optimizer that choose a kernel, as the machine may need it."""

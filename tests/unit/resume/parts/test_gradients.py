@@ -10,7 +10,7 @@ from untrained import alike, in_epoch_5, resumed, run_of, trainer_of
 from sagemaker_lightning.resume.parts import gradients as gradients_part
 from sagemaker_lightning.resume.parts.gradients import Gradients
 from sagemaker_lightning.resume.parts.part import Moment
-from sagemaker_lightning.state.object_state import digest
+from sagemaker_lightning.state.digests import digest
 
 
 class Model(LightningModule):

@@ -1,11 +1,23 @@
 """A run's state of a user's objects: marked at the start, saved, restored, and saved again."""
 
+import copy
+import operator
+from collections import deque
+
 import numpy as np
 import pytest
 import torch
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.state.graph.state import GraphState, digests, names_in, without
+from sagemaker_lightning.state.graph import fingerprints
+from sagemaker_lightning.state.graph.packing import PACKED_FROM
+from sagemaker_lightning.state.graph.state import (
+    GraphState,
+    digests,
+    names_in,
+    nodes_of,
+    without,
+)
 
 
 class Thing:
@@ -273,3 +285,406 @@ def test_tuples_that_share_one_come_back():
     state_of(resumed).restore(state.encode())
     first, (second, _) = resumed.value
     assert first == ([1],) and first is second
+
+
+# What has changed, however large it is ------------------------------------------------------------
+
+
+class Slotted:
+    """Has a number in a slot."""
+
+    __slots__ = ("sum",)
+
+
+def mine(**attributes):
+    """Return an object with these attributes, and its state, marked."""
+    owner = Thing(**attributes)
+    state = GraphState(lambda: {"mine": owner}, is_kept=True)
+    state.mark()
+    return owner, state
+
+
+def changed(state) -> set[str]:
+    """Return the names of the attributes that have changed."""
+    return {name.removeprefix("Thing.") for name in state.names_changed()}
+
+
+@pytest.mark.parametrize("size", [513, PACKED_FROM + 1])
+@pytest.mark.parametrize(
+    "make, change",
+    [
+        (lambda size: list(range(size)), lambda value: value.reverse()),
+        (lambda size: list(range(size)), lambda value: value.append(0)),
+        (lambda size: list(map(str, range(size))), lambda value: value.__setitem__(77, "x")),
+        (lambda size: {k: str(k) for k in range(size)}, lambda value: value.update({5: "y"})),
+        (lambda size: {k: [k] for k in range(size)}, lambda value: value[0].append(1)),
+        (np.zeros, lambda value: value.__setitem__(slice(3, 7), 1)),
+        (torch.zeros, lambda value: value[4].add_(1)),
+        (np.arange, lambda value: value.__setitem__([3, 4], [4, 3])),
+    ],
+    ids=[
+        "order",
+        "length",
+        "an element",
+        "an entry",
+        "within the first entry",
+        "some numbers",
+        "one number of a tensor",
+        "two numbers exchanged",
+    ],
+)
+def test_a_long_value_is_saved_when_it_changes(make, change, size):
+    owner, state = mine(value=make(size))
+    assert changed(state) == set() and nodes_of(state.encode()) == []
+    change(owner.value)
+    assert changed(state) == {"value"}
+    record = state.encode()
+    expected = str(owner.value)
+    resumed, state = mine(value=make(size))
+    state.restore(record)
+    assert str(resumed.value) == expected
+
+
+@pytest.mark.parametrize("wrap", [lambda tensor: tensor, lambda tensor: [{"a": tensor}]])
+def test_the_last_bit_of_any_element_of_a_tensor_counts(wrap):
+    tensor = torch.ones(2000)
+    _, state = mine(value=wrap(tensor))
+    tensor[1000] += torch.finfo(torch.float32).eps
+    assert changed(state) == {"value"}
+
+
+def test_a_list_of_a_models_own_weights_is_no_value_of_its_own():
+    """An LSTM has one. It is what its state dict has, which a checkpoint holds once."""
+    model = torch.nn.LSTM(2, 2)
+    state = GraphState(lambda: {"model": model})
+    state.mark()
+    with torch.no_grad():
+        model.weight_ih_l0 += 1
+    model.others = [torch.ones(1)]
+    record = state.encode()
+    assert set(names_in(record)) == {"model", "model.others"} and len(record["tensors"]) == 1
+
+
+@pytest.mark.parametrize("size", [fingerprints.HASHED_IN_FULL, fingerprints.HASHED_IN_FULL + 1])
+@pytest.mark.parametrize(
+    "make", [np.zeros, torch.zeros, lambda size: "a" * size, lambda size: "\u044f" * size]
+)
+def test_a_value_of_any_size_that_stays_as_it_is_is_not_saved(make, size):
+    owner, state = mine(value=make(size))
+    owner.value = copy.deepcopy(owner.value) if isinstance(owner.value, str) else owner.value
+    assert changed(state) == set() and nodes_of(state.encode()) == []
+
+
+def test_each_number_of_a_large_array_counts():
+    """Also of one that is not in one piece, or not of numbers alone; and its shape does."""
+    size = (2, 40_000)
+    owner, state = mine(
+        array=np.zeros(size, np.int8),
+        tensor=torch.zeros(size, dtype=torch.int8),
+        transposed=np.zeros(size, np.int8).T,
+        columns=torch.zeros(size, dtype=torch.int8)[:, ::2],
+        shape=torch.zeros(size, dtype=torch.int8),
+        type=np.zeros(size, np.int8),
+        same=torch.zeros(size, dtype=torch.int8),
+        sparse=torch.zeros(300, 300).to_sparse(),
+    )
+    owner.array[1, 7] = owner.tensor[1, 7] = 1
+    owner.transposed[7, 1] = owner.columns[1, 7] = 1
+    owner.shape = owner.shape.T.contiguous()
+    owner.type = owner.type.astype(np.uint8)
+    assert changed(state) == {"array", "tensor", "transposed", "columns", "shape", "type"}
+
+
+def test_of_a_very_large_array_some_numbers_count(monkeypatch):
+    monkeypatch.setattr(fingerprints, "CHECKSUMMED", 2**17)
+    values = {
+        name: np.zeros(size, np.int8)
+        for name, size in {"array": 2**17, "read": 2**17 + 1, "unread": 2**17 + 1}.items()
+    }
+    values |= {f"{name}_too": torch.from_numpy(value.copy()) for name, value in values.items()}
+    owner, state = mine(**values)
+    for name, value in vars(owner).items():
+        value[0 if name.startswith("read") else 1] = 1
+    assert changed(state) == {"array", "read", "array_too", "read_too"}
+
+
+def test_values_that_look_alike_are_told_apart():
+    """Another type, shape or key is another value."""
+    pairs = {
+        "kind": ([1, 2], (1, 2)),
+        "nested": ([[1], [2, 3]], [[1, 2], [3]]),
+        "type": (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+        "shape": (torch.zeros(2, 3), torch.zeros(3, 2)),
+        "key": ({"a": 1}, {"b": 1}),
+        "order": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        "number": (1, 1.0),
+        "text": ("1", 1),
+        "truth": (True, 1),
+        "length": ([0] * 300, [0] * 301),
+        "emptied": ([1], []),
+        "sparse": (torch.ones(2).to_sparse(), torch.zeros(2).to_sparse()),
+        "none": (torch.zeros(0, 2), torch.zeros(2, 0)),
+        "with tensors": ([torch.zeros(1), 1], [torch.zeros(1), 2]),
+    }
+    owner, state = mine(**{name: before for name, (before, _) in pairs.items()})
+    assert changed(state) == set()
+    vars(owner).update({name: after for name, (_, after) in pairs.items()})
+    assert changed(state) == set(pairs)
+    vars(owner).update({name: before for name, (before, _) in pairs.items()})
+    assert changed(state) == set()
+
+
+def test_what_others_hold_too_is_restored_in_place():
+    def made():
+        owner, state = mine(
+            numbers=[1, 2],
+            last=deque([1], maxlen=3),
+            array=np.zeros(2),
+            frozen=np.zeros(2),
+            tensor=torch.zeros(2),
+            tensors=[torch.zeros(2), torch.zeros(2)],
+            by_name={"a": torch.zeros(2), "b": 1},
+            pool={1, 2},
+            longer=[torch.zeros(2)],
+            wider=torch.zeros(2),
+            reshaped=[torch.zeros(2)],
+            other_array=np.zeros(2),
+            shorter=deque([1], maxlen=3),
+        )
+        owner.frozen.flags.writeable = False
+        return owner, state
+
+    owner, state = made()
+    owner.numbers.append(3)
+    owner.last.append(2)
+    owner.array[:] = owner.tensor[:] = 1
+    owner.frozen = np.ones(2)
+    owner.tensors[1] += 1
+    owner.by_name["a"] += 1
+    del owner.by_name["b"]
+    owner.pool.add(3)
+    owner.longer.append(torch.ones(2))
+    owner.wider = torch.ones(3)
+    owner.reshaped[0] = torch.ones(3)
+    owner.other_array = np.ones(2, np.float32)
+    owner.shorter = deque([1, 2], maxlen=2)
+    record = state.encode()
+    expected = {name: str(value) for name, value in vars(owner).items()}
+    owner, state = made()
+    held = dict(vars(owner))
+    inner = [*owner.tensors, owner.by_name["a"]]
+    state.restore(record)
+    assert {name: str(value) for name, value in vars(owner).items()} == expected
+    assert {name for name, value in vars(owner).items() if value is not held[name]} == {
+        "frozen",
+        "wider",
+        "other_array",
+        "shorter",
+    }
+    assert all(map(operator.is_, [*owner.tensors, owner.by_name["a"]], inner))
+    assert owner.other_array.dtype == np.float32 and owner.shorter.maxlen == 2
+
+
+def test_a_value_of_another_kind_takes_the_place_of_the_present_one():
+    def made():
+        owner, state = mine(
+            tensor=None,
+            nothing=torch.zeros(2),
+            expanded=torch.zeros(1).expand(2),
+            listed=[torch.zeros(1).expand(2)],
+            longer=torch.zeros(2),
+            whole=torch.zeros(2),
+        )
+        with torch.inference_mode():
+            owner.inferred = torch.zeros(2)
+        state.mark()
+        return owner, state
+
+    owner, state = made()
+    owner.tensor, owner.nothing = torch.ones(2), None
+    owner.expanded = owner.inferred = torch.ones(2)
+    owner.listed[0] = torch.ones(2)
+    owner.longer, owner.whole = torch.ones(1), torch.ones(2, dtype=torch.int)
+    record = state.encode()
+    owner, state = made()
+    state.restore(record)
+    assert owner.nothing is None and owner.whole.dtype == torch.int
+    assert owner.tensor.tolist() == owner.expanded.tolist() == owner.inferred.tolist() == [1, 1]
+    assert owner.listed[0].tolist() == [1, 1] and owner.longer.tolist() == [1]
+
+
+def test_a_tensor_of_two_names_gets_its_values_once():
+    """A module's weights are in the checkpoint already."""
+    model = torch.nn.Linear(2, 1)
+    norm = torch.nn.BatchNorm1d(2)
+    shared = torch.zeros(2)
+
+    def made():
+        return mine(
+            model=model,
+            norm=norm,
+            first=shared,
+            second=shared,
+            weights=[model.weight, model.bias],
+            bias=model.bias,
+            mixed=[model.weight, torch.zeros(1)],
+        )
+
+    owner, state = made()
+    norm(torch.ones(2, 2))
+    with torch.no_grad():
+        model.bias += 1
+    assert changed(state) == set()
+    owner.first += 1
+    owner.mixed[1] += 1
+    record = state.encode()
+    assert len(record["tensors"]) == 2
+    shared.zero_()
+    owner, state = made()
+    state.restore(record)
+    assert owner.first is owner.second is shared and shared.tolist() == [1, 1]
+    assert owner.mixed[0] is model.weight and owner.mixed[1].item() == 1
+
+
+def test_what_a_function_has_closed_over_is_restored_in_place():
+    seen = []
+
+    def note() -> None:
+        seen.append(1)
+
+    state = GraphState(lambda: {"note": note})
+    state.mark()
+    note()
+    record = state.encode()
+    held = seen
+    held.clear()
+    state.restore(record)
+    assert seen is held and held == [1]
+
+
+def test_objects_of_skipped_classes_are_not_saved():
+    for classes, expected in (((), {"number", "meter", "parts"}), ((Slotted,), {"number"})):
+        owner = Thing(kind=Thing, meter=Slotted(), parts=[Slotted()], number=0)
+        owner.meter.sum = owner.parts[0].sum = 0
+        state = GraphState(lambda owner=owner: {"mine": owner}, classes)
+        state.mark()
+        owner.number = owner.meter.sum = owner.parts[0].sum = 1
+        paths = {path.partition("mine.")[2].partition("[")[0] for path in names_in(state.encode())}
+        assert {path.partition(".")[0] for path in paths} - {""} == expected
+
+
+def array_of(value) -> np.ndarray:
+    """Return an array that holds a value."""
+    array_ = np.empty(1, dtype=object)
+    array_[0] = value
+    return array_
+
+
+@pytest.mark.parametrize("make", [lambda inner: [inner], lambda inner: {"a": inner}, array_of])
+@pytest.mark.parametrize("levels", [9, 10])
+def test_what_is_within_many_containers_is_saved(make, levels):
+    def nested(value):
+        for _ in range(levels):
+            value = make(value)
+        return value
+
+    owner, state = mine(value=nested(1))
+    owner.value = nested(2)
+    record = state.encode()
+    resumed, state = mine(value=nested(1))
+    state.restore(record)
+    assert str(resumed.value) == str(nested(2))
+
+
+def test_objects_return_to_the_state_of_a_moment():
+    """Of the start, or of one in between; what a resumed iteration of a loader needs."""
+
+    def made():
+        return mine(
+            numbers=[[1]],
+            array=np.zeros((3, 4)).T,
+            tensor=torch.zeros(4),
+            objects=np.array([[0], None], dtype=object),
+            levels={"a": 0},
+            pair=(1, [2]),
+            meter=Slotted(),
+            part=Thing(steps=0),
+            inner=None,
+        )
+
+    def change(owner) -> None:
+        owner.numbers[0][0] += 1
+        owner.array[0] += 1
+        owner.tensor += 1
+        owner.objects[0].append(owner.numbers[0][0])
+        owner.levels[str(owner.part.steps)] = 1
+        owner.pair[1].append(3)
+        owner.meter.sum = owner.part.steps
+        owner.part.steps += 1
+        owner.part.more = [owner.part.steps]
+        owner.inner = owner.part
+
+    def described(value) -> str:
+        if isinstance(value, Slotted):
+            return str(getattr(value, "sum", None))
+        if isinstance(value, Thing):
+            return str({name: described(each) for name, each in sorted(vars(value).items())})
+        return str(value)
+
+    owner, state = made()
+    held = dict(vars(owner))
+    at_start, seen_at_start = state.encode(), described(owner)
+    change(owner)
+    between, seen_between = state.encode(), described(owner)
+    change(owner)
+    state.return_to(between)
+    assert described(owner) == seen_between and owner.inner is owner.part
+    state.return_to(at_start)
+    assert described(owner) == seen_at_start and changed(state) == set()
+    assert all(vars(owner)[name] is value for name, value in held.items())
+    resumed, state = made()
+    change(resumed), change(resumed)
+    state.return_to(between)
+    assert described(resumed) == seen_between
+
+
+def test_a_tensor_of_a_class_that_no_module_has_is_named_when_it_changes():
+    class Image(torch.Tensor):
+        """A class within a function."""
+
+    owner, state = mine(image=None)
+    owner.image = torch.ones(2).as_subclass(Image)
+    assert "mine.image" not in names_in(state.encode())
+    assert [(each.name, each.kind.rpartition(".")[2]) for each in state.unsaved] == [
+        ("image", "Image")
+    ]
+
+
+class TextSlotted:
+    """Has a slot whose name is a text, as a user may write it."""
+
+    __slots__ = "total"
+
+
+class PrivatelySlotted(TextSlotted):
+    """Has a slot with a private name besides."""
+
+    __slots__ = ("__count",)
+
+    def __init__(self):
+        self.total = self.__count = 0
+
+    def add(self):
+        self.total += 1
+        self.__count += 1
+
+
+def test_slots_with_private_names_and_one_whose_name_is_a_text_come_back():
+    trained = PrivatelySlotted()
+    state = state_of(trained)
+    trained.add()
+    record = state.encode()
+    assert set(names_in(record)) == {"model", "model.total", "model._PrivatelySlotted__count"}
+    resumed = PrivatelySlotted()
+    state_of(resumed).restore(record)
+    assert resumed.total == resumed._PrivatelySlotted__count == 1
