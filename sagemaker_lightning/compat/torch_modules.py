@@ -80,11 +80,17 @@ def load_hooks(module: nn.Module) -> list[Callable]:
 
 
 def changes_state_dict(model: nn.Module) -> bool:
-    """Return whether a module, or one in it, decides itself what its state dict has."""
+    """Return whether a module, or one in it, decides itself which weights its state dict has.
+
+    One without weights, such as a metric of torchmetrics', decides nothing of the kind.
+    """
     return any(
-        type(module).state_dict is not nn.Module.state_dict
-        or type(module)._save_to_state_dict is not nn.Module._save_to_state_dict
-        or bool(module._state_dict_hooks)
+        (
+            type(module).state_dict is not nn.Module.state_dict
+            or type(module)._save_to_state_dict is not nn.Module._save_to_state_dict
+            or bool(module._state_dict_hooks)
+        )
+        and next(module.parameters(), None) is not None
         for module in model.modules()
     )
 

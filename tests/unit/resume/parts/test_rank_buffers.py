@@ -128,3 +128,13 @@ def test_a_weight_that_the_state_dict_has_not_is_saved_once_training_changes_it(
     part.restore(saved, Moment.TRAINING)
     assert torch.equal(resumed.first.weight, model.first.weight)
     assert part.save(None, None).keys() == saved.keys()
+
+
+def test_a_metric_has_no_say_in_which_weights_are_saved():
+    """So that no fingerprint of all weights is taken at each start of a model with one."""
+    part = run_of(trainer_of(Model(mean=MeanMetric())), gather=alike).part(RankBuffers)
+    part.mark_start()
+    assert part.at_start == {}
+    part = run_of(trainer_of(Adapted()), gather=alike).part(RankBuffers)
+    part.mark_start()
+    assert part.at_start.keys() == {"first.weight"}
