@@ -21,6 +21,8 @@ from sagemaker_lightning.state.object_graph import LIGHTNINGS, is_own_module, ow
 
 MAX_KEPT = 1 << 20
 """Elements, at most, of an array or a tensor whose content a start keeps."""
+MAX_KEPT_BYTES = 1 << 26
+"""Bytes, at most, of all contents that a start keeps: a dataset is not held in memory twice."""
 
 
 @contextlib.contextmanager
@@ -58,6 +60,7 @@ class Start:
         self.skip = skip
         self.generators = generators
         self.is_kept = is_kept
+        self.kept_bytes = 0
         self.nodes: dict[int, Node] = {}
         self.paths: dict[int, str] = {}
         self.tensors: dict[str, tuple[nn.Module, str, str]] = {}
@@ -88,6 +91,7 @@ class Start:
             made: Objects, by what they are known, that a program does not make again at its start.
         """
         self.optimizers.clear()
+        self.kept_bytes = 0
         self._add(scan(roots, self.skip), made)
         self.include(roots)
 
@@ -131,9 +135,11 @@ class Start:
 
     def _note_content(self, node: Node) -> None:
         node.mark = node.mark or self.mark(node)
-        if self.is_kept and node.mark and _size(node) <= MAX_KEPT:
+        is_within = _size(node) <= MAX_KEPT and self.kept_bytes < MAX_KEPT_BYTES
+        if self.is_kept and node.mark and is_within:
             with contextlib.suppress(NotSaved):
                 node.content = node.kind.content(node.value)
+                self.kept_bytes += _size(node) * getattr(node.value, "itemsize", 0)
 
     def without(self, root: str) -> "Start":
         """Return the start as it is without the objects whose paths begin like this."""

@@ -688,3 +688,11 @@ def test_slots_with_private_names_and_one_whose_name_is_a_text_come_back():
     resumed = PrivatelySlotted()
     state_of(resumed).restore(record)
     assert resumed.total == resumed._PrivatelySlotted__count == 1
+
+
+def test_of_many_arrays_few_are_kept(monkeypatch):
+    """Else each start of a run would hold a dataset in memory twice."""
+    monkeypatch.setattr("sagemaker_lightning.state.graph.start.MAX_KEPT_BYTES", 800)
+    _, state = mine(images=[np.zeros(50) for _ in range(10)])
+    contents = [node.content for node in state.begin().nodes.values()]
+    assert sum(content is not None for content in contents) == 2
