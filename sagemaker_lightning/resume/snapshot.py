@@ -18,6 +18,7 @@ from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.encoding import RECREATED, NotPlain, to_plain
+from sagemaker_lightning.state.graph.kinds.base import class_name
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -178,8 +179,7 @@ class Snapshot:
         if name not in LIGHTNING_KEYS and (own := name_in_module(self.trainer, error.value)):
             notes[error.path] = (RECREATED, own)
             return f"({error.kind})"
-        model_class = type(self.trainer.lightning_module)
-        model_name = f"{model_class.__module__}.{model_class.__qualname__}"
+        model_name = class_name(type(self.trainer.lightning_module))
         owners = {
             "state_dict": "state_dict() of",
             "callbacks": "a callback of",

@@ -20,6 +20,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.encoding import NOTE_KEY, NotPlain, comparable, decode, encode
+from sagemaker_lightning.state.graph.kinds.base import class_name
 from sagemaker_lightning.state.object_graph import Elsewhere
 
 METHODS = "state_dict", "load_state_dict"
@@ -48,7 +49,7 @@ class Parts:
             lacking = [each for each in METHODS if not callable(getattr(object_, each, None))]
             if lacking or isinstance(object_, type):
                 found = f"the class {object_.__name__}" if isinstance(object_, type) else None
-                found = found or f"a {_class_name(object_)} without {lacking[0]}()"
+                found = found or f"a {class_name(type(object_))} without {lacking[0]}()"
                 raise UserError(f"{ARGUMENT}: found {name!r}: {found}, {allowed}")
         self.objects = dict(objects)
 
@@ -68,8 +69,8 @@ class Parts:
         for name, object_ in self.objects.items():
             if owner := owners.get(id(object_)):
                 raise UserError(
-                    f"{ARGUMENT}: found {name!r}: a {_class_name(object_)} {owner}, which each "
-                    "checkpoint has; leave it out"
+                    f"{ARGUMENT}: found {name!r}: a {class_name(type(object_))} {owner}, which "
+                    "each checkpoint has; leave it out"
                 )
 
     def states(self) -> dict[str, Any]:
@@ -145,7 +146,3 @@ def parts_of(trainer: Trainer) -> Parts:
     """Return the parts that the trainer's ExactResume has been given; none without it."""
     found = (vars(callback).get("parts") for callback in trainer.callbacks)
     return next((parts for parts in found if isinstance(parts, Parts)), Parts())
-
-
-def _class_name(object_: Any) -> str:
-    return f"{type(object_).__module__}.{type(object_).__qualname__}"

@@ -13,6 +13,7 @@ from sagemaker_lightning.resume.parts.part import Moment, Part, Place, named_val
 from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.graph.kinds.base import class_name
 
 
 class Optimizers(Part):
@@ -111,8 +112,7 @@ class OptimizerClasses(Part):
 
 def class_names(trainer: Trainer) -> list[str]:
     """Return the name of the class of each optimizer."""
-    classes = [type(optimizer) for optimizer in trainer.optimizers]
-    return [f"{class_.__module__}.{class_.__qualname__}" for class_ in classes]
+    return [class_name(type(optimizer)) for optimizer in trainer.optimizers]
 
 
 class Schedulers(Part):

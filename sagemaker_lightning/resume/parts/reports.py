@@ -16,6 +16,7 @@ from sagemaker_lightning.resume.parts.given_parts import HINT
 from sagemaker_lightning.resume.parts.roots import FUNCTIONS, TRAINING, VALIDATION, user_objects
 from sagemaker_lightning.state import module_variables, object_graph
 from sagemaker_lightning.state.graph.encoding import Unsaved
+from sagemaker_lightning.state.graph.kinds.base import class_name
 from sagemaker_lightning.state.graph.nodes import OBJECT, Node
 from sagemaker_lightning.state.graph.state import GraphState, is_table
 from sagemaker_lightning.state.object_graph import owner_of
@@ -150,8 +151,7 @@ class Reports:
             if (owner_class, name_of_users) in self.reported:
                 continue
             self.reported.add((owner_class, name_of_users))
-            class_name = f"{owner_class.__module__}.{owner_class.__qualname__}"
-            print(f"{class_name}.{name_of_users} {reason}", flush=True)
+            print(f"{class_name(owner_class)}.{name_of_users} {reason}", flush=True)
 
     def _report_modules(self) -> None:
         """Print, once for each, which modules were made while training and cannot be saved."""
