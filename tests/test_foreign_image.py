@@ -108,7 +108,7 @@ def test_one_line_in_an_image_laid_out_as_awss(foreign_image, tmp_path, line, en
         assert status == 0
         if line:  # other commands are as before
             run = docker("run", "--rm", tag, "echo", "train", "$$")
-            assert run.stdout.splitlines()[-1] == "train 1"
+            assert "train 1" in run.stdout.splitlines()
     finally:
         docker("image", "rm", tag)
 
