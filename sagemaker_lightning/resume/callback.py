@@ -49,6 +49,7 @@ from sagemaker_lightning.resume.files import best_model, checkpoint_file, folder
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
 from sagemaker_lightning.resume.parts.given_parts import Parts
 from sagemaker_lightning.resume.parts.lightning_callbacks.searches import search_again
+from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.run import Options, Run
 from sagemaker_lightning.resume.same_run import code_numbers, earlier_fits, run_settings
 from sagemaker_lightning.resume.signals import Signals
@@ -364,6 +365,7 @@ class ExactResume(EarlyCallback):
                 environment=self.environment,
             ),
         )
+        self.changed.enter_context(self.run.part(UserObjects).reports.outside.watching_files())
         moments.install(trainer, self.run)
         if type(strategy.checkpoint_io) is TorchCheckpointIO:
             # The command line reads its models without running code. In a program of the user's
