@@ -25,7 +25,10 @@ from sagemaker_lightning.state.object_graph import is_library_class
 MAX_SHARE = 0.01
 """Share of the time, at most, that copies take."""
 FIRST_SECONDS = 5.0
-"""From the beginning of a training to its first copy, of which nobody knows how long it takes."""
+"""To the first copy of a training, and from it to the second: only that one tells what one takes.
+
+The first one finds out what there is to be saved.
+"""
 SAVE_HOOK = "on_save_checkpoint"
 ROOM = 4
 """Sizes of a copy that must be free: there are two while one is written, and others need room."""
@@ -61,7 +64,8 @@ class MemoryCopies:
         self.thread: threading.Thread | None = None
         self.taken_at = time.monotonic()
         self.seconds = FIRST_SECONDS * MAX_SHARE
-        """What the last one has cost."""
+        """What the last one but the first has cost."""
+        self.is_first = True
         self.is_asked = False
 
     def ask(self) -> bool:
@@ -92,12 +96,12 @@ class MemoryCopies:
             state: The state; nobody may change it any more.
             began: When this rank began to take it, in seconds of time.monotonic().
         """
-        self.seconds = time.monotonic() - began
+        waited = time.monotonic() - began
         if self.writes:
-            self.thread = threading.Thread(target=self._write, args=(state,), name="copy")
+            self.thread = threading.Thread(target=self._write, args=(state, waited), name="copy")
             self.thread.start()
 
-    def _write(self, state: Mapping[str, Any]) -> None:
+    def _write(self, state: Mapping[str, Any], waited: float) -> None:
         entries = state[checkpoint_file.ENTRIES_KEY]
         try:
             self.home.folder.mkdir(mode=0o700, exist_ok=True)
@@ -115,8 +119,9 @@ class MemoryCopies:
         except Exception as error:
             why = getattr(error, "strerror", None) or type(error).__name__
             self.give_up(f"{self.home.folder}: {why}")
-        # The processors that this thread has used, the training may have missed.
-        self.seconds += time.thread_time() / usable_cpus()
+        if not self.is_first:  # the training may have missed the processor that this thread used
+            self.seconds = waited + time.thread_time() / usable_cpus()
+        self.is_first = False
 
     def give_up(self, problem: str) -> None:
         """Keep no copies from now on, and print why.

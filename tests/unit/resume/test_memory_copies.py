@@ -79,26 +79,24 @@ def names(folder: Path) -> list[str]:
 
 def test_one_is_due_as_often_as_it_takes_a_hundredth_of_the_time(folder, clock):
     copies = copies_in(folder)
-    clock.now += FIRST_SECONDS - 0.1
-    assert not copies.ask()
-    clock.now += 0.2
-    assert copies.ask() and not copies.ask()  # the ranks agree on it meanwhile
-    began = clock.now
-    clock.now += 0.03  # training waits so long
-    clock.used = 0.08  # and so long, a fourth of the processors is missing
-    copies.write(state(4), began)
-    copies.state_saved()
-    copies.wait()
-    assert copies.seconds == pytest.approx(0.05)
-    clock.now += 4.9
-    assert not copies.ask()
-    clock.now += 0.2
-    assert copies.ask()
+    # For so long, training waits; for so long, a fourth of its processors is missing.
+    for waits, used, next_one in [(0.7, 0.9, FIRST_SECONDS), (0.03, 0.08, 5.0), (0.01, 0.08, 3.0)]:
+        clock.now += 100 * copies.seconds - 0.1
+        assert not copies.ask()
+        clock.now += 0.2
+        assert copies.ask() and not copies.ask()  # the ranks agree on it meanwhile
+        began = clock.now
+        clock.now += waits
+        clock.used = used
+        copies.write(state(4), began)
+        copies.state_saved()
+        copies.wait()
+        assert copies.seconds == pytest.approx(next_one / 100)  # not that of the first one
 
 
 def test_one_that_costs_nothing_is_due_at_once(folder, clock):
     copies = copies_in(folder)
-    take(copies, 1)
+    take(copies, 1, 2)
     assert copies.ask()
 
 
