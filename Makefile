@@ -38,7 +38,7 @@ $(COMPAT)/ready: $(LOCKED)
 	PYTHON=$(PYTHON) scripts/make_env.sh $(COMPAT) $(PACKAGE)==$(LIGHTNING)
 
 compat: $(COMPAT)/ready  ## run the tests of what is ours and Lightning's with another one (LIGHTNING=2.5.2, the oldest; PACKAGE=lightning)
-	$(COMPAT)/bin/python -m pytest -n 2 -m "not docker and not soak" tests/test_compat.py tests/test_namespaces.py tests/test_deterministic.py tests/test_exact_resume.py \
+	$(COMPAT)/bin/python -m pytest -n 2 -m "not docker and not soak" tests/test_compat.py tests/test_namespaces.py tests/unit/data/test_deterministic.py tests/test_exact_resume.py \
 		tests/unit/data/loaders tests/test_interruptions.py tests/test_strangers.py tests/test_logger_runs.py $(FLAGS)
 
 soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders and mutated jobs: an hour

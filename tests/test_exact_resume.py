@@ -1156,13 +1156,14 @@ def test_hosts_find_each_other(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "12345")
     monkeypatch.setenv("SM_CURRENT_HOST", "localhost")
     monkeypatch.setenv("SM_HOSTS", '["127.0.0.1", "localhost"]')
-    ExactResume(tmp_path)
+    sagemaker_lightning.join_hosts()
     assert os.environ["MASTER_ADDR"] == "127.0.0.1" and os.environ["MASTER_PORT"] == "12345"
     assert os.environ["NODE_RANK"] == "1"
     monkeypatch.setenv("SM_HOSTS", '["localhost", "no-such-host.invalid"]')
     monkeypatch.setenv("SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT", "1")
     resume = ExactResume(tmp_path)  # waits for nobody
-    trainer = pl.Trainer(accelerator="cpu", devices=1, logger=False, callbacks=[resume])
+    options = {"accelerator": "cpu", "devices": 1, "num_nodes": 2, "logger": False}
+    trainer = pl.Trainer(**options, callbacks=[resume])
     with pytest.raises(UserError, match="^host no-such-host.invalid: its name did not resolve"):
         trainer.fit(Untested())
 

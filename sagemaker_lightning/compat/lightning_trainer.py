@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from lightning_fabric.plugins.environments import LightningEnvironment
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.strategies import DDPStrategy, ParallelStrategy, Strategy
 
 SET_BY_LIGHTNING = {"trainer", "_trainer", "_hparams_initial"}
 """Attributes that Lightning sets on modules, data modules and callbacks from outside.
@@ -78,6 +79,13 @@ def copies_this_process(strategy: DDPStrategy) -> bool:
     strategies/ddp.py.
     """
     return strategy._start_method != "popen"
+
+
+def finds_hosts_by_variables(strategy: Strategy) -> bool:
+    """Return whether Lightning itself reads where a host is: no launcher and no plugin says it."""
+    return isinstance(strategy, ParallelStrategy) and isinstance(
+        strategy.cluster_environment, LightningEnvironment
+    )
 
 
 def end_failed_run(trainer: Trainer) -> None:

@@ -18,7 +18,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume import loading
+from sagemaker_lightning.resume import loading, memory_copies
 from sagemaker_lightning.resume.agreement import Agreement, common_reason, refuse_other_orders
 from sagemaker_lightning.resume.check.restore_check import digests_of
 from sagemaker_lightning.resume.check.verification import ResumeCheck
@@ -110,6 +110,9 @@ class Run:
         if self.saves:
             self._lock_folder()
         self.writer = BackgroundWriter(folder)
+        self.copies = memory_copies.MemoryCopies(
+            folder.copies if self.saves else None, trainer.num_nodes, trainer.local_rank == 0
+        )
         self.divergence = divergence.divergence_of(trainer)
         self.same_run = SameRun(trainer, folder, options.settings, options.other_settings)
         self.check = ResumeCheck(trainer, folder, self.agreement.gather, options.strict)
@@ -126,7 +129,9 @@ class Run:
         self.has_compared_batches = False
         """Whether the first batches of the ranks were compared."""
         self.state_before_validation: dict[str, Any] = {}
-        """Empty outside a validation."""
+        """Empty outside a validation, and if one is not stopped within."""
+        self.ends_validations = False
+        """Whether a stop waits for the end of a validation."""
         self.validated_batches = 0
         self.common_validation_batches = 0
         """Batches of a validation that every rank has: beyond, they would wait for each other."""
@@ -252,6 +257,7 @@ class Run:
         """Let signals request a stop at a batch boundary from now on; begin the journal."""
         self.stopping.training_begins()
         if self.saves:
+            self._leave_save_hooks_alone()
             self.snapshot.describe_run(self.same_run.describe())
             self.check.start(
                 self.resumed.entries if self.resumed else {},
@@ -259,6 +265,16 @@ class Run:
                 comparable=not self.options.other_settings and self._was_interrupted(),
             )
         self.signals.begin()
+
+    def _leave_save_hooks_alone(self) -> None:
+        """Take no copies in memory if the user's code has hooks that checkpoints alone call.
+
+        They may count their calls, and what they save comes back by their other half alone.
+        """
+        hook = memory_copies.save_hook(self.trainer)
+        if hook and not self.copies.problem:
+            is_first = self.trainer.is_global_zero
+            self.copies.give_up(f"{hook} is called for checkpoints alone" if is_first else "")
 
     def _was_interrupted(self) -> bool:
         """Return whether a training that did not come to its end has saved what this one resumes.
@@ -536,20 +552,23 @@ class Run:
     def validation_begins(self) -> None:
         """Keep a copy of the state before a validation; stop if a stop was requested.
 
-        Callbacks may replace the weights by their average while it runs.
+        Callbacks may replace the weights by their average while it runs. If the copy needed what
+        the user's hooks save, they would have to be asked before each validation, and not only when
+        a checkpoint is written: then a stop waits for the end of the validation.
         """
         self.divergence.check(self.trainer)
-        keeps = self.saves and not self.stopping.why_only_epochs
+        saves = self.saves and not self.stopping.why_only_epochs
+        self.ends_validations = saves and self.snapshot.asks_users_hooks
+        keeps = saves and not self.ends_validations
         self.state_before_validation = self.snapshot.take(ResumePoint.VALIDATION) if keeps else {}
         self.stopping.validation_begins()
 
     def validation_data_begin(self) -> None:
-        """Learn how many batches of this validation every rank has."""
+        """Learn after how many batches of this validation every rank may stop."""
         self.validated_batches = 0
         batches = sum(self.trainer.num_val_batches)
-        self.common_validation_batches = min(
-            self.agreement.gather(0 if batches == float("inf") else batches)
-        )
+        may_stop = batches != float("inf") and not self.ends_validations
+        self.common_validation_batches = min(self.agreement.gather(batches if may_stop else 0))
 
     def validation_batch_committed(self) -> None:
         """Stop if a stop was requested, up to the last batch that every rank has."""
@@ -587,11 +606,8 @@ class Run:
             self.divergence.check(self.trainer)
         if self.saves:
             self.check.report_difference()
-            state = (
-                self.state_before_validation
-                if point is ResumePoint.VALIDATION
-                else self.snapshot.take(point)
-            )
+            kept = self.state_before_validation if point is ResumePoint.VALIDATION else {}
+            state = kept or self.snapshot.take(point)
             if not self.saved_number:
                 _refuse_unreadable(state)
             if last:
@@ -608,6 +624,20 @@ class Run:
             best_model.remove_outdated(self.trainer, self.folder.keep)
         self.stopping.checkpoint_saved(time.monotonic() - began)
 
+    def copy(self, point: ResumePoint) -> None:
+        """Take a copy of the state in memory; one rank of each host writes it.
+
+        Args:
+            point: When it is taken.
+        """
+        began = time.monotonic()
+        self.divergence.check(self.trainer)
+        self.copies.wait()  # then all hosts have written the one before
+        if any(self.agreement.gather(self.copies.problem)):
+            self.copies.give_up("")
+            return
+        self.copies.write(self.snapshot.take(point), began)
+
     # Its end --------------------------------------------------------------------------------------
 
     def ends(self) -> None:
@@ -616,10 +646,13 @@ class Run:
         self.check.finish()
         self.writer.wait()
         self.writer.warn_of_problem("the training is done, and")
+        self.copies.wait()
+        self.copies.remove()
 
     def fails(self) -> None:
         """Wait until the last checkpoint is on the disk, without the other ranks."""
         self.writer.wait()
+        self.copies.wait()
         self.check.close()
 
 

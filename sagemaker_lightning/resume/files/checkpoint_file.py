@@ -16,7 +16,7 @@ import stat
 import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -248,6 +248,23 @@ def _checksum_problem(path: Path, digest: bytes) -> str:
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return "" if sha.digest() == digest else "is damaged: its checksum does not match"
+
+
+def size(state: Mapping[str, Any]) -> int:
+    """Return about how many bytes a checkpoint has: its tensors and texts."""
+    found = 0
+    stack: list[Any] = [state]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, torch.Tensor):
+            found += sum(part.numel() * part.itemsize for part in stored_parts(value))
+        elif isinstance(value, (str, bytes)):
+            found += len(value)
+        elif isinstance(value, dict):
+            stack += [*value, *value.values()]
+        elif isinstance(value, (list, tuple)):
+            stack += value
+    return found
 
 
 def why_unreadable(state: dict[str, Any]) -> str:
