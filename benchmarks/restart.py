@@ -60,51 +60,45 @@ class Dies(Callback):
     """Prints where rank 0 is, and kills the last rank, as the plan says."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find out how many deaths there have been, and when the training began."""
+        """Find out what is planned."""
         self.plan = Plan(**json.loads(os.environ[PLAN]))
         self.resume = next(each for each in trainer.callbacks if isinstance(each, ExactResume))
-        self.marks = Path(os.environ["SAGEMAKER_BASE_DIR"], "began")
-        times = self.marks.read_text().split() if self.marks.exists() else []
-        self.deaths = len(self.resume.restarts)
-        self.began = float(times[0]) if times else 0.0
-        self.noted = self.own_began = self.spent = self.taken_at = 0.0
-        self.is_last = trainer.global_rank == trainer.world_size - 1
+        self.noted = self.spent = self.taken_at = 0.0  # a restarted run goes on with these
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Print the time, kill this rank, or end the training."""
         now = time.time()
-        if not self.own_began:
-            self.own_began = now
-            if not self.began:
-                self.began = now
-                if trainer.local_rank == 0:
-                    self.marks.write_text(str(now))
-        self._copies(now)
+        began = Path(os.environ["SAGEMAKER_BASE_DIR"], "began")
+        if trainer.local_rank == 0 and not began.exists():
+            began.write_text(str(now))
+        since = now - float(began.read_text() if began.exists() else now)
+        first_step_at = self.resume.container_restarts.progress.first_step_at
+        since_start = time.monotonic() - first_step_at / 1e9 if first_step_at else 0.0
+        deaths = len(self.resume.restarts)
+        self._copies(since)
         if trainer.is_global_zero and now - self.noted >= 1:
             self.noted = now
             print(f"AT {now:.3f} STEP {trainer.global_step} COPIES {self.spent:.4f}", flush=True)
-        is_over = self.deaths >= self.plan.deaths and now - self.own_began >= AFTER_SECONDS
+        is_over = deaths >= self.plan.deaths and since_start >= AFTER_SECONDS
         if self.plan.trains:
-            is_over = now - self.began >= self.plan.trains
+            is_over = since >= self.plan.trains
         # All ranks end at the same step.
         if trainer.strategy.reduce_boolean_decision(is_over, all=False):
             trainer.should_stop = True
-        elif self.is_last and self.deaths < self.plan.deaths and self.is_due(now):
+            return
+        is_last = trainer.global_rank == trainer.world_size - 1
+        if is_last and deaths < self.plan.deaths and since_start >= self.plan.every:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def is_due(self, now: float) -> bool:
-        """Return whether the next death is due."""
-        return now - self.own_began >= self.plan.every
-
-    def _copies(self, now: float) -> None:
+    def _copies(self, since: float) -> None:
         """Add up what copies in memory have cost; leave them out in every other window."""
         copies = self.resume.run.copies
         if copies.taken_at != self.taken_at and not (copies.thread and copies.thread.is_alive()):
             self.taken_at = copies.taken_at
             self.spent += copies.seconds
-        if self.plan.toggles_copies and int((now - self.began) / WINDOW_SECONDS) % 2:
+        if self.plan.toggles_copies and int(since / WINDOW_SECONDS) % 2:
             copies.taken_at = self.taken_at = time.monotonic()  # the next one is not due
 
 
