@@ -704,13 +704,12 @@ def test_what_two_states_share_is_hashed_once_at_one_moment(monkeypatch):
     images, labels = torch.zeros(3), np.zeros(3)
     states = [state_of(Thing(images=images, labels=labels)) for _ in range(2)]
     hashed = []
+
+    def noting(hash_of):
+        return lambda value: (hashed.append(value), hash_of(value))[1]
+
     for name in ("of_tensor", "of_array"):
-
-        def of(value, hash_of=getattr(fingerprints, name)):
-            hashed.append(value)
-            return hash_of(value)
-
-        monkeypatch.setattr(fingerprints, name, of)
+        monkeypatch.setattr(fingerprints, name, noting(getattr(fingerprints, name)))
     with at_one_moment():
         assert [nodes_of(state.encode()) for state in states] == [[], []]
     assert list(map(id, hashed)) == [id(images), id(labels)]
