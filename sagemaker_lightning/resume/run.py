@@ -43,7 +43,7 @@ from sagemaker_lightning.resume.signals import Signals
 from sagemaker_lightning.resume.snapshot import Snapshot
 from sagemaker_lightning.resume.stopping import Intervals, Stopping
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.encoding import to_plain
+from sagemaker_lightning.state.readable import readable
 
 PartOfKind = TypeVar("PartOfKind", bound=Part)
 LOCK_SECONDS = 10.0
@@ -419,7 +419,7 @@ class Run:
             return {}
         of_rank = {part.key: part.present() for part in self.parts if part.place is Place.RANK}
         of_lightning = {
-            part.key: to_plain(part.present(), {}, str, copies=False)
+            part.key: readable(part.present(), copies=False)
             for part in self.parts
             if part.place is Place.LIGHTNING
         }

@@ -3,17 +3,21 @@
 import functools
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sagemaker_lightning.compat.torch_modules import METADATA
-from sagemaker_lightning.state.encoding import fill_set
 from sagemaker_lightning.state.graph.kinds.base import Kind, class_name, known_class, refusal
 
 LEAST_ADDRESS = 1 << 32
 """No object of a 64-bit process is at a lower address, as Linux lays out its memory."""
 NAMING = (str, bytes, int, float, complex, bool, type(None))
 """Classes of keys whose text names an element of a dict."""
+BYTES_PER_SLOT = 16  # of the table of a set in CPython
+MAX_SLOTS = 64
+"""Slots of a set's table for each element, at most, that are made for the order of the set."""
+FACTORIES = {class_.__name__: class_ for class_ in (int, float, list, dict, set, str, bool)}
+"""Classes of Python's that a defaultdict may have as its factory, by name."""
 
 
 def pairs(parts: list) -> Iterator[tuple[Any, Any]]:
@@ -145,6 +149,34 @@ class DefaultDictKind(DictKind):
             raise refusal(self.name)
         super().fill(value, note, items, content)
         value.default_factory = factory
+
+
+def fill_set(target: set, elements: Sequence, size: int) -> set:
+    """Fill a set so that its elements come in the order of `elements`, if that can be had.
+
+    Their order depends on the length of the set's table, which grows as elements are added, and
+    mostly stays when some are removed. It cannot be had if nearly all were removed: `size` is of a
+    file, and a table of any size would be made for a few bytes of it.
+
+    Args:
+        target: The set, which is emptied first.
+        elements: Its elements, in the order in which another set had them.
+        size: The other set's size in memory, in bytes.
+    """
+    target.clear()
+    target.update(elements)
+    if elements and sys.getsizeof(target) != size:
+        # A dict that is added to an empty set gives it twice as many slots as it has elements.
+        length = (size - sys.getsizeof(set())) // BYTES_PER_SLOT // 2 - 1
+        if length > MAX_SLOTS * max(len(elements), 1):
+            return target
+        fillers = [object() for _ in range(length - len(elements))]
+        target.clear()
+        target.update(dict.fromkeys([*elements[:length], *fillers]))
+        target.update(elements[length:])
+        for filler in fillers:  # difference_update() would make the table smaller
+            target.discard(filler)
+    return target
 
 
 class SetKind(Kind):
