@@ -581,6 +581,12 @@ class Remembering(Model):
         )
 
 
+class Forgetful(Remembering):
+    """Loads nothing of what its hook saves: it is not asked, and a validation is stopped within."""
+
+    on_load_checkpoint = LightningModule.on_load_checkpoint
+
+
 class Cycling(Model):
     """Keeps an iterator."""
 

@@ -14,6 +14,7 @@ from sagemaker_lightning import ExactResume
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.files import checkpoint_file
 from sagemaker_lightning.resume.files.best_model import BestModel
+from sagemaker_lightning.state.graph import values
 
 ENTRIES = checkpoint_file.ENTRIES_KEY
 
@@ -177,7 +178,10 @@ def test_each_rank_has_its_own_entries_unless_there_were_more_ranks(tmp_path, ca
     path = newest(tmp_path)
     checkpoint = checkpoint_file.read(path)
     entries = checkpoint[ENTRIES]
-    overrides = {"entries": {"own": 5}, "notes": {}}
+    overrides = {
+        "entries": {"own": 5},
+        "exact_values": dict.fromkeys(("lightnings", "users"), values.encode({})),
+    }
     entries["ranks"][0] |= {"rank_overrides": overrides}
     entries["ranks"] *= ranks
     entries["world_size"] = ranks

@@ -295,6 +295,7 @@ def test_the_last_validation_of_a_number_of_steps(tmp_path: Path, steps):
     """At an epoch's end, and within an epoch: it is run again, with all that comes after it."""
     flags = [
         *FLAGS_WITH_LOGGER,
+        "--model=strangers.Forgetful",
         f"--trainer.max_steps={steps}",
         "--trainer.max_epochs=-1",
         "--trainer.val_check_interval=2",

@@ -117,7 +117,7 @@ def resumed(
         same_run: What it says of its run.
         parts: What it has of parts, by key.
     """
-    own = {"rank_overrides": {"entries": {}, "notes": {}}}
+    own = {"rank_overrides": {"entries": {}, "exact_values": {}}}
     size = world_size or run.trainer.world_size
     entries = {
         "step": 12,
@@ -126,7 +126,7 @@ def resumed(
         "world_size": size,
         "seed": 7,
         "run": same_run,
-        "notes": {},
+        "exact_values": {},
         "parts": parts,
         "ranks": [own | dict(each) for each in (ranks or [parts] * size)],
     }

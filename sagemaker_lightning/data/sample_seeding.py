@@ -33,7 +33,7 @@ from sagemaker_lightning.data.seeded_indices import (
 )
 from sagemaker_lightning.process.child_signals import end_with_the_loader
 from sagemaker_lightning.state import generators
-from sagemaker_lightning.state.encoding import decode, encode
+from sagemaker_lightning.state.graph.nodes import GENERATOR
 from sagemaker_lightning.state.graph.state import GraphState
 
 
@@ -133,7 +133,7 @@ class SeededSamplesWithState(SeededSamples):
         """Return the samples' state, how many were drawn, and the generators' states."""
         self.user_generators.more()
         generator_states = {
-            path: encode(generators.state_of(generator))
+            path: GENERATOR.content(generator)
             for path, generator in self.user_generators.generators.items()
         }
         return {
@@ -154,7 +154,7 @@ class SeededSamplesWithState(SeededSamples):
         self.seed = tuple(seed)
         for path, generator in generators.find(self.user_generators.roots).items():
             if path in state["generators"]:
-                generators.restore(generator, decode(state["generators"][path]))
+                GENERATOR.fill(generator, None, [], state["generators"][path])
 
 
 class Fetchers:

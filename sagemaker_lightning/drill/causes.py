@@ -22,7 +22,8 @@ from sagemaker_lightning.resume.check import explanation
 from sagemaker_lightning.resume.check.explanation import DifferenceKind
 from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.encoding import NotPlain, encode
+from sagemaker_lightning.state.graph import values
+from sagemaker_lightning.state.graph.kinds.base import NotSaved
 
 MAX_UNSAVED = 3  # objects that are named
 RANDOM_CLASS_NAME = re.compile(r"rng|random|generator", re.IGNORECASE)
@@ -190,8 +191,8 @@ def _owner_and_attribute(objects: Mapping[str, Any], path: str) -> str:
 
 def _is_plain(value: Any) -> bool:
     try:
-        encode(value)
-    except NotPlain:
+        values.encode(value)
+    except NotSaved:
         return False
     return True
 

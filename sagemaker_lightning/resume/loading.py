@@ -13,7 +13,8 @@ from sagemaker_lightning.resume.parts.roots import objects_of_module
 from sagemaker_lightning.resume.resumption import Resumption
 from sagemaker_lightning.resume.same_run import earlier_fits
 from sagemaker_lightning.resume.snapshot import LIGHTNING_KEYS
-from sagemaker_lightning.state.encoding import RECREATED, from_plain
+from sagemaker_lightning.state.graph import values
+from sagemaker_lightning.state.readable import with_values
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -115,9 +116,9 @@ def announce(run: "Run", path: Path, given_path: Any) -> None:
 
 def decoded(run: "Run") -> dict[str, Any]:
     """Return what Lightning loads; no entry of Lightning's is an object of the program's."""
-    notes = {
-        path: note
-        for path, note in run.resumed.notes.items()
-        if note[0] != RECREATED or path[0] not in LIGHTNING_KEYS
-    }
-    return from_plain(run.resumed.checkpoint, notes, objects_of_module(run.trainer))
+    records = run.resumed.exact_values
+    of_lightning = values.decode(records["lightnings"])
+    of_users = values.decode(records["users"], objects_of_module(run.trainer))
+    others = {path: each for path, each in of_lightning.items() if path[0] in LIGHTNING_KEYS}
+    others |= {path: each for path, each in of_users.items() if path[0] not in LIGHTNING_KEYS}
+    return with_values(run.resumed.checkpoint, others)

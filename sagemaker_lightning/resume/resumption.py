@@ -37,8 +37,8 @@ class Resumption:
         has_own = self.same_ranks and bool(own["entries"])
         self.checkpoint: dict[str, Any] | None = checkpoint | (own["entries"] if has_own else {})
         """What Lightning loads; None once training continues."""
-        self.notes: Mapping[tuple, tuple] = own["notes"] if has_own else self.entries["notes"]
-        """What values of it were, by path (state/encoding.py)."""
+        self.exact_values: Mapping[str, Any] = (own if has_own else self.entries)["exact_values"]
+        """Those of its values that are not plain, as records of values by path."""
         self.epoch_is_open = self.saved_at is not ResumePoint.EPOCH
         """Whether it was saved within an epoch that has not ended yet."""
         self.digests: dict[str, dict[str, int]] = {}

@@ -43,8 +43,8 @@ from sagemaker_lightning.resume.signals import Signals
 from sagemaker_lightning.resume.snapshot import Snapshot
 from sagemaker_lightning.resume.stopping import Intervals, Stopping
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.encoding import to_plain
 from sagemaker_lightning.state.graph.kinds.base import class_name
+from sagemaker_lightning.state.readable import readable
 
 PartOfKind = TypeVar("PartOfKind", bound=Part)
 LOCK_SECONDS = 10.0
@@ -435,7 +435,7 @@ class Run:
             return {}
         of_rank = {part.key: part.present() for part in self.parts if part.place is Place.RANK}
         of_lightning = {
-            part.key: to_plain(part.present(), {}, str, copies=False)
+            part.key: readable(part.present(), copies=False)
             for part in self.parts
             if part.place is Place.LIGHTNING
         }

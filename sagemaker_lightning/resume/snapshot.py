@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sagemaker_lightning.callbacks.rank_consistency import learning_rates
@@ -12,13 +11,14 @@ from sagemaker_lightning.resume.files import checkpoint_file
 from sagemaker_lightning.resume.parts import counters
 from sagemaker_lightning.resume.parts.given_parts import GivenParts
 from sagemaker_lightning.resume.parts.part import Place
-from sagemaker_lightning.resume.parts.roots import name_in_module
+from sagemaker_lightning.resume.parts.roots import objects_of_module
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.digests import digest
-from sagemaker_lightning.state.encoding import RECREATED, NotPlain, to_plain
-from sagemaker_lightning.state.graph.kinds.base import class_name
+from sagemaker_lightning.state.graph import values
+from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name
+from sagemaker_lightning.state.readable import readable
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -76,8 +76,8 @@ class Snapshot:
         number, of_first = gather(
             (time.time_ns(), self._saved(Place.FIRST, point, None) if is_first else {})
         )[0]
-        state, notes = self.lightning_checkpoint()
-        overrides = self._rank_overrides(state, notes)
+        state, exact_values = self.lightning_checkpoint()
+        overrides = self._rank_overrides(state, exact_values)
         before_hooks = state | state[checkpoint_file.BEFORE_HOOKS]
         of_rank = self._saved(Place.RANK, point, before_hooks)
         run.part(UserObjects).reports.report_packages(of_rank[GivenParts.key])
@@ -90,7 +90,7 @@ class Snapshot:
             "run": self.description,
             "journal": run.check.run_id,
             "resumes": run.check.results,
-            "notes": notes,
+            "exact_values": exact_values,
             "parts": of_first | self._saved(Place.RUN, point, state),
             "ranks": gather(of_rank | {"rank_overrides": overrides}),
         }
@@ -104,19 +104,23 @@ class Snapshot:
         """Return what the parts of a place save, by key."""
         return {part.key: part.save(point, state) for part in self.run.parts if part.place is place}
 
-    def _rank_overrides(self, state: Mapping[str, Any], notes: Mapping) -> dict[str, Any]:
+    def _rank_overrides(
+        self, state: Mapping[str, Any], exact_values: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return those of Lightning's entries that are others on this rank than on rank 0.
 
         Args:
             state: Lightning's checkpoint.
-            notes: What its values are, by path.
+            exact_values: Those of its values that are not plain.
         """
         entries = {name: value for name, value in state.items() if name not in EQUAL_ON_ALL_RANKS}
-        said = self.run.agreement.gather((digest(entries), learning_rates(self.trainer)))
-        if said[0][0] == said[self.trainer.global_rank][0]:
-            entries = {}
+        exact = "".join(map(values.digest, exact_values.values()))
+        own = digest(entries) + exact.encode()
+        said = self.run.agreement.gather((own, learning_rates(self.trainer)))
         self._warn_of_different_rates([rates for _, rates in said])
-        return {"entries": entries, "notes": notes if entries else {}}
+        if said[0][0] == said[self.trainer.global_rank][0]:
+            return {"entries": {}, "exact_values": {}}
+        return {"entries": entries, "exact_values": exact_values}
 
     @property
     def asks_users_hooks(self) -> bool:
@@ -131,20 +135,54 @@ class Snapshot:
         """
         self.description = description
 
-    def lightning_checkpoint(self) -> tuple[dict[str, Any], dict]:
-        """Return Lightning's checkpoint in plain values, and notes of original types.
+    def lightning_checkpoint(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return Lightning's checkpoint in plain values, and what of it is not plain, as it is.
 
-        Programs other than this one can read the plain values. The notes are as state/encoding.py
-        makes them, by path. What hooks of the user's have replaced in it is there as it was, too.
+        Programs other than this one can read the plain values (state/readable.py). The others are
+        records, one of Lightning's entries and one of the user's. What hooks of the user's have
+        replaced in the checkpoint is there as it was, too.
 
         Raises:
             UserError: A part of the state cannot be saved.
         """
-        notes: dict[tuple, tuple] = {}
         with lightning_callbacks.saving_pruning_masks(self.trainer):
             state, before_hooks = lightning_checkpoints.state_of(self.trainer)
         state[checkpoint_file.BEFORE_HOOKS] = before_hooks
-        return to_plain(state, notes, partial(self._replace_or_refuse, notes)), notes
+        others: dict[tuple, Any] = {}
+        plain = readable(state, others)
+        of_users = {path: each for path, each in others.items() if path[0] not in LIGHTNING_KEYS}
+        of_lightning = {path: each for path, each in others.items() if path not in of_users}
+        known = objects_of_module(self.trainer) if of_users else {}
+        return plain, {
+            "lightnings": self._record(of_lightning, {}),
+            "users": self._record(of_users, known),
+        }
+
+    def _record(self, others: Mapping[tuple, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a record of values by path.
+
+        A run does not need its hyperparameters to resume: those that cannot be saved are left out.
+
+        Args:
+            others: The values.
+            known: Objects of the module, by name: the program makes them again, and their state is
+                saved with that of all the user's objects (parts/user_objects.py).
+
+        Raises:
+            UserError: A value cannot be saved.
+        """
+        try:
+            return values.encode(others, known)
+        except NotSaved:
+            kept = {}
+        for path, value in others.items():
+            try:
+                values.encode(value, known)
+                kept[path] = value
+            except NotSaved as error:
+                if not str(path[0]).startswith(lightning_checkpoints.HYPERPARAMETERS):
+                    raise self._refusal(path, error) from None
+        return values.encode(kept, known)
 
     def _warn_of_different_rates(self, rates: Sequence[list[float]]) -> None:
         """Warn, once, if the ranks have different learning rates.
@@ -164,26 +202,13 @@ class Snapshot:
             )
         self.has_warned_of_rates = self.has_warned_of_rates or bool(other_rank)
 
-    def _replace_or_refuse(self, notes: dict[tuple, tuple], error: NotPlain) -> Any:
-        """Return a text in place of an object that cannot be saved and need not be.
-
-        A run does not need its hyperparameters to resume. An object that the module has, too, such
-        as a loss or a normalizer, is made by the program again; its state is saved with that of all
-        the user's objects (parts/user_objects.py).
+    def _refusal(self, path: tuple, error: NotSaved) -> UserError:
+        """Return the error for an object that cannot be saved.
 
         Args:
-            notes: Gets the name of the object, for a resumed run.
-            error: Names the object and where it is.
-
-        Raises:
-            UserError: It is something else.
+            path: Where the value is in the checkpoint.
+            error: Names the object and where it is in the value.
         """
-        name = str(error.path[0])
-        if name.startswith(lightning_checkpoints.HYPERPARAMETERS):
-            return f"({error.kind})"
-        if name not in LIGHTNING_KEYS and (own := name_in_module(self.trainer, error.value)):
-            notes[error.path] = (RECREATED, own)
-            return f"({error.kind})"
         model_name = class_name(type(self.trainer.lightning_module))
         owners = {
             "state_dict": "state_dict() of",
@@ -191,10 +216,11 @@ class Snapshot:
             "lr_schedulers": "a scheduler of",
             OPTIMIZER_STATES: "an optimizer of",
         }
-        owner = owners.get(name, "on_save_checkpoint() or state_dict() of")
-        raise UserError(
-            f"a checkpoint of this run could not be read again: {error} ({owner} {model_name}); "
-            "keep numbers, text, tensors, arrays, lists and dicts there"
+        owner = owners.get(path[0], "on_save_checkpoint() or state_dict() of")
+        where = f"{'.'.join(map(str, path))}{error.path}"
+        return UserError(
+            f"a checkpoint of this run could not be read again: {where} is a {error.kind} "
+            f"({owner} {model_name}); keep numbers, text, tensors, arrays, lists and dicts there"
         )
 
 

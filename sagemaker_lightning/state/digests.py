@@ -1,17 +1,16 @@
-"""Hashes of plain values, which are the same in each process."""
+"""Hashes of values, which are the same in each process."""
 
 import hashlib
-import pickle
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sagemaker_lightning.state.encoding import NotPlain, encode
-from sagemaker_lightning.state.object_graph import MAX_ELEMENTS
+from sagemaker_lightning.state.graph import values
+from sagemaker_lightning.state.graph.atoms import SCALARS
+from sagemaker_lightning.state.graph.kinds.base import NotSaved
 
 COMPARED_IN_FULL = 1 << 16
 """Elements, at most, of a value that is compared in full."""
@@ -36,41 +35,26 @@ def _size(value: Any) -> int:
 
 
 def digest(value: Any) -> bytes:
-    """Return bytes that identify a plain value; empty if it is not plain."""
+    """Return bytes that identify a value, 8 of them; empty if no checkpoint can hold it.
+
+    They are the same in each process, and read all of it.
+    """
     try:
-        return _full_hash(encode(value))
-    except NotPlain:
+        if type(value) in SCALARS:
+            return hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
+        if type(value) is Tensor:
+            return _of_tensor(value)
+        record = values.encode(value)
+        of_tensors = [_of_tensor(tensor) for tensor in record["tensors"]]
+        return bytes.fromhex(values.digest(record, of_tensors))
+    except (NotSaved, NotImplementedError, RuntimeError):  # such as a tensor without values
         return b""
 
 
-def _full_hash(encoded_value: Any) -> bytes:
-    """Return a hash of an encoded value, 8 bytes."""
-    hash_ = hashlib.blake2b(digest_size=8)
-    _update_hash(encoded_value, hash_.update)
+def _of_tensor(tensor: Tensor) -> bytes:
+    """Return a hash of a tensor's dtype, shape and values."""
+    hash_ = hashlib.blake2b(repr((tensor.dtype, tensor.shape)).encode(), digest_size=8)
+    dense = tensor.detach().cpu().to_dense().resolve_conj().resolve_neg()
+    if dense.numel():
+        hash_.update(dense.contiguous().view(-1).view(torch.uint8).numpy())
     return hash_.digest()
-
-
-def _update_hash(value: Any, update: Callable[[bytes], None]) -> None:
-    """Pass an encoded value to a hash's `update`."""
-    if isinstance(value, Tensor):
-        update(repr((value.dtype, value.shape)).encode())
-        value = value.to_dense()
-        update(value.contiguous().view(-1).view(torch.uint8).numpy() if value.numel() else b"")
-    elif isinstance(value, dict):
-        for key, element in value.items():
-            update(repr(key).encode())
-            _update_hash(element, update)
-    elif isinstance(value, (list, tuple)) and any(
-        isinstance(element, (Tensor, dict, list, tuple)) for element in value
-    ):
-        update(f"{type(value).__name__}{len(value)}".encode())
-        for element in value:
-            _update_hash(element, update)
-    else:
-        # Pickle is faster for numbers. What it makes of text depends on which are one object.
-        is_pickled = (
-            isinstance(value, list)
-            and len(value) > MAX_ELEMENTS
-            and {int, float, bool}.issuperset(map(type, value))
-        )
-        update(pickle.dumps(value) if is_pickled else repr(value).encode())

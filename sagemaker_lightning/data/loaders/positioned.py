@@ -10,7 +10,7 @@ from sagemaker_lightning.data.deterministic import divided, keeps_workers
 from sagemaker_lightning.data.loaders.resumable import ResumableLoader
 from sagemaker_lightning.data.partition import PartitionedLoader
 from sagemaker_lightning.data.sample_seeding import has_state
-from sagemaker_lightning.state.encoding import decode, encode
+from sagemaker_lightning.state.graph import values
 
 
 class Positioned(ResumableLoader):
@@ -37,11 +37,11 @@ class Positioned(ResumableLoader):
         """Restore the state of the order, of the data, and of the loader."""
         super().give_back(saved, data)
         if self.own and saved["own"] is not None:
-            self.loader.load_state_dict(decode(saved["own"]))
+            self.loader.load_state_dict(values.decode(saved["own"]))
 
     def states(self, within: bool) -> dict[str, Any]:
         """Return what `prepare` takes as `saved`."""
-        own = encode(self.loader.state_dict()) if self.own else None
+        own = values.encode(self.loader.state_dict()) if self.own else None
         return super().states(within) | {"own": own}
 
     def go_to(self, done: int) -> None:

@@ -18,8 +18,7 @@ from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.data.seeded_indices import number_of
 from sagemaker_lightning.state import generators
-from sagemaker_lightning.state.digests import digest
-from sagemaker_lightning.state.encoding import decode, encode
+from sagemaker_lightning.state.graph import values
 
 
 class Redrawn(UnplacedLoader):
@@ -164,12 +163,12 @@ class Redrawn(UnplacedLoader):
         """Return the state that the source saves now; None if it cannot."""
         if self.has_source:
             with contextlib.suppress(Exception):  # it is the user's code, or a library's
-                return encode(self._source.state_dict())
+                return values.encode(self._source.state_dict())
         return None
 
     def _restore_source(self, state: Any) -> None:
         if state is not None:
-            self._source.load_state_dict(decode(state))
+            self._source.load_state_dict(values.decode(state))
             # litdata's loader asks its datasets for their lengths as if there were no workers, and
             # leaves them so.
             sized_len(self.loader)
@@ -180,7 +179,8 @@ class Redrawn(UnplacedLoader):
         It is None if one that begins anew draws it.
         """
         state = self._encoded_source()
-        if state is None or digest(state) == digest(self.fresh_source):
+        fresh = self.fresh_source
+        if state is None or (fresh and values.digest(state) == values.digest(fresh)):
             return state
         if self.trusts_source is None:
             self.trusts_source = self.own or self._source_is_proved(state)

@@ -20,8 +20,8 @@ from sagemaker_lightning.data.loaders.stateful import Stateful
 from sagemaker_lightning.data.loaders.strange import Strange
 from sagemaker_lightning.data.sample_seeding import Plan
 from sagemaker_lightning.data.seeded_indices import seed_all
-from sagemaker_lightning.state.encoding import NotPlain, decode, encode
-from sagemaker_lightning.state.graph.kinds.base import refusing
+from sagemaker_lightning.state.graph import values
+from sagemaker_lightning.state.graph.kinds.base import NotSaved, refusing
 
 
 class EndingLoaders(PositionedLoader):
@@ -143,7 +143,7 @@ class TrainingLoaders(EndingLoaders):
             proves: Whether to find out if the loaders draw the same batches a second time.
         """
         with refusing(runs_users_code=True):
-            ahead = decode(states["ahead"]) if states else []
+            ahead = values.decode(states["ahead"]) if states else []
             if done and states and states["why"] and rank_zero_only.rank == 0:
                 print(
                     f"{printable(states['why'])[:500]}: the rest of this epoch differs from that "
@@ -213,8 +213,8 @@ class TrainingLoaders(EndingLoaders):
         """
         if any(isinstance(each, Stateful) for each in self.resumables):
             try:
-                encode(getattr(fetcher, "batches", []))
-            except NotPlain as error:
+                values.encode(getattr(fetcher, "batches", []))
+            except NotSaved as error:
                 return f"a batch holds a {error.kind}, which no checkpoint can hold"
         return ""
 
@@ -277,9 +277,9 @@ class TrainingLoaders(EndingLoaders):
             else []
         )
         try:
-            ahead = encode(ahead)
-        except NotPlain:
-            ahead = []
+            ahead = values.encode(ahead)
+        except NotSaved:
+            ahead = values.encode([])
         return {
             "loaders": [each.states(within) for each in self.resumables],
             "ahead": ahead,

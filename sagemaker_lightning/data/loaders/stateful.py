@@ -7,7 +7,7 @@ from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.deterministic import counts_only, knows_its_end, plan
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
 from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
-from sagemaker_lightning.state.encoding import decode, encode
+from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.graph.kinds.base import refusing
 
 PROVED_AFTER = 2
@@ -56,7 +56,7 @@ class Stateful(UnplacedLoader):
 
     def states(self, within: bool) -> dict[str, Any]:
         """Return what `prepare` takes as `saved`."""
-        return super().states(within) | {"own": encode(self.loader.state_dict())}
+        return super().states(within) | {"own": values.encode(self.loader.state_dict())}
 
     def go_to(self, done: int) -> None:
         """Begin the iteration after `done` batches.
@@ -73,7 +73,7 @@ class Stateful(UnplacedLoader):
                     f"--data: {self.name} saved its state with {workers} data workers, now "
                     f"there are {self.workers}; go on with num_workers={workers}"
                 )
-            self.loader.load_state_dict(decode(saved["own"]))
+            self.loader.load_state_dict(values.decode(saved["own"]))
             over = saved["over"]
         if saved["within"]:
             self.begun -= 1

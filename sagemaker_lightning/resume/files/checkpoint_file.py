@@ -29,7 +29,7 @@ from sagemaker_lightning.compat import torch_unpickler
 from sagemaker_lightning.compat.torch_modules import stored_parts
 from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
-from sagemaker_lightning.state.encoding import to_plain
+from sagemaker_lightning.state.readable import readable
 
 ENTRIES_KEY = "sagemaker_lightning"
 """The key of this package's entries in a checkpoint."""
@@ -189,7 +189,7 @@ def _size_problem(path: Path) -> str:
     A checkpoint is input. By a few bytes, pickle makes a list that holds another one many times,
     and torch a tensor whose elements are all one number in memory. Whoever copies them makes each
     part anew. So the parts of a checkpoint to resume from are not larger together than its file.
-    Nor are there others than `state.encoding` writes: torch reads functions and classes, too.
+    Nor is there anything but plain values: torch reads functions and classes, too.
     """
     try:
         state = read(path, mmap=True)
@@ -347,7 +347,7 @@ class CheckedIO(TorchCheckpointIO):
                 name: value for name, value in checkpoint.items() if name not in self.left_out
             }
             if self.plain_values:
-                checkpoint = to_plain(checkpoint, {}, str, copies=False)
+                checkpoint = readable(checkpoint, copies=False)
             write(Path(path), checkpoint, checkpoint.get("global_step", 0))
         except OSError as error:
             self.problem = f"{path} could not be written ({error.strerror})"

@@ -7,8 +7,7 @@ from torch.utils.data import Dataset
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.roots import SAMPLERS, TRAINING, VALIDATION, user_objects
 from sagemaker_lightning.state import generators
-from sagemaker_lightning.state.encoding import comparable, decode, encode
-from sagemaker_lightning.state.graph.nodes import scan
+from sagemaker_lightning.state.graph.nodes import GENERATOR, scan
 
 
 class Generators(Part):
@@ -19,11 +18,8 @@ class Generators(Part):
     moments = (Moment.TRAINING, Moment.EPOCH)
 
     def save(self, point: Any, state: Any) -> dict[str, Any]:
-        """Return the states, encoded, by path."""
-        return {
-            path: encode(generators.state_of(generator))
-            for path, generator in self._found().items()
-        }
+        """Return the states, as a graph has them, by path."""
+        return {path: GENERATOR.content(generator) for path, generator in self._found().items()}
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore the states; once samplers have drawn an epoch again, those of samplers."""
@@ -48,11 +44,11 @@ class Generators(Part):
         """Restore the states of some generators."""
         for path, generator in found.items():
             if path in saved:
-                generators.restore(generator, decode(saved[path]))
+                GENERATOR.fill(generator, None, [], saved[path])
 
     def digest(self, saved: Any, others: Any) -> dict[str, Any]:
         """Return each state."""
-        return {f"generators {path}": comparable(value) for path, value in saved.items()}
+        return {f"generators {path}": value for path, value in saved.items()}
 
     def _found(self) -> dict[str, Any]:
         """Return the generators of all objects but the loaders', which are seeded as they draw."""

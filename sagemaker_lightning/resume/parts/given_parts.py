@@ -18,9 +18,8 @@ from pytorch_lightning import Trainer
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.parts.part import Moment, Part
-from sagemaker_lightning.state.digests import digest
-from sagemaker_lightning.state.encoding import NOTE_KEY, NotPlain, comparable, decode, encode
-from sagemaker_lightning.state.graph.kinds.base import class_name
+from sagemaker_lightning.state.graph import values
+from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name
 from sagemaker_lightning.state.object_graph import Elsewhere
 
 METHODS = "state_dict", "load_state_dict"
@@ -74,7 +73,7 @@ class Parts:
                 )
 
     def states(self) -> dict[str, Any]:
-        """Return the state of each object, encoded, by name.
+        """Return a record of the state of each object, by name.
 
         Raises:
             UserError: No checkpoint can hold a state.
@@ -82,9 +81,9 @@ class Parts:
         states = {}
         for name, object_ in self.objects.items():
             try:
-                states[name] = encode(object_.state_dict())
-            except NotPlain as error:
-                where = f" at {'.'.join(map(str, error.path))}" if error.path else ""
+                states[name] = values.encode(object_.state_dict())
+            except NotSaved as error:
+                where = f" at {error.path}" if error.path else ""
                 raise UserError(
                     f"{ARGUMENT}: state_dict() of {name!r} has a {error.kind}{where}, which no "
                     "checkpoint can hold; keep numbers, text, tensors, arrays, lists and dicts "
@@ -109,7 +108,7 @@ class Parts:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore what `states` returned."""
         for name, object_ in self.objects.items():
-            object_.load_state_dict(decode(saved[name]))
+            object_.load_state_dict(values.decode(saved[name]))
 
 
 class GivenParts(Part):
@@ -121,7 +120,7 @@ class GivenParts(Part):
     why_differs = "a load_state_dict() that does not restore all of state_dict()"
 
     def save(self, point: Any, state: Any) -> dict[str, Any]:
-        """Return the state of each object, encoded, by name."""
+        """Return a record of the state of each object, by name."""
         return parts_of(self.trainer).states()
 
     def restore(self, saved: Any, moment: Moment) -> None:
@@ -129,17 +128,12 @@ class GivenParts(Part):
         parts_of(self.trainer).restore(saved)
 
     def digest(self, saved: Any, others: Any) -> dict[str, Any]:
-        """Return a digest of all of each value that is in dicts only, by name."""
-        return _digests("part", saved)
-
-
-def _digests(name: str, state: Any) -> dict[str, bytes]:
-    if type(state) is not dict or NOTE_KEY in state:
-        return {name: digest(comparable(state))}
-    found: dict[str, bytes] = {}
-    for key, value in state.items():
-        found |= _digests(f"{name}.{key}", value)
-    return found
+        """Return a digest of each value of each state, by name."""
+        return {
+            f"part.{name}{path}": digest
+            for name, state in saved.items()
+            for path, digest in values.digests(state).items()
+        }
 
 
 def parts_of(trainer: Trainer) -> Parts:

@@ -4,7 +4,7 @@ from typing import Any
 
 from sagemaker_lightning.compat import lightning_metrics
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
-from sagemaker_lightning.state.encoding import decode, encode
+from sagemaker_lightning.state.graph import values
 
 
 class NewestMetrics(Part):
@@ -16,11 +16,9 @@ class NewestMetrics(Part):
     moments = (Moment.HOOKS, Moment.TRAINING)
 
     def save(self, point: Any, state: Any) -> dict[str, Any]:
-        """Return the values, encoded."""
-        newest = lightning_metrics.newest_values(self.trainer)
-        return {name: encode(values) for name, values in newest.items()}
+        """Return the values, as a record."""
+        return values.encode(lightning_metrics.newest_values(self.trainer))
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore the values."""
-        newest = {name: decode(values) for name, values in saved.items()}
-        lightning_metrics.set_newest_values(self.trainer, newest)
+        lightning_metrics.set_newest_values(self.trainer, values.decode(saved))

@@ -116,12 +116,6 @@ def objects_of_module(trainer: Trainer) -> dict[str, Any]:
     return dict(object_graph.walk({"model": trainer.lightning_module}, code=False))
 
 
-def name_in_module(trainer: Trainer, value: Any) -> str:
-    """Return the name of an object that the module has; "" if it has not got it."""
-    objects = objects_of_module(trainer).items()
-    return next((name for name, object_ in objects if object_ is value), "")
-
-
 def of_kinds(trainer: Trainer, *kinds: type) -> Iterator[tuple[str, Any]]:
     """Yield all instances of these classes that the user's objects hold, with their paths."""
     return (

@@ -15,7 +15,8 @@ from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.encoding import NotPlain, comparable, decode, encode
+from sagemaker_lightning.state.graph import values
+from sagemaker_lightning.state.graph.kinds.base import NotSaved
 
 
 class StatefulObjects(Part):
@@ -26,7 +27,7 @@ class StatefulObjects(Part):
     moments = (Moment.TRAINING,)
 
     def save(self, point: Any, state: Any) -> dict[str, Any]:
-        """Return the states, encoded, by path; say, once, which cannot be saved."""
+        """Return the states, as records, by path; say, once, which cannot be saved."""
         states, unsaved = self._encode_stateful()
         self.run.part(UserObjects).reports.report_unsaved(unsaved)
         return states
@@ -36,23 +37,23 @@ class StatefulObjects(Part):
         with sharing_groups(self._stateful().values()):
             for path, object_ in self._stateful().items():
                 if path in saved:
-                    state = decode(saved[path])
+                    state = values.decode(saved[path])
                     is_schedule = isinstance(getattr(object_, "optimizer", None), Optimizer)
                     object_.load_state_dict(saved_part(object_, state) if is_schedule else state)
 
     def digest(self, saved: Any, others: Any) -> dict[str, Any]:
         """Return each state."""
-        return {f"stateful {path}": comparable(value) for path, value in saved.items()}
+        return {f"stateful {path}": values.digest(state) for path, state in saved.items()}
 
     def _encode_stateful(self) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
-        """Return the encoded states of `_stateful`, and why others have none."""
+        """Return records of the states of `_stateful`, and why others have none."""
         states = {}
         unsaved = {}
         for path, object_ in self._stateful().items():
             owner, _, name = path.rpartition(".")
             try:
-                states[path] = encode(object_.state_dict())
-            except NotPlain as error:
+                states[path] = values.encode(object_.state_dict())
+            except NotSaved as error:
                 unsaved[owner, name] = f"holds a {error.kind}"
             except Exception as error:  # whatever a library's object raises
                 unsaved[owner, name] = f"has a state_dict() that raises {type(error).__name__}"

@@ -4,7 +4,6 @@ from typing import Any
 
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.encoding import comparable
 from sagemaker_lightning.state.object_graph import added_to
 
 SETTING_TYPES = int, float, bool, str, type(None)
@@ -44,7 +43,7 @@ class TrainerSettings(Part):
 
     def digest(self, saved: Any, others: Any) -> dict[str, Any]:
         """Return each setting."""
-        return {f"settings {name}": comparable(value) for name, value in saved.items()}
+        return {f"settings {name}": value for name, value in saved.items()}
 
     def _settings(self) -> dict[str, Any]:
         added = object_graph.attributes(added_to(self.trainer))

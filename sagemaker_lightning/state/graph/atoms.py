@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from sagemaker_lightning.state.encoding import from_plainer, is_readable
 from sagemaker_lightning.state.graph import text
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, known_class, refusal
-from sagemaker_lightning.state.graph.kinds.memory import dtype_of, dtype_text, torch_dtype
+from sagemaker_lightning.state.graph.kinds.memory import (
+    dtype_of,
+    dtype_text,
+    is_readable,
+    torch_dtype,
+)
 
 SCALARS = frozenset((type(None), bool, int, float, complex, str, bytes))
 """Classes whose values a record has as they are."""
@@ -47,6 +51,20 @@ def _of_numbers(make: Callable, numbers: Any) -> Any:
     return make(*numbers)
 
 
+def _fraction(text: str) -> Fraction:
+    """Return the fraction that `str` has written; an exponent would make it of any size."""
+    numerator, _, denominator = text.partition("/")
+    return Fraction(int(numerator), int(denominator or 1))
+
+
+def _scalar(value: Any, dtype: np.dtype) -> np.generic:
+    """Return a scalar of numpy. Its value has the type of the scalar, and not a length, say."""
+    types = {"S": (bytes,), "U": (str,)}.get(dtype.kind, (bool, int, float, complex))
+    if dtype.kind not in "biufcSU" or not isinstance(value, types):
+        raise refusal("scalar")
+    return dtype.type(value)
+
+
 # By class: what is written, and how the value is made of it.
 ATOMS: dict[type, tuple[Callable, Callable]] = {
     torch.dtype: (lambda value: str(value).removeprefix("torch."), torch_dtype),
@@ -55,7 +73,7 @@ ATOMS: dict[type, tuple[Callable, Callable]] = {
     range: (_numbers, lambda numbers: _of_numbers(range, numbers)),
     slice: (_numbers, lambda numbers: _of_numbers(slice, numbers)),
     Decimal: (str, Decimal),
-    Fraction: (str, lambda text: from_plainer(("Fraction",), text)),
+    Fraction: (str, lambda text: _fraction(text)),
     uuid.UUID: (str, uuid.UUID),
     dt.date: (dt.date.toordinal, dt.date.fromordinal),
     dt.timedelta: (
@@ -105,7 +123,7 @@ def encode(value: Any) -> list:
     if isinstance(value, enum.Flag):
         return ["flag", class_name(class_), value.value]
     if isinstance(value, enum.Enum):
-        return ["enum", class_name(class_), value.name]
+        return ["enum", class_name(class_), value._name_]  # a class may have a `name` of its own
     if isinstance(value, np.dtype) and is_readable(value):
         return ["numpy.dtype", dtype_text(value)]
     if isinstance(value, np.generic):
@@ -140,7 +158,7 @@ def decode(note: list, classes: Mapping[str, type]) -> Any:
                 return class_[details[1]]
         raise refusal(note)
     if kind == "scalar":
-        return from_plainer((kind, details[0]), details[1])
+        return _scalar(details[1], np.dtype(details[0]))
     if kind == "item":
         return np.frombuffer(details[1], dtype=dtype_of(details[0])).copy()[0]
     if kind == "numpy.dtype":

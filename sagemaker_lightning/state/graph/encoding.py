@@ -20,11 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.encoding import FACTORIES
 from sagemaker_lightning.state.graph import atoms, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, kind_text
-from sagemaker_lightning.state.graph.kinds.containers import SetKind, loses_order, may_be_address
+from sagemaker_lightning.state.graph.kinds.containers import (
+    FACTORIES,
+    SetKind,
+    loses_order,
+    may_be_address,
+)
 from sagemaker_lightning.state.graph.kinds.memory import pointer_of
 from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
 from sagemaker_lightning.state.graph.kinds.views import (
@@ -48,9 +52,11 @@ from sagemaker_lightning.state.graph.nodes import (
     kind_of,
     scan,
 )
-from sagemaker_lightning.state.graph.start import Start, collector_paused
+from sagemaker_lightning.state.graph.start import Start, collector_paused, size_of
 from sagemaker_lightning.state.object_graph import is_library_class, owner_of
 
+MAX_SAVED = 1 << 26
+"""Elements, at most, of a tensor or an array that is saved of objects that reflection enters."""
 PACKED_FROM = 256
 """Tensors of one form, of which more than this many are written as one."""
 TENSOR_VIEW = TensorViewKind()
@@ -112,7 +118,7 @@ def encode(
     """
     start.include(roots)
     with collector_paused():
-        encoder = _Encoder(roots, start, touched)
+        encoder = Encoder(roots, start, touched)
         encoder.draft_all()
         encoder.refuse_holders()
         return Encoded(encoder.record(), encoder.unsaved, encoder.reordered)
@@ -128,7 +134,7 @@ def values_changed(roots: Mapping[str, Any], start: Start) -> dict[tuple[int, st
         start: What the program had made at its start.
     """
     start.include(roots)
-    encoder = _Encoder(roots, start, {})
+    encoder = Encoder(roots, start, {})
     changes: dict[tuple[int, str], Any] = {}
     for key, node in encoder.nodes.items():
         before = start.nodes.get(key)
@@ -147,8 +153,21 @@ def values_changed(roots: Mapping[str, Any], start: Start) -> dict[tuple[int, st
     return changes
 
 
-class _Encoder:
-    def __init__(self, roots: Mapping[str, Any], start: Start, touched: Mapping[int, Any]) -> None:
+class Encoder:
+    """Drafts what is written of each node, leaves out what cannot be, and makes the record.
+
+    Args:
+        roots: The objects to start from, by name.
+        start: What the program had made at its start.
+        touched: As in `encode`.
+    """
+
+    def __init__(
+        self,
+        roots: Mapping[str, Any],
+        start: Start,
+        touched: Mapping[int, Any] = MappingProxyType({}),
+    ) -> None:
         self.start = start
         self.touched = touched
         self.nodes: dict[int, Node] = {}
@@ -158,6 +177,7 @@ class _Encoder:
         self.references: dict[int, list] = {}
         self.drafts: dict[int, Draft] = {}
         self.refused: dict[int, str] = {}
+        """What cannot be saved, by id: what it is."""
         self.origins: set[int] = set()
         self.unsaved: list[Unsaved] = []
         self.reordered: list[str] = []
@@ -203,13 +223,15 @@ class _Encoder:
 
     def _of_new(self, node: Node) -> Draft:
         kind = node.kind
+        if kind in self.start.refused_kinds:
+            raise NotSaved(kind_text(node.value))
         note = kind.note_of_new(node.value, node.note)
         if kind in (OBJECT, TENSOR, TUPLE):
             self._check_class(type(node.value))
         if node.pack:
             return self._of_pack(None, node, note)
         parts = node.parts[:1] if kind.name == "method" else node.parts
-        content = kind.content(node.value)
+        content = self._content(node)
         if type(content) is dict and "calculated" in content:
             content["calculated"] = node.path
         return Draft(None, note, *self._refer(parts), content)
@@ -230,7 +252,7 @@ class _Encoder:
             if "gone" in note:  # such as the hooks of a lazy module, which are the library's matter
                 held = dict(zip(before.note, before.parts, strict=False))
                 note["gone"] = [name for name in note["gone"] if not _is_librarys(held[name])]
-            return Draft(path, note, parts, self._refer(parts)[1], kind.content(node.value))
+            return Draft(path, note, parts, self._refer(parts)[1], self._content(node))
         mark = (node.mark or self.start.mark(node)) if before.mark else b""
         if kind is LIBRARYS:
             if mark != before.mark:
@@ -243,7 +265,17 @@ class _Encoder:
             return None
         if node.pack:
             return self._of_pack(path, node, node.note)
-        return Draft(path, node.note, *self._refer(node.parts), kind.content(node.value))
+        return Draft(path, node.note, *self._refer(node.parts), self._content(node))
+
+    def _content(self, node: Node) -> Any:
+        """Return the content of a node.
+
+        Raises:
+            NotSaved: A record cannot hold it, or it is too large for one.
+        """
+        if self.start.is_bounded and (size := size_of(node)) > MAX_SAVED:
+            raise NotSaved(f"{node.kind.name} of {size:,} elements")
+        return node.kind.content(node.value)
 
     def _of_pack(self, path: str | None, node: Node, note: Any) -> Draft:
         """Return what is written of a container whose elements are packed."""
@@ -452,6 +484,15 @@ class _Encoder:
         path = self.start.paths.get(key_of(node.value)) or node.path
         changes = key in self.start.nodes
         self.unsaved.append(Unsaved(path, name, self.refused[key], value, is_part, changes))
+
+    def first_refused(self) -> tuple[str, str]:
+        """Return where the first object is that cannot be saved itself, and what it is."""
+        return next(
+            (f"{node.path}{node.kind.step(node.note, node.parts, index)}", self.refused[id(part)])
+            for node in self.nodes.values()
+            for index, part in enumerate(node.parts)
+            if id(part) in self.origins
+        )
 
     # ---- the record ----------------------------------------------------------------------------
 

@@ -17,15 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sagemaker_lightning.state.encoding import is_readable
 from sagemaker_lightning.state.graph import fingerprints, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, refusal
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
-from sagemaker_lightning.state.graph.kinds.memory import (
-    array_of,
-    dtype_text,
-)
+from sagemaker_lightning.state.graph.kinds.memory import array_of, dtype_text, is_readable
 from sagemaker_lightning.state.graph.kinds.objects import ObjectKind, base_of
 
 PACKED_FROM = 1 << 12

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
-from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name
+from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, class_name
 from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind, classes_of_module
 from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, Node, key_of, scan
 from sagemaker_lightning.state.object_graph import LIGHTNINGS, is_own_module, owner_of
@@ -49,6 +49,11 @@ class Start:
         generators: Whether the states of generators of random numbers count as content.
         is_kept: Whether `reset` is possible: the content is kept, but for large arrays'.
     """
+
+    is_bounded = True
+    """Whether what is very large is not saved: reflection may enter data."""
+    refused_kinds: tuple[Kind, ...] = ()
+    """Kinds of which nothing new is saved."""
 
     def __init__(
         self,
@@ -135,11 +140,11 @@ class Start:
 
     def _note_content(self, node: Node) -> None:
         node.mark = node.mark or self.mark(node)
-        is_within = _size(node) <= MAX_KEPT and self.kept_bytes < MAX_KEPT_BYTES
+        is_within = size_of(node) <= MAX_KEPT and self.kept_bytes < MAX_KEPT_BYTES
         if self.is_kept and node.mark and is_within:
             with contextlib.suppress(NotSaved):
                 node.content = node.kind.content(node.value)
-                self.kept_bytes += _size(node) * getattr(node.value, "itemsize", 0)
+                self.kept_bytes += size_of(node) * getattr(node.value, "itemsize", 0)
 
     def without(self, root: str) -> "Start":
         """Return the start as it is without the objects whose paths begin like this."""
@@ -239,7 +244,7 @@ class Start:
         return found
 
 
-def _size(node: Node) -> int:
+def size_of(node: Node) -> int:
     """Return the number of elements of a tensor or an array; 0 of other objects."""
     if isinstance(node.value, Tensor):
         return node.value.numel()

@@ -260,7 +260,7 @@ def digests(record: Mapping[str, Any]) -> dict[str, str]:
     The device of a tensor and the order of a set may differ where values are equal.
     """
     nodes = nodes_of(record)
-    tensors = [fingerprints.of_tensor(tensor).hex() for tensor in record["tensors"]]
+    tensors = digests_of_tensors(record)
     found = {}
     for kind, path, note, references, content in nodes:
         if path is None:
@@ -268,17 +268,22 @@ def digests(record: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(note, dict) and "names" in note:
             names = note["names"]
             for name, reference in zip(names, references, strict=False):
-                found[f"{path}.{name}"] = _digest([reference], None, None, nodes, tensors)
+                found[f"{path}.{name}"] = digest([reference], None, None, nodes, tensors)
             if elements := references[len(names) :]:
-                found[path] = _digest(elements, None, None, nodes, tensors)
+                found[path] = digest(elements, None, None, nodes, tensors)
         else:
             parts = sorted(references, key=repr) if kind in ORDERLESS else references
             kept = None if kind in ORDERLESS else note
-            found[path] = _digest(parts, kept, content, nodes, tensors)
+            found[path] = digest(parts, kept, content, nodes, tensors)
     return found
 
 
-def _digest(references: list, note: Any, content: Any, nodes: list, tensors: list) -> str:
+def digests_of_tensors(record: Mapping[str, Any]) -> list[str]:
+    """Return a digest of each tensor of a record."""
+    return [fingerprints.of_tensor(tensor).hex() for tensor in record["tensors"]]
+
+
+def digest(references: list, note: Any, content: Any, nodes: list, tensors: list) -> str:
     """Return a digest of references, in which each new object has a number of its own."""
     hash_ = hashlib.blake2b(digest_size=8)
     numbers: dict[int, int] = {}

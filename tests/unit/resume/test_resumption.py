@@ -110,13 +110,14 @@ def test_each_part_is_restored_when_its_moment_comes():
 
 def test_a_rank_gets_what_lightning_would_have_saved_for_it():
     """A checkpoint has Lightning's entries of rank 0, and those of others that differ."""
-    overrides = {"entries": {"b": 3}, "notes": {("b",): "int"}}
+    overrides = {"entries": {"b": 3}, "exact_values": {"users": 3}}
     ranks = [{}, {"rank_overrides": overrides}]
     for world_size, rank, expected in ((2, 0, 2), (2, 1, 3), (3, 1, 2)):
         trainer = in_epoch_5(world_size=world_size, global_rank=rank)
         run = resumed(run_of(trainer), world_size=2, ranks=ranks, checkpoint={"a": 1, "b": 2})
         assert run.resumed.checkpoint == {"a": 1, "b": expected}
-        assert run.resumed.notes == (overrides["notes"] if expected == 3 else {})
+        own_values = overrides["exact_values"] if expected == 3 else {}
+        assert run.resumed.exact_values == own_values
 
 
 def test_what_hooks_have_overwritten_is_restored_once(monkeypatch):

@@ -19,6 +19,7 @@ from sagemaker_lightning.resume.files import checkpoint_file
 from sagemaker_lightning.resume.parts import epoch_position
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.snapshot import EQUAL_ON_ALL_RANKS, Snapshot
+from sagemaker_lightning.state.graph import values
 
 
 class After(pl.Callback):
@@ -79,11 +80,11 @@ def test_what_ranks_have_alike_is_saved_once(tmp_path, two_ranks):
     in_training(tmp_path, do, Own())
     rank_0, alike, rank_1, of_rank_0 = taken
     for each in (rank_0, alike, of_rank_0):
-        assert each["rank_overrides"] == {"entries": {}, "notes": {}}
+        assert each["rank_overrides"] == {"entries": {}, "exact_values": {}}
     overrides = rank_1["rank_overrides"]
     assert overrides["entries"].keys() >= {"callbacks", "own"}
     assert not overrides["entries"].keys() & EQUAL_ON_ALL_RANKS
-    assert ("own",) in overrides["notes"]
+    assert values.decode(overrides["exact_values"]["users"]) == {("own",): np.int64(1)}
 
 
 def test_other_learning_rates_on_a_rank_are_told_once(tmp_path, two_ranks, capfd):

@@ -12,7 +12,6 @@ from pytorch_lightning.utilities.parsing import (
 
 from sagemaker_lightning.compat import lightning_callbacks
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
-from sagemaker_lightning.state.encoding import decode, encode
 
 RESULT_ATTRIBUTES = "lr", "learning_rate"
 """Attributes in which a search stores its result."""
@@ -27,11 +26,10 @@ class SearchResults(Part):
     moments = (Moment.LOADING,)
 
     def save(self, point: Any, state: Any) -> dict[str, Any]:
-        """Return the results, encoded."""
-        return {
-            name: encode(lightning_getattr(self.trainer.lightning_module, name))
-            for name in _searched_names(self.trainer)
-        }
+        """Return the results, which are numbers."""
+        model = self.trainer.lightning_module
+        results = {name: lightning_getattr(model, name) for name in _searched_names(self.trainer)}
+        return {name: value for name, value in results.items() if type(value) in (int, float)}
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Set the results, and keep the callbacks from searching again."""
@@ -39,9 +37,8 @@ class SearchResults(Part):
             if lightning_callbacks.is_search(callback):
                 callback.on_fit_start = lambda *_: None
         for name in saved.keys() & set(_searched_names(self.trainer)):
-            result = decode(saved[name])
-            if isinstance(result, (int, float)):
-                lightning_setattr(self.trainer.lightning_module, name, result)
+            if isinstance(saved[name], (int, float)):
+                lightning_setattr(self.trainer.lightning_module, name, saved[name])
 
 
 def search_again(trainer: Trainer) -> None:

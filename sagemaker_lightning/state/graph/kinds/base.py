@@ -10,7 +10,17 @@ from sagemaker_lightning.state.object_graph import is_own_module, owner_of
 
 
 class NotSaved(Exception):
-    """Raised for an object that a record cannot hold, with what it is."""
+    """Raised for an object that a record cannot hold.
+
+    Args:
+        kind: What it is.
+        path: Where it is in a value; "" if that is not known.
+    """
+
+    def __init__(self, kind: str, path: str = "") -> None:
+        super().__init__(kind)
+        self.kind = kind
+        self.path = path
 
 
 class Kind:

@@ -13,6 +13,8 @@ LEAST_ADDRESS = 1 << 32
 """No object of a 64-bit process is at a lower address, as Linux lays out its memory."""
 NAMING = (str, bytes, int, float, complex, bool, type(None))
 """Classes of keys whose text names an element of a dict."""
+FACTORIES = {class_.__name__: class_ for class_ in (int, float, list, dict, set, str, bool)}
+"""Classes of Python's that a defaultdict may have as its factory, by name."""
 
 
 def pairs(parts: list) -> Iterator[tuple[Any, Any]]:

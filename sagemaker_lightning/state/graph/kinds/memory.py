@@ -9,7 +9,6 @@ import torch
 from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from torch import Tensor, nn
 
-from sagemaker_lightning.state.encoding import is_readable, on_device
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.kinds.base import (
     Kind,
@@ -21,8 +20,6 @@ from sagemaker_lightning.state.graph.kinds.base import (
 )
 from sagemaker_lightning.state.object_graph import LIBRARIES, has_place_for, hash_at_one_moment
 
-MAX_SAVED = 1 << 26
-"""Elements, at most, of a tensor or an array that is saved."""
 MAX_FORM = 10_000
 """Characters, at most, of the text of an array's dtype."""
 
@@ -42,12 +39,33 @@ def dtype_of(text: Any) -> np.dtype:
         raise refusal("dtype") from None
 
 
+def is_readable(dtype: np.dtype) -> bool:
+    """Return whether an array of this type can be made again of its bytes."""
+    try:
+        return dtype.kind in "biufcSUmMV" and not dtype.hasobject and bool(dtype_to_descr(dtype))
+    except ValueError:  # fields that overlap, or in another order than their bytes
+        return False
+
+
 def torch_dtype(text: Any) -> torch.dtype:
     """Return the dtype of torch of that name."""
     dtype = getattr(torch, text, None) if isinstance(text, str) else None
     if not isinstance(dtype, torch.dtype):
         raise refusal("dtype")
     return dtype
+
+
+def on_device(tensor: Tensor, device_type: str) -> Tensor:
+    """Return a tensor on this process's device of a kind, such as "cuda".
+
+    Without such a device, it is on the CPU.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return (
+        tensor.to(device_type)
+        if accelerator is not None and accelerator.type == device_type
+        else tensor
+    )
 
 
 def is_own_tensor(class_: type) -> bool:
@@ -101,8 +119,6 @@ class TensorKind(Kind):
             or isinstance(value, nn.parameter.UninitializedTensorMixin)
         ):
             raise NotSaved(f"{kind_text(value)} without values that can be read")
-        if value.numel() > MAX_SAVED:
-            raise NotSaved(f"tensor of {value.numel():,} elements")
         try:
             values = fingerprints.plain(value).to("cpu", copy=True)
         except (NotImplementedError, RuntimeError):
@@ -193,8 +209,6 @@ class ArrayKind(Kind):
         """Return the values."""
         if type(value) is not np.ndarray:
             raise NotSaved(kind_text(value))
-        if value.size > MAX_SAVED:
-            raise NotSaved(f"array of {value.size:,} elements")
         if value.dtype.kind == "O":
             return None
         if not is_readable(value.dtype):

@@ -1,5 +1,6 @@
 """Objects with attributes: a user's, modules, functions with what they have closed over."""
 
+import enum
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -147,7 +148,7 @@ class ObjectKind(Kind):
     def make(self, note, content, classes):
         """Return an object without attributes; the code of its class does not run."""
         class_ = known_class(classes, note["class"])
-        if issubclass(class_, MADE_BY_THE_PROGRAM):
+        if issubclass(class_, (*MADE_BY_THE_PROGRAM, enum.Enum, Tensor)):
             raise refusal(note["class"])
         made = empty(class_)
         if isinstance(made, nn.Module):

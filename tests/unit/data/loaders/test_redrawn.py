@@ -21,6 +21,8 @@ from loader_epochs import (
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, IterableDataset
 
+from sagemaker_lightning.state.graph import values
+
 
 def test_a_stream_without_batches_gives_none():
     assert train(lambda: DataLoader(Numbers(0), 4)) == []
@@ -65,7 +67,7 @@ def test_the_first_rank_tells_what_a_resumed_epoch_takes(capsys, monkeypatch, ra
 
 
 def test_nothing_is_told_of_an_epoch_that_begins(capsys):
-    states = stopped(LOADERS["a buffer"], 0) | {"why": "a reason", "ahead": []}
+    states = stopped(LOADERS["a buffer"], 0) | {"why": "a reason", "ahead": values.encode([])}
     combined, fetcher = begin(LOADERS["a buffer"])
     combined.begin(fetcher, 0, 0, states)
     assert not capsys.readouterr().out

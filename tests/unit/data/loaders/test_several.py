@@ -42,6 +42,7 @@ from torch.utils.data import DataLoader
 from sagemaker_lightning.compat.lightning_loops import _TakesLoaders
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume.moments import _Loaders
+from sagemaker_lightning.state.graph import values
 
 ALWAYS_RUN = [
     "a buffer",
@@ -308,7 +309,7 @@ def test_a_checkpoint_holds_a_batch_ahead_only_where_it_cannot_be_drawn_again():
         combined.begin(fetcher, 0, 0)
         next(fetcher)
         assert len(fetcher.batches) == 1
-        return len(combined.states(fetcher, within)["ahead"])
+        return len(values.decode(combined.states(fetcher, within)["ahead"]))
 
     assert ahead(streams.Steady) == ahead(streams.Keeping) == 1
     assert ahead(streams.Steady, within=False) == ahead(InWorkers) == 0

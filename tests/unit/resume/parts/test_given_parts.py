@@ -17,7 +17,7 @@ from torch import nn
 
 from sagemaker_lightning import ExactResume, UserError
 from sagemaker_lightning.resume.parts.given_parts import Parts
-from sagemaker_lightning.state.encoding import decode
+from sagemaker_lightning.state.graph.values import decode
 
 ALLOWED = "allowed is a dict of objects with state_dict() and load_state_dict()"
 
@@ -169,8 +169,8 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_at_the_first_checkpoint(
     world = World()
     world.state_dict = lambda: {"screen": [io.StringIO()]}
     says = (
-        r"^ExactResume\(parts=...\): state_dict\(\) of 'world' has a _io.StringIO at screen.0, "
-        "which no checkpoint can hold; keep numbers, text, tensors"
+        r"^ExactResume\(parts=...\): state_dict\(\) of 'world' has a _io.StringIO at "
+        r"\['screen'\]\[0\], which no checkpoint can hold; keep numbers, text, tensors"
     )
     with pytest.raises(UserError, match=says):
         play(tmp_path, world, every_n_steps=2)

@@ -24,7 +24,7 @@ from sagemaker_lightning.resume.parts.generators import Generators
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.modes import Modes
 from sagemaker_lightning.resume.parts.part import Moment
-from sagemaker_lightning.resume.parts.roots import name_in_module, user_objects
+from sagemaker_lightning.resume.parts.roots import objects_of_module, user_objects
 from sagemaker_lightning.resume.parts.stateful_objects import StatefulObjects
 from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
 from sagemaker_lightning.resume.parts.user_objects import (
@@ -34,6 +34,7 @@ from sagemaker_lightning.resume.parts.user_objects import (
     without_pruning,
 )
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.graph.state import nodes_of
 from sagemaker_lightning.state.object_graph import Added
 
@@ -251,12 +252,9 @@ def test_the_objects_of_a_training(tmp_path):
 def test_an_object_is_known_by_its_name_in_the_module():
     inner = Loader()
     state = UserState(trainer_of(Model(mine=[inner])))
-    assert (
-        name_in_module(state.trainer, inner) == "model.mine.0"
-        and name_in_module(state.trainer, Loader()) == ""
-    )
-    sharing = UserState(trainer_of(Sharing()))
-    assert name_in_module(sharing.trainer, Sharing.scaler_of_all) == ""
+    assert objects_of_module(state.trainer)["model.mine.0"] is inner
+    found = objects_of_module(UserState(trainer_of(Sharing())).trainer).values()
+    assert not any(each is Sharing.scaler_of_all for each in found)
 
 
 # What is saved ------------------------------------------------------------------------------------
@@ -880,7 +878,7 @@ def test_what_a_users_objects_hold_is_compared():
     assert run.part(UserObjects).digest(record, one).keys() == names
     for part, saved, names in (
         (Generators, {"model.rng": 3}, {"generators model.rng"}),
-        (StatefulObjects, {"model.inner": 3}, {"stateful model.inner"}),
+        (StatefulObjects, {"model.inner": values.encode(3)}, {"stateful model.inner"}),
         (TrainerSettings, {"limit": 3}, {"settings limit"}),
         (Structure, {"the class of model": "Linear 0"}, {"the class of model"}),
         (DataIdentity, {"the length of val.0": 3}, {"the length of val.0"}),

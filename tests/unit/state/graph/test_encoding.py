@@ -21,9 +21,9 @@ import torch
 from pytorch_lightning import LightningModule
 
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.state.graph import encoding
 from sagemaker_lightning.state.graph.decoding import restore
 from sagemaker_lightning.state.graph.encoding import encode
-from sagemaker_lightning.state.graph.kinds import memory
 from sagemaker_lightning.state.graph.start import Start
 
 
@@ -813,8 +813,8 @@ def test_an_array_or_a_tensor_that_no_file_can_hold_is_named_once_it_is_there(ma
 
 @pytest.mark.parametrize("make_value", [lambda: np.zeros(4), lambda: torch.zeros(4)])
 def test_an_array_of_too_many_elements_is_named(make_value, monkeypatch):
-    assert memory.MAX_SAVED == 2**26
-    monkeypatch.setattr(memory, "MAX_SAVED", 3)
+    assert encoding.MAX_SAVED == 2**26
+    monkeypatch.setattr(encoding, "MAX_SAVED", 3)
 
     def make():
         return Thing(value=make_value())
