@@ -254,6 +254,7 @@ class _Moment(threading.local):
 
     roots: dict[Any, Mapping[str, Any]] | None = None
     walks: dict[tuple, list[tuple[str, Any]]]
+    hashes: dict[tuple, tuple[Any, bytes]]
 
 
 _moment = _Moment()
@@ -264,18 +265,20 @@ def at_one_moment() -> Iterator[None]:
     """Walk once over the same objects while the block lasts, in which nobody changes them.
 
     A walk over a model of a thousand modules takes ten milliseconds, and a checkpoint asks for a
-    dozen.
+    dozen. It asks for the hash of a dataset as one of the user's objects, and as what a loader has.
     """
     if _moment.roots is not None:
         yield
         return
     _moment.roots = {}
     _moment.walks = {}
+    _moment.hashes = {}
     try:
         yield
     finally:
         _moment.roots = None
         _moment.walks = {}
+        _moment.hashes = {}
 
 
 def roots_at_one_moment(find: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
@@ -294,6 +297,21 @@ def roots_at_one_moment(find: Callable[[Any], dict[str, Any]]) -> Callable[[Any]
         return _moment.roots[key]
 
     return found
+
+
+def hash_at_one_moment(value: Any, hash_of: Callable[[Any], bytes]) -> bytes:
+    """Return a hash of an object, which is taken once at one moment.
+
+    Args:
+        value: The object.
+        hash_of: Returns its hash.
+    """
+    if _moment.roots is None:
+        return hash_of(value)
+    key = hash_of, id(value)
+    if key not in _moment.hashes:
+        _moment.hashes[key] = value, hash_of(value)  # of a kept object, nobody else gets the id
+    return _moment.hashes[key][1]
 
 
 def walk(
@@ -504,7 +522,7 @@ def has_place_for(owner: Any, name: str, value: Any) -> bool:
 
 def _is_method(class_: type, name: str) -> bool:
     """Return whether the objects of a class have a method of that name."""
-    member = inspect.getattr_static(class_, name, None)
+    member = next((vars(base)[name] for base in class_.__mro__ if name in vars(base)), None)
     return isinstance(member, (types.FunctionType, classmethod, staticmethod))
 
 
