@@ -527,6 +527,124 @@ def test_weights_that_are_none_end_the_run_with_a_line(interrupted_run, values):
         Run(run).fit()
 
 
+class Stepping(Noted):
+    """Has an optimizer of one of torch's classes."""
+
+    def __init__(self, class_: type, stop: str = "") -> None:
+        super().__init__(stop)
+        self.of = (class_,)  # no class of a layer
+
+    def configure_optimizers(self):
+        return self.of[0](self.parameters(), 0.1)
+
+
+def step_on(folder: Path, class_: type, stop: str = "") -> None:
+    as_in_a_new_process()
+    trainer(folder, logger=False).fit(Stepping(class_, stop))
+
+
+@pytest.fixture(scope="module")
+def interrupted_steps(tmp_path_factory) -> Callable[[type], Path]:
+    """Return a function that returns the folder of a training with an optimizer, interrupted."""
+    folder = tmp_path_factory.mktemp("stepping")
+
+    def again(class_: type) -> Path:
+        kept, run = (folder / f"{name} {class_.__name__}" for name in ("kept", "run"))
+        if not kept.exists():
+            with interrupted():
+                step_on(kept, class_, "batch 1:1")
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(kept, run)
+        return run
+
+    return again
+
+
+def of_weight(name: str, value: object) -> Callable[[dict], object]:
+    """Return what replaces a value that an optimizer keeps of its first parameter."""
+    return lambda state: state["state"][0].update({name: value})
+
+
+def of_group(**values: object) -> Callable[[dict], object]:
+    """Return what replaces values of an optimizer's parameter group."""
+    return lambda state: state["param_groups"][0].update(values)
+
+
+OPTIMIZER_STATES = {
+    "another shape": of_weight("exp_avg", torch.ones(7)),
+    "a larger shape": of_weight("exp_avg", torch.ones(2, 1, 2)),
+    "one number": of_weight("exp_avg", torch.ones(1)),
+    "a text": of_weight("exp_avg", "text"),
+    "several steps": of_weight("step", torch.ones(3)),
+    "a step less": lambda state: state["state"][0].pop("step"),
+    "a state less": lambda state: state["state"][0].pop("exp_avg"),
+    "a number for a state": lambda state: state["state"].update({0: 5}),
+    "a number for all states": lambda state: state.update(state=5),
+    "nothing": lambda state: state.clear(),
+    "a rate of text": of_group(lr="text"),
+    "no rate": of_group(lr=None),
+    "a number for two": of_group(betas=5),
+    "a kernel that there is not": of_group(fused=True, differentiable=True),
+    "another number of parameters": of_group(params=[0]),
+    "a number for parameters": of_group(params=5),
+    "a group more": lambda state: state["param_groups"].append(state["param_groups"][0]),
+    "a number for groups": lambda state: state.update(param_groups=5),
+    "a number for a group": lambda state: state.update(param_groups=[5]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_STATES)
+def test_a_state_that_an_optimizer_cannot_go_on_from_ends_the_run_with_a_line(
+    interrupted_steps, name
+):
+    """Whether loading it or the first step with it would end with an error of torch's."""
+    run = interrupted_steps(torch.optim.Adam)
+
+    def change(content: dict) -> None:
+        (state,) = content["optimizer_states"]
+        OPTIMIZER_STATES[name](state)
+
+    path = forge(run, change)
+    with pytest.raises(UserError, match=f"{path.name}: found optimizer_states that") as raised:
+        step_on(run, torch.optim.Adam)
+    assert "\n" not in str(raised.value) and "move it away" in str(raised.value)
+
+
+@pytest.mark.parametrize("class_", [torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.RMSprop])
+def test_a_state_of_any_optimizer_that_has_another_shape_ends_the_run_with_a_line(
+    interrupted_steps, class_
+):
+    run = interrupted_steps(class_)
+
+    def change(content: dict) -> None:
+        (state,) = content["optimizer_states"]
+        of_first = state["state"][0]
+        tensors = {name: value for name, value in of_first.items() if torch.is_tensor(value)}
+        of_first |= {name: torch.ones(7, 3) for name, value in tensors.items() if value.dim()}
+
+    forge(run, change)
+    with pytest.raises(UserError, match="found optimizer_states that this program does not"):
+        step_on(run, class_)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.ones(1), torch.ones(1, 1).expand(1, 2), torch.ones(3).as_strided((1, 2), (1, 0), 2)],
+)
+def test_a_fused_kernel_gets_no_state_that_is_smaller_than_its_parameter(interrupted_steps, value):
+    """It would read and write what is beyond it, and end the process at best."""
+    run = interrupted_steps(torch.optim.Adam)
+
+    def change(content: dict) -> None:
+        (state,) = content["optimizer_states"]
+        state["state"][0]["exp_avg"] = value
+        state["param_groups"][0]["fused"] = True
+
+    forge(run, change)
+    with pytest.raises(UserError, match=r"exp_avg is no tensor of the shape \[1, 2\]"):
+        step_on(run, torch.optim.Adam)
+
+
 # Sizes and types ----------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
 from sagemaker_lightning.resume.parts.limits import Limits
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
+from sagemaker_lightning.resume.parts.optimizers import Optimizers
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place, refusing
 from sagemaker_lightning.resume.parts.roots import VALIDATION
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -528,6 +529,11 @@ class Run:
                 "the samples of its own rank",
                 flush=True,
             )
+
+    def training_on_batch(self) -> AbstractContextManager[None]:
+        """Return a context in which a batch is trained on."""
+        tries = self.resumed is not None and self.is_training
+        return self.part(Optimizers).first_steps() if tries else nullcontext()
 
     def batch_committed(self, done: bool) -> None:
         """Save a checkpoint if one is due; stop if a stop was requested.
