@@ -6,6 +6,7 @@ Each test interrupts a training, forges its newest checkpoint, and starts the tr
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import os
 import resource
@@ -23,8 +24,10 @@ import torchmetrics
 from pytorch_lightning.callbacks import LearningRateFinder, ModelCheckpoint
 from pytorch_lightning.callbacks.spike import SpikeDetection
 from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.utilities import CombinedLoader
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer
 from torch.optim.lr_scheduler import LambdaLR, SequentialLR, StepLR
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from sagemaker_lightning.callbacks.loggers import prepare_files
 from sagemaker_lightning.contract.errors import UserError
@@ -750,6 +753,80 @@ def test_an_object_is_what_its_node_says_or_the_run_ends_with_a_line(
     with pytest.raises(UserError, match="^a checkpoint holds ") as raised:
         Run(run).fit()
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+
+
+class Endless(IterableDataset):
+    """A stream without an end."""
+
+    def __iter__(self):
+        return map(torch.rand, itertools.repeat(2))
+
+
+class EndlessOrder(Sampler):
+    """The indices of two samples, again and again."""
+
+    def __iter__(self):
+        return itertools.cycle([0, 1])
+
+
+SOURCES = {
+    "a stream": lambda: DataLoader(Endless(), 2),
+    "an iterator": lambda: map(torch.rand, itertools.repeat((2, 2))),
+    "a sampler": lambda: DataLoader(torch.rand(2, 2), 2, sampler=EndlessOrder()),
+    "loaders": lambda: CombinedLoader([DataLoader(torch.rand(1, 2))] * 2, "max_size_cycle"),
+}
+
+
+class Drawing(Noted):
+    """Trains on a source of samples."""
+
+    def __init__(self, source: str, stop: str = "") -> None:
+        super().__init__(stop)
+        self.source = source
+
+    def train_dataloader(self):
+        return SOURCES[self.source]()
+
+
+def draw_on(folder: Path, source: str, stop: str = "") -> Drawing:
+    as_in_a_new_process()
+    options = {"max_steps": 8, "max_epochs": 9, "limit_val_batches": 0, "logger": False}
+    trainer(folder, **options).fit(model := Drawing(source, stop))
+    return model
+
+
+def move_on(content: dict, batches: int, *counts: str) -> None:
+    """Have a checkpoint be of a later batch, by some of its counts."""
+    progress = content["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    states = state_of_rank(content)["loader_positions"]
+    for count in counts:
+        if count in progress:
+            progress[count] = dict.fromkeys(progress[count], batches)
+        elif count == "drawn":
+            states["drawn"] = batches
+        else:
+            states["loaders"][0]["given"] = batches
+
+
+@pytest.mark.parametrize("source", ["a stream", "an iterator", "a sampler"])
+@pytest.mark.parametrize(
+    "counts", [["current"], ["current", "total"], ["drawn"], ["given"], ["given", "drawn", "total"]]
+)
+def test_no_stream_is_drawn_to_a_batch_that_the_run_cannot_have_had(
+    tmp_path, bounded, source, counts
+):
+    with interrupted():
+        draw_on(tmp_path, source, "batch 0:3")
+    forge(tmp_path, lambda content: move_on(content, 10**12, *counts))
+    with pytest.raises(UserError, match=r"found loops that .* batches of .* drawn, at step 4\)"):
+        draw_on(tmp_path, source)
+
+
+def test_loaders_that_begin_again_have_no_more_batches_than_an_epoch(tmp_path, bounded):
+    with interrupted():
+        draw_on(tmp_path, "loaders", "batch 3:0")
+    forge(tmp_path, lambda content: move_on(content, 10**12, "current"))
+    draw_on(tmp_path, "loaders")
 
 
 def test_a_tracker_has_no_more_steps_than_were_saved(interrupted_run, bounded):

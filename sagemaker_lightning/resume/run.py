@@ -28,6 +28,7 @@ from sagemaker_lightning.resume.files.checkpoint_dir import (
     CheckpointDir,
 )
 from sagemaker_lightning.resume.parts import PARTS
+from sagemaker_lightning.resume.parts.counters import Counters
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
 from sagemaker_lightning.resume.parts.limits import Limits
@@ -481,6 +482,9 @@ class Run:
         epoch = self.trainer.fit_loop.epoch_progress.current.processed
         states = self.part(LoaderPositions).take() if self.is_training else None
         saves = self.is_training and self.saves
+        if states is not None:
+            with refusing(self, self.resumed.file_name, LoaderPositions.key):
+                batches_done = self.part(Counters).batches_done(batches_done, states)
         batches_done = loader.begin(fetcher, epoch, batches_done, states, proves=saves)
         if self.is_training:
             self.restore(Moment.EPOCH)
