@@ -242,6 +242,18 @@ def test_a_cell_keeps_its_function():
     assert model.read() == 5 and isinstance(read, types.FunctionType)
 
 
+@pytest.mark.parametrize("values", [torch.ones(1), torch.ones(2, dtype=torch.int8)])
+def test_a_weight_gets_no_values_of_another_form(values):
+    """An optimizer's kernel would read and write beyond the memory of what belongs to it."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    path = next(path for path in Start({"model": model}).by_path if path.endswith("weight"))
+    node = ["tensor", path, [], [], {"values": {"tensor": 0}}]
+    with pytest.raises(UserError, match="^a checkpoint holds something noted as 'a tensor'"):
+        forged(model, node, tensors=[values.view(1, -1)])
+    forged(model, node, tensors=[torch.full((1, 2), 3.0)])
+    assert model.weight.tolist() == [[3.0, 3.0]]
+
+
 ALIKE = [number * (2**61 - 1) for number in range(MAX_ALIKE + 1)]
 """Numbers with one hash."""
 
