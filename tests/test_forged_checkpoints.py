@@ -6,6 +6,7 @@ Each test interrupts a training, forges its newest checkpoint, and starts the tr
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import os
 import resource
@@ -23,8 +24,10 @@ import torchmetrics
 from pytorch_lightning.callbacks import LearningRateFinder, ModelCheckpoint
 from pytorch_lightning.callbacks.spike import SpikeDetection
 from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.utilities import CombinedLoader
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer
 from torch.optim.lr_scheduler import LambdaLR, SequentialLR, StepLR
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from sagemaker_lightning.callbacks.loggers import prepare_files
 from sagemaker_lightning.contract.errors import UserError
@@ -535,6 +538,124 @@ def test_weights_that_are_none_end_the_run_with_a_line(interrupted_run, values):
         Run(run).fit()
 
 
+class Stepping(Noted):
+    """Has an optimizer of one of torch's classes."""
+
+    def __init__(self, class_: type, stop: str = "") -> None:
+        super().__init__(stop)
+        self.of = (class_,)  # no class of a layer
+
+    def configure_optimizers(self):
+        return self.of[0](self.parameters(), 0.1)
+
+
+def step_on(folder: Path, class_: type, stop: str = "") -> None:
+    as_in_a_new_process()
+    trainer(folder, logger=False).fit(Stepping(class_, stop))
+
+
+@pytest.fixture(scope="module")
+def interrupted_steps(tmp_path_factory) -> Callable[[type], Path]:
+    """Return a function that returns the folder of a training with an optimizer, interrupted."""
+    folder = tmp_path_factory.mktemp("stepping")
+
+    def again(class_: type) -> Path:
+        kept, run = (folder / f"{name} {class_.__name__}" for name in ("kept", "run"))
+        if not kept.exists():
+            with interrupted():
+                step_on(kept, class_, "batch 1:1")
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(kept, run)
+        return run
+
+    return again
+
+
+def of_weight(name: str, value: object) -> Callable[[dict], object]:
+    """Return what replaces a value that an optimizer keeps of its first parameter."""
+    return lambda state: state["state"][0].update({name: value})
+
+
+def of_group(**values: object) -> Callable[[dict], object]:
+    """Return what replaces values of an optimizer's parameter group."""
+    return lambda state: state["param_groups"][0].update(values)
+
+
+OPTIMIZER_STATES = {
+    "another shape": of_weight("exp_avg", torch.ones(7)),
+    "a larger shape": of_weight("exp_avg", torch.ones(2, 1, 2)),
+    "one number": of_weight("exp_avg", torch.ones(1)),
+    "a text": of_weight("exp_avg", "text"),
+    "several steps": of_weight("step", torch.ones(3)),
+    "a step less": lambda state: state["state"][0].pop("step"),
+    "a state less": lambda state: state["state"][0].pop("exp_avg"),
+    "a number for a state": lambda state: state["state"].update({0: 5}),
+    "a number for all states": lambda state: state.update(state=5),
+    "nothing": lambda state: state.clear(),
+    "a rate of text": of_group(lr="text"),
+    "no rate": of_group(lr=None),
+    "a number for two": of_group(betas=5),
+    "a kernel that there is not": of_group(fused=True, differentiable=True),
+    "another number of parameters": of_group(params=[0]),
+    "a number for parameters": of_group(params=5),
+    "a group more": lambda state: state["param_groups"].append(state["param_groups"][0]),
+    "a number for groups": lambda state: state.update(param_groups=5),
+    "a number for a group": lambda state: state.update(param_groups=[5]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_STATES)
+def test_a_state_that_an_optimizer_cannot_go_on_from_ends_the_run_with_a_line(
+    interrupted_steps, name
+):
+    """Whether loading it or the first step with it would end with an error of torch's."""
+    run = interrupted_steps(torch.optim.Adam)
+
+    def change(content: dict) -> None:
+        (state,) = content["optimizer_states"]
+        OPTIMIZER_STATES[name](state)
+
+    path = forge(run, change)
+    with pytest.raises(UserError, match=f"{path.name}: found optimizer_states that") as raised:
+        step_on(run, torch.optim.Adam)
+    assert "\n" not in str(raised.value) and "move it away" in str(raised.value)
+
+
+@pytest.mark.parametrize("class_", [torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.RMSprop])
+def test_a_state_of_any_optimizer_that_has_another_shape_ends_the_run_with_a_line(
+    interrupted_steps, class_
+):
+    run = interrupted_steps(class_)
+
+    def change(content: dict) -> None:
+        (state,) = content["optimizer_states"]
+        of_first = state["state"][0]
+        tensors = {name: value for name, value in of_first.items() if torch.is_tensor(value)}
+        of_first |= {name: torch.ones(7, 3) for name, value in tensors.items() if value.dim()}
+
+    forge(run, change)
+    with pytest.raises(UserError, match="found optimizer_states that this program does not"):
+        step_on(run, class_)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.ones(1), torch.ones(1, 1).expand(1, 2), torch.ones(3).as_strided((1, 2), (1, 0), 2)],
+)
+def test_a_fused_kernel_gets_no_state_that_is_smaller_than_its_parameter(interrupted_steps, value):
+    """It would read and write what is beyond it, and end the process at best."""
+    run = interrupted_steps(torch.optim.Adam)
+
+    def change(content: dict) -> None:
+        (state,) = content["optimizer_states"]
+        state["state"][0]["exp_avg"] = value
+        state["param_groups"][0]["fused"] = True
+
+    forge(run, change)
+    with pytest.raises(UserError, match=r"exp_avg is no tensor of the shape \[1, 2\]"):
+        step_on(run, torch.optim.Adam)
+
+
 # Sizes and types ----------------------------------------------------------------------------------
 
 
@@ -573,6 +694,80 @@ def test_an_object_is_what_its_node_says_or_the_run_ends_with_a_line(
     with pytest.raises(UserError, match="^a checkpoint holds ") as raised:
         Run(run).fit()
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+
+
+class Endless(IterableDataset):
+    """A stream without an end."""
+
+    def __iter__(self):
+        return map(torch.rand, itertools.repeat(2))
+
+
+class EndlessOrder(Sampler):
+    """The indices of two samples, again and again."""
+
+    def __iter__(self):
+        return itertools.cycle([0, 1])
+
+
+SOURCES = {
+    "a stream": lambda: DataLoader(Endless(), 2),
+    "an iterator": lambda: map(torch.rand, itertools.repeat((2, 2))),
+    "a sampler": lambda: DataLoader(torch.rand(2, 2), 2, sampler=EndlessOrder()),
+    "loaders": lambda: CombinedLoader([DataLoader(torch.rand(1, 2))] * 2, "max_size_cycle"),
+}
+
+
+class Drawing(Noted):
+    """Trains on a source of samples."""
+
+    def __init__(self, source: str, stop: str = "") -> None:
+        super().__init__(stop)
+        self.source = source
+
+    def train_dataloader(self):
+        return SOURCES[self.source]()
+
+
+def draw_on(folder: Path, source: str, stop: str = "") -> Drawing:
+    as_in_a_new_process()
+    options = {"max_steps": 8, "max_epochs": 9, "limit_val_batches": 0, "logger": False}
+    trainer(folder, **options).fit(model := Drawing(source, stop))
+    return model
+
+
+def move_on(content: dict, batches: int, *counts: str) -> None:
+    """Have a checkpoint be of a later batch, by some of its counts."""
+    progress = content["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    states = state_of_rank(content)["loader_positions"]
+    for count in counts:
+        if count in progress:
+            progress[count] = dict.fromkeys(progress[count], batches)
+        elif count == "drawn":
+            states["drawn"] = batches
+        else:
+            states["loaders"][0]["given"] = batches
+
+
+@pytest.mark.parametrize("source", ["a stream", "an iterator", "a sampler"])
+@pytest.mark.parametrize(
+    "counts", [["current"], ["current", "total"], ["drawn"], ["given"], ["given", "drawn", "total"]]
+)
+def test_no_stream_is_drawn_to_a_batch_that_the_run_cannot_have_had(
+    tmp_path, bounded, source, counts
+):
+    with interrupted():
+        draw_on(tmp_path, source, "batch 0:3")
+    forge(tmp_path, lambda content: move_on(content, 10**12, *counts))
+    with pytest.raises(UserError, match=r"found loops that .* batches of .* drawn, at step 4\)"):
+        draw_on(tmp_path, source)
+
+
+def test_loaders_that_begin_again_have_no_more_batches_than_an_epoch(tmp_path, bounded):
+    with interrupted():
+        draw_on(tmp_path, "loaders", "batch 3:0")
+    forge(tmp_path, lambda content: move_on(content, 10**12, "current"))
+    draw_on(tmp_path, "loaders")
 
 
 def test_a_tracker_has_no_more_steps_than_were_saved(interrupted_run, bounded):

@@ -196,6 +196,11 @@ class EpochLoop(_Connected, lightning_loops.EpochLoop):
         if self.of.is_training and self.of.training_continues():
             self.on_advance_end(data_fetcher)
 
+    def advance(self, data_fetcher) -> None:
+        """Train on a batch."""
+        with self.of.training_on_batch():
+            super().advance(data_fetcher)
+
     def on_advance_end(self, data_fetcher) -> None:
         """End a batch and the validation that follows it."""
         super().on_advance_end(data_fetcher)

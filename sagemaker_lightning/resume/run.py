@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,10 +28,12 @@ from sagemaker_lightning.resume.files.checkpoint_dir import (
     CheckpointDir,
 )
 from sagemaker_lightning.resume.parts import PARTS
+from sagemaker_lightning.resume.parts.counters import Counters
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
 from sagemaker_lightning.resume.parts.limits import Limits
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
+from sagemaker_lightning.resume.parts.optimizers import Optimizers
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place, refusing
 from sagemaker_lightning.resume.parts.roots import VALIDATION
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -482,6 +484,9 @@ class Run:
         epoch = self.trainer.fit_loop.epoch_progress.current.processed
         states = self.part(LoaderPositions).take() if self.is_training else None
         saves = self.is_training and self.saves
+        if states is not None:
+            with refusing(self, self.resumed.file_name, LoaderPositions.key):
+                batches_done = self.part(Counters).batches_done(batches_done, states)
         batches_done = loader.begin(fetcher, epoch, batches_done, states, proves=saves)
         if self.is_training:
             self.restore(Moment.EPOCH)
@@ -530,6 +535,11 @@ class Run:
                 "the samples of its own rank",
                 flush=True,
             )
+
+    def training_on_batch(self) -> AbstractContextManager[None]:
+        """Return a context in which a batch is trained on."""
+        tries = self.resumed is not None and self.is_training
+        return self.part(Optimizers).first_steps() if tries else nullcontext()
 
     def batch_committed(self, done: bool) -> None:
         """Save a checkpoint if one is due; stop if a stop was requested.

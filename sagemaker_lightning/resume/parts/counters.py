@@ -1,9 +1,13 @@
 """How far the training is: the counters of Lightning's loops."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+from sagemaker_lightning.resume.parts.part import Moment, Part, Place, refusal
 from sagemaker_lightning.resume.resume_point import ResumePoint
+
+MAX_BATCHES = 1 << 16
+"""Batches for each optimizer step, and draws for each batch, at most: far more than any run has."""
 
 
 class Counters(Part):
@@ -20,6 +24,34 @@ class Counters(Part):
         loop.pop("combined_loader", None)  # each rank saved its own
         if self.run.resumed.saved_at is ResumePoint.EPOCH:
             move_counters_past_epoch(loop)
+
+    def batches_done(self, done: int, states: Mapping[str, Any]) -> int:
+        """Return how many batches of the epoch steps have had.
+
+        A loader is drawn to that number, and a stream may have no end: there, the numbers of a
+        checkpoint have to agree with each other, and with its steps.
+
+        Args:
+            done: The number that Lightning has loaded.
+            states: What is saved of the training loaders.
+
+        Raises:
+            UserError: The numbers disagree.
+        """
+        loop = self.trainer.fit_loop
+        total = loop.epoch_loop.batch_progress.total.ready
+        drawn = max([states["drawn"], *(each["given"] for each in states["loaders"])])
+        step = self.run.resumed.step
+        is_endless = loop.max_batches == float("inf")
+        is_automatic = self.trainer.lightning_module.automatic_optimization
+        if (
+            (is_endless and done > total)
+            or drawn > MAX_BATCHES * (total + 1)
+            or (is_automatic and total > MAX_BATCHES * (step + 1))
+        ):
+            found = f"{done} batches of {total}, {drawn} drawn, at step {step}"
+            raise refusal(self.run, self.run.resumed.file_name, self.key, found)
+        return done if is_endless else min(done, loop.max_batches)
 
 
 def move_counters_past_epoch(loop: dict[str, Any]) -> None:

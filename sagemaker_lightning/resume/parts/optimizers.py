@@ -1,19 +1,32 @@
 """The optimizers' states: Lightning loads them; hooks at the start may change the groups again."""
 
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from pytorch_lightning import Trainer
+from torch import Tensor
 from torch.optim import Optimizer
 
 from sagemaker_lightning.compat import lightning_checkpoints
 from sagemaker_lightning.contract.errors import UserError, printable
-from sagemaker_lightning.resume.parts.part import Moment, Part, Place, named_values
+from sagemaker_lightning.resume.parts.part import (
+    Moment,
+    Part,
+    Place,
+    named_values,
+    refusal,
+    refusing,
+)
 from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.kinds.base import class_name
+
+FUSED_STATES = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"}
+"""What the fused kernels of torch's optimizers read and write besides a parameter's gradient."""
 
 
 class Optimizers(Part):
@@ -46,10 +59,46 @@ class Optimizers(Part):
             held = object_graph.walk(user_objects(self.trainer), code=False)
             found = [each for _, each in held if isinstance(each, Optimizer)]
             lightning_checkpoints.load_optimizers_within(
-                self.trainer, lambda: sharing_groups([*self.trainer.optimizers, *found])
+                self.trainer, lambda: self._loading([*self.trainer.optimizers, *found])
             )
         elif self.run.same_run.has_same_rates:
             restore_group_values(self.trainer, self.saved_groups)
+
+    @contextmanager
+    def _loading(self, objects: Iterable[Any]) -> Iterator[None]:
+        """Let Lightning load the states in the block.
+
+        Args:
+            objects: Optimizers, which keep their groups and states.
+
+        Raises:
+            UserError: The states are none of these optimizers'.
+        """
+        with refusing(self.run, self.run.resumed.file_name, self.key):
+            with sharing_groups(objects):
+                yield
+            for optimizer in self.trainer.optimizers:
+                check(optimizer)
+
+    @contextmanager
+    def first_steps(self) -> Iterator[None]:
+        """Let a batch be trained on in the block.
+
+        Raises:
+            UserError: An optimizer's first step cannot go on from the loaded state.
+        """
+        try:
+            yield
+        except (UserError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            resumed = self.run.resumed
+            steps = self.trainer.global_step - resumed.step if resumed else 0
+            is_first = resumed and steps < len(self.trainer.optimizers)
+            if not is_first or not is_of_torchs_optimizer(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            raise refusal(self.run, resumed.file_name, self.key, reason) from error
 
     def present(self) -> dict[str, Any]:
         """Return the optimizers' states now."""
@@ -131,6 +180,33 @@ class Schedulers(Part):
     def digest(self, saved: Any, others: Any) -> dict[str, Any]:
         """Return each value of the states."""
         return named_values(self.key, saved[self.key])
+
+
+def check(optimizer: Optimizer) -> None:
+    """Raise an error if an optimizer has got a state that no training can go on from.
+
+    All else is noticed by its next step. Fused kernels notice nothing: they would read and write
+    what is beyond the memory of a state that is smaller than its parameter.
+    """
+    for group in optimizer.param_groups:
+        float(group.get("lr", 0))
+        for parameter in group["params"] if group.get("fused") else ():
+            state = optimizer.state.get(parameter, {})
+            for name in FUSED_STATES & state.keys():
+                if isinstance(value := state[name], Tensor) and not fits(value, parameter):
+                    raise ValueError(f"{name} is no tensor of the shape {list(parameter.shape)}")
+
+
+def fits(value: Tensor, parameter: Tensor) -> bool:
+    """Return whether a tensor has memory for each element of a parameter."""
+    end = (value.storage_offset() + value.numel()) * value.itemsize
+    return value.shape == parameter.shape and end <= value.untyped_storage().nbytes()
+
+
+def is_of_torchs_optimizer(error: Exception) -> bool:
+    """Return whether the code of an optimizer of torch's has raised an error."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "").startswith("torch.optim.")
 
 
 def restore_group_values(trainer: Trainer, saved_groups: Sequence[Sequence[dict]]) -> None:

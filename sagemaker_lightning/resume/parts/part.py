@@ -129,11 +129,22 @@ def refusing(run: "Run", file_name: str, what: str) -> Iterator[None]:
     except Exception as error:
         if is_of_users_code(error):
             raise
-        reason = printable(f"{type(error).__name__}: {error}")[:200]
-        raise UserError(
-            f"{run.folder.label}: {file_name}: found {what} that this program does not "
-            f"write ({reason}); restore the checkpoint from a copy, or move it away"
-        ) from error
+        raise refusal(run, file_name, what, f"{type(error).__name__}: {error}") from error
+
+
+def refusal(run: "Run", file_name: str, what: str, reason: str) -> UserError:
+    """Return the error for what a checkpoint has and this program would not have saved.
+
+    Args:
+        run: The run.
+        file_name: The name of the checkpoint's file.
+        what: What the checkpoint has.
+        reason: What is wrong with it; it may quote the checkpoint.
+    """
+    return UserError(
+        f"{run.folder.label}: {file_name}: found {what} that this program does not write "
+        f"({printable(reason)[:200]}); restore the checkpoint from a copy, or move it away"
+    )
 
 
 def named_values(name: str, value: Any) -> dict[str, Any]:

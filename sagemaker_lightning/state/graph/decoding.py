@@ -88,6 +88,7 @@ class _Decoder:
         self.filled: dict[int, Any] = {}
         self.reordered: list[str] = []
         self.by_others = start.saved_by_others()
+        self.ids_by_others = set(map(id, self.by_others.values()))
         self.tensors = record["tensors"]
         self.rows: set[tuple[int, int]] = set()
         """The rows of blocks that are values already."""
@@ -209,6 +210,8 @@ class _Decoder:
         except _Missing:
             return
         made = self.made[number]
+        if id(made) in self.ids_by_others and not _fits(made, content):
+            raise refusal("a tensor")  # what has another form would be written beyond its memory
         if isinstance(content, dict) and "packed" in content:
             parts += elements_of(content, self.start.classes)
         is_filled = path is None and not self.made_before and _is_filled(content)
@@ -262,6 +265,15 @@ class _Decoder:
         if first == "factory":
             return FACTORIES[reference[1]]
         return atoms.decode(reference, self.start.classes)
+
+
+def _fits(tensor: Tensor, content: Any) -> bool:
+    """Return whether content has the values of a tensor of the same shape and dtype."""
+    values = content.get("values") if isinstance(content, dict) else None
+    return isinstance(values, Tensor) and (values.shape, values.dtype) == (
+        tensor.shape,
+        tensor.dtype,
+    )
 
 
 def _is_filled(content: Any) -> bool:

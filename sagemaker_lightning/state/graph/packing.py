@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sagemaker_lightning.state.graph import fingerprints, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, refusal
-from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
+from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS, check_hashes
 from sagemaker_lightning.state.graph.kinds.memory import array_of, dtype_text, is_readable
 from sagemaker_lightning.state.graph.kinds.objects import ObjectKind, base_of
 
@@ -333,6 +333,7 @@ def _rows(name: Any, note: Any, rows: Iterator, classes: Mapping[str, type]) -> 
         yield from map(list, rows)
     elif name == "dict":
         keys = list(map(text.scalar, note))
+        check_hashes(keys)
         for row in rows:
             yield dict(zip(keys, row, strict=True))
     elif name == "tuple":

@@ -11,6 +11,8 @@ from sagemaker_lightning.state.graph.kinds.base import Kind, class_name, known_c
 
 LEAST_ADDRESS = 1 << 32
 """No object of a 64-bit process is at a lower address, as Linux lays out its memory."""
+MAX_ALIKE = 1 << 10
+"""Keys of a dict, or elements of a set, that have one hash, at most."""
 NAMING = (str, bytes, int, float, complex, bool, type(None))
 """Classes of keys whose text names an element of a dict."""
 FACTORIES = {class_.__name__: class_ for class_ in (int, float, list, dict, set, str, bool)}
@@ -43,6 +45,16 @@ def step_of_dict(parts: list, index: int) -> str:
     )
     name = f"[{key!r}]" if is_named else f"[#{index // 2}]"
     return name if index % 2 else f"{name}.key"
+
+
+def check_hashes(keys: Collection) -> None:
+    """Refuse very many keys with one hash, of which Python compares each with all others.
+
+    Raises:
+        UserError: There are.
+    """
+    if len(keys) > MAX_ALIKE and max(Counter(map(hash, keys)).values()) > MAX_ALIKE:
+        raise refusal("keys")
 
 
 class ListKind(Kind):
@@ -103,6 +115,7 @@ class DictKind(Kind):
 
     def fill(self, value, note, parts, content):
         """Replace the items, in their order."""
+        check_hashes(parts[::2])
         dict.clear(value)
         for key, element in pairs(parts):
             dict.__setitem__(value, key, element)
@@ -122,6 +135,7 @@ class OrderedDictKind(DictKind):
     def fill(self, value, note, parts, content):
         """Replace the items, in their order."""
         metadata, _, *items = parts
+        check_hashes(items[::2])
         OrderedDict.clear(value)
         for key, element in pairs(items):
             OrderedDict.__setitem__(value, key, element)
@@ -195,6 +209,7 @@ class SetKind(Kind):
 
     def fill(self, value, note, parts, content):
         """Replace the elements."""
+        check_hashes(parts)
         set.clear(value)
         set.update(value, parts)
 
@@ -207,6 +222,7 @@ class FrozenSetKind(SetKind):
 
     def build(self, note, parts, classes):
         """Return the set."""
+        check_hashes(parts)
         return frozenset(parts)
 
 

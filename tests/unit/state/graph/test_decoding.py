@@ -10,6 +10,7 @@ import torch
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph.decoding import restore
+from sagemaker_lightning.state.graph.kinds.containers import MAX_ALIKE
 from sagemaker_lightning.state.graph.start import Start
 
 
@@ -241,3 +242,48 @@ def test_a_cell_keeps_its_function():
     model = Thing(read=read)
     forged(model, ["cell", "model.read.count", None, [5], None])
     assert model.read() == 5 and isinstance(read, types.FunctionType)
+
+
+@pytest.mark.parametrize("values", [torch.ones(1), torch.ones(2, dtype=torch.int8)])
+def test_a_weight_gets_no_values_of_another_form(values):
+    """An optimizer's kernel would read and write beyond the memory of what belongs to it."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    path = next(path for path in Start({"model": model}).by_path if path.endswith("weight"))
+    node = ["tensor", path, [], [], {"values": {"tensor": 0}}]
+    with pytest.raises(UserError, match="^a checkpoint holds something noted as 'a tensor'"):
+        forged(model, node, tensors=[values.view(1, -1)])
+    forged(model, node, tensors=[torch.full((1, 2), 3.0)])
+    assert model.weight.tolist() == [[3.0, 3.0]]
+
+
+ALIKE = [number * (2**61 - 1) for number in range(MAX_ALIKE + 1)]
+"""Numbers with one hash."""
+
+
+def in_turn(keys: list) -> list:
+    return [each for key in keys for each in (key, 0)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        *((kind, in_turn(ALIKE)) for kind in ("dict", "Counter")),
+        *((kind, [None, None, *in_turn(ALIKE)]) for kind in ("OrderedDict", "defaultdict")),
+        *((kind, ALIKE) for kind in ("set", "frozenset")),
+    ],
+)
+def test_very_many_keys_with_one_hash_are_refused(kind, parts):
+    """Python would compare each with all others: those of a megabyte for minutes."""
+    assert len(set(map(hash, ALIKE))) == 1
+    model = Thing(value=0)
+    with pytest.raises(UserError, match="^a checkpoint holds something noted as 'keys', which"):
+        forged(model, sets("value", [1]), [kind, None, None, parts, None])
+    fewer = parts[: -2 if 0 in parts[1:] else -1]
+    forged(model, sets("value", [1]), [kind, None, None, fewer, None])
+    assert len(model.value) == MAX_ALIKE
+
+
+def test_many_keys_come_back():
+    keys = list(range(-(10**5), 10**5))
+    forged(model := Thing(value=0), sets("value", [1]), ["set", None, None, keys, None])
+    assert model.value == {*keys}
