@@ -140,6 +140,8 @@ class Standby:
     def _start(self, pids: list[int], cwd: Path) -> None:
         """Start the process if it can stand for the launcher of these ranks."""
         ranks = sorted(map(Rank.of_process, pids), key=lambda rank: rank.local_rank)
+        if any(str(SCRIPT) in rank.command for rank in ranks):
+            ranks = self.ranks  # of forked ones, the kernel has what they were forked from
         if not all(map(is_script, ranks)):
             return
         if [rank.local_rank for rank in ranks] != list(range(len(ranks))):

@@ -161,6 +161,13 @@ def test_without_a_request_it_ends(ranks):
 # The side of the toolkit's process ----------------------------------------------------------------
 
 WAITS = "import time\ntime.sleep(600)\n"
+# Writes what it is asked for; with an argument, it stands for a rank that it has forked.
+CAT = """
+import sys, time
+if sys.argv[1:]:
+    time.sleep(600)
+open("asked", "w").write(sys.stdin.read())
+"""
 
 
 @pytest.fixture
@@ -186,19 +193,42 @@ def trained(tmp_path):
 def asked(tmp_path, monkeypatch, hosts=("algo-1",)) -> dict | None:
     """Return what a Standby asks its process for; None if it has no process."""
     monkeypatch.setattr(standby, "POLL_SECONDS", 0.01)
-    (tmp_path / "cat.py").write_text("import sys\nopen('asked', 'w').write(sys.stdin.read())\n")
+    (tmp_path / "cat.py").write_text(CAT)
     monkeypatch.setattr(standby, "SCRIPT", tmp_path / "cat.py")
     here = SageMakerEnvironment(hosts=hosts, current_host=hosts[0])
     with Standby(here, Supervisor()) as aside:
-        aside.prepare(tmp_path / "ranks", tmp_path)
-        aside.thread.join(30)
-        process = aside.take(["own", "command"], {"A": "b"}, {"NEW": "yes"})
-        if not process:
-            return None
-        assert process.pid in aside.supervisor.unrelated_pids
-        assert process.wait(30) == 0
-        process.stderr.close()
+        return of(aside, tmp_path)
+
+
+def of(aside: Standby, tmp_path) -> dict | None:
+    """Return what it asks its process for; None if it has no process."""
+    aside.prepare(tmp_path / "ranks", tmp_path)
+    aside.thread.join(30)
+    process = aside.take(["own", "command"], {"A": "b"}, {"NEW": "yes"})
+    if not process:
+        return None
+    assert process.pid in aside.supervisor.unrelated_pids
+    assert process.wait(30) == 0
+    process.stderr.close()
     return json.loads((tmp_path / "asked").read_text())
+
+
+def test_ranks_that_were_forked_are_started_again_as_at_first(trained, tmp_path, monkeypatch):
+    """The kernel has the command and the variables of the process that they were forked from."""
+    monkeypatch.setattr(standby, "POLL_SECONDS", 0.01)
+    (tmp_path / "cat.py").write_text(CAT)
+    monkeypatch.setattr(standby, "SCRIPT", tmp_path / "cat.py")
+    trained({"MINE": "0"}, {"LOCAL_RANK": "1", "MINE": "1"})
+    with Standby(SageMakerEnvironment(), Supervisor()) as aside:
+        first = of(aside, tmp_path)
+        for file in tmp_path.glob(f"{PREFIX}*"):
+            file.unlink()
+        trained({"MINE": "0"}, {"MINE": "0"}, script=str(tmp_path / "cat.py"))
+        again = of(aside, tmp_path)
+    for request in (first, again):
+        for rank in request["ranks"]:
+            del rank["variables"]["MASTER_PORT"]
+    assert again == first and first["ranks"][1]["variables"]["MINE"] == "1"
 
 
 def test_ranks_of_lightnings_own_launcher(trained, tmp_path, monkeypatch):
