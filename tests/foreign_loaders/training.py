@@ -11,6 +11,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
