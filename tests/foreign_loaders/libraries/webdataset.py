@@ -4,6 +4,7 @@
 """WebDataset: shards by workers, buffers that shuffle, shards drawn with replacement."""
 
 import io
+import random
 import tarfile
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def write():
 
 
 def draw(entry):
-    return sample(float(entry["txt"]))
+    return (sample(float(entry["txt"])),)
 
 
 def shards(**options):
@@ -39,7 +40,18 @@ def shards(**options):
 
 
 def buffered(**options):
-    return shards(shardshuffle=SHARDS, **options).shuffle(8).decode().map(draw)
+    return shards(detshuffle=True, shardshuffle=SHARDS).shuffle(8, **options).decode().map(draw)
+
+
+def resampled():
+    write()
+    return wds.DataPipeline(
+        wds.ResampledShards(URLS, deterministic=True),
+        wds.tarfile_to_samples(),
+        wds.shuffle(8, seed=7),
+        wds.decode(),
+        wds.map(draw),
+    )
 
 
 def in_pipeline():
@@ -49,36 +61,44 @@ def in_pipeline():
         wds.detshuffle(),
         wds.split_by_worker,
         wds.tarfile_to_samples(),
-        wds.shuffle(8),
+        wds.detshuffle(8, 4),
         wds.decode(),
         wds.map(draw),
     )
 
 
 def web_loader(**workers):
-    batches = buffered().batched(BATCH_SIZE)
-    return wds.WebLoader(batches, batch_size=None, **workers).unbatched().shuffle(8).batched(4)
+    batches = buffered(seed=7).batched(BATCH_SIZE)
+    return (
+        wds.WebLoader(batches, batch_size=None, **workers).unbatched().shuffle(8, seed=3).batched(4)
+    )
 
 
 LOADERS = {
     "shards in order": lambda **workers: DataLoader(shards().decode().map(draw), 4, **workers),
-    "shards and a buffer, shuffled": lambda **workers: DataLoader(buffered(), 4, **workers),
-    "shards shuffled by the epoch": lambda **workers: DataLoader(
-        buffered(detshuffle=True), 4, **workers
+    "shuffle(8), seeded by the clock": lambda **workers: DataLoader(buffered(), 4, **workers),
+    "shuffle(8, seed=7)": lambda **workers: DataLoader(buffered(seed=7), 4, **workers),
+    "shuffle(8, rng=random.Random(7))": lambda **workers: DataLoader(
+        buffered(rng=random.Random(7)), 4, **workers
     ),
-    "pipeline": lambda **workers: DataLoader(in_pipeline(), 4, **workers),
-    "drawn with replacement, with_epoch": lambda **workers: DataLoader(
-        shards(resampled=True).shuffle(8).decode().map(draw).with_epoch(16), 4, **workers
+    "DataPipeline, detshuffle": lambda **workers: DataLoader(in_pipeline(), 4, **workers),
+    "shards drawn anew, by the clock": lambda **workers: DataLoader(
+        shards(resampled=True).decode().map(draw).with_epoch(16), 4, **workers
+    ),
+    "shards drawn anew, by a seed": lambda **workers: DataLoader(
+        resampled().with_epoch(16), 4, **workers
     ),
     "mixed by RandomMix": lambda **workers: DataLoader(
-        wds.DataPipeline(wds.RandomMix([buffered(), buffered()], [0.7, 0.3])), 4, **workers
+        wds.DataPipeline(wds.RandomMix([buffered(seed=1), buffered(seed=2)], [0.7, 0.3])),
+        4,
+        **workers,
     ),
-    "WebLoader": lambda **workers: wds.WebLoader(buffered(), batch_size=4, **workers),
+    "WebLoader": lambda **workers: wds.WebLoader(buffered(seed=7), batch_size=4, **workers),
     "WebLoader, shuffled across workers": web_loader,
     "WebLoader, with_epoch": lambda **workers: wds.WebLoader(
-        shards(resampled=True).shuffle(8).decode().map(draw).batched(4), batch_size=None, **workers
+        resampled().compose(wds.batched(4)), batch_size=None, **workers
     ).with_epoch(10),
 }
 
 if __name__ == "__main__":
-    train(LOADERS, lambda batch: batch[0] if isinstance(batch, (list, tuple)) else batch)
+    train(LOADERS, lambda batch: batch[0])
