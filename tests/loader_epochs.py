@@ -13,7 +13,7 @@ import torch
 from pytorch_lightning.loops.fetchers import _PrefetchDataFetcher
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, get_worker_info
 from torchdata import nodes
 
 from sagemaker_lightning.data.partition import PartitionedLoader
@@ -320,6 +320,63 @@ class OfLitdata(DataLoader):
     def load_state_dict(self, state):
         self.at = state["at"]
         self.restore = True
+
+
+class Memory(dict):
+    """Memory that processes share: a copy of what has it has the same."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class Mosaic(IterableDataset):
+    """Numbers in the order of an epoch; workers take turns from where an epoch goes on."""
+
+    epoch = first = 0
+
+    def __iter__(self):
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        order = np.random.default_rng(self.epoch).permutation(24)[self.first :]
+        for batch in range(worker, len(order) // 2, workers):
+            for number in order[2 * batch : 2 * batch + 2]:
+                yield torch.tensor(number + torch.rand(1).item())
+
+
+class OfStreaming(DataLoader):
+    """A loader as of mosaicml-streaming, whose position is in shared memory.
+
+    The state of an end leads to that end. One of an epoch before the present one is ignored.
+    """
+
+    __module__ = "streaming.base.dataloader"
+
+    def __init__(self, workers: int = 0) -> None:
+        super().__init__(Mosaic(), 2, num_workers=workers)
+        self.memory = Memory(next_epoch=0, resume=None)
+        self.given = 0
+
+    def _place(self, epoch: int) -> tuple[int, int]:
+        resume = self.memory["resume"]
+        if resume is None or resume["epoch"] < epoch:
+            return epoch, 0
+        return resume["epoch"], resume["samples"]
+
+    def __iter__(self):
+        epoch, first = self._place(self.memory["next_epoch"])
+        self.memory["next_epoch"] = epoch + 1
+        self.dataset.epoch, self.dataset.first = epoch, first
+        self.given = 0
+        for batch in super().__iter__():
+            self.given += len(batch)
+            yield batch
+
+    def state_dict(self):
+        epoch, first = self._place(self.memory["next_epoch"] - 1)
+        return {"epoch": epoch, "samples": first + self.given}
+
+    def load_state_dict(self, state):
+        self.memory["resume"] = state
 
 
 class OfLitdatas(DataLoader):

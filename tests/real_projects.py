@@ -48,20 +48,18 @@ EXIT_STATUSES = {signal.SIGTERM: (143, -signal.SIGTERM), signal.SIGKILL: (-signa
 # Environments -------------------------------------------------------------------------------------
 
 
-def requirements(name: str) -> list[str]:
+def requirements(script: Path) -> list[str]:
     """Return what a script asks for, by the lines at its top (PEP 723)."""
-    block = re.search(
-        r"^# /// script\n((?:#.*\n)*?)# ///$", (PROJECTS / f"{name}.py").read_text(), re.MULTILINE
-    )
+    block = re.search(r"^# /// script\n((?:#.*\n)*?)# ///$", script.read_text(), re.MULTILINE)
     return tomllib.loads(block[1].replace("# ", ""))["dependencies"]
 
 
-def environment(name: str) -> Path:
-    """Return the Python of a project's environment; it is made if it is not there."""
-    folder = ENVIRONMENTS / name
+def environment(script: Path) -> Path:
+    """Return the Python of a script's environment; it is made if it is not there."""
+    folder = ENVIRONMENTS / script.stem
     python = folder / "bin/python"
     ready = folder / "ready"
-    if ready.exists() and ready.read_text() == "\n".join(requirements(name)):
+    if ready.exists() and ready.read_text() == "\n".join(requirements(script)):
         return python
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
@@ -80,10 +78,10 @@ def environment(name: str) -> Path:
         "--prefer-binary",
         "--constraint",
         constraints,
-        *requirements(name),
+        *requirements(script),
     ]
     subprocess.run([python, "-m", "pip", "install", *pip_arguments], check=True)
-    ready.write_text("\n".join(requirements(name)))
+    ready.write_text("\n".join(requirements(script)))
     return python
 
 
@@ -143,10 +141,11 @@ def differences(first: dict, second: dict) -> str:
 class Job:
     """A script in a folder of its own, started until it has ended."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, script: Path, folder: Path) -> None:
         self.folder = folder
+        self.arguments: list[str] = []
         folder.mkdir(parents=True)
-        shutil.copy(PROJECTS / f"{name}.py", folder / "train.py")
+        shutil.copy(script, folder / "train.py")
         self.variables = {
             key: value for key, value in os.environ.items() if not key.startswith(("SM_", "PL_"))
         }
@@ -159,7 +158,7 @@ class Job:
 
     def run_cold(self) -> int:
         """Run it to its end as a person does; return its exit status."""
-        command = [sys.executable, "train.py"]
+        command = [sys.executable, "train.py", *self.arguments]
         with (self.folder / "log").open("a") as log:
             return subprocess.run(
                 command, cwd=self.folder, env=self.variables, stdout=log, stderr=log
@@ -176,7 +175,10 @@ class Job:
         size_before = log.stat().st_size if log.exists() else 0
         with log.open("a") as output:
             process = warm.start(
-                ["python", "train.py"], self.folder, self.variables, output.fileno()
+                ["python", "train.py", *self.arguments],
+                self.folder,
+                self.variables,
+                output.fileno(),
             )
         try:
             return process.wait(HANG_SECONDS if seconds is None else seconds)
@@ -199,7 +201,7 @@ def one_round(
     """Run a script with interruptions, and return counts, the outcome and its reason."""
     from zoo.rounds import NOT_EXACT
 
-    job = Job(name, folder)
+    job = Job(PROJECTS / f"{name}.py", folder)
     counts: dict[str, object] = {"stops": 0, "kills": 0, "resumed": 0}
     status = None
     outputs = []
@@ -240,16 +242,17 @@ def examine(name: str, rounds: int, seed: int, home: Path) -> dict[str, object]:
     sys.path.insert(0, str(ROOT / "tests"))
     import warm
 
-    warm.FORK_SERVER.set_forkserver_preload([*warm.PRELOADED, *modules(PROJECTS / f"{name}.py")])
-    package = re.match(r"[\w-]+", requirements(name)[0])[0]
+    script = PROJECTS / f"{name}.py"
+    warm.FORK_SERVER.set_forkserver_preload([*warm.PRELOADED, *modules(script)])
+    package = re.match(r"[\w-]+", requirements(script)[0])[0]
     report = {"name": name, "version": metadata.version(package), "rounds": []}
     folder = home / name
     shutil.rmtree(folder, ignore_errors=True)
-    reference = Job(name, folder / "alone")
-    repetition = Job(name, folder / "again")
+    reference = Job(script, folder / "alone")
+    repetition = Job(script, folder / "again")
     if status := reference.run_cold():
         return report | {"failed": f"left alone, it ends with {status}"}
-    Job(name, folder / "warm").run(
+    Job(script, folder / "warm").run(
         0.01, signal.SIGKILL
     )  # now the server is there, and the next start is quick
     started = time.monotonic()
@@ -302,10 +305,10 @@ def table(results: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def with_table(page: str, table_text: str) -> str:
+def with_table(page: str, table_text: str, begin: str = BEGIN) -> str:
     """Return a page with its table replaced; ValueError if it has no place for one."""
-    page_start, page_rest = page.split(BEGIN)
-    return f"{page_start}{BEGIN}\n\n{table_text}\n\n{END}{page_rest.split(END)[1]}"
+    page_start, page_rest = page.split(begin)
+    return f"{page_start}{begin}\n\n{table_text}\n\n{END}{page_rest.split(END)[1]}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -358,7 +361,9 @@ def main(arguments: list[str] | None = None) -> int:
             f"--rounds={args.rounds}",
             f"--seed={args.seed}",
         ]
-        subprocess.run([environment(name), *command, f"--home={home}"], cwd=ROOT, check=True)
+        subprocess.run(
+            [environment(PROJECTS / f"{name}.py"), *command, f"--home={home}"], cwd=ROOT, check=True
+        )
         results.append(json.loads((home / f"{name}.json").read_text()))
         if args.results:
             with args.results.open("a") as file:

@@ -68,7 +68,7 @@ def test_each_script_names_its_package_and_what_it_trains():
     scripts = sorted(real_projects.PROJECTS.glob("*.py"))
     assert len(scripts) >= 8
     for path in scripts:
-        (requirement,) = real_projects.requirements(path.stem)
+        (requirement,) = real_projects.requirements(path)
         assert re.match(rf"{path.stem}(\[\w+\])?==[\d.]+$", requirement)
         assert "ExactResume(" in path.read_text() and '\n"""' in path.read_text()
 

@@ -260,18 +260,20 @@ def plan(loader: Any, turn: int, done: int) -> None:
     if (loader_plan := getattr(loader, "planned", None)) is None:
         return
     loader_plan.begin(turn)
-    if not _is_of_library(loader, "litdata"):
+    if _is_of_library(loader, "litdata"):
+        # Otherwise it would resume an epoch that was left before its end.
+        loader.restore = loader.restore and done > 0
+    if not done or not any(_is_of_library(loader, name) for name in ("litdata", "streaming")):
         return
-    # Otherwise it would resume an epoch that was left before its end.
-    loader.restore = loader.restore and done > 0
     # The loader goes to its position, but its workers, which take turns, start counting from 0.
-    if done:
-        workers = max(1, loader.num_workers)
-        size = loader.batch_size or 1
-        loader_plan.begin(
-            turn,
-            tuple((done - worker + workers - 1) // workers * size for worker in range(workers)),
-        )
+    # litdata's goes on with the worker whose turn it is, streaming's with the first one.
+    workers = max(1, loader.num_workers)
+    size = loader.batch_size or 1
+    shift = done if _is_of_library(loader, "streaming") else 0
+    batches = [done + (worker + shift - done) % workers for worker in range(workers)]
+    loader_plan.begin(
+        turn, tuple((batch % workers, batch // workers * size) for batch in batches)
+    )
 
 
 def _of_users_class(cls: type, *arguments: Any, **options: Any) -> Any:

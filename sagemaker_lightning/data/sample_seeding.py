@@ -65,8 +65,9 @@ class Plan:
     seed: tuple | None = None
     turn: int = 0
     """Number of the iteration that the next fetcher is made for."""
-    first: tuple[int, ...] = ()
-    """Number of samples each worker has drawn before, if the loader does not know it itself."""
+    first: tuple[tuple[int, int], ...] = ()
+    """For each worker, which worker's samples it goes on with, and how many of these were drawn
+    before; () if the loader knows it itself."""
     samples_draw: bool | None = None
     """Whether samples draw random numbers in the loader's process; None before the first batch."""
     is_followed_by_seed: bool = False
@@ -75,12 +76,12 @@ class Plan:
     warned: Tensor | None = None
     """uint8 [1], shared by all workers: 1 once the user was told that a dataset changes there."""
 
-    def begin(self, turn: int, first: tuple[int, ...] = ()) -> None:
+    def begin(self, turn: int, first: tuple[tuple[int, int], ...] = ()) -> None:
         """Plan the next iteration.
 
         Args:
             turn: Its number.
-            first: Number of samples each worker has drawn before, if the loader does not know it.
+            first: The value of the attribute.
         """
         self.turn = turn
         self.first = first
@@ -205,7 +206,9 @@ class Fetchers:
             generators.reseed(self.user_generators.generators, number_of("generators", *seed))
             seed_all("samples", *seed, worker)
             fetcher = self.make_fetcher(kind, dataset, *rest)
-            first = self.plan.first[worker] if self.plan.first else 0
+            first = 0
+            if self.plan.first:
+                worker, first = self.plan.first[worker]
             drawn_class = (
                 SeededSamplesWithState
                 if has_state(fetcher.dataset_iter) or has_state(dataset)

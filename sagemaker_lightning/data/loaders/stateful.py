@@ -2,11 +2,14 @@
 
 from typing import Any
 
+from pytorch_lightning.utilities.seed import isolate_rng
+
 from sagemaker_lightning.compat.torch_data import copied
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.deterministic import counts_only, knows_its_end, plan
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
 from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
+from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.graph.kinds.base import refusing
 
@@ -24,8 +27,24 @@ class Stateful(UnplacedLoader):
         """Return whether a fresh loader that gets the loader's state goes on as the loader does.
 
         Both are copies. They draw the next batches, and begin another iteration: the state may
-        forget what was read ahead, or stay for iterations to come.
+        forget what was read ahead, or stay for iterations to come. Where the loader moves with its
+        copies, as one whose position is in memory that processes share, these prove nothing: its
+        state is relied on.
         """
+        return self._goes_on_in_copies() or self._moves_with_copies()
+
+    def _moves_with_copies(self) -> bool:
+        """Return whether the loader has another state once something was drawn from a copy."""
+        try:
+            states = [digest(copied(self.loader).state_dict()) for _ in range(2)]
+            with isolate_rng():  # the state may have the states of the process's generators
+                next(iter(copied(self.loader)), NO_BATCH)
+            states.append(digest(copied(self.loader).state_dict()))
+        except Exception:  # it is the user's code, or a library's
+            return False
+        return states[0] == states[1] != states[2]
+
+    def _goes_on_in_copies(self) -> bool:
         copies = [copied(self.loader), copied(self.loader)]
         if None in copies:
             return False

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from sagemaker_lightning.data.deterministic import plan
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, ResumableLoader
 from sagemaker_lightning.data.seeded_indices import number_of, seed_all
 from sagemaker_lightning.state import generators
@@ -37,6 +38,7 @@ class UnplacedLoader(ResumableLoader):
                     generators.reseed(seeded, seed_all("draw", *self.seed, *key, number))
                 batch = next(batches, NO_BATCH)
                 if batch is NO_BATCH and ended and number == first:
+                    plan(self.loader, self.begun - 1, 0)
                     batches = iter(self.loader)
                     batch = next(batches, NO_BATCH)
                 if batch is NO_BATCH:

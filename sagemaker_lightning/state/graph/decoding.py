@@ -95,15 +95,49 @@ class _Decoder:
         self.missing: set[str] = set()
         self.kinds: list[Kind] = []
         self.entries = text.read(record["nodes"], self.tensors)
+        self.wanted = self._find_wanted()
         self.made: list[Any] = []
         self.is_made: list[bool] = []
         for number, entry in enumerate(self.entries):
             self._begin(number, entry)
 
+    def _made_before(self, number: int) -> Any:
+        """Return the new object that an earlier restoring has made of a node; None for none."""
+        return self.made_before[number] if number < len(self.made_before) else None
+
     def new_objects(self) -> list[Any]:
         """Return the new object of each node; None for a node of the start."""
         pairs = zip(self.made, self.entries, strict=True)
         return [made if entry[1] is None else None for made, entry in pairs]
+
+    def _find_wanted(self) -> set[int]:
+        """Return the new objects that the objects to be restored lead to.
+
+        Others are not made. The program may not have their classes yet: what a dataset has made
+        is in a record that is also read before there are loaders.
+        """
+        wanted: set[int] = set()
+        waiting = [
+            accepted[3]
+            for entry in self.entries
+            if entry[1] is not None
+            and entry[1] in self.start.by_path
+            and (accepted := self.accept(entry)) is not None
+        ]
+        while waiting:
+            for number in self._referred_to(waiting.pop()):
+                if number not in wanted and self.entries[number][1] is None:
+                    wanted.add(number)
+                    waiting.append(self.entries[number][3])
+        return wanted
+
+    def _referred_to(self, references: list) -> Iterator[int]:
+        """Yield the numbers of the nodes that references refer to."""
+        for reference in references:
+            while type(reference) is list and reference[0] == "id":
+                reference = reference[1]
+            if type(reference) is list and type(reference[0]) is int and reference[0] >= 0:
+                yield reference[0]
 
     def _begin(self, number: int, entry: list) -> None:
         """Find an object of the start, or make a new one that is filled later."""
@@ -119,10 +153,10 @@ class _Decoder:
                 self.missing.add(str(path))
             self.made.append(None if node is None else node.value)
             self.is_made.append(node is not None and node.kind is kind)
-        elif kind.fills and number < len(self.made_before):
+        elif kind.fills and self._made_before(number) is not None:
             self.made.append(self.made_before[number])
             self.is_made.append(True)
-        elif kind.fills:
+        elif kind.fills and number in self.wanted:
             if kind is ARRAY and content is None and math.prod(note) != len(references):
                 raise refusal(name)
             self.made.append(kind.make(note, content, self.start.classes))
@@ -146,18 +180,13 @@ class _Decoder:
 
     def _awaited(self, references: list) -> Iterator[int]:
         """Yield the nodes that references refer to and that have yet to be built of their parts."""
-        for reference in references:
-            while type(reference) is list and reference[0] == "id":
-                reference = reference[1]
-            number = reference[0] if type(reference) is list else None
-            if type(number) is not int or number < 0 or self.is_made[number]:
-                continue
-            if self.entries[number][1] is None:
+        for number in self._referred_to(references):
+            if not self.is_made[number] and self.entries[number][1] is None:
                 yield number
 
     def build_all(self) -> None:
         """Build what cannot be filled, such as tuples, each after its parts."""
-        for first in self._awaited([[number] for number in range(len(self.entries))]):
+        for first in self._awaited([[number] for number in sorted(self.wanted)]):
             stack = [(first, self._awaited(self.entries[first][3]))]
             within = {first}
             while stack:
@@ -214,7 +243,8 @@ class _Decoder:
             raise refusal("a tensor")  # what has another form would be written beyond its memory
         if isinstance(content, dict) and "packed" in content:
             parts += elements_of(content, self.start.classes)
-        is_filled = path is None and not self.made_before and _is_filled(content)
+        is_new = path is None and self._made_before(number) is None
+        is_filled = is_new and _is_filled(content)
         kind.fill(made, note, parts, None if is_filled else content)
         if type(made) is set and has_order(parts) and list(made) != parts:
             self.reordered.append(str(path or "a set"))

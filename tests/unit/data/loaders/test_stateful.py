@@ -10,6 +10,7 @@ from loader_epochs import (
     STATEFUL,
     TWO_WORKERS,
     Numbers,
+    OfStreaming,
     begin,
     made,
     rest,
@@ -21,6 +22,7 @@ from torch.utils.data import IterableDataset
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import exact, plan
+from sagemaker_lightning.data.loaders.redrawn import Redrawn
 from sagemaker_lightning.state.graph import values
 
 
@@ -137,6 +139,25 @@ def test_litdata(tmp_path, monkeypatch, workers):
             alone
         )
         assert train(make, [(0, 3), (1, 0), (1, 2), (2, 0)], limit) == alone
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_state_in_memory_that_copies_share_is_relied_on(workers):
+    """A copy of the loader moves its position; tried or not, its epochs differ."""
+    make = lambda: OfStreaming(workers)  # noqa: E731
+    alone = train(make)
+    assert len(alone) == 3 * 12 and len({batch for _, _, batch in alone}) == len(alone)
+    assert train(make, [(0, 3), (0, 8), (1, 0), (1, 5), (2, 0)]) == alone
+
+
+def test_a_state_with_the_processs_generators_is_tried_on_copies():
+    class Drawing(streams.Forgetful):
+        def state_dict(self):
+            return super().state_dict() | {"generator": torch.get_rng_state().tolist()}
+
+    combined, fetcher = begin(Drawing)
+    combined.begin(fetcher, 0, 0)
+    assert type(combined.resumables[0]) is Redrawn
 
 
 @pytest.mark.parametrize("stateful", [False, True])

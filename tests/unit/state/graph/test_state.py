@@ -73,6 +73,25 @@ def test_objects_made_of_a_record_stay_when_it_is_restored_again():
     assert resumed.parts == [part] and part.losses == [0.5]
 
 
+def test_a_record_is_read_before_there_is_a_loader_that_has_made_objects():
+    """Their class is known once there is a dataset that has one."""
+    kind = type("World", (Thing,), {"__module__": "a_library"})
+    dataset = Thing(world=kind(rank=0))
+    roots = {"model": Thing(step=0), "loader": dataset}
+    state = GraphState(lambda: roots)
+    state.mark()
+    roots["model"].step = 3
+    dataset.of_workers = [kind(rank=5)]
+    record = state.encode()
+    resumed = {"model": Thing(step=0)}
+    state = GraphState(lambda: resumed)
+    state.restore(record)
+    assert resumed["model"].step == 3
+    resumed["loader"] = Thing(world=kind(rank=0))
+    state.restore(record)
+    assert resumed["loader"].of_workers[0].rank == 5
+
+
 def test_what_hooks_make_after_the_first_mark_is_of_the_start():
     def begin():
         model = Thing(table={}, other=None)

@@ -1,0 +1,1 @@
+"""Loaders of public libraries, interrupted at random (see __main__.py)."""
