@@ -4,14 +4,13 @@ And what of them has changed, for long values, too.
 """
 
 import random
-import sys
 import time
 import warnings
 import zlib
 from collections import deque, namedtuple
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import partial
 from types import BuiltinFunctionType, SimpleNamespace
 
 import numpy as np
@@ -335,16 +334,6 @@ def test_a_generator_in_a_librarys_object_is_found():
     assert generators.find({"engine": engine}) == {"engine.rng": engine.rng}
 
 
-@pytest.mark.parametrize(("number", "added"), [(5, 1), (127, 20)])
-def test_a_copy_of_a_set_to_which_was_added_has_its_order_again(number, added):
-    """Its table has another length than that of a set that has grown one by one."""
-    pool = set(dict.fromkeys(129 * element for element in range(number)))
-    for element in range(number, number + added):
-        pool.add(129 * element)
-    restored = decode(encode(pool))
-    assert list(restored) == list(pool) and sys.getsizeof(restored) == sys.getsizeof(pool)
-
-
 def test_each_object_of_a_long_list_is_read():
     owner = type("Mine", (), {})()
     owner.trackers = [Tracker() for _ in range(1000)]
@@ -590,39 +579,32 @@ def test_what_a_librarys_base_class_keeps_is_no_state_of_the_user():
     assert object_graph.attributes(collating) == {"collate_fn": first_loss, "count": 1}
 
 
-class OfLibrary(Callback):
-    """A library's class."""
-
-    __module__ = "pytorch_lightning.callbacks.of_library"
-    limit = 3
-
-    @cached_property
-    def answer(self) -> int:
-        return 7
-
-    def on_fit_start(self, trainer, pl_module):
-        self.started = self.decide(trainer)
-        trainer.should_stop = self.started
-
-
-class OfUser(OfLibrary):
-    """A user's class."""
+class OfUser(EarlyStopping):
+    """A user's class of a library's: which sets `should_stop` on the trainer."""
 
 
 def test_what_a_librarys_class_declares_or_sets_is_no_state_of_the_user():
     """What it calls, or sets on another object, may be the user's."""
-    owner = OfUser()
-    owner.decide = Tracker()
+    owner = OfUser("loss")
     owner.on_fit_start = partial(max, 1)
     owner.should_stop = owner.count = 1
-    owner.limit = owner.answer + 1
-    owner.started = True
-    assert object_graph.attributes(owner).keys() == {
-        "decide",
-        "on_fit_start",
-        "should_stop",
-        "count",
-    }
+    owner.mode_dict = {}
+    owner.wait_count = 3
+    assert object_graph.attributes(owner).keys() == {"on_fit_start", "should_stop", "count"}
+    assert object_graph.has_place_for(owner, "count", 2)
+    for name in ("wait_count", "mode_dict", "monitor"):
+        assert not object_graph.has_place_for(owner, name, 2)
+
+
+def test_of_a_librarys_callback_only_the_functions_that_it_was_given_are_read():
+    owner = LambdaCallback(on_fit_start=counter())
+    owner.count = 1
+    assert object_graph.attributes(owner) == {"on_fit_start": owner.on_fit_start}
+    assert object_graph.has_place_for(owner, "on_fit_start", counter())
+    owner.on_fit_end = partial(max, 1)
+    assert object_graph.attributes(owner).keys() == {"on_fit_start", "on_fit_end"}
+    for name, value in (("on_train_end", 1), ("count", 1), ("count", counter())):
+        assert not object_graph.has_place_for(owner, name, value)
 
 
 class Slots(Slotted):

@@ -15,13 +15,28 @@ utilities/parsing.py.
 """
 
 SET_ON_TRAINER = {
+    "_accelerator_connector",
+    "_callback_connector",
+    "_checkpoint_connector",
+    "_data_connector",
     "_default_root_dir",
+    "_detect_anomaly",
     "_last_val_time",
+    "_logger_connector",
+    "_loggers",
+    "_model_registry",
+    "_signal_connector",
     "_val_check_time_interval",
+    "accumulate_grad_batches",
+    "barebones",
     "callbacks",
     "check_val_every_n_epoch",
     "datamodule",
+    "enable_autolog_hparams",
     "fast_dev_run",
+    "fit_loop",
+    "gradient_clip_algorithm",
+    "gradient_clip_val",
     "limit_predict_batches",
     "limit_test_batches",
     "limit_train_batches",
@@ -29,12 +44,17 @@ SET_ON_TRAINER = {
     "log_every_n_steps",
     "num_sanity_val_steps",
     "overfit_batches",
+    "predict_loop",
     "profiler",
     "reload_dataloaders_every_n_epochs",
+    "should_stop",
+    "state",
+    "test_loop",
     "val_check_batch",
     "val_check_interval",
+    "validate_loop",
 }
-"""Attributes that Lightning's connectors and loops set on a trainer from outside.
+"""Attributes that Lightning, its connectors and its loops set on a trainer.
 
 They are not among those that a user has added. On an upgrade, tests/test_compat.py names those that
 are missing here.

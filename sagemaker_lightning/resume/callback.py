@@ -46,7 +46,7 @@ from sagemaker_lightning.contract.shutdown import Stop
 from sagemaker_lightning.data.seeded_indices import unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
-from sagemaker_lightning.resume import arguments, first_draws, moments
+from sagemaker_lightning.resume import arguments, first_draws, memory_copies, moments
 from sagemaker_lightning.resume.container_restarts import ContainerRestarts
 from sagemaker_lightning.resume.files import best_model, checkpoint_file, folder_lock
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
@@ -154,7 +154,8 @@ class ExactResume(EarlyCallback):
         self.parts = Parts(parts)
         self.environment = environment or SageMakerEnvironment.read()
         home = self.environment.checkpoint_home(Path(dirpath))
-        self.folder = CheckpointDir(home, keep, self._name("dirpath"))
+        copies = memory_copies.folder_of(self.environment.copies, home.folder)
+        self.folder = CheckpointDir(home, keep, self._name("dirpath"), copies)
         self.container_restarts = ContainerRestarts(self.environment)
         self.intervals = Intervals(every_n_minutes, every_n_steps)
         self.signals = Signals(stop, home)
@@ -302,7 +303,7 @@ class ExactResume(EarlyCallback):
             loggers.prepare_files(
                 trainer.loggers, self.folder.logger_states(), self.folder.path, trains
             )
-            if self.folder.checkpoints():
+            if self.folder.with_copies():
                 loggers.write_config_again(trainer)
         else:
             loggers.prepare_files(trainer.loggers, (), None, trains)

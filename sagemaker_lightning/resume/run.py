@@ -18,7 +18,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume import loading
+from sagemaker_lightning.resume import loading, memory_copies
 from sagemaker_lightning.resume.agreement import Agreement, common_reason, refuse_other_orders
 from sagemaker_lightning.resume.check.restore_check import digests_of
 from sagemaker_lightning.resume.check.verification import ResumeCheck
@@ -43,6 +43,7 @@ from sagemaker_lightning.resume.signals import Signals
 from sagemaker_lightning.resume.snapshot import Snapshot
 from sagemaker_lightning.resume.stopping import Intervals, Stopping
 from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.graph.kinds.base import class_name
 from sagemaker_lightning.state.readable import readable
 
 PartOfKind = TypeVar("PartOfKind", bound=Part)
@@ -110,6 +111,9 @@ class Run:
         if self.saves:
             self._lock_folder()
         self.writer = BackgroundWriter(folder)
+        self.copies = memory_copies.MemoryCopies(
+            folder.copies if self.saves else None, trainer.num_nodes, trainer.local_rank == 0
+        )
         self.divergence = divergence.divergence_of(trainer)
         self.same_run = SameRun(trainer, folder, options.settings, options.other_settings)
         self.check = ResumeCheck(trainer, folder, self.agreement.gather, options.strict)
@@ -254,6 +258,7 @@ class Run:
         """Let signals request a stop at a batch boundary from now on; begin the journal."""
         self.stopping.training_begins()
         if self.saves:
+            self._leave_save_hooks_alone()
             self.snapshot.describe_run(self.same_run.describe())
             self.check.start(
                 self.resumed.entries if self.resumed else {},
@@ -261,6 +266,17 @@ class Run:
                 comparable=not self.options.other_settings and self._was_interrupted(),
             )
         self.signals.begin()
+
+    def _leave_save_hooks_alone(self) -> None:
+        """Take no copies in memory if a state needs what hooks of the user's save.
+
+        They may count their calls, and are called when a checkpoint is written alone.
+        """
+        hooks = lightning_checkpoints.save_hooks(self.trainer).read
+        if hooks and not self.copies.problem:
+            (owner, name), *_ = hooks
+            says = f"{class_name(type(owner))}.{name} is called for checkpoints alone"
+            self.copies.give_up(says if self.trainer.is_global_zero else "")
 
     def _was_interrupted(self) -> bool:
         """Return whether a training that did not come to its end has saved what this one resumes.
@@ -610,6 +626,20 @@ class Run:
             best_model.remove_outdated(self.trainer, self.folder.keep)
         self.stopping.checkpoint_saved(time.monotonic() - began)
 
+    def copy(self, point: ResumePoint) -> None:
+        """Take a copy of the state in memory; one rank of each host writes it.
+
+        Args:
+            point: When it is taken.
+        """
+        began = time.monotonic()
+        self.divergence.check(self.trainer)
+        self.copies.wait()  # then all hosts have written the one before
+        if any(self.agreement.gather(self.copies.problem)):
+            self.copies.give_up("")
+            return
+        self.copies.write(self.snapshot.take(point), began)
+
     # Its end --------------------------------------------------------------------------------------
 
     def ends(self) -> None:
@@ -618,10 +648,13 @@ class Run:
         self.check.finish()
         self.writer.wait()
         self.writer.warn_of_problem("the training is done, and")
+        self.copies.wait()
+        self.copies.remove()
 
     def fails(self) -> None:
         """Wait until the last checkpoint is on the disk, without the other ranks."""
         self.writer.wait()
+        self.copies.wait()
         self.check.close()
 
 

@@ -188,12 +188,12 @@ class Reports:
                     )
 
     def report_reordered(self) -> None:
-        """Print, once for each, which sets have got their elements in another order."""
+        """Print, once for each, which sets have another order after an interruption."""
         for path in sorted(self.state.reordered - self.reported):
             if self.trainer.is_global_zero:
                 print(
-                    f"{path} is a set, and its elements come in another order than before "
-                    "the interruption: if training depends on it, sort them first",
+                    f"{path} is a set, and after an interruption its elements may come in another "
+                    "order: if training depends on it, sort them first, or keep a list or a dict",
                     flush=True,
                 )
         self.reported |= self.state.reordered

@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from sagemaker_lightning.compat.torch_modules import METADATA
@@ -13,9 +13,6 @@ LEAST_ADDRESS = 1 << 32
 """No object of a 64-bit process is at a lower address, as Linux lays out its memory."""
 NAMING = (str, bytes, int, float, complex, bool, type(None))
 """Classes of keys whose text names an element of a dict."""
-BYTES_PER_SLOT = 16  # of the table of a set in CPython
-MAX_SLOTS = 64
-"""Slots of a set's table for each element, at most, that are made for the order of the set."""
 FACTORIES = {class_.__name__: class_ for class_ in (int, float, list, dict, set, str, bool)}
 """Classes of Python's that a defaultdict may have as its factory, by name."""
 
@@ -151,45 +148,39 @@ class DefaultDictKind(DictKind):
         value.default_factory = factory
 
 
-def fill_set(target: set, elements: Sequence, size: int) -> set:
-    """Fill a set so that its elements come in the order of `elements`, if that can be had.
+def has_order(parts: list) -> bool:
+    """Return whether a set of these elements has the same order in each process.
 
-    Their order depends on the length of the set's table, which grows as elements are added, and
-    mostly stays when some are removed. It cannot be had if nearly all were removed: `size` is of a
-    file, and a table of any size would be made for a few bytes of it.
+    That of numbers depends on what was added and removed before; that of text, and of objects, on
+    hashes which each process has of its own.
+    """
+    return {int, float, bool}.issuperset(map(type, parts))
+
+
+def loses_order(value: Collection, parts: list) -> bool:
+    """Return whether a set that is filled anew has another order, or may get one.
+
+    The order of numbers depends on the size of the set's table, too, which Python keeps when
+    elements are removed.
 
     Args:
-        target: The set, which is emptied first.
-        elements: Its elements, in the order in which another set had them.
-        size: The other set's size in memory, in bytes.
+        value: The set.
+        parts: Its elements in their order.
     """
-    target.clear()
-    target.update(elements)
-    if elements and sys.getsizeof(target) != size:
-        # A dict that is added to an empty set gives it twice as many slots as it has elements.
-        length = (size - sys.getsizeof(set())) // BYTES_PER_SLOT // 2 - 1
-        if length > MAX_SLOTS * max(len(elements), 1):
-            return target
-        fillers = [object() for _ in range(length - len(elements))]
-        target.clear()
-        target.update(dict.fromkeys([*elements[:length], *fillers]))
-        target.update(elements[length:])
-        for filler in fillers:  # difference_update() would make the table smaller
-            target.discard(filler)
-    return target
+    if not has_order(parts):
+        return False
+    anew = type(value)(parts)
+    return list(anew) != parts or sys.getsizeof(anew) != sys.getsizeof(value)
 
 
 class SetKind(Kind):
-    """A set; its note is its size in memory, on which the order of its elements depends."""
+    """A set."""
 
     name = "set"
 
     def take(self, value):
-        """Return the elements in their order; of text, which has none, in order of the text."""
+        """Return the elements in their order; text, which has none, in that of the text."""
         parts = list(value)
-        # Numbers have the same hash in each process.
-        if {int, float, bool}.issuperset(map(type, parts)):
-            return sys.getsizeof(value), parts
         if {str, bytes}.issuperset(map(type, parts)):
             parts.sort(key=repr)
         return None, parts
@@ -204,11 +195,8 @@ class SetKind(Kind):
 
     def fill(self, value, note, parts, content):
         """Replace the elements."""
-        if type(note) is int:
-            fill_set(value, parts, note)
-        else:
-            set.clear(value)
-            set.update(value, parts)
+        set.clear(value)
+        set.update(value, parts)
 
 
 class FrozenSetKind(SetKind):
@@ -216,10 +204,6 @@ class FrozenSetKind(SetKind):
 
     name = "frozenset"
     fills = False
-
-    def take(self, value):
-        """Return the elements."""
-        return None, super().take(value)[1]
 
     def build(self, note, parts, classes):
         """Return the set."""

@@ -30,6 +30,7 @@ from sagemaker_lightning.state.graph.kinds.base import (
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
 from sagemaker_lightning.state.object_graph import (
     GENERATORS,
+    HYPERPARAMETERS,
     LIGHTNINGS,
     attributes,
     has_place_for,
@@ -38,8 +39,6 @@ from sagemaker_lightning.state.object_graph import (
     owner_of,
 )
 
-HYPERPARAMETERS = "_hparams"
-"""The attribute with the hyperparameters that Lightning saves; it restores no later changes."""
 SPACES: dict[str, tuple[Callable[[nn.Module], dict], type]] = {
     "parameter": (parameters, nn.Parameter),
     "buffer": (buffers, Tensor),

@@ -18,6 +18,7 @@ from sagemaker_lightning.state.graph.state import (
     nodes_of,
     without,
 )
+from sagemaker_lightning.state.object_graph import at_one_moment
 
 
 class Thing:
@@ -696,3 +697,23 @@ def test_of_many_arrays_few_are_kept(monkeypatch):
     _, state = mine(images=[np.zeros(50) for _ in range(10)])
     contents = [node.content for node in state.begin().nodes.values()]
     assert sum(content is not None for content in contents) == 2
+
+
+def test_what_two_states_share_is_hashed_once_at_one_moment(monkeypatch):
+    """A dataset is what a loader has, and one of the user's objects."""
+    images, labels = torch.zeros(3), np.zeros(3)
+    states = [state_of(Thing(images=images, labels=labels)) for _ in range(2)]
+    hashed = []
+
+    def noting(hash_of):
+        return lambda value: (hashed.append(value), hash_of(value))[1]
+
+    for name in ("of_tensor", "of_array"):
+        monkeypatch.setattr(fingerprints, name, noting(getattr(fingerprints, name)))
+    with at_one_moment():
+        assert [nodes_of(state.encode()) for state in states] == [[], []]
+    assert list(map(id, hashed)) == [id(images), id(labels)]
+    images += 1
+    labels += 1
+    with at_one_moment():
+        assert [len(nodes_of(state.encode())) for state in states] == [2, 2]
