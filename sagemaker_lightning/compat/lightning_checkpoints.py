@@ -238,7 +238,8 @@ def _add_users(checkpoint: dict[str, Any], replaced: dict[str, Any], file: OfFil
 class _BeforeHooks(Callback):
     """A callback whose hook comes before those of the user's, and keeps what they may change."""
 
-    checkpoint: dict[str, Any]
+    def __init__(self) -> None:
+        self.checkpoint: dict[str, Any] = {}  # of weights alone, Lightning asks no callback
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

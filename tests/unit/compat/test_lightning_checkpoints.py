@@ -219,7 +219,12 @@ TRAINERS = {
     "accumulated gradients": {"accumulate_grad_batches": 2},
     "no models": {"enable_checkpointing": False},
 }
-MODELS = {"every_n_train_steps": 1}, {"monitor": "error"}, {"save_on_train_epoch_end": True}
+MODELS = (
+    {"every_n_train_steps": 1},
+    {"monitor": "error"},
+    {"save_on_train_epoch_end": True},
+    {"save_weights_only": True},
+)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +368,7 @@ class Reading(CountingModel):
         super().on_save_checkpoint(checkpoint)
         if "current_model_state" not in checkpoint:  # Lightning's average would miss its weights
             checkpoint["state_dict"] = {"average": torch.ones(1)}
-        del checkpoint["lr_schedulers"]
+        checkpoint.pop("lr_schedulers", None)
 
     def on_load_checkpoint(self, checkpoint):
         self.loaded = checkpoint
@@ -374,6 +379,13 @@ class ReadingData(CountingData):
 
     def load_state_dict(self, state_dict):
         self.loaded = state_dict
+
+
+class OfWeights(ModelCheckpoint):
+    """Writes weights alone, for which no callback is asked, after the other one has written."""
+
+    def __init__(self) -> None:
+        super().__init__(filename="weights", save_weights_only=True)
 
 
 class Ending(pl.Callback):
@@ -391,6 +403,7 @@ class Ending(pl.Callback):
         ({"limit_val_batches": 0}, [], True),
         ({"check_val_every_n_epoch": 2}, [], False),  # no file at each second epoch's end
         ({}, [Ending], False),
+        ({}, [OfWeights], False),
         ({}, [EMAWeightAveraging], False),
         ({"enable_checkpointing": False}, [], False),
     ],
