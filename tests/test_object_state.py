@@ -334,12 +334,6 @@ def test_a_generator_in_a_librarys_object_is_found():
     assert generators.find({"engine": engine}) == {"engine.rng": engine.rng}
 
 
-@pytest.mark.parametrize("number", [5, 127])
-def test_a_set_of_numbers_that_has_grown_one_by_one_has_its_order_again(number):
-    pool = {129 * element for element in range(number)}
-    assert list(decode(encode(pool))) == list(pool)
-
-
 def test_each_object_of_a_long_list_is_read():
     owner = type("Mine", (), {})()
     owner.trackers = [Tracker() for _ in range(1000)]

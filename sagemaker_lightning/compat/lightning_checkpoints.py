@@ -99,7 +99,9 @@ def _save_nothing(*_: Any) -> dict[str, Any]:
     return {}
 
 
-def state_of(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
+def state_of(
+    trainer: Trainer, file: "OfFile | None" = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a checkpoint, as Lightning makes it, and what its hooks have replaced.
 
     Of the user's hooks, those are called whose additions something may load: the others would run
@@ -107,27 +109,137 @@ def state_of(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
     put an average in the weights' place, drop the optimizers' states, or rename what it has. All
     ranks may call this.
 
+    Args:
+        trainer: Lightning's trainer.
+        file: A file of Lightning's of the same moment, in place of the user's hooks.
+
     Returns:
         The checkpoint, and the values as they were before the hooks, by key.
     """
+    hooks = save_hooks(trainer)
+    with _silenced(hooks.unread + hooks.read if file else hooks.unread):
+        checkpoint, before = _dumped(trainer, weights_only=False)
+    replaced = {
+        key: value
+        for key, value in before.items()
+        if not (_is_same(checkpoint.get(key), value) or _has_weights_twice(checkpoint, key))
+    }
+    if file:
+        _add_users(checkpoint, replaced, file)
+    return checkpoint, replaced
+
+
+def _dumped(trainer: Trainer, weights_only: bool | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what Lightning would write, and what it was before the user's hooks."""
+    connector = trainer._checkpoint_connector
     first = _BeforeHooks()
     trainer.callbacks.insert(0, first)
     try:
-        with _silenced(save_hooks(trainer).unread):
-            checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        return type(connector).dump_checkpoint(connector, weights_only), first.checkpoint
     finally:
         trainer.callbacks.remove(first)
-    return checkpoint, {
-        key: value
-        for key, value in first.checkpoint.items()
-        if not (_is_same(checkpoint.get(key), value) or _has_weights_twice(checkpoint, key))
-    }
+
+
+BETWEEN = (
+    "on_validation_end",
+    "on_validation_model_train",
+    "on_train_epoch_end",
+    "lr_scheduler_step",
+)
+"""Hooks that run when, or after, Lightning writes a file that is no batch's."""
+
+
+class OfFile(NamedTuple):
+    """What Lightning has written to a file of its own."""
+
+    moment: tuple[int, int]
+    """The optimizer step and the number of batches."""
+    checkpoint: dict[str, Any]
+    before: dict[str, Any]
+    """What it was before the user's hooks."""
+
+
+class NewestFile:
+    """The newest checkpoint that Lightning has made for a file, at a validation's or epoch's end.
+
+    Another checkpoint of that moment has the same of the user's hooks, if none of their code runs
+    in between.
+
+    Args:
+        trainer: Lightning's trainer; it notes its checkpoints here from now on.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.newest: OfFile | None = None
+        trainer._checkpoint_connector.dump_checkpoint = self.dump
+
+    def dump(self, weights_only: bool | None = None) -> dict[str, Any]:
+        """Return what Lightning would write, and note it."""
+        checkpoint, before = _dumped(self.trainer, weights_only)
+        is_alike = not weights_only and self.trainer.lightning_module._current_fx_name in BETWEEN
+        self.newest = OfFile(self.moment, checkpoint, before) if is_alike else None
+        return checkpoint
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """The optimizer step and the number of batches now."""
+        batches = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        return self.trainer.global_step, batches
+
+    def take(self) -> OfFile | None:
+        """Return it, once, if it has what the user's hooks would save now; else None."""
+        newest, self.newest = self.newest, None
+        if newest is None or newest.moment != self.moment:
+            return None
+        callbacks = self.trainer.callbacks
+        owners = (self.trainer.lightning_module, *callbacks)
+        is_users = any(
+            not is_lightnings(getattr(owner, name))
+            for owner in owners
+            for name in BETWEEN
+            if hasattr(owner, name)
+        )
+        changes_itself = any(
+            is_lightnings(callback.on_save_checkpoint)
+            and type(callback).on_save_checkpoint is not Callback.on_save_checkpoint
+            for callback in callbacks
+        )
+        return None if is_users or changes_itself else newest
+
+
+def forget_files(trainer: Trainer) -> None:
+    """Undo what a NewestFile has done to a trainer."""
+    vars(trainer._checkpoint_connector).pop("dump_checkpoint", None)
+
+
+def _add_users(checkpoint: dict[str, Any], replaced: dict[str, Any], file: OfFile) -> None:
+    """Add to a checkpoint what the user's hooks have done to a file of the same moment.
+
+    Args:
+        checkpoint: The checkpoint, for which no hook of the user's was called.
+        replaced: Gets the values that they have replaced, by key.
+        file: The file.
+    """
+    states = file.before["callbacks"]
+    checkpoint["callbacks"] = {**states, **checkpoint["callbacks"]}
+    for key in file.before.keys() - checkpoint.keys():  # the data module's state
+        checkpoint[key] = file.before[key]
+    for key in file.before.keys() - file.checkpoint.keys():
+        replaced[key] = checkpoint.pop(key)
+    for key, value in file.checkpoint.items():
+        if key not in file.before:
+            checkpoint.setdefault(key, value)
+        elif not _is_same(value, file.before[key]):
+            replaced[key] = checkpoint[key]
+            checkpoint[key] = value
 
 
 class _BeforeHooks(Callback):
     """A callback whose hook comes before those of the user's, and keeps what they may change."""
 
-    checkpoint: dict[str, Any]
+    def __init__(self) -> None:
+        self.checkpoint: dict[str, Any] = {}  # of weights alone, Lightning asks no callback
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

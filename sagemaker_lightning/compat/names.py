@@ -105,6 +105,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
     },
     "lightning_checkpoints": {
         TRAINER: {"Trainer._checkpoint_connector": "attribute"},
+        "pytorch_lightning": {"LightningModule._current_fx_name": "attribute"},
         f"{CONNECTORS}.checkpoint_connector": {
             "_CheckpointConnector._ckpt_path": "attribute",
             "_CheckpointConnector._loaded_checkpoint": "attribute",

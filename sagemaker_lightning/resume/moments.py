@@ -48,7 +48,8 @@ def install(trainer: Trainer, run: "Run") -> None:
 
 
 def remove(trainer: Trainer) -> None:
-    """Undo `install`."""
+    """Undo `install`, and what a run's snapshot has done."""
+    lightning_checkpoints.forget_files(trainer)
     for loop in lightning_loops.restore_lightning_classes(trainer):
         vars(loop).pop("of", None)
 

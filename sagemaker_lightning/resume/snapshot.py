@@ -59,6 +59,7 @@ class Snapshot:
         self.description: Mapping[str, Any] = {}
         """What checkpoints say of the run; empty before training."""
         self.has_warned_of_rates = False
+        self.lightnings_file = lightning_checkpoints.NewestFile(self.trainer)
 
     @object_graph.at_one_moment()
     def take(self, point: ResumePoint) -> dict[str, Any]:
@@ -146,7 +147,8 @@ class Snapshot:
             UserError: A part of the state cannot be saved.
         """
         with lightning_callbacks.saving_pruning_masks(self.trainer):
-            state, before_hooks = lightning_checkpoints.state_of(self.trainer)
+            file = self.lightnings_file.take()
+            state, before_hooks = lightning_checkpoints.state_of(self.trainer, file)
         state[checkpoint_file.BEFORE_HOOKS] = before_hooks
         others: dict[tuple, Any] = {}
         plain = readable(state, others)

@@ -29,6 +29,8 @@ PLAIN = SCALARS | {torch.dtype, torch.device, torch.Size}
 """Classes whose values a checkpoint has as they are."""
 TEXTS = PurePath, Decimal, Fraction
 LISTS = deque, set, frozenset, array
+MAX_TWICE = 1 << 10
+"""Elements, at most, of what a checkpoint has in both forms."""
 
 
 class _HoldsItself(Exception):
@@ -44,38 +46,43 @@ def readable(value: Any, others: dict[tuple, Any] | None = None, copies: bool = 
 
     Args:
         value: The value.
-        others: Gets what is not plain, by its path.
+        others: Gets what is not plain, by its path, to be saved, too. Of what is large there, the
+            copy has no more than the name of its class.
         copies: Whether tensors are copied to the CPU. If not, they are left as they are.
     """
-    return _readable(value, (), {} if others is None else others, copies, frozenset())
+    return _readable(value, (), others, copies, frozenset())
 
 
 def _readable(
-    value: Any, path: tuple, others: dict[tuple, Any], copies: bool, within: frozenset[int]
+    value: Any, path: tuple, others: dict[tuple, Any] | None, copies: bool, within: frozenset[int]
 ) -> Any:
     if type(value) in PLAIN:
         return value
     if id(value) in within:
         raise _HoldsItself(id(value))
-    found: dict[tuple, Any] = {}
+    found: dict[tuple, Any] | None = None if others is None else {}
     try:
         plain = _plain(value, path, found, copies, within | {id(value)})
-        others |= found
+        if found:
+            others |= found
         return plain
     except _Other:
         pass
     except _HoldsItself as error:
         if error.args != (id(value),):
             raise
-    others[path] = value
+    if others is not None:
+        others[path] = value
     try:
-        return _readable(_content(value), path, {}, copies, within | {id(value)})
+        if others is not None and _is_large(value):
+            raise _Other
+        return _readable(_content(value), path, None, copies, within | {id(value)})
     except Exception:  # an object of any class may raise anything when it is looked at
         return f"({class_name(type(value))})"
 
 
 def _plain(
-    value: Any, path: tuple, others: dict[tuple, Any], copies: bool, within: frozenset[int]
+    value: Any, path: tuple, others: dict[tuple, Any] | None, copies: bool, within: frozenset[int]
 ) -> Any:
     """Return a copy of a value that is plain itself; _Other for another one."""
     class_ = type(value)
@@ -123,6 +130,13 @@ def _plain_key(key: Any) -> Any:
     if type(key) is tuple:
         return tuple(map(_plain_key, key))
     raise _Other
+
+
+def _is_large(value: Any) -> bool:
+    """Return whether an array or a container is too large to be in a checkpoint twice."""
+    if isinstance(value, np.ndarray):
+        return value.size > MAX_TWICE
+    return isinstance(value, (Mapping, *LISTS)) and len(value) > MAX_TWICE
 
 
 def _content(value: Any) -> Any:

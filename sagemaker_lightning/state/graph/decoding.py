@@ -12,12 +12,7 @@ from sagemaker_lightning.state.graph import atoms, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.encoding import ARRAY_VIEW, TENSOR_VIEW
 from sagemaker_lightning.state.graph.kinds.base import Kind, refusal, refusing
-from sagemaker_lightning.state.graph.kinds.containers import (
-    FACTORIES,
-    DictKind,
-    SetKind,
-    has_order,
-)
+from sagemaker_lightning.state.graph.kinds.containers import FACTORIES, DictKind, SetKind, has_order
 from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
 from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, key_of
 from sagemaker_lightning.state.graph.packing import elements_of

@@ -25,7 +25,7 @@ from sagemaker_lightning.state.graph.kinds.containers import pairs
 from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, OBJECT, Node, kind_of
 from sagemaker_lightning.state.graph.start import Start, collector_paused
 from sagemaker_lightning.state.graph.state import nodes_of
-from sagemaker_lightning.state.object_graph import is_own_module, namespace
+from sagemaker_lightning.state.object_graph import Elsewhere, is_own_module, namespace
 
 ROOT = "value"
 """The path of the list whose one element is the value."""
@@ -49,8 +49,10 @@ def encode(value: Any, known: Mapping[str, Any] = MappingProxyType({})) -> dict[
     start = _NoStart({ROOT: holder})
     start.refer_to(known)
     holder.append(value)
+    # What is known is not entered: it may lead to the whole model.
+    marks = {path: Elsewhere(start.nodes[key].value) for key, path in start.paths.items()}
     with collector_paused():
-        encoder = Encoder({ROOT: holder}, start)
+        encoder = Encoder(marks | {ROOT: holder}, start)
         encoder.draft_all()
         encoder.refuse_holders()
         if id(holder) not in encoder.drafts:

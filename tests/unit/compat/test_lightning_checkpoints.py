@@ -219,7 +219,12 @@ TRAINERS = {
     "accumulated gradients": {"accumulate_grad_batches": 2},
     "no models": {"enable_checkpointing": False},
 }
-MODELS = {"every_n_train_steps": 1}, {"monitor": "error"}, {"save_on_train_epoch_end": True}
+MODELS = (
+    {"every_n_train_steps": 1},
+    {"monitor": "error"},
+    {"save_on_train_epoch_end": True},
+    {"save_weights_only": True},
+)
 
 
 @pytest.mark.parametrize(
@@ -352,3 +357,84 @@ def test_a_hook_is_read_if_something_loads_what_it_saves(callbacks, read):
     names[id(model)] = " of the model"
     found = lightning_checkpoints.save_hooks(used)
     assert sorted(f"{name}{names[id(owner)]}" for owner, name in found.read) == sorted(read)
+
+
+class Reading(CountingModel):
+    """Loads what its hook saves; none of its hooks runs at an epoch's end."""
+
+    on_train_epoch_end = pl.LightningModule.on_train_epoch_end
+
+    def on_save_checkpoint(self, checkpoint):
+        super().on_save_checkpoint(checkpoint)
+        if "current_model_state" not in checkpoint:  # Lightning's average would miss its weights
+            checkpoint["state_dict"] = {"average": torch.ones(1)}
+        checkpoint.pop("lr_schedulers", None)
+
+    def on_load_checkpoint(self, checkpoint):
+        self.loaded = checkpoint
+
+
+class ReadingData(CountingData):
+    """Loads its state."""
+
+    def load_state_dict(self, state_dict):
+        self.loaded = state_dict
+
+
+class OfWeights(ModelCheckpoint):
+    """Writes weights alone, for which no callback is asked, after the other one has written."""
+
+    def __init__(self) -> None:
+        super().__init__(filename="weights", save_weights_only=True)
+
+
+class Ending(pl.Callback):
+    """Has a hook at an epoch's end, which may change what others save."""
+
+    def on_train_epoch_end(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "is_as_often"),
+    [
+        ({}, [], True),
+        ({"val_check_interval": 2}, [], True),
+        ({"limit_val_batches": 0}, [], True),
+        ({"check_val_every_n_epoch": 2}, [], False),  # no file at each second epoch's end
+        ({}, [Ending], False),
+        ({}, [OfWeights], False),
+        ({}, [EMAWeightAveraging], False),
+        ({"enable_checkpointing": False}, [], False),
+    ],
+)
+def test_a_file_of_the_same_moment_has_what_hooks_save(tmp_path, options, more, is_as_often):
+    """They are called once for both, if no code of the user's runs in between."""
+
+    def fitted(folder: Path, is_ours: bool = True, **moments: str):
+        as_in_a_new_process()
+        calls: Counter[str] = Counter()
+        used = trainer(
+            tmp_path / folder,
+            Paired(calls),
+            *(each() for each in more),
+            **{"enable_checkpointing": True, "max_epochs": 3} | options,
+        )
+        if not is_ours:
+            used.callbacks = [each for each in used.callbacks if not isinstance(each, ExactResume)]
+        torch.manual_seed(1)
+        model, data = Reading(calls, **moments), ReadingData(calls)
+        used.fit(model, datamodule=data)
+        return calls, weights(model), model, data
+
+    expected, *_ = fitted("lightning", is_ours=False)
+    calls, alone, *_ = fitted("ours")
+    assert (calls == expected) is is_as_often and all(
+        calls[name] >= expected[name] for name in calls
+    )
+    with interrupted():
+        fitted("run", stop="epoch 1", fails="batch 1:0")
+    _, resumed, model, data = fitted("run")
+    assert resumed == alone
+    assert EMAWeightAveraging in more or list(model.loaded["state_dict"]) == ["average"]
+    assert model.loaded["own"] == 4 and data.loaded == {"a": 1}

@@ -100,6 +100,18 @@ def test_what_is_not_plain_is_there_by_its_content_or_its_name(value, expected):
     assert again["a"][1]["b"] is value and type(again["a"]) is tuple
 
 
+@pytest.mark.parametrize(
+    "make", [np.zeros, lambda size: deque(range(size)), lambda size: Counter(range(size))]
+)
+def test_what_is_large_is_there_once(make):
+    """A file that has nothing else has its content."""
+    for size in (1024, 1025):
+        others = {}
+        plain = readable([value := make(size)], others)
+        assert isinstance(plain[0], str) is (size == 1025) and others[(0,)] is value
+        assert len(readable([value])[0]) == size
+
+
 def test_what_holds_itself_is_named():
     itself: dict = {"a": [1]}
     itself["a"].append(itself)

@@ -266,6 +266,13 @@ class Plain:
         self.count = 1
 
 
+class Unread(torch.Tensor):
+    """A tensor of which nobody may read the values."""
+
+    def to(self, *_, **__):
+        raise AssertionError
+
+
 class Pair(tuple):
     """A tuple of a class of its own, without names."""
 
@@ -344,6 +351,8 @@ def test_a_record_refers_to_objects_that_the_program_makes_again():
     """By name, if they are no values, whatever they hold."""
     known = {"model.plain": Plain(), "model.list": [1], "model.node": Node(1)}
     known["model.plain"].stream = (k for k in ())
+    known["model.plain"].all = known
+    known["model.plain"].weight = Unread(torch.ones(1))
     value = {"a": [known["model.plain"]], "b": known["model.list"], "c": known["model.node"]}
     record = encode(value, known)
     other = {"model.plain": Plain(), "model.list": [2], "model.node": Node(2)}
