@@ -94,6 +94,14 @@ def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
     assert re.search(r"^commit: \w+", completed.stdout, re.MULTILINE)
 
 
+@pytest.mark.soak
+def test_long_steps_are_no_hangs():
+    command = [sys.executable, "-m", "benchmarks.hangs", "--steps=8", "--limit=8", "--jobs=2"]
+    completed = warm.run(command, ROOT)
+    says = "8 long steps, 0 false alarms; 2 of 2 hangs seen, "
+    assert completed.returncode == 0 and says in completed.stdout, completed.stdout
+
+
 def test_jobs_side_by_side_are_compared_with_one_alone(monkeypatch):
     rates = {("ours", 1): 100.0, ("spinning", 1): 100.0, ("ours", 2): 90.0, ("spinning", 2): 30.0}
     monkeypatch.setattr(side_by_side, "_pair", lambda jobs, seconds: rates)

@@ -46,6 +46,7 @@ from sagemaker_lightning.resume.snapshot import Snapshot
 from sagemaker_lightning.resume.stopping import Intervals, Stopping
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import to_plain
+from sagemaker_lightning.state.graph.kinds.base import class_name
 
 PartOfKind = TypeVar("PartOfKind", bound=Part)
 LOCK_SECONDS = 10.0
@@ -269,14 +270,15 @@ class Run:
         self.signals.begin()
 
     def _leave_save_hooks_alone(self) -> None:
-        """Take no copies in memory if the user's code has hooks that checkpoints alone call.
+        """Take no copies in memory if a state needs what hooks of the user's save.
 
-        They may count their calls, and what they save comes back by their other half alone.
+        They may count their calls, and are called when a checkpoint is written alone.
         """
-        hook = memory_copies.save_hook(self.trainer)
-        if hook and not self.copies.problem:
-            is_first = self.trainer.is_global_zero
-            self.copies.give_up(f"{hook} is called for checkpoints alone" if is_first else "")
+        hooks = lightning_checkpoints.save_hooks(self.trainer).read
+        if hooks and not self.copies.problem:
+            (owner, name), *_ = hooks
+            says = f"{class_name(type(owner))}.{name} is called for checkpoints alone"
+            self.copies.give_up(says if self.trainer.is_global_zero else "")
 
     def _was_interrupted(self) -> bool:
         """Return whether a training that did not come to its end has saved what this one resumes.

@@ -1216,7 +1216,8 @@ def heard(monkeypatch) -> list[tuple[int, int, int, int]]:
 
     def all_reduce(flags: torch.Tensor, **_) -> SimpleNamespace:
         if others:
-            said = torch.tensor([*others.pop(0), 0])  # rank 0 alone says what is uploaded
+            # Rank 0 alone says what is uploaded, and when a copy is due.
+            said = torch.tensor([*others.pop(0), 0, 0])
             flags[:] = torch.maximum(flags, said)
         return SimpleNamespace(wait=lambda: None)
 
