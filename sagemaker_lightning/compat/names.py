@@ -184,7 +184,18 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         },
         f"{CONNECTORS}.callback_connector": {"_CallbackConnector._default_root_dir": "attribute"},
         EVALUATION: {"_EvaluationLoop._last_val_time": "attribute | absent"},
-        TRAINER: {"Trainer._teardown": "(self)"},
+        TRAINER: {
+            "Trainer._accelerator_connector": "attribute",
+            "Trainer._callback_connector": "attribute",
+            "Trainer._checkpoint_connector": "attribute",
+            "Trainer._data_connector": "attribute",
+            "Trainer._detect_anomaly": "attribute",
+            "Trainer._logger_connector": "attribute",
+            "Trainer._loggers": "attribute | absent",
+            "Trainer._model_registry": "attribute",
+            "Trainer._signal_connector": "attribute",
+            "Trainer._teardown": "(self)",
+        },
         "pytorch_lightning.trainer.setup": {
             "_init_debugging_flags._val_check_time_interval": "local | absent"
         },
