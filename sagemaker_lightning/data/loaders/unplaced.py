@@ -4,9 +4,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from lightning_fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader
 
-from sagemaker_lightning.data.deterministic import plan
+from sagemaker_lightning.data.deterministic import knows_its_end, plan
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, ResumableLoader
 from sagemaker_lightning.data.seeded_indices import number_of, seed_all
 from sagemaker_lightning.state import generators
@@ -30,6 +31,8 @@ class UnplacedLoader(ResumableLoader):
         generators.reseed(seeded, number_of("order", *self.seed, self.epoch, self.turn))
         batches = iter(self.loader)
         key = self._key()
+        # Lightning asks a loader with a length for no batch after its last one.
+        length = None if knows_its_end(self.loader) else sized_len(self.loader)
 
         def draw() -> Iterator:
             nonlocal batches
@@ -45,6 +48,7 @@ class UnplacedLoader(ResumableLoader):
                     self.over = True
                     return
                 self._batch_is_given()
+                self.over = number + 1 == length
                 yield batch
 
         return draw()
