@@ -276,9 +276,7 @@ def plan(loader: Any, turn: int, done: int) -> None:
     size = loader.batch_size or 1
     shift = done if _is_of_library(loader, "streaming") else 0
     batches = [done + (worker + shift - done) % workers for worker in range(workers)]
-    loader_plan.begin(
-        turn, tuple((batch % workers, batch // workers * size) for batch in batches)
-    )
+    loader_plan.begin(turn, tuple((batch % workers, batch // workers * size) for batch in batches))
 
 
 def _of_users_class(cls: type, *arguments: Any, **options: Any) -> Any:

@@ -6,7 +6,6 @@ from typing import Any
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from sagemaker_lightning.compat.torch_data import copied
-from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.deterministic import (
     begins_anew,
     counts_only,
@@ -93,11 +92,7 @@ class Stateful(UnplacedLoader):
             return
         with refusing(runs_users_code=True):
             if self.workers != saved["workers"]:
-                workers = printable(str(saved["workers"]))[:20]
-                raise UserError(
-                    f"--data: {self.name} saved its state with {workers} data workers, now "
-                    f"there are {self.workers}; go on with num_workers={workers}"
-                )
+                raise self.other_workers("saved its state", saved["workers"])
             self.loader.load_state_dict(decode(saved["own"]))
             over = saved["over"]
         if saved["within"]:
