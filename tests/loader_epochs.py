@@ -334,6 +334,9 @@ class Mosaic(IterableDataset):
 
     epoch = first = 0
 
+    def __len__(self):
+        return 24
+
     def __iter__(self):
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)

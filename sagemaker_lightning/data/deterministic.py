@@ -239,6 +239,11 @@ def knows_its_end(loader: Any) -> bool:
     return _is_of_library(loader, "torchdata")
 
 
+def begins_anew(loader: Any) -> bool:
+    """Return whether `plan` has a loader begin anew, whatever state it was given: litdata's."""
+    return _is_of_library(loader, "litdata")
+
+
 def keeps_workers(loader: Any) -> bool:
     """Return whether workers stay from one iteration to the next.
 
@@ -260,7 +265,7 @@ def plan(loader: Any, turn: int, done: int) -> None:
     if (loader_plan := getattr(loader, "planned", None)) is None:
         return
     loader_plan.begin(turn)
-    if _is_of_library(loader, "litdata"):
+    if begins_anew(loader):
         # Otherwise it would resume an epoch that was left before its end.
         loader.restore = loader.restore and done > 0
     if not done or not any(_is_of_library(loader, name) for name in ("litdata", "streaming")):

@@ -11,6 +11,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
 from sagemaker_lightning.compat.torch_data import copied, end_workers
+from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.data.deterministic import plan, saves_between_epochs
 from sagemaker_lightning.data.loaders import strange
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
@@ -31,6 +32,8 @@ class Redrawn(UnplacedLoader):
 
     def __init__(self, loader: Any, seed: tuple, mode: str) -> None:
         super().__init__(loader, seed, mode, saves_between_epochs(loader))
+        self.workers_before = self.workers
+        """The number of data workers of the run that is resumed."""
         self.proved = False
         self.strange_because = ""
         """Why it is to be left to Lightning from the next epoch on; "" if it is not."""
@@ -71,6 +74,9 @@ class Redrawn(UnplacedLoader):
     def prepare(self, epoch: int, saved: Mapping[str, Any] | None, must_prove: bool) -> None:
         """Prepare for an epoch, or restore the state that the loader had in it."""
         super().prepare(epoch, saved, must_prove)
+        self.workers_before = saved["workers"] if saved else self.workers
+        if saved and not saved["within"] and self.workers != self.workers_before:
+            self._tell_other_workers()
         # What was restored is not asked for: some tell it only once they are iterated over.
         self.source = saved["source"] if saved else self._source_state()
 
@@ -78,12 +84,25 @@ class Redrawn(UnplacedLoader):
         """Return what `prepare` takes as `saved`."""
         return self._states(within, self.source if within else self._source_state())
 
+    def _tell_other_workers(self) -> None:
+        if rank_zero_only.rank == 0:
+            print(
+                f"{self.name} had {printable(str(self.workers_before))[:20]} data workers, and has "
+                f"{self.workers} now: a resumed run has other batches than one left alone",
+                flush=True,
+            )
+
     def _states(self, within: bool, source: Any) -> dict[str, Any]:
         begun = self.earlier if within else self.begun
         return super().states(within) | {"source": source, "begun": begun}
 
     def go_to(self, done: int) -> None:
-        """Draw the first `done` batches again, and throw them away."""
+        """Draw the first `done` batches again, and throw them away.
+
+        UserError if other data workers than before would draw others.
+        """
+        if done and self.workers != self.workers_before:
+            raise self.other_workers("has drawn this epoch's batches", self.workers_before)
         if self.must_prove and not self.proved:
             self._prove(done)
         else:

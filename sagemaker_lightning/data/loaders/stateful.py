@@ -1,12 +1,17 @@
 """A loader that saves where it is, as was proved before anything was drawn from it."""
 
+from collections.abc import Generator
 from typing import Any
 
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from sagemaker_lightning.compat.torch_data import copied
-from sagemaker_lightning.contract.errors import UserError, printable
-from sagemaker_lightning.data.deterministic import counts_only, knows_its_end, plan
+from sagemaker_lightning.data.deterministic import (
+    begins_anew,
+    counts_only,
+    knows_its_end,
+    plan,
+)
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
 from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
 from sagemaker_lightning.state.digests import digest
@@ -87,11 +92,7 @@ class Stateful(UnplacedLoader):
             return
         with refusing(runs_users_code=True):
             if self.workers != saved["workers"]:
-                workers = printable(str(saved["workers"]))[:20]
-                raise UserError(
-                    f"--data: {self.name} saved its state with {workers} data workers, now "
-                    f"there are {self.workers}; go on with num_workers={workers}"
-                )
+                raise self.other_workers("saved its state", saved["workers"])
             self.loader.load_state_dict(values.decode(saved["own"]))
             over = saved["over"]
         if saved["within"]:
@@ -100,7 +101,10 @@ class Stateful(UnplacedLoader):
             return
         if not over:  # the iteration was left before its end; the next is another one
             plan(self.loader, self.begun - 1, 0)
-            iter(self.loader)
+            left = iter(self.loader)
+            if isinstance(left, Generator) and not begins_anew(self.loader):
+                next(left, None)  # it has not begun before
+                left.close()
         after_end = over and knows_its_end(self.loader)
         self._begin_loaded(0, over, after_end)
 

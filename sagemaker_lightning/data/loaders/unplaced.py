@@ -4,9 +4,11 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from lightning_fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader
 
-from sagemaker_lightning.data.deterministic import plan
+from sagemaker_lightning.contract.errors import UserError, printable
+from sagemaker_lightning.data.deterministic import knows_its_end, plan
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, ResumableLoader
 from sagemaker_lightning.data.seeded_indices import number_of, seed_all
 from sagemaker_lightning.state import generators
@@ -30,6 +32,8 @@ class UnplacedLoader(ResumableLoader):
         generators.reseed(seeded, number_of("order", *self.seed, self.epoch, self.turn))
         batches = iter(self.loader)
         key = self._key()
+        # Lightning asks a loader with a length for no batch after its last one.
+        length = None if knows_its_end(self.loader) else sized_len(self.loader)
 
         def draw() -> Iterator:
             nonlocal batches
@@ -45,9 +49,23 @@ class UnplacedLoader(ResumableLoader):
                     self.over = True
                     return
                 self._batch_is_given()
+                self.over = number + 1 == length
                 yield batch
 
         return draw()
+
+    def other_workers(self, has: str, before: Any) -> UserError:
+        """Return the error for another number of data workers than before the interruption.
+
+        Args:
+            has: What the loader has done with the number of before.
+            before: That number, as a checkpoint has it.
+        """
+        number = printable(str(before))[:20]
+        return UserError(
+            f"--data: {self.name} {has} with {number} data workers, now there are {self.workers}; "
+            f"go on with num_workers={number}"
+        )
 
     def _key(self) -> tuple:
         """Return what decides the draws of a batch, with its number."""

@@ -21,6 +21,7 @@ from loader_epochs import (
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, IterableDataset
 
+from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph import values
 
 
@@ -210,3 +211,34 @@ def test_a_loader_that_draws_in_a_thread_is_told():
     combined.begin(fetcher, 0, 0, proves=True)
     assert combined.why.startswith("test_redrawn.InThread draws in a thread of its own, so ")
     assert [batch for batch, _, _ in rest(fetcher)] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_another_number_of_workers_cannot_draw_the_batches_again():
+    """They share a stream's shards: other batches would be left out."""
+    states = stopped(made("sharded", **TWO_WORKERS), 2)
+    combined, fetcher = begin(made("sharded", workers=1))
+    says = (
+        "--data: streams.Sharded has drawn this epoch's batches with 2 data workers, now there "
+        "are 1; go on with num_workers=2"
+    )
+    with pytest.raises(UserError, match=says):
+        combined.begin(fetcher, 0, 2, states)
+    combined.reset()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_another_number_of_workers_between_epochs_is_told(capsys, workers):
+    combined, fetcher = begin(made("sharded"))
+    combined.begin(fetcher, 0, 0)
+    rest(fetcher)
+    states = combined.states(fetcher, within=False)
+    resumed, fetcher = begin(made("sharded", workers=workers))
+    resumed.give_back(states)
+    resumed.begin(fetcher, 1, 0, states)
+    resumed.reset()
+    line = (
+        "streams.Sharded had 0 data workers, and has 1 now: a resumed run has other batches than "
+        "one left alone\n"
+    )
+    assert capsys.readouterr().out.count(line) == workers

@@ -148,6 +148,7 @@ def test_a_state_in_memory_that_copies_share_is_relied_on(workers):
     alone = train(make)
     assert len(alone) == 3 * 12 and len({batch for _, _, batch in alone}) == len(alone)
     assert train(make, [(0, 3), (0, 8), (1, 0), (1, 5), (2, 0)]) == alone
+    assert train(make, [(0, 3), (1, 0), (1, 5), (2, 0)], limit=7) == train(make, limit=7)
 
 
 def test_a_state_with_the_processs_generators_is_tried_on_copies():
