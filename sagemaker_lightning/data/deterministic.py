@@ -244,6 +244,14 @@ def begins_anew(loader: Any) -> bool:
     return _is_of_library(loader, "litdata")
 
 
+def resumes_with_its_first_batch(loader: Any) -> bool:
+    """Return whether a loader looks at the state it was given once it is asked for a batch.
+
+    That is streaming's; others look when they are iterated over.
+    """
+    return _is_of_library(loader, "streaming")
+
+
 def keeps_workers(loader: Any) -> bool:
     """Return whether workers stay from one iteration to the next.
 

@@ -739,7 +739,7 @@ def test_samples_that_have_ended_stay_at_their_end(make):
 def test_samples_count_on_from_those_that_were_drawn_before(drawn_before):
     """As planned for a loader whose dataset goes to a position, and does not count."""
 
-    def draws(first: tuple[int, ...]) -> list[float]:
+    def draws(first: tuple[tuple[int, int], ...]) -> list[float]:
         samples = (torch.rand(1) for _ in range(10))
         fetcher = Fetchers(Plan((7,), 0, first), {}).create(
             _DatasetKind.Iterable, samples, False, float, False
@@ -748,7 +748,7 @@ def test_samples_count_on_from_those_that_were_drawn_before(drawn_before):
 
     alone = draws(())
     assert len(set(alone)) == 10
-    assert draws((drawn_before,))[: 10 - drawn_before] == alone[drawn_before:]
+    assert draws(((0, drawn_before),))[: 10 - drawn_before] == alone[drawn_before:]
 
 
 def test_a_datasets_generators_begin_each_iteration_by_its_number():
@@ -1122,7 +1122,9 @@ def test_litdatas_workers_count_on_from_where_each_of_them_is(number_of_workers,
     plan(loader, 3, 7)
     samples = [4, 3] if number_of_workers else [7]
     assert loader.planned.turn == 3 and loader.restore is True
-    assert loader.planned.first == tuple((batch_size or 1) * batches for batches in samples)
+    assert loader.planned.first == tuple(
+        (worker, (batch_size or 1) * batches) for worker, batches in enumerate(samples)
+    )
     plan(loader, 4, 1)
     assert loader.restore is True
     plan(loader, 4, 0)
