@@ -21,11 +21,14 @@ from torchmetrics import Metric
 from sagemaker_lightning.compat.torch_modules import buffers, parameters
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.digests import digest, is_small
+from sagemaker_lightning.state.graph.fingerprints import of_holder
 
 COUNTERS = ("builtins", "itertools")  # modules whose iterators can be asked for their position
 MAX_REMAINING = 10_000  # an iterator with more elements left is not examined
 SAMPLED = 4096  # elements of a larger list or array that are compared
 CODE = types.FunctionType, types.ModuleType, type
+REGISTRIES = "weakref", "_weakrefset"
+"""Modules whose containers are, in variables, of all instances that are there at the moment."""
 CACHE = type(functools.lru_cache(len))
 DRAWS = re.compile(
     r"rand|rand[in]\w*|random\w*|RandomState|default_rng|(\w+_)?(normal|uniform)_?|choices?|shuffle"
@@ -47,7 +50,15 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     # Functions created by the same line have the same names.
     digests: dict[str, bytes] = defaultdict(bytes)
     variables: dict[str, Any] = {}
-    saved_ids = {id(object_) for _, object_ in object_graph.walk(saved, code=False)}
+    saved_objects = [object_ for _, object_ in object_graph.walk(saved, code=False)]
+    saved_ids = set(map(id, saved_objects))
+    # A variable and an attribute may have the same object: then a checkpoint has it.
+    held_ids = saved_ids | {
+        id(value)
+        for each in saved_objects
+        for value in object_graph.attributes(each).values()
+        if type(value).__hash__ is None or hasattr(value, "__dict__")  # no number, and no text
+    }
     elsewhere = _elsewhere(roots)
     seen_ids = set()
     for path, object_ in _reached(roots):
@@ -74,7 +85,7 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
             variables |= _variables_of(object_)
         elif _is_counter(object_) and id(object_) not in seen_ids:
             digests[path] += _digest_or_position(object_)
-    left_out = {id(mark.object_) for mark in elsewhere.values()}
+    left_out = held_ids.union(id(mark.object_) for mark in elsewhere.values())
     variables = {name: value for name, value in variables.items() if id(value) not in left_out}
     digests |= {name: _digest_or_position(value) for name, value in variables.items()}
     objects = {
@@ -184,7 +195,8 @@ def _digest_or_position(value: Any) -> bytes:
         draws = code and any(map(DRAWS.fullmatch, object_graph.names_in_code(code)))
         return digest(value.cache_info().currsize) if draws else b""
     if not _is_counter(value):
-        return digest(value if is_small(value) else _sample(value))
+        plain = digest(value if is_small(value) else _sample(value))
+        return plain or (b"" if type(value).__module__ in REGISTRIES else of_holder(value))
     try:
         return pickle.dumps(value) if operator.length_hint(value) <= MAX_REMAINING else b""
     except Exception:  # its elements may be of any class, which may raise anything

@@ -120,5 +120,5 @@ def _buffers_by_name(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
         ):
             seen_ids |= {id(submodule) for submodule in module.modules()}
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-                if has_values(tensor):
+                if has_values(tensor) and not tensor.is_meta:
                     yield f"{path}.{name}", tensor

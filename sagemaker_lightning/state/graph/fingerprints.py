@@ -25,6 +25,7 @@ SAMPLED = 256
 HANDLES = {"asyncio", "concurrent", "io", "logging", "multiprocessing", "selectors", "socket"}
 HANDLES |= {"ssl", "subprocess", "tempfile", "threading"}
 """Modules of Python's library whose objects do something, and hold no values of the user's."""
+NO_HOLDERS = HANDLES | {"builtins"}
 LOCKS = type(threading.Lock()), type(threading.RLock())
 MAX_PICKLED = 1 << 22
 """Bytes of an object's pickle, at most, of which a hash is taken."""
@@ -173,9 +174,7 @@ def of_object(value: Any, known: dict[int, Any]) -> bytes:
         known: The objects, by id, that count as themselves, whatever they hold.
     """
     file = _Checksum(MAX_PICKLED)
-    module = type(value).__module__.partition(".")[0]
-    holds = module in sys.stdlib_module_names and module not in HANDLES
-    pickler = (_HolderPickler if holds else _ShallowPickler)(file, protocol=4)
+    pickler = (_HolderPickler if _is_holder(value) else _ShallowPickler)(file, protocol=4)
     pickler.known = known
     pickler.value = value
     try:
@@ -183,3 +182,13 @@ def of_object(value: Any, known: dict[int, Any]) -> bytes:
     except Exception:  # what an object of any class says when it is looked at
         return b""
     return file.digest()
+
+
+def of_holder(value: Any) -> bytes:
+    """Return a checksum of what an object of Python's own library holds; empty for others."""
+    return of_object(value, {}) if _is_holder(value) else b""
+
+
+def _is_holder(value: Any) -> bool:
+    module = type(value).__module__.partition(".")[0]
+    return module in sys.stdlib_module_names and module not in NO_HOLDERS

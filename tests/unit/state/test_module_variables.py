@@ -1,5 +1,9 @@
 """Variables of the user's modules, classes and functions are compared by name."""
 
+import contextvars
+import threading
+
+import pytest
 import torch
 from torch.optim import Optimizer
 
@@ -40,3 +44,52 @@ def test_a_default_that_a_method_changes_is_named():
     counting.step()
     (name,) = changed_variables(before, variable_digests({"counting": counting}, {}))
     assert name.startswith("test_module_variables.Counting.step.")
+
+
+history: list[float] = []
+count = 0
+local = threading.local()
+temperature = contextvars.ContextVar("temperature")
+
+
+class Model:
+    """Has an attribute with the name of a variable, and reads some."""
+
+    def __init__(self, history: list[float]) -> None:
+        self.history = history
+        self.same_number = count
+
+    def step(self) -> None:
+        self.history.append(0.5)
+        return count, local, temperature
+
+
+def test_a_variable_that_is_an_attribute_too_is_no_change():
+    model = Model(history)
+    before = variable_digests({"model": model}, {"model": model})
+    model.step()
+    assert changed_variables(before, variable_digests({"model": model}, {"model": model})) == []
+
+
+def test_a_variable_that_is_another_list_than_the_attribute_is_named():
+    model = Model([])
+    before = variable_digests({"model": model}, {"model": model})
+    history.append(1.5)
+    after = variable_digests({"model": model}, {"model": model})
+    assert changed_variables(before, after) == ["test_module_variables.history"]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda: setattr(local, "steps", 3), "local"),
+        (lambda: temperature.set(0.5), "temperature"),
+        (lambda: globals().update(count=1), "count"),
+    ],
+)
+def test_what_a_thread_or_a_context_has_is_named(change, name):
+    model = Model([])
+    before = variable_digests({"model": model}, {"model": model})
+    change()
+    after = variable_digests({"model": model}, {"model": model})
+    assert changed_variables(before, after) == [f"test_module_variables.{name}"]

@@ -138,3 +138,10 @@ def test_a_metric_has_no_say_in_which_weights_are_saved():
     part = run_of(trainer_of(Adapted()), gather=alike).part(RankBuffers)
     part.mark_start()
     assert part.at_start.keys() == {"first.weight"}
+
+
+def test_a_module_on_the_meta_device_that_is_kept_beside_the_model_has_no_values():
+    """torch.func's tutorial on ensembles has one."""
+    assert buffers_of(trainer_of(Model(base=[nn.Linear(1, 1).to("meta")]))).keys() == {
+        "model.hidden"
+    }
