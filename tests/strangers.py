@@ -708,7 +708,7 @@ class Unsavable(Model):
 
     def on_save_checkpoint(self, checkpoint):
         """Save an object."""
-        if self.current_epoch > 1:
+        if self.global_step > 10:
             checkpoint["mine"] = {"thing": Points()}
 
     def on_load_checkpoint(self, checkpoint):
