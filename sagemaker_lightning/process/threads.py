@@ -1,15 +1,12 @@
-"""Sets how many OpenMP threads a process has, and whether they spin.
+"""Sets how many OpenMP threads a process has, and how long they spin.
 
-A process gets as many threads as it may use CPUs. They do not spin while others want the CPU.
+A process gets as many threads as it may use CPUs.
 
 This module imports only the standard library at its top: OpenMP and OpenBLAS read their variables
 when torch and numpy load them.
 """
 
-import ctypes
 import os
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,13 +22,14 @@ WAITING_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 PROCESSES_PER_CPU = 4
 ALWAYS_ALLOWED_PROCESSES = 8
 
-MEASURING_SECONDS = 0.25  # in which we measure how long this process's threads wait for a CPU
-# Of the time that the threads want to run, the share for which they wait for a CPU. Above this
-# share, others want the CPU.
-CROWDED_SHARE = 0.2
-# Seconds without spinning before we measure again: the shortest and the longest time.
-SHORTEST_HOLD_SECONDS = 1.0
-LONGEST_HOLD_SECONDS = 4.0
+SPIN_COUNT = 1000
+"""How often a waiting thread looks for work before it sleeps; libgomp's own default is 300,000.
+
+An idle CPU is slow to wake: without spinning a training alone on 2 CPUs has 0.85 of the images/s.
+But where others want the CPU, a spinning thread keeps the one that it waits for from running: with
+the default it has a tenth. A short time costs 4 % alone (docs/results.md). The results are the same
+in any case.
+"""
 
 
 def usable_cpus(
@@ -117,15 +115,16 @@ def variables_of_user(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 USER_VARIABLES = variables_of_user(os.environ)  # read before `prepare` adds to os.environ
-_is_watched = threading.Event()  # set once the thread of `spin_only_alone` runs
 
 
 def prepare() -> None:
-    """Set the number of threads of a single process.
+    """Set the number of threads of a single process, and how long they spin.
 
-    Call it before torch or numpy is imported.
+    Call it before torch or numpy is imported. What the user has set stays.
     """
     os.environ.update(thread_variables(given=USER_VARIABLES))
+    if not any(name in os.environ for name in WAITING_VARIABLES):
+        os.environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
 
 
 def check_process_count(processes: int, flag: str = "--trainer.devices") -> None:
@@ -166,83 +165,3 @@ def divide_cpus(ranks: int, device: str = "cpu") -> None:
     ):
         os.environ.update(shares)
         torch.set_num_threads(int(shares["OMP_NUM_THREADS"]))
-    if device == "cpu" and torch.get_num_threads() > 1:
-        spin_only_alone(torch.get_num_threads())
-
-
-def spin_only_alone(threads: int) -> None:
-    """Let OpenMP's waiting threads sleep while others want the CPU.
-
-    This holds until the process ends.
-
-    At the end of each parallel region, libgomp's threads spin for milliseconds, to be ready for the
-    next one: an idle CPU is slow to wake, and without spinning a step of ours on 2 CPUs takes half
-    as long again. But where jobs share CPUs, a spinning thread may wait for a thread that it keeps
-    from running (benchmarks/side_by_side.py). The results are the same in any case.
-
-    Nothing changes if the user has set a variable of WAITING, or if torch uses another OpenMP.
-
-    Args:
-        threads: Number of OpenMP threads of this process.
-    """
-    is_set_by_user = any(name in os.environ for name in WAITING_VARIABLES)
-    if is_set_by_user or _is_watched.is_set() or not Path("/proc/thread-self/schedstat").exists():
-        return
-    with suppress(OSError):  # torch has another OpenMP
-        libgomp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        _is_watched.set()
-        threading.Thread(
-            target=_control_spinning, args=(libgomp, threads), daemon=True, name="spinning"
-        ).start()
-
-
-def _control_spinning(libgomp: ctypes.CDLL, threads: int) -> None:
-    """Switch spinning off while others want the CPU, as long as this process lives.
-
-    We can see that others want the CPU only while spinning is on: threads that sleep also wait for
-    a CPU, each time that they wake.
-    """
-    # libgomp spins a thousandth as long while this process has more of libgomp's threads than CPUs
-    # (GNU libgomp's manual, GOMP_SPINCOUNT). So another thread holds as many sleeping threads as
-    # are missing.
-    missing = max(2, libgomp.omp_get_num_procs() - threads + 2)
-    hold = SHORTEST_HOLD_SECONDS
-    while True:
-        ran_before, waited_before = _scheduled()
-        time.sleep(MEASURING_SECONDS)
-        ran_after, waited_after = _scheduled()
-        ran = ran_after - ran_before
-        waited = waited_after - waited_before
-        if waited <= CROWDED_SHARE * (ran + waited):
-            hold = max(SHORTEST_HOLD_SECONDS, hold - MEASURING_SECONDS)
-            continue
-        release = threading.Event()
-        threading.Thread(
-            target=_hold_openmp_threads,
-            args=(libgomp, missing, release),
-            daemon=True,
-            name="spinning",
-        ).start()
-        time.sleep(hold)
-        release.set()  # the thread ends, and libgomp ends the threads that it held
-        hold = min(2 * hold, LONGEST_HOLD_SECONDS)
-
-
-def _hold_openmp_threads(libgomp: ctypes.CDLL, threads: int, release: threading.Event) -> None:
-    """Keep `threads` OpenMP threads, this one included, alive until `release` is set."""
-    # Each of the threads calls free(NULL), which does nothing.
-    nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
-    libgomp.GOMP_parallel(nothing, None, threads, 0)
-    release.wait()
-
-
-def _scheduled() -> tuple[int, int]:
-    """Return the nanoseconds that this process's threads ran and waited for a CPU."""
-    ran = 0
-    waited = 0
-    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208  names are enough
-        with suppress(OSError), open(f"/proc/self/task/{thread}/schedstat") as file:  # noqa: PTH123
-            numbers = file.read().split()
-            ran += int(numbers[0])
-            waited += int(numbers[1])
-    return ran, waited

@@ -199,8 +199,11 @@ def check(optimizer: Optimizer) -> None:
 
 def fits(value: Tensor, parameter: Tensor) -> bool:
     """Return whether a tensor has memory for each element of a parameter."""
+    if value.shape != parameter.shape:
+        return False
     end = (value.storage_offset() + value.numel()) * value.itemsize
-    return value.shape == parameter.shape and end <= value.untyped_storage().nbytes()
+    # One of a class that wraps others, such as a sharded one, has no memory of its own.
+    return type(value) is not Tensor or end <= value.untyped_storage().nbytes()
 
 
 def is_of_torchs_optimizer(error: Exception) -> bool:
