@@ -14,7 +14,7 @@ import pytest
 import warm
 from environments import python_of
 
-from benchmarks import side_by_side, small_steps, yardstick
+from benchmarks import checkpoint_cost, side_by_side, small_steps, yardstick
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +42,9 @@ ROWS["small_steps"] = [
     *small_steps.CASES,
     *(f"start, {name}" for name in small_steps.STARTS),
     "an epoch of 20 steps, 2000 parameters",
+]
+ROWS["checkpoint_cost"] = [
+    f"{name}: {what}" for name in checkpoint_cost.CASES for what in ("stall", "size")
 ]
 FLAGS = {
     "step": ["--steps=1"],

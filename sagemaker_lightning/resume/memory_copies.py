@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from pytorch_lightning import Trainer
 
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.process.threads import usable_cpus
 from sagemaker_lightning.resume.files import checkpoint_file
-from sagemaker_lightning.state.graph.kinds.base import class_name
-from sagemaker_lightning.state.object_graph import is_library_class
 
 MAX_SHARE = 0.01
 """Share of the time, at most, that copies take."""
@@ -29,7 +26,6 @@ FIRST_SECONDS = 5.0
 
 The first one finds out what there is to be saved.
 """
-SAVE_HOOK = "on_save_checkpoint"
 ROOM = 4
 """Sizes of a copy that must be free: there are two while one is written, and others need room."""
 
@@ -142,14 +138,6 @@ class MemoryCopies:
         """Remove all copies of this training."""
         for step in self.home.steps() if self.home and self.writes else ():
             self.home.path_of(step).unlink(missing_ok=True)
-
-
-def save_hook(trainer: Trainer) -> str:
-    """Return the first hook of the user's that is called for checkpoints; "" if there is none."""
-    for owner in (trainer.lightning_module, *trainer.callbacks):
-        if not is_library_class(getattr(owner, SAVE_HOOK)):
-            return f"{class_name(type(owner))}.{SAVE_HOOK}"
-    return ""
 
 
 def room_problem(folder: Path, size: int) -> str:

@@ -44,6 +44,7 @@ from sagemaker_lightning.resume.snapshot import Snapshot
 from sagemaker_lightning.resume.stopping import Intervals, Stopping
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import to_plain
+from sagemaker_lightning.state.graph.kinds.base import class_name
 
 PartOfKind = TypeVar("PartOfKind", bound=Part)
 LOCK_SECONDS = 10.0
@@ -129,7 +130,9 @@ class Run:
         self.has_compared_batches = False
         """Whether the first batches of the ranks were compared."""
         self.state_before_validation: dict[str, Any] = {}
-        """Empty outside a validation."""
+        """Empty outside a validation, and if one is not stopped within."""
+        self.ends_validations = False
+        """Whether a stop waits for the end of a validation."""
         self.validated_batches = 0
         self.common_validation_batches = 0
         """Batches of a validation that every rank has: beyond, they would wait for each other."""
@@ -265,14 +268,15 @@ class Run:
         self.signals.begin()
 
     def _leave_save_hooks_alone(self) -> None:
-        """Take no copies in memory if the user's code has hooks that checkpoints alone call.
+        """Take no copies in memory if a state needs what hooks of the user's save.
 
-        They may count their calls, and what they save comes back by their other half alone.
+        They may count their calls, and are called when a checkpoint is written alone.
         """
-        hook = memory_copies.save_hook(self.trainer)
-        if hook and not self.copies.problem:
-            is_first = self.trainer.is_global_zero
-            self.copies.give_up(f"{hook} is called for checkpoints alone" if is_first else "")
+        hooks = lightning_checkpoints.save_hooks(self.trainer).read
+        if hooks and not self.copies.problem:
+            (owner, name), *_ = hooks
+            says = f"{class_name(type(owner))}.{name} is called for checkpoints alone"
+            self.copies.give_up(says if self.trainer.is_global_zero else "")
 
     def _was_interrupted(self) -> bool:
         """Return whether a training that did not come to its end has saved what this one resumes.
@@ -550,20 +554,23 @@ class Run:
     def validation_begins(self) -> None:
         """Keep a copy of the state before a validation; stop if a stop was requested.
 
-        Callbacks may replace the weights by their average while it runs.
+        Callbacks may replace the weights by their average while it runs. If the copy needed what
+        the user's hooks save, they would have to be asked before each validation, and not only when
+        a checkpoint is written: then a stop waits for the end of the validation.
         """
         self.divergence.check(self.trainer)
-        keeps = self.saves and not self.stopping.why_only_epochs
+        saves = self.saves and not self.stopping.why_only_epochs
+        self.ends_validations = saves and self.snapshot.asks_users_hooks
+        keeps = saves and not self.ends_validations
         self.state_before_validation = self.snapshot.take(ResumePoint.VALIDATION) if keeps else {}
         self.stopping.validation_begins()
 
     def validation_data_begin(self) -> None:
-        """Learn how many batches of this validation every rank has."""
+        """Learn after how many batches of this validation every rank may stop."""
         self.validated_batches = 0
         batches = sum(self.trainer.num_val_batches)
-        self.common_validation_batches = min(
-            self.agreement.gather(0 if batches == float("inf") else batches)
-        )
+        may_stop = batches != float("inf") and not self.ends_validations
+        self.common_validation_batches = min(self.agreement.gather(batches if may_stop else 0))
 
     def validation_batch_committed(self) -> None:
         """Stop if a stop was requested, up to the last batch that every rank has."""
@@ -601,11 +608,8 @@ class Run:
             self.divergence.check(self.trainer)
         if self.saves:
             self.check.report_difference()
-            state = (
-                self.state_before_validation
-                if point is ResumePoint.VALIDATION
-                else self.snapshot.take(point)
-            )
+            kept = self.state_before_validation if point is ResumePoint.VALIDATION else {}
+            state = kept or self.snapshot.take(point)
             if not self.saved_number:
                 _refuse_unreadable(state)
             if last:

@@ -14,8 +14,6 @@ import pytest
 import torch
 import warm
 from containers import ROOT
-from pytorch_lightning import Callback, LightningModule
-from pytorch_lightning.callbacks import ModelCheckpoint
 
 from sagemaker_lightning.resume import memory_copies
 from sagemaker_lightning.resume.files import checkpoint_file
@@ -25,7 +23,6 @@ from sagemaker_lightning.resume.memory_copies import (
     MemoryCopies,
     available_memory,
     room_problem,
-    save_hook,
 )
 
 MIB = 2**20
@@ -240,36 +237,6 @@ def test_a_containers_limit_counts(tmp_path, monkeypatch, limit, available):
 def test_a_states_size_is_that_of_its_tensors_and_texts():
     weights = {"a": torch.ones(3), "b": [torch.ones(2, dtype=torch.float64), "text", 1, None]}
     assert checkpoint_file.size(weights) == 12 + 16 + len("textab")
-
-
-class Saves(LightningModule):
-    def on_save_checkpoint(self, checkpoint) -> None:
-        pass
-
-
-class CallbackThatSaves(Callback):
-    def on_save_checkpoint(self, trainer, pl_module, checkpoint) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("module", "callbacks", "hook"),
-    [
-        (LightningModule, [ModelCheckpoint()], ""),
-        (Saves, [], "Saves.on_save_checkpoint"),
-        (LightningModule, [CallbackThatSaves()], "CallbackThatSaves.on_save_checkpoint"),
-    ],
-)
-def test_hooks_that_are_called_for_checkpoints(module, callbacks, hook):
-    trainer = SimpleNamespace(lightning_module=module(), callbacks=callbacks)
-    assert save_hook(trainer).endswith(hook) and bool(save_hook(trainer)) == bool(hook)
-
-
-def test_a_hook_that_is_set_on_an_object_is_one(monkeypatch):
-    module = LightningModule()
-    module.on_save_checkpoint = lambda checkpoint: None
-    trainer = SimpleNamespace(lightning_module=module, callbacks=[])
-    assert save_hook(trainer)
 
 
 def test_without_a_folder_there_are_none():
