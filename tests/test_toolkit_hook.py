@@ -60,7 +60,9 @@ class Watch:
         self.suspicions = []
         self.did = []
 
-    def wait_until_all_are_ready(self) -> StopReason | None:
+    others_fork = True
+
+    def wait_until_all_are_ready(self, forks: bool) -> StopReason | None:
         self.did.append("ready")
         return self.ready
 
@@ -162,7 +164,7 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
         supervisor = SimpleNamespace(run=start, grace=grace)
         log.begin()
         if program := toolkit_hook._prepare(job, environment, FLAGS):
-            aside = SimpleNamespace(take=lambda *_: None, prepare=lambda *_: None)
+            aside = SimpleNamespace(is_ready=False, take=lambda *_: None, prepare=lambda *_: None)
             arguments = (environment, FLAGS, supervisor, watch, Restarts(), aside)
             toolkit_hook._run_program(program, *arguments)
         return started
