@@ -769,6 +769,14 @@ def test_a_host_that_says_what_is_no_message_is_lost(hosts, answer):
     ]
 
 
+def test_a_host_that_has_said_no_more_than_who_it_is_is_lost(hosts, answer):
+    hosts.start("algo-2", hosts=ALL_HOSTS[:2], silence_timeout=60.0)
+    answer(greeting(), ends=True)
+    assert hosts.reasons("algo-2") == [
+        "lost algo-1: its connection broke off; last heard 0 s ago: it had just started"
+    ]
+
+
 def test_a_host_that_says_nothing_any_more_is_lost(hosts, answer):
     hosts.start("algo-2", hosts=ALL_HOSTS[:2], silence_timeout=0.1)
     answer(greeting(), b'{"status": "epoch 1"}\n')

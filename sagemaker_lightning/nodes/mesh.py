@@ -262,6 +262,7 @@ class Mesh:
     async def _listen(self, name: str, reader: asyncio.StreamReader) -> None:
         """Act on what host `name` says, until it hangs up."""
         peer = self.others[name]
+        peer.last_heard = time.monotonic()  # its greeting
         while line := await self._read_line(reader):
             if not (message := HostMessage.parse(line)):
                 break
