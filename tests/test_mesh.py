@@ -447,6 +447,16 @@ def test_hosts_tell_each_other_how_their_programs_ended(hosts):
     assert told.kind is FaultKind.DEATH  # no text that is equal to it
 
 
+def test_hosts_tell_each_other_whether_they_start_without_imports(hosts):
+    hosts.start(*ALL_HOSTS[:2], hosts=ALL_HOSTS[:2], silence_timeout=60.0)
+    ready = [
+        hosts.work.submit(hosts.up[name].wait_until_all_are_ready, forks)
+        for name, forks in zip(ALL_HOSTS[:2], (True, False), strict=True)
+    ]
+    assert [future.result(HANG_SECONDS) for future in ready] == [None, None]
+    assert [hosts.up[name].others_fork for name in ALL_HOSTS[:2]] == [False, True]
+
+
 def test_a_host_that_is_gone_tells_nothing(hosts):
     hosts.start(*ALL_HOSTS[:2], hosts=ALL_HOSTS[:2], silence_timeout=60.0)
     hosts.meet()
@@ -759,6 +769,14 @@ def test_a_host_that_says_what_is_no_message_is_lost(hosts, answer):
     ]
 
 
+def test_a_host_that_has_said_no_more_than_who_it_is_is_lost(hosts, answer):
+    hosts.start("algo-2", hosts=ALL_HOSTS[:2], silence_timeout=60.0)
+    answer(greeting(), ends=True)
+    assert hosts.reasons("algo-2") == [
+        "lost algo-1: its connection broke off; last heard 0 s ago: it had just started"
+    ]
+
+
 def test_a_host_that_says_nothing_any_more_is_lost(hosts, answer):
     hosts.start("algo-2", hosts=ALL_HOSTS[:2], silence_timeout=0.1)
     answer(greeting(), b'{"status": "epoch 1"}\n')
@@ -876,6 +894,7 @@ MESSAGES = {
     b'{"dead": {"why": "x"}}': HostMessage(dead=Suspicion("x", Doubt.OWN_HOST)),
     b'{"dead": {"why": 1}, "done": true}': HostMessage(done=True),
     b'{"dead": "x", "ready": true}': HostMessage(ready=True),
+    b'{"ready": true, "forks": true}': HostMessage(ready=True, forks=True),
     b'{"status": 1, "failed": [], "stopped": {}}': HostMessage(),
     b'{"failed": "a", "stopped": "b"}': HostMessage(failed="a", stopped="b"),
     b"{}": None,
@@ -904,10 +923,10 @@ def test_a_greeting_has_a_name_and_settings(line):
 
 
 def test_a_message_is_read_as_it_was_sent():
-    message = HostMessage("", True, True, Suspicion("x", Doubt.NONE), "", "b")
+    message = HostMessage("", True, True, True, Suspicion("x", Doubt.NONE), "", "b")
     assert HostMessage.parse(message.line()) == message
     assert HostMessage(status="new").merged_with(HostMessage()).status == "new"
-    for field in ("ready", "done"):  # and nothing that the sender has not said
+    for field in ("ready", "forks", "done"):  # and nothing that the sender has not said
         assert json.loads(HostMessage(**{field: True}).line()) == {field: True}
     for rank_message in (RankMessage("a", "b", True, "c", "d"), RankMessage()):
         assert RankMessage.parse(rank_message.line()) == rank_message

@@ -60,8 +60,11 @@ class Watch:
         self.suspicions = []
         self.did = []
 
-    def wait_until_all_are_ready(self) -> StopReason | None:
+    others_fork = True
+
+    def wait_until_all_are_ready(self, forks: bool) -> StopReason | None:
         self.did.append("ready")
+        self.forks = forks
         return self.ready
 
     def program_ended(self) -> None:
@@ -141,6 +144,7 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
         stderr: str = "",
         grace: float | None = None,
         program: str = "train.py",
+        forks: bool = False,
         **here,
     ) -> list:
         started = []
@@ -162,11 +166,14 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
         supervisor = SimpleNamespace(run=start, grace=grace)
         log.begin()
         if program := toolkit_hook._prepare(job, environment, FLAGS):
-            aside = SimpleNamespace(take=lambda *_: None, prepare=lambda *_: None)
+            aside = SimpleNamespace(
+                is_ready=forks, take=lambda *asked: run.asked.append(asked), prepare=lambda *_: None
+            )
             arguments = (environment, FLAGS, supervisor, watch, Restarts(), aside)
             toolkit_hook._run_program(program, *arguments)
         return started
 
+    run.asked = []
     return run
 
 
@@ -239,6 +246,17 @@ def test_a_program_of_the_image_sets_its_threads_itself(run, folder, monkeypatch
     )
     assert command == [sys.executable, str(user_program.HOME / "app/train.py"), "--lr=0.1"]
     assert cwd == user_program.HOME and "OMP_NUM_THREADS" not in variables
+
+
+@pytest.mark.parametrize(
+    ("here", "others", "all_fork"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+)
+def test_ranks_are_forked_where_all_hosts_have_said_that_they_can(run, here, others, all_fork):
+    watch = Watch()
+    watch.others_fork = others
+    run(watch, forks=here)
+    assert watch.forks is here and run.asked[0][-1] is all_fork
 
 
 def test_an_own_program_is_told_which_of_its_hyperparameters_it_does_not_get(

@@ -71,6 +71,7 @@ def meet(
     program: str,
     hyperparameters: Mapping[str, object],
     restarts: Restarts,
+    forks: bool = False,
 ) -> None:
     """Wait until all hosts are ready; before the first start, print the job's summary.
 
@@ -82,12 +83,13 @@ def meet(
         program: The program and its launcher, in words.
         hyperparameters: The job's hyperparameters.
         restarts: The restarts so far.
+        forks: Whether this host can start the program without its imports.
     """
     if not restarts.taken:
         _print_summary(here, program, hyperparameters)
     if len(here.hosts) > 1:
         start_notice.begin("waiting for the other hosts")
-    reason = watchdog.wait_until_all_are_ready()
+    reason = watchdog.wait_until_all_are_ready(forks)
     start_notice.end()
     if reason:
         raise job_end.error_for(reason)

@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -60,6 +61,9 @@ class Standby:
         self.supervisor = supervisor
         self.ranks: list[Rank] = []
         self.process: subprocess.Popen | None = None
+        self.folder = tempfile.TemporaryDirectory(prefix="standby-")
+        self.forks = Path(self.folder.name, "forks")
+        """A file that the process makes once it can fork."""
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -68,9 +72,14 @@ class Standby:
 
     def __exit__(self, *_) -> None:
         self._end_thread()
-        if self.process:
-            self.process.kill()
-            self.process.wait()
+        self._end_process()
+        self.folder.cleanup()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a process, and it can fork."""
+        self._end_thread()
+        return bool(self.process and self.process.poll() is None and self.forks.exists())
 
     def prepare(self, watch: Path, cwd: Path) -> None:
         """From now on, wait until the ranks train, and start the process then.
@@ -84,16 +93,26 @@ class Standby:
         self.thread.start()
 
     def take(
-        self, command: list[str], variables: Mapping[str, str], new: Mapping[str, str]
+        self,
+        command: list[str],
+        variables: Mapping[str, str],
+        new: Mapping[str, str],
+        all_fork: bool = False,
     ) -> subprocess.Popen | None:
         """Return the process, which has begun to start the program; None if there is none.
+
+        The torchruns of several hosts start their ranks together, or none does.
 
         Args:
             command: The program's own command line.
             variables: Its environment, at its first start.
             new: What is new in it.
+            all_fork: Whether all hosts were ready to start it without the imports.
         """
         self._end_thread()
+        is_shared = any(TORCHRUN in rank.variables for rank in self.ranks)
+        if is_shared and len(self.here.hosts) > 1 and not all_fork:
+            self._end_process()
         process, self.process = self.process, None
         if not process or process.poll() is not None:
             return None
@@ -124,6 +143,12 @@ class Standby:
             found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         return found
 
+    def _end_process(self) -> None:
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+        self.process = None
+
     def _end_thread(self) -> None:
         self.ended.set()
         if self.thread:
@@ -146,11 +171,9 @@ class Standby:
             return
         if [rank.local_rank for rank in ranks] != list(range(len(ranks))):
             return
-        # The launchers of several hosts start their ranks together, or none does.
-        if len(self.here.hosts) > 1 and any(TORCHRUN in rank.variables for rank in ranks):
-            return
         self.ranks = ranks
-        command = [sys.executable, str(SCRIPT)]
+        self.forks.unlink(missing_ok=True)
+        command = [sys.executable, str(SCRIPT), str(self.forks)]
         self.process = self.supervisor.start_aside(command, cwd, ranks[0].variables)
 
 

@@ -189,9 +189,11 @@ def _run_program(
     """
     folder, name = program.folder, program.name
     what = f"{folder / name}, {program.launcher}"
-    job_watch.meet(watchdog, here, what, hyperparameters, restarts)
+    forks = aside.is_ready
+    job_watch.meet(watchdog, here, what, hyperparameters, restarts, forks)
     of_attempt = {"SAGEMAKER_LIGHTNING_WATCH": str(watchdog.path)} | attempts.variables(restarts)
-    started = aside.take(program.command, program.variables, of_attempt)
+    all_fork = forks and watchdog.others_fork
+    started = aside.take(program.command, program.variables, of_attempt, all_fork)
     if len(restarts.taken) < restarts.most:
         aside.prepare(watchdog.path, program.cwd)
     program_end = supervisor.run(

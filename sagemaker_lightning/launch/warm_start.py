@@ -1,12 +1,12 @@
 """A process that has imported torch and Lightning, and becomes the launcher of a restarted program.
 
-    python sagemaker_lightning/launch/warm_start.py
+    python sagemaker_lightning/launch/warm_start.py FILE
 
-launch/standby.py starts it while the ranks train, and writes a Request to its stdin when they have
-died. Then it forks each rank, which runs the program's script at once, and ends as they do. It has
-no thread of Python's and has not touched a GPU: then fork is safe. (numpy and scipy have started
-threads of OpenBLAS, which itself starts them anew in a fork.) Otherwise it becomes the program's
-own command, which imports all anew.
+launch/standby.py starts it while the ranks train. It makes FILE once it can fork. When the ranks
+have died, it gets a request on its stdin. Then it forks each rank, which runs the program's script
+at once, and ends as they do. It has no thread of Python's and has not touched a GPU: then fork is
+safe. (numpy and scipy have started threads of OpenBLAS, which itself starts them anew in a fork.)
+Otherwise it becomes the program's own command, which imports all anew.
 """
 
 import json
@@ -32,6 +32,8 @@ FAILED = "Child process with PID {pid} terminated with code {code}"
 def main() -> None:
     """Import, wait for the request, and start the ranks; return in each of them alone."""
     why_not = imports_fail() or why_unsafe()
+    if not why_not:
+        open(sys.argv[1], "x").close()  # noqa: PTH123, SIM115
     line = sys.stdin.readline()
     if not line:
         os._exit(0)  # there was no fault: nobody needs this process

@@ -57,6 +57,7 @@ class Peer:
     """When its last message came, in seconds of time.monotonic(); None before the first one."""
     status: str = "it had just started"
     ready: bool = False
+    forks: bool = False
     done: bool = False
     fault: Fault | None = None
     """How its program ended, once it has said so."""
@@ -70,6 +71,7 @@ class Peer:
         self.last_heard = time.monotonic()
         self.status = self.status if message.status is None else message.status
         self.ready = self.ready or message.ready
+        self.forks = self.forks or message.forks
         # A host that knows why the job ends is not lost when its connection ends.
         knows_the_end = message.failed is not None or message.stopped is not None
         self.done = self.done or message.done or knows_the_end
@@ -260,6 +262,7 @@ class Mesh:
     async def _listen(self, name: str, reader: asyncio.StreamReader) -> None:
         """Act on what host `name` says, until it hangs up."""
         peer = self.others[name]
+        peer.last_heard = time.monotonic()  # its greeting
         while line := await self._read_line(reader):
             if not (message := HostMessage.parse(line)):
                 break

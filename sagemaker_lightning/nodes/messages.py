@@ -135,6 +135,7 @@ class HostMessage(_Message):
     Args:
         status: Sent every few seconds: the sender lives, and this is what it does.
         ready: Whether the sender is ready for the programs to start.
+        forks: Whether it can start its program without the imports; said with `ready`.
         done: Whether the sender's program has ended well.
         dead: A rank of the sender that died.
         failed: Why the sender's program failed, or that of a host that the sender knows of.
@@ -144,6 +145,7 @@ class HostMessage(_Message):
 
     status: str | None = None
     ready: bool = False
+    forks: bool = False
     done: bool = False
     dead: Suspicion | None = None
     failed: str | None = None
@@ -166,6 +168,7 @@ class HostMessage(_Message):
         return cls(
             status=_text(fields, "status"),
             ready="ready" in fields,
+            forks="forks" in fields,
             done="done" in fields,
             dead=suspicion,
             failed=_text(fields, "failed"),

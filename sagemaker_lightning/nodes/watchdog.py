@@ -137,15 +137,23 @@ class Watchdog:
         self.loop.close()
         self.folder.cleanup()
 
-    def wait_until_all_are_ready(self) -> StopReason | None:
+    def wait_until_all_are_ready(self, forks: bool = False) -> StopReason | None:
         """Wait until every host is ready to start its program, or one has a reason to end.
 
         Return the reason; None if there is none.
+
+        Args:
+            forks: Whether this host can start it without the imports.
         """
-        self._send_to_hosts(HostMessage(ready=True))
+        self._send_to_hosts(HostMessage(ready=True, forks=forks))
         self._wait_until(lambda: all(peer.ready for peer in self.mesh.others.values()))
         self.mesh.set_status("its program had just started")
         return self.reason
+
+    @property
+    def others_fork(self) -> bool:
+        """Whether all other hosts have said that they can start without the imports."""
+        return all(peer.forks for peer in self.mesh.others.values())
 
     def wait_until_all_are_done(self) -> StopReason | None:
         """Wait until all programs have ended well, or one host has a reason to end.

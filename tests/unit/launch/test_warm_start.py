@@ -59,6 +59,11 @@ class Ranks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    @property
+    def has_forked(self) -> bool:
+        """Whether the process has said that it can fork."""
+        return (self.folder / "forks").exists()
+
     def run(
         self, *codes: str, has_gpu: bool = False, imports: str = "None", send: bool = True
     ) -> tuple[int, list, str]:
@@ -84,7 +89,7 @@ class Ranks:
         ]
         request = {"command": plain, "variables": dict(os.environ), "ranks": ranks}
         completed = subprocess.run(
-            [sys.executable, "-c", quick],
+            [sys.executable, "-c", quick, str(self.folder / "forks")],
             input=json.dumps(request) + "\n" if send else "",
             cwd=self.folder,
             capture_output=True,
@@ -106,7 +111,7 @@ def ranks(tmp_path, monkeypatch) -> Ranks:
 
 def test_each_rank_finds_what_its_command_would_give_it(ranks, tmp_path):
     status, printed, stderr = ranks.run("pass", "pass")
-    assert (status, stderr) == (0, "")
+    assert (status, stderr) == (0, "") and ranks.has_forked
     here = str(tmp_path)
     assert printed == [
         [["pass", "pass"], rank, "yes", "__main__", here, here] for rank in ("0", "1")
@@ -150,7 +155,7 @@ def test_ranks_that_were_told_to_stop_end_with_the_signals_status(ranks):
 )
 def test_where_a_fork_is_unsafe_the_program_starts_anew(ranks, unsafe, why):
     status, printed, stderr = ranks.run("pass", "pass", **unsafe)
-    assert (status, printed, ranks.lines) == (0, [], ["PLAIN"])
+    assert (status, printed, ranks.lines) == (0, [], ["PLAIN"]) and not ranks.has_forked
     assert stderr == f"starting anew, as no process can be forked: {why}\n"
 
 
@@ -161,10 +166,10 @@ def test_without_a_request_it_ends(ranks):
 # The side of the toolkit's process ----------------------------------------------------------------
 
 WAITS = "import time\ntime.sleep(600)\n"
-# Writes what it is asked for; with an argument, it stands for a rank that it has forked.
+# Writes what it is asked for; with a rank's argument, it stands for one that it has forked.
 CAT = """
 import sys, time
-if sys.argv[1:]:
+if "--a=1" in sys.argv:
     time.sleep(600)
 open("asked", "w").write(sys.stdin.read())
 """
@@ -190,21 +195,21 @@ def trained(tmp_path):
         process.wait()
 
 
-def asked(tmp_path, monkeypatch, hosts=("algo-1",)) -> dict | None:
+def asked(tmp_path, monkeypatch, hosts=("algo-1",), all_fork: bool = False) -> dict | None:
     """Return what a Standby asks its process for; None if it has no process."""
     monkeypatch.setattr(standby, "POLL_SECONDS", 0.01)
     (tmp_path / "cat.py").write_text(CAT)
     monkeypatch.setattr(standby, "SCRIPT", tmp_path / "cat.py")
     here = SageMakerEnvironment(hosts=hosts, current_host=hosts[0])
     with Standby(here, Supervisor()) as aside:
-        return of(aside, tmp_path)
+        return of(aside, tmp_path, all_fork)
 
 
-def of(aside: Standby, tmp_path) -> dict | None:
+def of(aside: Standby, tmp_path, all_fork: bool = False) -> dict | None:
     """Return what it asks its process for; None if it has no process."""
     aside.prepare(tmp_path / "ranks", tmp_path)
     aside.thread.join(30)
-    process = aside.take(["own", "command"], {"A": "b"}, {"NEW": "yes"})
+    process = aside.take(["own", "command"], {"A": "b"}, {"NEW": "yes"}, all_fork)
     if not process:
         return None
     assert process.pid in aside.supervisor.unrelated_pids
@@ -250,7 +255,41 @@ def test_ranks_of_torchrun_have_a_store_of_their_own(trained, tmp_path, monkeypa
     trained(*({"LOCAL_RANK": str(n), "RANK": str(n)} | variables for n in (0, 1)), flags=("-u",))
     for rank in asked(tmp_path, monkeypatch)["ranks"]:
         assert rank["variables"]["TORCHELASTIC_USE_AGENT_STORE"] == "False"
-    assert asked(tmp_path, monkeypatch, hosts=("algo-1", "algo-2")) is None
+
+
+def test_the_torchruns_of_several_hosts_start_their_ranks_together_or_none_does(
+    trained, tmp_path, monkeypatch
+):
+    """They meet where they met before, in a store of the first rank's own."""
+    where = {"MASTER_ADDR": "algo-1", "MASTER_PORT": "1234"}
+    trained({"LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"} | where)
+    hosts = {"hosts": ("algo-1", "algo-2")}
+    assert asked(tmp_path, monkeypatch, **hosts) is None
+    (rank,) = asked(tmp_path, monkeypatch, **hosts, all_fork=True)["ranks"]
+    assert {name: rank["variables"][name] for name in where} == where
+    assert rank["variables"]["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+
+
+def test_a_process_is_ready_once_it_can_fork(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(standby, "POLL_SECONDS", 0.01)
+    script = tmp_path / "forks.py"
+    script.write_text("import sys\nsys.stdin.readline()\nopen(sys.argv[1], 'x')\nsys.stdin.read()")
+    monkeypatch.setattr(standby, "SCRIPT", script)
+    trained({"LOCAL_RANK": "0"})
+    with Standby(SageMakerEnvironment(), Supervisor()) as aside:
+        assert not aside.is_ready
+        aside.prepare(tmp_path / "ranks", tmp_path)
+        aside.thread.join(30)
+        assert not aside.is_ready
+        aside.process.stdin.write(b"\n")
+        aside.process.stdin.flush()
+        deadline = time.monotonic() + 30
+        while not aside.is_ready:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        aside.process.kill()
+        aside.process.wait()
+        assert not aside.is_ready
 
 
 def test_what_a_fork_cannot_run_starts_anew(trained, tmp_path, monkeypatch):
