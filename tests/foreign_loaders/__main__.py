@@ -51,7 +51,7 @@ SAYS = re.compile(
     re.MULTILINE,
 )
 """Lines in which a run says that it is not exact."""
-REFUSES = re.compile(r"^error: .*num_workers=.*$", re.MULTILINE)
+REFUSES = re.compile(r"^.*UserError: .*num_workers=.*$", re.MULTILINE)
 
 
 def names_of(library: str) -> list[str]:
