@@ -1,15 +1,14 @@
 """A loader that saves where it is, as was proved before anything was drawn from it."""
 
-from collections.abc import Generator
 from typing import Any
 
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from sagemaker_lightning.compat.torch_data import copied
 from sagemaker_lightning.data.deterministic import (
-    begins_anew,
     counts_only,
     knows_its_end,
+    leaves_its_rest,
     plan,
 )
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
@@ -102,8 +101,8 @@ class Stateful(UnplacedLoader):
         if not over:  # the iteration was left before its end; the next is another one
             plan(self.loader, self.begun - 1, 0)
             left = iter(self.loader)
-            if isinstance(left, Generator) and not begins_anew(self.loader):
-                next(left, None)  # it has not begun before
+            if leaves_its_rest(self.loader):
+                next(left, None)  # it begins with its first batch
                 left.close()
         after_end = over and knows_its_end(self.loader)
         self._begin_loaded(0, over, after_end)
