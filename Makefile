@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-thorough test-fast compat compat-next soak mutants zoo projects lint format lock lock-conda wheel test-wheel sbom audit build run push rehearsal benchmark scaling gpu clean
+.PHONY: help env train test test-thorough test-fast compat compat-next soak mutants zoo projects loaders lint format lock lock-conda wheel test-wheel sbom audit build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -58,6 +58,9 @@ zoo: $(VENV)/ready  ## interrupt user code of 245 kinds at random moments (FLAGS
 
 projects: $(VENV)/ready  ## interrupt public packages that train by Lightning, at random moments (FLAGS="lightly darts --rounds=3")
 	$(BIN)/python -m tests.real_projects $(FLAGS)
+
+loaders: $(VENV)/ready  ## interrupt trainings on the loaders of other libraries, at random (FLAGS="timm --rounds=1")
+	$(BIN)/python -m tests.foreign_loaders $(FLAGS)
 
 TOOLS := .venvs/tools
 $(TOOLS)/locked.txt: locks/tools.txt

@@ -61,11 +61,18 @@ def keeps_iterator(loader: Any) -> bool:
     All its iterations go on with this one. What torch's class keeps by a name of its own, it begins
     anew.
     """
-    return any(
-        isinstance(value, _BaseDataLoaderIter)
-        for name, value in vars(loader).items()
-        if name != ITERATOR_ATTRIBUTE
-    )
+    return bool(kept_iterators(loader))
+
+
+def kept_iterators(loader: Any) -> list[Any]:
+    """Return the iterators of DataLoaders that a loader keeps, or a DataLoader that it wraps."""
+    kept = []
+    for name, value in getattr(loader, "__dict__", {}).items():
+        if isinstance(value, _BaseDataLoaderIter) and name != ITERATOR_ATTRIBUTE:
+            kept.append(value)
+        elif isinstance(value, DataLoader):
+            kept += kept_iterators(value)
+    return kept
 
 
 def code_of_thread(thread: threading.Thread) -> str:

@@ -239,15 +239,10 @@ def knows_its_end(loader: Any) -> bool:
     return _is_of_library(loader, "torchdata")
 
 
-def begins_anew(loader: Any) -> bool:
-    """Return whether `plan` has a loader begin anew, whatever state it was given: litdata's."""
-    return _is_of_library(loader, "litdata")
+def leaves_its_rest(loader: Any) -> bool:
+    """Return whether an iteration after one that was left is another one, once that has begun.
 
-
-def resumes_with_its_first_batch(loader: Any) -> bool:
-    """Return whether a loader looks at the state it was given once it is asked for a batch.
-
-    That is streaming's; others look when they are iterated over.
+    It is so for streaming's loader. Others go on with it, or `plan` has them begin anew.
     """
     return _is_of_library(loader, "streaming")
 
@@ -273,7 +268,7 @@ def plan(loader: Any, turn: int, done: int) -> None:
     if (loader_plan := getattr(loader, "planned", None)) is None:
         return
     loader_plan.begin(turn)
-    if begins_anew(loader):
+    if _is_of_library(loader, "litdata"):
         # Otherwise it would resume an epoch that was left before its end.
         loader.restore = loader.restore and done > 0
     if not done or not any(_is_of_library(loader, name) for name in ("litdata", "streaming")):

@@ -10,7 +10,7 @@ from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
-from sagemaker_lightning.compat.torch_data import copied, end_workers
+from sagemaker_lightning.compat.torch_data import copied, end_workers, kept_iterators
 from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.data.deterministic import plan, saves_between_epochs
 from sagemaker_lightning.data.loaders import strange
@@ -151,10 +151,13 @@ class Redrawn(UnplacedLoader):
         self.begin(0)
         batch = next(self.iterator, NO_BATCH)
         if strange.users_threads(self.loader) - threads:
-            self.seeds = False
-            self.strange_because = "draws in a thread of its own"
-            self.why = strange.why(self.name, self.strange_because)
+            self._leave("draws in a thread of its own")
             self._put_back(batch)
+            return
+        if (following := self._next_of_kept()) is not NO_BATCH:
+            self._leave(strange.KEEPS)
+            going_on = itertools.chain([batch, following], self.iterator)
+            self.iterator = itertools.islice(going_on, sized_len(self.loader))
             return
         first_digest = digest_of(batch)
         self.order.return_to(order)
@@ -166,6 +169,26 @@ class Redrawn(UnplacedLoader):
         self._put_back(repeated)
         if first_digest != digest_of(repeated):
             self.why = f"{self.name} draws other batches each time"
+
+    def _leave(self, reason: str) -> None:
+        """Leave the loader to Lightning: at once what is drawn, its iterations from the next on."""
+        self.seeds = False
+        self.strange_because = reason
+        self.why = strange.why(self.name, reason)
+
+    def _next_of_kept(self) -> Any:
+        """Return the next batch of an iterator that the loader goes on with if it is begun again.
+
+        It is NO_BATCH if there is none: a loader may also keep one that it then makes anew.
+        """
+        kept = kept_iterators(self.loader)
+        if not kept:
+            return NO_BATCH
+        again = iter(self.loader)
+        if not _are_same(kept, kept_iterators(self.loader)):
+            return NO_BATCH
+        following = next(again, NO_BATCH)  # the code of a generator has not run before
+        return following if _are_same(kept, kept_iterators(self.loader)) else NO_BATCH
 
     def _put_back(self, batch: Any) -> None:
         """Have the iterator begin with a batch that was drawn from it."""
@@ -229,3 +252,7 @@ class Redrawn(UnplacedLoader):
         except Exception:  # it is the user's code, or a library's
             return False
         return digests[0] == digests[1]
+
+
+def _are_same(first: list, second: list) -> bool:
+    return list(map(id, first)) == list(map(id, second))

@@ -8,8 +8,8 @@ from sagemaker_lightning.compat.torch_data import copied
 from sagemaker_lightning.data.deterministic import (
     counts_only,
     knows_its_end,
+    leaves_its_rest,
     plan,
-    resumes_with_its_first_batch,
 )
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
 from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
@@ -101,8 +101,8 @@ class Stateful(UnplacedLoader):
         if not over:  # the iteration was left before its end; the next is another one
             plan(self.loader, self.begun - 1, 0)
             left = iter(self.loader)
-            if resumes_with_its_first_batch(self.loader):
-                next(left, None)
+            if leaves_its_rest(self.loader):
+                next(left, None)  # it begins with its first batch
                 left.close()
         after_end = over and knows_its_end(self.loader)
         self._begin_loaded(0, over, after_end)

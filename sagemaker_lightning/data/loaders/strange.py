@@ -8,6 +8,8 @@ from sagemaker_lightning.compat.torch_data import code_of_thread
 from sagemaker_lightning.data.loaders.resumable import ResumableLoader
 from sagemaker_lightning.state.object_graph import LIBRARIES
 
+KEEPS = "keeps an iterator from one epoch to the next"
+
 
 def why(name: str, reason: str) -> str:
     """Return what is said of a loader, for a reason that follows its name."""
@@ -50,7 +52,7 @@ class Strange(ResumableLoader):
         loader: Any,
         seed: tuple,
         mode: str,
-        reason: str = "keeps an iterator from one epoch to the next",
+        reason: str = KEEPS,
     ) -> None:
         super().__init__(loader, seed, mode, own=True)
         self.why = why(self.name, reason)

@@ -57,7 +57,6 @@ LOADERS = {
     "create_loader, mixup in collate": of_timm(
         collate_fn=FastCollateMixup(mixup_alpha=0.8, num_classes=SAMPLES)
     ),
-    "create_loader, repeated augmentation": of_timm(use_prefetcher=False, num_aug_splits=2),
     "MultiEpochsDataLoader": samples(MultiEpochsDataLoader),
     "create_loader, use_multi_epochs_loader": of_timm(use_multi_epochs_loader=True),
 }

@@ -61,7 +61,9 @@ class Neighbors(BaseSampler):
         return self._drawn(index.node, index.input_id)
 
     def sample_from_edges(self, index, neg_sampling=None):
-        return self._drawn(torch.cat([index.row, index.col]).unique(), index.input_id)
+        drawn = self._drawn(torch.cat([index.row, index.col]).unique(), index.input_id)
+        drawn.metadata = (index.input_id, torch.stack([index.row, index.col]), None, None)
+        return drawn
 
     def _drawn(self, seeds, input_id):
         kept = torch.randint(self.edges.shape[1], (3 * len(seeds),))
@@ -90,7 +92,9 @@ def nodes(**workers):
 LOADERS = {
     "DataLoader": lambda **workers: DataLoader(Graphs(), BATCH_SIZE, shuffle=True, **workers),
     "DataLoader, DynamicBatchSampler": lambda **workers: DataLoader(
-        Graphs(), batch_sampler=DynamicBatchSampler(Graphs(), 12, shuffle=True), **workers
+        Graphs(),
+        batch_sampler=DynamicBatchSampler(Graphs(), 12, shuffle=True, num_steps=8),
+        **workers,
     ),
     "DataLoader, ImbalancedSampler": lambda **workers: DataLoader(
         Graphs(),

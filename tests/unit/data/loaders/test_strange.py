@@ -8,6 +8,7 @@ from loader_epochs import (
     EPOCHS,
     begin,
     rest,
+    train,
 )
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
@@ -59,3 +60,58 @@ def test_a_loader_that_keeps_an_iterator_is_left_as_it_is(options, stage):
         )
     combined.reset()
     assert drawn == expected
+
+
+class KeepingLater(KeepingWorkers):
+    """Makes that iterator when it is first iterated over, as timm 1.0.31's."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.iterator = None
+
+    def __iter__(self):
+        if self.iterator is None:
+            self.iterator = DataLoader.__iter__(self)
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+class Wrapping:
+    """Wraps a loader, as timm's PrefetchLoader."""
+
+    def __init__(self, loader) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self):
+        yield from self.loader
+
+
+class BeginningAnew(Wrapping):
+    """Keeps an iterator, and makes another one for each iteration."""
+
+    def __iter__(self):
+        self.iterator = iter(self.loader)
+        yield from self.iterator
+
+
+@pytest.mark.parametrize("make", [KeepingLater, lambda: Wrapping(KeepingLater())])
+def test_an_iterator_that_is_kept_once_it_is_made_is_left_as_it_is(make):
+    combined, fetcher = begin(make)
+    drawn = []
+    for epoch in range(EPOCHS):
+        combined.begin(fetcher, epoch, 0, proves=True)
+        drawn += [batch.tolist() for batch, _, _ in rest(fetcher)]
+    assert drawn == [[0, 1], [2, 3], [4, 5], [6, 7]] * EPOCHS
+    assert "keeps an iterator from one epoch to the next, so it draws as" in combined.why
+    combined.reset()
+
+
+def test_an_iterator_that_is_made_anew_for_each_iteration_is_none_that_is_kept():
+    make = lambda: BeginningAnew(DataLoader(range(8), 2))  # noqa: E731
+    combined, fetcher = begin(make)
+    combined.begin(fetcher, 0, 0, proves=True)
+    assert not combined.why
+    assert train(make, [(0, 2), (1, 1)]) == train(make)
