@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from sagemaker_lightning.callbacks.rank_consistency import learning_rates
 from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoints
+from sagemaker_lightning.compat.model_parallel import mesh_of, mesh_sizes, reshard
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume.files import checkpoint_file
+from sagemaker_lightning.resume.files import checkpoint_file, shards
 from sagemaker_lightning.resume.parts import counters
 from sagemaker_lightning.resume.parts.given_parts import GivenParts
 from sagemaker_lightning.resume.parts.part import Place
@@ -44,6 +45,8 @@ EQUAL_ON_ALL_RANKS = {
 LIGHTNING_KEYS = EQUAL_ON_ALL_RANKS | {"callbacks"}
 """Keys of a checkpoint that Lightning sets; the others are of on_save_checkpoint."""
 OPTIMIZER_STATES = "optimizer_states"
+OWN_SHARD = "own_shard"
+"""The key of what this rank's shard gets; it is not written to the checkpoint itself."""
 
 
 class Snapshot:
@@ -72,14 +75,16 @@ class Snapshot:
         """
         run = self.run
         gather = run.agreement.gather
+        reshard(self.trainer)
+        shared = shards.SharedOut()
         is_first = self.trainer.is_global_zero
         number, of_first = gather(
             (time.time_ns(), self._saved(Place.FIRST, point, None) if is_first else {})
         )[0]
-        state, notes = self.lightning_checkpoint()
+        state, notes = self.lightning_checkpoint(shared)
         overrides = self._rank_overrides(state, notes)
         before_hooks = state | state[checkpoint_file.BEFORE_HOOKS]
-        of_rank = self._saved(Place.RANK, point, before_hooks)
+        of_rank = shared.take(self._saved(Place.RANK, point, before_hooks), "ranks")
         run.part(UserObjects).reports.report_packages(of_rank[GivenParts.key])
         entries = {
             "step": self.trainer.global_step,
@@ -94,6 +99,10 @@ class Snapshot:
             "parts": of_first | self._saved(Place.RUN, point, state),
             "ranks": gather(of_rank | {"rank_overrides": overrides}),
         }
+        if mesh_of(self.trainer) is not None:
+            entries["mesh"] = mesh_sizes(self.trainer)
+            entries[shards.SHARDS_KEY] = shared.described(gather)
+            state[OWN_SHARD] = shared.parts
         if point is ResumePoint.EPOCH:
             counters.move_counters_to_epoch_end(before_hooks["loops"]["fit_loop"])
         return state | {checkpoint_file.ENTRIES_KEY: entries}
@@ -126,11 +135,14 @@ class Snapshot:
         """
         self.description = description
 
-    def lightning_checkpoint(self) -> tuple[dict[str, Any], dict]:
+    def lightning_checkpoint(self, shared: shards.SharedOut) -> tuple[dict[str, Any], dict]:
         """Return Lightning's checkpoint in plain values, and notes of original types.
 
         Programs other than this one can read the plain values. The notes are as state/encoding.py
         makes them, by path. What hooks of the user's have replaced in it is there as it was, too.
+
+        Args:
+            shared: Gets the tensors that are shared out.
 
         Raises:
             UserError: A part of the state cannot be saved.
@@ -139,6 +151,7 @@ class Snapshot:
         with lightning_callbacks.saving_pruning_masks(self.trainer):
             state, before_hooks = lightning_checkpoints.state_of(self.trainer)
         state[checkpoint_file.BEFORE_HOOKS] = before_hooks
+        state = shared.take(state)
         return to_plain(state, notes, partial(self._replace_or_refuse, notes)), notes
 
     def _warn_of_different_rates(self, rates: Sequence[list[float]]) -> None:

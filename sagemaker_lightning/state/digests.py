@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.state.encoding import NotPlain, encode
 from sagemaker_lightning.state.object_graph import MAX_ELEMENTS
 
@@ -53,6 +54,7 @@ def _full_hash(encoded_value: Any) -> bytes:
 def _update_hash(value: Any, update: Callable[[bytes], None]) -> None:
     """Pass an encoded value to a hash's `update`."""
     if isinstance(value, Tensor):
+        value = local_part(value)
         update(repr((value.dtype, value.shape)).encode())
         value = value.to_dense()
         update(value.contiguous().view(-1).view(torch.uint8).numpy() if value.numel() else b"")

@@ -9,6 +9,8 @@ import torch
 from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from torch import Tensor, nn
 
+from sagemaker_lightning.compat.dtensors import local_part
+from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.encoding import is_readable, on_device
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.kinds.base import (
@@ -164,6 +166,13 @@ def copy_values(tensor: Tensor, values: Any) -> None:
     """Give a tensor that is there other values, in place."""
     if not isinstance(values, Tensor):
         raise refusal("tensor")
+    if (own := local_part(tensor)) is not tensor:
+        if own.shape != values.shape:
+            raise UserError(
+                "a checkpoint holds this rank's part of a DTensor beside the model, and with other "
+                "ranks this rank has another part; give as many ranks as before"
+            )
+        tensor = own
     if (tensor.shape, tensor.dtype, tensor.layout) == (values.shape, values.dtype, values.layout):
         try:
             tensor.detach().copy_(values)

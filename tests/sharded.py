@@ -1,0 +1,265 @@
+"""What sharded ranks train: models of several kinds, interrupted and resumed (tests/ranks.py)."""
+
+import hashlib
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.strategies import ModelParallelStrategy
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from sagemaker_lightning import ExactResume
+
+SAMPLES = 48
+WIDTH = 12
+
+
+class Block(nn.Module):
+    """Two layers with dropout; `calls` counts, as users' modules do."""
+
+    def __init__(self, width: int = WIDTH, hidden: int = 21) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, hidden)
+        self.second = nn.Linear(hidden, width)
+        self.dropout = nn.Dropout(0.1)
+        self.calls = 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        return inputs + self.dropout(self.second(torch.relu(self.first(inputs))))
+
+
+class Network(nn.Module):
+    """Blocks between an embedding and a head of the same weights, with batch norm's buffers."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.head = nn.Linear(WIDTH, 7, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+        self.recompute = False
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens).mean(1)
+        for block in self.blocks:
+            hidden = (
+                checkpoint(block, hidden, use_reentrant=False) if self.recompute else block(hidden)
+            )
+        return self.head(self.norm(hidden))
+
+
+def shard(network: Network, mesh: DeviceMesh) -> None:
+    """Share a network out: over the mesh's second dimension each block, over the first all."""
+    if mesh["tensor_parallel"].size() > 1:
+        plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+        for block in network.blocks:
+            parallelize_module(block, mesh["tensor_parallel"], plan)
+    for block in network.blocks:
+        fully_shard(block, mesh=mesh["data_parallel"])
+    fully_shard(network, mesh=mesh["data_parallel"])
+
+
+class Model(pl.LightningModule):
+    """Predicts a class of tokens; it counts, and remembers its losses."""
+
+    def __init__(self, kind: str = "", interruption: str = "") -> None:
+        super().__init__()
+        self.kind = kind
+        self.interruption = interruption
+        self.network = None
+        self.seen = []
+        self.losses = []
+        self.automatic_optimization = kind != "two optimizers"
+
+    def configure_model(self) -> None:
+        if self.network is not None:
+            return
+        torch.manual_seed(5)
+        with torch.device("meta" if self.kind == "meta" else "cpu"):
+            self.network = Network(tied=self.kind != "two optimizers")
+        self.network.recompute = self.kind == "recomputed"
+        if self.kind == "frozen":
+            self.network.blocks[0].requires_grad_(False)
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            shard(self.network, self.device_mesh)
+
+    def loss(self, batch):
+        tokens, labels = batch
+        return nn.functional.cross_entropy(self.network(tokens).float(), labels)
+
+    def training_step(self, batch, batch_idx):
+        self.interrupt(f"{self.current_epoch}:{batch_idx}")
+        self.seen.append(batch[0][:, 0].tolist())
+        loss = self.loss(batch)
+        self.losses.append(loss.item())
+        self.log("loss", loss, on_epoch=True)
+        if not self.automatic_optimization:
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+            self.manual_backward(loss)
+            for optimizer in self.optimizers():
+                optimizer.step()
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.interrupt(f"val {self.current_epoch}:{batch_idx}")
+        self.log("val_loss", self.loss(batch), sync_dist=True)
+
+    def on_train_epoch_end(self) -> None:
+        self.interrupt(f"end {self.current_epoch}")
+
+    def interrupt(self, place: str) -> None:
+        """Send this process a signal if it is time; the last checkpoint is written by then."""
+        action, _, at = self.interruption.partition(" at ")
+        rank = int(os.environ.get("RANK", 0))
+        if at != place or rank != int(os.environ.get("WORLD_SIZE", 1)) - 1:
+            return
+        for thread in threading.enumerate():
+            if thread.name == "checkpoint":
+                thread.join()
+        os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGTERM)
+        time.sleep(0.1)
+
+    def configure_optimizers(self):
+        if self.kind == "two optimizers":
+            return [
+                torch.optim.Adam(self.network.blocks.parameters(), 0.01),
+                torch.optim.SGD(
+                    [
+                        *self.network.embedding.parameters(),
+                        *self.network.norm.parameters(),
+                        *self.network.head.parameters(),
+                    ],
+                    0.05,
+                    momentum=0.9,
+                ),
+            ], []
+        optimizer = torch.optim.AdamW(self.parameters(), 0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "clipped": {"gradient_clip_val": 0.1},
+    "accumulated": {"accumulate_grad_batches": 2},
+    "bf16": {"precision": "bf16-true"},
+    "mixed": {"precision": "bf16-mixed"},
+}
+"""The trainer's options of some kinds of models."""
+
+
+def data(batch_size: int) -> tuple[DataLoader, DataLoader]:
+    """Return the loaders; a sample's first token is its number modulo 7."""
+    draws = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 7, (SAMPLES, 4), generator=draws)
+    tokens[:, 0] = torch.arange(SAMPLES) % 7
+    labels = torch.randint(0, 7, (SAMPLES,), generator=draws)
+    samples = TensorDataset(tokens, labels)
+    return (
+        DataLoader(samples, batch_size, shuffle=True),
+        DataLoader(TensorDataset(tokens[:12], labels[:12]), 6 if batch_size < 12 else 12),
+    )
+
+
+@dataclass
+class Trained:
+    """What a rank has at the end."""
+
+    weights: str
+    """A hash of all weights and buffers, and of the optimizers' states."""
+    seen: list = field(default_factory=list)
+    calls: int = 0
+    steps: int = 0
+
+
+def train(
+    folder: Path,
+    kind: str = "",
+    mesh: tuple[int, int] | None = None,
+    interruption: str = "",
+    epochs: int = 2,
+    every: int = 2,
+    batch_size: int | None = None,
+    **arguments: Any,
+) -> Trained:
+    """Train a model on this rank.
+
+    Args:
+        folder: The folder of the checkpoints.
+        kind: The kind of model.
+        mesh: The sizes for data and tensor parallelism; None for DDP, or one process.
+        interruption: "stop at EPOCH:BATCH" or "kill at EPOCH:BATCH"; the last rank gets it.
+        epochs: Number of epochs.
+        every: Optimizer steps between two checkpoints.
+        batch_size: A rank's; None for 12 of all ranks.
+        arguments: More for ExactResume.
+    """
+    torch.use_deterministic_algorithms(True)
+    resume = ExactResume(folder, seed=3, every_n_minutes=0, every_n_steps=every, **arguments)
+    model = Model(kind, interruption)
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    nodes = world // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    strategy: Any = "ddp" if world > 1 else "auto"
+    shares = world
+    if mesh:
+        strategy = ModelParallelStrategy(*mesh)
+        shares = mesh[0]
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=world // nodes,
+        num_nodes=nodes,
+        strategy=strategy,
+        max_epochs=epochs,
+        callbacks=[resume],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **OPTIONS.get(kind, {}),
+    )
+    trainer.fit(model, *data(batch_size or 12 // shares))
+    return Trained(
+        state_hash(model, trainer),
+        model.seen,
+        model.network.blocks[0].calls,
+        trainer.global_step,
+    )
+
+
+def state_hash(model: pl.LightningModule, trainer: pl.Trainer) -> str:
+    """Return a hash of a model's whole weights and buffers, and of its optimizers' states."""
+    digest = hashlib.sha256()
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, DTensor):
+            value = value.full_tensor()
+        if isinstance(value, torch.Tensor):
+            value = value.detach().contiguous().view(-1).view(torch.uint8).tolist()
+        digest.update(repr((name, value)).encode())
+
+    for name, value in model.state_dict().items():
+        add(name, value)
+    for optimizer in trainer.optimizers:
+        state = optimizer.state_dict()["state"]
+        for number in sorted(state):
+            for name, value in state[number].items():
+                add(f"{number} {name}", value)
+    return digest.hexdigest()[:16]
