@@ -20,6 +20,7 @@ from pytorch_lightning.strategies.strategy import Strategy
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from sagemaker_lightning.compat import dtensors
 from sagemaker_lightning.contract.errors import UserError
@@ -37,11 +38,20 @@ class ResumableModelParallel(ModelParallelStrategy):
 
     lightning_module_state_dict = Strategy.lightning_module_state_dict
     optimizer_state = Strategy.optimizer_state
-    load_optimizer_state_dict = Strategy.load_optimizer_state_dict
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load weights as soon as the model has memory."""
-        self.weights_to_load = checkpoint["state_dict"], strict
+        weights = checkpoint["state_dict"]
+        if any(parameter.is_meta for parameter in self.lightning_module.parameters()):
+            self.weights_to_load = weights, strict
+        else:
+            load_whole(self.lightning_module, weights, strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load the optimizers' states; of whole tensors, each rank takes its own parts."""
+        pairs = zip(self.optimizers, checkpoint["optimizer_states"], strict=False)
+        states = [_own_state(optimizer, state) for optimizer, state in pairs]
+        Strategy.load_optimizer_state_dict(self, {"optimizer_states": states})
 
     def model_to_device(self) -> None:
         """Move the model to its device, and load the weights that wait for that."""
@@ -79,6 +89,19 @@ def make_resumable(strategy: ModelParallelStrategy) -> None:
     class_ = type(strategy)
     if not issubclass(class_, ResumableModelParallel):
         strategy.__class__ = type(class_.__name__, (ResumableModelParallel, class_), {})
+
+
+def _own_state(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state dict, shared out as its parameters are."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    keys = [key for group in state["param_groups"] for key in group["params"]]
+    own = dict(state["state"])
+    for key, parameter in zip(keys, parameters, strict=False):
+        if isinstance(values := own.get(key), dict):
+            own[key] = {
+                name: dtensors.placed_like(value, parameter) for name, value in values.items()
+            }
+    return {**state, "state": own}
 
 
 def load_whole(model: LightningModule, weights: Mapping[str, Any], strict: bool) -> None:

@@ -402,16 +402,22 @@ class ExactResume(EarlyCallback):
     def _unsupported(self, strategy: Any) -> UserError:
         """Return the error for a strategy whose runs cannot be resumed."""
         name = type(strategy).__name__
+        copies = isinstance(strategy, DDPStrategy)
+        sharded = (
+            "; for a model that does not fit one device, use ModelParallelStrategy, which is "
+            "FSDP2, and call fully_shard() in configure_model()"
+        )
+        sharded = "" if copies else sharded
         if "--trainer.strategy" in self.settings:
             return UserError(
                 f"--trainer.strategy: found {name}, whose runs cannot be resumed; allowed are ddp "
                 "and its variants, or --resume.exact=false: it trains and saves as Lightning does"
+                f"{sharded}"
             )
-        copies = isinstance(strategy, DDPStrategy)
         return UserError(
             f"Trainer(strategy=...): found {name}{', which copies this process' if copies else ''},"
             " whose runs cannot be resumed; allowed are one device, or ddp and its variants in a "
-            "program of its own"
+            f"program of its own{sharded}"
         )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -13,7 +13,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 from sagemaker_lightning.callbacks import divergence, loggers
 from sagemaker_lightning.compat import lightning_checkpoints, lightning_loops
-from sagemaker_lightning.compat.model_parallel import data_rank, mesh_of, reshard
+from sagemaker_lightning.compat.model_parallel import data_rank, mesh_of, reshard, unsharded_weights
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.loaders.resumable import digest_of
@@ -233,7 +233,18 @@ class Run:
     # Before the first batch -----------------------------------------------------------------------
 
     def optimizers_made(self) -> None:
-        """Compare the optimizers with those of the checkpoint's run, before any hook runs."""
+        """Compare the optimizers with those of the checkpoint's run, before any hook runs.
+
+        Raises:
+            UserError: Ranks would train weights apart that each of them has as a whole.
+        """
+        unsharded = unsharded_weights(self.trainer.lightning_module)
+        if mesh_of(self.trainer) is not None and data_rank(self.trainer)[1] > 1 and unsharded:
+            raise UserError(
+                f"configure_model(): found weights that nothing shards ({', '.join(unsharded[:3])})"
+                ", which each rank would train for itself; call fully_shard() on a module that has "
+                "them, too, such as the whole network"
+            )
         acceptance.accept_schedulers(self.trainer, lightning_checkpoints.loaded(self.trainer))
         of_flags = self.part(Limits).of_flags
         same_limits = not self.resumed or self.resumed.of(Limits)["of_flags"] == of_flags
