@@ -25,8 +25,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from sagemaker_lightning import ExactResume
+from sagemaker_lightning.compat import model_parallel
 
-SAMPLES = 48
+SAMPLES = 96
 WIDTH = 12
 
 
@@ -76,6 +77,36 @@ def shard(network: Network, mesh: DeviceMesh) -> None:
     for block in network.blocks:
         fully_shard(block, mesh=mesh["data_parallel"])
     fully_shard(network, mesh=mesh["data_parallel"])
+
+
+class Average(pl.Callback):
+    """An average of the weights of the user's own, a DTensor for each of them."""
+
+    def __init__(self) -> None:
+        self.average = {}
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        if not self.average:
+            self.average = {
+                name: parameter.detach().clone() for name, parameter in pl_module.named_parameters()
+            }
+
+    def on_train_batch_end(self, trainer, pl_module, *args) -> None:
+        for name, parameter in pl_module.named_parameters():
+            self.average[name].lerp_(parameter.detach(), 0.1)
+
+    def on_train_end(self, trainer, pl_module) -> None:
+        model_parallel.load_whole(pl_module, self.average, strict=False)
+
+
+class SavedAverage(Average):
+    """The same, in a state dict."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": self.average}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.average = state_dict["average"]
 
 
 class Model(pl.LightningModule):
@@ -159,6 +190,7 @@ class Model(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
 
 
+AVERAGES = {"averaged": Average, "average saved": SavedAverage}
 OPTIONS: dict[str, dict[str, Any]] = {
     "clipped": {"gradient_clip_val": 0.1},
     "accumulated": {"accumulate_grad_batches": 2},
@@ -227,7 +259,7 @@ def train(
         num_nodes=nodes,
         strategy=strategy,
         max_epochs=epochs,
-        callbacks=[resume],
+        callbacks=[resume, *(AVERAGES[kind]() for _ in range(kind in AVERAGES))],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -66,7 +66,9 @@ class ResumableModelParallel(ModelParallelStrategy):
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
     ) -> None:
         """Write one file with the whole model, as other strategies do; all ranks call it."""
-        whole = dtensors.whole(checkpoint, keeps=self.is_global_zero)
+        left_out = getattr(self.checkpoint_io, "left_out", ())
+        written = {name: value for name, value in checkpoint.items() if name not in left_out}
+        whole = dtensors.whole(written, keeps=self.is_global_zero)
         Strategy.save_checkpoint(self, whole, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
@@ -109,6 +111,28 @@ def load_whole(model: LightningModule, weights: Mapping[str, Any], strict: bool)
     present = model.state_dict()
     own = {name: dtensors.placed_like(value, present.get(name)) for name, value in weights.items()}
     model.load_state_dict(own, strict=strict)
+
+
+def load_best(trainer: Trainer, weights: Mapping[str, Any] | None) -> None:
+    """Load whole weights that only rank 0 has, one tensor after another; all ranks call it.
+
+    Args:
+        trainer: Lightning's trainer.
+        weights: The state dict, on rank 0; None if there is none, and on other ranks.
+    """
+    model = trainer.lightning_module
+    broadcast = trainer.strategy.broadcast
+    names = broadcast(None if weights is None else list(weights))
+    if names is None:
+        return
+    present = model.state_dict()
+    own = {
+        name: dtensors.placed_like(
+            broadcast(None if weights is None else weights[name]), present.get(name)
+        )
+        for name in names
+    }
+    model.load_state_dict(own, strict=model.strict_loading)
 
 
 def name_sharded_classes(model: LightningModule) -> None:
@@ -184,8 +208,8 @@ def settle_sizes(strategy: ModelParallelStrategy, world_size: int) -> str:
     if sizes[0] * sizes[1] != world_size:
         raise UserError(
             f"ModelParallelStrategy: found data_parallel_size={names[SIZES[0]]} and "
-            f"tensor_parallel_size={names[SIZES[1]]} for {world_size} ranks; expected two numbers "
-            f"whose product is {world_size}"
+            f"tensor_parallel_size={names[SIZES[1]]}, expected two numbers whose product is "
+            f"{world_size}, the number of ranks"
         )
     strategy._data_parallel_size, strategy._tensor_parallel_size = sizes
     return line if world_size > 1 else ""

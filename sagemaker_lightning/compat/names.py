@@ -188,6 +188,12 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_init_debugging_flags._val_check_time_interval": "local | absent"
         },
     },
+    "model_parallel": {
+        "pytorch_lightning.strategies": {
+            "ModelParallelStrategy._data_parallel_size": "attribute",
+            "ModelParallelStrategy._tensor_parallel_size": "attribute",
+        }
+    },
     "lightning_loggers": {
         "pytorch_lightning.loggers": {
             "CSVLogger._version": "attribute",

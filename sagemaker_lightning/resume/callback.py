@@ -113,7 +113,8 @@ class ExactResume(EarlyCallback):
     Raises:
         UserError: An argument is of another type, a number is too small, or `dirpath` is a URL.
             From `fit`: a host's name does not resolve, the checkpoint is of another run, the
-            strategy is neither one device nor ddp, another process trains with the folder, or a
+            strategy is none of one device, ddp and ModelParallelStrategy, or its mesh does not have
+            as many ranks or shards not all weights, another process trains with the folder, or a
             part of the state cannot be saved.
     """
 

@@ -30,6 +30,8 @@ TENSORS_KEY = "tensors"
 MARK = "sagemaker_lightning_shared_out"
 """The only key of a dict that stands for a tensor; its value is the tensor's name."""
 SHARDED = re.compile(r"S\((\d+)\)")
+NAME = re.compile(r"step-(?P<step>\d{9,})-(?P<number>\d+)-rank-\d+-of-\d+\.shard")
+"""The name of a shard."""
 
 
 def path_of(folder: Path, step: int, number: int, rank: int, ranks: int) -> Path:
@@ -42,14 +44,18 @@ def path_of(folder: Path, step: int, number: int, rank: int, ranks: int) -> Path
         rank: The rank.
         ranks: Number of ranks.
     """
-    return folder / f"step-{step:09d}-{number}-rank-{rank:04d}-of-{ranks:04d}.shard"
+    return folder / f"step-{step:09d}-{number:d}-rank-{rank:04d}-of-{ranks:04d}.shard"
 
 
 def paths_in(folder: Path, step: int) -> list[tuple[int, Path]]:
     """Return the numbers of the saves, and the paths, of all shards of a step in a folder."""
-    pattern = re.compile(rf"step-{step:09d}-(\d+)-rank-\d+-of-\d+\.shard")
-    matches = [(pattern.fullmatch(path.name), path) for path in folder.glob(f"step-{step:09d}-*")]
-    return [(int(match[1]), path) for match, path in matches if match]
+    matches = [(NAME.fullmatch(path.name), path) for path in folder.glob(f"step-{step:09d}-*")]
+    return [(int(match["number"]), path) for match, path in matches if match]
+
+
+def all_in(folder: Path) -> list[Path]:
+    """Return the paths of all shards in a folder."""
+    return [path for path in folder.glob("step-*.shard") if NAME.fullmatch(path.name)]
 
 
 def remove(folder: Path, step: int, before: float = math.inf) -> None:
@@ -61,9 +67,8 @@ def remove(folder: Path, step: int, before: float = math.inf) -> None:
 
 def remove_orphans(folder: Path, steps: Sequence[int]) -> None:
     """Remove the shards of steps of which there is no checkpoint: it was not finished."""
-    for path in folder.glob("step-*.shard"):
-        match = re.fullmatch(r"step-(\d{9,})-\d+-rank-\d+-of-\d+\.shard", path.name)
-        if match and int(match[1]) not in steps:
+    for path in all_in(folder):
+        if int(NAME.fullmatch(path.name)["step"]) not in steps:
             path.unlink(missing_ok=True)
 
 
@@ -359,10 +364,14 @@ class ShardReader:
                 overlaps.append((part, at, low, extent))
         if sum(math.prod(extent) for *_, extent in overlaps) != target.numel():
             raise ValueError(name)
+        filled = torch.zeros(tuple(sizes) if len(overlaps) > 1 else (), dtype=torch.bool)
         for part, at, low, extent in overlaps:
             to = [a - b for a, b in zip(low, offsets, strict=True)]
             of = [a - b for a, b in zip(low, at, strict=True)]
             target[dtensors.within(to, extent)] = part[dtensors.within(of, extent)]
+            filled[dtensors.within(to, extent) if filled.dim() else ()] = True
+        if not filled.all():
+            raise ValueError(name)
 
     def _part(self, rank: int, name: str) -> Tensor:
         """Return a rank's part of a tensor; it is read from the file when it is used."""
