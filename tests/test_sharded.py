@@ -91,7 +91,7 @@ def test_other_ranks_go_on_with_the_same_samples(tmp_path: Path):
         expected = "Interrupted: 143" if interruption else ""
         assert {each.error for each in ended} == {expected}, ended[0].output
     line = (
-        "; 1 rank with a model sharded as 1x1 saved it, now there are 4 ranks with a model sharded"
+        "; 1 ranks, with a model sharded as 1x1 saved it, now there are 4, with a model sharded as"
     )
     assert line in ended[0].output
     assert samples(tmp_path / "chain") == samples(tmp_path / "whole")

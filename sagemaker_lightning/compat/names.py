@@ -194,6 +194,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "ModelParallelStrategy._tensor_parallel_size": "attribute",
         }
     },
+    "dtensors": {"torch.distributed.tensor": {"DTensor.__create_chunk_list__": "(self)"}},
     "lightning_loggers": {
         "pytorch_lightning.loggers": {
             "CSVLogger._version": "attribute",

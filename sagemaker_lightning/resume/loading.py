@@ -16,7 +16,7 @@ from sagemaker_lightning.resume.parts.given_parts import GivenParts, parts_of
 from sagemaker_lightning.resume.parts.gradients import Gradients
 from sagemaker_lightning.resume.parts.parameter_groups import ParameterGroups
 from sagemaker_lightning.resume.parts.roots import objects_of_module
-from sagemaker_lightning.resume.resumption import Resumption, ranks_text
+from sagemaker_lightning.resume.resumption import Resumption, sharded_text
 from sagemaker_lightning.resume.same_run import earlier_fits
 from sagemaker_lightning.resume.snapshot import LIGHTNING_KEYS
 from sagemaker_lightning.state.encoding import RECREATED, from_plain
@@ -136,7 +136,8 @@ def announce(run: "Run", path: Path, given_path: Any) -> None:
         ""
         if resumed.same_ranks
         else (
-            f"; {resumed.ranks_text} saved it, now there are {_ranks_text(run)}: "
+            f"; {resumed.world_size} ranks{sharded_text(resumed.mesh)} saved it, now there are "
+            f"{run.trainer.world_size}{sharded_text(mesh_sizes(run.trainer))}: "
             "no sample is left out or taken twice, but the run is no longer bit-identical "
             "to one without an interruption"
         )
@@ -148,10 +149,6 @@ def announce(run: "Run", path: Path, given_path: Any) -> None:
             f"its own newest checkpoint in {run.folder.path}",
             flush=True,
         )
-
-
-def _ranks_text(run: "Run") -> str:
-    return ranks_text(run.trainer.world_size, mesh_sizes(run.trainer))
 
 
 def decoded(run: "Run") -> dict[str, Any]:

@@ -64,11 +64,6 @@ class Resumption:
         self.checkpoint = reader.resolve(self.checkpoint)
         self.rank_state = reader.resolve(self.rank_state, "ranks")
 
-    @property
-    def ranks_text(self) -> str:
-        """The ranks that have saved it, for a message."""
-        return ranks_text(self.world_size, self.mesh)
-
     def saved(self, part: Part) -> Any:
         """Return what was saved of a part; of Lightning's, before any hook has replaced it."""
         found = self.of(part)
@@ -102,7 +97,6 @@ class Resumption:
         self.checkpoint = None
 
 
-def ranks_text(ranks: int, mesh: Sequence[int]) -> str:
-    """Return how many ranks there are, and how they share the model out, for a message."""
-    shared = f" with a model sharded as {'x'.join(map(str, mesh))}" if mesh else ""
-    return f"{ranks} {'rank' if ranks == 1 else 'ranks'}{shared}"
+def sharded_text(mesh: Sequence[int]) -> str:
+    """Return how ranks share a model out, for a message; "" if they do not."""
+    return f", with a model sharded as {'x'.join(map(str, mesh))}" if mesh else ""
