@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-thorough test-fast compat soak mutants zoo projects lint format lock lock-conda sbom audit build run push rehearsal benchmark scaling gpu clean
+.PHONY: help env train test test-thorough test-fast compat compat-next soak mutants zoo projects lint format lock lock-conda wheel test-wheel sbom audit build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -37,9 +37,15 @@ COMPAT := .venvs/$(PACKAGE)-$(LIGHTNING)
 $(COMPAT)/ready: $(LOCKED)
 	PYTHON=$(PYTHON) scripts/make_env.sh $(COMPAT) $(PACKAGE)==$(LIGHTNING)
 
+COMPATIBLE := -n 2 -m "not docker and not soak" tests/test_compat.py tests/test_namespaces.py tests/unit/data/test_deterministic.py tests/test_exact_resume.py \
+	tests/unit/data/loaders tests/test_interruptions.py tests/test_strangers.py tests/test_logger_runs.py
 compat: $(COMPAT)/ready  ## run the tests of what is ours and Lightning's with another one (LIGHTNING=2.5.2, the oldest; PACKAGE=lightning)
-	$(COMPAT)/bin/python -m pytest -n 2 -m "not docker and not soak" tests/test_compat.py tests/test_namespaces.py tests/test_deterministic.py tests/test_exact_resume.py \
-		tests/unit/data/loaders tests/test_interruptions.py tests/test_strangers.py tests/test_logger_runs.py $(FLAGS)
+	$(COMPAT)/bin/python -m pytest $(COMPATIBLE) $(FLAGS)
+
+NEXT := .venvs/next
+compat-next:  ## run them with the newest pre-releases of Lightning and torch
+	PYTHON=$(PYTHON) scripts/make_env.sh $(NEXT) --prerelease=allow --upgrade pytorch-lightning torch torchvision
+	$(NEXT)/bin/python -m pytest $(COMPATIBLE) $(FLAGS)
 
 soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders and mutated jobs: an hour
 	$(BIN)/python -m pytest -n 2 -m soak $(FLAGS)
@@ -53,10 +59,20 @@ zoo: $(VENV)/ready  ## interrupt user code of 245 kinds at random moments (FLAGS
 projects: $(VENV)/ready  ## interrupt public packages that train by Lightning, at random moments (FLAGS="lightly darts --rounds=3")
 	$(BIN)/python -m tests.real_projects $(FLAGS)
 
-lint: $(VENV)/ready  ## check style and imports, and the shell scripts where shellcheck is installed
+TOOLS := .venvs/tools
+$(TOOLS)/locked.txt: locks/tools.txt
+	$(PYTHON) -m venv $(TOOLS)
+	scripts/install_locked.sh $(TOOLS)/bin/python install $<
+	cp $< $@
+
+lint: $(VENV)/ready $(TOOLS)/locked.txt  ## check style, imports and the forge's workflows, and the shell scripts where shellcheck is installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
+	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(TOOLS)/bin/zizmor --offline --quiet .github
 	if command -v shellcheck >/dev/null; then git ls-files '*.sh' .ci/run | xargs shellcheck; else echo "no shellcheck here: shell scripts not checked"; fi
 
 format: $(VENV)/ready  ## put the code into its style
@@ -72,11 +88,12 @@ lock-conda:  ## lock what conda itself has installed in IMAGE, so that later bui
 	$(DOCKER) run --rm $(IMAGE) conda list --name sagemaker-lightning --explicit --sha256 >locks/conda.part
 	mv locks/conda.part locks/conda-$(PYTHON_VERSION)$(if $(TORCH),-$(TORCH)).txt
 
-TOOLS := .venvs/tools
-$(TOOLS)/locked.txt: locks/tools.txt
-	$(PYTHON) -m venv $(TOOLS)
-	scripts/install_locked.sh $(TOOLS)/bin/python install $<
-	cp $< $@
+wheel: $(TOOLS)/locked.txt  ## build the wheel and the source archive in output/dist
+	rm -rf output/dist
+	$(TOOLS)/bin/uv build --quiet --out-dir output/dist
+
+test-wheel: $(VENV)/ready  ## install the wheel into an empty environment, and use it there
+	$(BIN)/python -m pytest -n 2 tests/test_package.py $(FLAGS)
 
 WHOLE := .venvs/image
 $(WHOLE)/ready: $(LOCKED) locks/image.txt

@@ -5,8 +5,11 @@
     python -m benchmarks.step, .original, .startup, .data   one of them; --help lists its flags
     python -m benchmarks.side_by_side                       trainings that share the machine
     python -m benchmarks.interruptions cost                 checkpoints and restarts
+    python -m benchmarks.restart                            a rank's death, and what it costs
+    python -m benchmarks.hangs                              false alarms of the watch for hangs
     python -m benchmarks.proof                              the cost of proving each resume
     python -m benchmarks.small_steps                        what ExactResume costs a small step
+    python -m benchmarks.checkpoint_cost                    a checkpoint's stall and size
     python -m benchmarks.accuracy RECIPE --data_dir DIR     seconds to an accuracy, by a recipe
     python -m benchmarks.image IMAGE                        the image, and the cost of a change
     python -m benchmarks.scaling                            the gain of more nodes

@@ -1,74 +1,163 @@
 """Seconds from the death of a rank to its next step / from a start to the first step.
 
-    python -m benchmarks.restart [--n 5]
+    python -m benchmarks.restart [--n 5] [--hosts 2]     ratios, a job and two minutes each
+    python -m benchmarks.restart --goodput 300           a death every 30 s, for 300 s
+    python -m benchmarks.restart --copies 300            a step with and without copies in memory
 
-A job of two ranks is started by the toolkit's `train`, with the default data. After half a minute,
-one rank is killed, and all start again in the container. Both times are those of one run. A new job
-would need a new container as well, which takes minutes; the ratio leaves it out.
+A job of two ranks trains on the default data. It is started by the toolkit's `train`, or, with two
+hosts, by the rehearsal as processes of this machine, which needs root. One rank is killed, and all
+start again in the container. A new job would need a new container as well, which takes minutes; the
+ratio leaves it out.
+
+Goodput is the share of the time, from the first step to the last, that the steps of the finished
+training take. A step counts once, also if it was repeated, with the median of what steps took.
 """
 
+import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from benchmarks import report, startup
+from sagemaker_lightning import ExactResume
 
 CALLBACK = f"{__package__}.restart.Dies"
+PLAN = "BENCHMARK_PLAN"
+ENGINE = ("--engine=processes",)
 PAIRS = 5  # default of --n
-TRAINS_SECONDS = 30.0  # from the first step to the death
-STEPS_AFTER = 3  # of the restarted ranks
-BACK = re.compile(r"^restart 1: on from step \d+ within ([\d.]+) s", re.MULTILINE)
+TRAINS_SECONDS = 30.0  # from a first step to a death
+AFTER_SECONDS = 1.0  # from the last death's first step to the end
+WINDOW_SECONDS = 20.0  # of steps with or without copies
+NOTE = re.compile(r"^AT (\S+) STEP (\d+) COPIES (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What befalls a job."""
+
+    deaths: int = 1
+    """How many there are; the first run comes before the first one."""
+    every: float = TRAINS_SECONDS
+    """Seconds between two of them, and before the first."""
+    trains: float = 0.0
+    """Seconds from the first step to the end; 0 to end soon after the last death."""
+    toggles_copies: bool = False
+    """Whether copies in memory are taken in every other window alone."""
 
 
 class Dies(Callback):
-    """Prints the time of the first step's end in seconds since 1970; kills the last rank once."""
+    """Prints where rank 0 is, and kills the last rank, as the plan says."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note whether this is the run that is killed."""
-        self.mark = Path(os.environ["SAGEMAKER_BASE_DIR"], "killed")
-        self.is_first_run = not self.mark.exists()
-        self.steps = 0
+        """Find out what is planned."""
+        self.plan = Plan(**json.loads(os.environ[PLAN]))
+        self.resume = next(each for each in trainer.callbacks if isinstance(each, ExactResume))
+        self.noted = self.spent = self.taken_at = 0.0  # a restarted run goes on with these
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Print the time, kill this rank, or end the training."""
-        self.steps += 1
-        if not self.is_first_run:
-            trainer.should_stop = self.steps >= STEPS_AFTER
+        now = time.time()
+        began = Path(os.environ["SAGEMAKER_BASE_DIR"], "began")
+        if trainer.local_rank == 0 and not began.exists():
+            began.write_text(str(now))
+        since = now - float(began.read_text() if began.exists() else now)
+        first_step_at = self.resume.container_restarts.progress.first_step_at
+        since_start = time.monotonic() - first_step_at / 1e9 if first_step_at else 0.0
+        deaths = len(self.resume.restarts)
+        self._copies(since)
+        if trainer.is_global_zero and now - self.noted >= 1:
+            self.noted = now
+            print(f"AT {now:.3f} STEP {trainer.global_step} COPIES {self.spent:.4f}", flush=True)
+        is_over = deaths >= self.plan.deaths and since_start >= AFTER_SECONDS
+        if self.plan.trains:
+            is_over = since >= self.plan.trains
+        # All ranks end at the same step.
+        if trainer.strategy.reduce_boolean_decision(is_over, all=False):
+            trainer.should_stop = True
             return
-        if self.steps == 1:
-            self.began = time.monotonic()
-            if trainer.is_global_zero:
-                print(time.time(), flush=True)
         is_last = trainer.global_rank == trainer.world_size - 1
-        if is_last and time.monotonic() - self.began >= TRAINS_SECONDS:
-            self.mark.touch()
+        if is_last and deaths < self.plan.deaths and since_start >= self.plan.every:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def _copies(self, since: float) -> None:
+        """Add up what copies in memory have cost; leave them out in every other window."""
+        copies = self.resume.run.copies
+        if copies.taken_at != self.taken_at and not (copies.thread and copies.thread.is_alive()):
+            self.taken_at = copies.taken_at
+            self.spent += copies.seconds
+        if self.plan.toggles_copies and int(since / WINDOW_SECONDS) % 2:
+            copies.taken_at = self.taken_at = time.monotonic()  # the next one is not due
 
-def back_and_start() -> tuple[float, float]:
-    """Return the seconds from the death to the next step, and those of the start."""
-    with tempfile.TemporaryDirectory() as base_dir:
-        startup.settings(
-            Path(base_dir),
-            **{
-                "trainer.callbacks+": CALLBACK,
-                "trainer.accelerator": "cpu",
-                "trainer.devices": "2",
-                "trainer.max_epochs": "1000",
-            },
+
+@dataclass(frozen=True)
+class Job:
+    """What a job has printed and written."""
+
+    started: float
+    """When it was started, in seconds since 1970."""
+    printed: str
+    restarts: list[dict[str, Any]]
+    """Those of model.json."""
+
+    @property
+    def notes(self) -> list[tuple[float, int, float]]:
+        """Time, step, and the seconds that copies have cost in this run of the program."""
+        found = NOTE.findall(self.printed)
+        if not found:
+            raise SystemExit(f"{self.printed}error: the job has trained nothing, see above")
+        return [(float(at), int(step), float(spent)) for at, step, spent in found]
+
+    @property
+    def step_seconds(self) -> float:
+        """The median of what a step took."""
+        pairs = zip(self.notes, self.notes[1:], strict=False)
+        return statistics.median(
+            (after[0] - before[0]) / (after[1] - before[1])
+            for before, after in pairs
+            if after[1] > before[1] and after[0] - before[0] < TRAINS_SECONDS / 10
         )
+
+    @property
+    def goodput(self) -> float:
+        """The share of the time, from the first step to the last, that useful steps take."""
+        (first, begun_with, _), *_, (last, step, _) = self.notes
+        return (step - begun_with) * self.step_seconds / (last - first)
+
+
+def job(hosts: int, plan: Plan) -> Job:
+    """Run a job; SystemExit if it fails, or was not started again as often as planned."""
+    hyperparameters = {
+        "trainer.callbacks+": CALLBACK,
+        "trainer.accelerator": "cpu",
+        "trainer.devices": str(2 // hosts),
+        "trainer.max_epochs": "1000000",
+        "max_restarts": "1000",
+    }
+    variables = {PLAN: json.dumps(vars(plan)), "OMP_NUM_THREADS": "1"}
+    ended = (_one_host if hosts == 1 else _several_hosts)(hosts, hyperparameters, variables)
+    if not plan.trains and len(ended.restarts) != plan.deaths:
+        raise SystemExit(f"{ended.printed}error: the job was not started again, see above")
+    return ended
+
+
+def _one_host(hosts: int, hyperparameters: dict[str, str], variables: dict[str, str]) -> Job:
+    with tempfile.TemporaryDirectory() as base_dir:
+        startup.settings(Path(base_dir), **hyperparameters)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        began = time.time()
+        started = time.time()
         completed = subprocess.run(
             [str(report.ROOT / "entrypoint.sh"), "train"],
             cwd=base_dir,
@@ -77,31 +166,110 @@ def back_and_start() -> tuple[float, float]:
                 SAGEMAKER_BASE_DIR=base_dir,
                 SAGEMAKER_PROGRAM="app/train_multi_node.py",
                 SAGEMAKER_TRAINING_MODULE="sagemaker_lightning.launch.toolkit_hook:main",
+                **variables,
             ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-    started = re.search(r"^\d{9,}\.\d+$", completed.stdout, re.MULTILINE)
-    back = BACK.search(completed.stdout)
-    if completed.returncode or not (started and back):
-        raise SystemExit(f"{completed.stdout}error: the job was not started again, see above")
-    return float(back[1]), float(started[0]) - began
+        if completed.returncode:
+            raise SystemExit(f"{completed.stdout}error: the job failed, see above")
+        about = json.loads(Path(base_dir, "model/model.json").read_text())
+    return Job(started, completed.stdout, about["restarts"])
 
 
-def run(n: int) -> list[report.Comparison]:
-    """Compare in n rounds, after one that fills the file cache and does not count."""
-    ratios = []
+def _several_hosts(hosts: int, hyperparameters: dict[str, str], variables: dict[str, str]) -> Job:
+    sys.path.insert(0, str(report.ROOT / "tests"))
+    from containers import IMAGE_TAG
+    from rehearsals import Rehearsal
+
+    with tempfile.TemporaryDirectory() as folder, Rehearsal(Path(folder), *ENGINE) as server:
+        started = time.time()
+        name = server.create(
+            IMAGE_TAG,
+            hosts=hosts,
+            HyperParameters=hyperparameters,
+            Environment=variables,
+            StoppingCondition={"MaxRuntimeInSeconds": 3600},
+        )
+        ended = server.wait_until_ended(name, 3600)
+        printed = "\n".join(server.lines(name).get("algo-1", []))
+        if ended["TrainingJobStatus"] != "Completed":
+            raise SystemExit(f"{printed}\nerror: {ended.get('FailureReason')}")
+        about = json.loads(server.archive(name)["model.json"])
+    return Job(started, printed, about["restarts"])
+
+
+def rounds(n: int, hosts: int) -> Iterator[float]:
+    """Yield the ratio of each round, after one that fills the file cache and does not count."""
     for number in range(n + 1):
-        back, start = back_and_start()
+        ended = job(hosts, Plan())
+        (restart,) = ended.restarts
+        start = ended.notes[0][0] - ended.started
         if number:
-            ratios.append(back / start)
-            print(f"restart: {back:.1f} / {start:.1f} = {back / start:.3f}", flush=True)
+            lost = restart["lost_steps"]
+            print(
+                f"restart: {restart['seconds']:.1f} / {start:.1f} = "
+                f"{restart['seconds'] / start:.3f}; {lost} steps lost, "
+                f"{lost * ended.step_seconds:.2f} s of training",
+                flush=True,
+            )
+            yield restart["seconds"] / start
+
+
+def with_goodput(seconds: float, hosts: int) -> report.Comparison:
+    """Kill a rank again and again, and return the share of the time that was useful."""
+    ended = job(hosts, Plan(deaths=1000, trains=seconds))
+    again = [restart["seconds"] for restart in ended.restarts]
+    lost = [restart["lost_steps"] for restart in ended.restarts]
+    print(
+        f"{len(again)} deaths; back within {statistics.median(again):.1f} s [{min(again):.1f}.."
+        f"{max(again):.1f}]; {statistics.median(lost):.0f} steps lost "
+        f"[{min(lost)}..{max(lost)}] of {ended.step_seconds * 1000:.0f} ms",
+        flush=True,
+    )
+    what = f"seconds: useful steps / all, with a death every {TRAINS_SECONDS:.0f} s of training"
+    return report.Comparison(f"goodput, {_machines(hosts)}", what, [ended.goodput])
+
+
+def with_copies(seconds: float, hosts: int) -> report.Comparison:
+    """Compare the steps of neighbouring windows, with and without copies in memory."""
+    ended = job(hosts, Plan(deaths=0, trains=seconds, toggles_copies=True))
+    began = ended.notes[0][0]
+    windows: dict[int, list[tuple[float, int, float]]] = {}
+    for note in ended.notes:
+        windows.setdefault(int((note[0] - began) / WINDOW_SECONDS), []).append(note)
+    steps = {
+        number: (notes[-1][0] - notes[0][0]) / (notes[-1][1] - notes[0][1])
+        for number, notes in windows.items()
+        if notes[-1][1] > notes[0][1]
+    }
+    pairs = [number for number in steps if number % 2 == 0 and number and number + 1 in steps]
+    spent = sum(windows[number][-1][2] - windows[number][0][2] for number in pairs)
+    print(f"copies: {spent / len(pairs) / WINDOW_SECONDS:.4f} of the time, as they count it")
+    what = "seconds of a step: with copies in memory / without"
+    ratios = [steps[number] / steps[number + 1] for number in pairs]
+    return report.Comparison(f"copies, {_machines(hosts)}", what, ratios)
+
+
+def _machines(hosts: int) -> str:
+    return "two ranks" if hosts == 1 else "two hosts"
+
+
+def run(n: int, hosts: int, goodput: float = 0.0, copies: float = 0.0) -> list[report.Comparison]:
+    """Return what the flags ask for; by default, a death's ratio to a start, in n rounds."""
+    if goodput:
+        return [with_goodput(goodput, hosts)]
+    if copies:
+        return [with_copies(copies, hosts)]
     what = "seconds: a rank's death to the next step / start to the first step"
-    return [report.Comparison("restart, two ranks", what, ratios)]
+    return [report.Comparison(f"restart, {_machines(hosts)}", what, list(rounds(n, hosts)))]
 
 
 if __name__ == "__main__":
     parser = report.parser(__doc__)
     parser.set_defaults(n=PAIRS)
+    parser.add_argument("--hosts", type=int, choices=[1, 2], default=1)
+    parser.add_argument("--goodput", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--copies", type=float, default=0.0, metavar="SECONDS")
     report.publish(run(**vars(parser.parse_args())))

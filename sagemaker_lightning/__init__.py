@@ -18,6 +18,7 @@ PUBLIC = {
     "SageMakerCLI": "cli.run",
     "SageMakerEnvironment": "contract.environment",
     "UserError": "contract.errors",
+    "join_hosts": "contract.rendezvous",
     "report_failures": "contract.reporting",
     "ExactResume": "resume.callback",
     "BestModel": "resume.files.best_model",

@@ -221,6 +221,9 @@ class Unreadable(Model):
         """Save an object."""
         checkpoint["thing"] = object()
 
+    def on_load_checkpoint(self, checkpoint) -> None:
+        """Load nothing; what nothing may load is not saved."""
+
 
 class Average(EMAWeightAveraging):
     """An average of the weights that soon differs from them."""

@@ -3,7 +3,7 @@
     make mutants
     python tests/mutants.py [--n 200] [--seed 1] [--jobs 2]
                             [--only sagemaker_lightning/contract/shutdown.py ...]
-                            [--tests tests/test_journal.py ...] [--marks "not docker and not soak"]
+                            [--tests tests/test_launch.py ...] [--marks "not docker and not soak"]
                             [--seconds 120] [--measured FILE] [--again OUTPUT]
 
 A change is one operator, constant, condition, return or call (tests/mutations.py). First, the quick

@@ -705,6 +705,9 @@ class Unsavable(Model):
         if self.current_epoch > 1:
             checkpoint["mine"] = {"thing": Points()}
 
+    def on_load_checkpoint(self, checkpoint):
+        """Load nothing; what nothing may load is not saved."""
+
 
 class Alone(Model):
     """Has a loader of its own."""

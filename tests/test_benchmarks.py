@@ -14,7 +14,7 @@ import pytest
 import warm
 from environments import python_of
 
-from benchmarks import side_by_side, small_steps, yardstick
+from benchmarks import checkpoint_cost, side_by_side, small_steps, yardstick
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +42,9 @@ ROWS["small_steps"] = [
     *small_steps.CASES,
     *(f"start, {name}" for name in small_steps.STARTS),
     "an epoch of 20 steps, 2000 parameters",
+]
+ROWS["checkpoint_cost"] = [
+    f"{name}: {what}" for name in checkpoint_cost.CASES for what in ("stall", "size")
 ]
 FLAGS = {
     "step": ["--steps=1"],
@@ -89,6 +92,14 @@ def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
         re.MULTILINE,
     )
     assert re.search(r"^commit: \w+", completed.stdout, re.MULTILINE)
+
+
+@pytest.mark.soak
+def test_long_steps_are_no_hangs():
+    command = [sys.executable, "-m", "benchmarks.hangs", "--steps=8", "--limit=8", "--jobs=2"]
+    completed = warm.run(command, ROOT)
+    says = "8 long steps, 0 false alarms; 2 of 2 hangs seen, "
+    assert completed.returncode == 0 and says in completed.stdout, completed.stdout
 
 
 def test_jobs_side_by_side_are_compared_with_one_alone(monkeypatch):

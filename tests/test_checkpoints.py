@@ -114,6 +114,49 @@ def test_one_that_resumed_counts_the_checkpoints_that_it_found(folder: Checkpoin
     assert [step for step, _ in resumed.checkpoints()] == [50, 40, 30, 20]
 
 
+def with_copies(folder: CheckpointDir, copies: Path, *steps: int) -> CheckpointDir:
+    """Return the folder with copies in memory of these steps, of which nothing is known."""
+    for step in steps:
+        write(copies / folder.path_of(step).name, state(step), step, step * 7)
+    return CheckpointDir(folder.home, 3, copies=copies)
+
+
+def test_a_copy_in_memory_is_chosen_as_a_checkpoint_is(folder: CheckpointDir, tmp_path, capsys):
+    both = with_copies(folder, tmp_path / "shm", 35, 40)
+    alone = lambda own: [own]  # noqa: E731
+    damaged = tmp_path / "shm" / folder.path_of(40).name
+    flip(damaged, random.Random(1))
+    leftover(tmp_path / "shm" / folder.path_of(50).name, random.Random(1))
+    path = choose_checkpoint(both, "a", alone, True, lambda path: "")
+    assert path == tmp_path / "shm" / folder.path_of(35).name
+    assert f"checkpoint {damaged} is damaged" in capsys.readouterr().out
+    # What is kept and removed on the disk has nothing to do with it.
+    assert both.intact_steps == [10, 20, 30]
+    assert [step for step, _ in both.checkpoints()] == [30, 20, 10]
+    both.save(state(50), 50, 1)
+    assert [step for step, _ in both.with_copies()] == [50, 40, 35, 30, 20]
+
+
+def test_without_a_copy_that_all_hosts_have_a_run_goes_on_from_the_disk(folder, tmp_path):
+    hosts = copies(folder, tmp_path, 2)
+    hosts = [
+        with_copies(each, each.path / "shm", step)
+        for each, step in zip(hosts, (35, 40), strict=True)
+    ]
+    assert everywhere(hosts) == [host.path_of(30) for host in hosts for _ in range(2)]
+    for host in hosts:  # or begins anew
+        for path in host.path.glob("*.ckpt"):
+            path.unlink()
+    assert everywhere(hosts) == [None] * 4
+
+
+def test_a_logger_goes_on_where_the_newest_copy_was(folder: CheckpointDir, tmp_path):
+    both = with_copies(folder, tmp_path / "shm", 35)
+    for _, path in folder.checkpoints():
+        path.unlink()
+    assert both.logger_states() == [{"version": 3}]
+
+
 def test_what_a_killed_writer_left_is_removed(folder: CheckpointDir):
     """One rank of each host does so; files of others stay."""
     left = [

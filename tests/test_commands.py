@@ -122,6 +122,9 @@ BETWEEN_THE_LINES = {
     "python -m benchmarks.interruptions soak KIND --rounds=20 --seed=1": (
         "test_benchmarks.py::test_an_interrupted_job_is_compared"
     ),
+    "python -m benchmarks.checkpoint_cost": (
+        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
+    ),
     "python -m benchmarks.original": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
     ),

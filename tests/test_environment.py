@@ -48,6 +48,7 @@ ALL_VARIABLES = {
     "SAGEMAKER_LIGHTNING_WATCH": "/l",
     "SAGEMAKER_LIGHTNING_DRILL": '{"m": 1}',
     "SAGEMAKER_LIGHTNING_RESTARTS": '[{"why": "x", "step": null, "at": 0.5}]',
+    "SAGEMAKER_LIGHTNING_COPIES": "/o",
     "LOCAL_WORLD_SIZE": "2",
     "WORLD_SIZE": "8",
     "SM_INSTANCE_GROUPS_DICT": '{"g": {"hosts": ["algo-1", "algo-10", "algo-2"]}}',
@@ -87,6 +88,7 @@ def test_full(tmp_path):
         torchrun=(2, 8),
         watch=Path("/l"),
         restarts=(ContainerRestart("x", None, 0.5),),
+        copies=Path("/o"),
         drill={"m": 1},
     )
     defaults = SageMakerEnvironment()

@@ -1014,10 +1014,16 @@ class Unsaveable(Untested):
         if self.place == "scheduler":
             checkpoint["lr_schedulers"][0]["lock"] = threading.Lock()
 
+    def on_load_checkpoint(self, checkpoint):
+        """Load what is there; without it, nobody would ask the other hook."""
+
 
 class Unsaved(pl.Callback):
     def state_dict(self):
         return {"lock": threading.Lock()}
+
+    def load_state_dict(self, state_dict):
+        """Load nothing."""
 
 
 @pytest.mark.parametrize(
@@ -1156,13 +1162,14 @@ def test_hosts_find_each_other(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "12345")
     monkeypatch.setenv("SM_CURRENT_HOST", "localhost")
     monkeypatch.setenv("SM_HOSTS", '["127.0.0.1", "localhost"]')
-    ExactResume(tmp_path)
+    sagemaker_lightning.join_hosts()
     assert os.environ["MASTER_ADDR"] == "127.0.0.1" and os.environ["MASTER_PORT"] == "12345"
     assert os.environ["NODE_RANK"] == "1"
     monkeypatch.setenv("SM_HOSTS", '["localhost", "no-such-host.invalid"]')
     monkeypatch.setenv("SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT", "1")
     resume = ExactResume(tmp_path)  # waits for nobody
-    trainer = pl.Trainer(accelerator="cpu", devices=1, logger=False, callbacks=[resume])
+    options = {"accelerator": "cpu", "devices": 1, "num_nodes": 2, "logger": False}
+    trainer = pl.Trainer(**options, callbacks=[resume])
     with pytest.raises(UserError, match="^host no-such-host.invalid: its name did not resolve"):
         trainer.fit(Untested())
 
@@ -1650,8 +1657,13 @@ ARGUMENTS = [
         "_milestones of SequentialLR was 4, is 3",
     ),
     *(
-        (warm_up(4, how), warm_up(8, how), "lr_lambdas of LambdaLR was .*4.*, is .*8")
-        for how in ("closure", "partial", "object", "constant")
+        (warm_up(4, how), warm_up(8, how), "steps of lr_lambdas of LambdaLR was 4, is 8;")
+        for how in ("closure", "partial", "object")
+    ),
+    (
+        warm_up(4, "constant"),
+        warm_up(8, "constant"),
+        "the code of lr_lambdas of LambdaLR has changed;",
     ),
     (two_optimizers(0.1), two_optimizers(0.2), r"lr of optimizer 1 \(SGD\) was 0.1, is 0.2"),
 ]

@@ -11,7 +11,6 @@ import os
 import resource
 import shutil
 import signal
-import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -572,9 +571,9 @@ TYPES = {
     "a note that says more": noted([1], "deque", None, None, None),
     "a note that says less": noted([1], "deque"),
     "a text as a deque": noted("abc", "deque", None),
-    "a number as a set": noted(5, "set", 216),
-    "a set of lists": noted([[]], "set", 216),
-    "a set of a size that is none": noted([1], "set", "much"),
+    "a number as a set": noted(5, "set"),
+    "a set of lists": noted([[]], "set"),
+    "a set with a size": noted([1], "set", 216),
     "a dict as a path": noted({}, "path"),
     "a number as a range": noted(5, "range"),
     "a range of text": noted(("a", "b", "c"), "range"),
@@ -633,21 +632,6 @@ def test_an_object_is_what_its_node_says_or_the_run_ends_with_a_line(
     with pytest.raises(UserError, match="^a checkpoint holds ") as raised:
         Run(run).fit()
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
-
-
-@pytest.mark.parametrize("size", [10**13, 10**7, 5 * 2**20, -1])
-def test_a_set_is_as_large_as_its_elements(interrupted_run, bounded, size):
-    run = interrupted_run()
-
-    def change(content: dict) -> None:
-        epochs = add_node(content, "set", None, size, [7, 1, 5], None)
-        set_of_callback(content, "Naming", {"epochs": epochs})
-
-    forge(run, change)
-    again = Run(run)
-    again.naming.on_train_epoch_start = lambda *_: None
-    again.fit()
-    assert again.naming.epochs == {1, 5, 7} and sys.getsizeof(again.naming.epochs) < 10_000
 
 
 def test_a_tracker_has_no_more_steps_than_were_saved(interrupted_run, bounded):

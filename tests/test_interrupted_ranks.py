@@ -94,7 +94,7 @@ def uninterrupted(tmp_path_factory) -> Ranks:
 )
 def test_two_ranks(uninterrupted: Ranks, tmp_path: Path, program):
     job = Ranks(tmp_path / "ml")
-    # tests/test_container_restarts.py has a killed rank that comes back.
+    # tests/unit/resume/test_container_restarts.py has a killed rank that comes back.
     job.own = job.own | {"SAGEMAKER_PROGRAM": program, "SAGEMAKER_LIGHTNING_MAX_RESTARTS": "0"}
     process = job.begin()
     job.wait_for_steps(5, process)

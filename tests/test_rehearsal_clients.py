@@ -77,7 +77,7 @@ def same_weights(first: dict, second: dict) -> bool:
     )
 
 
-@pytest.mark.thorough  # two interrupted hosts: tests/test_rehearsal_processes.py
+@pytest.mark.soak  # two hosts: tests/test_rehearsal_processes.py, tests/test_clients_sdk3.py
 def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
     """The tutorial's two parts run by SDK 2.
 

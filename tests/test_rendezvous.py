@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import sagemaker_lightning
 from sagemaker_lightning.contract import rendezvous
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
@@ -135,6 +136,31 @@ def test_hosts_join_and_one_host_does_nothing(monkeypatch):
         "MASTER_PORT": "29500",
     }
     assert variables["NODE_RANK"] == "1"
+
+
+def test_a_program_that_nobody_of_ours_has_started_joins_the_hosts_itself(monkeypatch):
+    """By one line; before it, what Lightning reads is missing."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: None)
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
+        monkeypatch.setenv(name, "")  # it is taken back after the test
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SM_HOSTS", '["algo-1", "algo-2"]')
+    monkeypatch.setenv("SM_CURRENT_HOST", "algo-2")
+    with pytest.raises(UserError) as raised:
+        rendezvous.check_joined(TWO_HOSTS, os.environ)
+    assert str(raised.value) == (
+        "Trainer(num_nodes=...): found 2 hosts, and no MASTER_ADDR and no NODE_RANK on algo-2, "
+        "expected both, which the Trainer reads when it is made; call "
+        "sagemaker_lightning.join_hosts() before"
+    )
+    os.environ["MASTER_ADDR"] = "algo-1"
+    with pytest.raises(UserError, match="found 2 hosts, and no NODE_RANK on algo-2"):
+        rendezvous.check_joined(TWO_HOSTS, os.environ)
+    sagemaker_lightning.join_hosts()
+    rendezvous.check_joined(TWO_HOSTS, os.environ)
+    names = "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"
+    assert [os.environ[name] for name in names] == ["algo-1", "7777", "1"]
+    rendezvous.check_joined(SageMakerEnvironment(), {})  # there is no other host
 
 
 def test_what_the_toolkits_hook_has_done_is_not_done_again(monkeypatch):

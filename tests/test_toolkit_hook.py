@@ -241,6 +241,23 @@ def test_a_program_of_the_image_sets_its_threads_itself(run, folder, monkeypatch
     assert cwd == user_program.HOME and "OMP_NUM_THREADS" not in variables
 
 
+def test_an_own_program_is_told_which_of_its_hyperparameters_it_does_not_get(
+    run, log, monkeypatch, folder
+):
+    line = (
+        "hyperparameter max_restarts sets how often train.py is started again in this container, "
+        "and is not passed to it\n"
+    )
+    run(Watch())
+    assert line not in log()
+    monkeypatch.setitem(FLAGS, "max_restarts", "5")
+    run(Watch())
+    assert line in log()
+    with pytest.raises(NoModel):  # programs of the image have no such flag
+        run(Watch(), program="app/train.py")
+    assert log().count(line) == 1
+
+
 def test_a_host_that_takes_no_part_runs_no_program_of_the_image(run, log):
     elsewhere = {"hosts": ("algo-2", "algo-3"), "current_host": "algo-1"}
     watch = Watch()

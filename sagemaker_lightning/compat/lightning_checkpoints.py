@@ -13,11 +13,11 @@ import functools
 import inspect
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
@@ -34,11 +34,79 @@ HYPERPARAMETERS = (
 """How the keys begin of what a run does not need to resume."""
 
 
-def state_of(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what `trainer.save_checkpoint` would write, and what its hooks have replaced.
+EMPTY_LOADING = {
+    Callback.on_load_checkpoint,
+    Callback.load_state_dict,
+    LightningModule.on_load_checkpoint,
+    LightningDataModule.load_state_dict,
+}
+"""The functions of Lightning's base classes, which load nothing."""
 
-    An `on_save_checkpoint` may change the file: put an average in the weights' place, drop the
-    optimizers' states, or rename what it has. All ranks may call this.
+
+def is_lightnings(function: Any) -> bool:
+    """Return whether a function or a method is Lightning's or this package's."""
+    package = (getattr(function, "__module__", None) or "").partition(".")[0]
+    return package in ("pytorch_lightning", "lightning", "sagemaker_lightning")
+
+
+class SaveHooks(NamedTuple):
+    """The functions of the user's that add to a checkpoint: each its owner and its name."""
+
+    read: list[tuple[Any, str]]
+    """Those of which something may load what they save."""
+    unread: list[tuple[Any, str]]
+
+
+def save_hooks(trainer: Trainer) -> SaveHooks:
+    """Return the user's functions that Lightning calls when it saves a checkpoint.
+
+    They are `on_save_checkpoint` of the module and the callbacks, and `state_dict` of the callbacks
+    and the data module. An `on_load_checkpoint` gets the whole checkpoint, and so reads all of it.
+    """
+    module = trainer.lightning_module
+    with_hooks = [module, *trainer.callbacks]
+    with_state = [*trainer.callbacks, *[trainer.datamodule] * (trainer.datamodule is not None)]
+    loads_all = any(not is_lightnings(owner.on_load_checkpoint) for owner in with_hooks)
+    found = SaveHooks([], [])
+    for owners, save, load in (
+        (with_hooks, "on_save_checkpoint", "on_load_checkpoint"),
+        (with_state, "state_dict", "load_state_dict"),
+    ):
+        for owner in owners:
+            if not is_lightnings(getattr(owner, save)):
+                loading = getattr(owner, load)
+                is_read = loads_all or getattr(loading, "__func__", loading) not in EMPTY_LOADING
+                (found.read if is_read else found.unread).append((owner, save))
+    return found
+
+
+@contextmanager
+def _silenced(hooks: Iterable[tuple[Any, str]]) -> Iterator[None]:
+    """Have Lightning not call some functions while the block lasts."""
+    own = [(vars(owner), name, vars(owner).get(name)) for owner, name in hooks]
+    for variables, name, _ in own:
+        variables[name] = _save_nothing
+    try:
+        yield
+    finally:
+        for variables, name, function in own:
+            if function is None:
+                del variables[name]
+            else:
+                variables[name] = function
+
+
+def _save_nothing(*_: Any) -> dict[str, Any]:
+    return {}
+
+
+def state_of(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a checkpoint, as Lightning makes it, and what its hooks have replaced.
+
+    Of the user's hooks, those are called whose additions something may load: the others would run
+    more often than with Lightning alone, for nobody. An `on_save_checkpoint` may change the file:
+    put an average in the weights' place, drop the optimizers' states, or rename what it has. All
+    ranks may call this.
 
     Returns:
         The checkpoint, and the values as they were before the hooks, by key.
@@ -46,7 +114,8 @@ def state_of(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
     first = _BeforeHooks()
     trainer.callbacks.insert(0, first)
     try:
-        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        with _silenced(save_hooks(trainer).unread):
+            checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     finally:
         trainer.callbacks.remove(first)
     return checkpoint, {

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from lightning_fabric.plugins.environments import LightningEnvironment
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.strategies import DDPStrategy, ParallelStrategy, Strategy
 
 SET_BY_LIGHTNING = {"trainer", "_trainer", "_hparams_initial"}
 """Attributes that Lightning sets on modules, data modules and callbacks from outside.
@@ -14,13 +15,28 @@ utilities/parsing.py.
 """
 
 SET_ON_TRAINER = {
+    "_accelerator_connector",
+    "_callback_connector",
+    "_checkpoint_connector",
+    "_data_connector",
     "_default_root_dir",
+    "_detect_anomaly",
     "_last_val_time",
+    "_logger_connector",
+    "_loggers",
+    "_model_registry",
+    "_signal_connector",
     "_val_check_time_interval",
+    "accumulate_grad_batches",
+    "barebones",
     "callbacks",
     "check_val_every_n_epoch",
     "datamodule",
+    "enable_autolog_hparams",
     "fast_dev_run",
+    "fit_loop",
+    "gradient_clip_algorithm",
+    "gradient_clip_val",
     "limit_predict_batches",
     "limit_test_batches",
     "limit_train_batches",
@@ -28,12 +44,17 @@ SET_ON_TRAINER = {
     "log_every_n_steps",
     "num_sanity_val_steps",
     "overfit_batches",
+    "predict_loop",
     "profiler",
     "reload_dataloaders_every_n_epochs",
+    "should_stop",
+    "state",
+    "test_loop",
     "val_check_batch",
     "val_check_interval",
+    "validate_loop",
 }
-"""Attributes that Lightning's connectors and loops set on a trainer from outside.
+"""Attributes that Lightning, its connectors and its loops set on a trainer.
 
 They are not among those that a user has added. On an upgrade, tests/test_compat.py names those that
 are missing here.
@@ -58,6 +79,13 @@ def copies_this_process(strategy: DDPStrategy) -> bool:
     strategies/ddp.py.
     """
     return strategy._start_method != "popen"
+
+
+def finds_hosts_by_variables(strategy: Strategy) -> bool:
+    """Return whether Lightning itself reads where a host is: no launcher and no plugin says it."""
+    return isinstance(strategy, ParallelStrategy) and isinstance(
+        strategy.cluster_environment, LightningEnvironment
+    )
 
 
 def end_failed_run(trainer: Trainer) -> None:

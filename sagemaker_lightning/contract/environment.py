@@ -24,6 +24,7 @@ CODE_CHANNELS = {"code", "sm_drivers"}
 GROUPS_VARIABLE = "SM_INSTANCE_GROUPS_DICT"
 DRILL_VARIABLE = "SAGEMAKER_LIGHTNING_DRILL"
 RESTARTS_VARIABLE = "SAGEMAKER_LIGHTNING_RESTARTS"
+COPIES_VARIABLE = "SAGEMAKER_LIGHTNING_COPIES"
 # torchrun sets both of these variables; Lightning sets the second.
 RANK_VARIABLES = {"RANK": "rank", "LOCAL_RANK": "local rank"}
 
@@ -96,6 +97,11 @@ class SageMakerEnvironment:
     """
     restarts: tuple[ContainerRestart, ...] = ()
     """The restarts of this program in its container so far, oldest first."""
+    copies: Path | None = None
+    """The folder in memory for copies of the state, from which ranks that have died go on.
+
+    None if nothing starts this program again in its container.
+    """
     drill: Mapping | None = None
     """What drill/command.py asks of the run that it drills (drill/drilled_run.py).
 
@@ -157,6 +163,7 @@ class SageMakerEnvironment:
             restarts=tuple(
                 map(ContainerRestart.read, _json(variables, RESTARTS_VARIABLE, list, []))
             ),
+            copies=Path(variables[COPIES_VARIABLE]) if COPIES_VARIABLE in variables else None,
             drill=_json(variables, DRILL_VARIABLE, dict, None),
         )
 
@@ -313,7 +320,7 @@ def drilled(variables: Mapping[str, str], base: Path, asked: Mapping) -> dict[st
         "SM_CHECKPOINT_DIR": str(base / "checkpoints"),
     }
     # These may belong to a job in which the drill itself runs.
-    removed = ("SM_OUTPUT_DIR", "SAGEMAKER_LIGHTNING_WATCH", RESTARTS_VARIABLE)
+    removed = ("SM_OUTPUT_DIR", "SAGEMAKER_LIGHTNING_WATCH", RESTARTS_VARIABLE, COPIES_VARIABLE)
     kept = {name: value for name, value in variables.items() if name not in removed}
     return kept | replaced | {DRILL_VARIABLE: json.dumps(asked)}
 

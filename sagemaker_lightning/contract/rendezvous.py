@@ -1,11 +1,12 @@
 """Tells torch.distributed where the hosts are, and waits for their names.
 
-It turns the job's hosts into the variables of torch.distributed, NCCL, gloo and libfabric. It does
-not write the environment, and it never overwrites what the user has set: launchers let the user's
-variables win over these.
+It turns the job's hosts into the variables of torch.distributed, NCCL, gloo and libfabric. Of this
+process's environment, `join_hosts` alone sets them. Nothing overwrites what the user has set:
+launchers let the user's variables win over these.
 """
 
 import itertools
+import os
 import shutil
 import socket
 import subprocess
@@ -55,13 +56,31 @@ def join(environment: SageMakerEnvironment, variables: MutableMapping[str, str])
         variables.update(prepared(environment) | variables)
 
 
-def name_main_host(environment: SageMakerEnvironment, variables: MutableMapping[str, str]) -> None:
-    """Set what `variables` lacks of MASTER_ADDR, MASTER_PORT and NODE_RANK; wait for nothing.
+def join_hosts(environment: SageMakerEnvironment | None = None) -> None:
+    """Let the hosts of a job find each other, where nothing of ours has started the program.
 
-    Do nothing on one host, or if the toolkit's hook has started this process.
+    It waits until their names resolve, and sets the variables of torch.distributed and of the
+    network that are not set yet. Lightning's Trainer reads NODE_RANK when it is made: call this
+    before. On one host, and under our launchers, it does nothing.
+
+    Args:
+        environment: What SageMaker says about the job; None to read its variables.
+
+    Raises:
+        UserError: A name does not resolve within `environment.rendezvous_timeout` seconds.
     """
-    if not environment.watch:
-        variables.update(torch_distributed(environment) | variables)
+    join(environment or SageMakerEnvironment.read(), os.environ)
+
+
+def check_joined(environment: SageMakerEnvironment, variables: Mapping[str, str]) -> None:
+    """Raise UserError if Lightning was not told where this host is among several."""
+    needed = torch_distributed(environment)
+    if missing := [name for name in needed if name != "MASTER_PORT" and name not in variables]:
+        raise UserError(
+            f"Trainer(num_nodes=...): found {len(environment.hosts)} hosts, and no "
+            f"{' and no '.join(missing)} on {environment.current_host}, expected both, which the "
+            "Trainer reads when it is made; call sagemaker_lightning.join_hosts() before"
+        )
 
 
 def torch_distributed(environment: SageMakerEnvironment) -> dict[str, str]:

@@ -4,18 +4,20 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from sagemaker_lightning.contract import deadlines
 from sagemaker_lightning.contract.environment import (
+    COPIES_VARIABLE,
     RESTARTS_VARIABLE,
     SageMakerEnvironment,
     failure_file,
 )
 from sagemaker_lightning.contract.restart import ContainerRestart
 from sagemaker_lightning.launch import job_end, job_watch
+from sagemaker_lightning.launch.memory_folder import memory_folder
 from sagemaker_lightning.launch.restarts import Restarts, cause, last_step, most
 from sagemaker_lightning.nodes import rank_progress
 from sagemaker_lightning.nodes.messages import Fault, FaultKind
@@ -51,6 +53,19 @@ def run(
         attempt: Runs the program once, and raises an error if it does not end well on all hosts.
     """
     restarts = Restarts(most(hyperparameters, os.environ))
+    with memory_folder() if restarts.most else nullcontext() as restarts.copies:
+        _run(here, program, hyperparameters, supervisor, attempt, restarts)
+
+
+def _run(
+    here: SageMakerEnvironment,
+    program: str,
+    hyperparameters: Mapping[str, object],
+    supervisor: Supervisor,
+    attempt: Callable[[Watchdog, Restarts], None],
+    restarts: Restarts,
+) -> None:
+    """Do what `run` does, with no restart taken so far."""
     while True:
         with job_watch.watchdog(here, program, hyperparameters, supervisor, restarts) as watchdog:
             try:
@@ -78,13 +93,14 @@ def run(
 
 def variables(restarts: Restarts) -> dict[str, str]:
     """Return the variables that tell a program of its restarts."""
+    copies = {COPIES_VARIABLE: str(restarts.copies)} if restarts.copies else {}
     if not restarts.taken:
-        return {}
+        return copies
     told = [
         asdict(restart) | {"why": restart.why[:MAX_REASON_CHARACTERS]}
         for restart in restarts.taken[-MAX_TOLD:]
     ]
-    return {RESTARTS_VARIABLE: json.dumps(told)}
+    return copies | {RESTARTS_VARIABLE: json.dumps(told)}
 
 
 def note_progress(restarts: Restarts, watch: Path) -> None:

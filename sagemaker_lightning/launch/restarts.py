@@ -7,6 +7,7 @@ come to the same decision.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.hyperparameters import MAX_RESTARTS
@@ -28,6 +29,8 @@ class Restarts:
 
     most: int = MOST
     taken: list[ContainerRestart] = field(default_factory=list)
+    copies: Path | None = None
+    """The folder in memory for copies of the program's state; None if there are none."""
 
     def why_not(self, faults: Mapping[str, Fault | None], now: float) -> str:
         """Return why the program is not started again; "" if it is.

@@ -140,6 +140,13 @@ def _prepare(job, here: SageMakerEnvironment, hyperparameters: dict) -> _Program
             flush=True,
         )
         return None
+    taken = [each for each in MAX_RESTARTS if each in hyperparameters]
+    if taken and folder == user_program.CODE_FOLDER:
+        print(
+            f"hyperparameter {taken[0]} sets how often {name} is started again in this container, "
+            "and is not passed to it",
+            flush=True,
+        )
     requirements.install(user_program.CODE_FOLDER, name, own=folder == user_program.CODE_FOLDER)
     command, launcher, processes = user_program.command(job, here, folder, name, hyperparameters)
     # The image's own programs set their threads themselves. For others we do, because torchrun

@@ -44,6 +44,7 @@ class Agreement:
         self.group = distributed.new_group(backend="gloo") if self.world_size > 1 else None
         self.signal_number = 0
         self.checkpoint_due = False
+        self.copy_due = False
         self.uploading = False
         self.diverged = False
         self.comparison = Comparison.OPEN
@@ -65,6 +66,7 @@ class Agreement:
         now: bool = False,
         comparison: Comparison = Comparison.IDENTICAL,
         uploading: bool = False,
+        copy_due: bool = False,
     ) -> None:
         """Combine the flags of all ranks into the attributes of the same names.
 
@@ -83,6 +85,8 @@ class Agreement:
                 all ranks.
             uploading: Whether the checkpoint before is on its way to S3. Only rank 0's value
                 counts.
+            copy_due: Whether a copy in memory is due, said once for each. Only rank 0's value
+                counts. The attribute stays until `copy_taken`.
         """
         if not self.group:
             self.signal_number = signal_number
@@ -90,6 +94,7 @@ class Agreement:
             self.diverged = diverged
             self.comparison = comparison
             self.uploading = uploading
+            self.copy_due |= copy_due
             return
         self.receive()
         due = checkpoint_due and self.is_first and not self.checkpoint_due
@@ -100,6 +105,7 @@ class Agreement:
                 diverged or self.diverged,
                 comparison,
                 uploading and self.is_first,
+                copy_due and self.is_first,
             ],
             dtype=torch.int64,
         )
@@ -114,16 +120,21 @@ class Agreement:
         """Note that the checkpoint that was due is saved."""
         self.checkpoint_due = False
 
+    def copy_taken(self) -> None:
+        """Note that the copy in memory that was due is taken, or a checkpoint in its place."""
+        self.copy_due = False
+
     def receive(self) -> None:
         """Wait for the values that are being sent, and take them over."""
         if self.pending:
             flags, work = self.pending
             work.wait()
-            self.signal_number, due, diverged, comparison, uploading = flags.tolist()
+            self.signal_number, due, diverged, comparison, uploading, copy_due = flags.tolist()
             self.checkpoint_due = bool(due)
             self.diverged = bool(diverged)
             self.comparison = Comparison(comparison)
             self.uploading = bool(uploading)
+            self.copy_due |= bool(copy_due)
             self.pending = None
 
 

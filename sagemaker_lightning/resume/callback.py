@@ -37,7 +37,10 @@ from sagemaker_lightning.compat.lightning_callbacks import (
     calling_no_empty_hooks,
     is_search_only,
 )
-from sagemaker_lightning.compat.lightning_trainer import copies_this_process
+from sagemaker_lightning.compat.lightning_trainer import (
+    copies_this_process,
+    finds_hosts_by_variables,
+)
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.contract import rendezvous
 from sagemaker_lightning.contract.atomic_files import check_writable
@@ -48,12 +51,13 @@ from sagemaker_lightning.contract.shutdown import Stop
 from sagemaker_lightning.data.seeded_indices import unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
-from sagemaker_lightning.resume import arguments, first_draws, moments
+from sagemaker_lightning.resume import arguments, first_draws, memory_copies, moments
 from sagemaker_lightning.resume.container_restarts import ContainerRestarts
 from sagemaker_lightning.resume.files import best_model, checkpoint_file, folder_lock
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
 from sagemaker_lightning.resume.parts.given_parts import Parts
 from sagemaker_lightning.resume.parts.lightning_callbacks.searches import search_again
+from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.run import Options, Run
 from sagemaker_lightning.resume.same_run import code_numbers, earlier_fits, run_settings
 from sagemaker_lightning.resume.signals import Signals
@@ -76,9 +80,10 @@ class ExactResume(EarlyCallback):
     `fit(ckpt_path=...)` is where a run begins that has no checkpoint in `dirpath` yet. A run that
     has one resumes from it and says that it does not load `ckpt_path`.
 
-    In a job of several hosts, it sets the variables of torch.distributed that are not set yet, as a
-    Trainer reads them when it is made. When a run begins, before the hosts connect, it waits until
-    their names resolve, and sets the variables of their network.
+    In a job of several hosts, a run waits, before they connect, until their names resolve. Where
+    nothing of ours has started the program, it has to call `join_hosts` before the Trainer is made.
+    To make the callback has no effect but the seed, and a variable that names this process to ranks
+    that Lightning starts before it calls any hook.
 
     Each training needs a folder of its own: a second model that is trained in one program with the
     same folder is refused.
@@ -105,17 +110,17 @@ class ExactResume(EarlyCallback):
         parts: State of your own, by name, such as {"env": env}: objects with `state_dict` and
             `load_state_dict` (resume/parts/given_parts.py says when they are called).
         saves: Whether checkpoints are saved and read.
-        environment: What SageMaker says about the job, if its hosts can find each other already;
+        environment: What SageMaker says about the job, if its hosts have found each other already;
             None to read its variables and to let them.
         stop: What receives the signals; it is entered already. None to receive them from the
             beginning of each training to its end.
 
     Raises:
         UserError: An argument is of another type, a number is too small, or `dirpath` is a URL.
-            From `fit`: a host's name does not resolve, the checkpoint is of another run, the
-            strategy is none of one device, ddp and ModelParallelStrategy, or its mesh does not have
-            as many ranks or shards not all weights, another process trains with the folder, or a
-            part of the state cannot be saved.
+            From `fit`: a host's name does not resolve, or nobody has told a host which one it is,
+            the checkpoint is of another run, the strategy is none of one device, ddp and
+            ModelParallelStrategy, or its mesh does not have as many ranks or shards not all
+            weights, another process trains with the folder, or a part of the state cannot be saved.
     """
 
     def __init__(
@@ -156,7 +161,8 @@ class ExactResume(EarlyCallback):
         self.parts = Parts(parts)
         self.environment = environment or SageMakerEnvironment.read()
         home = self.environment.checkpoint_home(Path(dirpath))
-        self.folder = CheckpointDir(home, keep, self._name("dirpath"))
+        copies = memory_copies.folder_of(self.environment.copies, home.folder)
+        self.folder = CheckpointDir(home, keep, self._name("dirpath"), copies)
         self.container_restarts = ContainerRestarts(self.environment)
         self.intervals = Intervals(every_n_minutes, every_n_steps)
         self.signals = Signals(stop, home)
@@ -166,8 +172,6 @@ class ExactResume(EarlyCallback):
         )
         self.before_others = _BeforeOtherCallbacks(self)
         self.joins_hosts = environment is None
-        if self.joins_hosts:  # a Trainer reads where they are when it is made
-            rendezvous.name_main_host(self.environment, os.environ)
         self.is_alone = stop is None
         """Whether this is a program of the user's own, and not the command line's."""
         if self.is_alone:
@@ -244,10 +248,12 @@ class ExactResume(EarlyCallback):
         Before that, let the hosts of a job find each other: they connect next.
 
         Raises:
-            UserError: The trainer has a callback that does the same, or a host's name does not
-                resolve.
+            UserError: The trainer has a callback that does the same, a host's name does not
+                resolve, or this host was not told which one it is.
         """
-        if self.joins_hosts:
+        if self.joins_hosts and trainer.num_nodes > 1:
+            if finds_hosts_by_variables(trainer.strategy):
+                rendezvous.check_joined(self.environment, os.environ)
             rendezvous.join(self.environment, os.environ)
         self.saves = self.arguments["saves"] and self.arguments["exact"]
         self.saves = self.saves and not trainer.fast_dev_run
@@ -324,7 +330,7 @@ class ExactResume(EarlyCallback):
             loggers.prepare_files(
                 trainer.loggers, self.folder.logger_states(), self.folder.path, trains
             )
-            if self.folder.checkpoints():
+            if self.folder.with_copies():
                 loggers.write_config_again(trainer)
         else:
             loggers.prepare_files(trainer.loggers, (), None, trains)
@@ -393,6 +399,7 @@ class ExactResume(EarlyCallback):
                 environment=self.environment,
             ),
         )
+        self.changed.enter_context(self.run.part(UserObjects).reports.outside.watching_files())
         moments.install(trainer, self.run)
         if type(strategy.checkpoint_io) is TorchCheckpointIO:
             # The command line reads its models without running code. In a program of the user's

@@ -19,7 +19,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
-from sagemaker_lightning.resume import loading
+from sagemaker_lightning.resume import loading, memory_copies
 from sagemaker_lightning.resume.agreement import Agreement, common_reason, refuse_other_orders
 from sagemaker_lightning.resume.check.restore_check import digests_of
 from sagemaker_lightning.resume.check.verification import ResumeCheck
@@ -46,6 +46,7 @@ from sagemaker_lightning.resume.snapshot import OWN_SHARD, Snapshot
 from sagemaker_lightning.resume.stopping import Intervals, Stopping
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import to_plain
+from sagemaker_lightning.state.graph.kinds.base import class_name
 
 PartOfKind = TypeVar("PartOfKind", bound=Part)
 LOCK_SECONDS = 10.0
@@ -114,6 +115,11 @@ class Run:
         is_sharded = self.saves and mesh_of(trainer) is not None
         self.shards = ShardWriter(self.environment.current_host) if is_sharded else None
         self.writer = BackgroundWriter(folder, self.shards, writes=trainer.local_rank == 0)
+        # A copy has no shards.
+        has_copies = self.saves and not is_sharded
+        self.copies = memory_copies.MemoryCopies(
+            folder.copies if has_copies else None, trainer.num_nodes, trainer.local_rank == 0
+        )
         self.divergence = divergence.divergence_of(trainer)
         self.same_run = SameRun(trainer, folder, options.settings, options.other_settings)
         self.check = ResumeCheck(trainer, folder, self.agreement.gather, options.strict)
@@ -130,7 +136,9 @@ class Run:
         self.has_compared_batches = False
         """Whether the first batches of the ranks were compared."""
         self.state_before_validation: dict[str, Any] = {}
-        """Empty outside a validation."""
+        """Empty outside a validation, and if one is not stopped within."""
+        self.ends_validations = False
+        """Whether a stop waits for the end of a validation."""
         self.validated_batches = 0
         self.common_validation_batches = 0
         """Batches of a validation that every rank has: beyond, they would wait for each other."""
@@ -268,6 +276,7 @@ class Run:
         """Let signals request a stop at a batch boundary from now on; begin the journal."""
         self.stopping.training_begins()
         if self.saves:
+            self._leave_save_hooks_alone()
             self.snapshot.describe_run(self.same_run.describe())
             self.check.start(
                 self.resumed.entries if self.resumed else {},
@@ -277,6 +286,17 @@ class Run:
                 and self._was_interrupted(),
             )
         self.signals.begin()
+
+    def _leave_save_hooks_alone(self) -> None:
+        """Take no copies in memory if a state needs what hooks of the user's save.
+
+        They may count their calls, and are called when a checkpoint is written alone.
+        """
+        hooks = lightning_checkpoints.save_hooks(self.trainer).read
+        if hooks and not self.copies.problem:
+            (owner, name), *_ = hooks
+            says = f"{class_name(type(owner))}.{name} is called for checkpoints alone"
+            self.copies.give_up(says if self.trainer.is_global_zero else "")
 
     def _was_interrupted(self) -> bool:
         """Return whether a training that did not come to its end has saved what this one resumes.
@@ -555,20 +575,23 @@ class Run:
     def validation_begins(self) -> None:
         """Keep a copy of the state before a validation; stop if a stop was requested.
 
-        Callbacks may replace the weights by their average while it runs.
+        Callbacks may replace the weights by their average while it runs. If the copy needed what
+        the user's hooks save, they would have to be asked before each validation, and not only when
+        a checkpoint is written: then a stop waits for the end of the validation.
         """
         self.divergence.check(self.trainer)
-        keeps = self.saves and not self.stopping.why_only_epochs
+        saves = self.saves and not self.stopping.why_only_epochs
+        self.ends_validations = saves and self.snapshot.asks_users_hooks
+        keeps = saves and not self.ends_validations
         self.state_before_validation = self.snapshot.take(ResumePoint.VALIDATION) if keeps else {}
         self.stopping.validation_begins()
 
     def validation_data_begin(self) -> None:
-        """Learn how many batches of this validation every rank has."""
+        """Learn after how many batches of this validation every rank may stop."""
         self.validated_batches = 0
         batches = sum(self.trainer.num_val_batches)
-        self.common_validation_batches = min(
-            self.agreement.gather(0 if batches == float("inf") else batches)
-        )
+        may_stop = batches != float("inf") and not self.ends_validations
+        self.common_validation_batches = min(self.agreement.gather(batches if may_stop else 0))
 
     def validation_batch_committed(self) -> None:
         """Stop if a stop was requested, up to the last batch that every rank has."""
@@ -606,11 +629,8 @@ class Run:
             self.divergence.check(self.trainer)
         if self.saves:
             self.check.report_difference()
-            state = (
-                self.state_before_validation
-                if point is ResumePoint.VALIDATION
-                else self.snapshot.take(point)
-            )
+            kept = self.state_before_validation if point is ResumePoint.VALIDATION else {}
+            state = kept or self.snapshot.take(point)
             if not self.saved_number:
                 _refuse_unreadable(state)
             if last:
@@ -636,6 +656,20 @@ class Run:
             of_hosts = [steps for steps in self.agreement.gather(known) if steps is not None]
             self.folder.in_s3_of_all = frozenset(set.intersection(*of_hosts))
 
+    def copy(self, point: ResumePoint) -> None:
+        """Take a copy of the state in memory; one rank of each host writes it.
+
+        Args:
+            point: When it is taken.
+        """
+        began = time.monotonic()
+        self.divergence.check(self.trainer)
+        self.copies.wait()  # then all hosts have written the one before
+        if any(self.agreement.gather(self.copies.problem)):
+            self.copies.give_up("")
+            return
+        self.copies.write(self.snapshot.take(point), began)
+
     # Its end --------------------------------------------------------------------------------------
 
     def ends(self) -> None:
@@ -644,10 +678,13 @@ class Run:
         self.check.finish()
         self.writer.wait()
         self.writer.warn_of_problem("the training is done, and")
+        self.copies.wait()
+        self.copies.remove()
 
     def fails(self) -> None:
         """Wait until the last checkpoint is on the disk, without the other ranks."""
         self.writer.wait()
+        self.copies.wait()
         self.check.close()
 
 

@@ -127,6 +127,11 @@ class Snapshot:
         self._warn_of_different_rates([rates for _, rates in said])
         return {"entries": entries, "notes": notes if entries else {}}
 
+    @property
+    def asks_users_hooks(self) -> bool:
+        """Whether a state has what hooks of the user's save, because something may load it."""
+        return bool(lightning_checkpoints.save_hooks(self.trainer).read)
+
     def describe_run(self, description: Mapping[str, Any]) -> None:
         """Set what checkpoints say of the run.
 

@@ -67,6 +67,8 @@ class Circumstances(NamedTuple):
     """Whether no run can be resumed within an epoch."""
     epoch_was_cut: bool = False
     """Whether a limit has ended the epoch before its last batch; the state is saved already."""
+    copy_is_due: bool = False
+    """Whether a copy in memory is due."""
 
 
 class Action(NamedTuple):
@@ -80,6 +82,8 @@ class Action(NamedTuple):
     """Whether a checkpoint is due from now on, at the next moment that allows one."""
     exits: bool = False
     """Whether this process ends."""
+    copies: bool = False
+    """Whether a copy is taken in memory."""
 
 
 def decide(point: ResumePoint, now: Circumstances) -> Action:
@@ -88,7 +92,9 @@ def decide(point: ResumePoint, now: Circumstances) -> Action:
     if point is ResumePoint.BATCH:
         may_save = now.is_due and not now.is_uploading and not now.accumulates
         saves = now.is_done or ((now.stops or may_save) and not now.only_epochs)
-        return Action(saves, saves and (now.stops or now.is_done), exits=exits)
+        may_copy = now.copy_is_due and not now.accumulates and not now.only_epochs
+        copies = may_copy and not saves and not exits
+        return Action(saves, saves and (now.stops or now.is_done), exits=exits, copies=copies)
     if point is ResumePoint.VALIDATION:
         saves = now.stops and not now.only_epochs
         return Action(saves, saves, exits=exits)
@@ -127,6 +133,7 @@ class Stopping:
         """Count time and steps from now on."""
         self.saved_at = time.monotonic()
         self.saved_step = self.run.trainer.global_step
+        self.state_saved()
 
     def checkpoint_saved(self, seconds: float) -> None:
         """Note that a checkpoint is saved, for which training has waited some seconds."""
@@ -135,6 +142,12 @@ class Stopping:
         self.save_seconds = seconds
         self.checkpoint_due = False
         self.run.agreement.checkpoint_saved()
+        self.state_saved()
+
+    def state_saved(self) -> None:
+        """Note that the present state is saved: a copy in memory would be the same."""
+        self.run.agreement.copy_taken()
+        self.run.copies.state_saved()
 
     def epoch_begins(self, why_only_epochs: str) -> None:
         """Learn why no run can be resumed within this epoch; "" if one can."""
@@ -184,6 +197,7 @@ class Stopping:
 
     def _do(self, point: ResumePoint, stops: bool, done: bool = False) -> None:
         """Do what is decided."""
+        copy_due = self.run.agreement.copy_due
         action = decide(
             point,
             Circumstances(
@@ -191,14 +205,18 @@ class Stopping:
                 done,
                 self.checkpoint_due,
                 self.run.agreement.uploading,
-                self.checkpoint_due and gradients_accumulate(self.run.trainer),
+                (self.checkpoint_due or copy_due) and gradients_accumulate(self.run.trainer),
                 bool(self.why_only_epochs),
                 self.epoch_was_cut,
+                copy_due,
             ),
         )
         self.checkpoint_due |= action.postpones
         if action.saves:
             self.run.save(point, last=action.waits)
+        elif action.copies:
+            self.run.copy(point)
+            self.state_saved()
         if action.exits:
             self.exit_all_ranks(point)
 
@@ -219,6 +237,7 @@ class Stopping:
             now,
             run.check.comparison,
             run.folder.is_uploading(),
+            run.copies.ask(),
         )
         if run.agreement.diverged:
             run.divergence.check(run.trainer)

@@ -43,9 +43,6 @@ FACTORIES = {
     "str": str,
     "bool": bool,
 }
-BYTES_PER_SLOT = 16  # of the table of a set in CPython
-MAX_SLOTS = 64
-"""Slots of a set's table for each element, at most, that are made for the order of the set."""
 NOTE_KEY = "#"
 VALUE_KEY = "value"
 """The keys of a dict that stands for a value of another type."""
@@ -99,7 +96,7 @@ def to_plainer(value: Any) -> tuple[tuple, Any] | None:
     if class_ is deque:
         return ("deque", value.maxlen), list(value)
     if class_ is set and all(map(_has_one_hash, value)):
-        return ("set", sys.getsizeof(value)), list(value)
+        return ("set",), list(value)
     if class_ in (set, frozenset):
         return (class_.__name__,), _sorted(value)
     if class_ is defaultdict and (
@@ -239,34 +236,6 @@ def _sorted(values: Iterable) -> list:
     return sorted(values, key=lambda element: (type(element).__name__, repr(element)))
 
 
-def fill_set(target: set, elements: Sequence, size: int) -> set:
-    """Fill a set so that its elements come in the order of `elements`, if that can be had.
-
-    Their order depends on the length of the set's table, which grows as elements are added, and
-    mostly stays when some are removed. It cannot be had if nearly all were removed: `size` is of a
-    file, and a table of any size would be made for a few bytes of it.
-
-    Args:
-        target: The set, which is emptied first.
-        elements: Its elements, in the order in which another set had them.
-        size: The other set's size in memory, in bytes.
-    """
-    target.clear()
-    target.update(elements)
-    if elements and sys.getsizeof(target) != size:
-        # A dict that is added to an empty set gives it twice as many slots as it has elements.
-        length = (size - sys.getsizeof(set())) // BYTES_PER_SLOT // 2 - 1
-        if length > MAX_SLOTS * max(len(elements), 1):
-            return target
-        fillers = [object() for _ in range(length - len(elements))]
-        target.clear()
-        target.update(dict.fromkeys([*elements[:length], *fillers]))
-        target.update(elements[length:])
-        for filler in fillers:  # difference_update() would make the table smaller
-            target.discard(filler)
-    return target
-
-
 def _array_of_objects(values: Sequence, shape: tuple[int, ...]) -> np.ndarray:
     """Return an array whose elements are these values, even if they are lists."""
     array_ = np.empty(len(values), dtype=object)
@@ -285,7 +254,7 @@ OF_PLAINER: dict[str, tuple[Callable[..., Any], tuple[type, ...]]] = {
     "bytes": (lambda value, form, shape: _from_bytes(value, form).reshape(shape), (bytes,)),
     "objects": (_array_of_objects, (list,)),
     "deque": (lambda value, length: deque(value, maxlen=length), (list,)),
-    "set": (lambda value, *size: fill_set(set(), value, *size) if size else set(value), (list,)),
+    "set": (set, (list,)),
     "frozenset": (frozenset, (list,)),
     "defaultdict": (lambda value, factory: defaultdict(FACTORIES.get(factory), value), (dict,)),
     "counter": (Counter, (dict,)),

@@ -52,6 +52,10 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     seen_ids = set()
     for path, object_ in _reached(roots):
         if isinstance(object_, types.FunctionType):
+            # A wrapper, which torch puts around an optimizer's step later, has the name of what it
+            # wraps, and members of its own.
+            label = f"{object_.__module__}.{object_.__qualname__}"
+            label += " (wrapped)" if "__wrapped__" in vars(object_) else ""
             for name, value in object_graph.function_members(object_):
                 seen_ids.add(id(value))
                 if (
@@ -63,9 +67,7 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                 if name in object_.__globals__:
                     variables[f"{object_.__module__}.{name}"] = value
                 else:
-                    digests[f"{object_.__module__}.{object_.__qualname__}.{name}"] += (
-                        _digest_or_position(value)
-                    )
+                    digests[f"{label}.{name}"] += _digest_or_position(value)
             variables |= _variables_of_modules(object_)
             variables |= _variables_of(object_)
         elif isinstance(object_, type):

@@ -6,7 +6,7 @@ functions, closures and the globals that a function reads. It does not enter ten
 and the insides of libraries.
 """
 
-import dis
+import ast
 import enum
 import functools
 import inspect
@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.core.mixins import HyperparametersMixin
+from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -95,23 +97,12 @@ LIBRARIES = {
     "builtins",
     *sys.stdlib_module_names,
 }
-STORE_ATTRIBUTE = dis.opmap["STORE_ATTR"]
-LOADS = {
-    dis.opmap[name]: second
-    for name, second in (
-        ("LOAD_FAST", False),
-        ("LOAD_FAST_BORROW", False),
-        ("LOAD_FAST_CHECK", False),
-        ("LOAD_DEREF", False),
-        ("LOAD_FAST_LOAD_FAST", True),
-        ("LOAD_FAST_BORROW_LOAD_FAST_BORROW", True),
-        ("STORE_FAST_LOAD_FAST", True),
-    )
-    if name in dis.opmap
-}
-"""Instructions that load a local variable last; whether its number is in the lower half byte."""
 INSTALLED = {"site-packages", "dist-packages"}  # folders of modules that the user has not written
 LIGHTNINGS = ("pytorch_lightning.", "lightning.", "sagemaker_lightning.")
+
+
+HYPERPARAMETERS = "_hparams"
+"""The attribute with the hyperparameters that Lightning saves; it restores no later changes."""
 
 
 class Added:
@@ -162,15 +153,48 @@ ENTERED_CLASSES = (
     torch.utils.data.Sampler,
     torch.utils.data.DataLoader,
 )
-# Attributes that the base class of optimizers handles itself (state, groups, hooks) and those that
-# a learning-rate schedule sets.
-OPTIMIZER_ATTRIBUTES = frozenset(vars(torch.optim.SGD([nn.Parameter()]))) | {"step", "_opt_called"}
+OPTIMIZER_ATTRIBUTES = {"step", "_opt_called"}
+"""Attributes that a learning-rate schedule sets on an optimizer."""
+
+
+class _Measures(Metric):
+    """A metric that has no more than the base class."""
+
+    def update(self) -> None:
+        """Do nothing."""
+
+    def compute(self) -> None:
+        """Do nothing."""
+
+
+def _optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([nn.Parameter()])
+
+
+PLAIN_OBJECTS: dict[type, Callable[[], Any]] = {
+    nn.Module: nn.Module,
+    LightningModule: LightningModule,
+    LightningDataModule: LightningDataModule,
+    Callback: Callback,
+    Metric: _Measures,
+    torch.utils.data.Dataset: torch.utils.data.Dataset,
+    torch.utils.data.DataLoader: lambda: torch.utils.data.DataLoader([]),
+    torch.optim.Optimizer: _optimizer,
+    LightningOptimizer: lambda: LightningOptimizer(_optimizer()),
+    Tensor: Tensor,
+    nn.Parameter: nn.Parameter,
+}
+"""How an object of each of the libraries' base classes is made: its attributes are the library's.
+
+It is so also of the bases of these classes.
+"""
 BASES = (
     nn.Module,
     LightningModule,
     LightningDataModule,
     Callback,
     Metric,
+    torch.optim.Optimizer,
     torch.utils.data.Dataset,
 )
 
@@ -179,6 +203,15 @@ BASES = (
 def is_leaf(class_: type) -> bool:
     """Return whether an object of a class leads to no other object of a user's."""
     return issubclass(class_, LEAVES)
+
+
+@functools.cache
+def is_of(class_: type, *bases: type) -> bool:
+    """Return whether a class is one of some, or derived from one.
+
+    An abstract one, such as Metric, would ask each of the hundred classes that are derived from it.
+    """
+    return not {*bases}.isdisjoint(class_.__mro__)
 
 
 @functools.cache
@@ -192,6 +225,12 @@ def is_own_module(name: str) -> bool:
 def is_library_class(class_: type) -> bool:
     """Return whether a class is a library's."""
     return (class_.__module__ or "").partition(".")[0] in LIBRARIES
+
+
+@functools.cache
+def is_librarys_callback(class_: type) -> bool:
+    """Return whether a class is that of a library's callback, from which no user derived it."""
+    return is_library_class(class_) and issubclass(class_, Callback)
 
 
 def is_library_iterator(value: Any) -> bool:
@@ -215,6 +254,7 @@ class _Moment(threading.local):
 
     roots: dict[Any, Mapping[str, Any]] | None = None
     walks: dict[tuple, list[tuple[str, Any]]]
+    hashes: dict[tuple, tuple[Any, bytes]]
 
 
 _moment = _Moment()
@@ -225,18 +265,20 @@ def at_one_moment() -> Iterator[None]:
     """Walk once over the same objects while the block lasts, in which nobody changes them.
 
     A walk over a model of a thousand modules takes ten milliseconds, and a checkpoint asks for a
-    dozen.
+    dozen. It asks for the hash of a dataset as one of the user's objects, and as what a loader has.
     """
     if _moment.roots is not None:
         yield
         return
     _moment.roots = {}
     _moment.walks = {}
+    _moment.hashes = {}
     try:
         yield
     finally:
         _moment.roots = None
         _moment.walks = {}
+        _moment.hashes = {}
 
 
 def roots_at_one_moment(find: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
@@ -255,6 +297,21 @@ def roots_at_one_moment(find: Callable[[Any], dict[str, Any]]) -> Callable[[Any]
         return _moment.roots[key]
 
     return found
+
+
+def hash_at_one_moment(value: Any, hash_of: Callable[[Any], bytes]) -> bytes:
+    """Return a hash of an object, which is taken once at one moment.
+
+    Args:
+        value: The object.
+        hash_of: Returns its hash.
+    """
+    if _moment.roots is None:
+        return hash_of(value)
+    key = hash_of, id(value)
+    if key not in _moment.hashes:
+        _moment.hashes[key] = value, hash_of(value)  # of a kept object, nobody else gets the id
+    return _moment.hashes[key][1]
 
 
 def walk(
@@ -297,7 +354,7 @@ def _walked(roots: Mapping[str, Any], skip: tuple, code: bool) -> Iterator[tuple
         objects_left -= 1
         yield path, value
         is_container = isinstance(value, CONTAINERS)
-        if not isinstance(value, closed):
+        if not is_of(type(value), *closed):
             members = [each for each in _members(value, code) if not is_leaf(type(each[1]))]
             member_depth = 2 if is_container else depth + 1
             stack += [
@@ -376,6 +433,7 @@ def attributes(value: Any) -> dict[str, Any]:
     Those that a library's own code handles are left out. Of a function, return the variables that
     it has closed over. A library's iterator has none: its position, and what its workers do, are
     more than its attributes. Nor has a trainer: what a user has added to it is a root of its own.
+    A library's callback has only the functions that it was given, and what replaces its methods.
     """
     class_ = type(value)
     if class_ is Added:
@@ -387,8 +445,14 @@ def attributes(value: Any) -> dict[str, Any]:
         }
     if _are_library_iterators(class_) or isinstance(value, Trainer):
         return {}
+    if is_librarys_callback(class_):
+        return {
+            name: member
+            for name, member in namespace(value).items()
+            if type(member) is types.FunctionType or _is_method(class_, name)
+        }
     excluded = _handled_by_libraries(class_)
-    if isinstance(value, Metric):
+    if is_of(class_, Metric):
         excluded = excluded | value.metric_state.keys()
     if isinstance(value, types.FunctionType):
         return {} if (value.__module__ or "").partition(".")[0] in LIBRARIES else closure(value)
@@ -434,20 +498,32 @@ def has_place_for(owner: Any, name: str, value: Any) -> bool:
         is_librarys = (owner.__module__ or "").partition(".")[0] in LIBRARIES
         return name in owner.__code__.co_freevars and not is_librarys
     object_ = owner_of(owner)
-    excluded = owner.excluded if isinstance(owner, Added) else _handled_by_libraries(type(object_))
     is_function = isinstance(value, types.FunctionType)
     present = namespace(object_).get(name)
-    if name in excluded:
+    if isinstance(owner, Added):
+        is_excluded = name in owner.excluded
+    else:
+        class_ = type(object_)
+        is_excluded = (
+            not _is_method(class_, name)
+            if is_librarys_callback(class_)
+            else name in _handled_by_libraries(class_)
+        )
+    if is_excluded:
         return is_function and isinstance(present, types.FunctionType)
     if name in ("__class__", "__dict__") or (isinstance(owner, Added) and name.startswith("__")):
         return False
     if isinstance(object_, nn.Module) and (
-        name in members(object_) or (isinstance(object_, Metric) and name in object_.metric_state)
+        name in members(object_) or (is_of(type(object_), Metric) and name in object_.metric_state)
     ):
         return False
-    replaced = inspect.getattr_static(type(object_), name, None)
-    is_method = isinstance(replaced, (types.FunctionType, classmethod, staticmethod))
-    return present is not None or not is_method or callable(value)
+    return present is not None or not _is_method(type(object_), name) or callable(value)
+
+
+def _is_method(class_: type, name: str) -> bool:
+    """Return whether the objects of a class have a method of that name."""
+    member = next((vars(base)[name] for base in class_.__mro__ if name in vars(base)), None)
+    return isinstance(member, (types.FunctionType, classmethod, staticmethod))
 
 
 @functools.cache
@@ -456,6 +532,8 @@ def _handled_by_libraries(class_: type) -> frozenset[str]:
     names: set[str] = {*SET_BY_LIGHTNING, ITERATOR_ATTRIBUTE, *LOADER_ATTRIBUTES}
     if issubclass(class_, torch.optim.Optimizer):
         names |= OPTIMIZER_ATTRIBUTES
+    if issubclass(class_, HyperparametersMixin):
+        names.add(HYPERPARAMETERS)
     callbacks = [
         base for base in class_.__mro__ if issubclass(base, Callback) and is_library_class(base)
     ]
@@ -480,57 +558,58 @@ def added_to(owner: Any, but: tuple[str, ...] = ()) -> Added:
 def _set_by_libraries(class_: type, but: tuple[str, ...]) -> frozenset[str]:
     """Return the names of attributes, but for some, that the libraries' bases have or set."""
     names = {*LOADER_ATTRIBUTES}
+    # Of a loader whose class data/deterministic.py has changed, it is the class before.
+    class_ = getattr(class_, "users_class", class_)
     if issubclass(class_, torch.optim.Optimizer):
         names |= OPTIMIZER_ATTRIBUTES
-    if issubclass(class_, Trainer):
-        names |= SET_ON_TRAINER
     names = names.union(*map(_own_attributes, filter(is_library_class, class_.__mro__)))
     return frozenset(names.difference(but))
 
 
 @functools.cache
 def _own_attributes(base: type) -> set[str]:
-    """Return the names of attributes that a class declares, or sets on its own objects.
+    """Return the names of attributes that a library's class declares, or sets on its own objects.
 
     Names that its code has for other objects are not among them: a user's `self.step` is no state
     of Lightning's because Lightning calls `optimizer.step()`. Nor are its methods: what an object
     has in place of one, a user has put there.
     """
-    names = set(getattr(base, "__annotations__", ()))
+    names = {*getattr(base, "__annotations__", ())}
     for name, member in vars(base).items():
-        function = getattr(member, "__func__", member)
-        if isinstance(function, types.FunctionType):
-            names |= _set_on_self(function)
-            continue
-        names.add(name)
-        if isinstance(member, property):
-            accessors = (member.fget, member.fset)
-            names = names.union(
-                *(_set_on_self(get) for get in accessors if isinstance(get, types.FunctionType))
-            )
-    return names
+        if not isinstance(getattr(member, "__func__", member), types.FunctionType):
+            names.add(name)
+    if base in PLAIN_OBJECTS:
+        return names | vars(PLAIN_OBJECTS[base]()).keys()
+    if base is Trainer:  # to make one takes long
+        return names | SET_ON_TRAINER
+    is_base = any(base in class_.__mro__ for class_ in PLAIN_OBJECTS)
+    # What an optimizer's own class keeps besides its state and groups is in no state_dict().
+    if is_base or issubclass(base, torch.optim.Optimizer):
+        return names
+    return names | set_on_self(base)
 
 
-def _set_on_self(function: types.FunctionType) -> set[str]:
-    """Return the names of the attributes that a method sets on its first argument."""
-    code = getattr(inspect.unwrap(function), "__code__", function.__code__)
-    operations, arguments = code.co_code[::2], code.co_code[1::2]
-    names = set()
-    # Before Python stores an attribute, it loads the object, in one instruction with the value or
-    # in one of its own. `dis` tells the same, in 100 times the time.
-    position = operations.find(STORE_ATTRIBUTE) if code.co_varnames else -1
-    while position >= 0:
-        name = arguments[position]
-        before = position - 1
-        while operations[before] == dis.EXTENDED_ARG:
-            name |= arguments[before] << 8 * (position - before)
-            before -= 1
-        loaded = arguments[before] & 15 if LOADS.get(operations[before]) else arguments[before]
-        is_first = loaded == 0 and operations[before - 1] != dis.EXTENDED_ARG
-        if is_first and operations[before] in LOADS:
-            names.add(code.co_names[name])
-        position = operations.find(STORE_ATTRIBUTE, position + 1)
-    return names
+def set_on_self(class_: type) -> set[str]:
+    """Return the names of the attributes that the code of a class sets on its own objects.
+
+    Python knows them since 3.13; before, the source is read. Without a source, there are none.
+    """
+    if (names := vars(class_).get("__static_attributes__")) is not None:
+        return {*names}
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[class_.__module__]))
+    except (KeyError, OSError, TypeError):
+        return set()
+    return {
+        node.attr
+        for definition in ast.walk(tree)
+        if isinstance(definition, ast.ClassDef) and definition.name == class_.__name__
+        for node in ast.walk(definition)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
 
 
 def closure(function: types.FunctionType) -> dict[str, Any]:

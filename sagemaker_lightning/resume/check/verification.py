@@ -89,6 +89,7 @@ class ResumeCheck:
         self.strict = strict
         self.earlier_results: list[dict[str, Any]] = []  # the results of earlier interruptions
         self.run_id = b""  # identifies this run, 16 bytes; empty before training
+        self.journal: Journal | None = None  # None before training
         self.step = 0  # optimizer step of the checkpoint
         self.changes: list[str] = []  # settings and properties of the machine that have changed
         # Steps that the interrupted run recorded after the checkpoint.
@@ -297,7 +298,7 @@ class ResumeCheck:
         Args:
             point: Where training was stopped; None at the end of training.
         """
-        if not self.run_id:
+        if not self.journal:
             return
         self.read_digests()
         if self.is_open and self.has_trained:
@@ -366,7 +367,7 @@ class ResumeCheck:
 
     def close(self) -> None:
         """Write what is known without waiting for a GPU, and close the journal."""
-        if self.run_id:
+        if self.journal:
             self.journal.close()
 
     def _record_next_batch(self, point: ResumePoint) -> None:

@@ -47,6 +47,8 @@ class CheckpointDir:
         home: The folder, and what becomes of it.
         keep: How many checkpoints are kept.
         setting: How messages name the setting of the folder.
+        copies: The folder of the copies in memory, which are read as the checkpoints are; None if
+            there are none.
         intact_steps: The steps of the checkpoints known to be intact, oldest first.
     """
 
@@ -54,6 +56,8 @@ class CheckpointDir:
     keep: int
     setting: str = "--resume.dirpath"
     """How messages name the setting of the folder."""
+    copies: Path | None = None
+    """The folder of the copies in memory; None if there are none."""
     intact_steps: list[int] = field(default_factory=list)
     """The steps of the checkpoints known to be intact, oldest first."""
     files_of: dict[int, list[Path]] = field(default_factory=dict)
@@ -94,15 +98,12 @@ class CheckpointDir:
 
         The newest step is not always the newest file: a copy from S3 has the time of the copy.
         """
-        entries = list(self.path.iterdir()) if self.path.is_dir() else []
-        return sorted(
-            (
-                (int(match[1]), entry)
-                for entry in entries
-                if (match := CHECKPOINT_NAME.fullmatch(entry.name))
-            ),
-            reverse=True,
-        )
+        return _checkpoints_in(self.path)
+
+    def with_copies(self) -> list[tuple[int, Path]]:
+        """Return the same with the copies in memory; one comes before a checkpoint of its step."""
+        copies = _checkpoints_in(self.copies) if self.copies else []
+        return sorted([*copies, *self.checkpoints()], key=lambda each: -each[0])
 
     def misnamed(self) -> list[tuple[Path, str]]:
         """Return files that look like checkpoints under another name, and the problem.
@@ -127,7 +128,7 @@ class CheckpointDir:
 
     def logger_states(self) -> list[dict[str, Any]]:
         """Return what the newest checkpoint says of the run's loggers; empty without one."""
-        for _, path in self.checkpoints():
+        for _, path in self.with_copies():
             if isinstance(identify(path), str):
                 continue
             # A damaged file may raise anything; `choose_checkpoint` reports it.
@@ -227,6 +228,8 @@ class CheckpointDir:
         for names in ("*.ckpt", "*.shard", "journal-*.bin"):
             remove_leftovers(self.path, names)
         shards.remove_orphans(self.path, [step for step, _ in self.checkpoints()])
+        if self.copies:
+            remove_leftovers(self.copies, "*.ckpt")
 
     def note_intact(self, newest: int) -> None:
         """Count the checkpoints up to a step as intact.
@@ -236,6 +239,13 @@ class CheckpointDir:
         """
         steps = {step for step, _ in self.checkpoints()}
         self.intact_steps = sorted(step for step in steps if 0 <= step <= newest)
+
+
+def _checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
+    """Return step and path of the files in a folder that have a checkpoint's name, newest first."""
+    entries = list(folder.iterdir()) if folder.is_dir() else []
+    matches = ((CHECKPOINT_NAME.fullmatch(entry.name), entry) for entry in entries)
+    return sorted(((int(match[1]), entry) for match, entry in matches if match), reverse=True)
 
 
 class BackgroundWriter:
@@ -404,7 +414,7 @@ def choose_checkpoint(
     if survey:
         survey.report(since=chosen.step)
     folder.note_intact(chosen.step)
-    return folder.path / next(known.intact[chosen] for known in hosts if known.host == host)
+    return Path(next(known.intact[chosen] for known in hosts if known.host == host))
 
 
 class _Survey:
@@ -420,19 +430,23 @@ class _Survey:
         self.host = host
         # The files of each checkpoint, newest first.
         self.files: dict[CheckpointId, list[Path]] = {}
-        self.intact: dict[CheckpointId, str] = {}  # the name of the file that was found intact
+        self.intact: dict[CheckpointId, str] = {}  # the path of the file that was found intact
+        self.in_memory: set[CheckpointId] = set()
         self.incomplete: set[CheckpointId] = set()
-        self.problems: list[tuple[float, str]] = []  # each with the step that the file claims
+        # Each with the step that the file claims, and the file.
+        self.problems: list[tuple[float, Path, str]] = []
         self.other_formats: list[tuple[str, int]] = []
         for path, problem in folder.misnamed():
             self._skip(math.inf, path, problem)
-        for step, path in folder.checkpoints():
+        for step, path in folder.with_copies():
             if version := other_format(path):
                 self.other_formats.append((path.name, version))
             elif isinstance(save := identify(path), str):
                 self._skip(step, path, save)
             else:
                 self.files.setdefault(CheckpointId(*save), []).append(path)
+                if self._is_copy(path):
+                    self.in_memory.add(CheckpointId(*save))
 
     def known(self) -> HostCheckpoints:
         """Return what this host knows now."""
@@ -441,7 +455,8 @@ class _Survey:
             tuple(self.files),
             dict(self.intact),
             frozenset(self.incomplete),
-            tuple(problem for _, problem in self.problems),
+            frozenset(self.in_memory),
+            tuple(problem for _, path, problem in self.problems if not self._is_copy(path)),
             tuple(self.other_formats),
         )
 
@@ -462,7 +477,7 @@ class _Survey:
             if isinstance(problem := examine(path), str) or (problem := shard_problem(path)):
                 self._skip(save.step, path, problem)
                 continue
-            self.intact[save] = path.name
+            self.intact[save] = str(path)
             if problem := missing_file(path):
                 self.incomplete.add(save)
                 self._skip(save.step, path, f"refers to {problem}")
@@ -471,7 +486,7 @@ class _Survey:
 
     def report(self, since: float = -math.inf) -> None:
         """Print which files are skipped, and why: those of a step or later."""
-        for step, problem in self.problems:
+        for step, _, problem in self.problems:
             if step >= since:
                 print(f"warning: {problem}", flush=True)
 
@@ -479,4 +494,8 @@ class _Survey:
         """Note that a file is skipped, and why."""
         # A file's name may have any characters.
         text = f"checkpoint {path} {problem}; it is skipped"
-        self.problems.append((step, " ".join(text.encode(errors="replace").decode().split())))
+        said = " ".join(text.encode(errors="replace").decode().split())
+        self.problems.append((step, path, said))
+
+    def _is_copy(self, path: Path) -> bool:
+        return path.parent == self.folder.copies

@@ -16,7 +16,7 @@ import stat
 import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ ENTRIES_KEY = "sagemaker_lightning"
 """The key of this package's entries in a checkpoint."""
 BEFORE_HOOKS = f"{ENTRIES_KEY}_before_hooks"
 """What `on_save_checkpoint` has replaced in the checkpoint, by key."""
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """The version of the format: of the footer, and of what the entries of this package mean.
 
 Raise it with each change after which an older checkpoint would be read wrongly, such as another
@@ -251,6 +251,23 @@ def _checksum_problem(path: Path, digest: bytes) -> str:
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return "" if sha.digest() == digest else "is damaged: its checksum does not match"
+
+
+def size(state: Mapping[str, Any]) -> int:
+    """Return about how many bytes a checkpoint has: its tensors and texts."""
+    found = 0
+    stack: list[Any] = [state]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, torch.Tensor):
+            found += sum(part.numel() * part.itemsize for part in stored_parts(value))
+        elif isinstance(value, (str, bytes)):
+            found += len(value)
+        elif isinstance(value, dict):
+            stack += [*value, *value.values()]
+        elif isinstance(value, (list, tuple)):
+            stack += value
+    return found
 
 
 def why_unreadable(state: dict[str, Any]) -> str:

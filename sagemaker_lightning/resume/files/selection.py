@@ -24,9 +24,11 @@ class HostCheckpoints:
     Args:
         host: Name of the host.
         saves: Its checkpoints, newest first. One that was read and found damaged is not among them.
-        intact: Those of them that were read and found intact, with the names of their files.
+        intact: Those of them that were read and found intact, with the paths of their files.
         incomplete: Those of them that lack a file that belongs to them, such as the best model.
-        problems: What is wrong with other files, and with checkpoints that were left out.
+        in_memory: Those of them that are copies in memory: without one, a run may begin anew.
+        problems: What is wrong with other files on the disk, and with checkpoints there that were
+            left out.
         other_formats: Name and format of each checkpoint that another version of this program
             wrote.
     """
@@ -35,12 +37,13 @@ class HostCheckpoints:
     saves: tuple[CheckpointId, ...] = ()
     intact: Mapping[CheckpointId, str] = field(default_factory=dict)
     incomplete: frozenset[CheckpointId] = frozenset()
+    in_memory: frozenset[CheckpointId] = frozenset()
     problems: tuple[str, ...] = ()
     other_formats: tuple[tuple[str, int], ...] = ()
 
 
 def newest_common(hosts: Sequence[HostCheckpoints], setting: str) -> CheckpointId | None:
-    """Return the newest checkpoint that every host has; None if no host has any file of one.
+    """Return the newest checkpoint that every host has; None if no disk has any file of one.
 
     A checkpoint that is incomplete on a host is used only if all that the hosts have in common are:
     a copy of the folder, such as SageMaker's to S3, may have a checkpoint and not yet the file that
@@ -68,11 +71,12 @@ def newest_common(hosts: Sequence[HostCheckpoints], setting: str) -> CheckpointI
     if common:
         return (complete or common)[0]
     problems = [problem for host in hosts for problem in host.problems]
-    if not problems and not any(host.saves for host in hosts):
+    on_disk = [[save for save in host.saves if save not in host.in_memory] for host in hosts]
+    if not problems and not any(on_disk):
         return None
     found = [
-        f"{host.host} has {f'step {host.saves[0].step}' if host.saves else 'none'}"
-        for host in hosts
+        f"{host.host} has {f'step {saves[0].step}' if saves else 'none'}"
+        for host, saves in zip(hosts, on_disk, strict=True)
     ]
     raise UserError(
         f"{setting}: found checkpoints, but none that every host has intact "

@@ -10,6 +10,7 @@ from pytorch_lightning import Trainer
 from torch import nn
 
 from sagemaker_lightning.compat.torch_modules import parameters
+from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import HINT
@@ -20,6 +21,7 @@ from sagemaker_lightning.state.graph.kinds.base import class_name
 from sagemaker_lightning.state.graph.nodes import OBJECT, Node
 from sagemaker_lightning.state.graph.state import GraphState, is_table
 from sagemaker_lightning.state.object_graph import owner_of
+from sagemaker_lightning.state.outside_process import OutsideState
 from sagemaker_lightning.state.package_variables import PackageVariables
 
 CODE = *FUNCTIONS, types.BuiltinFunctionType, type
@@ -49,6 +51,7 @@ class Reports:
         self.variables_at_start: dict[str, bytes] = {}
         """Digests of variables of modules and classes, by name."""
         self.packages = PackageVariables()
+        self.outside = OutsideState()
         self.package_searches = 0
         """How often variables of packages were asked for since the start."""
         self.reported: set = set()
@@ -64,6 +67,7 @@ class Reports:
         """Note what the first batch has made in variables; it changes from then on."""
         self._note_new(self._variables(self._variables_of_packages()))
         self.packages.note(anew=False)
+        self.outside.note_variables()
 
     def _note_new(self, variables: dict[str, bytes]) -> None:
         """Have variables that were not there before compared from now on.
@@ -102,6 +106,10 @@ class Reports:
         variables = self._variables(self._variables_of_packages())
         self._report_changed(module_variables.changed_variables(self.variables_at_start, variables))
         self._note_new(variables)
+        self._report_changed(
+            f"the environment variable {name}" for name in self.outside.changed_variables()
+        )
+        self._report_files()
 
     def report_packages(self, saved: Any) -> None:
         """Print, once for each, which variables of packages have changed.
@@ -124,6 +132,18 @@ class Reports:
                     flush=True,
                 )
             self.reported.add(name)
+
+    def _report_files(self) -> None:
+        """Print, once for each, which files hold state of the training."""
+        for path in sorted(self.outside.changed_files - self.reported):
+            self.reported.add(path)
+            if self.trainer.is_global_zero:
+                print(
+                    f"{printable(path)} is written and read again while training, and no "
+                    "checkpoint has it: a resumed run finds it as the interrupted run left it, or "
+                    f"not at all; keep what it holds in an attribute of the model, or {HINT}",
+                    flush=True,
+                )
 
     def report_unsaved(self, others: Mapping[tuple[str, str], str]) -> None:
         """Print, once, what has changed and cannot be saved.
@@ -168,12 +188,12 @@ class Reports:
                     )
 
     def report_reordered(self) -> None:
-        """Print, once for each, which sets have got their elements in another order."""
+        """Print, once for each, which sets have another order after an interruption."""
         for path in sorted(self.state.reordered - self.reported):
             if self.trainer.is_global_zero:
                 print(
-                    f"{path} is a set, and its elements come in another order than before "
-                    "the interruption: if training depends on it, sort them first",
+                    f"{path} is a set, and after an interruption its elements may come in another "
+                    "order: if training depends on it, sort them first, or keep a list or a dict",
                     flush=True,
                 )
         self.reported |= self.state.reordered

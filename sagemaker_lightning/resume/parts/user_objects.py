@@ -68,6 +68,7 @@ class UserObjects(Part):
         self.changed = set(names_in(graph))
         self.reports.report_unsaved({})
         if point:
+            self.reports.report_reordered()
             self.reports.report_variables()
         return {
             "graph": graph,

@@ -104,9 +104,7 @@ class Weights(Part):
         """
         state = {"state_dict": self.trainer.strategy.lightning_module_state_dict()}
         for callback in self.trainer.callbacks:
-            if type(callback).on_save_checkpoint.__module__.startswith(
-                ("pytorch_lightning.", "lightning.")
-            ):
+            if lightning_checkpoints.is_lightnings(callback.on_save_checkpoint):
                 callback.on_save_checkpoint(self.trainer, self.trainer.lightning_module, state)
         return state
 

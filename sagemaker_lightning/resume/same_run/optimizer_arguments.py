@@ -8,6 +8,7 @@ what it made in the checkpoint's run.
 
 import functools
 import hashlib
+import inspect
 import math
 import sys
 import types
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from pytorch_lightning import Trainer
-from torch import Tensor
+from torch import Tensor, nn
 
 from sagemaker_lightning.callbacks.lr_scaling import GROUP_KEYS, SCHEDULER_ATTRIBUTES
 from sagemaker_lightning.compat.torch_modules import INNER_SCHEDULERS, inner_schedulers
@@ -25,7 +26,10 @@ from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.object_graph import (
     MAX_ELEMENTS,
     closure,
+    is_leaf,
     is_library_class,
+    is_own_module,
+    names_in_code,
     namespace,
 )
 
@@ -33,7 +37,6 @@ KERNEL_ARGUMENTS = {"foreach", "fused", "capturable", "differentiable"}
 """Arguments of an optimizer that choose a kernel, as the machine may need it."""
 CONFIG_NAMES = "interval", "frequency", "monitor", "reduce_on_plateau"
 """What `configure_optimizers` tells Lightning about a scheduler."""
-FUNCTIONS = types.FunctionType, types.MethodType, functools.partial
 MAX_DEPTH = 4  # of lists within lists, and of functions within functions
 MAX_CHARACTERS = 60  # of a value; a longer one is cut off, and has a hash
 
@@ -46,7 +49,7 @@ def describe(trainer: Trainer) -> dict[str, Any]:
 
     Returns:
         The classes of the optimizers and schedulers; the arguments of both, each as text by name;
-        and the numbers in functions that decide a learning rate.
+        and hashes of the user's own functions that decide a learning rate.
     """
     optimizers = labelled(trainer.optimizers, "optimizer")
     configs = trainer.lr_scheduler_configs
@@ -80,17 +83,19 @@ def describe(trainer: Trainer) -> dict[str, Any]:
                     name: value for name, value in vars(each).items() if name != INNER_SCHEDULERS
                 }
                 schedule |= as_texts(attributes, part, is_library_class(type(each)))
-                numbers = {name: _numbers_in(value) for name, value in attributes.items()}
-                functions |= as_texts(
-                    {name: found for name, found in numbers.items() if found}, part
-                )
+                for name, function, values in _functions_in(
+                    part, _own_methods(type(each)) | attributes
+                ):
+                    schedule |= as_texts(values, name)
+                    if isinstance(function, types.FunctionType) and _is_own(function):
+                        functions[name] = _code_hash(function)
     return {
         "optimizers": [type(optimizer).__name__ for optimizer in optimizers.values()],
         "schedulers": [type(scheduler).__name__ for scheduler in schedulers.values()],
         "arguments": arguments,
         "schedule": schedule,
         "functions": functions,
-        "python": sys.hexversion >> 16,  # another one may keep other constants of a function
+        "python": sys.hexversion >> 16,  # another one has other code of the same function
     }
 
 
@@ -137,7 +142,11 @@ def differences(
     for kind, name, values in sorted(changed, key=lambda change: change[1][0] == "_"):
         if values not in named:
             phrases = arguments if kind == "arguments" else schedule
-            phrases.append(f"{name} was {values[0]}, is {values[1]}")
+            phrases.append(
+                f"the code of {name} has changed"
+                if kind == "functions"
+                else f"{name} was {values[0]}, is {values[1]}"
+            )
         named.add(values)
     return arguments, schedule
 
@@ -204,51 +213,101 @@ def _shortened(text: str) -> str:
     return f"{text[: MAX_CHARACTERS - 20]}... ({hash_})"
 
 
-def _numbers_in(value: Any, depth: int = MAX_DEPTH) -> list | None:
-    """Return the numbers in a function, or in several, that decide what it returns.
+def _functions_in(
+    owner: str, values: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Yield the functions among some values, and those that these use.
 
-    These are constants, defaults, what it has closed over, globals that it reads, and the arguments
-    of a partial. Of a user's object that can be called, they are its attributes. None if it is no
-    function.
+    Args:
+        owner: Whose values they are.
+        values: Functions, lists of them, and anything else, by name.
+
+    Yields:
+        A name, the function, or what else can be called, and the values that it uses.
     """
-    if not depth:
-        return None
-    if isinstance(value, (list, tuple)):
-        found = [_numbers_in(element, depth - 1) for element in value]
-        return [numbers for numbers in found if numbers] or None
-    if isinstance(value, types.MethodType):
-        return _numbers_in(value.__func__, depth)
+    seen: set[int] = set()
+    waiting = deque((f"{name} of {owner}", value, MAX_DEPTH) for name, value in values.items())
+    while waiting:
+        name, value, depth = waiting.popleft()
+        if isinstance(value, types.MethodType):
+            value = value.__func__
+        if id(value) in seen or not depth:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (list, tuple)):
+            waiting += [
+                (f"{name}[{index}]" if len(value) > 1 else name, element, depth - 1)
+                for index, element in enumerate(value)
+                if not is_leaf(type(element))
+            ]
+        elif (used := _values_used_by(value)) is not None:
+            yield name, value, used
+            waiting += [(f"{part} of {name}", each, depth - 1) for part, each in used.items()]
+
+
+def _values_used_by(value: Any) -> Mapping[str, Any] | None:
+    """Return the values by which a function decides what it returns; None if it is no function.
+
+    These are the arguments of a partial; what a function has closed over; the defaults of a user's
+    function, and the globals that it reads; the methods and attributes of a user's object that can
+    be called.
+    """
     if isinstance(value, functools.partial):
-        parts = [*value.args, *(part for _, part in sorted(value.keywords.items()))]
-        return [_numbers_in(value.func, depth - 1) or [], *_plain(parts, depth)]
+        arguments = {f"argument {number}": each for number, each in enumerate(value.args)}
+        return {"function": value.func} | arguments | value.keywords
     if isinstance(value, types.FunctionType):
-        code = value.__code__
-        read = [value.__globals__[name] for name in code.co_names if name in value.__globals__]
-        parts = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        return [
-            *_constants(code),
-            *_plain([*parts, *closure(value).values(), *read], depth),
+        if not _is_own(value):
+            return closure(value)
+        names = sorted(names_in_code(value.__code__) & value.__globals__.keys())
+        parameters = inspect.signature(value, follow_wrapped=False).parameters.values()
+        return {
+            **{name: value.__globals__[name] for name in names},
+            **closure(value),
+            **{each.name: each.default for each in parameters if each.default is not each.empty},
+        }
+    # A model that can be called has numbers that the training may change.
+    if not callable(value) or isinstance(value, (type, nn.Module)) or is_library_class(type(value)):
+        return None
+    return _own_methods(type(value)) | namespace(value)
+
+
+def _own_methods(class_: type) -> dict[str, Any]:
+    """Return the methods of a class that the user has written, by name."""
+    return {
+        name: member
+        for base in reversed(class_.__mro__)
+        for name, member in vars(base).items()
+        if isinstance(member, types.FunctionType) and _is_own(member)
+    }
+
+
+def _is_own(function: types.FunctionType) -> bool:
+    """Return whether the user has written a function."""
+    return is_own_module(function.__module__ or "")
+
+
+def _code_hash(function: types.FunctionType) -> str:
+    """Return a hash of a function's code, which comments, layout and local names do not change.
+
+    Python has the code also where it does not have the function's own source: of one of several
+    lambdas in a line, or in a notebook.
+    """
+    hash_ = hashlib.blake2b(digest_size=8)
+    codes = [function.__code__]
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        constants = [
+            _in_order(each)
+            for each in code.co_consts
+            if not isinstance(each, types.CodeType) and each != function.__doc__
         ]
-    if callable(value) and not isinstance(value, type) and not is_library_class(type(value)):
-        return _plain([part for _, part in sorted(namespace(value).items())], depth)
-    return None
+        content = code.co_code, constants, code.co_names, code.co_freevars, code.co_argcount
+        hash_.update(repr(content).encode())
+    return hash_.hexdigest()
 
 
-def _plain(values: Sequence[Any], depth: int) -> list:
-    """Return the numbers among some values, and those in functions among them."""
-    found = (
-        value if isinstance(value, (bool, int, float)) else _numbers_in(value, depth - 1)
-        for value in values
-        if isinstance(value, (bool, int, float, list, tuple, *FUNCTIONS))
-    )
-    return [numbers for numbers in found if numbers is not None]
-
-
-def _constants(code: types.CodeType) -> list:
-    """Return the numbers that a function's code and the functions within it contain."""
-    return [
-        number
-        for constant in code.co_consts
-        for number in (_constants(constant) if isinstance(constant, types.CodeType) else [constant])
-        if isinstance(number, (bool, int, float))
-    ]
+def _in_order(constant: Any) -> Any:
+    """Return a constant; the elements of a set, which has another order each time, sorted."""
+    if isinstance(constant, tuple):
+        return tuple(map(_in_order, constant))
+    return sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant

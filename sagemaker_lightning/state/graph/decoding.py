@@ -13,7 +13,7 @@ from sagemaker_lightning.state.graph import atoms, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.encoding import ARRAY_VIEW, TENSOR_VIEW
 from sagemaker_lightning.state.graph.kinds.base import Kind, refusal, refusing
-from sagemaker_lightning.state.graph.kinds.containers import DictKind, SetKind
+from sagemaker_lightning.state.graph.kinds.containers import DictKind, SetKind, has_order
 from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
 from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, key_of
 from sagemaker_lightning.state.graph.packing import elements_of
@@ -209,7 +209,7 @@ class _Decoder:
             parts += elements_of(content, self.start.classes)
         is_filled = path is None and not self.made_before and _is_filled(content)
         kind.fill(made, note, parts, None if is_filled else content)
-        if type(made) is set and type(note) is int and list(made) != parts:
+        if type(made) is set and has_order(parts) and list(made) != parts:
             self.reordered.append(str(path or "a set"))
 
     def _fill_object(self, number: int, kind: ObjectKind, note: Any, references: list) -> None:

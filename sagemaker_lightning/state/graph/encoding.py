@@ -24,7 +24,7 @@ from sagemaker_lightning.state.encoding import FACTORIES
 from sagemaker_lightning.state.graph import atoms, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, kind_text
-from sagemaker_lightning.state.graph.kinds.containers import may_be_address
+from sagemaker_lightning.state.graph.kinds.containers import SetKind, loses_order, may_be_address
 from sagemaker_lightning.state.graph.kinds.memory import pointer_of
 from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
 from sagemaker_lightning.state.graph.kinds.views import (
@@ -77,6 +77,17 @@ class Unsaved(NamedTuple):
     """Whether it is an object of the start that has changed."""
 
 
+class Encoded(NamedTuple):
+    """What `encode` returns."""
+
+    record: dict[str, Any]
+    """What is reached from the roots and differs from the start."""
+    unsaved: list[Unsaved]
+    """What the record lacks."""
+    reordered: list[str]
+    """The paths of sets whose elements come in another order, now or later, when made anew."""
+
+
 class Draft(NamedTuple):
     """What is written of a node, with references to nodes that may yet turn out unsaveable."""
 
@@ -90,7 +101,7 @@ class Draft(NamedTuple):
 
 def encode(
     roots: Mapping[str, Any], start: Start, touched: Mapping[int, Any] = MappingProxyType({})
-) -> tuple[dict[str, Any], list[Unsaved]]:
+) -> Encoded:
     """Return a record of what is reached from roots and differs from the start, and what it lacks.
 
     Args:
@@ -104,7 +115,7 @@ def encode(
         encoder = _Encoder(roots, start, touched)
         encoder.draft_all()
         encoder.refuse_holders()
-        return encoder.record(), encoder.unsaved
+        return Encoded(encoder.record(), encoder.unsaved, encoder.reordered)
 
 
 def values_changed(roots: Mapping[str, Any], start: Start) -> dict[tuple[int, str], Any]:
@@ -149,6 +160,7 @@ class _Encoder:
         self.refused: dict[int, str] = {}
         self.origins: set[int] = set()
         self.unsaved: list[Unsaved] = []
+        self.reordered: list[str] = []
         self.replaced = self._replaced()
         self.kept: list = []  # keeps what was made here, whose ids are in use
 
@@ -451,11 +463,12 @@ class _Encoder:
         while waiting:
             key = waiting.popleft()
             draft = self.drafts[key]
+            node = self.nodes[key]
             if draft.path is None:
                 self.references[key][0] = len(nodes)
-            nodes.append(
-                [self.nodes[key].kind.name, draft.path, draft.note, draft.references, draft.content]
-            )
+            nodes.append([node.kind.name, draft.path, draft.note, draft.references, draft.content])
+            if isinstance(node.kind, SetKind) and loses_order(node.value, node.parts):
+                self.reordered.append(draft.path or node.path)
             for part_key in map(id, draft.parts):
                 if (
                     part_key not in numbered

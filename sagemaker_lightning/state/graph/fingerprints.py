@@ -1,7 +1,12 @@
 """Hashes that tell, within a process, whether content has changed."""
 
+import contextvars
 import hashlib
 import pickle
+import sys
+import threading
+import types
+import weakref
 import zlib
 from typing import Any
 
@@ -18,6 +23,10 @@ CHECKSUMMED = 1 << 28
 """Bytes, at most, of which a checksum is taken (a second for 2 GB); of more, some elements."""
 SAMPLED = 256
 """Elements of which a hash is taken of what is larger."""
+HANDLES = {"asyncio", "concurrent", "io", "logging", "multiprocessing", "selectors", "socket"}
+HANDLES |= {"ssl", "subprocess", "tempfile", "threading"}
+"""Modules of Python's library whose objects do something, and hold no values of the user's."""
+LOCKS = type(threading.Lock()), type(threading.RLock())
 MAX_PICKLED = 1 << 22
 """Bytes of an object's pickle, at most, of which a hash is taken."""
 
@@ -137,6 +146,26 @@ class _ShallowPickler(pickle.Pickler):
         return of_array(value) if isinstance(value, np.ndarray) else None
 
 
+class _HolderPickler(_ShallowPickler):
+    """Pickles what Python's own library holds values in, such as queues and weak dictionaries.
+
+    What makes them unfit for a file, such as a lock, is none of their content.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, LOCKS):
+            return str, ()
+        if isinstance(value, weakref.ReferenceType):
+            return id, (id(value()),)
+        if isinstance(value, types.FunctionType):  # one that the holder has made for itself
+            return str, (value.__qualname__,)
+        if isinstance(value, contextvars.ContextVar):
+            return str, (value.get(None),)
+        if isinstance(value, threading.local):
+            return str, (vars(value),)
+        return NotImplemented
+
+
 def of_object(value: Any, known: dict[int, Any]) -> bytes:
     """Return a checksum of what an object of any class is; empty if there is none.
 
@@ -145,7 +174,9 @@ def of_object(value: Any, known: dict[int, Any]) -> bytes:
         known: The objects, by id, that count as themselves, whatever they hold.
     """
     file = _Checksum(MAX_PICKLED)
-    pickler = _ShallowPickler(file, protocol=4)
+    module = type(value).__module__.partition(".")[0]
+    holds = module in sys.stdlib_module_names and module not in HANDLES
+    pickler = (_HolderPickler if holds else _ShallowPickler)(file, protocol=4)
     pickler.known = known
     pickler.value = value
     try:

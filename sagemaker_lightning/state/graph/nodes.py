@@ -10,6 +10,7 @@ import functools
 import itertools
 import multiprocessing.sharedctypes
 import types
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from sagemaker_lightning.state.graph.kinds.objects import (
     MethodKind,
     ObjectKind,
     ReferenceKind,
+    WeakReferenceKind,
 )
 from sagemaker_lightning.state.graph.kinds.states import BytesKind, CountKind, GeneratorKind
 from sagemaker_lightning.state.graph.packing import PACKED_FROM, Pack, packed
@@ -63,6 +65,7 @@ KINDS: dict[str, Kind] = {
         BytesKind(),
         CountKind(),
         MethodKind(),
+        WeakReferenceKind(),
         CellKind(),
     )
 }
@@ -77,6 +80,7 @@ BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (types.FunctionType, FUNCTION),
     (types.MethodType, KINDS["method"]),
     (types.CellType, KINDS["cell"]),
+    (weakref.ReferenceType, KINDS["weak reference"]),
     ((type, types.ModuleType, types.BuiltinFunctionType), CODE),
     (
         (

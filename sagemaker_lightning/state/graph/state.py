@@ -49,7 +49,7 @@ class GraphState:
         self.unsaved: list[Unsaved] = []
         """What has changed, and is not in the newest record."""
         self.reordered: set[str] = set()
-        """Restored sets whose elements come in another order than before."""
+        """Sets whose elements come in another order after a restart."""
         self.restored: tuple[Mapping[str, Any], list[Any]] | None = None
 
     def begin(self) -> Start:
@@ -109,7 +109,8 @@ class GraphState:
             start.include(roots)
             roots = {name: root for name, root in roots.items() if not name.startswith(but)}
             start = start.without(but)
-        record, self.unsaved = encode(roots, start, self.touched)
+        record, self.unsaved, reordered = encode(roots, start, self.touched)
+        self.reordered |= set(reordered)
         return record
 
     def restore(

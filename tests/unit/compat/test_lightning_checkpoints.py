@@ -1,12 +1,17 @@
-"""A resume goes on with what was trained, whatever the user's hooks put into the file."""
+"""When the user's save hooks are called; a resume goes on whatever they put into the file."""
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
+from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
+from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
 
+from sagemaker_lightning import ExactResume
+from sagemaker_lightning.compat import lightning_checkpoints
 from sagemaker_lightning.contract.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
@@ -154,3 +159,196 @@ def test_an_optimizer_put_in_anothers_place_is_said_at_once_and_refused_in_a_lin
     ]
     with pytest.raises(UserError, match="found states of the optimizers torch.optim.adam.Adam"):
         trainer(tmp_path).fit(Replaced())
+
+
+class CountingModel(Noted):
+    """Counts the calls of its hook.
+
+    Args:
+        calls: The calls of all save hooks, by name.
+        moments: As in Noted.
+    """
+
+    def __init__(self, calls: Counter[str], **moments: str) -> None:
+        super().__init__(**moments)
+        self.count = calls.update
+
+    def on_save_checkpoint(self, checkpoint):
+        self.count(["on_save_checkpoint of the model"])
+        checkpoint["own"] = self.global_step
+
+
+class CountingCallback(pl.Callback):
+    """Counts the calls of its hooks."""
+
+    def __init__(self, calls: Counter[str]) -> None:
+        self.count = calls.update
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        self.count(["on_save_checkpoint of the callback"])
+
+    def state_dict(self):
+        self.count(["state_dict of the callback"])
+        return {"a": 1}
+
+
+class CountingData(pl.LightningDataModule):
+    """Counts the calls of its hook."""
+
+    train_dataloader = Noted.train_dataloader
+    val_dataloader = Noted.val_dataloader
+
+    def __init__(self, calls: Counter[str]) -> None:
+        super().__init__()
+        self.count = calls.update
+
+    def state_dict(self):
+        self.count(["state_dict of the data module"])
+        return {"a": 1}
+
+
+TRAINERS = {
+    "a model after each epoch": {},
+    "no validation": {"limit_val_batches": 0},
+    "two validations an epoch": {"val_check_interval": 2},
+    "a validation every second epoch": {"check_val_every_n_epoch": 2},
+    "validations by batches of all epochs": {
+        "val_check_interval": 3,
+        "check_val_every_n_epoch": None,
+    },
+    "accumulated gradients": {"accumulate_grad_batches": 2},
+    "no models": {"enable_checkpointing": False},
+}
+MODELS = {"every_n_train_steps": 1}, {"monitor": "error"}, {"save_on_train_epoch_end": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "models"),
+    [*((options, None) for options in TRAINERS.values()), *(({}, each) for each in MODELS)],
+    ids=[*TRAINERS, *(next(iter(each)) for each in MODELS)],
+)
+def test_users_save_hooks_are_called_as_often_as_by_lightning_alone(tmp_path, options, models):
+    """Whatever validations there are, and however often this package saves a checkpoint."""
+
+    def calls(folder: Path, is_ours: bool) -> Counter[str]:
+        found: Counter[str] = Counter()
+        callbacks = [CountingCallback(found)]
+        if models:
+            callbacks.append(ModelCheckpoint(save_top_k=-1, **models))
+        used = trainer(
+            folder,
+            *callbacks,
+            **{"enable_checkpointing": True, "max_epochs": 3, "every_n_steps": 1} | options,
+        )
+        if not is_ours:
+            used.callbacks = [each for each in used.callbacks if not isinstance(each, ExactResume)]
+        used.fit(CountingModel(found), datamodule=CountingData(found))
+        assert bool(list(folder.glob("step-*.ckpt"))) is is_ours
+        return found
+
+    expected = calls(tmp_path / "lightning", is_ours=False)
+    assert calls(tmp_path / "ours", is_ours=True) == expected
+    assert bool(expected) is options.get("enable_checkpointing", True)
+
+
+class Keeping(CountingModel):
+    """Draws numbers from an iterator that only its hooks can save."""
+
+    def __init__(self, calls: Counter[str], **moments: str) -> None:
+        super().__init__(calls, **moments)
+        self.drawn = 0
+        self.numbers = map(float, range(99))
+
+    def draw(self):
+        self.drawn += 1
+        self.note(f"drawn {next(self.numbers)}")
+
+    def training_step(self, batch, batch_idx):
+        self.draw()
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        self.draw()
+        super().validation_step(batch, batch_idx)
+
+    def on_save_checkpoint(self, checkpoint):
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["drawn"] = self.drawn
+
+    def on_load_checkpoint(self, checkpoint):
+        self.numbers = map(float, range(checkpoint["drawn"], 99))
+
+
+@pytest.mark.parametrize(
+    ("stop", "when"),
+    [
+        ("batch 0:0", {1: "batch"}),
+        ("batch 0:1", {2: "validation"}),
+        ("validation 0:0", {2: "batch"}),
+        ("batch 0:3", {4: "validation"}),
+        ("validated 3", {4: "epoch"}),
+    ],
+)
+def test_a_stop_waits_for_a_validation_if_hooks_have_to_say_what_was_before(tmp_path, stop, when):
+    """They are asked when a checkpoint is written, and by no validation."""
+
+    def fitted(folder, **moments):
+        as_in_a_new_process()
+        torch.manual_seed(1)
+        calls: Counter[str] = Counter()
+        model = Keeping(calls, **moments)
+        trainer(tmp_path / folder, val_check_interval=2).fit(model)
+        return model.events, weights(model), sum(calls.values())
+
+    *alone, calls = fitted("alone")
+    assert calls == 2  # at the ends of two epochs
+    with interrupted():
+        fitted("run", stop=stop)
+    assert saved(tmp_path / "run") == when
+    *resumed, _ = fitted("run")
+    assert resumed[1] == alone[1] and resumed[0] == alone[0]
+
+
+class Loading(pl.Callback):
+    """Loads what another one saves."""
+
+    def on_load_checkpoint(self, trainer, pl_module, checkpoint):
+        assert checkpoint["own"]
+
+
+class Paired(CountingCallback):
+    """Loads its own state."""
+
+    def load_state_dict(self, state_dict):
+        assert state_dict == {"a": 1}
+
+
+class Average(EMAWeightAveraging):
+    """Counts the calls of its hook; Lightning's loads the average."""
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "read"),
+    [
+        ([CountingCallback], []),
+        ([Paired], ["state_dict of 0"]),
+        (
+            [CountingCallback, Loading],
+            ["on_save_checkpoint of 0", "on_save_checkpoint of the model", "state_dict of 0"],
+        ),
+        ([Average], ["on_save_checkpoint of 0"]),
+        ([EMAWeightAveraging, ModelCheckpoint], []),
+    ],
+)
+def test_a_hook_is_read_if_something_loads_what_it_saves(callbacks, read):
+    calls: Counter[str] = Counter()
+    made = [each(calls) if each in (CountingCallback, Paired) else each() for each in callbacks]
+    used = pl.Trainer(callbacks=made, logger=False, accelerator="cpu")
+    used.strategy.connect(model := CountingModel(calls))
+    names = {id(owner): f" of {number}" for number, owner in enumerate(made)}
+    names[id(model)] = " of the model"
+    found = lightning_checkpoints.save_hooks(used)
+    assert sorted(f"{name}{names[id(owner)]}" for owner, name in found.read) == sorted(read)

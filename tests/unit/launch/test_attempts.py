@@ -1,6 +1,6 @@
 """launch/attempts.py: a program is started again, or its end is the job's.
 
-Real ranks: tests/test_container_restarts.py.
+Real ranks: tests/unit/resume/test_container_restarts.py.
 """
 
 import json

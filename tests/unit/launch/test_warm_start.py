@@ -1,6 +1,7 @@
 """launch/warm_start.py and launch/standby.py: a start without imports is as any other start.
 
-The imports are left out here; tests/test_container_restarts.py has the whole, with real ranks.
+The imports are left out here; tests/unit/resume/test_container_restarts.py has the whole, with
+real ranks.
 """
 
 import json

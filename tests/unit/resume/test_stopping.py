@@ -6,12 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from sagemaker_lightning.resume import stopping
+from sagemaker_lightning.resume.memory_copies import MemoryCopies
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.stopping import Action, Circumstances, Intervals, Stopping, decide
 
 BATCH, VALIDATION, EPOCH = ResumePoint.BATCH, ResumePoint.VALIDATION, ResumePoint.EPOCH
 NOTHING = Action()
 SAVES = Action(saves=True)
+COPIES = Action(copies=True)
 WAITS = Action(saves=True, waits=True)
 STOPS = Action(saves=True, waits=True, exits=True)
 STOPS_UNSAVED = Action(exits=True)
@@ -25,6 +27,12 @@ STOPS_UNSAVED = Action(exits=True)
         (BATCH, {"is_due": True, "is_uploading": True}, NOTHING),
         (BATCH, {"is_due": True, "accumulates": True}, NOTHING),
         (BATCH, {"is_due": True, "only_epochs": True}, NOTHING),
+        (BATCH, {"copy_is_due": True}, COPIES),
+        (BATCH, {"copy_is_due": True, "is_due": True}, SAVES),
+        (BATCH, {"copy_is_due": True, "is_due": True, "is_uploading": True}, COPIES),
+        (BATCH, {"copy_is_due": True, "accumulates": True}, NOTHING),
+        (BATCH, {"copy_is_due": True, "only_epochs": True}, NOTHING),
+        (BATCH, {"copy_is_due": True, "stops": True, "only_epochs": True}, STOPS_UNSAVED),
         (BATCH, {"stops": True}, STOPS),
         (BATCH, {"stops": True, "is_uploading": True}, STOPS),
         (BATCH, {"stops": True, "accumulates": True}, STOPS),
@@ -44,7 +52,8 @@ STOPS_UNSAVED = Action(exits=True)
         (EPOCH, {"epoch_was_cut": True, "is_done": True}, NOTHING),
         (EPOCH, {"epoch_was_cut": True, "stops": True}, STOPS_UNSAVED),
         (VALIDATION, {}, NOTHING),
-        (VALIDATION, {"is_due": True}, NOTHING),
+        (VALIDATION, {"is_due": True, "copy_is_due": True}, NOTHING),
+        (EPOCH, {"is_uploading": True, "copy_is_due": True}, Action(postpones=True)),
         (VALIDATION, {"stops": True}, STOPS),
         (VALIDATION, {"stops": True, "only_epochs": True}, STOPS_UNSAVED),
     ],
@@ -62,6 +71,7 @@ def test_no_stop_is_forgotten_and_the_last_state_is_waited_for():
             assert action.exits is (now.stops and (not now.is_done or point is VALIDATION))
             assert action.saves or not action.waits
             assert action.waits or not (action.saves and action.exits)
+            assert not (action.copies and (action.saves or action.exits))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +98,10 @@ def test_a_checkpoint_that_is_due_waits_until_it_is_saved(monkeypatch):
     monkeypatch.setattr(stopping, "gradients_accumulate", lambda trainer: False)
     saved = []
     said = SimpleNamespace(checkpoint_due=False, uploading=True, checkpoint_saved=lambda: None)
-    run = SimpleNamespace(agreement=said, trainer=SimpleNamespace(global_step=3))
+    said.copy_due = False
+    said.copy_taken = lambda: None
+    no_copies = MemoryCopies(None, 1, False)
+    run = SimpleNamespace(agreement=said, trainer=SimpleNamespace(global_step=3), copies=no_copies)
     stops = Stopping(run, Intervals(0, 3))
 
     def save(point, last):
@@ -109,3 +122,23 @@ def test_a_checkpoint_that_is_due_waits_until_it_is_saved(monkeypatch):
     said.uploading = False
     stops.batch_committed(done=False)
     assert len(saved) == 2
+
+
+def test_a_copy_that_is_due_waits_until_it_is_taken(monkeypatch):
+    """While gradients are added up, none is taken."""
+    adds = [True, False, False]
+    monkeypatch.setattr(stopping, "gradients_accumulate", lambda trainer: adds.pop(0))
+    copied = []
+    said = SimpleNamespace(checkpoint_due=False, uploading=False, copy_due=True)
+    said.copy_taken = lambda: setattr(said, "copy_due", False)
+    noted = []
+    copies = SimpleNamespace(state_saved=lambda: noted.append(True))
+    run = SimpleNamespace(agreement=said, trainer=SimpleNamespace(global_step=3), copies=copies)
+    run.copy = copied.append
+    stops = Stopping(run, Intervals(0, 0))
+    monkeypatch.setattr(stops, "agree", lambda now=False: False)
+    stops.batch_committed(done=False)
+    assert copied == noted == []
+    for _ in range(2):
+        stops.batch_committed(done=False)
+    assert copied == [BATCH] and noted == [True]

@@ -3,11 +3,10 @@
 import functools
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from sagemaker_lightning.compat.torch_modules import METADATA
-from sagemaker_lightning.state.encoding import fill_set
 from sagemaker_lightning.state.graph.kinds.base import Kind, class_name, known_class, refusal
 
 LEAST_ADDRESS = 1 << 32
@@ -147,17 +146,39 @@ class DefaultDictKind(DictKind):
         value.default_factory = factory
 
 
+def has_order(parts: list) -> bool:
+    """Return whether a set of these elements has the same order in each process.
+
+    That of numbers depends on what was added and removed before; that of text, and of objects, on
+    hashes which each process has of its own.
+    """
+    return {int, float, bool}.issuperset(map(type, parts))
+
+
+def loses_order(value: Collection, parts: list) -> bool:
+    """Return whether a set that is filled anew has another order, or may get one.
+
+    The order of numbers depends on the size of the set's table, too, which Python keeps when
+    elements are removed.
+
+    Args:
+        value: The set.
+        parts: Its elements in their order.
+    """
+    if not has_order(parts):
+        return False
+    anew = type(value)(parts)
+    return list(anew) != parts or sys.getsizeof(anew) != sys.getsizeof(value)
+
+
 class SetKind(Kind):
-    """A set; its note is its size in memory, on which the order of its elements depends."""
+    """A set."""
 
     name = "set"
 
     def take(self, value):
-        """Return the elements in their order; of text, which has none, in order of the text."""
+        """Return the elements in their order; text, which has none, in that of the text."""
         parts = list(value)
-        # Numbers have the same hash in each process.
-        if {int, float, bool}.issuperset(map(type, parts)):
-            return sys.getsizeof(value), parts
         if {str, bytes}.issuperset(map(type, parts)):
             parts.sort(key=repr)
         return None, parts
@@ -172,11 +193,8 @@ class SetKind(Kind):
 
     def fill(self, value, note, parts, content):
         """Replace the elements."""
-        if type(note) is int:
-            fill_set(value, parts, note)
-        else:
-            set.clear(value)
-            set.update(value, parts)
+        set.clear(value)
+        set.update(value, parts)
 
 
 class FrozenSetKind(SetKind):
@@ -184,10 +202,6 @@ class FrozenSetKind(SetKind):
 
     name = "frozenset"
     fills = False
-
-    def take(self, value):
-        """Return the elements."""
-        return None, super().take(value)[1]
 
     def build(self, note, parts, classes):
         """Return the set."""

@@ -21,7 +21,7 @@ from sagemaker_lightning.state.graph.kinds.base import (
     known_class,
     refusal,
 )
-from sagemaker_lightning.state.object_graph import LIBRARIES, has_place_for
+from sagemaker_lightning.state.object_graph import LIBRARIES, has_place_for, hash_at_one_moment
 
 MAX_SAVED = 1 << 26
 """Elements, at most, of a tensor or an array that is saved."""
@@ -93,7 +93,7 @@ class TensorKind(Kind):
 
     def mark(self, value):
         """Return a hash of the values."""
-        return fingerprints.of_tensor(value)
+        return hash_at_one_moment(value, fingerprints.of_tensor)
 
     def content(self, value):
         """Return the values, on the CPU, and what else the tensor is."""
@@ -196,7 +196,7 @@ class ArrayKind(Kind):
     def mark(self, value):
         """Return a hash of the values; a memory map that is only read stays as it is."""
         is_read_only = isinstance(value, np.memmap) and not value.flags.writeable
-        return b"" if is_read_only else fingerprints.of_array(value)
+        return b"" if is_read_only else hash_at_one_moment(value, fingerprints.of_array)
 
     def content(self, value):
         """Return the values."""

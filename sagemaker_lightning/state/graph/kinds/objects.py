@@ -1,6 +1,7 @@
 """Objects with attributes: a user's, modules, functions with what they have closed over."""
 
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping
 from inspect import getattr_static
@@ -29,6 +30,7 @@ from sagemaker_lightning.state.graph.kinds.base import (
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
 from sagemaker_lightning.state.object_graph import (
     GENERATORS,
+    HYPERPARAMETERS,
     LIGHTNINGS,
     attributes,
     has_place_for,
@@ -37,8 +39,6 @@ from sagemaker_lightning.state.object_graph import (
     owner_of,
 )
 
-HYPERPARAMETERS = "_hparams"
-"""The attribute with the hyperparameters that Lightning saves; it restores no later changes."""
 SPACES: dict[str, tuple[Callable[[nn.Module], dict], type]] = {
     "parameter": (parameters, nn.Parameter),
     "buffer": (buffers, Tensor),
@@ -326,6 +326,35 @@ class MethodKind(Kind):
         if not isinstance(static, types.FunctionType) or note.startswith("__"):
             raise refusal(note)
         return types.MethodType(static, owner)
+
+
+class WeakReferenceKind(Kind):
+    """A weak reference; its part is what it refers to, or None."""
+
+    name = "weak reference"
+    fills = False
+
+    def take(self, value):
+        """Return what it refers to."""
+        return None, [value()]
+
+    def step(self, note, parts, index):
+        """Return how it is asked."""
+        return "()"
+
+    def note_of_new(self, value, note):
+        """Return no note."""
+        if value.__callback__ is not None or value() is None:
+            raise NotSaved(kind_text(value))
+        return note
+
+    def build(self, note, parts, classes):
+        """Return a reference."""
+        (owner,) = parts
+        try:
+            return weakref.ref(owner)
+        except TypeError:
+            raise refusal(self.name) from None
 
 
 class ReferenceKind(Kind):

@@ -15,7 +15,7 @@ def graph(**values) -> dict:
     model = SimpleNamespace()
     start = Start({"model": model})
     vars(model).update(values)
-    record, _ = encode({"model": model}, start)
+    record, *_ = encode({"model": model}, start)
     return record
 
 

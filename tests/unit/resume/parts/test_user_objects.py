@@ -578,8 +578,8 @@ def test_a_set_in_another_order_is_told_once(capsys):
     state.state.reordered.add("model.names")
     state.restore(saved)
     assert capsys.readouterr().out == (
-        "model.names is a set, and its elements come in another order than before the "
-        "interruption: if training depends on it, sort them first\n"
+        "model.names is a set, and after an interruption its elements may come in another order: "
+        "if training depends on it, sort them first, or keep a list or a dict\n"
     )
     state.restore(saved)
     assert capsys.readouterr().out == ""

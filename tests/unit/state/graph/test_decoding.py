@@ -97,6 +97,8 @@ def test_a_reference_that_no_encoding_writes_is_refused_in_one_line(reference):
         ["cell", None, None, [1], None],
         ["method", None, "__init__", [["at", "model"]], None],
         ["method", None, "act", [5], None],
+        ["weak reference", None, None, [5], None],
+        ["weak reference", None, None, [], None],
         ["tuple", None, "os.terminal_size", [1], None],
         ["tuple", None, "", [[0]], None],
         ["list", None, None, 5, None],

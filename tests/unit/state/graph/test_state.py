@@ -1,8 +1,13 @@
 """A run's state of a user's objects: marked at the start, saved, restored, and saved again."""
 
+import contextvars
 import copy
 import operator
-from collections import deque
+import queue
+import threading
+import weakref
+from collections import UserDict, deque
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,6 +23,7 @@ from sagemaker_lightning.state.graph.state import (
     nodes_of,
     without,
 )
+from sagemaker_lightning.state.object_graph import at_one_moment
 
 
 class Thing:
@@ -696,3 +702,80 @@ def test_of_many_arrays_few_are_kept(monkeypatch):
     _, state = mine(images=[np.zeros(50) for _ in range(10)])
     contents = [node.content for node in state.begin().nodes.values()]
     assert sum(content is not None for content in contents) == 2
+
+
+def test_what_two_states_share_is_hashed_once_at_one_moment(monkeypatch):
+    """A dataset is what a loader has, and one of the user's objects."""
+    images, labels = torch.zeros(3), np.zeros(3)
+    states = [state_of(Thing(images=images, labels=labels)) for _ in range(2)]
+    hashed = []
+
+    def noting(hash_of):
+        return lambda value: (hashed.append(value), hash_of(value))[1]
+
+    for name in ("of_tensor", "of_array"):
+        monkeypatch.setattr(fingerprints, name, noting(getattr(fingerprints, name)))
+    with at_one_moment():
+        assert [nodes_of(state.encode()) for state in states] == [[], []]
+    assert list(map(id, hashed)) == [id(images), id(labels)]
+    images += 1
+    labels += 1
+    with at_one_moment():
+        assert [len(nodes_of(state.encode())) for state in states] == [2, 2]
+
+
+def test_a_weak_reference_refers_to_the_object_that_it_did():
+    def begin():
+        model = Thing(stages=[Thing(), Thing()])
+        model.now = weakref.ref(model.stages[0])
+        return model, state_of(model)
+
+    trained, state = begin()
+    trained.now = weakref.ref(trained.stages[1])
+    resumed, other = begin()
+    other.restore(state.encode())
+    assert resumed.now() is resumed.stages[1] and not state.unsaved
+
+
+def test_a_weak_reference_to_nothing_is_not_saved():
+    model = Thing(now=None)
+    state = state_of(model)
+    model.now = weakref.ref(Thing())
+    assert "now" not in str(state.encode()) and [each.name for each in state.unsaved] == ["now"]
+
+
+HOLDERS = {
+    "a queue": (queue.Queue, lambda held, key: held.put(1)),
+    "a queue by priority": (queue.PriorityQueue, lambda held, key: held.put(1)),
+    "a weak dictionary": (weakref.WeakKeyDictionary, lambda held, key: held.update({key: 1})),
+    "a dictionary of weak values": (
+        weakref.WeakValueDictionary,
+        lambda held, key: held.update({1: key}),
+    ),
+    "a weak set": (weakref.WeakSet, lambda held, key: held.add(key)),
+    "a thread's own": (threading.local, lambda held, key: setattr(held, "count", 1)),
+    "a context variable": (lambda: contextvars.ContextVar("own"), lambda held, key: held.set(1)),
+    "a user's dict": (UserDict, lambda held, key: held.update({1: 2})),
+}
+
+
+@pytest.mark.parametrize(("make", "change"), HOLDERS.values(), ids=HOLDERS)
+def test_what_pythons_library_holds_values_in_is_named_if_it_changes(make, change):
+    model = Thing(key=Thing(), held=make())
+    state = state_of(model)
+    state.encode()
+    assert not state.unsaved
+    change(model.held, model.key)
+    state.encode()
+    assert [(each.name, each.changes) for each in state.unsaved] == [("held", True)]
+
+
+def test_a_lock_and_a_pool_of_threads_are_no_state():
+    model = Thing(lock=threading.Lock(), stop=threading.Event(), pool=ThreadPoolExecutor(1))
+    state = state_of(model)
+    model.lock.acquire()
+    model.stop.set()
+    model.pool.submit(str).result()
+    state.encode()
+    model.pool.shutdown()
+    assert not state.unsaved

@@ -85,13 +85,14 @@ def test_what_is_said_counts_from_the_next_call_on(group):
 
 def test_what_is_on_its_way_is_waited_for(group, monkeypatch):
     def all_reduce(flags, **_) -> SimpleNamespace:
-        return SimpleNamespace(wait=lambda: flags.copy_(torch.tensor([15, 1, 1, 2, 1])))
+        return SimpleNamespace(wait=lambda: flags.copy_(torch.tensor([15, 1, 1, 2, 1, 1])))
 
     monkeypatch.setattr(distributed, "all_reduce", all_reduce)
     agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=True))
     agreement.agree(0, False)
     agreement.receive()
     assert said(agreement) == (15, True, True, Comparison.DIFFERENT) and agreement.uploading
+    assert agreement.copy_due
 
 
 def test_values_are_exchanged_in_a_group_that_needs_no_gpu(group, monkeypatch):
@@ -110,11 +111,25 @@ def test_values_are_exchanged_in_a_group_that_needs_no_gpu(group, monkeypatch):
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_first_rank_alone_says_when_a_checkpoint_is_due(group, is_first):
-    """And whether the one before is on its way to S3."""
+    """And whether the one before is on its way to S3, and a copy in memory is due."""
     agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=is_first))
-    agreement.agree(0, True, now=True, uploading=True)
+    agreement.agree(0, True, now=True, uploading=True, copy_due=True)
     assert said(agreement) == (0, is_first, False, Comparison.IDENTICAL)
-    assert agreement.uploading is is_first
+    assert agreement.uploading is agreement.copy_due is is_first
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_copy_is_due_until_it_is_taken(group, ranks):
+    """It is said once, and may have to wait for a step that adds to no gradients."""
+    agreement = Agreement(SimpleNamespace(world_size=ranks, is_global_zero=True))
+    agreement.agree(0, False, copy_due=True)
+    assert agreement.copy_due is (ranks == 1)
+    for _ in range(2):
+        agreement.agree(0, False, now=True)
+        assert agreement.copy_due
+    agreement.copy_taken()
+    agreement.agree(0, False, now=True)
+    assert not agreement.copy_due
 
 
 def test_one_rank_needs_no_others():

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.plugins.environments import ClusterEnvironment
 from pytorch_lightning.callbacks import (
     LearningRateFinder,
     ModelCheckpoint,
@@ -41,6 +42,7 @@ from sagemaker_lightning.contract import deadlines, reporting, shutdown
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.drill import drilled_run
+from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import agreement, callback, run, stopping
 from sagemaker_lightning.resume.check import journal
 from sagemaker_lightning.resume.files import checkpoint_dir, checkpoint_file, folder_lock
@@ -260,6 +262,9 @@ class Clock(pl.Callback):
     def on_save_checkpoint(self, trainer, pl_module, checkpoint):
         if f"{trainer.global_step}" == self.slow:
             self.tick(float(self.seconds))
+
+    def on_load_checkpoint(self, *_):
+        """Only what may be loaded is asked for."""
 
     def on_train_batch_start(self, *_):
         self.tick(60)
@@ -1211,7 +1216,8 @@ def heard(monkeypatch) -> list[tuple[int, int, int, int]]:
 
     def all_reduce(flags: torch.Tensor, **_) -> SimpleNamespace:
         if others:
-            said = torch.tensor([*others.pop(0), 0])  # rank 0 alone says what is uploaded
+            # Rank 0 alone says what is uploaded, and when a copy is due.
+            said = torch.tensor([*others.pop(0), 0, 0])
             flags[:] = torch.maximum(flags, said)
         return SimpleNamespace(wait=lambda: None)
 
@@ -1410,9 +1416,11 @@ TWO_HOSTS = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
 
 
 def test_the_hosts_of_a_job_are_joined_unless_that_is_done(tmp_path, monkeypatch):
-    """When a run begins, and not before: nothing waits while the callback is made."""
+    """When a run of several begins, and not before: nothing waits while the callback is made."""
     joined = []
     monkeypatch.setattr(callback.rendezvous, "join", lambda *given: joined.append(given))
+    fit(tmp_path / "alone", max_epochs=1)
+    monkeypatch.setattr(pl.Trainer, "num_nodes", 2)
     fit(tmp_path / "done", environment=SageMakerEnvironment(), max_epochs=1)
     ours = trainer(tmp_path / "ours")
     assert joined == []
@@ -1420,22 +1428,53 @@ def test_the_hosts_of_a_job_are_joined_unless_that_is_done(tmp_path, monkeypatch
     assert joined == [(SageMakerEnvironment.read(), os.environ)]
 
 
-def test_a_trainer_knows_its_node_when_it_is_made(tmp_path, monkeypatch):
-    """Lightning's Trainer reads the node's rank then."""
-    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
-        monkeypatch.setenv(name, "")  # it is taken back after the test
-        monkeypatch.delenv(name)
+def test_making_the_callback_tells_no_host_where_it_is(tmp_path, monkeypatch):
+    """It names this process, for the ranks that Lightning starts before any hook, and no more."""
+    monkeypatch.delenv(parent_process.LAUNCHER_VARIABLE, raising=False)
     environment = SageMakerEnvironment(**TWO_HOSTS)
     monkeypatch.setattr(callback.SageMakerEnvironment, "read", lambda: environment)
-    ExactResume(tmp_path, environment=environment)
-    assert "NODE_RANK" not in os.environ
-    os.environ["MASTER_PORT"] = "4"
+    before = dict(os.environ)
     ExactResume(tmp_path)
-    assert [os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")] == [
-        "algo-1",
-        "4",
-        "1",
-    ]
+    assert dict(os.environ) == before | {parent_process.LAUNCHER_VARIABLE: f"{os.getpid()}"}
+
+
+class OfUser(ClusterEnvironment):
+    """A plugin that knows where this host is."""
+
+    creates_processes_externally = True
+    main_address = "algo-1"
+    main_port = 1
+    detect = staticmethod(lambda: True)
+    world_size = local_rank = node_rank = global_rank = lambda self: 0
+    set_world_size = set_global_rank = lambda self, number: None
+
+
+@pytest.mark.parametrize(
+    ("told", "nodes", "plugins", "is_refused"),
+    [
+        ({}, 2, [], True),
+        ({"NODE_RANK": "1"}, 2, [], True),
+        ({"NODE_RANK": "1", "MASTER_ADDR": "algo-1"}, 2, [], False),
+        ({}, 1, [], False),
+        ({}, 2, [OfUser()], False),
+    ],
+)
+def test_a_host_that_does_not_know_its_place_is_one_line(
+    tmp_path, monkeypatch, told, nodes, plugins, is_refused
+):
+    """As a run begins, before the hosts wait for each other."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(callback.rendezvous, "join", lambda *_: None)
+    environment = SageMakerEnvironment(**TWO_HOSTS)
+    monkeypatch.setattr(callback.SageMakerEnvironment, "read", lambda: environment)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    used = trainer(tmp_path, strategy="ddp", num_nodes=nodes, plugins=plugins)
+    says = r"^Trainer\(num_nodes=...\): found 2 hosts, and no .*NODE_RANK|MASTER_ADDR.* on algo-2"
+    with pytest.raises(UserError, match=says) if is_refused else nullcontext():
+        resume_of(used).run_begins(used)
+    resume_of(used).changed.close()
 
 
 def test_a_drill_records_a_training_once(tmp_path, monkeypatch):

@@ -66,6 +66,9 @@ class Own(Noted):
     def on_save_checkpoint(self, checkpoint):
         checkpoint["own"] = np.int64(1)
 
+    def on_load_checkpoint(self, checkpoint):
+        """Load nothing; what nothing may load is not saved."""
+
 
 def test_what_ranks_have_alike_is_saved_once(tmp_path, two_ranks):
     def do(snapshot):
@@ -211,7 +214,7 @@ CALLS = Counter()
 
 
 class Counting(Noted):
-    """A model that counts how often it is asked for its state; it has a buffer."""
+    """A model that counts how often it is asked for its state; it has a buffer, and may load."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,6 +228,9 @@ class Counting(Noted):
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         """Count a call."""
         CALLS["on_save_checkpoint of the model"] += 1
+
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        """Load nothing."""
 
 
 class CountingCallback(pl.Callback):

@@ -36,6 +36,18 @@ CHOICES = {
         THIRTY,
     ),
     "nobody has any": ([host("a"), host("b")], None),
+    "a copy in memory that all have": (
+        [host("a", THIRTY, TEN, in_memory={THIRTY}), host("b", THIRTY, TEN, in_memory={THIRTY})],
+        THIRTY,
+    ),
+    "a copy in memory that one has": (
+        [host("a", THIRTY, TEN, in_memory={THIRTY}), host("b", TEN)],
+        TEN,
+    ),
+    "copies in memory alone, and none that all have": (
+        [host("a", THIRTY, in_memory={THIRTY}), host("b", TWENTY, in_memory={TWENTY}), host("c")],
+        None,
+    ),
     "others are damaged": ([host("a", TEN, problems=("step 20 is damaged",))], TEN),
 }
 
@@ -52,6 +64,10 @@ def test_the_newest_that_all_have(case: str):
     ("hosts", "line"),
     [
         ([host("a", TEN), host("b")], "(a has step 10; b has none)"),
+        (
+            [host("a", TWENTY, TEN, in_memory={TWENTY}), host("b", THIRTY, in_memory={THIRTY})],
+            "(a has step 10; b has none)",
+        ),
         ([host("a", TEN), host("b", OTHER_TEN)], "(a has step 10; b has step 10)"),
         (
             [

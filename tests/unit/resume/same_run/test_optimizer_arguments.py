@@ -220,17 +220,20 @@ class Schedule:
 
 
 class Factor:
-    """A function with numbers."""
+    """An object with numbers that can be called."""
 
     def __init__(self) -> None:
         self.second = 7
         self.first = 0.5
 
     def __call__(self, step):
-        return self.first
+        return self.half() * self.first
+
+    def half(self):
+        return 0.5
 
     def method(self, step):
-        return step * 0.125
+        return step * self.second
 
 
 def of_all_kinds(step, scale=0.5, *, offset=2.0):
@@ -254,36 +257,165 @@ def scaled(factor: float):
     return lambda step: factor
 
 
+def helped(step):
+    return scaled(step)(step)
+
+
+def compiled(source: str, name: str = "rate", module: str = __name__):
+    """Return a function of a source."""
+    variables = {"__name__": module}
+    exec(source, variables)
+    return variables[name]
+
+
+def functions_of(function) -> dict:
+    """Return what is recorded of a schedule with a function, but for its own method."""
+    found = described(nn.Linear(1, 1), [], [Schedule(function)])
+    del found["functions"]["__init__ of Schedule"]
+    return found
+
+
 @pytest.mark.parametrize(
-    ("function", "text"),
+    ("function", "values"),
     [
-        (lambda step: step * 0.5, "0.5"),
-        (lambda step: step > 3, "3"),
-        (lambda step: step, None),
-        (scaled(0.75), "0.75"),
-        (of_all_kinds, "(3.0, 0.5, 2.0, 0.25)"),
-        (functools.partial(of_all_kinds, 2, scale=0.75), "((3.0, 0.5, 2.0, 0.25), 2, 0.75)"),
-        (functools.partial(with_names, b=1, a=2), "((), 2, 1)"),
-        (functools.partial(math.pow, 2), "((), 2)"),
-        (Factor(), "(0.5, 7)"),
-        (Factor().method, "0.125"),
-        (wrapped(lambda step: 0.5), "0.5"),
-        (wrapped(lambda step: 0.5, 3), "0.5"),
-        (wrapped(lambda step: 0.5, 4), "()"),
-        ([wrapped(lambda step: 0.5, 2)], "0.5"),
-        ([wrapped(lambda step: 0.5, 3)], "()"),
-        (functools.partial(wrapped(lambda step: 0.5, 2)), "0.5"),
-        (functools.partial(wrapped(lambda step: 0.5, 3)), "()"),
-        ([lambda step: 0.5, lambda step: step, lambda step: 0.25], "(0.5, 0.25)"),
-        ([3, 4], None),
-        (Factor, None),
-        (nn.Linear(1, 1), None),
-        (3, None),
+        (lambda step: step * 0.5, {}),
+        (scaled(0.75), {"factor": "0.75"}),
+        (of_all_kinds, {"FACTOR": "0.25", "scale": "0.5", "offset": "2.0"}),
+        (
+            functools.partial(of_all_kinds, 2, scale=0.75),
+            {
+                "argument 0": "2",
+                "scale": "0.75",
+                "FACTOR of function": "0.25",
+                "scale of function": "0.5",
+                "offset of function": "2.0",
+            },
+        ),
+        (functools.partial(with_names, b=1, a=2), {"a": "2", "b": "1"}),
+        (functools.partial(math.pow, 2), {"argument 0": "2"}),
+        (Factor(), {"first": "0.5", "second": "7"}),
+        (Factor().method, {}),
+        (wrapped(scaled(0.5)), {"factor of function": "0.5"}),
+        (wrapped(scaled(0.5), 3), {"factor of function of function of function": "0.5"}),
+        (wrapped(scaled(0.5), 4), {}),
+        ([wrapped(scaled(0.5), 2)], {"factor of function of function": "0.5"}),
+        ([wrapped(scaled(0.5), 3)], {}),
+        (functools.partial(scaled(0.5)), {"factor of function": "0.5"}),
+        (scaled(Factor()), {"first of factor": "0.5", "second of factor": "7"}),
+        ([3, 4], {}),
+        (Factor, {}),
+        (nn.Linear(1, 1), {}),
+        (scaled(nn.Linear(1, 1)), {}),
+        (3, {}),
     ],
 )
-def test_the_numbers_in_a_function_that_decides_a_rate(model, function, text):
-    found = described(model, [], [Schedule(function)])["functions"]
-    assert found == ({} if text is None else {"function of Schedule": text})
+def test_the_values_that_a_function_uses_are_recorded(function, values):
+    found = functions_of(function)["schedule"]
+    found.pop("function of Schedule", None)  # what is no function is a value of the schedule
+    assert found == {f"{name} of function of Schedule": text for name, text in values.items()}
+
+
+def test_of_several_functions_each_has_a_name():
+    found = functions_of([scaled(0.5), scaled(0.25)])
+    names = [f"function of Schedule[{index}]" for index in (0, 1)]
+    assert [found["schedule"][f"factor of {name}"] for name in names] == ["0.5", "0.25"]
+    assert [name in found["functions"] for name in names] == [True, True]
+
+
+SOURCE = "def rate(step):\n    return 0.5 if step in {1, 'a'} else 0.25\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_same"),
+    [
+        (SOURCE, True),
+        ("\n\n# a comment\n" + SOURCE.replace(" if", "  if"), True),
+        (SOURCE.replace("step", "epoch"), True),
+        (SOURCE.replace("):\n", "):\n    'What it is.'\n"), True),
+        (SOURCE.replace("0.5", "0.75"), False),
+        (SOURCE.replace("0.5", "'0.5'"), False),
+        (SOURCE.replace("'a'", "'b'"), False),
+        (SOURCE.replace(" in ", " not in "), False),
+        (SOURCE.replace("(step)", "(step, other)"), False),
+        (SOURCE.replace("0.5", "(lambda: 0.5)()"), False),
+    ],
+)
+def test_a_functions_code_is_recorded_without_comments_layout_and_local_names(source, is_same):
+    before, now = (
+        functions_of(compiled(each))["functions"]["function of Schedule"]
+        for each in (SOURCE, source)
+    )
+    assert (before == now) is is_same
+
+
+def test_code_within_code_is_part_of_it():
+    source = "def rate(step):\n    return sum(0.5 for _ in range(step))\n"
+    first, second = (
+        functions_of(compiled(each)) for each in (source, source.replace("0.5", "0.6"))
+    )
+    assert first["functions"] != second["functions"]
+
+
+def test_what_a_set_of_constants_has_is_recorded_in_one_order():
+    """The order of text in a set is another in each process."""
+    source = "def rate(step):\n    return step in {%s}\n"
+    letters = [repr(letter) for letter in "abcdefgh"]
+    first, second = (
+        functions_of(compiled(source % ", ".join(each))) for each in (letters, letters[::-1])
+    )
+    assert first["functions"] == second["functions"]
+
+
+def test_a_function_that_has_run_often_has_the_same_code():
+    """Python changes the code of such a function while it runs."""
+    function = compiled(SOURCE)
+    before = functions_of(function)["functions"]
+    for step in range(10_000):
+        function(step)
+    assert functions_of(function)["functions"] == before
+
+
+def test_the_code_of_what_a_function_calls_is_recorded():
+    names = functions_of(helped)["functions"].keys()
+    assert names == {"function of Schedule", "scaled of function of Schedule"}
+
+
+def test_the_code_of_an_object_that_can_be_called_is_that_of_its_methods():
+    names = functions_of(Factor())["functions"].keys()
+    methods = "__init__", "__call__", "half", "method"
+    assert names == {f"{name} of function of Schedule" for name in methods}
+
+
+@pytest.mark.parametrize("module", ["torch.optim.lr_scheduler", "no_module"])
+def test_of_a_librarys_function_only_what_it_was_given_is_recorded(module):
+    """Another version of the library has other code, and other defaults."""
+    source = "def make(factor):\n    return lambda step, scale=2: factor * scale * FACTOR\n"
+    function = compiled(source + "FACTOR = 3\n", "make", module)(0.5)
+    found = functions_of(function)
+    assert bool(found["functions"]) is (module == "no_module")
+    names = {"factor"} if not found["functions"] else {"factor", "scale", "FACTOR"}
+    assert found["schedule"].keys() == {f"{name} of function of Schedule" for name in names}
+
+
+class Halving(LRScheduler):
+    """A schedule of a user's own."""
+
+    def get_lr(self):
+        return [0.5**self.last_epoch]
+
+
+def test_the_methods_of_a_users_schedule_are_recorded(model):
+    optimizer = SGD(model.parameters(), 0.1)
+    assert described(model, [optimizer], [Halving(optimizer)])["functions"].keys() == {
+        "get_lr of Halving"
+    }
+
+
+def test_functions_of_a_librarys_schedule_are_recorded(model):
+    optimizer = SGD(model.parameters(), 0.1)
+    found = described(model, [optimizer], [LambdaLR(optimizer, scaled(0.75))])
+    assert found["schedule"]["factor of lr_lambdas of LambdaLR"] == "0.75"
+    assert found["functions"].keys() == {"lr_lambdas of LambdaLR"}
 
 
 # What differs -------------------------------------------------------------------------------------
@@ -298,16 +430,16 @@ def test_what_differs_is_named_once():
     before = run_with(
         arguments={"lr of SGD": "0.1", "old of SGD": "1", "momentum of SGD": "0"},
         schedule={"_derived of S": "1", "base_lrs of S": "0.1", "total of S": "1"},
-        functions={"f of S": "3"},
+        functions={"f of S": "3", "old of S": "1"},
     )
     now = run_with(
         arguments={"lr of SGD": "0.2", "new of SGD": "1", "momentum of SGD": "0"},
         schedule={"_derived of S": "2", "base_lrs of S": "0.2", "total of S": "2"},
-        functions={"f of S": "4"},
+        functions={"f of S": "4", "new of S": "2"},
     )
     assert differences(before, now) == (
         ["lr of SGD was 0.1, is 0.2"],
-        ["total of S was 1, is 2", "f of S was 3, is 4"],
+        ["total of S was 1, is 2", "the code of f of S has changed"],
     )
     assert differences(before, before) == ([], [])
     assert differences(before, now | {"python": 781})[1] == ["total of S was 1, is 2"]

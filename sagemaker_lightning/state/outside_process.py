@@ -1,0 +1,114 @@
+"""State that a training keeps outside its process: files, and environment variables.
+
+No checkpoint has it. A file counts if the user's code reads it twice while training and finds it
+changed: then training depends on what training has written. A cache that is written once does not.
+"""
+
+import builtins
+import functools
+import inspect
+import io
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from sagemaker_lightning.state.object_graph import is_own_module
+
+MAX_FILES = 1024  # files written while training that are remembered, at most
+READS = re.compile(r"[^wax]*").fullmatch  # modes of `open`
+LIGHTNING = ("pytorch_lightning", "lightning", "lightning_fabric", "sagemaker_lightning")
+"""Packages whose calls lie between the user's program and the user's hooks."""
+
+
+class OutsideState:
+    """What the user's code has changed outside of the process while training."""
+
+    def __init__(self) -> None:
+        self.changed_files: set[str] = set()
+        """Files that were found changed when they were read again, by the name they were given."""
+        self.contents: dict[str, tuple[int, int, int]] = {}
+        """What tells the contents of files apart that were written while training."""
+        self.variables: dict[str, str] = {}
+
+    def note_variables(self) -> None:
+        """Compare the environment variables with their present values from now on."""
+        self.variables = dict(os.environ)
+
+    def changed_variables(self) -> list[str]:
+        """Return the names of the variables that have other values than when they were noted.
+
+        One that is new has been noted by this, and counts once it changes: libraries set theirs
+        when they are first used.
+        """
+        now = dict(os.environ)
+        changed = [name for name, value in self.variables.items() if now.get(name) != value]
+        self.variables = now | self.variables
+        return changed
+
+    @contextmanager
+    def watching_files(self) -> Iterator[None]:
+        """Look, within this context, at the files that are opened for reading."""
+        began = time.time_ns()
+        process = os.getpid()
+        opens = builtins.open
+
+        @functools.wraps(opens)
+        def watched_open(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+            is_read = isinstance(mode, str) and READS(mode)
+            if is_read and os.getpid() == process:  # a data worker could tell nobody
+                with suppress(OSError, TypeError, ValueError):
+                    self._note_read(file, began)
+            return opens(file, mode, *args, **options)
+
+        replaced = _replace_open(watched_open, opens)
+        try:
+            yield
+        finally:
+            if replaced:
+                _replace_open(opens, watched_open)
+
+    def _note_read(self, file: Any, began: int) -> None:
+        """Note that a file is opened for reading.
+
+        Raises:
+            OSError: There is no such file.
+            TypeError: It is not a path.
+            ValueError: It is not a path.
+        """
+        path = os.fsdecode(os.fspath(file))
+        status = Path(path).stat()
+        if status.st_mtime_ns < began:
+            return
+        content = status.st_mtime_ns, status.st_size, status.st_ino
+        known = self.contents.get(path)
+        if known is None and len(self.contents) >= MAX_FILES:
+            return
+        self.contents[path] = content
+        if known not in (None, content) and _is_called_by_user():
+            self.changed_files.add(path)
+
+
+def _replace_open(function: Callable, expected: Callable) -> bool:
+    """Replace the built-in `open` if it is the one that is expected; return whether it was."""
+    if builtins.open is not expected:  # somebody has replaced it since
+        return False
+    builtins.open = io.open = function
+    return True
+
+
+def _is_called_by_user() -> bool:
+    """Return whether code of the user's, and no hook of Lightning's own, has asked for this."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module != __name__:
+            if module.partition(".")[0] in LIGHTNING:
+                return False
+            if is_own_module(module):
+                return True
+        frame = frame.f_back
+    return False

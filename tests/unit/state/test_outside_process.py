@@ -1,0 +1,114 @@
+"""State that training keeps in files and environment variables is said, once, by name."""
+
+import builtins
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_lightning import Callback
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger
+from short_fits import Noted, trainer
+
+from sagemaker_lightning.state.outside_process import OutsideState
+
+
+class CountsInFile(Callback):
+    """Counts batches in a file, as code does that is to survive its process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, *_: object) -> None:
+        count = json.loads(self.path.read_text()) if self.path.exists() else 0
+        self.path.write_text(json.dumps(count + 1))
+
+
+class KeepsTensorInFile(Callback):
+    """Keeps a tensor in a file of torch's."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, *_: object) -> None:
+        mean = torch.load(self.path) if self.path.exists() else torch.zeros(1)
+        torch.save(mean * 0.9 + 1, self.path)
+
+
+class CountsInEnvironment(Callback):
+    """Counts batches in an environment variable."""
+
+    def on_train_batch_end(self, *_: object) -> None:
+        os.environ["BATCHES"] = str(int(os.environ.get("BATCHES", "0")) + 1)
+
+
+class Caches(Callback):
+    """Writes a file and a variable once, and reads them in each batch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, *_: object) -> None:
+        os.environ.setdefault("BATCHES", "1")
+        if not self.path.exists():
+            self.path.write_text("prepared")
+        assert self.path.read_text() == "prepared"
+
+
+@pytest.fixture(autouse=True)
+def no_variable(monkeypatch):
+    monkeypatch.setenv("BATCHES", "0")
+    monkeypatch.delenv("BATCHES")
+
+
+@pytest.mark.parametrize("kind", [CountsInFile, KeepsTensorInFile])
+def test_a_file_that_training_writes_and_reads_is_named(tmp_path, capfd, kind):
+    state = tmp_path / "state"
+    trainer(tmp_path / "run", kind(state)).fit(Noted())
+    printed = capfd.readouterr().out
+    assert (
+        printed.count(f"{state} is written and read again while training, and no checkpoint") == 1
+    )
+
+
+def test_an_environment_variable_that_changes_is_named(tmp_path, capfd):
+    trainer(tmp_path, CountsInEnvironment()).fit(Noted())
+    printed = capfd.readouterr().out
+    assert printed.count("the environment variable BATCHES changes while training") == 1
+
+
+def test_what_is_written_once_and_what_lightning_writes_is_not_named(tmp_path, capfd):
+    run = tmp_path / "run"
+    callbacks = Caches(tmp_path / "cache"), ModelCheckpoint(run / "own", save_last=True)
+    trainer(run, *callbacks, enable_checkpointing=True, logger=CSVLogger(run)).fit(Noted())
+    assert "while training" not in capfd.readouterr().out
+
+
+def test_open_is_as_it_was_after_the_watch():
+    before = open
+    with OutsideState().watching_files():
+        assert open is not before
+    assert open is before
+
+
+def test_an_open_that_somebody_replaces_stays_theirs(monkeypatch):
+    def theirs(*args, **options):
+        return None
+
+    with OutsideState().watching_files():
+        monkeypatch.setattr("builtins.open", theirs)
+    assert open is theirs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [(("none",), FileNotFoundError), (("none", 5), TypeError), (([],), TypeError)],
+)
+def test_wrong_arguments_get_the_errors_of_open(tmp_path, monkeypatch, arguments, error):
+    monkeypatch.chdir(tmp_path)
+    with OutsideState().watching_files():
+        watched = builtins.open
+        with pytest.raises(error):
+            watched(*arguments)
