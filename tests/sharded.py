@@ -11,6 +11,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -229,6 +230,8 @@ def train(
     epochs: int = 2,
     every: int = 2,
     batch_size: int | None = None,
+    models: Path | None = None,
+    begin: Path | None = None,
     **arguments: Any,
 ) -> Trained:
     """Train a model on this rank.
@@ -241,6 +244,8 @@ def train(
         epochs: Number of epochs.
         every: Optimizer steps between two checkpoints.
         batch_size: A rank's; None for 12 of all ranks.
+        models: The folder of a ModelCheckpoint's files; None for no ModelCheckpoint.
+        begin: The checkpoint of Lightning's that training begins with.
         arguments: More for ExactResume.
     """
     torch.use_deterministic_algorithms(True)
@@ -261,12 +266,14 @@ def train(
         max_epochs=epochs,
         callbacks=[resume, *(AVERAGES[kind]() for _ in range(kind in AVERAGES))],
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=models is not None,
         enable_progress_bar=False,
         enable_model_summary=False,
         **OPTIONS.get(kind, {}),
     )
-    trainer.fit(model, *data(batch_size or 12 // shares))
+    if models:
+        trainer.callbacks.append(ModelCheckpoint(models, filename="model", save_top_k=1))
+    trainer.fit(model, *data(batch_size or 12 // shares), ckpt_path=begin)
     return Trained(
         state_hash(model, trainer),
         model.seen,
@@ -277,6 +284,12 @@ def train(
 
 def state_hash(model: pl.LightningModule, trainer: pl.Trainer) -> str:
     """Return a hash of a model's whole weights and buffers, and of its optimizers' states."""
+    states = [optimizer.state_dict() for optimizer in trainer.optimizers]
+    return hash_of(model.state_dict(), states)
+
+
+def hash_of(weights: dict[str, Any], optimizer_states: list[dict[str, Any]]) -> str:
+    """Return a hash of state dicts."""
     digest = hashlib.sha256()
 
     def add(name: str, value: Any) -> None:
@@ -286,10 +299,10 @@ def state_hash(model: pl.LightningModule, trainer: pl.Trainer) -> str:
             value = value.detach().contiguous().view(-1).view(torch.uint8).tolist()
         digest.update(repr((name, value)).encode())
 
-    for name, value in model.state_dict().items():
+    for name, value in weights.items():
         add(name, value)
-    for optimizer in trainer.optimizers:
-        state = optimizer.state_dict()["state"]
+    for optimizer_state in optimizer_states:
+        state = optimizer_state["state"]
         for number in sorted(state):
             for name, value in state[number].items():
                 add(f"{number} {name}", value)
