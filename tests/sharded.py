@@ -80,6 +80,11 @@ def shard(network: Network, mesh: DeviceMesh) -> None:
     fully_shard(network, mesh=mesh["data_parallel"])
 
 
+def weights_of(model: pl.LightningModule) -> dict[str, Any]:
+    """Return the weights, shared out: a state dict has them so, whatever a validation has left."""
+    return {name: value for name, value in model.state_dict().items() if "weight" in name}
+
+
 class Average(pl.Callback):
     """An average of the weights of the user's own, a DTensor for each of them."""
 
@@ -89,12 +94,12 @@ class Average(pl.Callback):
     def on_train_start(self, trainer, pl_module) -> None:
         if not self.average:
             self.average = {
-                name: parameter.detach().clone() for name, parameter in pl_module.named_parameters()
+                name: value.detach().clone() for name, value in weights_of(pl_module).items()
             }
 
     def on_train_batch_end(self, trainer, pl_module, *args) -> None:
-        for name, parameter in pl_module.named_parameters():
-            self.average[name].lerp_(parameter.detach(), 0.1)
+        for name, value in weights_of(pl_module).items():
+            self.average[name].lerp_(value.detach(), 0.1)
 
     def on_train_end(self, trainer, pl_module) -> None:
         model_parallel.load_whole(pl_module, self.average, strict=False)
