@@ -121,6 +121,13 @@ def test_other_ranks_have_the_same_state(tmp_path: Path):
         assert ended[0].value.weights == first[0].value.weights
 
 
+def test_a_part_of_an_average_is_not_taken_for_another(tmp_path: Path):
+    trained(tmp_path, "averaged", "stop at 0:1", mesh=(2, 1))
+    ended = trained(tmp_path, "averaged", mesh=(3, 1))
+    for each in ended:
+        assert each.error.startswith("UserError: a checkpoint holds this rank's part of a DTensor")
+
+
 def test_the_newest_checkpoint_whose_shards_are_intact_on_all_hosts_is_chosen(tmp_path: Path):
     # Two hosts, each with a folder of its own, as in a job without S3.
     arguments = {"mesh": (2, 1), "ranks_of_nodes": (1, 1), "checkpoints": Path("checkpoints")}
