@@ -10,7 +10,7 @@ memory) and `Trainer._run` (when checkpoints are restored); in torch, `fully_sha
 distributed/fsdp/_fully_shard/_fully_shard.py (how it makes the classes of sharded modules).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from sagemaker_lightning.compat import dtensors
 from sagemaker_lightning.contract.errors import UserError
 
 SIZES = "data_parallel_size", "tensor_parallel_size"
+KEEP_GRADIENTS = "set_requires_gradient_sync", "set_requires_all_reduce"
+"""The methods of FSDPModule that may have gradients be kept without an exchange."""
 
 
 class ResumableModelParallel(ModelParallelStrategy):
@@ -56,7 +58,7 @@ class ResumableModelParallel(ModelParallelStrategy):
     def model_to_device(self) -> None:
         """Move the model to its device, and load the weights that wait for that."""
         super().model_to_device()
-        name_sharded_classes(self.lightning_module)
+        settle_sharded_classes(self.lightning_module)
         if self.weights_to_load is not None:
             weights, strict = self.weights_to_load
             self.weights_to_load = None
@@ -135,10 +137,12 @@ def load_best(trainer: Trainer, weights: Mapping[str, Any] | None) -> None:
     model.load_state_dict(own, strict=model.strict_loading)
 
 
-def name_sharded_classes(model: LightningModule) -> None:
+def settle_sharded_classes(model: LightningModule) -> None:
     """Give the classes that `fully_shard` has made the names of the classes that they stand for.
 
     It replaces the class of each module by one of torch's, which would hide whose class it is.
+    Modules of these classes refuse to keep gradients that are not exchanged, which are neither
+    those of the weights' parts nor anywhere where a checkpoint could find them.
     """
     for module in model.modules():
         class_ = type(module)
@@ -147,6 +151,24 @@ def name_sharded_classes(model: LightningModule) -> None:
             class_.__module__ = base.__module__
             class_.__qualname__ = base.__qualname__
             class_.__name__ = base.__name__
+            for name in KEEP_GRADIENTS:
+                setattr(class_, name, _refusing_false(name))
+
+
+def _refusing_false(name: str) -> Callable[..., None]:
+    """Return a method of FSDPModule that refuses False."""
+    method = getattr(FSDPModule, name)
+
+    def refusing(module: FSDPModule, value: bool, **options: Any) -> None:
+        if not value:
+            raise UserError(
+                f"{name}(False): found gradients that the ranks are not to exchange, of which a "
+                "checkpoint has none; leave it out: with accumulate_grad_batches, or without "
+                "zero_grad(), gradients add up all the same"
+            )
+        method(module, value, **options)
+
+    return refusing
 
 
 def reshard(trainer: Trainer) -> None:
