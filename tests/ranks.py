@@ -10,6 +10,7 @@ import socket
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +41,9 @@ def run(
     nodes: Sequence[int] = (2,),
     folder: Path,
     variables: Callable[[int], Mapping[str, str]] = lambda node: {},
+    **options: object,
 ) -> list[Ended]:
-    """Call `function(*args)` on every rank, and return how each ended, in order.
+    """Call `function(*args, **options)` on every rank, and return how each ended, in order.
 
     Node k has `nodes[k]` ranks. It has a working directory of its own, `folder`/node-k, and
     `variables(k)` in its environment.
@@ -67,7 +69,7 @@ def run(
             }
             receiver, sender = warm.FORK_SERVER.Pipe()
             arguments = (
-                function,
+                partial(function, **options),
                 args,
                 environment,
                 folder / f"node-{node}",

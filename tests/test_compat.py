@@ -291,6 +291,20 @@ def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
             taken += [f"{cls.__name__}.{name}" for name in own_names & foreign_names]
     # These are overridden on purpose.
     assert sorted(taken) == [
+        *(
+            f"ResumableModelParallel.{name}"
+            for name in (
+                "lightning_module_state_dict",
+                "lightning_restore_optimizer",
+                "load_checkpoint",
+                "load_model_state_dict",
+                "load_optimizer_state_dict",
+                "model_to_device",
+                "optimizer_state",
+                "restore_checkpoint_after_setup",
+                "save_checkpoint",
+            )
+        ),
         "RunLogger.experiment",
         "WriterLogger.experiment",
         "_BeforeHooks.on_save_checkpoint",

@@ -63,6 +63,7 @@ def in_epoch_5(**values) -> SimpleNamespace:
         "current_epoch": 5,
         "reload_dataloaders_every_n_epochs": 0,
         "world_size": 1,
+        "strategy": None,
         "global_rank": 0,
         "local_rank": 0,
         "is_global_zero": True,

@@ -6,6 +6,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.data import extract_batch_size
 from torch import Tensor, tensor
 
+from sagemaker_lightning.compat.model_parallel import data_rank
 from sagemaker_lightning.data.deterministic import divided
 
 
@@ -54,10 +55,11 @@ def weight_gradients(loss: Tensor, share: float | Tensor) -> None:
 def share_of_batch(trainer: Trainer) -> float:
     """Return the weight of this rank's gradient if our loaders share out the batch; else 1."""
     loader = divided(trainer.train_dataloader)
-    if trainer.world_size == 1 or loader is None:
+    rank, ranks = data_rank(trainer)
+    if ranks == 1 or loader is None:
         return 1.0
     sizes = loader.sizes(trainer.current_epoch, trainer.fit_loop.batch_idx)
-    if len(sizes) != trainer.world_size:
+    if len(sizes) != ranks:
         # The user's own sampler shares the data out; its slices are not known.
         return 1.0
-    return sizes[trainer.global_rank] * len(sizes) / sum(sizes)
+    return sizes[rank] * len(sizes) / sum(sizes)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -15,6 +16,8 @@ from torch import nn
 from sagemaker_lightning.callbacks.loggers import wandb_rows
 from sagemaker_lightning.callbacks.progress import texts
 from sagemaker_lightning.cli.lightning_cli import CommandLine
+from sagemaker_lightning.compat import dtensors, model_parallel
+from sagemaker_lightning.compat.model_parallel import mesh_of
 from sagemaker_lightning.contract.atomic_files import (
     atomic_writes,
     json_text,
@@ -22,6 +25,7 @@ from sagemaker_lightning.contract.atomic_files import (
 )
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.resume.check import journal
+from sagemaker_lightning.resume.files import shards
 
 
 def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
@@ -38,7 +42,9 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
         state = (
             torch.load(best, map_location="cpu", weights_only=True)["state_dict"] if best else None
         )
-    if state := cli.trainer.strategy.broadcast(state):
+    if mesh_of(cli.trainer) is not None:
+        model_parallel.load_best(cli.trainer, state)
+    elif state := cli.trainer.strategy.broadcast(state):
         cli.model.load_state_dict(state, strict=cli.model.strict_loading)
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
     tested = {}
@@ -49,6 +55,7 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
             tested |= of_a_loader
     metrics |= tested
     uploaded = uploaded_checkpoints(cli, environment)
+    weights = dtensors.whole(network_of(cli.model).state_dict(), keeps=cli.trainer.is_global_zero)
     if cli.trainer.is_global_zero:
         config = cli.parser.dump(cli.config, skip_none=False)
         path = save(
@@ -61,6 +68,7 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
             Path(best).name,
             cli.resume.resumes,
             [restart.described() for restart in cli.resume.restarts],
+            weights,
         )
         print(" ".join(f"{name}={text}" for name, text in texts(tested).items()))
         print(f"model: {path}")
@@ -93,7 +101,7 @@ def uploaded_checkpoints(cli: CommandLine, environment: SageMakerEnvironment) ->
         return []
     files = [path for _, path in cli.resume.folder.checkpoints()]
     files += cli.config_init.checkpoint.files()
-    files += journal.files(folder) + wandb_rows.files(folder)
+    files += journal.files(folder) + wandb_rows.files(folder) + shards.all_in(folder)
     return [path for path in files if path.parent.resolve() == folder.resolve()]
 
 
@@ -116,6 +124,7 @@ def save(
     best: str = "",
     resumes: Sequence[Mapping] = (),
     restarts: Sequence[Mapping] = (),
+    weights: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write model.pt, model.json and config.yaml; return the path of model.pt.
 
@@ -132,14 +141,15 @@ def save(
         resumes: One entry for each resumption, with whether the run went on as before
             (resume/check/verification.py).
         restarts: One entry for each restart of the program in its container (contract/restart.py).
+        weights: The state dict, if the model has only a part of each of its tensors.
 
     model.json describes the model and its input: class path, the module's hyperparameters, classes,
     input shape, range and normalization, metrics, versions, revision, `best`, `resumes` and
     `restarts`. What the data module does not say of itself is null.
     """
-    network = getattr(model, "network", model)
-    network = network if isinstance(network, nn.Module) else model
-    network_state = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
+    network = network_of(model)
+    weights = network.state_dict() if weights is None else weights
+    network_state = {name: tensor.detach().cpu() for name, tensor in weights.items()}
     is_normalized = getattr(datamodule, "normalize", False)
     classes = getattr(datamodule, "classes", None)
     description = {
@@ -174,6 +184,12 @@ def save(
         flags.write(config.encode())
         about.write(json_text(description, indent=2).encode() + b"\n")
     return model_dir / "model.pt"
+
+
+def network_of(model: pl.LightningModule) -> nn.Module:
+    """Return the part of a model whose weights are exported: `model.network`, or else all of it."""
+    network = getattr(model, "network", model)
+    return network if isinstance(network, nn.Module) else model
 
 
 def _class_path(instance: object) -> str:

@@ -22,6 +22,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
+from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.contract.errors import UserError
 
 HYPERPARAMETERS = (
@@ -283,7 +284,7 @@ def _is_same(value: Any, before: Any) -> bool:
 
 def _memory(tensor: Tensor) -> int:
     try:
-        return tensor.data_ptr()
+        return local_part(tensor).data_ptr()
     except RuntimeError:  # a tensor that only wraps others
         return id(tensor)
 

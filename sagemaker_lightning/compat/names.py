@@ -200,6 +200,13 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_init_debugging_flags._val_check_time_interval": "local | absent"
         },
     },
+    "model_parallel": {
+        "pytorch_lightning.strategies": {
+            "ModelParallelStrategy._data_parallel_size": "attribute",
+            "ModelParallelStrategy._tensor_parallel_size": "attribute",
+        }
+    },
+    "dtensors": {"torch.distributed.tensor": {"DTensor.__create_chunk_list__": "(self)"}},
     "lightning_loggers": {
         "pytorch_lightning.loggers": {
             "CSVLogger._version": "attribute",

@@ -19,14 +19,19 @@ from typing import Any
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
-from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+from pytorch_lightning.strategies import (
+    DDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+)
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities.model_helpers import is_overridden
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
 from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
-from sagemaker_lightning.compat import torch_compile
+from sagemaker_lightning.compat import model_parallel, torch_compile
 from sagemaker_lightning.compat.lightning_callbacks import (
     EarlyCallback,
     calling_no_empty_hooks,
@@ -57,6 +62,7 @@ from sagemaker_lightning.resume.run import Options, Run
 from sagemaker_lightning.resume.same_run import code_numbers, earlier_fits, run_settings
 from sagemaker_lightning.resume.signals import Signals
 from sagemaker_lightning.resume.stopping import Intervals
+from sagemaker_lightning.state.graph.kinds.base import class_name
 
 
 class ExactResume(EarlyCallback):
@@ -112,8 +118,9 @@ class ExactResume(EarlyCallback):
     Raises:
         UserError: An argument is of another type, a number is too small, or `dirpath` is a URL.
             From `fit`: a host's name does not resolve, or nobody has told a host which one it is,
-            the checkpoint is of another run, the strategy is neither one device nor ddp, another
-            process trains with the folder, or a part of the state cannot be saved.
+            the checkpoint is of another run, the strategy is none of one device, ddp and
+            ModelParallelStrategy, or its mesh does not have as many ranks or shards not all
+            weights, another process trains with the folder, or a part of the state cannot be saved.
     """
 
     def __init__(
@@ -265,7 +272,27 @@ class ExactResume(EarlyCallback):
         if trains:
             self.trainer = trainer
             self._forget_run()
+            self._settle_mesh(trainer)
         self._continue_logs(trainer, trains)
+
+    def _settle_mesh(self, trainer: Trainer) -> None:
+        """Say, before the ranks connect, what a strategy for sharded models will refuse or assume.
+
+        Raises:
+            UserError: The model shards nothing, or the mesh does not have as many ranks.
+        """
+        strategy = trainer.strategy
+        if not self.arguments["exact"] or not isinstance(strategy, ModelParallelStrategy):
+            return
+        if not is_overridden("configure_model", trainer.lightning_module):
+            raise UserError(
+                f"{class_name(type(trainer.lightning_module))}: found no configure_model(), "
+                f"expected one that shards the model, as {type(strategy).__name__} needs it: "
+                'fully_shard(self.network, mesh=self.device_mesh["data_parallel"])'
+            )
+        line = model_parallel.settle_sizes(strategy, trainer.num_devices * trainer.num_nodes)
+        if line and trainer.is_global_zero:
+            print(line, flush=True)
 
     def _join_callbacks(self, trainer: Trainer) -> None:
         """Put our callbacks into the trainer's.
@@ -333,7 +360,7 @@ class ExactResume(EarlyCallback):
         if stage != "fit" or is_search_only(trainer):
             return
         strategy = trainer.strategy
-        supported = isinstance(strategy, SingleDeviceStrategy) or (
+        supported = isinstance(strategy, (SingleDeviceStrategy, ModelParallelStrategy)) or (
             isinstance(strategy, DDPStrategy) and not copies_this_process(strategy)
         )
         self.exact = self.arguments["exact"] and (supported or self.saves)
@@ -349,6 +376,8 @@ class ExactResume(EarlyCallback):
             return
         if not supported:
             raise self._unsupported(strategy)
+        if isinstance(strategy, ModelParallelStrategy):
+            model_parallel.make_resumable(strategy)
         self.parts.refuse_saved(trainer)
         if self.saves and trainer.local_rank == 0:
             check_writable(self.folder.path, "checkpoints")
@@ -381,16 +410,22 @@ class ExactResume(EarlyCallback):
     def _unsupported(self, strategy: Any) -> UserError:
         """Return the error for a strategy whose runs cannot be resumed."""
         name = type(strategy).__name__
+        copies = isinstance(strategy, DDPStrategy)
+        sharded = (
+            "; for a model that does not fit one device, use ModelParallelStrategy, which is "
+            "FSDP2, and call fully_shard() in configure_model()"
+        )
+        sharded = "" if copies else sharded
         if "--trainer.strategy" in self.settings:
             return UserError(
                 f"--trainer.strategy: found {name}, whose runs cannot be resumed; allowed are ddp "
                 "and its variants, or --resume.exact=false: it trains and saves as Lightning does"
+                f"{sharded}"
             )
-        copies = isinstance(strategy, DDPStrategy)
         return UserError(
             f"Trainer(strategy=...): found {name}{', which copies this process' if copies else ''},"
             " whose runs cannot be resumed; allowed are one device, or ddp and its variants in a "
-            "program of its own"
+            f"program of its own{sharded}"
         )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

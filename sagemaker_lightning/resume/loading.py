@@ -1,16 +1,22 @@
 """The start of a run that resumes: which checkpoint it is, and what is said of it."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from sagemaker_lightning.compat.model_parallel import mesh_of, mesh_sizes
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import first_draws
-from sagemaker_lightning.resume.files import best_model, checkpoint_file
+from sagemaker_lightning.resume.files import best_model, checkpoint_file, shards
 from sagemaker_lightning.resume.files.checkpoint_dir import choose_checkpoint
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import GivenParts, parts_of
+from sagemaker_lightning.resume.parts.gradients import Gradients
+from sagemaker_lightning.resume.parts.parameter_groups import ParameterGroups
 from sagemaker_lightning.resume.parts.roots import objects_of_module
-from sagemaker_lightning.resume.resumption import Resumption
+from sagemaker_lightning.resume.resumption import Resumption, sharded_text
 from sagemaker_lightning.resume.same_run import earlier_fits
 from sagemaker_lightning.resume.snapshot import LIGHTNING_KEYS
 from sagemaker_lightning.state.graph import values
@@ -37,13 +43,21 @@ def refuse_another_model(run: "Run") -> None:
 def choose(run: "Run") -> Path | None:
     """Return the newest checkpoint that every host has intact; None without any."""
     # Rank 0 alone writes the best model and reads it.
-    callbacks = best_model.callbacks(run.trainer) if run.trainer.is_global_zero else []
+    trainer = run.trainer
+    callbacks = best_model.callbacks(trainer) if trainer.is_global_zero else []
+    own_ranks = range(trainer.global_rank, trainer.global_rank + trainer.num_devices)
     return choose_checkpoint(
         run.folder,
         run.environment.current_host,
         run.agreement.gather,
-        run.trainer.local_rank == 0,
+        trainer.local_rank == 0,
         callbacks[0].missing_file if callbacks else lambda path: "",
+        partial(
+            shards.problem,
+            mesh=mesh_sizes(trainer),
+            ranks=trainer.world_size,
+            own_ranks=own_ranks,
+        ),
     )
 
 
@@ -74,7 +88,9 @@ def read(run: "Run", path: Path) -> Resumption:
             raise TypeError(name)
     if len(entries["ranks"]) != entries["world_size"]:
         raise ValueError("ranks")
-    resumed = Resumption(path.name, content, trainer.global_rank, trainer.world_size)
+    resumed = Resumption(
+        path.name, content, trainer.global_rank, trainer.world_size, mesh_sizes(trainer)
+    )
     run.same_run.compare(
         resumed.entries["run"],
         path.name,
@@ -82,7 +98,28 @@ def read(run: "Run", path: Path) -> Resumption:
         parts_of(trainer).differences(resumed.of(GivenParts)),
         start_hooks.names_in_start_hooks(trainer),
     )
+    resumed.resolve(_reader(run, resumed, path.parent))
     return resumed
+
+
+def _reader(run: "Run", resumed: Resumption, folder: Path) -> shards.ShardReader:
+    """Return what reads the tensors that are shared out."""
+    model = run.trainer.lightning_module
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    weights |= model.named_buffers(remove_duplicate=False)
+    groups = resumed.of(ParameterGroups)
+
+    def like(path: tuple) -> Tensor | None:
+        match [key for key in path if key != checkpoint_file.BEFORE_HOOKS]:
+            case ["state_dict", str(name)] | ["ranks", Gradients.key, str(name)]:
+                return weights.get(name)
+            case ["optimizer_states", int(optimizer), "state", int(index), *_]:
+                names = [name for group in groups[optimizer] for name in group]
+                return weights.get(names[index])
+        return None
+
+    mesh = mesh_of(run.trainer)
+    return shards.ShardReader(folder, resumed.entries, run.trainer.global_rank, mesh, like)
 
 
 def announce(run: "Run", path: Path, given_path: Any) -> None:
@@ -100,7 +137,8 @@ def announce(run: "Run", path: Path, given_path: Any) -> None:
         ""
         if resumed.same_ranks
         else (
-            f"; {resumed.world_size} ranks saved it, now there are {run.trainer.world_size}: "
+            f"; {resumed.world_size} ranks{sharded_text(resumed.mesh)} saved it, now there are "
+            f"{run.trainer.world_size}{sharded_text(mesh_sizes(run.trainer))}: "
             "no sample is left out or taken twice, but the run is no longer bit-identical "
             "to one without an interruption"
         )

@@ -1,9 +1,10 @@
 """The checkpoint that a run resumes from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sagemaker_lightning.resume.files.checkpoint_file import BEFORE_HOOKS, ENTRIES_KEY
+from sagemaker_lightning.resume.files.shards import ShardReader
 from sagemaker_lightning.resume.parts.part import Part, Place
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
@@ -16,10 +17,16 @@ class Resumption:
         checkpoint: What the file has; it is changed in place.
         rank: This rank.
         world_size: Number of ranks.
+        mesh: The sizes of the mesh of a sharded model's ranks; empty if it is not sharded.
     """
 
     def __init__(
-        self, file_name: str, checkpoint: dict[str, Any], rank: int, world_size: int
+        self,
+        file_name: str,
+        checkpoint: dict[str, Any],
+        rank: int,
+        world_size: int,
+        mesh: Sequence[int] = (),
     ) -> None:
         self.file_name = file_name
         self.entries: Mapping[str, Any] = checkpoint.pop(ENTRIES_KEY)
@@ -29,8 +36,9 @@ class Resumption:
         self.point: ResumePoint | None = self.saved_at
         """The same; None once training continues."""
         self.world_size: int = self.entries["world_size"]
-        self.same_ranks = self.world_size == world_size
-        """Whether as many ranks have saved it."""
+        self.mesh: list[int] = self.entries.get("mesh", [])
+        self.same_ranks = (self.world_size, self.mesh) == (world_size, list(mesh))
+        """Whether as many ranks have saved it, which shared out the model as these do."""
         # With another number of ranks than before, each is as rank 0 was.
         self.rank_state: Mapping[str, Any] = self.entries["ranks"][rank if self.same_ranks else 0]
         own = self.rank_state["rank_overrides"]
@@ -50,6 +58,11 @@ class Resumption:
             return self.checkpoint
         saved = self.rank_state if part.place is Place.RANK else self.entries["parts"]
         return saved[part.key]
+
+    def resolve(self, reader: ShardReader) -> None:
+        """Read the tensors that are shared out."""
+        self.checkpoint = reader.resolve(self.checkpoint)
+        self.rank_state = reader.resolve(self.rank_state, "ranks")
 
     def saved(self, part: Part) -> Any:
         """Return what was saved of a part; of Lightning's, before any hook has replaced it."""
@@ -82,3 +95,8 @@ class Resumption:
     def forget_checkpoint(self) -> None:
         """Free what Lightning has loaded."""
         self.checkpoint = None
+
+
+def sharded_text(mesh: Sequence[int]) -> str:
+    """Return how ranks share a model out, for a message; "" if they do not."""
+    return f", with a model sharded as {'x'.join(map(str, mesh))}" if mesh else ""

@@ -13,6 +13,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 from sagemaker_lightning.callbacks import divergence, loggers
 from sagemaker_lightning.compat import lightning_checkpoints, lightning_loops
+from sagemaker_lightning.compat.model_parallel import data_rank, mesh_of, reshard, unsharded_weights
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.loaders.resumable import digest_of
@@ -27,6 +28,7 @@ from sagemaker_lightning.resume.files.checkpoint_dir import (
     BackgroundWriter,
     CheckpointDir,
 )
+from sagemaker_lightning.resume.files.shards import ShardWriter
 from sagemaker_lightning.resume.parts import PARTS
 from sagemaker_lightning.resume.parts.counters import Counters
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
@@ -42,7 +44,7 @@ from sagemaker_lightning.resume.resumption import Resumption
 from sagemaker_lightning.resume.same_run import earlier_fits
 from sagemaker_lightning.resume.same_run.same_run import SameRun
 from sagemaker_lightning.resume.signals import Signals
-from sagemaker_lightning.resume.snapshot import Snapshot
+from sagemaker_lightning.resume.snapshot import OWN_SHARD, Snapshot
 from sagemaker_lightning.resume.stopping import Intervals, Stopping
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.kinds.base import class_name
@@ -112,9 +114,13 @@ class Run:
         self.agreement = Agreement(trainer)
         if self.saves:
             self._lock_folder()
-        self.writer = BackgroundWriter(folder)
+        is_sharded = self.saves and mesh_of(trainer) is not None
+        self.shards = ShardWriter(self.environment.current_host) if is_sharded else None
+        self.writer = BackgroundWriter(folder, self.shards, writes=trainer.local_rank == 0)
+        # A copy has no shards.
+        has_copies = self.saves and not is_sharded
         self.copies = memory_copies.MemoryCopies(
-            folder.copies if self.saves else None, trainer.num_nodes, trainer.local_rank == 0
+            folder.copies if has_copies else None, trainer.num_nodes, trainer.local_rank == 0
         )
         self.divergence = divergence.divergence_of(trainer)
         self.same_run = SameRun(trainer, folder, options.settings, options.other_settings)
@@ -182,6 +188,7 @@ class Run:
         """Restore the parts whose moment this is, in their order."""
         if self.resumed is None:
             return
+        reshard(self.trainer)
         for part in self.parts:
             if moment in part.moments and (self.resumed.same_ranks or not part.of_same_rank):
                 with refusing(self, self.resumed.file_name, part.key):
@@ -236,7 +243,18 @@ class Run:
     # Before the first batch -----------------------------------------------------------------------
 
     def optimizers_made(self) -> None:
-        """Compare the optimizers with those of the checkpoint's run, before any hook runs."""
+        """Compare the optimizers with those of the checkpoint's run, before any hook runs.
+
+        Raises:
+            UserError: Ranks would train weights apart that each of them has as a whole.
+        """
+        unsharded = unsharded_weights(self.trainer.lightning_module)
+        if mesh_of(self.trainer) is not None and data_rank(self.trainer)[1] > 1 and unsharded:
+            raise UserError(
+                f"configure_model(): found weights that nothing shards ({', '.join(unsharded[:3])})"
+                ", which each rank would train for itself; call fully_shard() on a module that has "
+                "them, too, such as the whole network"
+            )
         acceptance.accept_schedulers(self.trainer, lightning_checkpoints.loaded(self.trainer))
         of_flags = self.part(Limits).of_flags
         same_limits = not self.resumed or self.resumed.of(Limits)["of_flags"] == of_flags
@@ -265,7 +283,9 @@ class Run:
             self.check.start(
                 self.resumed.entries if self.resumed else {},
                 self.options.settings,
-                comparable=not self.options.other_settings and self._was_interrupted(),
+                comparable=not self.options.other_settings
+                and (self.resumed is None or self.resumed.same_ranks)
+                and self._was_interrupted(),
             )
         self.signals.begin()
 
@@ -392,6 +412,7 @@ class Run:
     @object_graph.at_one_moment()
     def mark_start(self) -> None:
         """Take the present state as the one that the run starts with."""
+        reshard(self.trainer)
         self.part(UserObjects).hooks_ended()
         for owner in (self.trainer.lightning_module, self.trainer.datamodule):
             # Lightning makes them when they are asked for first, as a checkpoint does.
@@ -518,7 +539,7 @@ class Run:
         """
         if self.saves:
             self.check.begin_batch(batch, number)
-            if self.trainer.world_size > 1 and not self.has_compared_batches:
+            if data_rank(self.trainer)[1] > 1 and not self.has_compared_batches:
                 self._warn_of_equal_batches(batch)
 
     def _warn_of_equal_batches(self, batch: Any) -> None:
@@ -624,17 +645,26 @@ class Run:
                 _refuse_unreadable(state)
             if last:
                 self.signals.save_last()
+            self.learn_of_s3()
             entries = state[checkpoint_file.ENTRIES_KEY]
             self.saved_number = entries["number"]
-            if self.trainer.local_rank == 0:
+            if self.trainer.local_rank == 0 or self.shards:
+                parts = state.pop(OWN_SHARD, None)
                 best = best_model.files_in(self.trainer, self.folder.path)
-                self.writer.write(state, entries["step"], self.saved_number, best)
+                self.writer.write(state, entries["step"], self.saved_number, best, parts)
             self.check.checkpoint_saved(point)
             if last:
                 self.writer.wait()
         if not last:  # an older checkpoint may be what is in S3
             best_model.remove_outdated(self.trainer, self.folder.keep)
         self.stopping.checkpoint_saved(time.monotonic() - began)
+
+    def learn_of_s3(self) -> None:
+        """Learn of which checkpoints all hosts know that their shards are in S3."""
+        if self.shards:
+            known = set(self.folder.own_steps_in_s3()) if self.trainer.local_rank == 0 else None
+            of_hosts = [steps for steps in self.agreement.gather(known) if steps is not None]
+            self.folder.in_s3_of_all = frozenset(set.intersection(*of_hosts))
 
     def copy(self, point: ResumePoint) -> None:
         """Take a copy of the state in memory; one rank of each host writes it.
@@ -673,6 +703,7 @@ def _refuse_unreadable(state: Mapping[str, Any]) -> None:
 
     The first checkpoint tells: to ask the hooks for another one would be a call too many.
     """
-    own = {name: value for name, value in state.items() if name != checkpoint_file.ENTRIES_KEY}
+    ours = checkpoint_file.ENTRIES_KEY, OWN_SHARD
+    own = {name: value for name, value in state.items() if name not in ours}
     if problem := checkpoint_file.why_unreadable(own):
         raise UserError(f"a checkpoint of this run could not be read again: {problem}")

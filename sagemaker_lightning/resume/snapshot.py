@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from sagemaker_lightning.callbacks.rank_consistency import learning_rates
 from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoints
+from sagemaker_lightning.compat.model_parallel import mesh_of, mesh_sizes, reshard
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.resume.files import checkpoint_file
+from sagemaker_lightning.resume.files import checkpoint_file, shards
 from sagemaker_lightning.resume.parts import counters
 from sagemaker_lightning.resume.parts.given_parts import GivenParts
 from sagemaker_lightning.resume.parts.part import Place
@@ -44,6 +45,8 @@ EQUAL_ON_ALL_RANKS = {
 LIGHTNING_KEYS = EQUAL_ON_ALL_RANKS | {"callbacks"}
 """Keys of a checkpoint that Lightning sets; the others are of on_save_checkpoint."""
 OPTIMIZER_STATES = "optimizer_states"
+OWN_SHARD = "own_shard"
+"""The key of what this rank's shard gets; it is not written to the checkpoint itself."""
 
 
 class Snapshot:
@@ -73,14 +76,16 @@ class Snapshot:
         """
         run = self.run
         gather = run.agreement.gather
+        reshard(self.trainer)
+        shared = shards.SharedOut()
         is_first = self.trainer.is_global_zero
         number, of_first = gather(
             (time.time_ns(), self._saved(Place.FIRST, point, None) if is_first else {})
         )[0]
-        state, exact_values = self.lightning_checkpoint()
+        state, exact_values = self.lightning_checkpoint(shared)
         overrides = self._rank_overrides(state, exact_values)
         before_hooks = state | state[checkpoint_file.BEFORE_HOOKS]
-        of_rank = self._saved(Place.RANK, point, before_hooks)
+        of_rank = shared.take(self._saved(Place.RANK, point, before_hooks), "ranks")
         run.part(UserObjects).reports.report_packages(of_rank[GivenParts.key])
         entries = {
             "step": self.trainer.global_step,
@@ -95,6 +100,10 @@ class Snapshot:
             "parts": of_first | self._saved(Place.RUN, point, state),
             "ranks": gather(of_rank | {"rank_overrides": overrides}),
         }
+        if mesh_of(self.trainer) is not None:
+            entries["mesh"] = mesh_sizes(self.trainer)
+            entries[shards.SHARDS_KEY] = shared.described(gather)
+            state[OWN_SHARD] = shared.parts
         if point is ResumePoint.EPOCH:
             counters.move_counters_to_epoch_end(before_hooks["loops"]["fit_loop"])
         return state | {checkpoint_file.ENTRIES_KEY: entries}
@@ -136,12 +145,17 @@ class Snapshot:
         """
         self.description = description
 
-    def lightning_checkpoint(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def lightning_checkpoint(
+        self, shared: shards.SharedOut
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return Lightning's checkpoint in plain values, and what of it is not plain, as it is.
 
         Programs other than this one can read the plain values (state/readable.py). The others are
         records, one of Lightning's entries and one of the user's. What hooks of the user's have
         replaced in the checkpoint is there as it was, too.
+
+        Args:
+            shared: Gets the tensors that are shared out.
 
         Raises:
             UserError: A part of the state cannot be saved.
@@ -150,6 +164,7 @@ class Snapshot:
             file = self.lightnings_file.take()
             state, before_hooks = lightning_checkpoints.state_of(self.trainer, file)
         state[checkpoint_file.BEFORE_HOOKS] = before_hooks
+        state = shared.take(state)
         others: dict[tuple, Any] = {}
         plain = readable(state, others)
         of_users = {path: each for path, each in others.items() if path[0] not in LIGHTNING_KEYS}

@@ -256,8 +256,9 @@ class Stopping:
         run.check.finish(point)
         run.writer.wait()  # the previous checkpoint counts if there is none of this step
         run.signals.save_last()
-        if run.trainer.is_global_zero:
+        if run.trainer.is_global_zero or (run.shards and run.trainer.local_rank == 0):
             run.folder.wait_for_s3(self.stop_agreed_at + deadlines.CHECKPOINT_IS_COPIED)
+        run.learn_of_s3()
         steps, outlook, problem = run.agreement.gather(
             (run.folder.intact_steps, run.folder.outlook(), run.writer.problem_text)
         )[0]

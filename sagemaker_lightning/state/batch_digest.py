@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.state.object_graph import namespace
 
 MAX_WORDS = 8192  # words of a tensor that are read, at most: 64 KiB
@@ -113,7 +114,11 @@ def _add_members(value: Any, digests: list[LeafDigest], depth: int) -> None:
 
 
 def _tensor_digests(value: Tensor) -> tuple[LeafDigest, ...]:
-    """Return the digests of a tensor: of type and shape, and of its words if any."""
+    """Return the digests of a tensor: of type and shape, and of its words if any.
+
+    Of a tensor that is shared out, this rank's part counts.
+    """
+    value = local_part(value)
     shape_digest = _shape_digest(value.dtype, value.shape)
     if (
         type(value) is Tensor

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import NotSaved
@@ -53,6 +54,7 @@ def digest(value: Any) -> bytes:
 
 def _of_tensor(tensor: Tensor) -> bytes:
     """Return a hash of a tensor's dtype, shape and values."""
+    tensor = local_part(tensor)
     hash_ = hashlib.blake2b(repr((tensor.dtype, tensor.shape)).encode(), digest_size=8)
     dense = tensor.detach().cpu().to_dense().resolve_conj().resolve_neg()
     if dense.numel():

@@ -4,15 +4,17 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from sagemaker_lightning.callbacks import loggers
-from sagemaker_lightning.contract.atomic_files import remove_leftovers
+from sagemaker_lightning.contract.atomic_files import IGNORED_SUFFIX, remove_leftovers
 from sagemaker_lightning.contract.checkpoint_home import (
     CHECKPOINT_NAME,
     CheckpointHome,
@@ -21,6 +23,7 @@ from sagemaker_lightning.contract.checkpoint_home import (
     outlook,
 )
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.resume.files import shards
 from sagemaker_lightning.resume.files.checkpoint_file import (
     ENTRIES_KEY,
     examine,
@@ -65,6 +68,8 @@ class CheckpointDir:
     """What `is_uploading` found last."""
     next_look: float = 0.0
     """When it looks again, in seconds of time.monotonic()."""
+    in_s3_of_all: frozenset[int] | None = None
+    """The steps whose shards all hosts know to be in S3; None if there are no shards."""
 
     @property
     def path(self) -> Path:
@@ -149,18 +154,30 @@ class CheckpointDir:
             OSError: The checkpoint could not be written.
         """
         write(self.path_of(step), checkpoint, step, number)
+        shards.remove(self.path, step, before=number)
         self.intact_steps = sorted({*self.intact_steps, step})
-        self.files_of[step] = [self.path_of(step), *best]
+        own_shards = [path for _, path in shards.paths_in(self.path, step)]
+        is_ignored = bool(own_shards) and self.path_of(step).name.endswith(IGNORED_SUFFIX)
+        self.files_of[step] = [*([] if is_ignored else [self.path_of(step)]), *own_shards, *best]
         self.next_look = 0.0
         needed = self.intact_steps[-self.keep :] + self.steps_in_s3()[-1:]
         for old in [step for step in self.intact_steps if step not in needed]:
             if self.home.upload_of(self.path_of(old)) is not Upload.GOING_ON:
                 self.path_of(old).unlink(missing_ok=True)
+                shards.remove(self.path, old)
                 self.intact_steps.remove(old)
                 self.files_of.pop(old, None)
 
     def steps_in_s3(self) -> list[int]:
         """Return the steps of the checkpoints that are known to be in S3, oldest first."""
+        return [
+            step
+            for step in self.own_steps_in_s3()
+            if self.in_s3_of_all is None or step in self.in_s3_of_all
+        ]
+
+    def own_steps_in_s3(self) -> list[int]:
+        """Return the steps of which all that this host has is known to be in S3, oldest first."""
         return [step for step in self.intact_steps if self._is_in_s3(step)]
 
     def is_uploading(self) -> bool:
@@ -208,8 +225,9 @@ class CheckpointDir:
 
     def remove_leftovers(self) -> None:
         """Remove what earlier processes of this host left when killed while writing."""
-        for names in ("*.ckpt", "journal-*.bin"):
+        for names in ("*.ckpt", "*.shard", "journal-*.bin"):
             remove_leftovers(self.path, names)
+        shards.remove_orphans(self.path, [step for step, _ in self.checkpoints()])
         if self.copies:
             remove_leftovers(self.copies, "*.ckpt")
 
@@ -231,10 +249,23 @@ def _checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
 
 
 class BackgroundWriter:
-    """Writes checkpoints to a folder in the background, one at a time."""
+    """Writes checkpoints to a folder in the background, one at a time.
 
-    def __init__(self, folder: CheckpointDir) -> None:
+    Args:
+        folder: The folder.
+        shards: What writes this rank's shard before; None if there are none.
+        writes: Whether this rank writes the checkpoint itself; one rank of each host does.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointDir,
+        shards: shards.ShardWriter | None = None,
+        writes: bool = True,
+    ) -> None:
         self.folder = folder
+        self.shards = shards
+        self.writes = writes
         self.thread: threading.Thread | None = None
         self.problem: Exception | None = None  # why the last checkpoint could not be written
 
@@ -255,7 +286,12 @@ class BackgroundWriter:
         )
 
     def write(
-        self, checkpoint: dict[str, Any], step: int, number: int, best: Sequence[Path] = ()
+        self,
+        checkpoint: dict[str, Any],
+        step: int,
+        number: int,
+        best: Sequence[Path] = (),
+        parts: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Start writing a checkpoint as soon as the previous one is written.
 
@@ -264,6 +300,7 @@ class BackgroundWriter:
             step: Its optimizer step.
             number: The number of the save.
             best: The files of the best model.
+            parts: What this rank's shard gets, if there are shards.
 
         Raises:
             Exception: The previous checkpoint could not be written, and there is no older one.
@@ -271,7 +308,8 @@ class BackgroundWriter:
         self.wait()
         self.warn_of_problem("training goes on, but")
         self.thread = threading.Thread(
-            target=partial(self._write, checkpoint, step, number, best), name="checkpoint"
+            target=partial(self._write, checkpoint, step, number, best, parts or {}),
+            name="checkpoint",
         )
         self.thread.start()
 
@@ -300,6 +338,8 @@ class BackgroundWriter:
                     "another folder"
                 )
             raise self.problem
+        if not self.writes:
+            return
         print(
             f"warning: {beginning} no checkpoint could be written to {self.folder.path} "
             f"({self.problem_text}); the newest intact one is "
@@ -308,10 +348,21 @@ class BackgroundWriter:
         )
 
     def _write(
-        self, checkpoint: dict[str, Any], step: int, number: int, best: Sequence[Path]
+        self,
+        checkpoint: dict[str, Any],
+        step: int,
+        number: int,
+        best: Sequence[Path],
+        parts: Mapping[str, Tensor],
     ) -> None:
         try:
-            self.folder.save(checkpoint, step, number, best)
+            if self.shards:
+                checksums = self.shards.write(self.folder.path, step, number, parts)
+                checkpoint[ENTRIES_KEY][shards.SHARDS_KEY]["checksums"] = checksums
+            if self.writes:
+                self.folder.save(checkpoint, step, number, best)
+            else:
+                self.folder.intact_steps = [step]
             self.problem = None
         except Exception as error:
             if not isinstance(error, OSError):  # not the disk: a bug of ours, or too little memory
@@ -325,6 +376,7 @@ def choose_checkpoint(
     gather: Callable[[Any], list],
     reads_files: bool,
     missing_file: Callable[[Path], str],
+    shard_problem: Callable[[Path], str] = lambda path: "",
 ) -> Path | None:
     """Return the newest checkpoint that every host has intact; None without any.
 
@@ -337,6 +389,7 @@ def choose_checkpoint(
         reads_files: Whether this rank reads the files; one rank of each host does.
         missing_file: Returns which file belongs to a checkpoint and is missing or damaged; "" if
             none is.
+        shard_problem: Returns which shard of a checkpoint is missing or damaged; "" if none is.
 
     Raises:
         UserError: See selection.newest_common. All ranks raise it.
@@ -357,7 +410,7 @@ def choose_checkpoint(
         if all(chosen in known.intact for known in hosts):
             break
         if survey:
-            survey.check(chosen, missing_file)
+            survey.check(chosen, missing_file, shard_problem)
     if survey:
         survey.report(since=chosen.step)
     folder.note_intact(chosen.step)
@@ -407,15 +460,21 @@ class _Survey:
             tuple(self.other_formats),
         )
 
-    def check(self, save: CheckpointId, missing_file: Callable[[Path], str]) -> None:
+    def check(
+        self,
+        save: CheckpointId,
+        missing_file: Callable[[Path], str],
+        shard_problem: Callable[[Path], str],
+    ) -> None:
         """Read the files of a checkpoint until one is intact.
 
         Args:
             save: The checkpoint.
             missing_file: See `choose_checkpoint`.
+            shard_problem: See `choose_checkpoint`.
         """
         for path in self.files[save]:
-            if isinstance(problem := examine(path), str):
+            if isinstance(problem := examine(path), str) or (problem := shard_problem(path)):
                 self._skip(save.step, path, problem)
                 continue
             self.intact[save] = str(path)

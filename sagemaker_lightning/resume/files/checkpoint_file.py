@@ -75,8 +75,10 @@ class _HashingFile:
         """Do nothing: `atomic_write` flushes the file."""
 
 
-def write(path: Path, checkpoint: dict[str, Any], step: int = 0, number: int = 0) -> None:
-    """Write a checkpoint: the file is complete on the disk, or as it was before.
+def write(path: Path, checkpoint: dict[str, Any], step: int = 0, number: int = 0) -> bytes:
+    """Write a checkpoint; return its SHA-256.
+
+    The file is complete on the disk, or as it was before.
 
     Args:
         path: The file.
@@ -96,6 +98,7 @@ def write(path: Path, checkpoint: dict[str, Any], step: int = 0, number: int = 0
         head = FOOTER.pack(MARK, step, number, b"")[:-32]
         hashing.write(head)
         file.write(hashing.hash.digest())
+    return hashing.hash.digest()
 
 
 def read(path: Path, mmap: bool = False) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import torch
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from sagemaker_lightning.compat import lightning_loops
+from sagemaker_lightning.compat import dtensors, lightning_loops
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.start_hooks import is_of_library
@@ -33,7 +35,9 @@ class Gradients(Part):
             }
         )
         digests = self.run.agreement.gather(digest(gradients_by_name))
+        is_shared_out = any(isinstance(each, DTensor) for each in gradients_by_name.values())
         is_as_rank_0 = trainer.global_rank and digests[trainer.global_rank] == digests[0]
+        is_as_rank_0 = is_as_rank_0 and not is_shared_out
         return None if is_as_rank_0 else gradients_by_name
 
     def restore(self, saved: Any, moment: Moment) -> None:
@@ -43,18 +47,25 @@ class Gradients(Part):
         """
         trainer = self.trainer
         of_ranks = self.run.resumed.of_all_ranks(self.key)
-        all_saved = [of_ranks[0] if each is None else each for each in of_ranks]
         if self.run.resumed.same_ranks:
-            gradients_by_name = all_saved[trainer.global_rank]
+            own = self.run.resumed.of(self)
+            gradients_by_name = of_ranks[0] if own is None else own
         else:
-            gradients_by_name = {
+            all_saved = [of_ranks[0] if each is None else each for each in of_ranks]
+            # Of weights that were shared out, the ranks had the parts of one mean.
+            gradients_by_name = dict(of_ranks[0])
+            gradients_by_name |= {
                 name: sum(each[name] for each in all_saved if name in each) / len(all_saved)
                 for rank_gradients in all_saved
                 for name in rank_gradients
+                if all(isinstance(each.get(name, torch.empty(0)), Tensor) for each in all_saved)
             }
         for name, parameter in trainer.lightning_module.named_parameters():
+            gradient = gradients_by_name.get(name)
             parameter.grad = (
-                gradients_by_name[name].to(parameter.device) if name in gradients_by_name else None
+                None
+                if gradient is None
+                else dtensors.placed_like(gradient, parameter).to(parameter.device)
             )
 
     def present(self) -> None:

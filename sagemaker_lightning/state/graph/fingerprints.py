@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.compat.torch_modules import stored_parts
 
 HASHED_IN_FULL = 1 << 20
@@ -59,8 +60,8 @@ def of_tensor(tensor: Tensor) -> bytes:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Return the values of a tensor, as one of torch's own class."""
-    values = tensor.detach()
+    """Return the values of a tensor, those that this rank has, as one of torch's own class."""
+    values = local_part(tensor.detach())
     return values if type(values) is Tensor else values.as_subclass(Tensor)
 
 

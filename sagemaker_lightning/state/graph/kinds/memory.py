@@ -8,7 +8,10 @@ import numpy as np
 import torch
 from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from sagemaker_lightning.compat.dtensors import chunk_of, local_part
+from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.kinds.base import (
     Kind,
@@ -124,6 +127,8 @@ class TensorKind(Kind):
         except (NotImplementedError, RuntimeError):
             raise NotSaved(kind_text(value)) from None
         content = {"values": values}
+        if isinstance(value, DTensor):
+            content["part"] = part_text(value)
         if value.device.type != "cpu":
             content["device"] = value.device.type
         if value.grad_fn is not None:
@@ -152,11 +157,29 @@ class TensorKind(Kind):
     def fill(self, value, note, parts, content):
         """Copy the values, and set the attributes."""
         if content is not None:
+            part = part_text(value) if isinstance(value, DTensor) else None
+            if content.get("part") != part:
+                raise UserError(
+                    "a checkpoint holds this rank's part of a DTensor beside the model, and in "
+                    "this run this rank has another part; give as many ranks as before, and the "
+                    "same sizes of the mesh"
+                )
             copy_values(value, content["values"])
         if parts and is_own_tensor(type(value)):
             for name, part in zip(note[-len(parts) :], parts, strict=True):
                 if type(name) is str and has_place_for(value, name, part):
                     vars(value)[name] = part
+
+
+def part_text(tensor: DTensor) -> str:
+    """Return which part of a tensor this rank has.
+
+    Raises:
+        NotSaved: The ranks have partial sums.
+    """
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise NotSaved("DTensor of partial sums")
+    return f"{chunk_of(tensor)} of {tuple(tensor.shape)}"
 
 
 def as_class(tensor: Tensor, name: Any, content: Any, classes: Any) -> Tensor:
@@ -180,6 +203,7 @@ def copy_values(tensor: Tensor, values: Any) -> None:
     """Give a tensor that is there other values, in place."""
     if not isinstance(values, Tensor):
         raise refusal("tensor")
+    tensor = local_part(tensor)
     if (tensor.shape, tensor.dtype, tensor.layout) == (values.shape, values.dtype, values.layout):
         try:
             tensor.detach().copy_(values)

@@ -1,0 +1,261 @@
+"""Lightning's strategy for sharded models (FSDP2, tensor parallelism), as one that resumes.
+
+ModelParallelStrategy loads all of a checkpoint by itself, after the optimizers are made, from a
+folder that pickle reads. Here it loads and saves as Lightning's other strategies do: the states
+are those of the module and the optimizers, with DTensors in them, and the weights come before the
+optimizers are made. Its own files are single files with the whole model, which any strategy loads.
+
+On an upgrade: compare strategies/model_parallel.py (what `setup` calls, and when the model has
+memory) and `Trainer._run` (when checkpoints are restored); in torch, `fully_shard` in
+distributed/fsdp/_fully_shard/_fully_shard.py (how it makes the classes of sharded modules).
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.strategies import ModelParallelStrategy
+from pytorch_lightning.strategies.strategy import Strategy
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from sagemaker_lightning.compat import dtensors
+from sagemaker_lightning.contract.errors import UserError
+
+SIZES = "data_parallel_size", "tensor_parallel_size"
+KEEP_GRADIENTS = "set_requires_gradient_sync", "set_requires_all_reduce"
+"""The methods of FSDPModule that may have gradients be kept without an exchange."""
+
+
+class ResumableModelParallel(ModelParallelStrategy):
+    """ModelParallelStrategy, whose states are loaded and saved as those of other strategies."""
+
+    restore_checkpoint_after_setup = False
+    lightning_restore_optimizer = True
+    weights_to_load: tuple[Mapping[str, Any], bool] | None = None
+    """A state dict, and whether it must have all; None once it is loaded."""
+
+    lightning_module_state_dict = Strategy.lightning_module_state_dict
+    optimizer_state = Strategy.optimizer_state
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load weights as soon as the model has memory."""
+        weights = checkpoint["state_dict"]
+        if any(parameter.is_meta for parameter in self.lightning_module.parameters()):
+            self.weights_to_load = weights, strict
+        else:
+            load_whole(self.lightning_module, weights, strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load the optimizers' states; of whole tensors, each rank takes its own parts."""
+        pairs = zip(self.optimizers, checkpoint["optimizer_states"], strict=False)
+        states = [_own_state(optimizer, state) for optimizer, state in pairs]
+        Strategy.load_optimizer_state_dict(self, {"optimizer_states": states})
+
+    def model_to_device(self) -> None:
+        """Move the model to its device, and load the weights that wait for that."""
+        super().model_to_device()
+        settle_sharded_classes(self.lightning_module)
+        if self.weights_to_load is not None:
+            weights, strict = self.weights_to_load
+            self.weights_to_load = None
+            load_whole(self.lightning_module, weights, strict)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
+    ) -> None:
+        """Write one file with the whole model, as other strategies do; all ranks call it."""
+        left_out = getattr(self.checkpoint_io, "left_out", ())
+        written = {name: value for name, value in checkpoint.items() if name not in left_out}
+        whole = dtensors.whole(written, keeps=self.is_global_zero)
+        Strategy.save_checkpoint(self, whole, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
+        """Read a file with the whole model.
+
+        Raises:
+            UserError: It is a folder of Lightning's sharded format.
+        """
+        if "://" not in str(checkpoint_path) and Path(checkpoint_path).is_dir():
+            raise UserError(
+                f"ckpt_path={checkpoint_path}: found a folder, as ModelParallelStrategy writes it "
+                "without ExactResume; reading it may run code; expected a file with the whole "
+                "model (save_distributed_checkpoint=False writes one)"
+            )
+        return Strategy.load_checkpoint(self, checkpoint_path, weights_only=weights_only)
+
+
+def make_resumable(strategy: ModelParallelStrategy) -> None:
+    """Have a strategy load and save its states as other strategies do."""
+    class_ = type(strategy)
+    if not issubclass(class_, ResumableModelParallel):
+        strategy.__class__ = type(class_.__name__, (ResumableModelParallel, class_), {})
+
+
+def _own_state(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state dict, shared out as its parameters are."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    keys = [key for group in state["param_groups"] for key in group["params"]]
+    own = dict(state["state"])
+    for key, parameter in zip(keys, parameters, strict=False):
+        if isinstance(values := own.get(key), dict):
+            own[key] = {
+                name: dtensors.placed_like(value, parameter) for name, value in values.items()
+            }
+    return {**state, "state": own}
+
+
+def load_whole(model: LightningModule, weights: Mapping[str, Any], strict: bool) -> None:
+    """Load a state dict; of whole tensors, each rank takes its own parts."""
+    present = model.state_dict()
+    own = {name: dtensors.placed_like(value, present.get(name)) for name, value in weights.items()}
+    model.load_state_dict(own, strict=strict)
+
+
+def load_best(trainer: Trainer, weights: Mapping[str, Any] | None) -> None:
+    """Load whole weights that only rank 0 has, one tensor after another; all ranks call it.
+
+    Args:
+        trainer: Lightning's trainer.
+        weights: The state dict, on rank 0; None if there is none, and on other ranks.
+    """
+    model = trainer.lightning_module
+    broadcast = trainer.strategy.broadcast
+    names = broadcast(None if weights is None else list(weights))
+    if names is None:
+        return
+    present = model.state_dict()
+    own = {
+        name: dtensors.placed_like(
+            broadcast(None if weights is None else weights[name]), present.get(name)
+        )
+        for name in names
+    }
+    model.load_state_dict(own, strict=model.strict_loading)
+
+
+def settle_sharded_classes(model: LightningModule) -> None:
+    """Give the classes that `fully_shard` has made the names of the classes that they stand for.
+
+    It replaces the class of each module by one of torch's, which would hide whose class it is.
+    Modules of these classes refuse to keep gradients that are not exchanged, which are neither
+    those of the weights' parts nor anywhere where a checkpoint could find them.
+    """
+    for module in model.modules():
+        class_ = type(module)
+        if isinstance(module, FSDPModule) and FSDPModule in class_.__bases__:
+            base = next(base for base in class_.__bases__ if base is not FSDPModule)
+            class_.__module__ = base.__module__
+            class_.__qualname__ = base.__qualname__
+            class_.__name__ = base.__name__
+            for name in KEEP_GRADIENTS:
+                setattr(class_, name, _refusing_false(name))
+
+
+def _refusing_false(name: str) -> Callable[..., None]:
+    """Return a method of FSDPModule that refuses False."""
+    method = getattr(FSDPModule, name)
+
+    def refusing(module: FSDPModule, value: bool, **options: Any) -> None:
+        if not value:
+            raise UserError(
+                f"{name}(False): found gradients that the ranks are not to exchange, of which a "
+                "checkpoint has none; leave it out: with accumulate_grad_batches, or without "
+                "zero_grad(), gradients add up all the same"
+            )
+        method(module, value, **options)
+
+    return refusing
+
+
+def reshard(trainer: Trainer) -> None:
+    """Have the model's modules hold their shards, and no whole parameters, until they are used.
+
+    After a validation, a module at the root has the whole ones in their place.
+    """
+    if isinstance(trainer.strategy, ModelParallelStrategy):
+        for module in trainer.lightning_module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def mesh_of(trainer: Trainer) -> DeviceMesh | None:
+    """Return the mesh of a sharded model's ranks; None with other strategies."""
+    is_sharded = isinstance(trainer.strategy, ModelParallelStrategy)
+    return trainer.strategy.device_mesh if is_sharded else None
+
+
+def mesh_sizes(trainer: Trainer) -> list[int]:
+    """Return the sizes of the mesh of a sharded model's ranks; [] with other strategies."""
+    mesh = mesh_of(trainer)
+    return [] if mesh is None else list(mesh.shape)
+
+
+def settle_sizes(strategy: ModelParallelStrategy, world_size: int) -> str:
+    """Replace sizes that are "auto"; return a line to say about it, "" for none.
+
+    Lightning's "auto" is the number of nodes for data parallelism, and of a node's devices for
+    tensor parallelism, whatever the other size is.
+
+    Args:
+        strategy: The strategy; its processes need not know each other yet.
+        world_size: Number of ranks.
+
+    Raises:
+        UserError: The sizes do not make up the number of ranks.
+    """
+    sizes = [strategy._data_parallel_size, strategy._tensor_parallel_size]
+    names = dict(zip(SIZES, sizes, strict=True))
+    for name, size in names.items():
+        if size != "auto" and (type(size) is not int or size < 1):
+            raise UserError(
+                f"ModelParallelStrategy({name}=...): found {size!r}, expected a whole number above "
+                'zero or "auto"'
+            )
+    if sizes == ["auto", "auto"]:
+        sizes = [strategy.num_nodes, world_size // strategy.num_nodes]
+        line = (
+            f"ModelParallelStrategy: data_parallel_size is {sizes[0]}, the number of nodes, and "
+            f"tensor_parallel_size {sizes[1]}, the devices of each: the ranks of a node train on "
+            f"the same samples; for FSDP2 alone, give data_parallel_size={world_size} and "
+            "tensor_parallel_size=1"
+        )
+    else:
+        line = ""
+        known = next((size for size in reversed(sizes) if size != "auto"), 1)
+        sizes = [world_size // known if size == "auto" else size for size in sizes]
+    if sizes[0] * sizes[1] != world_size:
+        raise UserError(
+            f"ModelParallelStrategy: found data_parallel_size={names[SIZES[0]]} and "
+            f"tensor_parallel_size={names[SIZES[1]]}, expected two numbers whose product is "
+            f"{world_size}, the number of ranks"
+        )
+    strategy._data_parallel_size, strategy._tensor_parallel_size = sizes
+    return line if world_size > 1 else ""
+
+
+def unsharded_weights(model: LightningModule) -> list[str]:
+    """Return the names of the weights that are trained and that nothing has sharded.
+
+    Each rank trains them on its own samples alone: nobody adds up their gradients.
+    """
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and not isinstance(parameter, DTensor)
+    ]
+
+
+def data_rank(trainer: Trainer) -> tuple[int, int]:
+    """Return which share of each batch a rank trains on, and how many shares there are.
+
+    Ranks that share tensors (tensor parallelism) train on the same samples.
+    """
+    mesh = mesh_of(trainer)
+    if mesh is None:
+        return trainer.global_rank, trainer.world_size
+    shares = mesh["data_parallel"]
+    return shares.get_local_rank(), shares.size()

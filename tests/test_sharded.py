@@ -1,0 +1,220 @@
+"""Sharded models (FSDP2, tensor parallelism), interrupted: the same bits, and any ranks after."""
+
+import ast
+import random
+from pathlib import Path
+
+import pytest
+import ranks
+import sharded
+import torch
+
+from sagemaker_lightning.resume.files import shards
+
+pytestmark = pytest.mark.slow
+
+
+def trained(folder: Path, *arguments, mesh=(2, 1), ranks_of_nodes=None, **options):
+    """Train on all ranks of a mesh, in folder/checkpoints."""
+    nodes = ranks_of_nodes or (mesh[0] * mesh[1],)
+    checkpoints = options.pop("checkpoints", folder / "checkpoints")
+    kind, *rest = arguments or ("",)
+    return ranks.run(
+        sharded.train, checkpoints, kind, mesh, *rest, nodes=nodes, folder=folder, **options
+    )
+
+
+def interrupt(folder: Path, kind: str, mesh, interruptions, **options) -> list[ranks.Ended]:
+    """Train with interruptions, and to the end; return how the ranks ended."""
+    for interruption in interruptions:
+        if interruption.startswith("kill"):
+            with pytest.raises(EOFError):  # the last rank is gone; then the others are killed
+                trained(folder, kind, interruption, mesh=mesh, **options)
+        else:
+            ended = trained(folder, kind, interruption, mesh=mesh, **options)
+            assert {each.error for each in ended} == {"Interrupted: 143"}, ended[0].output
+    ended = trained(folder, kind, mesh=mesh, **options)
+    assert not any(each.error for each in ended), ended[0].output
+    assert "warning: resumed" not in ended[0].output
+    return ended
+
+
+KINDS = [
+    "",
+    "accumulated",
+    "clipped",
+    "bf16",
+    "mixed",
+    "recomputed",
+    "frozen",
+    "meta",
+    "two optimizers",
+    "averaged",
+    "average saved",
+]
+# Ranks stop a batch after the signal, and an epoch has 8 batches: twice within an epoch, and
+# once exactly at its edge.
+WITHIN = ("kill at 0:3", "stop at 0:3", "stop at 0:6", "kill at 1:3")
+
+
+@pytest.mark.parametrize(
+    ("kind", "mesh", "interruptions"),
+    [
+        ("", (3, 1), WITHIN),  # three ranks have uneven shards, and tied weights
+        ("", (2, 2), ("stop at 0:1", "kill at 1:3")),
+        ("accumulated", (2, 1), ("stop at 0:1", "kill at val 0:1", "stop at 1:2")),
+        ("meta", (2, 1), ("kill at 0:3", "stop at end 0")),
+        pytest.param("two optimizers", (2, 1), WITHIN, marks=pytest.mark.thorough),
+        pytest.param("clipped", (2, 1), WITHIN, marks=pytest.mark.thorough),
+        pytest.param("bf16", (2, 1), WITHIN, marks=pytest.mark.thorough),
+        pytest.param("mixed", (3, 1), WITHIN, marks=pytest.mark.thorough),
+        pytest.param("recomputed", (2, 1), WITHIN, marks=pytest.mark.thorough),
+        pytest.param("frozen", (3, 1), WITHIN, marks=pytest.mark.thorough),
+        pytest.param("averaged", (3, 1), WITHIN, marks=pytest.mark.thorough),
+        pytest.param("average saved", (2, 2), WITHIN, marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
+def test_an_interrupted_run_has_the_same_bits(tmp_path: Path, kind, mesh, interruptions):
+    whole = trained(tmp_path / "whole", kind, mesh=mesh)
+    resumed = interrupt(tmp_path / "resumed", kind, mesh, interruptions)
+    assert [each.value for each in resumed] == [each.value for each in whole], resumed[0].output
+
+
+def samples(folder: Path) -> dict[int, list[int]]:
+    """Return the numbers of the samples that all ranks were trained on, by step."""
+    found: dict[int, list[int]] = {}
+    for path in folder.glob("node-*/seen-*"):
+        for line in path.read_text().splitlines():
+            step, numbers = line.split(" ", 1)
+            found.setdefault(int(step), []).extend(ast.literal_eval(numbers))
+    return {step: sorted(numbers) for step, numbers in sorted(found.items())}
+
+
+def test_other_ranks_go_on_with_the_same_samples(tmp_path: Path):
+    trained(tmp_path / "whole", mesh=(2, 1))
+    chain = [
+        ((4, 1), "stop at 0:0"),
+        ((2, 1), "stop at 0:2"),
+        ((3, 1), "stop at 0:4"),
+        (None, "stop at 0:6"),  # DDP, with two ranks
+        ((1, 1), "stop at 1:0"),
+        ((4, 1), ""),
+    ]
+    for mesh, interruption in chain:
+        nodes = (2,) if mesh is None else None
+        ended = trained(tmp_path / "chain", "", interruption, mesh=mesh, ranks_of_nodes=nodes)
+        expected = "Interrupted: 143" if interruption else ""
+        assert {each.error for each in ended} == {expected}, ended[0].output
+    line = (
+        "; 1 ranks, with a model sharded as 1x1 saved it, now there are 4, with a model sharded as"
+    )
+    assert line in ended[0].output
+    assert samples(tmp_path / "chain") == samples(tmp_path / "whole")
+
+
+def test_other_ranks_have_the_same_state(tmp_path: Path):
+    first = trained(tmp_path, mesh=(2, 2))
+    for mesh in ((3, 1), (1, 1), None, (4, 1), (2, 2)):
+        ended = trained(tmp_path, mesh=mesh, ranks_of_nodes=(2,) if mesh is None else None)
+        assert "nothing is left to train" in ended[0].output, ended[0].output
+        assert ended[0].value.weights == first[0].value.weights
+
+
+def test_a_part_of_an_average_is_not_taken_for_another(tmp_path: Path):
+    trained(tmp_path, "averaged", "stop at 0:1", mesh=(2, 1))
+    ended = trained(tmp_path, "averaged", mesh=(3, 1))
+    for each in ended:
+        assert each.error.startswith("UserError: a checkpoint holds this rank's part of a DTensor")
+
+
+def test_the_newest_checkpoint_whose_shards_are_intact_on_all_hosts_is_chosen(tmp_path: Path):
+    # Two hosts, each with a folder of its own, as in a job without S3.
+    arguments = {"mesh": (2, 1), "ranks_of_nodes": (1, 1), "checkpoints": Path("checkpoints")}
+    whole = trained(tmp_path / "whole", **arguments)
+    folder = tmp_path / "job"
+    trained(folder, "", "stop at 1:2", **arguments)
+    newest = max((folder / "node-1/checkpoints").glob("*-rank-0001-of-0002.shard"))
+    content = newest.read_bytes()
+    newest.write_bytes(content[:400] + bytes([content[400] ^ 4]) + content[401:])
+    ended = trained(folder, **arguments)
+    line = f"needs its shard {newest.name}, which is damaged: its checksum does not match; it is"
+    assert line in ended[1].output
+    assert "resuming from step 10" in ended[0].output
+    assert [each.value for each in ended] == [each.value for each in whole]
+
+
+def test_hosts_get_all_shards_from_s3(tmp_path: Path):
+    """SageMaker copies what all hosts have written to one prefix, and gives each host all of it."""
+    arguments = {"mesh": (2, 1), "ranks_of_nodes": (1, 1), "checkpoints": Path("checkpoints")}
+    whole = trained(tmp_path / "whole", **arguments)
+    folder = tmp_path / "job"
+    trained(folder, "", "stop at 1:1", **arguments)
+    copies = {}
+    for host in ("node-0", "node-1"):
+        for path in (folder / host / "checkpoints").iterdir():
+            copies[path.name] = path.read_bytes()
+            path.unlink()
+    step = max(int(name[5:14]) for name in copies if name.endswith(".ckpt"))
+    for host in ("node-0", "node-1"):
+        for name, content in copies.items():
+            (folder / host / "checkpoints" / name).write_bytes(content)
+    ended = trained(folder, **arguments)
+    assert f"resuming from step {step}" in ended[0].output
+    assert [each.value for each in ended] == [each.value for each in whole]
+
+
+def test_old_shards_are_removed(tmp_path: Path):
+    ended = trained(tmp_path, keep=1)
+    assert not any(each.error for each in ended)
+    (own_file,) = (tmp_path / "checkpoints").glob("*.ckpt")
+    found = sorted(path.name for path in (tmp_path / "checkpoints").glob("*.shard"))
+    step = int(own_file.name[5:14])
+    assert found == sorted(path.name for _, path in shards.paths_in(tmp_path / "checkpoints", step))
+    assert len(found) == 2
+
+
+def test_lightnings_files_have_the_whole_model_and_begin_other_runs(tmp_path: Path):
+    models = tmp_path / "models"
+    ended = trained(tmp_path / "first", mesh=(2, 2), models=models)
+    file = torch.load(models / "model.ckpt", weights_only=True)
+    found = sharded.hash_of(file["state_dict"], file["optimizer_states"])
+    assert found == ended[0].value.weights
+    # It is at the end of its epochs: what begins with it trains nothing.
+    for mesh in ((3, 1), None):
+        nodes = (2,) if mesh is None else None
+        begun = trained(
+            tmp_path / f"from {mesh}", mesh=mesh, ranks_of_nodes=nodes, begin=models / "model.ckpt"
+        )
+        assert begun[0].value.weights == found, begun[0].output
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(40))
+def test_random_interruptions_leave_the_same_bits(tmp_path: Path, seed: int):
+    draws = random.Random(seed)
+    kind = draws.choice(KINDS)
+    mesh = draws.choice([(2, 1), (3, 1), (2, 2), (1, 2), (4, 1)])
+    epochs = 3
+    places = [
+        *(f"{epoch}:{batch}" for epoch in range(epochs) for batch in range(8)),
+        *(f"val {epoch}:{batch}" for epoch in range(epochs) for batch in range(2)),
+        *(f"end {epoch}" for epoch in range(epochs - 1)),
+    ]
+    every = draws.choice([1, 2, 3, 5])
+    whole = trained(tmp_path / "whole", kind, mesh=mesh, epochs=epochs, every=every)
+    assert not any(each.error for each in whole), whole[0].output
+    folder = tmp_path / "resumed"
+    interruptions = [
+        f"{draws.choice(['kill', 'stop'])} at {place}"
+        for place in sorted(draws.sample(places, 4), key=lambda place: place.split()[-1])
+    ]
+    print(kind, mesh, every, interruptions)
+    for interruption in (*interruptions, ""):
+        try:
+            ended = trained(folder, kind, interruption, mesh=mesh, epochs=epochs, every=every)
+        except EOFError:  # it was killed
+            continue
+        assert {each.error for each in ended} <= {"Interrupted: 143", ""}, ended[0].output
+        assert "warning: resumed" not in ended[0].output, ended[0].output
+    assert [each.value for each in ended] == [each.value for each in whole], ended[0].output

@@ -1,0 +1,105 @@
+"""Lightning's strategy for sharded models, as one that resumes."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from pytorch_lightning.strategies import ModelParallelStrategy
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from sagemaker_lightning.compat import model_parallel
+from sagemaker_lightning.contract.errors import UserError
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """A mesh of one rank."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+class Own(nn.Linear):
+    """A class of the user's."""
+
+
+class Model(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(Own(3, 2), nn.Linear(2, 1))
+
+
+def sharded(mesh: DeviceMesh) -> Model:
+    model = Model()
+    fully_shard(model.network[0], mesh=mesh)
+    fully_shard(model.network, mesh=mesh)
+    model_parallel.settle_sharded_classes(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("sizes", "nodes", "ranks", "expected"),
+    [
+        ((2, 2), 1, 4, [2, 2]),
+        ((4, "auto"), 1, 4, [4, 1]),
+        (("auto", 2), 2, 8, [4, 2]),
+        (("auto", "auto"), 1, 1, [1, 1]),
+        (("auto", "auto"), 2, 8, [2, 4]),
+    ],
+)
+def test_one_size_follows_from_the_other(sizes, nodes, ranks, expected):
+    strategy = ModelParallelStrategy(*sizes)
+    strategy.num_nodes = nodes
+    line = model_parallel.settle_sizes(strategy, ranks)
+    assert [strategy._data_parallel_size, strategy._tensor_parallel_size] == expected
+    assert bool(line) == (sizes == ("auto", "auto") and ranks > 1)
+    if line:
+        assert "for FSDP2 alone, give data_parallel_size=8 and tensor_parallel_size=1" in line
+
+
+@pytest.mark.parametrize("sizes", [(3, 1), (2, 1), ("auto", 3), (3, "auto"), (4, 2)])
+def test_a_mesh_of_another_number_of_ranks_is_refused(sizes):
+    with pytest.raises(UserError, match="expected two numbers whose product is 4, the number of"):
+        model_parallel.settle_sizes(ModelParallelStrategy(*sizes), 4)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, "2", None])
+def test_a_size_that_is_no_number_is_refused(size):
+    with pytest.raises(
+        UserError, match=r"^ModelParallelStrategy\(tensor_parallel_size=...\): found"
+    ):
+        model_parallel.settle_sizes(ModelParallelStrategy(2, size), 2)
+
+
+def test_a_sharded_module_is_still_of_the_users_class(mesh: DeviceMesh):
+    class_ = type(sharded(mesh).network[0])
+    assert class_ is not Own and issubclass(class_, Own)
+    assert (class_.__module__, class_.__qualname__) == (Own.__module__, Own.__qualname__)
+
+
+def test_weights_that_nothing_shards_are_named(mesh: DeviceMesh):
+    model = sharded(mesh)
+    assert model_parallel.unsharded_weights(model) == []
+    model.scale = nn.Parameter(torch.ones(1))
+    model.frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+    assert model_parallel.unsharded_weights(model) == ["scale"]
+
+
+@pytest.mark.parametrize("name", model_parallel.KEEP_GRADIENTS)
+def test_gradients_that_are_not_exchanged_are_refused(mesh: DeviceMesh, name):
+    network = sharded(mesh).network
+    getattr(network, name)(True)
+    with pytest.raises(UserError, match=rf"^{name}\(False\): found gradients that the ranks are"):
+        getattr(network, name)(False)
+
+
+def test_whole_weights_are_loaded_into_parts(mesh: DeviceMesh):
+    model, other = sharded(mesh), Model()
+    model_parallel.load_whole(model, other.state_dict(), strict=True)
+    for name, value in model.state_dict().items():
+        assert isinstance(value, DTensor)
+        assert value.full_tensor().equal(other.state_dict()[name])

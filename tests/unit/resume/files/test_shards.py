@@ -1,0 +1,300 @@
+"""The shards of a checkpoint: what ranks save, and what others read of it."""
+
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_lightning.strategies import ModelParallelStrategy
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+from sagemaker_lightning.compat import model_parallel
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.resume.files import checkpoint_file, shards
+from sagemaker_lightning.resume.files.checkpoint_file import ENTRIES_KEY
+
+STEP, NUMBER = 7, 1234
+WHOLE = torch.arange(20.0).view(5, 4)
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """A mesh of one rank."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))
+    distributed.destroy_process_group()
+
+
+def write(folder: Path, parts: list[torch.Tensor], chunks: list) -> dict:
+    """Write a checkpoint whose tensor "weight" has these parts; return its entries."""
+    checksums = [
+        checkpoint_file.write(
+            shards.path_of(folder, STEP, NUMBER, rank, len(parts)),
+            {ENTRIES_KEY: {"rank": rank}, "tensors": {"weight": part}},
+            STEP,
+            NUMBER,
+        ).hex()
+        for rank, part in enumerate(parts)
+    ]
+    form = {"shape": [5, 4], "dtype": "float32", "layout": [], "chunks": chunks}
+    entries = {
+        "step": STEP,
+        "number": NUMBER,
+        "world_size": len(parts),
+        "mesh": [len(parts), 1],
+        "shards": {"tensors": {"weight": form}, "checksums": checksums},
+    }
+    checkpoint_file.write(own_file(folder), {ENTRIES_KEY: entries}, STEP, NUMBER)
+    return entries
+
+
+def own_file(folder: Path) -> Path:
+    return folder / f"step-{STEP:09d}.ckpt"
+
+
+def rows(folder: Path) -> dict:
+    """Write a checkpoint whose tensor three ranks share by rows: 2, 2 and 1."""
+    parts = [WHOLE[:2], WHOLE[2:4], WHOLE[4:]]
+    return write(folder, parts, [[[0, 0], [2, 4]], [[2, 0], [2, 4]], [[4, 0], [1, 4]]])
+
+
+def read(folder: Path, entries: dict, mesh=None, like=None, rank: int = 0) -> torch.Tensor:
+    reader = shards.ShardReader(folder, entries, rank, mesh, lambda path: like)
+    return reader.resolve({"state_dict": {"weight": {shards.MARK: "weight"}}})["state_dict"][
+        "weight"
+    ]
+
+
+def problem(folder: Path, own_ranks=range(3), mesh=(3, 1)) -> str:
+    return shards.problem(own_file(folder), mesh=mesh, ranks=3, own_ranks=own_ranks)
+
+
+def test_one_rank_reads_what_three_have_shared_by_rows(tmp_path: Path):
+    assert read(tmp_path, rows(tmp_path)).equal(WHOLE)
+    assert problem(tmp_path) == ""
+
+
+def test_one_rank_reads_what_four_have_shared_by_rows_and_columns(tmp_path: Path):
+    places = [(0, 0), (0, 2), (3, 0), (3, 2)]
+    sizes = [(3, 2), (3, 2), (2, 2), (2, 2)]
+    parts = [
+        WHOLE[row : row + height, column : column + width]
+        for (row, column), (height, width) in zip(places, sizes, strict=True)
+    ]
+    chunks = [[list(at), list(size)] for at, size in zip(places, sizes, strict=True)]
+    assert read(tmp_path, write(tmp_path, parts, chunks)).equal(WHOLE)
+
+
+def test_of_equal_parts_one_is_enough(tmp_path: Path):
+    entries = write(tmp_path, [WHOLE, WHOLE], [[[0, 0], [5, 4]]] * 2)
+    shards.path_of(tmp_path, STEP, NUMBER, 1, 2).unlink()
+    assert read(tmp_path, entries).equal(WHOLE)
+
+
+def test_a_rank_without_a_part(tmp_path: Path):
+    entries = write(tmp_path, [WHOLE, WHOLE[:0]], [[[0, 0], [5, 4]], [[5, 0], [0, 4]]])
+    assert read(tmp_path, entries).equal(WHOLE)
+
+
+def test_a_tensor_is_shared_out_as_the_models(tmp_path: Path, mesh: DeviceMesh):
+    like = distribute_tensor(torch.zeros(5, 4), mesh["data_parallel"], [Shard(0)])
+    found = read(tmp_path, rows(tmp_path), mesh, like)
+    assert isinstance(found, DTensor) and found.placements == like.placements
+    assert found.full_tensor().equal(WHOLE)
+    # Nothing of the model's has another shape.
+    with pytest.raises(UserError, match="holds weight, which was shared out in a way that this"):
+        read(tmp_path, rows(tmp_path), mesh, torch.zeros(3))
+
+
+def test_a_whole_tensor_of_a_ddp_run_is_shared_out(tmp_path: Path, mesh: DeviceMesh):
+    like = distribute_tensor(torch.zeros(5, 4), mesh["data_parallel"], [Shard(0)])
+    reader = shards.ShardReader(tmp_path, {}, 0, mesh, lambda path: like)
+    found = reader.resolve({"state_dict": {"weight": WHOLE, "step": torch.tensor(1.0)}})
+    assert isinstance(found["state_dict"]["weight"], DTensor)
+    assert found["state_dict"]["weight"].full_tensor().equal(WHOLE)
+    assert found["state_dict"]["step"].equal(torch.tensor(1.0))
+
+
+def test_what_is_saved_is_read_again(tmp_path: Path, mesh: DeviceMesh):
+    tensor = distribute_tensor(WHOLE.clone(), mesh, [Shard(0), Replicate()])
+    shared = shards.SharedOut()
+    saved = shared.take({"state_dict": {"weight": tensor, "count": 3}, "list": [tensor * 2]})
+    assert saved["state_dict"] == {"weight": {shards.MARK: "state_dict/weight"}, "count": 3}
+    tensor.zero_()  # training goes on while it is written
+    writer = shards.ShardWriter("algo-1")
+    checksums = writer.write(tmp_path, STEP, NUMBER, shared.parts)
+    description = shared.described(lambda value: [value]) | {"checksums": checksums}
+    entries = {"step": STEP, "number": NUMBER, "world_size": 1, "shards": description}
+    found = shards.ShardReader(tmp_path, entries, 0, mesh, lambda path: None).resolve(saved)
+    weight = found["state_dict"]["weight"]
+    assert weight.full_tensor().equal(WHOLE) and weight.placements == tensor.placements
+    assert found["list"][0].full_tensor().equal(WHOLE * 2) and found["state_dict"]["count"] == 3
+
+
+def test_partial_sums_are_refused(mesh: DeviceMesh):
+    sums = DTensor.from_local(WHOLE, mesh["data_parallel"], [Partial()])
+    with pytest.raises(UserError, match=r"metric is a DTensor of partial sums; keep there what"):
+        shards.SharedOut().take({"metric": sums})
+
+
+def test_ranks_that_share_out_other_tensors_are_refused(mesh: DeviceMesh):
+    tensor = distribute_tensor(WHOLE.clone(), mesh["data_parallel"], [Shard(0)])
+    shared = shards.SharedOut()
+    shared.take({"average": tensor})
+    with pytest.raises(UserError, match="average is a DTensor on rank 0 or rank 1 only"):
+        shared.described(lambda forms: [forms, {}])
+
+
+def test_a_full_disk_is_told_to_all_ranks(tmp_path: Path, mesh: DeviceMesh, monkeypatch):
+    def fail(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_file, "write", fail)
+    with pytest.raises(OSError, match="on algo-2: No space left on device"):
+        shards.ShardWriter("algo-2").write(tmp_path, STEP, NUMBER, {})
+
+
+# Damage, and forgery ------------------------------------------------------------------------------
+
+
+def test_a_missing_shard(tmp_path: Path):
+    rows(tmp_path)
+    path = shards.path_of(tmp_path, STEP, NUMBER, 1, 3)
+    path.unlink()
+    assert problem(tmp_path) == f"needs its shard {path.name}, which is missing"
+    # With the same ranks, a host needs the shards of its own ranks; with others, all.
+    assert problem(tmp_path, own_ranks=[0]) == problem(tmp_path, own_ranks=[2]) == ""
+    assert "is missing" in problem(tmp_path, own_ranks=[0], mesh=(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda content: content[:-100], "is cut off, or not a checkpoint of this program"),
+        (lambda content: content[:-1], "is cut off, or not a checkpoint of this program"),
+        (
+            lambda content: content[:300] + bytes([content[300] ^ 1]) + content[301:],
+            "is damaged: its checksum does not match",
+        ),
+        (lambda content: b"", "is cut off, or not a checkpoint of this program"),
+    ],
+)
+def test_a_damaged_shard(tmp_path: Path, damage, expected):
+    rows(tmp_path)
+    path = shards.path_of(tmp_path, STEP, NUMBER, 2, 3)
+    path.write_bytes(damage(path.read_bytes()))
+    assert problem(tmp_path) == f"needs its shard {path.name}, which {expected}"
+
+
+def test_a_shard_of_another_run(tmp_path: Path):
+    rows(tmp_path)
+    path = shards.path_of(tmp_path, STEP, NUMBER, 0, 3)
+    content = {ENTRIES_KEY: {"rank": 0}, "tensors": {"weight": WHOLE[:2] + 1}}
+    checkpoint_file.write(path, content, STEP, NUMBER)
+    assert problem(tmp_path).endswith("is another one than was saved with it")
+
+
+class Malicious:
+    """Makes a folder if it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_shard_cannot_run_code(tmp_path: Path):
+    entries = rows(tmp_path)
+    path = shards.path_of(tmp_path, STEP, NUMBER, 0, 3)
+    proof = tmp_path / "proof"
+    content = {ENTRIES_KEY: {"rank": 0}, "tensors": {"weight": Malicious(proof)}}
+    checksum = checkpoint_file.write(path, content, STEP, NUMBER).hex()
+    entries["shards"]["checksums"][0] = checksum
+    checkpoint_file.write(own_file(tmp_path), {ENTRIES_KEY: entries}, STEP, NUMBER)
+    assert "which cannot be read (there is a posix.mkdir in it" in problem(tmp_path)
+    with pytest.raises(pickle.UnpicklingError):
+        read(tmp_path, entries)
+    assert not proof.exists()
+
+
+def test_lightnings_folder_of_shards_is_refused_and_cannot_run_code(tmp_path: Path):
+    proof = tmp_path / "proof"
+    (tmp_path / "best.ckpt").mkdir()
+    for name in (".metadata", "meta.pt", "__0_0.distcp"):
+        (tmp_path / "best.ckpt" / name).write_bytes(pickle.dumps(Malicious(proof)))
+    strategy = ModelParallelStrategy(1, 1)
+    model_parallel.make_resumable(strategy)
+    with pytest.raises(UserError, match=r"ckpt_path=.*best.ckpt: found a folder, .* may run code"):
+        strategy.load_checkpoint(tmp_path / "best.ckpt", weights_only=False)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"chunks": [[[0, 0], [2, 4]], [[2, 0], [2, 4]], [[2, 0], [1, 4]]]},  # not all of it
+        {"chunks": [[[0, 0], [5, 4]], [[5, 0], [0, 4]], [[5, 0], [0, 4]]]},  # not what there is
+        {"chunks": [[[0, 0], [2, 4]]]},
+        {"chunks": [[[0, 0], [2, 4]], [[2], [2]], [[4, 0], [1, 4]]]},
+        {"chunks": 3},
+        {"shape": [10**7, 10**7]},
+        {"shape": [-5, -4]},
+        {"shape": "54"},
+        {"dtype": "float64"},
+        {"dtype": "save"},
+        {"dtype": "nn.Module"},
+    ],
+    ids=str,
+)
+def test_a_forged_description_is_refused(tmp_path: Path, forged):
+    entries = rows(tmp_path)
+    entries["shards"]["tensors"]["weight"] |= forged
+    with pytest.raises((ValueError, TypeError, AttributeError, RuntimeError)):
+        read(tmp_path, entries)
+
+
+@pytest.mark.parametrize("forged", [{"checksums": ["../../etc/passwd"] * 3}, {"checksums": []}, {}])
+def test_forged_checksums_are_refused(tmp_path: Path, forged):
+    entries = rows(tmp_path)
+    entries["shards"] = {"tensors": {}} | forged
+    checkpoint_file.write(own_file(tmp_path), {ENTRIES_KEY: entries}, STEP, NUMBER)
+    assert problem(tmp_path).startswith("is forged: what it says of its shards")
+
+
+def test_a_shard_is_found_by_its_name_alone(tmp_path: Path):
+    # No part of the path is a text of the checkpoint's.
+    entries = rows(tmp_path)
+    entries["number"] = "/../../elsewhere/1234"
+    with pytest.raises(ValueError, match="format code 'd'"):
+        read(tmp_path, entries)
+
+
+# The files in the folder --------------------------------------------------------------------------
+
+
+def test_the_shards_of_a_step_are_removed(tmp_path: Path):
+    rows(tmp_path)
+    older = shards.path_of(tmp_path, STEP, NUMBER - 1, 0, 3)
+    other = shards.path_of(tmp_path, STEP + 1, NUMBER, 0, 3)
+    for path in (older, other):
+        path.touch()
+    shards.remove(tmp_path, STEP, before=NUMBER)
+    assert not older.exists() and len(shards.paths_in(tmp_path, STEP)) == 3
+    shards.remove(tmp_path, STEP)
+    assert not shards.paths_in(tmp_path, STEP) and other.exists()
+
+
+def test_shards_without_a_checkpoint_are_removed(tmp_path: Path):
+    rows(tmp_path)
+    orphan = shards.path_of(tmp_path, STEP + 1, NUMBER, 0, 3)
+    foreign = tmp_path / "step-of-mine.shard"
+    for path in (orphan, foreign):
+        path.touch()
+    shards.remove_orphans(tmp_path, [STEP])
+    assert not orphan.exists() and foreign.exists()
+    assert len(shards.paths_in(tmp_path, STEP)) == 3
