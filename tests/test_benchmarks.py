@@ -102,6 +102,14 @@ def test_long_steps_are_no_hangs():
     assert completed.returncode == 0 and says in completed.stdout, completed.stdout
 
 
+@pytest.mark.soak
+def test_hangs_are_seen_and_long_steps_are_none():
+    flags = "--steps=2", "--jobs=1", "--limit=4"
+    completed = warm.run([sys.executable, "-m", "benchmarks.hangs", *flags], ROOT)
+    assert completed.returncode == 0, completed.stdout
+    assert "2 long steps, 0 false alarms; 1 of 1 hangs seen" in completed.stdout
+
+
 def test_jobs_side_by_side_are_compared_with_one_alone(monkeypatch):
     rates = {("ours", 1): 100.0, ("spinning", 1): 100.0, ("ours", 2): 90.0, ("spinning", 2): 30.0}
     monkeypatch.setattr(side_by_side, "_pair", lambda jobs, seconds: rates)

@@ -125,6 +125,7 @@ BETWEEN_THE_LINES = {
     "python -m benchmarks.checkpoint_cost": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
     ),
+    "python -m benchmarks.hangs": "test_benchmarks.py::test_hangs_are_seen_and_long_steps_are_none",
     "python -m benchmarks.original": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
     ),
