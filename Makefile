@@ -37,7 +37,8 @@ COMPAT := .venvs/$(PACKAGE)-$(LIGHTNING)
 $(COMPAT)/ready: $(LOCKED)
 	PYTHON=$(PYTHON) scripts/make_env.sh $(COMPAT) $(PACKAGE)==$(LIGHTNING)
 
-COMPATIBLE := -n 2 -m "not docker and not soak" tests/test_compat.py tests/test_namespaces.py tests/unit/data/test_deterministic.py tests/test_exact_resume.py \
+COMPATIBLE := -n 2 -m "not docker and not soak" tests/test_compat.py tests/test_namespaces.py tests/unit/data/test_deterministic.py tests/test_exact_resume.py tests/test_data_that_change.py \
+	tests/test_process_left_as_it_was.py tests/test_where_runs_begin_and_end.py tests/test_what_checkpoints_hold.py \
 	tests/unit/data/loaders tests/test_interruptions.py tests/test_strangers.py tests/test_logger_runs.py
 compat: $(COMPAT)/ready  ## run the tests of what is ours and Lightning's with another one (LIGHTNING=2.5.2, the oldest; PACKAGE=lightning)
 	$(COMPAT)/bin/python -m pytest $(COMPATIBLE) $(FLAGS)

@@ -17,7 +17,7 @@ from test_package import wheel  # noqa: F401  (a fixture)
 from test_rehearsal_clients import Person
 
 # In our image: tests/test_clients_sdk2.py and tests/test_clients_sdk3.py. Without one:
-# tests/test_package.py and tests/test_exact_resume.py.
+# tests/test_package.py and tests/test_process_left_as_it_was.py.
 pytestmark = [pytest.mark.docker, pytest.mark.thorough]
 
 SOURCE = str(ROOT / "tests/clients/stranger")

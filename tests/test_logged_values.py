@@ -1,0 +1,213 @@
+"""What loggers and progress have logged, after a resume."""
+
+import contextlib
+import copy
+import csv
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+import pytorch_lightning as pl
+from own_fits import PressCtrlC, Stops, Untested, short_trainer
+from own_trainer import Classifier
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from sagemaker_lightning.callbacks.loggers.tensorboard_events import read_events
+from sagemaker_lightning.resume.same_run import earlier_fits
+
+
+def rows_of(folder: Path) -> str:
+    return (folder / "lightning_logs/version_0/metrics.csv").read_text()
+
+
+@pytest.mark.slow
+def test_a_logger_that_was_used_before_fit_goes_on_in_its_file(tmp_path: Path):
+    """A validation before the training opens the logger's file, in each run."""
+
+    def train(folder: Path, stops: bool) -> None:
+        logger = CSVLogger(folder / "logs")
+        trainer = short_trainer(
+            folder / "run", *([PressCtrlC(1)] if stops else []), logger=logger, log_every_n_steps=1
+        )
+        pl.seed_everything(3)
+        model = Classifier()
+        trainer.validate(model, verbose=False)
+        trainer.fit(model)
+
+    train(tmp_path / "alone", stops=False)
+    with pytest.raises(SystemExit):
+        train(tmp_path / "cut", stops=True)
+    train(tmp_path / "cut", stops=False)
+    assert [path.name for path in (tmp_path / "cut/logs/lightning_logs").iterdir()] == ["version_0"]
+    assert rows_of(tmp_path / "cut/logs") == rows_of(tmp_path / "alone/logs")
+
+
+class LogsEachValidationBatch(Classifier):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.step(batch), on_step=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [14, 22])
+@pytest.mark.parametrize("every", [0, 2])
+def test_the_batches_of_validations_are_counted_on(tmp_path: Path, stop: int, every: int):
+    """Lightning logs them over their number, which begins anew with new loaders."""
+
+    def train(folder: Path, until: int) -> None:
+        trainer = short_trainer(
+            folder,
+            Stops(until),
+            max_epochs=4,
+            reload_dataloaders_every_n_epochs=every,
+            val_check_interval=5,
+            logger=CSVLogger(folder / "logs"),
+        )
+        trainer.fit(LogsEachValidationBatch())
+
+    train(tmp_path / "alone", until=0)
+    with pytest.raises(SystemExit):
+        train(tmp_path / "cut", until=stop)
+    train(tmp_path / "cut", until=0)
+    rows = rows_of(tmp_path / "alone/logs")
+    assert rows_of(tmp_path / "cut/logs") == rows
+    assert max(int(row["step"]) for row in csv.DictReader(rows.splitlines())) >= (
+        19 if every else 39
+    )
+
+
+@pytest.mark.slow
+def test_what_is_logged_between_two_trainings_is_kept(tmp_path: Path, monkeypatch):
+    """Even if the second one has to begin again, from the first one's checkpoint."""
+
+    def train(folder: Path, until: int) -> None:
+        monkeypatch.setattr(earlier_fits, "_finished", {})  # as in a new process
+        used = [CSVLogger(folder / "logs"), TensorBoardLogger(folder / "events", version=0)]
+        trainer = short_trainer(folder / "run", logger=used, log_every_n_steps=1)
+        pl.seed_everything(3)
+        model = Classifier()
+        trainer.fit(model)
+        trainer.test(model, verbose=False)
+        used[0].log_metrics({"by hand": 1.0}, 7)
+        trainer.fit_loop.max_epochs = 2
+        trainer.callbacks.insert(0, Stops(until))
+        trainer.fit(model)
+
+    train(tmp_path / "alone", until=0)
+    with pytest.raises(SystemExit):
+        train(tmp_path / "run", until=14)
+    (tmp_path / "run/run/step-000000014.ckpt").unlink()
+    train(tmp_path / "run", until=0)
+    content = rows_of(tmp_path / "run/logs")
+    assert content == rows_of(tmp_path / "alone/logs")
+    rows = list(csv.DictReader(content.splitlines()))
+    assert [row["step"] for row in rows if row["by hand"]] == ["7"]
+    assert [row["step"] for row in rows if row["val_loss"]] == ["10", "11", "21"]
+    files = (tmp_path / "run/events").rglob("*tfevents*")
+    points = sorted(point for file in files for point in read_events(file.read_bytes()))
+    assert [step for tag, step, _ in points if tag == "train_loss_step"] == list(range(22))
+    assert [step for tag, step, _ in points if tag == "val_loss"] == [10, 11, 21]
+
+
+class History(Logger):
+    """Keeps what is logged in memory."""
+
+    name = "history"
+    version = 0
+
+    def __init__(self, as_arrays: bool = False) -> None:
+        super().__init__()
+        self.as_arrays = as_arrays
+        self.values: dict[str, list] = {}
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+    def log_metrics(self, metrics, step=None):
+        for name, value in metrics.items():
+            self.values.setdefault(name, []).append((step, self.kept(value)))
+
+    def kept(self, value: float):
+        return np.ma.masked_array([value]) if self.as_arrays else value
+
+
+@pytest.mark.slow
+def test_a_logger_in_memory_has_the_earlier_values(tmp_path: Path, capfd):
+    """If a checkpoint can hold them; else a line names it."""
+
+    def train(folder: Path, presses: int, as_arrays: bool = False) -> dict:
+        logger = History(as_arrays)
+        trainer = short_trainer(folder, PressCtrlC(presses), logger=logger, log_every_n_steps=1)
+        pl.seed_everything(3)
+        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
+            trainer.fit(Classifier())
+        return logger.values
+
+    expected = train(tmp_path / "alone", 0)
+    train(tmp_path / "run", 1)
+    assert train(tmp_path / "run", 0) == expected and len(expected["train_loss_step"]) == 11
+    assert "History" not in capfd.readouterr().out
+    train(tmp_path / "arrays", 1, as_arrays=True)
+    says = "History.values holds a numpy.ma.MaskedArray, which no checkpoint can hold"
+    assert capfd.readouterr().out.count(says) == 1
+
+
+class Rows(History):
+    """Keeps what is logged in a table, and makes another one for each row."""
+
+    def __init__(self, empty: bool) -> None:
+        super().__init__()
+        self.rows = pyarrow.table({"loss": pyarrow.array([], "float64")}) if empty else None
+
+    def log_metrics(self, metrics, step=None):
+        row = pyarrow.table({"loss": [float(metrics.get("train_loss_step", 0))]})
+        self.rows = pyarrow.concat_tables([self.rows, row]) if self.rows is not None else row
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_table_that_no_checkpoint_can_hold_is_named(tmp_path: Path, capfd, empty):
+    short_trainer(tmp_path, logger=Rows(empty), log_every_n_steps=5).fit(Untested())
+    says = f"{__name__}.Rows.rows is a pyarrow.lib.Table, which no checkpoint can hold"
+    assert capfd.readouterr().out.count(says) == 1
+
+
+def test_what_is_logged_by_hand_before_fit_is_kept(tmp_path: Path, capfd):
+    model = Classifier()
+    for _ in range(2):
+        logger = CSVLogger(tmp_path / "logs")
+        logger.experiment.log_metrics({"mine": 1.0}, step=0)
+        short_trainer(tmp_path / "run", logger=logger, log_every_n_steps=1).fit(model)
+    assert "mine" in rows_of(tmp_path / "logs").splitlines()[0]
+    assert (
+        "CSVLogger: this run logs to version 1, the interrupted run logged to version 0"
+        in capfd.readouterr().out
+    )
+
+
+@pytest.mark.slow
+def test_what_is_logged_by_hand_after_a_stop_is_kept(tmp_path: Path):
+    model = Untested()
+    logger = CSVLogger(tmp_path / "logs")
+    options = {"logger": logger, "log_every_n_steps": 1, "limit_train_batches": 4}
+    for presses in (1, 0):
+        trainer = short_trainer(tmp_path / "run", PressCtrlC(presses, batch=1), **options)
+        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
+            trainer.fit(model)
+        if presses:
+            logger.log_metrics({"mine": 1.0}, step=1)
+    rows = list(csv.DictReader(rows_of(tmp_path / "logs").splitlines()))
+    assert [row["step"] for row in rows if row["mine"]] == ["1"]
+    assert [row["step"] for row in rows if row["train_loss_step"]] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.slow
+def test_the_mean_of_an_epoch_is_of_all_its_batches(tmp_path: Path):
+    model = Classifier()
+    alone = short_trainer(tmp_path / "alone")
+    alone.fit(copy.deepcopy(model))
+    with pytest.raises(SystemExit):
+        short_trainer(tmp_path / "run", PressCtrlC(1, batch=7)).fit(copy.deepcopy(model))
+    resumed = short_trainer(tmp_path / "run")
+    resumed.fit(model)
+    assert resumed.callback_metrics == alone.callback_metrics
+    assert "train_loss_epoch" in resumed.callback_metrics

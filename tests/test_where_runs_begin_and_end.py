@@ -1,0 +1,282 @@
+"""Where a training begins, and with which hooks it ends, after a resume."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from own_fits import PressCtrlC, Stops, StopsAt, Untested, short_trainer
+from own_trainer import Classifier
+from pytorch_lightning.callbacks import (
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    TQDMProgressBar,
+)
+from pytorch_lightning.cli import LightningCLI
+
+from sagemaker_lightning import (
+    ExactResume,
+    UserError,
+)
+from sagemaker_lightning.resume.same_run import earlier_fits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_flag", [False, True])
+def test_a_lightning_cli_resumes(tmp_path: Path, monkeypatch, capfd, by_flag: bool):
+    """Its config.yaml is in the logger's folder, which a resumed run has again."""
+    monkeypatch.chdir(tmp_path)
+
+    def train(until: int) -> None:
+        callbacks = [Stops(until)]
+        args = ["--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
+        if by_flag:
+            args += ["--trainer.callbacks+=sagemaker_lightning.ExactResume"]
+            args += ["--trainer.callbacks.dirpath=checkpoints", "--trainer.callbacks.seed=7"]
+        else:
+            callbacks.append(ExactResume("checkpoints", seed=7))
+        defaults = {"enable_progress_bar": False, "callbacks": [] if by_flag else callbacks}
+        cli = LightningCLI(Classifier, trainer_defaults=defaults, args=args, run=False)
+        cli.trainer.callbacks += callbacks[:1] if by_flag else []
+        cli.trainer.fit(cli.model)
+
+    with pytest.raises(SystemExit):
+        train(until=14)
+    with pytest.raises(SystemExit):
+        train(until=17)
+    train(until=0)
+    assert [path.name for path in Path("lightning_logs").iterdir()] == ["version_0"]
+    output = capfd.readouterr().out
+    assert "resumed at step 14: the state is as it was saved" in output
+    assert "resumed at step 17: the state is as it was saved" in output
+    assert "overwrite" not in output
+
+
+@pytest.mark.slow
+def test_a_program_that_trains_on_comes_by_its_first_training_again(tmp_path: Path, capfd):
+    """Its checkpoint is of an epoch beyond the limit of the first training."""
+    model = Classifier()
+    trainer = short_trainer(tmp_path, max_epochs=4)
+    trainer.fit(model)
+    first_trainer = short_trainer(tmp_path, max_epochs=2)
+    first_trainer.fit(model)
+    assert "is beyond max_epochs=2, and the model has that step's weights" in capfd.readouterr().out
+    assert first_trainer.max_epochs == 2 and first_trainer.global_step == trainer.global_step
+
+
+@pytest.mark.slow
+def test_a_training_that_is_done_ends_with_the_hooks_of_its_start(tmp_path: Path):
+    """A callback's on_train_end uses what its on_train_start has made, such as the progress bar."""
+    model = Untested()
+    for _ in range(2):
+        short_trainer(tmp_path, TQDMProgressBar(), enable_progress_bar=True).fit(model)
+
+
+class StopsEarly(pl.Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = True
+
+
+@pytest.mark.slow
+def test_a_training_that_was_ended_early_stays_so(tmp_path: Path, capfd):
+    """Its last score is known. And a program may change its arrays between two trainings."""
+    model = Untested()
+    model.directions = np.ones(3)
+    scores = []
+    for callbacks in ([StopsEarly()], []):
+        best = ModelCheckpoint(tmp_path / "best", monitor="train_loss_epoch")
+        options = {"max_epochs": 3, "enable_checkpointing": True}
+        trainer = short_trainer(tmp_path / "run", *callbacks, best, **options)
+        trainer.fit(model)
+        scores.append(best.current_score)
+        model.directions = 2 * model.directions
+    output = capfd.readouterr().out
+    assert trainer.global_step == 11 and "step 11 was the last one" in output
+    assert "warning: resumed" not in output
+    assert scores[0] is not None and scores[0] == scores[1]
+
+
+@pytest.mark.slow
+def test_a_schedule_that_an_average_has_replaced_is_there_at_the_end(
+    tmp_path: Path, capfd, monkeypatch
+):
+    model = Untested()
+    for _ in range(2):
+        monkeypatch.setattr(earlier_fits, "_finished", {})  # as in a new process
+        averages = StochasticWeightAveraging(0.02, swa_epoch_start=1)
+        short_trainer(tmp_path, averages, max_epochs=2).fit(model)
+    output = capfd.readouterr().out
+    assert "was the last one" in output and "warning: resumed" not in output
+
+
+class StopsInValidation(pl.Callback):
+    """Ends the training within an epoch, and may press Ctrl-C in the validation that follows."""
+
+    def __init__(self, presses: bool) -> None:
+        self.presses = presses
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop = batch_idx == 4
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if self.presses and not trainer.sanity_checking:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class CountsEnds(Classifier):
+    """Counts its batches and the ends of its validations and epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = self.validations = self.ends = 0
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.batches += 1
+
+    def on_validation_end(self):
+        self.validations += not self.trainer.sanity_checking
+
+    def on_train_epoch_end(self):
+        self.ends += 1
+
+
+@pytest.mark.slow
+def test_an_epoch_that_was_to_end_early_only_ends(tmp_path: Path):
+    """After the validation that was interrupted."""
+    options = {"max_epochs": 3, "val_check_interval": 5, "limit_val_batches": 1}
+    for presses in (True, False):
+        trainer = short_trainer(tmp_path, StopsInValidation(presses), **options)
+        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
+            trainer.fit(model := CountsEnds())
+    assert (model.batches, model.validations, model.ends, trainer.global_step) == (5, 1, 1, 5)
+
+
+class Extending(Untested):
+    """Sets its rate when a training starts, lowers it at each batch, and adds an epoch."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.05)
+
+    @property
+    def group(self) -> dict:
+        return self.trainer.optimizers[0].param_groups[0]
+
+    def on_train_start(self):
+        self.group["lr"] = 0.25
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.group["lr"] *= 0.875
+        if self.global_step == 2:
+            self.trainer.fit_loop.max_epochs += 1
+
+
+@pytest.mark.slow
+def test_rates_and_epochs_are_as_code_has_changed_them(tmp_path: Path):
+    """Another limit of epochs replaces the epochs that were added."""
+    model = Extending()
+    for presses, epochs, steps in ((1, 1, 4), (0, 1, 22), (0, 3, 33)):
+        trainer = short_trainer(tmp_path, PressCtrlC(presses), max_epochs=epochs)
+        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
+            trainer.fit(model)
+        assert trainer.global_step == steps
+        assert model.group["lr"] == pytest.approx(0.25 * 0.875**steps)
+
+
+class Validating(Classifier):
+    """Counts what it validates, also in the check before training, and knows two folders."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+        self.validated = 0
+
+    def val_dataloader(self):
+        self.data_folder = self.folder
+        return super().val_dataloader()
+
+    def validation_step(self, batch, batch_idx):
+        self.validated += 1
+
+
+@pytest.mark.slow
+def test_the_check_before_training_counts_once(tmp_path: Path):
+    """What is made with the data is no change: a resumed run may have another folder."""
+    with pytest.raises(SystemExit):
+        short_trainer(tmp_path, StopsAt(0, 2), limit_val_batches=2).fit(Validating("a"))
+    short_trainer(tmp_path, limit_val_batches=2).fit(model := Validating("b"))
+    assert model.validated == 2 + 2
+    assert model.folder == model.data_folder == "b"
+
+
+@pytest.mark.parametrize("content", [b"hello", b"", b"PK\x03\x04", None, [1], {"a": 1}])
+def test_a_ckpt_path_that_is_no_checkpoint_is_one_line(tmp_path: Path, content):
+    path = tmp_path / "x.ckpt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content:
+        torch.save(content, path)
+    says = rf"^fit\(ckpt_path={path}\): found no checkpoint that could be read \(.*\); expected one"
+    with pytest.raises(UserError, match=says) as caught:
+        short_trainer(tmp_path / "run").fit(Classifier(), ckpt_path=path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_ckpt_path_with_weights_alone_is_one_line(tmp_path: Path):
+    saves = ModelCheckpoint(tmp_path, "weights", save_weights_only=True)
+    short_trainer(tmp_path / "a", saves, enable_checkpointing=True).fit(Untested())
+    path = tmp_path / "weights.ckpt"
+    with pytest.raises(UserError, match="found no optimizer_states and no lr_schedulers in it"):
+        short_trainer(tmp_path / "b").fit(Untested(), ckpt_path=path)
+
+
+def test_fast_dev_run_saves_nothing(tmp_path: Path):
+    short_trainer(tmp_path / "a", fast_dev_run=True).fit(Classifier())
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluates", ["validate", "test", "predict"])
+def test_an_evaluation_takes_the_checkpoint_that_it_is_given(tmp_path: Path, evaluates: str):
+    trained = Classifier()
+    trainer = short_trainer(tmp_path / "run")
+    trainer.fit(trained)
+    trainer.save_checkpoint(tmp_path / "given.ckpt")
+    for folder in ("run", "another"):
+        model = Classifier()
+        evaluate = getattr(short_trainer(tmp_path / folder), evaluates)
+        evaluate(model, ckpt_path=tmp_path / "given.ckpt")
+        weights = zip(model.state_dict().values(), trained.state_dict().values(), strict=True)
+        assert all(torch.equal(*each) for each in weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [11, 15])
+def test_ckpt_path_is_where_a_run_begins(tmp_path: Path, capfd, steps):
+    """A run begins with Lightning's checkpoint; a resumed run begins with its own."""
+    saves = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=steps, save_top_k=-1)
+    pl.Trainer(max_epochs=2, accelerator="cpu", logger=False, devices=1, callbacks=[saves]).fit(
+        Classifier()
+    )
+    path = tmp_path / f"step={steps}.ckpt"
+    weights = []
+    for name in ("alone", "run"):
+        model = Classifier()
+        if name == "run":
+            with pytest.raises(SystemExit):
+                short_trainer(tmp_path / name, Stops(steps + 3), max_epochs=3).fit(
+                    Classifier(), ckpt_path=path
+                )
+            capfd.readouterr()
+        trainer = short_trainer(tmp_path / name, max_epochs=3)
+        trainer.fit(model, ckpt_path=path)
+        assert trainer.global_step == 33
+        output = "".join(capfd.readouterr())
+        assert (f"ckpt_path={path} is not loaded: this run began before" in output) is (
+            name == "run"
+        )
+        weights.append(model.state_dict())
+    assert all(torch.equal(weight, weights[1][key]) for key, weight in weights[0].items())
