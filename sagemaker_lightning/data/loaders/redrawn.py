@@ -35,6 +35,8 @@ class Redrawn(UnplacedLoader):
         self.workers_before = self.workers
         """The number of data workers of the run that is resumed."""
         self.proved = False
+        self.differs = False
+        """Whether it draws other batches each time. Who has found that out draws no second time."""
         self.strange_because = ""
         """Why it is to be left to Lightning from the next epoch on; "" if it is not."""
         # What saves a state: a loader's is right between epochs only.
@@ -75,6 +77,8 @@ class Redrawn(UnplacedLoader):
         """Prepare for an epoch, or restore the state that the loader had in it."""
         super().prepare(epoch, saved, must_prove)
         self.workers_before = saved["workers"] if saved else self.workers
+        if saved and saved["differs"]:
+            self._is_different()
         if saved and not saved["within"] and self.workers != self.workers_before:
             self._tell_other_workers()
         # What was restored is not asked for: some tell it only once they are iterated over.
@@ -94,7 +98,8 @@ class Redrawn(UnplacedLoader):
 
     def _states(self, within: bool, source: Any) -> dict[str, Any]:
         begun = self.earlier if within else self.begun
-        return super().states(within) | {"source": source, "begun": begun}
+        own = {"source": source, "begun": begun, "differs": self.differs}
+        return super().states(within) | own
 
     def go_to(self, done: int) -> None:
         """Draw the first `done` batches again, and throw them away.
@@ -168,7 +173,12 @@ class Redrawn(UnplacedLoader):
         repeated = next(self.iterator, NO_BATCH)
         self._put_back(repeated)
         if first_digest != digest_of(repeated):
-            self.why = f"{self.name} draws other batches each time"
+            self._is_different()
+
+    def _is_different(self) -> None:
+        """Have no run resume within an epoch: what is drawn again would be other batches."""
+        self.proved = self.differs = True
+        self.why = f"{self.name} draws other batches each time"
 
     def _leave(self, reason: str) -> None:
         """Leave the loader to Lightning: at once what is drawn, its iterations from the next on."""

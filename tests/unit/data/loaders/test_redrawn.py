@@ -180,6 +180,36 @@ def test_what_is_not_the_same_when_drawn_again_is_told():
         assert why(repeatable) == ""
 
 
+class Rollouts(IterableDataset):
+    """Its iterations change what the checkpoint has as the model's, such as an environment."""
+
+    drawn = 0
+
+    def __iter__(self):
+        for _ in range(4):
+            Rollouts.drawn += 1
+            yield float(Rollouts.drawn)
+
+
+@pytest.mark.parametrize("wrap", [lambda data: DataLoader(data, None), lambda data: data])
+def test_who_draws_others_each_time_is_asked_once(wrap):
+    """A resumed run would else draw one batch more than the run that was left alone."""
+
+    def make():
+        return wrap(Rollouts())
+
+    combined, fetcher = begin(make)
+    combined.begin(fetcher, 0, 0, proves=True)
+    rest(fetcher)
+    states = combined.states(fetcher, False)
+    combined, fetcher = begin(make)
+    combined.give_back(states)
+    Rollouts.drawn = before = 100
+    combined.begin(fetcher, 1, 0, states, proves=True)
+    rest(fetcher)
+    assert Rollouts.drawn == before + 4 and combined.why.endswith("draws other batches each time")
+
+
 class InThread:
     """A loader that draws ahead, in a thread."""
 
