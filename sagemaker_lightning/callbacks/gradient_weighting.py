@@ -6,7 +6,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.data import extract_batch_size
 from torch import Tensor, tensor
 
-from sagemaker_lightning.compat.model_parallel import data_rank
+from sagemaker_lightning.compat.model_parallel import data_rank, data_ranks
 from sagemaker_lightning.data.deterministic import divided
 
 
@@ -55,7 +55,7 @@ def weight_gradients(loss: Tensor, share: float | Tensor) -> None:
 def share_of_batch(trainer: Trainer) -> float:
     """Return the weight of this rank's gradient if our loaders share out the batch; else 1."""
     loader = divided(trainer.train_dataloader)
-    rank, ranks = data_rank(trainer)
+    rank, ranks = data_rank(trainer), data_ranks(trainer)
     if ranks == 1 or loader is None:
         return 1.0
     sizes = loader.sizes(trainer.current_epoch, trainer.fit_loop.batch_idx)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from sagemaker_lightning.compat.model_parallel import data_rank
+from sagemaker_lightning.compat.model_parallel import data_ranks
 from sagemaker_lightning.compat.torch_modules import LAST_RATES_ATTRIBUTE, inner_schedulers
 from sagemaker_lightning.contract.errors import UserError
 
@@ -71,7 +71,7 @@ class LearningRateScaling(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Scale the learning rates."""
-        factor = RULES[self.rule](data_rank(trainer)[1])
+        factor = RULES[self.rule](data_ranks(trainer))
         # If they are equal, the rates come from a checkpoint, and stay the same to the last bit.
         if factor != self.factor:
             scale_rates(trainer, factor / self.factor)

@@ -9,7 +9,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.data import extract_batch_size
 
-from sagemaker_lightning.compat.model_parallel import data_rank
+from sagemaker_lightning.compat.model_parallel import data_ranks
 from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.process import start_notice
 
@@ -80,7 +80,7 @@ class LogProgress(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Print a line if the interval is over."""
-        self.images += extract_batch_size(batch) * data_rank(trainer)[1]
+        self.images += extract_batch_size(batch) * data_ranks(trainer)
         self.epoch = trainer.current_epoch + 1
         now = time.monotonic()
         self.seconds = self.seconds + now - self.seen

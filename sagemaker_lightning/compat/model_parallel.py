@@ -176,7 +176,7 @@ def reshard(trainer: Trainer) -> None:
 
     After a validation, a module at the root has the whole ones in their place.
     """
-    if isinstance(trainer.strategy, ModelParallelStrategy):
+    if mesh_of(trainer) is not None:
         for module in trainer.lightning_module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -184,8 +184,8 @@ def reshard(trainer: Trainer) -> None:
 
 def mesh_of(trainer: Trainer) -> DeviceMesh | None:
     """Return the mesh of a sharded model's ranks; None with other strategies."""
-    is_sharded = isinstance(trainer.strategy, ModelParallelStrategy)
-    return trainer.strategy.device_mesh if is_sharded else None
+    strategy = getattr(trainer, "strategy", None)
+    return strategy.device_mesh if isinstance(strategy, ModelParallelStrategy) else None
 
 
 def mesh_sizes(trainer: Trainer) -> list[int]:
@@ -249,13 +249,16 @@ def unsharded_weights(model: LightningModule) -> list[str]:
     ]
 
 
-def data_rank(trainer: Trainer) -> tuple[int, int]:
-    """Return which share of each batch a rank trains on, and how many shares there are.
+def data_rank(trainer: Trainer) -> int:
+    """Return which share of each batch a rank trains on.
 
     Ranks that share tensors (tensor parallelism) train on the same samples.
     """
     mesh = mesh_of(trainer)
-    if mesh is None:
-        return trainer.global_rank, trainer.world_size
-    shares = mesh["data_parallel"]
-    return shares.get_local_rank(), shares.size()
+    return trainer.global_rank if mesh is None else mesh["data_parallel"].get_local_rank()
+
+
+def data_ranks(trainer: Trainer) -> int:
+    """Return how many shares of each batch there are."""
+    mesh = mesh_of(trainer)
+    return trainer.world_size if mesh is None else mesh["data_parallel"].size()

@@ -10,7 +10,7 @@ from pytorch_lightning.utilities import CombinedLoader
 
 from sagemaker_lightning.compat import lightning_loaders
 from sagemaker_lightning.compat.lightning_loops import combined_loader
-from sagemaker_lightning.compat.model_parallel import data_rank
+from sagemaker_lightning.compat.model_parallel import data_rank, data_ranks
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.data.deterministic import exact, of_class, restore_loader
 from sagemaker_lightning.data.loaders.several import TrainingLoaders, ValidationLoaders
@@ -81,17 +81,17 @@ class Seeding(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn before training."""
-        seed_all("fit", self.seed, data_rank(trainer)[0])
+        seed_all("fit", self.seed, data_rank(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn before the first epoch."""
-        seed_all("start", self.seed, data_rank(trainer)[0])
+        seed_all("start", self.seed, data_rank(trainer))
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn before the first batch, from the training data too."""
         if isinstance(loader := combined_loader(trainer), TrainingLoaders):
             loader.epoch_begins(trainer.current_epoch)
-        seed_all("epoch", self.seed, trainer.current_epoch, data_rank(trainer)[0])
+        seed_all("epoch", self.seed, trainer.current_epoch, data_rank(trainer))
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -99,15 +99,15 @@ class Seeding(Callback):
         """Seed what a training step draws, such as dropout."""
         # `batch_idx` differs in a step that draws batches.
         step = trainer.fit_loop.epoch_loop.batch_idx
-        seed_all("step", self.seed, trainer.current_epoch, step, data_rank(trainer)[0])
+        seed_all("step", self.seed, trainer.current_epoch, step, data_rank(trainer))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn after the last batch."""
-        seed_all("end", self.seed, trainer.current_epoch, data_rank(trainer)[0])
+        seed_all("end", self.seed, trainer.current_epoch, data_rank(trainer))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn before the first batch of a validation."""
-        seed_all("validation", self.seed, trainer.global_step, data_rank(trainer)[0])
+        seed_all("validation", self.seed, trainer.global_step, data_rank(trainer))
 
     def on_validation_batch_start(
         self,
@@ -119,7 +119,7 @@ class Seeding(Callback):
     ) -> None:
         """Seed what a validation step draws."""
         seed_all(
-            "val", self.seed, trainer.global_step, dataloader_idx, batch_idx, data_rank(trainer)[0]
+            "val", self.seed, trainer.global_step, dataloader_idx, batch_idx, data_rank(trainer)
         )
 
     def together(self, trainer: Trainer, loader: CombinedLoader, kind: str) -> None:
@@ -135,15 +135,15 @@ class Seeding(Callback):
         )
         self.loaders[kind] = []
         if kind == "train":
-            loader.prepare((self.seed, kind), data_rank(trainer)[0])
+            loader.prepare((self.seed, kind), data_rank(trainer))
         else:
-            rank, _ = data_rank(trainer)
+            rank = data_rank(trainer)
             loader.seed_by(lambda: (self.seed, kind, trainer.global_step, rank))
 
     def _exact(self, trainer: Trainer, loader: Any, stage: RunningStage, share: bool = True) -> Any:
         """Return the loader made exact; with `share`, the ranks share its batches."""
         kind = {RunningStage.TRAINING: "train", RunningStage.TESTING: "test"}.get(stage, "val")
-        rank, ranks = data_rank(trainer)
+        rank, ranks = data_rank(trainer), data_ranks(trainer)
         shares = {"rank": rank, "world_size": ranks} if share else {}
         loaders = self.loaders.setdefault(kind, [])
         number = [len(loaders)] if loaders and kind == "train" else []

@@ -13,7 +13,12 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 from sagemaker_lightning.callbacks import divergence, loggers
 from sagemaker_lightning.compat import lightning_checkpoints, lightning_loops
-from sagemaker_lightning.compat.model_parallel import data_rank, mesh_of, reshard, unsharded_weights
+from sagemaker_lightning.compat.model_parallel import (
+    data_ranks,
+    mesh_of,
+    reshard,
+    unsharded_weights,
+)
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.loaders.resumable import digest_of
@@ -249,7 +254,7 @@ class Run:
             UserError: Ranks would train weights apart that each of them has as a whole.
         """
         unsharded = unsharded_weights(self.trainer.lightning_module)
-        if mesh_of(self.trainer) is not None and data_rank(self.trainer)[1] > 1 and unsharded:
+        if mesh_of(self.trainer) is not None and data_ranks(self.trainer) > 1 and unsharded:
             raise UserError(
                 f"configure_model(): found weights that nothing shards ({', '.join(unsharded[:3])})"
                 ", which each rank would train for itself; call fully_shard() on a module that has "
@@ -539,7 +544,7 @@ class Run:
         """
         if self.saves:
             self.check.begin_batch(batch, number)
-            if data_rank(self.trainer)[1] > 1 and not self.has_compared_batches:
+            if data_ranks(self.trainer) > 1 and not self.has_compared_batches:
                 self._warn_of_equal_batches(batch)
 
     def _warn_of_equal_batches(self, batch: Any) -> None:
