@@ -27,6 +27,7 @@ COUNTERS = ("builtins", "itertools")  # modules whose iterators can be asked for
 MAX_REMAINING = 10_000  # an iterator with more elements left is not examined
 SAMPLED = 4096  # elements of a larger list or array that are compared
 CODE = types.FunctionType, types.ModuleType, type
+DEFAULTS = "defaults", "kwdefaults"
 REGISTRIES = "weakref", "_weakrefset"
 """Modules whose containers are, in variables, of all instances that are there at the moment."""
 CACHE = type(functools.lru_cache(len))
@@ -69,6 +70,8 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
             label += " (wrapped)" if "__wrapped__" in vars(object_) else ""
             for name, value in object_graph.function_members(object_):
                 seen_ids.add(id(value))
+                if name in DEFAULTS and not is_own(object_):
+                    continue
                 if (
                     id(object_) in saved_ids
                     and name in object_.__code__.co_freevars

@@ -26,7 +26,8 @@ SAMPLED = 256
 HANDLES = {"asyncio", "concurrent", "io", "logging", "multiprocessing", "selectors", "socket"}
 HANDLES |= {"ssl", "subprocess", "tempfile", "threading"}
 """Modules of Python's library whose objects do something, and hold no values of the user's."""
-NO_HOLDERS = HANDLES | {"builtins"}
+NO_HOLDERS = HANDLES | {"builtins", "random"}
+"""Modules of which no object is compared as a holder: containers and generators have kinds."""
 LOCKS = type(threading.Lock()), type(threading.RLock())
 MAX_PICKLED = 1 << 22
 """Bytes of an object's pickle, at most, of which a hash is taken."""
