@@ -237,7 +237,10 @@ class Run:
                 {part.key: self.resumed.saved(part) for part in self.parts}, self.resumed.rank_state
             )
         self.resumed.checkpoint = checkpoint = loading.decoded(self)
+        model = self.trainer.lightning_module
+        made = {name for name, _ in model.named_parameters()}
         self.restore(Moment.LOADING)
+        self.same_run.grown = [name for name, _ in model.named_parameters() if name not in made]
         lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
         self.check.continue_results(self.resumed.entries["resumes"])
 

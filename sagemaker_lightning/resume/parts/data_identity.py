@@ -1,5 +1,6 @@
 """What tells the data, and the model's modules, from others: it is compared, and not restored."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from lightning_fabric.utilities.data import sized_len
@@ -15,7 +16,8 @@ CODE_ROOTS = "model", "callbacks."
 """How the paths begin of what the code makes itself."""
 LOADER_ATTRIBUTES = "batch_size", "drop_last", "sampler"
 """What decides a loader's batches."""
-PREFIXES = ("the length of ", "the numbers in ", *(f"the {name} of " for name in LOADER_ATTRIBUTES))
+NUMBERS = "the numbers in "
+PREFIXES = ("the length of ", NUMBERS, *(f"the {name} of " for name in LOADER_ATTRIBUTES))
 """How the names of values begin that tell data from others; then comes the path."""
 
 
@@ -51,7 +53,7 @@ class DataIdentity(Part):
         }
         objects = self.run.part(UserObjects)  # what has changed is saved itself
         numbers = {
-            f"the numbers in {path}": mark
+            f"{NUMBERS}{path}": mark
             for path, mark in objects.graph.numbers(objects.changed).items()
             # A list in the code is compared with other numbers of the code.
             if path.startswith(stages)
@@ -62,9 +64,25 @@ class DataIdentity(Part):
     def digest(self, saved: Any, others: Any) -> dict[str, Any]:
         """Return each value; not the model's arrays, if this program may have changed them."""
         if self.run.same_run.has_trained_before:
-            own = tuple(f"the numbers in {root}" for root in CODE_ROOTS)
+            own = tuple(f"{NUMBERS}{root}" for root in CODE_ROOTS)
             saved = {name: value for name, value in saved.items() if not name.startswith(own)}
         return saved
+
+    def differing(self, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+        """Return the names of what is missing or different now.
+
+        Data that two loaders share have the name of the one that was made first.
+
+        Args:
+            before: The digests of what was saved, by name.
+            now: The digests of what there is.
+        """
+        numbers = {digest for name, digest in now.items() if name.startswith(NUMBERS)}
+        return [
+            name
+            for name in super().differing(before, now)
+            if name in now or not name.startswith(NUMBERS) or before[name] not in numbers
+        ]
 
     def _batches(self, stages: tuple[str, ...]) -> dict[str, str]:
         """Return what decides the batches of the DataLoaders of some stages, by name."""

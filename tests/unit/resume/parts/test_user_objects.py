@@ -917,3 +917,16 @@ def test_other_objects_are_left_as_they_are():
     assert without_pruning(node) is node and parts_of_modules(node) is None
     node = ["object", "model", {"names": ["count"]}, [1], None]
     assert without_pruning(node) is node and parts_of_modules(node) is None
+
+
+def test_data_that_two_loaders_share_may_have_the_name_of_either():
+    part = run_of(trainer_of(Model())).part(DataIdentity)
+    before = {"the numbers in val.0.dataset.tensors": 5, "the length of val.0": 5}
+    now = {"the numbers in train.0.dataset.tensors": 5, "the length of val.0": 5}
+    assert part.differing(before, now) == []
+    assert part.differing(before, now | {"the numbers in train.0.dataset.tensors": 6}) == [
+        "the numbers in val.0.dataset.tensors"
+    ]
+    assert part.differing(before, {"the numbers in train.0.dataset.tensors": 5}) == [
+        "the length of val.0"
+    ]
