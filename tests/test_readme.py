@@ -191,6 +191,8 @@ def test_the_file_tree_is_true():
             ".gitignore",
             "LICENSE",
             "pyproject.toml",
+            ".pre-commit-config.yaml",
             ".ci/",
+            ".github/",
             *PAGES,
         ), name
