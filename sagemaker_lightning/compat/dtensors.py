@@ -4,6 +4,7 @@ On an upgrade: see `DTensor.__create_chunk_list__` in torch/distributed/tensor/_
 distributed checkpoints of torch use.
 """
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,12 +13,39 @@ import torch
 from torch import Tensor
 from torch.distributed import tensor as dtensors
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from sagemaker_lightning.compat.torch_modules import keep_metadata
 
 Chunk = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a part of a tensor begins, and its shape."""
+
+
+SHARDED = re.compile(r"S\((\d{1,9})(?:,(\d{1,9}))?\)")
+
+
+def word_of(placement: Placement) -> str:
+    """Return how a tensor is shared out over a dimension of a mesh; "" if no word says it."""
+    if placement.is_replicate():
+        return "R"
+    if type(placement) is Shard:
+        return f"S({placement.dim})"
+    # What is sharded over two dimensions of a mesh is so over one of them by turns.
+    if type(placement) is _StridedShard:
+        return f"S({placement.dim},{placement.split_factor})"
+    return ""
+
+
+def placement_of(word: str) -> Placement:
+    """Return what `word_of` has a word for; a whole tensor for any other word."""
+    match = SHARDED.fullmatch(word)
+    if match is None:
+        return Replicate()
+    dimension, factor = match.groups()
+    if factor:
+        return _StridedShard(int(dimension), split_factor=int(factor))
+    return Shard(int(dimension))
 
 
 def local_part(tensor: Tensor) -> Tensor:

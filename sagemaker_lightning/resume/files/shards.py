@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement
 
 from sagemaker_lightning.compat import dtensors
 from sagemaker_lightning.contract.errors import UserError
@@ -29,7 +29,6 @@ SHARDS_KEY = "shards"
 TENSORS_KEY = "tensors"
 MARK = "sagemaker_lightning_shared_out"
 """The only key of a dict that stands for a tensor; its value is the tensor's name."""
-SHARDED = re.compile(r"S\((\d+)\)")
 NAME = re.compile(r"step-(?P<step>\d{9,})-(?P<number>\d+)-rank-\d+-of-\d+\.shard")
 """The name of a shard."""
 
@@ -148,14 +147,7 @@ def _layout(tensor: DTensor) -> list[list[str]]:
     It is empty if that has no words that can be read again.
     """
     names = tensor.device_mesh.mesh_dim_names or ()
-    words = [
-        "R"
-        if placement.is_replicate()
-        else f"S({placement.dim})"
-        if type(placement) is Shard
-        else ""
-        for placement in tensor.placements
-    ]
+    words = list(map(dtensors.word_of, tensor.placements))
     return [list(pair) for pair in zip(names, words, strict=True)] if names and all(words) else []
 
 
@@ -323,10 +315,7 @@ class ShardReader:
 
     def _layout(self, name: str, layout: Sequence[Any]) -> tuple[DeviceMesh, list[Placement]]:
         """Return the mesh, and the placements on it, of a layout as `_layout` describes it."""
-        placements: list[Placement] = []
-        for _, word in layout:
-            match = SHARDED.fullmatch(word)
-            placements.append(Shard(int(match[1])) if match else Replicate())
+        placements = [dtensors.placement_of(word) for _, word in layout]
         names = tuple(dimension for dimension, _ in layout)
         if not names or not set(names) <= set(self.mesh.mesh_dim_names):
             raise UserError(
