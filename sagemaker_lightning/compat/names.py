@@ -206,7 +206,10 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "ModelParallelStrategy._tensor_parallel_size": "attribute",
         }
     },
-    "dtensors": {"torch.distributed.tensor": {"DTensor.__create_chunk_list__": "(self)"}},
+    "dtensors": {
+        "torch.distributed.tensor": {"DTensor.__create_chunk_list__": "(self)"},
+        "torch.distributed.tensor.placement_types": {"_StridedShard": "attribute"},
+    },
     "lightning_loggers": {
         "pytorch_lightning.loggers": {
             "CSVLogger._version": "attribute",
