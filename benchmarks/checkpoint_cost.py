@@ -8,22 +8,18 @@ file.
 """
 
 import argparse
-import logging
-import os
 import tempfile
 import time
-import warnings
 from functools import partial
 from pathlib import Path
 from statistics import median
 
-import torch
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torchvision.models import resnet18
 
 from benchmarks import report
-from benchmarks.small_steps import Case, Classifier, Transformer, images, mlp, tokens, vectors
+from benchmarks.small_steps import Case, Transformer, fit, images, mlp, tokens, vectors
 from sagemaker_lightning import ExactResume
 
 PAIRS = 10  # default of --n
@@ -66,23 +62,13 @@ def measure(case: Case, exact: bool) -> tuple[float, int]:
     """Return the seconds that a checkpoint stalls, and its size in bytes."""
     gaps = Gaps()
     with tempfile.TemporaryDirectory() as folder:
-        torch.manual_seed(1)
         saves = (
             ExactResume(folder, seed=1, every_n_steps=EVERY, every_n_minutes=0)
             if exact
             else ModelCheckpoint(folder, every_n_train_steps=EVERY, save_top_k=-1)
         )
-        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-        trainer = Trainer(
-            callbacks=[gaps, saves],
-            max_steps=SAVES * EVERY + 1,
-            accelerator="cpu",
-            num_sanity_val_steps=0,
-            default_root_dir=folder,
-            enable_checkpointing=not exact,
-            **quiet,
-        )
-        trainer.fit(Classifier(case.net()), case.loader(2 * SAVES * EVERY))
+        loader = case.loader(2 * SAVES * EVERY)
+        fit(case, False, loader, gaps, saves, max_steps=SAVES * EVERY + 1)
         size = max(path.stat().st_size for path in Path(folder).rglob("*.ckpt"))
     return gaps.stall(), size
 
@@ -111,8 +97,4 @@ def arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     args = arguments()
-    warnings.filterwarnings("ignore")
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(1)
     report.publish(run(args.n))
