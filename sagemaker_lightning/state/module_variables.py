@@ -53,13 +53,6 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     variables: dict[str, Any] = {}
     saved_objects = [object_ for _, object_ in object_graph.walk(saved, code=False)]
     saved_ids = set(map(id, saved_objects))
-    # A variable and an attribute may have the same object: then a checkpoint has it.
-    held_ids = saved_ids | {
-        id(value)
-        for each in saved_objects
-        for value in object_graph.attributes(each).values()
-        if type(value).__hash__ is None or hasattr(value, "__dict__")  # no number, and no text
-    }
     elsewhere = _elsewhere(roots)
     seen_ids = set()
     for path, object_ in _reached(roots):
@@ -88,7 +81,16 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
             variables |= _variables_of(object_)
         elif _is_counter(object_) and id(object_) not in seen_ids:
             digests[path] += _digest_or_position(object_)
-    left_out = held_ids.union(id(mark.object_) for mark in elsewhere.values())
+    left_out = saved_ids.union(id(mark.object_) for mark in elsewhere.values())
+    # A variable and an attribute may have the same object, other than a number or text: then a
+    # checkpoint has it. To look at all attributes takes time, and most variables are of no object.
+    if any(map(_is_object, variables.values())):
+        left_out |= {
+            id(value)
+            for each in saved_objects
+            for value in object_graph.attributes(each).values()
+            if _is_object(value)
+        }
     variables = {name: value for name, value in variables.items() if id(value) not in left_out}
     digests |= {name: _digest_or_position(value) for name, value in variables.items()}
     objects = {
@@ -150,6 +152,13 @@ def _variables_of(owner: type | types.FunctionType) -> dict[str, Any]:
         for name, value in vars(owner).items()
         if not name.startswith("__")
     }
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether it matters which object a value is, as it can be changed in place."""
+    return not isinstance(value, CODE) and (
+        type(value).__hash__ is None or hasattr(value, "__dict__")
+    )
 
 
 def is_own(code: Any) -> bool:
