@@ -240,9 +240,9 @@ def knows_its_end(loader: Any) -> bool:
 
 
 def leaves_its_rest(loader: Any) -> bool:
-    """Return whether an iteration after one that was left is another one, once that has begun.
+    """Return whether a loader drops an iteration that was left once the next one draws a batch.
 
-    It is so for streaming's loader. Others go on with it, or `plan` has them begin anew.
+    streaming's does. Others go on with what was left, or `plan` has them begin anew.
     """
     return _is_of_library(loader, "streaming")
 

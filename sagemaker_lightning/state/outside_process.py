@@ -16,12 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sagemaker_lightning.state.object_graph import is_own_module
+from sagemaker_lightning.state.object_graph import LIGHTNINGS, is_own_module
 
 MAX_FILES = 1024  # files written while training that are remembered, at most
 READS = re.compile(r"[^wax]*").fullmatch  # modes of `open`
-LIGHTNING = ("pytorch_lightning", "lightning", "lightning_fabric", "sagemaker_lightning")
-"""Packages whose calls lie between the user's program and the user's hooks."""
 
 
 class OutsideState:
@@ -35,19 +33,15 @@ class OutsideState:
         self.variables: dict[str, str] = {}
 
     def note_variables(self) -> None:
-        """Compare the environment variables with their present values from now on."""
-        self.variables = dict(os.environ)
+        """Compare those environment variables with their present values that are not noted yet.
+
+        Libraries set theirs when they are first used. They count once they change.
+        """
+        self.variables = dict(os.environ) | self.variables
 
     def changed_variables(self) -> list[str]:
-        """Return the names of the variables that have other values than when they were noted.
-
-        One that is new has been noted by this, and counts once it changes: libraries set theirs
-        when they are first used.
-        """
-        now = dict(os.environ)
-        changed = [name for name, value in self.variables.items() if now.get(name) != value]
-        self.variables = now | self.variables
-        return changed
+        """Return the names of the variables that have other values than when they were noted."""
+        return [name for name, value in self.variables.items() if os.environ.get(name) != value]
 
     @contextmanager
     def watching_files(self) -> Iterator[None]:
@@ -106,7 +100,7 @@ def _is_called_by_user() -> bool:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module != __name__:
-            if module.partition(".")[0] in LIGHTNING:
+            if f"{module}.".startswith(LIGHTNINGS):  # they lie between a program and its hooks
                 return False
             if is_own_module(module):
                 return True

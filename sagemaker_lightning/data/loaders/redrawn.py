@@ -36,7 +36,7 @@ class Redrawn(UnplacedLoader):
         """The number of data workers of the run that is resumed."""
         self.proved = False
         self.differs = False
-        """Whether it draws other batches each time. Who has found that out draws no second time."""
+        """Whether it is known to draw other batches each time: then nothing is drawn to compare."""
         self.strange_because = ""
         """Why it is to be left to Lightning from the next epoch on; "" if it is not."""
         # What saves a state: a loader's is right between epochs only.
@@ -78,7 +78,7 @@ class Redrawn(UnplacedLoader):
         super().prepare(epoch, saved, must_prove)
         self.workers_before = saved["workers"] if saved else self.workers
         if saved and saved["differs"]:
-            self._is_different()
+            self._note_different()
         if saved and not saved["within"] and self.workers != self.workers_before:
             self._tell_other_workers()
         # What was restored is not asked for: some tell it only once they are iterated over.
@@ -173,9 +173,9 @@ class Redrawn(UnplacedLoader):
         repeated = next(self.iterator, NO_BATCH)
         self._put_back(repeated)
         if first_digest != digest_of(repeated):
-            self._is_different()
+            self._note_different()
 
-    def _is_different(self) -> None:
+    def _note_different(self) -> None:
         """Have no run resume within an epoch: what is drawn again would be other batches."""
         self.proved = self.differs = True
         self.why = f"{self.name} draws other batches each time"

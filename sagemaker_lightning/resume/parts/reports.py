@@ -114,6 +114,7 @@ class Reports:
         self._report_changed(
             f"the environment variable {name}" for name in self.outside.changed_variables()
         )
+        self.outside.note_variables()
         self._report_files()
 
     def report_packages(self, saved: Any) -> None:
