@@ -60,6 +60,7 @@ def process_of_process(context):
 
 
 def start_another(connection):
+    os.register_at_fork(after_in_child=lambda: time.sleep(0.2))  # a signal comes before it begins
     started = multiprocessing.Process(target=time.sleep, args=(1000,))
     started.start()
     connection.send(started.pid)

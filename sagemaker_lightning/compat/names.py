@@ -208,7 +208,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
     },
     "dtensors": {
         "torch.distributed.tensor": {"DTensor.__create_chunk_list__": "(self)"},
-        "torch.distributed.tensor.placement_types": {"_StridedShard": "attribute"},
+        "torch.distributed.tensor.placement_types": {"_StridedShard": "class"},
     },
     "lightning_loggers": {
         "pytorch_lightning.loggers": {

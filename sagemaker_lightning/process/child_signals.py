@@ -64,6 +64,8 @@ class _Child:
 
 _child: _Child | None = None
 """This process, or that from which it was forked, if it keeps its signals."""
+_thread = threading.local()
+"""Whether this thread starts a child by multiprocessing."""
 
 
 def end_with_the_loader() -> None:
@@ -109,9 +111,11 @@ def _keeping(start: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], No
         process.run = _Keeping(process.run)
         # A child that is not forked takes seconds to begin: until then they are blocked.
         mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        _thread.starts_child = True
         try:
             start(process)
         finally:
+            _thread.starts_child = False
             del process.run
             if "run" in own_attributes:
                 process.run = own_attributes["run"]
@@ -145,8 +149,11 @@ def _unblocking(start: Callable) -> Callable:
 
 
 def _unblock_in_child() -> None:
-    """Leave a child that is forked without multiprocessing to itself."""
-    if _child:
+    """Leave a child that is forked without multiprocessing to itself.
+
+    Another one keeps them blocked until it receives them: a signal that comes before would be lost.
+    """
+    if _child and not getattr(_thread, "starts_child", False):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 

@@ -21,6 +21,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments import ClusterEnvironment
+from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.callbacks import (
     LearningRateFinder,
     ModelCheckpoint,
@@ -1470,6 +1471,7 @@ def test_a_host_that_does_not_know_its_place_is_one_line(
     monkeypatch.setattr(callback.SageMakerEnvironment, "read", lambda: environment)
     for name, value in told.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rank_zero_only, "rank", 0, raising=False)  # the trainer sets it
     used = trainer(tmp_path, strategy="ddp", num_nodes=nodes, plugins=plugins)
     says = r"^Trainer\(num_nodes=...\): found 2 hosts, and no .*NODE_RANK|MASTER_ADDR.* on algo-2"
     with pytest.raises(UserError, match=says) if is_refused else nullcontext():
