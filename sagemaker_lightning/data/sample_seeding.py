@@ -289,10 +289,12 @@ class Watch:
     def look(self, batches: int) -> None:
         """Look whether the objects have changed, and print which attributes if so.
 
-        It is done after the first batches and after every 64th. The first batch may create what
-        then stays: the state after it is the one compared with.
+        It is done after the first batches, after the 64th and whenever their number has doubled: it
+        reads all that the dataset holds. The first batch may create what then stays: the state
+        after it is the one compared with.
         """
-        if self.warned is None or self.warned[0] or (batches > 4 and batches % 64):
+        is_due = batches <= 4 or (batches % 64 == 0 and (batches // 64).bit_count() == 1)
+        if not is_due or self.warned is None or self.warned[0]:
             return
         if batches == 1:
             self.state.mark()

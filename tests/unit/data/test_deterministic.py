@@ -590,6 +590,7 @@ def test_what_changes_in_a_worker_is_told_once_by_the_first_rank(capfd, monkeypa
         ("a", 64, "Growing.a changes"),
         ("a", 65, ""),
         ("a", 128, "Growing.a changes"),
+        ("a", 192, ""),
         ("", 2, ""),
         ("abc", 2, "Growing.a, Growing.b, Growing.c changes"),
         ("abcd", 2, "Growing.a, Growing.b, Growing.c and 1 more changes"),
@@ -606,7 +607,7 @@ def test_when_it_is_looked_whether_workers_change_a_dataset(capsys, names, batch
     watch.look(batches_seen)
     assert capsys.readouterr().out.partition(" in the data workers")[0] == says
     dataset.a = 2
-    watch.look(192)
+    watch.look(256)
     assert bool(capsys.readouterr().out) is (not says)
 
 
