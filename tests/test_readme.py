@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,6 +148,28 @@ def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: s
         assert "epoch=1/1" in completed.stdout
     if text == "make train\n":
         assert (checkout / "output/ml/model/model.pt").is_file()
+
+
+def test_the_five_lines_say_what_the_page_says(tmp_path):
+    """Killed within an epoch, and started again."""
+    ((program, said),) = re.findall(
+        r"```python\n(# exact.py\n.*?)```.*?```\n(resumed at .*?)\n```",
+        PAGES["README.md"],
+        re.DOTALL,
+    )
+    (tmp_path / "exact.py").write_text(program)
+    start = [sys.executable, tmp_path / "exact.py"]
+    where = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
+    with subprocess.Popen(start, **where, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and not list(tmp_path.rglob("step-*.ckpt")):
+            time.sleep(0.05)
+        time.sleep(0.5)  # the journal has steps that come after the checkpoint
+        process.kill()
+    output = subprocess.run(
+        start, **where, text=True, capture_output=True, check=True, timeout=300
+    ).stdout
+    form = r"resumed at step \d+: the .* bit for bit"
+    assert re.fullmatch(form, said) and re.search(form, output), output
 
 
 @pytest.mark.docker
