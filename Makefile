@@ -128,7 +128,7 @@ $(REHEARSAL)/locked.txt: locks/rehearsal.txt
 	cp $< $@
 
 rehearsal: $(REHEARSAL)/locked.txt  ## a SageMaker on this machine, spot interruptions included (FLAGS="--help" lists its flags)
-	$(REHEARSAL)/bin/python -m rehearsal $(FLAGS)
+	$(REHEARSAL)/bin/python -m sagemaker_rehearsal $(FLAGS)
 
 benchmark: $(VENV)/ready  ## measure, as ratios in one run: images/s against bare PyTorch and the original's recipe, start-up
 	PATH="$(CURDIR)/$(BIN):$$PATH" ./entrypoint.sh python -m benchmarks

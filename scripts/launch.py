@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from launcher.command import main
+from sagemaker_lightning.launcher.command import main
 
 if __name__ == "__main__":
     main()

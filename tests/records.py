@@ -2,7 +2,14 @@
 
 import math
 
-from rehearsal.jobs.record import Attempt, Instance, Interruption, Point, Record, Transition
+from sagemaker_rehearsal.jobs.record import (
+    Attempt,
+    Instance,
+    Interruption,
+    Point,
+    Record,
+    Transition,
+)
 
 
 def points(*pairs: tuple[float, int], **values: float) -> list[Point]:

@@ -10,8 +10,8 @@ on Docker's bridge.
 import sys
 import threading
 
-from rehearsal import __main__, session
-from rehearsal.api import sockets
+from sagemaker_rehearsal import __main__, session
+from sagemaker_rehearsal.api import sockets
 
 
 class Host:

@@ -15,8 +15,8 @@ import hostile_texts
 from records import attempt, job
 from rich.console import Console
 
-from rehearsal.jobs.record import Interruption, Point, Record, Transition
-from rehearsal.report import live_view
+from sagemaker_rehearsal.jobs.record import Interruption, Point, Record, Transition
+from sagemaker_rehearsal.report import live_view
 
 
 def wait_until(true: Callable[[], bool]) -> None:

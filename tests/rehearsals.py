@@ -50,7 +50,7 @@ class Rehearsal:
         flags: Its flags.
     """
 
-    program = ("-m", "rehearsal")
+    program = ("-m", "sagemaker_rehearsal")
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.folder = folder / "reports"
@@ -220,7 +220,7 @@ def run(rehearsal: Rehearsal, *words, **options) -> subprocess.CompletedProcess:
     command = [
         python_of("rehearsal"),
         "-m",
-        "rehearsal",
+        "sagemaker_rehearsal",
         "exec",
         f"--endpoint={rehearsal.endpoint}",
         "--",
@@ -244,7 +244,7 @@ def run_command(rehearsal: Rehearsal, *words: str) -> subprocess.CompletedProces
     command = [
         python_of("rehearsal"),
         "-m",
-        "rehearsal",
+        "sagemaker_rehearsal",
         words[0],
         f"--endpoint={rehearsal.endpoint}",
         *words[1:],

@@ -8,7 +8,7 @@ from pathlib import Path
 import aws_services
 from containers import docker, no_engine
 
-from rehearsal.engines import bridge
+from sagemaker_rehearsal.engines import bridge
 
 
 class Bucket:

@@ -24,7 +24,7 @@ DONE_LINE = "done"
 ROOT = Path(__file__).resolve().parent.parent
 END_ORPHANS = """
 import docker
-from rehearsal.owner import Owner
+from sagemaker_rehearsal.owner import Owner
 try:
     client = docker.from_env()
 except docker.errors.DockerException:

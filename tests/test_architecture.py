@@ -18,7 +18,8 @@ def test_one_module_names_sagemakers_variables():
     readers = {
         path.stem
         for path in modules("app", "sagemaker_lightning")
-        if re.search(r"[\"']SM_[A-Z]+[\"'_]", path.read_text())
+        if path.parent.name != "launcher"  # it runs in no job, and asks what a job's program says
+        and re.search(r"[\"']SM_[A-Z]+[\"'_]", path.read_text())
     }
     assert readers == {"environment"}
 

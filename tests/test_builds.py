@@ -23,7 +23,7 @@ import pytest
 from containers import DOCKER, ROOT, build, build_variables, copy_checkout, docker
 from test_locks import LOCK_TEXTS, STANZA_PATTERN, write_wheel
 
-from rehearsal.engines import bridge
+from sagemaker_rehearsal.engines import bridge
 
 # tests/test_container.py has the image as it is, tests/test_locks.py the locks.
 pytestmark = [pytest.mark.docker, pytest.mark.thorough]

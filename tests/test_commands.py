@@ -103,10 +103,10 @@ BETWEEN_THE_LINES = {
     "python -m sagemaker_lightning.drill -- python my_script.py": (
         "test_drill.py::test_a_script_with_a_trainer_of_its_own"
     ),
-    ".venvs/rehearsal/bin/python -m rehearsal exec -- python my_estimator.py": (
+    ".venvs/rehearsal/bin/python -m sagemaker_rehearsal exec -- python my_estimator.py": (
         "test_rehearsal.py::test_a_client_of_exec_has_nothing_of_the_persons_aws"
     ),
-    ".venvs/rehearsal/bin/python -m rehearsal interrupt JOB --host=algo-2 --unwarned": (
+    ".venvs/rehearsal/bin/python -m sagemaker_rehearsal interrupt JOB --host=algo-2 --unwarned": (
         "test_rehearsal.py::test_an_interruption_by_hand"
     ),
     "python -m benchmarks.carry --data FOLDER": GPU[1],

@@ -104,7 +104,7 @@ def test_the_table_is_what_is_used():
     assert SageMakerEnvironment.rendezvous_timeout == deadlines.HOST_APPEARS
     assert SageMakerEnvironment.peer_timeout == deadlines.LOST_HOST_ENDS_JOB
     used = set()
-    for package in ("sagemaker_lightning", "rehearsal", "launcher"):
+    for package in ("sagemaker_lightning", "sagemaker_rehearsal"):
         for path in (ROOT / package).rglob("*.py"):
             if path.name != "deadlines.py":
                 tree = ast.walk(ast.parse(path.read_text()))

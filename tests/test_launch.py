@@ -25,7 +25,7 @@ from aws_services import (
 )
 from containers import DOCKER, ROOT, docker
 
-from launcher import follower
+from sagemaker_lightning.launcher import follower
 
 pytestmark = pytest.mark.slow
 
@@ -261,7 +261,7 @@ JOB_NAMES = {
 
 @pytest.mark.parametrize(("image", "name"), JOB_NAMES.items())
 def test_a_job_is_named_after_its_image(image, name):
-    from launcher import job_request
+    from sagemaker_lightning.launcher import job_request
 
     job_name = job_request.job_name(image)
     assert re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", job_name)  # the API's pattern
@@ -840,7 +840,7 @@ def test_without_the_applications_packages_one_line_says_so(aws, tmp_path):
     """
     from environments import python_of
 
-    for folder in ("app", "sagemaker_lightning", "launcher", "scripts"):
+    for folder in ("app", "sagemaker_lightning", "scripts"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     completed = subprocess.run(
         [
@@ -1003,7 +1003,7 @@ def test_the_requests_shape_is_botocores_to_judge():
 
     botocore's own check finds such a request.
     """
-    from launcher import request_validation
+    from sagemaker_lightning.launcher import request_validation
 
     with pytest.raises(ValueError, match="Missing required parameter"):
         request_validation.validate({"TrainingJobName": "a"})

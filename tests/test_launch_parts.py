@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from botocore.exceptions import ClientError
 
-from launcher import (
+from sagemaker_lightning.launcher import (
     account_checks,
     aws,
     command,

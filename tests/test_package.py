@@ -138,8 +138,8 @@ def test_a_wheel_installs_into_an_empty_environment(tmp_path: Path, wheel: Path)
         for line in shown.partition("Files:")[2].splitlines()
         if ".py" in line
     }
-    assert packages == {"sagemaker_lightning", "launcher", "rehearsal"}
-    assert "rehearsal/report/report.css" in shown
+    assert packages == {"sagemaker_lightning", "sagemaker_rehearsal"}
+    assert "sagemaker_rehearsal/report/report.css" in shown
     missing = {"drill": "psutil", "launch": "boto3", "merge": "numpy", "rehearsal": "botocore"}
     for command, package in missing.items():
         line = [python.with_name(f"sagemaker-lightning-{command}")]

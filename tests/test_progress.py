@@ -11,9 +11,9 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, TensorDataset
 
-from launcher import job_request
 from sagemaker_lightning.callbacks import progress
 from sagemaker_lightning.callbacks.progress import LogProgress
+from sagemaker_lightning.launcher import job_request
 
 from app.data import DigitsDataModule
 from app.model import ResNet18

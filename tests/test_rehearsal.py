@@ -431,7 +431,7 @@ def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
 # moment.
 LEAVING_PROGRAM = """
 import docker
-from rehearsal.engines.containers import remove
+from sagemaker_rehearsal.engines.containers import remove
 
 network = docker.from_env().networks.create(NAME)
 reloads = []
@@ -473,7 +473,7 @@ EMPTYING_PROGRAM = """
 import sys
 from pathlib import Path
 import docker
-from rehearsal import owner
+from sagemaker_rehearsal import owner
 
 client = docker.from_env()
 volumes_seen = []
@@ -690,7 +690,7 @@ def test_a_client_is_not_started_without_a_rehearsal(endpoint):
     command = [
         python_of("rehearsal"),
         "-m",
-        "rehearsal",
+        "sagemaker_rehearsal",
         "exec",
         f"--endpoint={endpoint}",
         "--",

@@ -33,9 +33,9 @@ from environments import python_of
 from rehearsals import HANG_SECONDS, ROLE, Rehearsal, run, run_command
 from test_rehearsal_clients import Person
 
-from rehearsal import settings
-from rehearsal.api import gate
-from rehearsal.api.access_keys import Key
+from sagemaker_rehearsal import settings
+from sagemaker_rehearsal.api import gate
+from sagemaker_rehearsal.api.access_keys import Key
 
 pytestmark = pytest.mark.slow
 
@@ -1126,7 +1126,7 @@ def test_nobody_waits_for_a_slow_upload(endpoint):
 
 WITHOUT_THREADS = """
 import threading
-from rehearsal.api import sockets
+from sagemaker_rehearsal.api import sockets
 
 sockets.MAX_CONNECTIONS = 1
 sockets.QUEUE_SECONDS = 0.1
@@ -1155,7 +1155,7 @@ def test_a_machine_without_threads_frees_the_places_of_requests():
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["serve", "--help"]])
 def test_help_lists_all_flags(words):
     """`make rehearsal FLAGS=--help` gives no command."""
-    command = [python_of("rehearsal"), "-m", "rehearsal", *words]
+    command = [python_of("rehearsal"), "-m", "sagemaker_rehearsal", *words]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
     parser = argparse.ArgumentParser(add_help=False)
     settings.add_flags(parser)
@@ -1166,7 +1166,7 @@ def test_help_lists_all_flags(words):
 
 def test_an_error_hands_no_control_sequence_to_the_terminal():
     """It may be what a job's program has written."""
-    command = [python_of("rehearsal"), "-m", "rehearsal", "--run=\x1b[2Jü"]
+    command = [python_of("rehearsal"), "-m", "sagemaker_rehearsal", "--run=\x1b[2Jü"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stderr
     assert printed.startswith("error: --run: \\x1b[2Jü cannot be read")
 
@@ -1297,7 +1297,7 @@ def test_the_key_of_a_rehearsal(endpoint, tmp_path):
     command = [
         python_of("rehearsal"),
         "-m",
-        "rehearsal",
+        "sagemaker_rehearsal",
         "exec",
         f"--endpoint={endpoint.endpoint}",
         "--",

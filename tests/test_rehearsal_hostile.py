@@ -16,10 +16,10 @@ import pytest
 from containers import ROOT
 from environments import python_of
 
-from rehearsal import settings
-from rehearsal.jobs import artifacts, checkpoint_sync, folders
-from rehearsal.jobs.folders import Folder
-from rehearsal.jobs.layout import Layout
+from sagemaker_rehearsal import settings
+from sagemaker_rehearsal.jobs import artifacts, checkpoint_sync, folders
+from sagemaker_rehearsal.jobs.folders import Folder
+from sagemaker_rehearsal.jobs.layout import Layout
 
 SECRET = b"a secret of this machine"
 HANG_SECONDS = 30  # what is not done by then hangs
@@ -478,8 +478,8 @@ def test_a_copy_that_fails_goes_on(host):
 STARTING_PROGRAM = """
 import sys
 from types import SimpleNamespace
-from rehearsal import owner
-from rehearsal.engines import containers
+from sagemaker_rehearsal import owner
+from sagemaker_rehearsal.engines import containers
 
 
 def container(text):

@@ -21,17 +21,17 @@ from types import SimpleNamespace
 import pytest
 from records import interrupted
 
-from rehearsal import settings
-from rehearsal.api.errors import Refused
-from rehearsal.api.service import Service
-from rehearsal.engines import processes
-from rehearsal.engines.processes import Process, Processes
-from rehearsal.jobs import logs, schedule
-from rehearsal.jobs.attempt import Outcome
-from rehearsal.jobs.job import MAX_NOTES, Ended, Job, Place
-from rehearsal.jobs.masking import Mask
-from rehearsal.jobs.metrics import Metrics
-from rehearsal.jobs.record import (
+from sagemaker_rehearsal import settings
+from sagemaker_rehearsal.api.errors import Refused
+from sagemaker_rehearsal.api.service import Service
+from sagemaker_rehearsal.engines import processes
+from sagemaker_rehearsal.engines.processes import Process, Processes
+from sagemaker_rehearsal.jobs import logs, schedule
+from sagemaker_rehearsal.jobs.attempt import Outcome
+from sagemaker_rehearsal.jobs.job import MAX_NOTES, Ended, Job, Place
+from sagemaker_rehearsal.jobs.masking import Mask
+from sagemaker_rehearsal.jobs.metrics import Metrics
+from sagemaker_rehearsal.jobs.record import (
     ENDED,
     MAX_RESTARTS,
     MAX_SKIPPED,
@@ -40,9 +40,9 @@ from rehearsal.jobs.record import (
     Secondary,
     point,
 )
-from rehearsal.jobs.schedule import Due
-from rehearsal.report import page
-from rehearsal.report.resumes import describe_resume
+from sagemaker_rehearsal.jobs.schedule import Due
+from sagemaker_rehearsal.report import page
+from sagemaker_rehearsal.report.resumes import describe_resume
 
 HANG_SECONDS = 30  # what is not done by then hangs
 SYNC_SETTINGS = settings.Sync(0.05, 0.0, 0.0, None, True, False, True, False)
@@ -316,7 +316,7 @@ def test_notes_without_end(rehearsed):
 
 @pytest.mark.slow
 def test_a_job_that_does_not_end_is_left_and_none_starts(rehearsed, monkeypatch, capsys):
-    monkeypatch.setattr("rehearsal.api.service.HURRY_SECONDS", 0.2)
+    monkeypatch.setattr("sagemaker_rehearsal.api.service.HURRY_SECONDS", 0.2)
     job = rehearsed.job()
     container = rehearsed.container()
     container.on_signal = lambda _: None  # it cannot be killed

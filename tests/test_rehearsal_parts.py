@@ -19,12 +19,12 @@ from types import SimpleNamespace
 import aws_services
 import pytest
 
-from rehearsal import settings
-from rehearsal.api import clients
-from rehearsal.api.access_keys import Key
-from rehearsal.api.errors import Refused
-from rehearsal.engines import bridge
-from rehearsal.jobs import (
+from sagemaker_rehearsal import settings
+from sagemaker_rehearsal.api import clients
+from sagemaker_rehearsal.api.access_keys import Key
+from sagemaker_rehearsal.api.errors import Refused
+from sagemaker_rehearsal.engines import bridge
+from sagemaker_rehearsal.jobs import (
     artifacts,
     channels,
     checkpoint_sync,
@@ -34,9 +34,9 @@ from rehearsal.jobs import (
     metrics,
     schedule,
 )
-from rehearsal.jobs.channels import JobFailed
-from rehearsal.jobs.record import Saved
-from rehearsal.jobs.schedule import Rule, Schedule, parse
+from sagemaker_rehearsal.jobs.channels import JobFailed
+from sagemaker_rehearsal.jobs.record import Saved
+from sagemaker_rehearsal.jobs.schedule import Rule, Schedule, parse
 
 ROLE = "arn:aws:iam::123456789012:role/rehearsal"
 KEY = Key("id", "secret")

@@ -23,8 +23,8 @@ from test_rehearsal_clients import (
     weights,
 )
 
-from rehearsal.engines import bridge, processes
-from rehearsal.jobs.layout import Layout
+from sagemaker_rehearsal.engines import bridge, processes
+from sagemaker_rehearsal.jobs.layout import Layout
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 

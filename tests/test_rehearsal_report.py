@@ -13,10 +13,10 @@ from containers import ROOT
 from environments import python_of
 from records import attempt, interrupted, job, many, points
 
-from rehearsal.jobs.record import PROVED, Record, Saved
-from rehearsal.report import charts, goodput, markup
-from rehearsal.report import page as report
-from rehearsal.report.resumes import describe_resume
+from sagemaker_rehearsal.jobs.record import PROVED, Record, Saved
+from sagemaker_rehearsal.report import charts, goodput, markup
+from sagemaker_rehearsal.report import page as report
+from sagemaker_rehearsal.report.resumes import describe_resume
 
 HOSTILE_TEXT = "</script></style><img src=x onerror=alert(1)> & [red]x[/red]"
 

@@ -17,14 +17,14 @@ from botocore.validate import ParamValidator
 from records import attempt, interrupted
 from records import job as ended_job
 
-from rehearsal.api import rules
-from rehearsal.api.errors import Refused
-from rehearsal.api.job_access import Scope, reach
-from rehearsal.api.service import Service
-from rehearsal.api.validation import LEFT_OUT, pruned
-from rehearsal.jobs import layout
-from rehearsal.jobs.metrics import Metrics
-from rehearsal.jobs.record import Record, Transition
+from sagemaker_rehearsal.api import rules
+from sagemaker_rehearsal.api.errors import Refused
+from sagemaker_rehearsal.api.job_access import Scope, reach
+from sagemaker_rehearsal.api.service import Service
+from sagemaker_rehearsal.api.validation import LEFT_OUT, pruned
+from sagemaker_rehearsal.jobs import layout
+from sagemaker_rehearsal.jobs.metrics import Metrics
+from sagemaker_rehearsal.jobs.record import Record, Transition
 
 MODEL = botocore.session.get_session().get_service_model("sagemaker")
 REQUEST_SHAPE = MODEL.operation_model("CreateTrainingJob").input_shape

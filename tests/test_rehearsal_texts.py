@@ -21,14 +21,14 @@ from test_rehearsal_job import (
 )
 from test_rehearsal_report import Page
 
-from rehearsal.api.service import Service
-from rehearsal.jobs import channels, checkpoint_sync, logs
-from rehearsal.jobs.channels import JobFailed
-from rehearsal.jobs.job import MAX_NOTE_CHARACTERS, Place
-from rehearsal.jobs.masking import Mask
-from rehearsal.jobs.record import MAX_PAIRS, point
-from rehearsal.report import page
 from sagemaker_lightning.contract.atomic_files import json_text
+from sagemaker_rehearsal.api.service import Service
+from sagemaker_rehearsal.jobs import channels, checkpoint_sync, logs
+from sagemaker_rehearsal.jobs.channels import JobFailed
+from sagemaker_rehearsal.jobs.job import MAX_NOTE_CHARACTERS, Place
+from sagemaker_rehearsal.jobs.masking import Mask
+from sagemaker_rehearsal.jobs.record import MAX_PAIRS, point
+from sagemaker_rehearsal.report import page
 
 
 class HostileEngine(Engine):

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rehearsal.api import tuning
-from rehearsal.api.errors import Refused
-from rehearsal.jobs.record import Record, Status
+from sagemaker_rehearsal.api import tuning
+from sagemaker_rehearsal.api.errors import Refused
+from sagemaker_rehearsal.jobs.record import Record, Status
 
 RANGES = {
     "CategoricalParameterRanges": [

@@ -517,7 +517,7 @@ def test_the_launcher_imports_only_boto3_and_the_standard_library():
     row_modules = {
         f"sagemaker_lightning.rows.{name}" for name in ("archives", "manifests", "merge", "parts")
     }
-    paths = {path: contract for path in (ROOT / "launcher").glob("*.py")}
+    paths = {path: contract for path in (ROOT / "sagemaker_lightning/launcher").glob("*.py")}
     paths |= {
         ROOT / f"{name.replace('.', '/')}.py": contract | row_modules | {"numpy"}
         for name in row_modules - {"parts"}

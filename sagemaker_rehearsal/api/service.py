@@ -1,0 +1,337 @@
+"""SageMaker's operations on training jobs, as in its API reference."""
+
+import copy
+import math
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sagemaker_rehearsal.api import listing, rules, tuning
+from sagemaker_rehearsal.api.errors import Refused, invalid
+from sagemaker_rehearsal.api.listing import without_none
+from sagemaker_rehearsal.api.validation import input_shape, pruned, validate
+from sagemaker_rehearsal.jobs import channels, layout
+from sagemaker_rehearsal.jobs.job import Job, Place
+from sagemaker_rehearsal.jobs.metrics import Metrics
+from sagemaker_rehearsal.jobs.record import ENDED, Record, Secondary
+from sagemaker_rehearsal.jobs.schedule import Due, ordered
+from sagemaker_rehearsal.settings import Settings
+
+# The longest time in seconds that jobs get to end by themselves after they were killed.
+HURRY_SECONDS = 30.0
+# The account number that moto uses.
+ACCOUNT = "123456789012"
+
+
+class Service:
+    """All jobs of this rehearsal.
+
+    Args:
+        settings: The rehearsal's settings.
+        place: Returns a job's surroundings, given its region and ARN.
+    """
+
+    def __init__(self, settings: Settings, place: Callable[[str, str], Place]) -> None:
+        self.settings = settings
+        self.place = place
+        # By ARN.
+        self.jobs: dict[str, Job] = {}
+        self.tags: dict[str, dict[str, str]] = {}
+        self.tunings: dict[str, tuning.Tuning] = {}
+        self.lock = threading.Lock()
+        self.is_closing = False
+
+    def answer(self, operation: str, request: dict, region: str) -> dict:
+        """Answer one of SageMaker's operations; Refused is the service's error."""
+        shape = input_shape(operation)
+        if shape is None:
+            raise Refused(
+                "UnknownOperationException", f"The rehearsal knows no operation {operation}"
+            )
+        if not hasattr(self, operation):
+            raise invalid(f"The rehearsal does not emulate {operation}; it runs training jobs only")
+        request = pruned(request, shape)
+        validate(checked(request, operation), operation)
+        return getattr(self, operation)(request, region)
+
+    def CreateTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802 (the API's names)
+        """Start a job."""
+        notes = rules.check(request)
+        if problem := channels.outside(request, self.settings.allow):
+            raise invalid(problem)
+        name = request["TrainingJobName"]
+        arn = arn_of(name, region)
+        place = self.place(region, arn, name)
+        if place.engine.name == "processes":
+            notes += place.engine.refuse(len(layout.hosts(request)), request)
+        record = Record(name, copy.deepcopy(request), time.time())
+        metrics = Metrics(request["AlgorithmSpecification"].get("MetricDefinitions") or [])
+        with self.lock:
+            if self.is_closing:
+                raise Refused("ResourceLimitExceeded", "The rehearsal is ending")
+            if any(
+                job.record.name == name
+                for job in self.jobs.values()
+                if job.record.status not in ENDED
+            ) or (arn in self.jobs):
+                raise Refused(
+                    "ResourceInUse",
+                    "Training job names must be unique within an AWS account and region, and a "
+                    f"training job with this name already exists ({arn})",
+                )
+            job = self.jobs[arn] = Job(record, place, self.settings, metrics)
+            for note in notes:
+                job.note(note)
+            self.tags[arn] = {tag["Key"]: tag["Value"] for tag in request.get("Tags") or []}
+            # `close` waits for the jobs that run.
+            job.start()
+        return {"TrainingJobArn": arn}
+
+    def DescribeTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802
+        """Return the description of a job."""
+        job = self._find_job(request, region)
+        record = job.record
+        moment = time.time()
+        description = {
+            key: value
+            for key, value in record.request.items()
+            if key != "Tags" and value is not None
+        }
+        description.setdefault("StoppingCondition", {"MaxRuntimeInSeconds": job.longest})
+        known = {
+            "TrainingJobArn": arn_of(record.name, region),
+            "TrainingJobStatus": record.status,
+            "SecondaryStatus": record.secondary,
+            "CreationTime": record.created,
+            "LastModifiedTime": record.modified,
+            "TrainingStartTime": record.training_start,
+            "TrainingEndTime": record.training_end,
+            "FailureReason": record.failure,
+            "SecondaryStatusTransitions": [
+                {
+                    "Status": transition.status,
+                    "StatusMessage": transition.message,
+                    "StartTime": transition.start,
+                    "EndTime": transition.end,
+                }
+                for transition in record.transitions
+            ],
+            "FinalMetricDataList": list(job.metrics.found.values()) or None,
+            "ModelArtifacts": {"S3ModelArtifacts": record.artifacts} if record.artifacts else None,
+        }
+        for flag in (
+            "EnableNetworkIsolation",
+            "EnableInterContainerTrafficEncryption",
+            "EnableManagedSpotTraining",
+        ):
+            known[flag] = bool(record.request.get(flag))
+        if record.training_start:
+            known["TrainingTimeInSeconds"] = round(
+                (record.training_end or moment) - record.training_start
+            )
+        if record.status in ENDED:
+            known["BillableTimeInSeconds"] = (
+                max(1, round(record.billable(moment))) if record.attempts else 0
+            )
+        return description | without_none(known)
+
+    def StopTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802
+        """Ask a job to stop."""
+        job = self._find_job(request, region)
+        if job.record.status in ENDED:
+            raise invalid(
+                "The request was rejected because the training job is in status "
+                f"{job.record.status}. You can only stop a training job in status InProgress."
+            )
+        job.wishes.ask_to_stop()
+        return {}
+
+    def ListTrainingJobs(self, request: dict, region: str) -> dict:  # noqa: N802
+        """Return the jobs that pass the request's filters, one page at a time."""
+        records = [(arn, job.record) for arn, job in list(self.jobs.items())]
+        return listing.page(
+            {arn: record for arn, record in records if arn == arn_of(record.name, region)}, request
+        )
+
+    def CreateHyperParameterTuningJob(self, request: dict, region: str) -> dict:  # noqa: N802
+        """Start a tuning job."""
+        tuning.check(request)
+        name = request["HyperParameterTuningJobName"]
+        arn = tuning_arn_of(name, region)
+
+        def create(training_request: dict) -> Job:
+            training_request = pruned(training_request, input_shape("CreateTrainingJob"))
+            validate(s3_for_files(training_request), "CreateTrainingJob")
+            answer = self.CreateTrainingJob(training_request, region)
+            return self.jobs[answer["TrainingJobArn"]]
+
+        with self.lock:
+            if arn in self.tunings:
+                raise Refused("ResourceInUse", f"A tuning job of this name exists ({arn})")
+            made = self.tunings[arn] = tuning.Tuning(copy.deepcopy(request), create)
+        try:
+            made.begin()
+        except Refused:
+            del self.tunings[arn]
+            raise
+        self.tags[arn] = {tag["Key"]: tag["Value"] for tag in request.get("Tags") or []}
+        return {"HyperParameterTuningJobArn": arn}
+
+    def DescribeHyperParameterTuningJob(self, request: dict, region: str) -> dict:  # noqa: N802
+        """Return the description of a tuning job."""
+        arn = tuning_arn_of(request["HyperParameterTuningJobName"], region)
+        return self._find_tuning(arn).describe() | {"HyperParameterTuningJobArn": arn}
+
+    def StopHyperParameterTuningJob(self, request: dict, region: str) -> dict:  # noqa: N802
+        """Ask a tuning job to stop."""
+        arn = tuning_arn_of(request["HyperParameterTuningJobName"], region)
+        self._find_tuning(arn).ask_to_stop()
+        return {}
+
+    def ListTrainingJobsForHyperParameterTuningJob(  # noqa: N802
+        self, request: dict, region: str
+    ) -> dict:
+        """Return the training jobs of a tuning job, all on one page."""
+        arn = tuning_arn_of(request["HyperParameterTuningJobName"], region)
+        made = self._find_tuning(arn)
+        return {"TrainingJobSummaries": [made.summary(job) for job in list(made.jobs)]}
+
+    def AddTags(self, request: dict, region: str) -> dict:  # noqa: N802
+        """Add tags to a job."""
+        tags = self._tags_of(request)
+        tags |= {tag["Key"]: tag["Value"] for tag in request["Tags"]}
+        return {"Tags": listed(tags)}
+
+    def DeleteTags(self, request: dict, region: str) -> dict:  # noqa: N802
+        """Remove tags from a job."""
+        tags = self._tags_of(request)
+        for key in request["TagKeys"]:
+            tags.pop(key, None)
+        return {}
+
+    def ListTags(self, request: dict, region: str) -> dict:  # noqa: N802
+        """Return a job's tags."""
+        return {"Tags": listed(self._tags_of(request))}
+
+    def interrupt(self, order: object) -> str:
+        """Take spot instances away on a person's order; return a line about it.
+
+        Raises ValueError if that is not possible, with the reason.
+        """
+        name, hosts, warned, gap = ordered(order)
+        jobs = list(self.jobs.values())
+        job = next((job for job in jobs if job.record.name == name), None)
+        if job is None:
+            job_names = ", ".join(other.record.name for other in jobs)
+            raise ValueError(
+                f"JOB: found {name!r}, allowed is one of: "
+                f"{job_names or 'none, as there are no jobs'}"
+            )
+        host_names = [host.name for host in job.hosts]
+        if unknown := set(hosts) - set(host_names):
+            raise ValueError(
+                f"--host: found {', '.join(sorted(unknown))}, allowed is {', '.join(host_names)}"
+            )
+        if not job.record.spot:
+            raise ValueError(f"{name} is not a spot job; create it with EnableManagedSpotTraining")
+        if job.record.secondary != Secondary.TRAINING:
+            raise ValueError(
+                f"{name} is {job.record.secondary}; an interruption is for a job in Training"
+            )
+        job.wishes.messages.put(Due(hosts or host_names, warned, gap, "by hand"))
+        return (
+            f"{', '.join(hosts or host_names)} of {name} taken away, "
+            f"{'warned' if warned else 'not warned'}"
+        )
+
+    def shown(self) -> list[tuple[Record, dict[str, list[str]]]]:
+        """Return each job's record and its last log lines by host, for the live view."""
+        return [(job.record, job.logs.shown()) for job in list(self.jobs.values())]
+
+    def close(self, hurry: threading.Event) -> None:
+        """Stop all jobs and wait for their ends; once `hurry` is set, with SIGKILL.
+
+        No job starts any more. A job may be copying data or pulling an image, which nothing ends:
+        HURRY_SECONDS after `hurry`, what still runs is left, with a line.
+        """
+        with self.lock:
+            self.is_closing = True
+        until = math.inf
+        while running := [job for job in self.jobs.values() if job.is_alive()]:
+            if hurry.is_set():
+                until = min(until, time.monotonic() + HURRY_SECONDS)
+            if time.monotonic() >= until:
+                names = ", ".join(job.record.name for job in running)
+                print(f"left without a report, as it does not end: {names}", flush=True)
+                return
+            for job in running:
+                if not job.wishes.stop or hurry.is_set():
+                    job.wishes.ask_to_stop(hurry.is_set())
+            running[0].join(timeout=0.5)
+
+    def _find_tuning(self, arn: str) -> tuning.Tuning:
+        try:
+            return self.tunings[arn]
+        except KeyError:
+            raise invalid("Requested resource not found.") from None
+
+    def _find_job(self, request: dict, region: str) -> Job:
+        try:
+            return self.jobs[arn_of(request["TrainingJobName"], region)]
+        except KeyError:
+            raise invalid("Requested resource not found.") from None
+
+    def _tags_of(self, request: dict) -> dict[str, str]:
+        arn = request["ResourceArn"]
+        if ":training-job/" not in arn and ":hyper-parameter-tuning-job/" not in arn:
+            raise invalid("The rehearsal does not emulate tags of anything but jobs")
+        if arn not in self.tags:
+            raise Refused("ResourceNotFound", f"Resource {arn} does not exist")
+        return self.tags[arn]
+
+
+def checked(request: dict, operation: str) -> dict:
+    """Return what is validated of a request: with s3:// addresses in place of file:// ones."""
+    if operation == "CreateHyperParameterTuningJob" and isinstance(request, dict):
+        definition = s3_for_files(request.get("TrainingJobDefinition"))
+        return request if definition is None else request | {"TrainingJobDefinition": definition}
+    return s3_for_files(request) if operation == "CreateTrainingJob" else request
+
+
+def s3_for_files(request: dict) -> dict:
+    """Return the request with s3:// addresses in place of file:// ones.
+
+    Only the rehearsal accepts file://; the service's model does not.
+    """
+    input_channels = request.get("InputDataConfig") if isinstance(request, dict) else None
+    if not isinstance(input_channels, list):
+        return request
+    return request | {"InputDataConfig": [_with_s3_address(channel) for channel in input_channels]}
+
+
+def _with_s3_address(channel: Any) -> Any:
+    try:
+        source = channel["DataSource"]["S3DataSource"]
+        address = re.sub(r"^file:///", "s3://file/", source["S3Uri"])
+        s3_source = {"S3DataSource": source | {"S3Uri": address}}
+        return channel | {"DataSource": channel["DataSource"] | s3_source}
+    # The validation will say what is wrong with this channel.
+    except (TypeError, KeyError):
+        return channel
+
+
+def arn_of(name: str, region: str) -> str:
+    """Return the ARN of a job."""
+    return f"arn:aws:sagemaker:{region}:{ACCOUNT}:training-job/{name}"
+
+
+def tuning_arn_of(name: str, region: str) -> str:
+    """Return the ARN of a tuning job."""
+    return f"arn:aws:sagemaker:{region}:{ACCOUNT}:hyper-parameter-tuning-job/{name}"
+
+
+def listed(tags: dict[str, str]) -> list[dict]:
+    """Return tags in the form of the API."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]

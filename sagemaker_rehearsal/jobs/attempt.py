@@ -1,0 +1,307 @@
+"""One attempt of a job: its instances, from their start to their end."""
+
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sagemaker_rehearsal.jobs import channels, checkpoint_sync, folders, layout, record
+from sagemaker_rehearsal.jobs.layout import Layout
+from sagemaker_rehearsal.jobs.record import Secondary
+from sagemaker_rehearsal.jobs.schedule import Due
+
+if TYPE_CHECKING:
+    from sagemaker_rehearsal.jobs.job import Job
+
+# Seconds to wait for the last lines of a log.
+LOG_WAIT_SECONDS = 60.0
+
+
+class Ended(Exception):
+    """The job must stop: somebody asked for it, or its time is over."""
+
+    def __init__(self, status: Secondary) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+@dataclass
+class Outcome:
+    """How an attempt ended, and whether the job is started again."""
+
+    status: Secondary = Secondary.COMPLETED
+    failure: str | None = None
+    # The interruption after which the job is started again; None if it has ended.
+    again: Due | None = None
+
+
+@dataclass
+class Exited:
+    """The message that a host's container has ended."""
+
+    host: str
+    status: int
+
+
+@dataclass
+class Running:
+    """A host that was started."""
+
+    container: object
+    instance: record.Instance
+    uploader: checkpoint_sync.Uploader | None
+    # The exit status; None while the host runs.
+    status: int | None = None
+
+    def end(self, status: int) -> None:
+        """Note that the host has ended, and upload what is left."""
+        self.status = status
+        self.instance.end(status)
+        if self.uploader:
+            self.uploader.finish()
+            self.instance.note_saved(self.uploader.newest())
+
+
+class Attempt:
+    """The folders, the network and the containers of an attempt; `close` removes them."""
+
+    def __init__(self, job: "Job", number: int) -> None:
+        self.job = job
+        self.engine = job.place.engine
+        self.request = job.request
+        self.work = job.work / str(number)
+        self.kept = record.Attempt(number)
+        self.layouts = {
+            host: Layout(self.work / host.name, self._checkpoint_path(host)) for host in job.hosts
+        }
+        self.running: dict[str, Running] = {}
+        self.network = None
+        self.pumps = []
+        job.record.attempts.append(self.kept)
+
+    @property
+    def folders(self) -> dict:
+        """Each host's folder, by the host's name."""
+        return {host.name: layout_of_host.folder for host, layout_of_host in self.layouts.items()}
+
+    def prepare(self) -> None:
+        """Prepare instances, data, checkpoints and image, and start all hosts."""
+        job = self.job
+        s3 = job.place.clients("s3")
+        job.check()
+        job.changed(Secondary.STARTING, "Preparing the instances for training")
+        isolated = bool(self.request.get("EnableNetworkIsolation"))
+        self.network = self.engine.network(job.record.name, len(job.hosts), isolated)
+        for host, host_layout in self.layouts.items():
+            self.kept.instances.append(record.Instance(host.name, host.instance_type, time.time()))
+            host_layout.make()
+            layout.write_config(host_layout, self.request, host, job.hosts, self.network.interface)
+        job.changed(Secondary.DOWNLOADING, "Downloading input data")
+        channels.deliver(
+            s3, self.request, self.layouts, self.work / "shared", job.settings.allow, job.check
+        )
+        if config := self.request.get("CheckpointConfig"):
+            restored = checkpoint_sync.restore(s3, config["S3Uri"], self.work / "checkpoints")
+            for instance, host_layout in zip(
+                self.kept.instances, self.layouts.values(), strict=True
+            ):
+                job.check()
+                folders.copy(self.work / "checkpoints", host_layout.folder / "checkpoints")
+                instance.note_restored(*restored)
+            folders.remove(self.work / "checkpoints")
+        job.changed(Secondary.DOWNLOADING, "Downloading the training image")
+        image = self.engine.image(self.request["AlgorithmSpecification"]["TrainingImage"])
+        job.check()
+        for number, instance in enumerate(self.kept.instances):
+            self._start(number, instance, image)
+
+    def watch(self, until: float) -> Outcome:
+        """Wait for the end of the attempt; return how it ended.
+
+        Its hosts, an interruption, a request to stop, or the time `until` end it.
+        """
+        job = self.job
+        schedule = self.job.schedule
+        schedule.begin(time.time(), first=self.kept.number == 1)
+        while True:
+            failed = [running_host for running_host in self.running.values() if running_host.status]
+            if failed:
+                self._end_hosts([*self.running], warned=True)
+                return Outcome(Secondary.FAILED, self._failure_reason(failed[0]))
+            if all(running_host.status == 0 for running_host in self.running.values()):
+                return Outcome()
+            try:
+                job.check()
+                if time.time() >= until:
+                    raise Ended(Secondary.MAX_RUNTIME_EXCEEDED)
+            except Ended as ended:
+                job.changed(Secondary.STOPPING, "Stopping the training job")
+                self._end_hosts([*self.running], warned=True)
+                return Outcome(ended.status)
+            if due := schedule.due(
+                time.time(), self.kept.points[-1].step if self.kept.points else None
+            ):
+                return self._interrupt(due)
+            message = job.wishes.next(min(filter(None, (until, job.latest, schedule.next()))))
+            if isinstance(message, Due):
+                return self._interrupt(message)
+            self._note_exit(message)
+
+    def close(self) -> None:
+        """Remove everything of the attempt from this machine, except for its record."""
+        # The stack calls all of these, last first, even if one fails.
+        with ExitStack() as last_first:
+            last_first.callback(folders.remove, self.work)
+            for instance in self.kept.instances:
+                last_first.callback(instance.release)
+            for pump in self.pumps:
+                last_first.callback(pump.join, LOG_WAIT_SECONDS)
+            for running_host in self.running.values():
+                if running_host.uploader:
+                    last_first.callback(running_host.uploader.finish)
+            if self.network:
+                last_first.callback(self._close_network)
+
+    def _close_network(self) -> None:
+        if line := self.network.close():
+            self.job.note(line)
+
+    def _checkpoint_path(self, host: layout.Host) -> str | None:
+        """Return where the host keeps checkpoints, None if it keeps none.
+
+        A process, unlike a container, finds them in its own folder of this machine.
+        """
+        path = layout.checkpoint_path(self.request)
+        return (
+            str(self.work / host.name / "checkpoints")
+            if path and self.engine.name == "processes"
+            else path
+        )
+
+    def _start(self, number: int, instance: record.Instance, image: str) -> None:
+        """Start a host, the upload of its checkpoints, and the thread that reads its log."""
+        job = self.job
+        host = self.job.hosts[number]
+        host_layout = self.layouts[host]
+        algorithm = self.request["AlgorithmSpecification"]
+        host_channels = layout.channels_of(self.request, host)
+        read_only = [
+            channel["ChannelName"]
+            for channel in host_channels
+            if layout.mode(channel, self.request) == "FastFile"
+        ]
+        command = {"command": algorithm.get("ContainerArguments") or ["train"]}
+        if algorithm.get("ContainerEntrypoint"):
+            command = {
+                "entrypoint": algorithm["ContainerEntrypoint"],
+                "command": algorithm.get("ContainerArguments") or [],
+            }
+        variables = job.place.variables | (self.request.get("Environment") or {})
+        # An isolated host has no credentials, and no AWS to reach with them.
+        if self.request.get("EnableNetworkIsolation"):
+            variables = {
+                name: value for name, value in variables.items() if not name.startswith("AWS_")
+            }
+        job.logs.open(host.name)
+        config = self.request.get("CheckpointConfig")
+        uploader = None
+        # Made before the container starts: what is in the folder now was restored from S3.
+        if config:
+            s3 = job.place.clients("s3")
+            uploader = checkpoint_sync.Uploader(
+                s3, config["S3Uri"], host_layout.folder / "checkpoints", job.settings.sync, job.note
+            )
+        container = self.network.start(
+            host.name, number, image, command, host_layout, read_only, variables
+        )
+        instance.begin_training()
+        if uploader:
+            uploader.start()
+        self.running[host.name] = Running(container, instance, uploader)
+        pump = threading.Thread(
+            target=self._read_log,
+            args=(host.name, container),
+            name=f"log of {host.name}",
+            daemon=True,
+        )
+        self.pumps.append(pump)
+        pump.start()
+
+    def _read_log(self, host: str, container) -> None:
+        """Read a host's log until it ends."""
+        job = self.job
+        try:
+            for text in container.lines():
+                self.kept.note_resume(text)
+                if point := job.logs.line(host, text):
+                    self.kept.points.append(point)
+                    job.wishes.messages.put(None)
+                if line := job.metrics.line(text):
+                    job.note(line)
+                # The job itself is well, whatever becomes of its log.
+                try:
+                    job.logs.write(host, text)
+                except OSError as error:
+                    job.note(f"the log of {host} could not be written: {error.strerror}")
+            status = container.wait()
+        # The engine is gone, or somebody else has removed the container.
+        except Exception as error:
+            job.note(f"{host}: its container is lost: {type(error).__name__}: {error}")
+            status = 137
+        job.wishes.messages.put(Exited(host, status))
+
+    def _note_exit(self, message) -> None:
+        """Note the end of a host; `watch` or `_end_hosts` acts on it."""
+        if isinstance(message, Exited):
+            running_host = self.running[message.host]
+            running_host.end(message.status)
+
+    def _end_hosts(self, hosts: list[str], warned: bool) -> None:
+        """End hosts with SIGKILL; if warned, SIGTERM and some time come before it."""
+        if warned:
+            self._signal(hosts, "SIGTERM")
+            self._wait_until_ended(hosts, time.time() + self.job.settings.grace)
+        self._signal(hosts, "SIGKILL")
+        self._wait_until_ended(hosts, None)
+
+    def _signal(self, hosts: list[str], name: str) -> None:
+        for host in hosts:
+            if self.running[host].status is None:
+                self.running[host].container.signal(name)
+
+    def _wait_until_ended(self, hosts: list[str], until: float | None) -> None:
+        while any(self.running[host].status is None for host in hosts):
+            if until is not None and (time.time() >= until or self.job.wishes.hurry):
+                return
+            self._note_exit(self.job.wishes.next(until))
+
+    def _interrupt(self, due: Due) -> Outcome:
+        """Take instances away.
+
+        The service then ends the other instances, too, and starts the job again.
+        """
+        self.job.interrupted(due)
+        for host in due.hosts:
+            self.running[host].instance.reclaim()
+        self._end_hosts(due.hosts, due.warned)
+        self._end_hosts([*self.running], warned=True)
+        return Outcome(again=due)
+
+    def _failure_reason(self, failed: Running) -> str:
+        """Return the FailureReason: the failed host's message, or another host's."""
+        message = next(
+            filter(
+                None,
+                (layout_of_host.failure() for layout_of_host in self._layouts_failed_first(failed)),
+            ),
+            "",
+        )
+        end = f", exit code: {failed.status}"
+        return f"AlgorithmError: {message}"[: 1024 - len(end)] + end
+
+    def _layouts_failed_first(self, failed: Running) -> list[Layout]:
+        return sorted(
+            self.layouts.values(),
+            key=lambda layout_of_host: layout_of_host.folder.name != failed.instance.host,
+        )

@@ -1,0 +1,313 @@
+"""The record of a job: what happened, and when.
+
+It is written while the job runs. The API, the live view and the report read it. Times are seconds
+since the epoch, as `time.time()` gives them.
+"""
+
+import re
+import time
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from itertools import islice
+from pathlib import PurePosixPath
+
+from sagemaker_rehearsal.jobs.masking import Mask
+
+
+class Status(StrEnum):
+    """TrainingJobStatus."""
+
+    IN_PROGRESS = "InProgress"
+    STOPPING = "Stopping"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+
+class Secondary(StrEnum):
+    """SecondaryStatus, those that a job here can have."""
+
+    STARTING = "Starting"
+    DOWNLOADING = "Downloading"
+    TRAINING = "Training"
+    UPLOADING = "Uploading"
+    INTERRUPTED = "Interrupted"
+    RESTARTING = "Restarting"
+    STOPPING = "Stopping"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+    MAX_RUNTIME_EXCEEDED = "MaxRuntimeExceeded"
+    MAX_WAIT_TIME_EXCEEDED = "MaxWaitTimeExceeded"
+
+
+ENDED = (Status.COMPLETED, Status.FAILED, Status.STOPPED)
+
+# A progress line has `step=`; each of its name=value pairs is a point of that name's curve.
+RESUMED = re.compile(r"\bresuming from step (\d{1,15})(?!\d)(?:: ([^\s;]{1,500}))?")
+SKIPPED = re.compile(r"\bwarning: (checkpoint [^\n]{1,500}; it is skipped)")
+PROVED = re.compile(r"\bresumed at step \d{1,15}: ([^\n]{1,1000})")
+# A start of the program in the same container after a fault, and what it has cost.
+RESTARTS = re.compile(
+    r"\brestart \d{1,6} in this container \(at most \d{1,6} an hour\)(?:, (after step \d{1,15}))?:"
+)
+RESTARTED = re.compile(
+    r"\brestart \d{1,6}: (on from step \d{1,15} within \d{1,9}\.\d s(?:, \d{1,15} steps lost)?)"
+)
+STEP = re.compile(r"(?:^|\s)step=(\d{1,15})(?!\d)")
+# A program may print anything: names have 100 characters at most, and a line has 100 pairs.
+PAIR = re.compile(
+    r"(?:^|\s)([A-Za-z][\w/]{0,99})=(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|nan|-?inf)(?=[\s/,;]|$)"
+)
+MAX_PAIRS = 100
+MAX_SKIPPED = 10
+MAX_RESTARTS = 100
+
+
+@dataclass
+class Point:
+    """One progress line: its step, and all its name=value pairs with `step`, `epoch`."""
+
+    time: float
+    step: int
+    values: dict[str, float]
+
+
+@dataclass
+class Saved:
+    """The newest checkpoint in a host's folder when the host ended."""
+
+    step: int
+    # For each of its files, why it is not in S3; "" if it is.
+    missing: dict[str, str]
+
+
+@dataclass
+class Instance:
+    """One host of one attempt.
+
+    It is billed from `started` to `released`; its container runs from `training` to `ended`.
+    """
+
+    host: str
+    instance_type: str
+    started: float
+    training: float | None = None
+    ended: float | None = None
+    released: float | None = None
+    exit_status: int | None = None
+    reclaimed: bool = False
+    # Checkpoints from S3, restored before the container started.
+    restored_files: int = 0
+    restored_bytes: int = 0
+    saved: Saved | None = None
+
+    def note_restored(self, files: int, size: int) -> None:
+        """Note which checkpoints were restored: how many files, and how many bytes."""
+        self.restored_files = files
+        self.restored_bytes = size
+
+    def begin_training(self) -> None:
+        """Note that its container runs from now on."""
+        self.training = time.time()
+
+    def end(self, exit_status: int) -> None:
+        """Note that its container has ended."""
+        self.exit_status = exit_status
+        self.ended = time.time()
+
+    def note_saved(self, saved: Saved | None) -> None:
+        """Note the newest checkpoint in its folder, if there is one."""
+        self.saved = saved
+
+    def reclaim(self) -> None:
+        """Note that the service takes the instance away."""
+        self.reclaimed = True
+
+    def release(self) -> None:
+        """Give the instance back now, unless it was given back before."""
+        self.released = self.released or time.time()
+
+
+@dataclass
+class Attempt:
+    """The time from a start of the instances to their end.
+
+    A job that is never interrupted has one attempt.
+    """
+
+    # From 1.
+    number: int
+    instances: list[Instance] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+    # The step at which the log says that the run resumes.
+    resumed: int | None = None
+    # The checkpoint that the log names for this step.
+    resumed_from: str = ""
+    # The checkpoints that the log says were skipped, and why.
+    skipped: list[str] = field(default_factory=list)
+    # What the log says about whether the run resumed exactly.
+    proved: str = ""
+    # What the log says of each restart of the program in its container.
+    restarts: list[str] = field(default_factory=list)
+
+    def note_resume(self, line: str) -> None:
+        """Note what a log line says of the run's resume, if it says anything."""
+        if (begun := RESTARTS.search(line)) and len(self.restarts) < MAX_RESTARTS:
+            self.restarts.append(begun[1] or "before the first step")
+        if (restarted := RESTARTED.search(line)) and self.restarts:
+            self.restarts[-1] = f"{self.restarts[-1].partition(',')[0]}, {restarted[1]}"
+        # A restart in the container resumes, too: where the instances went on is said before.
+        if not self.restarts and (resumed := RESUMED.search(line)):
+            self.resumed = int(resumed[1])
+            self.resumed_from = PurePosixPath(resumed[2] or "").name
+        if (skipped := SKIPPED.search(line)) and len(self.skipped) < MAX_SKIPPED:
+            self.skipped += [skipped[1]] * (skipped[1] not in self.skipped)
+        if proved := PROVED.search(line):
+            self.proved = proved[1]
+
+
+@dataclass
+class Interruption:
+    """The loss of one or several spot instances."""
+
+    time: float
+    hosts: list[str]
+    # Whether SIGTERM came before SIGKILL.
+    warned: bool
+    # The rule that caused it, or "by hand".
+    why: str
+    # Seconds without capacity before the next start.
+    gap: float
+    # The last step in the log.
+    step: int | None
+
+
+@dataclass
+class Transition:
+    """One of SecondaryStatusTransitions."""
+
+    status: Secondary
+    message: str
+    start: float
+    end: float | None = None
+
+
+@dataclass
+class Record:
+    """Everything about one job."""
+
+    name: str
+    # The request of CreateTrainingJob.
+    request: dict
+    created: float
+    status: Status = Status.IN_PROGRESS
+    transitions: list[Transition] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    interruptions: list[Interruption] = field(default_factory=list)
+    # What differs from the service, name clashes of files, failed copies.
+    notes: list[str] = field(default_factory=list)
+    # FailureReason.
+    failure: str | None = None
+    # The address of model.tar.gz.
+    artifacts: str | None = None
+    training_start: float | None = None
+    training_end: float | None = None
+    modified: float = 0.0
+
+    @property
+    def secondary(self) -> Secondary:
+        """The job's secondary status now."""
+        return self.transitions[-1].status
+
+    @property
+    def spot(self) -> bool:
+        """Whether the job's instances can be taken away."""
+        return bool(self.request.get("EnableManagedSpotTraining"))
+
+    @property
+    def step(self) -> int | None:
+        """The last step in the log of the latest attempt."""
+        points = self.attempts[-1].points if self.attempts else []
+        return points[-1].step if points else None
+
+    def change(self, status: Secondary, message: str, is_final: bool) -> None:
+        """Begin a secondary status; a final one ends at once."""
+        moment = time.time()
+        if self.transitions:
+            self.transitions[-1].end = moment
+        self.transitions.append(Transition(status, message, moment, moment if is_final else None))
+        self.modified = moment
+        if status == Secondary.STOPPING:
+            self.status = Status.STOPPING
+
+    def begin_training(self) -> None:
+        """Note that the training begins now, unless it has begun before."""
+        self.training_start = self.training_start or time.time()
+
+    def end_training(self, failure: str | None) -> None:
+        """Note that the training, if it has begun, ends now, and why it failed, if it did."""
+        self.training_end = time.time() if self.training_start else None
+        self.failure = failure and failure[:1024]
+
+    def set_artifacts(self, address: str | None) -> None:
+        """Set the address of model.tar.gz."""
+        self.artifacts = address
+
+    def finish(self, status: Status) -> None:
+        """Set the status that the job ends with."""
+        self.status = status
+
+    def billable(self, now: float) -> float:
+        """Return the billed seconds: in each attempt, those of the longest-lived instance."""
+        spans = [
+            [(instance.released or now) - instance.started for instance in attempt.instances]
+            for attempt in self.attempts
+        ]
+        return sum(max(durations, default=0.0) for durations in spans)
+
+    def masked(self) -> "Record":
+        """Return the record without the secrets of its request, to be kept and shown."""
+        mask = Mask(self.request)
+        return replace(
+            self,
+            request=mask.request,
+            transitions=[
+                replace(item, message=mask.text(item.message)) for item in self.transitions
+            ],
+            interruptions=[replace(item, why=mask.text(item.why)) for item in self.interruptions],
+            attempts=[_masked_attempt(item, mask) for item in self.attempts],
+            notes=[mask.text(item) for item in self.notes],
+            failure=self.failure and mask.text(self.failure),
+        )
+
+    def as_json(self) -> dict:
+        """Return the record for JSON, without secrets."""
+        return asdict(self.masked())
+
+
+def _masked_attempt(attempt: Attempt, mask: Mask) -> Attempt:
+    """Return an attempt without secrets in what its program has printed or written."""
+    return replace(
+        attempt,
+        proved=mask.text(attempt.proved),
+        resumed_from=mask.text(attempt.resumed_from),
+        skipped=[mask.text(line) for line in attempt.skipped],
+        instances=[
+            replace(item, saved=_masked_saved(item.saved, mask)) for item in attempt.instances
+        ],
+    )
+
+
+def _masked_saved(saved: Saved | None, mask: Mask) -> Saved | None:
+    return saved and Saved(
+        saved.step, {mask.text(name): why for name, why in saved.missing.items()}
+    )
+
+
+def point(line: str, now: float) -> Point | None:
+    """Return the progress that a log line reports, None if it reports none: see STEP."""
+    if not (match := STEP.search(line)):
+        return None
+    pairs = islice(PAIR.finditer(line), MAX_PAIRS)
+    return Point(now, int(match[1]), {pair[1]: float(pair[2]) for pair in pairs})

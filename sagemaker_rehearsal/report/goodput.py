@@ -1,0 +1,240 @@
+"""The goodput of a job: how much of the paid time became training that was kept.
+
+An attempt is known by its progress lines only. Between two lines, steps are assumed to come evenly;
+before the first and after the last line, at the attempt's mean pace, but never while the container
+did not run.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sagemaker_rehearsal.jobs.record import ENDED, Attempt, Instance, Record, Status
+
+PHASES = ("start-up", "kept", "lost", "ending")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attempt. Its phases, in instance seconds, add up to the billed time.
+
+    start-up: until training began; in an attempt without a progress line, everything. kept: until
+    the attempt reached `kept_step`. lost: until its last line. ending: the rest, which includes the
+    time to notice an interruption.
+    """
+
+    number: int
+    # The step that it resumed from; None if nothing is known of it.
+    first_step: int | None
+    # The highest step in its log.
+    last_step: int | None
+    # The lowest step that a later attempt resumed from; for the last attempt, its own last step.
+    kept_step: int | None
+    # When training began, was last kept, and was last seen.
+    bounds: tuple[float, float, float] | None
+    # By PHASES.
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of the job, and its cost on demand, in the currency of the prices.
+
+    On demand stands for a run without interruptions: all training that was kept, the first start-up
+    with training, the last ending, and nothing else.
+    """
+
+    on_demand: float
+    # None without a spot price.
+    spot: float | None
+    # In percent of `on_demand`. None unless the job completed; negative if spot cost more.
+    saving: float | None
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """What became of the steps and the instances' time, in all hosts and attempts."""
+
+    status: str
+    # From the start of each instance to its release, or to now.
+    instance_seconds: float
+    # Instance seconds in which steps were done that were not done again.
+    kept_seconds: float
+    # The highest step of the last attempt that did any.
+    steps: int | None
+    # How often a step was done that an earlier attempt had done.
+    steps_redone: int
+    # Steps in the log that no later attempt resumed from, whether or not they have been done again.
+    steps_lost: int
+    rows: tuple[Row, ...]
+    cost: Cost | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The share of the instances' time that became kept training, 0 to 1.
+
+        None if nothing is billed.
+        """
+        return self.kept_seconds / self.instance_seconds if self.instance_seconds > 0 else None
+
+    @property
+    def caveat(self) -> str | None:
+        """What to know before one quotes the figures; None if the job completed."""
+        if self.status == Status.COMPLETED:
+            return None
+        if self.status == Status.FAILED:
+            return (
+                "The job failed: nothing came of it. “Kept” is what a new job could go on from, at "
+                "best."
+            )
+        if self.status == Status.STOPPED:
+            return "The job was stopped. “Kept” is all until its last line of progress."
+        return "The job still runs: these are the figures so far."
+
+
+def measure(
+    record: Record,
+    *,
+    now: float | None = None,
+    price: float | None = None,
+    spot_price: float | None = None,
+) -> Goodput:
+    """Return the goodput of a job; the prices are per hour of one instance."""
+    now = moment(record) if now is None else now
+    origins = _first_steps(record.attempts)
+    rows = tuple(
+        _make_row(attempt, origin, [step for step in origins[place:] if step is not None], now)
+        for place, (attempt, origin) in enumerate(
+            zip(record.attempts, origins, strict=True), start=1
+        )
+    )
+    worked = [row for row in rows if row.bounds]
+    billed = sum(sum(row.seconds.values()) for row in rows)
+    kept = sum(row.seconds["kept"] for row in rows)
+    uninterrupted = kept + (
+        worked[0].seconds["start-up"] + worked[-1].seconds["ending"] if worked else 0.0
+    )
+    return Goodput(
+        status=record.status,
+        instance_seconds=billed,
+        kept_seconds=kept,
+        steps=worked[-1].last_step if worked else None,
+        steps_redone=_overlap([(row.first_step, row.last_step) for row in worked]),
+        steps_lost=sum(
+            max(0, row.last_step - max(row.first_step, row.kept_step)) for row in worked
+        ),
+        rows=rows,
+        cost=None
+        if price is None
+        else _compute_cost(record, billed, uninterrupted, price, spot_price),
+    )
+
+
+def moment(record: Record) -> float:
+    """Return the time until which to show a job: its last change, or now if it runs."""
+    return record.modified if record.status in ENDED and record.modified else time.time()
+
+
+def phases(row: Row, instance: Instance, now: float) -> list[tuple[str, float, float]]:
+    """Return the phases of an instance: name, start and end, in order."""
+    end = max(instance.started, now if instance.released is None else instance.released)
+    if not row.bounds:
+        return [("start-up", instance.started, end)]
+    marks = [instance.started, *(min(max(mark, instance.started), end) for mark in row.bounds), end]
+    return [
+        (name, *span)
+        for name, span in zip(PHASES, pairwise(marks), strict=True)
+        if span[1] > span[0]
+    ]
+
+
+def _first_steps(attempts: Sequence[Attempt]) -> list[int | None]:
+    """Return the step that each attempt resumed from.
+
+    It is the step that the log names. Without one, it is the first step in the log, but none above
+    the highest step of the attempts before: what is above that was this attempt's work.
+    """
+    origins = []
+    highest = 0
+    for attempt in attempts:
+        steps = [point.step for point in attempt.points]
+        first = min([*steps, highest]) if steps else None
+        origins.append(first if attempt.resumed is None else attempt.resumed)
+        highest = max([highest, *steps, attempt.resumed or 0])
+    return origins
+
+
+def _make_row(attempt: Attempt, origin: int | None, later: Sequence[int], now: float) -> Row:
+    """Return the row of an attempt, given the steps that later attempts resumed from."""
+    last = max((point.step for point in attempt.points), default=None)
+    kept = min(later, default=last)
+    bounds = None if last is None else _training_bounds(attempt, origin, last, kept)
+    seconds = dict.fromkeys(PHASES, 0.0)
+    row = Row(attempt.number, origin, last, None if last is None else kept, bounds, seconds)
+    for instance in attempt.instances:
+        for name, start, end in phases(row, instance, now):
+            seconds[name] += end - start
+    return row
+
+
+def _training_bounds(
+    attempt: Attempt, origin: int, last: int, kept: int
+) -> tuple[float, float, float]:
+    """Return when an attempt's training began, was last kept, and was last seen."""
+    first_line = attempt.points[0].time
+    last_line = attempt.points[-1].time
+    started = min(
+        (instance.training or instance.started for instance in attempt.instances),
+        default=first_line,
+    )
+    ended = max((instance.ended or math.inf for instance in attempt.instances), default=last_line)
+    begun = min(max(_time_of_step(attempt, origin), started), first_line)
+    until = max(_time_of_step(attempt, kept), begun)
+    # Lines after the last step belong to its validation; steps after the last line, to a
+    # checkpoint.
+    if kept >= last:
+        until = min(max(until, last_line), max(ended, last_line))
+    return begun, until, max(until, last_line)
+
+
+def _time_of_step(attempt: Attempt, step: int) -> float:
+    """Return the time when an attempt reached a step."""
+    climb = [attempt.points[0]]
+    for point in attempt.points:
+        if point.step > climb[-1].step:
+            climb.append(point)
+    for left, right in pairwise(climb):
+        if left.step <= step <= right.step:
+            return left.time + (right.time - left.time) * (step - left.step) / (
+                right.step - left.step
+            )
+    first = climb[0]
+    last = climb[-1]
+    pace = (last.time - first.time) / (last.step - first.step) if len(climb) > 1 else 0.0
+    nearest = first if step < first.step else last
+    return nearest.time + (step - nearest.step) * pace
+
+
+def _overlap(spans: Sequence[tuple[int, int]]) -> int:
+    """Return how many steps were repeated, each time but the first counted.
+
+    The spans are (step before the first one, last step).
+    """
+    repeated = 0
+    reached = 0
+    for first, last in sorted(spans):
+        repeated += max(0, min(last, reached) - first)
+        reached = max(reached, last)
+    return repeated
+
+
+def _compute_cost(
+    record: Record, billed: float, uninterrupted: float, price: float, spot_price: float | None
+) -> Cost:
+    """Return the costs of the billed seconds, and of a run without interruptions."""
+    on_demand = uninterrupted / 3600 * price
+    spot = None if spot_price is None else billed / 3600 * spot_price
+    comparable = record.status == Status.COMPLETED and spot is not None and on_demand > 0
+    return Cost(on_demand, spot, 100 * (1 - spot / on_demand) if comparable else None)

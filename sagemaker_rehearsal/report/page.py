@@ -1,0 +1,314 @@
+"""The report of one job: an HTML page that needs no other file, script or network."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from xml.etree.ElementTree import Element, tostring
+
+from sagemaker_rehearsal.jobs.record import Record, Status
+from sagemaker_rehearsal.report.charts import Chart, Line, figure
+from sagemaker_rehearsal.report.goodput import PHASES, Goodput, measure, moment
+from sagemaker_rehearsal.report.markup import clock, node, utc
+from sagemaker_rehearsal.report.resumes import describe_resume
+from sagemaker_rehearsal.report.timeline import Timeline
+
+STYLE = Path(__file__).with_name("report.css")
+# The number of names in a chart, and of charts for names that are neither loss nor accuracy.
+COLOUR_COUNT = 6
+# The number of names that are listed as not drawn.
+MAX_NAMES = 50
+# The class of a column with text; the other columns have numbers.
+TEXT_CLASS = "words"
+RESTARTS = "restarts in the container"
+
+
+def write(
+    record: Record, path: Path, *, price: float | None = None, spot_price: float | None = None
+) -> None:
+    """Write the report of a job that ended, or still runs.
+
+    Args:
+        record: The job.
+        path: The file to write.
+        price: Of an instance hour on demand, in any currency; None without costs.
+        spot_price: Of an instance hour on spot, in the same currency.
+    """
+    record = record.masked()
+    now = moment(record)
+    goodput = measure(record, now=now, price=price, spot_price=spot_price)
+    timeline = Timeline(record, goodput, now=now).figure()
+    body = node("body", _make_header(record, goodput, now), _make_figures(record, goodput, now))
+    body.extend(
+        _make_section(
+            "Timeline", [timeline] if timeline is not None else [], "No instance was started."
+        )
+    )
+    body.extend(
+        _make_section(
+            "Curves",
+            _make_charts(record, goodput),
+            "No line of progress (“step=…”) with a value was seen.",
+        )
+    )
+    body.extend(_make_section("Attempts", _attempts_table(record, goodput), "No attempt was made."))
+    body.extend(_make_section("Interruptions", _interruptions_table(record), "None."))
+    body.extend(
+        _make_section("Status", _transitions_table(record), "No change of status was recorded.")
+    )
+    notes = [node("ul", *(node("li", note) for note in record.notes))] if record.notes else []
+    body.extend(_make_section("Notes", notes, "None."))
+    request = json.dumps(record.request, indent=2, ensure_ascii=False, default=str)
+    body.append(node("details", node("summary", "The request"), node("pre", node("code", request))))
+    head = node("head", node("meta", charset="utf-8"), node("title", record.name))
+    head.append(node("meta", name="viewport", content="width=device-width, initial-scale=1"))
+    head.append(node("style", STYLE.read_text()))
+    page = tostring(node("html", head, body, lang="en"), encoding="unicode", method="html")
+    path.write_text(f"<!doctype html>\n{page}\n", encoding="utf-8")
+
+
+def _make_section(title: str, content: Sequence[Element], otherwise: str) -> list[Element]:
+    return [node("h2", title), *(content or [node("p", otherwise, class_="soft")])]
+
+
+def _make_header(record: Record, goodput: Goodput, now: float) -> Element:
+    """Return the header: the job's name, its status, and what it ran on."""
+    secondary = (
+        f" · {record.secondary}" if record.transitions and record.secondary != record.status else ""
+    )
+    hosts = {
+        (instance.host, instance.instance_type)
+        for attempt in record.attempts
+        for instance in attempt.instances
+    }
+    types = sorted({instance_type for _, instance_type in hosts})
+    details = [f"{len({host for host, _ in hosts})} × {', '.join(types)}"] if hosts else []
+    details += ["managed spot" if record.spot else "on demand", f"created {utc(record.created)}"]
+    status = node("p", node("span", record.status, class_=f"status {record.status}"), secondary)
+    header = node(
+        "header", node("h1", record.name), status, node("p", " · ".join(details), class_="about")
+    )
+    if record.failure:
+        header.append(node("p", record.failure, class_="failure"))
+    if goodput.caveat:
+        header.append(node("p", goodput.caveat, class_="caveat"))
+    return header
+
+
+def _make_figures(record: Record, goodput: Goodput, now: float) -> Element:
+    """Return the most important figures."""
+    share = "–" if goodput.share is None else f"{goodput.share:.1%}"
+    description = "goodput: instance time that became kept training"
+    if goodput.status == Status.FAILED:
+        share = "failed"
+        description = f"{goodput.share or 0:.0%} of the instance time was training to go on from"
+    figures = [
+        (share, description),
+        (
+            clock(now - record.created),
+            "from creation to " + ("end" if goodput.status != Status.IN_PROGRESS else "now"),
+        ),
+        (clock(goodput.instance_seconds), "instance time, all hosts"),
+        ("–" if goodput.steps is None else f"{goodput.steps:,}", "steps reached"),
+        (f"{goodput.steps_lost:,}", f"steps lost; {goodput.steps_redone:,} done again"),
+        (f"{len(record.interruptions)}", "interruptions"),
+    ]
+    if cost := goodput.cost:
+        figures.append((f"{cost.on_demand:,.2f}", "cost on demand, without interruptions"))
+    if cost and cost.spot is not None:
+        saving = "" if cost.saving is None else f", which saves {cost.saving:.0f} %"
+        figures.append((f"{cost.spot:,.2f}", f"cost on spot, as it went{saving}"))
+    cells = [node("div", node("dt", words), node("dd", figure)) for figure, words in figures]
+    cells[0].set("class", "main")
+    cells[0][1].set("class", goodput.status)
+    return node("dl", *cells, class_="figures")
+
+
+def _make_charts(record: Record, goodput: Goodput) -> list[Element]:
+    """Return the charts: losses, accuracies, then other names, then rates over time.
+
+    Up to COLOUR_COUNT other names have a chart each.
+    """
+    names = sorted(
+        {name for attempt in record.attempts for point in attempt.points for name in point.values}
+    )
+    rates = [name for name in names if name.endswith("/s")]
+    names = [name for name in names if name not in ("step", "epoch", *rates)]
+    losses = [name for name in names if "loss" in name.lower()]
+    accuracies = [name for name in names if "acc" in name.lower() and name not in losses]
+    others = [name for name in names if name not in losses + accuracies]
+    left_out = (
+        losses[COLOUR_COUNT:]
+        + accuracies[COLOUR_COUNT:]
+        + (others if len(others) > COLOUR_COUNT else [])
+    )
+    groups = [("Loss", losses[:COLOUR_COUNT]), ("Accuracy", accuracies[:COLOUR_COUNT])]
+    groups += [(name, [name]) for name in (others if len(others) <= COLOUR_COUNT else [])]
+    restarts = [float(row.first_step) for row in goodput.rows[1:] if row.first_step is not None]
+    charts = [
+        Chart(title, _lines_of_names(record, goodput, group), restarts) for title, group in groups
+    ]
+    times = [
+        attempt.points[0].time - record.created for attempt in record.attempts[1:] if attempt.points
+    ]
+    charts += [
+        Chart(
+            name,
+            _lines_of_names(record, goodput, [name], over_time=True),
+            times,
+            over="time since creation",
+            as_time=True,
+        )
+        for name in rates[:COLOUR_COUNT]
+    ]
+    drawn = [chart_figure for chart_figure in map(figure, charts) if chart_figure is not None]
+    more = f" and {len(left_out) - MAX_NAMES} more" if len(left_out) > MAX_NAMES else ""
+    words = f"Not drawn: {', '.join(left_out[:MAX_NAMES])}{more}."
+    note = [node("p", words, class_="soft")] if left_out else []
+    return [node("div", *drawn, class_="charts"), *note] if drawn else note
+
+
+def _lines_of_names(
+    record: Record, goodput: Goodput, names: Sequence[str], *, over_time: bool = False
+) -> dict[str, list[Line]]:
+    """Return the lines for some names, one line for each attempt."""
+    lines: dict[str, list[Line]] = {name: [] for name in names}
+    for attempt, row in zip(record.attempts, goodput.rows, strict=True):
+        for name in names:
+            points = [
+                (point.time - record.created if over_time else point.step, point.values[name])
+                for point in attempt.points
+                if name in point.values
+            ]
+            kept = row.bounds[1] - record.created if over_time and row.bounds else row.kept_step
+            lines[name].append(Line(points) if kept is None else Line(points, kept))
+    return lines
+
+
+def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
+    """Return the table of attempts."""
+    columns = [
+        "attempt",
+        "hosts",
+        "from step",
+        "to step",
+        "kept to",
+        *PHASES,
+        "restored",
+        "exit status",
+        "from checkpoint",
+    ]
+    has_proof = any(attempt.proved for attempt in record.attempts)
+    has_restarts = any(attempt.restarts for attempt in record.attempts)
+    columns += [RESTARTS] * has_restarts + ["went on"] * has_proof
+    rows = []
+    for place, (attempt, row) in enumerate(zip(record.attempts, goodput.rows, strict=True)):
+        steps = [
+            "–" if step is None else f"{step:,}"
+            for step in (row.first_step, row.last_step, row.kept_step)
+        ]
+        seconds = [clock(row.seconds[name]) for name in PHASES]
+        restored = sum(instance.restored_bytes for instance in attempt.instances)
+        exits = Counter(
+            _describe_exit(instance.exit_status, instance.reclaimed)
+            for instance in attempt.instances
+        )
+        words = ", ".join(
+            f"{words} × {count}" if count > 1 else words for words, count in exits.items()
+        )
+        megabytes = f"{restored / 1e6:,.1f} MB" if restored else "–"
+        rows.append(
+            [
+                str(row.number),
+                str(len(attempt.instances)),
+                *steps,
+                *seconds,
+                megabytes,
+                words,
+                describe_resume(record, place) or "–",
+                *(["; ".join(attempt.restarts) or "–"] if has_restarts else []),
+                *([attempt.proved] if has_proof else []),
+            ]
+        )
+    caption = "Phases are instance time, summed over hosts: two hosts for 10 s are 20 s."
+    return _make_table(
+        caption,
+        columns,
+        rows,
+        words=["exit status", "from checkpoint", RESTARTS, "went on"],
+    )
+
+
+def _describe_exit(status: int | None, reclaimed: bool) -> str:
+    return ("–" if status is None else str(status)) + (" (reclaimed)" if reclaimed else "")
+
+
+def _interruptions_table(record: Record) -> list[Element]:
+    """Return the table of interruptions."""
+    rows = [
+        [
+            str(number),
+            f"+{clock(interruption.time - record.created)}",
+            ", ".join(interruption.hosts),
+            "SIGTERM" if interruption.warned else "none",
+        ]
+        + [
+            "–" if interruption.step is None else f"{interruption.step:,}",
+            clock(interruption.gap),
+            interruption.why,
+        ]
+        for number, interruption in enumerate(record.interruptions, start=1)
+    ]
+    columns = ["no.", "time", "hosts", "warning", "last step", "no capacity for", "why"]
+    caption = "Spot instances taken away; times since the job was created."
+    return _make_table(caption, columns, rows, words=["hosts", "warning", "why"])
+
+
+def _transitions_table(record: Record) -> list[Element]:
+    """Return the table of secondary statuses."""
+    rows = [
+        [utc(transition.start), f"+{clock(transition.start - record.created)}"]
+        + [
+            "–" if transition.end is None else clock(transition.end - transition.start),
+            transition.status,
+            transition.message,
+        ]
+        for transition in record.transitions
+    ]
+    columns = ["from", "since creation", "for", "status", "message"]
+    return _make_table(
+        "The secondary statuses, as the service tells them.",
+        columns,
+        rows,
+        words=["from", "status", "message"],
+    )
+
+
+def _make_table(
+    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: Iterable[str]
+) -> list[Element]:
+    """Return a table that scrolls if it is too large; nothing without rows."""
+    if not rows:
+        return []
+    classes = [TEXT_CLASS if name in words else "number" for name in columns]
+    head = node(
+        "tr",
+        *(
+            node("th", name, scope="col", class_=class_name)
+            for name, class_name in zip(columns, classes, strict=True)
+        ),
+    )
+    body = [
+        node(
+            "tr",
+            *(
+                node("td", text, class_=class_name)
+                for text, class_name in zip(row, classes, strict=True)
+            ),
+        )
+        for row in rows
+    ]
+    table = node(
+        "table", node("caption", node("span", caption)), node("thead", head), node("tbody", *body)
+    )
+    return [node("div", table, class_="table", tabindex=0, role="region", aria_label=caption)]

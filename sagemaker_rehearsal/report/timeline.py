@@ -1,0 +1,206 @@
+"""The report's timeline: what each host did, as inline SVG without a script."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from xml.etree.ElementTree import Element
+
+from sagemaker_rehearsal.jobs.record import Instance, Record
+from sagemaker_rehearsal.report.charts import ticks
+from sagemaker_rehearsal.report.goodput import Goodput, Row, phases
+from sagemaker_rehearsal.report.markup import clock, node
+
+# Heights: above the first host, of a host, of its bar.
+TOP_HEIGHT = 24
+ROW_HEIGHT = 40
+BAR_HEIGHT = 16
+WORDS = {
+    "start-up": "start-up",
+    "kept": "training that was kept",
+    "lost": "training that was lost",
+    "ending": "after the last line of progress",
+    "gap": "no instance",
+    "restored": "checkpoints restored",
+    "warned": "interrupted, warned by SIGTERM",
+    "unwarned": "interrupted without a warning",
+}
+
+
+class Timeline:
+    """Draws one job, from its creation to `now`."""
+
+    def __init__(self, record: Record, goodput: Goodput, *, now: float) -> None:
+        self.record = record
+        self.goodput = goodput
+        self.now = now
+        names = {instance.host for attempt in record.attempts for instance in attempt.instances}
+        self.hosts = sorted(names, key=lambda name: (len(name), name))
+        times = [
+            instance.released or now
+            for attempt in record.attempts
+            for instance in attempt.instances
+        ]
+        self.start = record.created
+        self.end = max([*times, now, record.created + 0.1])
+        self.bottom = TOP_HEIGHT + ROW_HEIGHT * len(self.hosts)
+        # The kinds of marks that were drawn, which the legend explains.
+        self.used: set[str] = set()
+
+    def figure(self) -> Element | None:
+        """Return the timeline with its legend; None if there was no instance."""
+        if not self.hosts:
+            return None
+        title = node("title", f"Timeline of {len(self.hosts)} host{'s' * (len(self.hosts) > 1)}")
+        summary = (
+            f"{len(self.record.attempts)} attempts, {len(self.record.interruptions)} interruptions."
+        )
+        svg = node("svg", title, node("desc", summary), role="img", height=self.bottom + 26)
+        svg.append(self._draw_hatch())
+        svg.extend(self._draw_axis())
+        for host in self.hosts:
+            svg.extend(self._draw_host(host))
+        svg.extend(self._draw_interruptions())
+        svg.extend(
+            node("text", host, class_="host", x=0, y=self._y(host) - 5) for host in self.hosts
+        )
+        keys = [
+            node("li", node("i", class_=f"key {name}"), words)
+            for name, words in WORDS.items()
+            if name in self.used
+        ]
+        return node(
+            "figure", node("ul", *keys, class_="legend"), node("div", svg, class_="timeline")
+        )
+
+    def _x(self, time: float) -> str:
+        return f"{100 * (time - self.start) / (self.end - self.start):.3f}%"
+
+    def _y(self, host: str) -> int:
+        """Return the y at which the bar of a host begins."""
+        return TOP_HEIGHT + ROW_HEIGHT * self.hosts.index(host) + ROW_HEIGHT - BAR_HEIGHT - 6
+
+    def _draw_bar(self, kind: str, host: str, start: float, end: float, words: str) -> Element:
+        self.used.add(kind)
+        width = f"{max(0.05, 100 * (end - start) / (self.end - self.start)):.3f}%"
+        title = node("title", f"{host}, {words}: {clock(end - start)}")
+        return node(
+            "rect",
+            title,
+            class_=kind,
+            x=self._x(start),
+            width=width,
+            y=self._y(host),
+            height=BAR_HEIGHT,
+        )
+
+    def _draw_hatch(self) -> Element:
+        """Return the pattern that marks lost training without colour."""
+        line = node("path", d="M0 0h3v6h-3z", class_="stripe")
+        size = {
+            "width": 6,
+            "height": 6,
+            "patternUnits": "userSpaceOnUse",
+            "patternTransform": "rotate(45)",
+        }
+        return node(
+            "defs",
+            node(
+                "pattern",
+                node("rect", width=6, height=6, class_="ground"),
+                line,
+                id="hatch",
+                **size,
+            ),
+        )
+
+    def _draw_axis(self) -> Iterable[Element]:
+        """Yield the times since the job was created."""
+        for time in ticks(0.0, self.end - self.start, as_time=True):
+            x = self._x(self.start + time)
+            yield node("line", class_="grid", x1=x, x2=x, y1=TOP_HEIGHT, y2=self.bottom + 4)
+            yield node(
+                "text",
+                clock(time),
+                x=x,
+                y=self.bottom + 18,
+                text_anchor="middle" if time else "start",
+            )
+
+    def _draw_host(self, host: str) -> Iterable[Element]:
+        """Yield what a host did, attempt after attempt."""
+        instances = [
+            (row, instance)
+            for row, attempt in zip(self.goodput.rows, self.record.attempts, strict=True)
+            for instance in attempt.instances
+            if instance.host == host
+        ]
+        for (_, instance), (row, next_instance) in pairwise(instances):
+            if instance.released and next_instance.started > instance.released:
+                yield self._draw_bar(
+                    "gap",
+                    host,
+                    instance.released,
+                    next_instance.started,
+                    f"no instance before attempt {row.number}",
+                )
+        for row, instance in instances:
+            yield from self._draw_instance(row, instance)
+
+    def _draw_instance(self, row: Row, instance: Instance) -> Iterable[Element]:
+        """Yield the phases of an instance, and a mark where its checkpoints were restored."""
+        for kind, start, end in phases(row, instance, self.now):
+            yield self._draw_bar(
+                kind, instance.host, start, end, f"attempt {row.number}, {WORDS[kind]}"
+            )
+        if instance.restored_files:
+            self.used.add("restored")
+            words = (
+                f"{instance.restored_files} files, {instance.restored_bytes / 1e6:.1f} MB restored "
+                "from S3"
+            )
+            mark = node(
+                "path",
+                node("title", f"{instance.host}, {words}"),
+                class_="restored",
+                d="M-4 0h8l-4 6z",
+            )
+            at = instance.training or instance.started
+            yield node("svg", mark, x=self._x(at), y=self._y(instance.host) - 7, width=1, height=7)
+
+    def _draw_interruptions(self) -> Iterable[Element]:
+        """Yield a line for each interruption, and its number where there is room.
+
+        The line is thick at the hosts that were interrupted.
+        """
+        free = self.start
+        for number, interruption in enumerate(self.record.interruptions, start=1):
+            warning = "warned" if interruption.warned else "unwarned"
+            self.used.add(warning)
+            x = self._x(interruption.time)
+            words = (
+                f"Interruption {number}: {', '.join(interruption.hosts)}, {warning}, "
+                f"{interruption.why}"
+            )
+            yield node(
+                "line",
+                node("title", words),
+                class_=warning,
+                x1=x,
+                x2=x,
+                y1=TOP_HEIGHT - 6,
+                y2=self.bottom,
+            )
+            for host in set(interruption.hosts) & set(self.hosts):
+                y = self._y(host)
+                yield node(
+                    "line", class_=f"{warning} taken", x1=x, x2=x, y1=y - 3, y2=y + BAR_HEIGHT + 3
+                )
+            if interruption.time >= free:
+                yield node(
+                    "text",
+                    str(number),
+                    class_=f"number {warning}",
+                    x=x,
+                    y=TOP_HEIGHT - 10,
+                    text_anchor="middle",
+                )
+                free = interruption.time + 0.04 * (self.end - self.start)

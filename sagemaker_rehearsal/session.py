@@ -1,0 +1,137 @@
+"""Runs a rehearsal until Ctrl-C: engine, endpoint, live view, reports."""
+
+import os
+import threading
+from functools import partial
+from pathlib import Path
+
+from docker.errors import DockerException
+
+from sagemaker_lightning.contract.atomic_files import json_text
+from sagemaker_rehearsal import single_job
+from sagemaker_rehearsal.api import clients as cloud
+from sagemaker_rehearsal.api import server, sockets
+from sagemaker_rehearsal.api.access_keys import Keys
+from sagemaker_rehearsal.api.account import Account
+from sagemaker_rehearsal.api.service import ACCOUNT, Service
+from sagemaker_rehearsal.engines.containers import Containers
+from sagemaker_rehearsal.engines.processes import ROOT, Processes
+from sagemaker_rehearsal.jobs.job import Place
+from sagemaker_rehearsal.jobs.record import Record
+from sagemaker_rehearsal.owner import Owner
+from sagemaker_rehearsal.report import page
+from sagemaker_rehearsal.report.live_view import View
+from sagemaker_rehearsal.settings import Settings
+
+
+def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) -> None:
+    """Serve until `ended` is set; then stop all jobs and leave only the reports.
+
+    Args:
+        settings: The rehearsal's settings.
+        ended: Ends the rehearsal.
+        hurry: Gives the jobs no time to end by themselves.
+
+    Raises ValueError if the job of --run failed.
+    """
+    request = single_job.read(settings.run) if settings.run else None
+    owner = Owner()
+    engine = None
+    try:
+        engine = choose(settings, owner)
+        client = getattr(engine, "client", None)
+        for line in owner.end_orphans(client):
+            print(line, flush=True)
+        failed = _serve_endpoint(settings, (ended, hurry), owner, engine, request)
+    finally:
+        owner.close(getattr(engine, "client", None))
+    if failed:
+        raise ValueError(failed)
+
+
+def choose(settings: Settings, owner: Owner) -> Containers | Processes:
+    """Return the engine that runs the jobs: Docker's, or processes.
+
+    Prints a line if --engine=auto finds no Docker; ValueError if --engine=docker does not.
+    """
+    if settings.engine != "processes":
+        try:
+            return Containers(owner.label, settings.gpus)
+        except DockerException as error:
+            if settings.engine == "docker":
+                raise ValueError(f"--engine=docker: no Docker engine answers: {error}") from error
+    processes = Processes(
+        Path(os.environ.get("REHEARSAL_PYTHON", ROOT / ".venv/bin/python")),
+        owner.folder.name,
+        owner.note_process,
+    )
+    print("no Docker engine: jobs run as processes, with this checkout's application", flush=True)
+    return processes
+
+
+def _serve_endpoint(
+    settings: Settings,
+    events: tuple[threading.Event, threading.Event],
+    owner: Owner,
+    engine: Containers | Processes,
+    request: dict | None,
+) -> str | None:
+    ended, hurry = events
+    addresses = ["127.0.0.1"] + ([engine.bridge] if engine.bridge else [])
+    keys = Keys()
+    service = Service(settings, lambda region, job, name: place(region, job, name))
+
+    def make_endpoint(port: int) -> server.Endpoint:
+        own_clients = cloud.Clients(f"http://{addresses[0]}:{port}", keys.person)
+        return server.Endpoint(service, keys, Account(own_clients, engine))
+
+    with sockets.served(make_endpoint, settings.port, addresses, server.Handler) as port:
+        address_here, for_jobs = (
+            f"http://{address}:{port}" for address in (addresses[0], addresses[-1])
+        )
+        clients = cloud.Clients(address_here, keys.person)
+        owner.keep(keys.person, [f"{address}:{port}" for address in addresses])
+
+        def place(region: str, job: str, name: str) -> Place:
+            return Place(
+                engine=engine,
+                clients=partial(clients, region),
+                work=owner.jobs,
+                variables=keys.of_job(job).variables
+                | {"AWS_ENDPOINT_URL": for_jobs, "AWS_REGION": region}
+                | {"TRAINING_JOB_NAME": name, "TRAINING_JOB_ARN": job},
+                report=partial(write, settings),
+            )
+
+        variables = (
+            {"AWS_ENDPOINT_URL": address_here}
+            | keys.person.variables
+            | {"AWS_DEFAULT_REGION": cloud.REGION}
+        )
+        print(
+            f"endpoint: {address_here} (account {ACCOUNT})\nfor a client: export "
+            f"{' '.join(f'{name}={value}' for name, value in variables.items())}\nreports: "
+            f"{settings.folder}",
+            flush=True,
+        )
+        with View(service.shown):
+            failed = single_job.run(address_here, keys.person, request, ended) if request else None
+            if not request:
+                ended.wait()
+            service.close(hurry)
+    if request:
+        print(f"report: {settings.folder / request['TrainingJobName'] / 'report.html'}", flush=True)
+    return failed
+
+
+def write(settings: Settings, record: Record, folder: Path) -> None:
+    """Write a job's record and report into its folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "job.json").write_text(json_text(record.as_json(), indent=1))
+        page.write(
+            record, folder / "report.html", price=settings.price, spot_price=settings.spot_price
+        )
+    # The job ends as it would have ended with a report.
+    except OSError as error:
+        print(f"warning: the report of {record.name} could not be written: {error}", flush=True)
