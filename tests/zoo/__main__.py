@@ -1,7 +1,7 @@
 """Runs the conformance zoo, and makes the table of the documentation.
 
     python -m tests.zoo run --rounds=4 --seed=1 --jobs=2 --results=results/zoo.jsonl
-        [--only TEXT] [--interruptions=3]
+        [--only TEXT] [--interruptions=3 | --placed]
     python -m tests.zoo report results/zoo.jsonl [--write docs/zoo.md]
     python -m tests.zoo list
 
@@ -98,7 +98,11 @@ def run(arguments: argparse.Namespace) -> int:
             for seed in seeds:
                 job_folder = Path(folder, str(seed))
                 round = rounds.Round(configuration.name, launcher, seed)
-                moments = rounds.draws(round, reference, arguments.interruptions)
+                moments = (
+                    rounds.placed(round)
+                    if arguments.placed
+                    else rounds.draws(round, reference, arguments.interruptions)
+                )
                 add(rounds.interrupted(job_folder, reference, round, moments), job_folder)
                 shutil.rmtree(job_folder, ignore_errors=True)
 
@@ -150,6 +154,11 @@ def main() -> None:
     run_parser = commands.add_parser("run")
     run_parser.add_argument("--rounds", type=int, default=1, help="rounds of each configuration")
     run_parser.add_argument("--interruptions", type=int, default=3, help="of a round, at most")
+    run_parser.add_argument(
+        "--placed",
+        action="store_true",
+        help="interrupt twice within an epoch and once at its end, not at random",
+    )
     run_parser.add_argument("--seed", type=int, default=1)
     run_parser.add_argument("--jobs", type=int, default=2, help="jobs side by side")
     run_parser.add_argument("--results", default="results/zoo.jsonl")

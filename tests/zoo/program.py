@@ -8,8 +8,8 @@
 ZOO_AT is `RANK HOOK DELAY SIGNAL WHOM`. DELAY seconds after Lightning calls its HOOK-th hook in
 this rank, SIGNAL is sent to WHOM: "self", "root" (the process that was started) or "all". So the
 moments are spread over training, validation and saving, and not over the start, which takes longer
-than these small runs. ZOO_COUNT is a file for the number of hooks at the end, and ZOO_SENT one that
-says that the signal was sent.
+than these small runs. HOOK may be `NAME:NUMBER`, the NUMBER-th hook of this name. ZOO_COUNT is a
+file for the number of hooks at the end, and ZOO_SENT one that says that the signal was sent.
 """
 
 import contextlib
@@ -58,23 +58,29 @@ def count_hooks() -> None:
     rank = int(os.environ.get("LOCAL_RANK", 0))
     at = os.environ.get("ZOO_AT", "").split()
     mine = bool(at) and int(at[0]) == rank
-    last = int(at[1]) if mine else 0
+    name, _, number = at[1].rpartition(":") if mine else ("", "", "0")
     process = os.getpid()
+    named = 0
 
-    def counted(function):
-        def called(*args, **kwargs):
+    def counted(function, counts=True):
+        def called(trainer, hook, *args, **kwargs):
             global hooks
-            hooks += 1
-            if hooks == last and os.getpid() == process:
+            nonlocal named
+            hooks += counts
+            named += hook == name
+            is_last = named == int(number) and hook == name if name else hooks == int(number)
+            if is_last and (name or counts) and os.getpid() == process:
                 threading.Thread(
                     target=interrupt, args=(float(at[2]), int(at[3]), at[4]), daemon=True
                 ).start()
-            return function(*args, **kwargs)
+            return function(trainer, hook, *args, **kwargs)
 
         return called
 
     call._call_callback_hooks = counted(call._call_callback_hooks)
     call._call_lightning_module_hook = counted(call._call_lightning_module_hook)
+    # The strategy's hooks are those of a batch's parts: the moments drawn are not among them.
+    call._call_strategy_hook = counted(call._call_strategy_hook, counts=False)
     if (file := os.environ.get("ZOO_COUNT")) and rank == 0:
         import atexit
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -406,6 +406,20 @@ def draws(round: Round, reference: Reference, tries: int) -> Iterator[Interrupti
         drawn_interruption(draw, LAUNCHERS[round.launcher], reference, 0.8 / (number + 1))
         for number in range(tries)
     )
+
+
+PLACES = (
+    Interruption("SIGTERM", "all", "hook 0 training_step:2 0"),
+    Interruption("SIGKILL", "all", "hook 0 training_step:2 0.001"),
+    Interruption("SIGTERM", "all", "hook 0 on_train_epoch_end:1 0"),
+)
+"""Twice within an epoch, as far as it has batches, and once at its end."""
+
+
+def placed(round: Round) -> Iterator[Interruption]:
+    """Yield the interruptions of PLACES; a checkpoint is saved after each step."""
+    round.every = 1
+    return (replace(interruption) for interruption in PLACES)
 
 
 def drawn_interruption(
