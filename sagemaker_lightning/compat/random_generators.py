@@ -19,8 +19,9 @@ import torch
 PROCESS_GENERATORS = random.random.__self__, np.random.random.__self__
 """The Random and the RandomState whose methods are the functions of the two modules."""
 
-MERSENNE_TWISTER_BYTES = 4 * 624 + 4
-"""The state of `random` and of numpy's MT19937 in memory: 624 words, and which one comes next."""
+MERSENNE_TWISTER_WORDS = 624
+"""Words of 4 bytes of the states of `random` and of numpy's MT19937. Beside them is which one comes
+next: before them in `random`, after them in numpy."""
 FIRST_FIELD = object.__basicsize__
 """Where the fields of a Python object begin in memory."""
 
@@ -32,31 +33,35 @@ def seed_python(number: int) -> None:
     generator.gauss_next = None
 
 
-def process_states() -> tuple:
-    """Return the states of the process's generators, to compare with those at another time.
+def process_marks() -> tuple:
+    """Return what tells whether the process's generators have drawn or were seeded since.
 
-    It takes 3 us, where `random.getstate` and `np.random.get_state` take 60. The normal number that
-    numpy's RandomState holds back is not part of it: right after a seed, there is none.
+    Which word comes next changes with each draw, and all words change when they have been used up:
+    so a few of them will do. It takes 4 us, where `random.getstate` and `np.random.get_state` take
+    60. The normal number that numpy's RandomState holds back is not part of it: right after a seed,
+    there is none.
     """
     python = PROCESS_GENERATORS[0]
-    states = (
+    numpys = np.random.get_bit_generator().ctypes.state_address
+    marks = (
         _memory(id(python) + FIRST_FIELD).raw
         if sys.implementation.name == "cpython"
         else python.getstate(),
         python.gauss_next,
-        _memory(np.random.get_bit_generator().ctypes.state_address).raw,
+        _memory(numpys).raw,
+        _memory(numpys + 4 * MERSENNE_TWISTER_WORDS).raw,
         torch.default_generator.get_state().numpy().tobytes(),
     )
     if torch.cuda.is_initialized():
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        states += (generator.get_state().numpy().tobytes(),)
-    return states
+        marks += (generator.get_state().numpy().tobytes(),)
+    return marks
 
 
 @functools.lru_cache(maxsize=16)
 def _memory(address: int) -> ctypes.Array:
-    """Return what is in memory at an address, as it is when it is read."""
-    return (ctypes.c_char * MERSENNE_TWISTER_BYTES).from_address(address)
+    """Return the four words in memory at an address, as they are when they are read."""
+    return (ctypes.c_char * 16).from_address(address)
 
 
 def replace_entropy(bits: Callable[[int], int]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sagemaker_lightning.compat.random_generators import process_states, seed_python
+from sagemaker_lightning.compat.random_generators import process_marks, seed_python
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.object_graph import walk
 
@@ -161,12 +161,12 @@ class Draws:
 
     def begin(self) -> None:
         """Note the generators' states, from which samples draw next if they draw."""
-        self.states = unseeded.count, process_states()
+        self.states = unseeded.count, process_marks()
 
     def look(self) -> bool:
         """Return whether samples have depended on a seed since this object was entered."""
         if not self.found and self.states is not None:
-            self.found = (unseeded.count, process_states()) != self.states
+            self.found = (unseeded.count, process_marks()) != self.states
         return self.found
 
 
