@@ -11,7 +11,7 @@ from sagemaker_lightning.compat import namespaces
 
 namespaces.register()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 PUBLIC = {
     "Application": "cli.application",
