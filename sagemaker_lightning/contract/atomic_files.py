@@ -43,7 +43,7 @@ def atomic_writes(paths: Sequence[Path], sync: bool = True) -> Iterator[list[Bin
     temporary: list[str] = []
     try:
         with ExitStack() as stack:
-            files = []
+            files: list[BinaryIO] = []
             for path in paths:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 # The temporary file is in the same folder, because a rename is atomic only within

@@ -158,8 +158,8 @@ def ends_with_container(folder: Path) -> bool:
     }
     overlays = ("overlay", "fuse.fuse-overlayfs")
     folder = folder.resolve()
-    mount = next((each for each in (folder, *folder.parents) if each in kinds), None)
-    return kinds.get(Path("/")) in overlays and kinds.get(mount) in (*overlays, "tmpfs")
+    of_mount = next((kinds[each] for each in (folder, *folder.parents) if each in kinds), "")
+    return kinds.get(Path("/"), "") in overlays and of_mount in (*overlays, "tmpfs")
 
 
 @cache

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sagemaker_lightning.contract import deadlines, job_config
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome, ends_with_container
@@ -102,7 +103,7 @@ class SageMakerEnvironment:
 
     None if nothing starts this program again in its container.
     """
-    drill: Mapping | None = None
+    drill: Mapping[str, Any] | None = None
     """What drill/command.py asks of the run that it drills (drill/drilled_run.py).
 
     None if this run is no drill.
@@ -303,7 +304,7 @@ def watch(variables: Mapping[str, str] = os.environ) -> Path | None:
     )
 
 
-def drilled(variables: Mapping[str, str], base: Path, asked: Mapping) -> dict[str, str]:
+def drilled(variables: Mapping[str, str], base: Path, asked: Mapping[str, Any]) -> dict[str, str]:
     """Return `variables` for a run whose model, logs and checkpoints go below `base`.
 
     They work with any launcher.
@@ -337,7 +338,7 @@ def place(variables: Mapping[str, str] = os.environ) -> str:
     return f"host {variables.get('SM_CURRENT_HOST', 'localhost')}, {rank}"
 
 
-def _json(variables: Mapping[str, str], name: str, expected_type: type, default):
+def _json(variables: Mapping[str, str], name: str, expected_type: type, default: Any) -> Any:
     """Return a variable decoded from JSON, or `default` if it is not set.
 
     Raises UserError if its value is not of `expected_type`, or if it is an empty list and the

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from sagemaker_lightning.contract.atomic_files import write_instead
 from sagemaker_lightning.contract.errors import UserError
@@ -204,7 +205,9 @@ def report_uncaught(failure_file: Path | None, place: str = "") -> None:
 class _Uncaught:
     """A sys.excepthook that reports a UserError in one line."""
 
-    def __init__(self, hook_before: Callable, failure_file: Path | None, place: str) -> None:
+    def __init__(
+        self, hook_before: Callable[..., Any], failure_file: Path | None, place: str
+    ) -> None:
         self.hook_before = hook_before
         self.failure_file = failure_file
         self.place = place
@@ -297,7 +300,7 @@ def last_error(stderr: str) -> tuple[str, str]:
         for number, line in enumerate(lines)
         if re.match(r"(Exception Group )?Traceback \(most recent", line)
     ]
-    errors = []
+    errors: list[tuple[str, str]] = []
     came_of_it = False
     for start, limit in zip(starts, [*starts[1:], len(lines)], strict=False):
         rest = range(start + 1, limit)
@@ -310,9 +313,9 @@ def last_error(stderr: str) -> tuple[str, str]:
             None,
         )
         if end and not re.search(r"\bChildFailedError\b|SignalException", lines[end]):
-            rest = takewhile(lambda line: not NATIVE_LOG.match(line), lines[end + 1 :])
+            after = takewhile(lambda line: not NATIVE_LOG.match(line), lines[end + 1 :])
             # The lines after the exception's first are its message, if there are only a few.
-            more = [line for line in rest if line.strip()]
+            more = [line for line in after if line.strip()]
             message = [lines[end], *(more if limit == len(lines) and len(more) <= 10 else [])]
             class_name, _, text = "\n".join(message).partition(": ")
             explanation = (

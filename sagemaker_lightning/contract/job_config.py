@@ -59,7 +59,7 @@ def checkpoint_path(path: Path) -> str:
     content = read(path)
     if wrong := _check_checkpoints(content):
         raise UserError(f"{path}: {wrong}")
-    return content["LocalPath"]
+    return str(content["LocalPath"])
 
 
 def _check_texts(content: Any) -> None:
@@ -108,7 +108,7 @@ def check(folder: Path) -> None:
             raise UserError(f"{path}: {wrong}")
         characters[path] = len(json.dumps(content))
     if sum(characters.values()) > MAX_CHARACTERS:
-        longest = max(characters, key=characters.get)
+        longest = max(characters, key=lambda path: characters[path])
         raise UserError(
             f"{longest}: found {characters[longest]} characters; all files there may have "
             f"{MAX_CHARACTERS}, as they become environment variables; give what is longer as a "
@@ -119,7 +119,7 @@ def check(folder: Path) -> None:
 # Each function below returns what is wrong with the content of one file; "" if nothing is.
 
 
-def _check_hyperparameters(content: dict) -> str:
+def _check_hyperparameters(content: dict[str, Any]) -> str:
     for name, value in content.items():
         if not name or "=" in name:
             return f"found the name {name!r}; allowed are names without ="
@@ -156,7 +156,7 @@ LOG_LEVEL = "sagemaker_container_log_level"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-def _check_resources(content: dict) -> str:
+def _check_resources(content: dict[str, Any]) -> str:
     hosts = content.get("hosts", [])
     groups = content.get("instance_groups", [])
     if type(hosts) is not list or not all(type(host) is str and host for host in hosts):
@@ -178,15 +178,14 @@ def _check_resources(content: dict) -> str:
 
 def _is_group(group: Any) -> bool:
     """Return whether this is an instance group with a name, a type and hosts."""
-    names = type(group) is dict and [
-        group.get("instance_group_name"),
-        group.get("instance_type", ""),
-    ]
-    hosts = names and group.get("hosts")
+    if type(group) is not dict:
+        return False
+    names = [group.get("instance_group_name"), group.get("instance_type", "")]
+    hosts = group.get("hosts")
     return type(hosts) is list and all(type(name) is str for name in [*names, *hosts])
 
 
-def _check_channels(content: dict) -> str:
+def _check_channels(content: dict[str, Any]) -> str:
     for name, channel in content.items():
         if not CHANNEL_NAME.fullmatch(name) or name in (".", ".."):
             return f"found the channel {name!r}; allowed are up to 64 letters, digits and ._-"
@@ -195,7 +194,7 @@ def _check_channels(content: dict) -> str:
     return ""
 
 
-def _check_checkpoints(content: dict) -> str:
+def _check_checkpoints(content: dict[str, Any]) -> str:
     path = content.get("LocalPath")
     return (
         ""

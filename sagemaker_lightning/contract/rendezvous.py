@@ -53,7 +53,7 @@ def join(environment: SageMakerEnvironment, variables: MutableMapping[str, str])
     """
     if len(environment.hosts) > 1:
         forget_absent_interface(environment, variables)
-        variables.update(prepared(environment) | variables)
+        variables.update(prepared(environment) | dict(variables))
 
 
 def join_hosts(environment: SageMakerEnvironment | None = None) -> None:
@@ -126,7 +126,7 @@ def network(
     """
     if len(environment.hosts) == 1:
         return {}
-    variables = {}
+    variables: dict[str, str] = {}
     if environment.network_interface in _interface_names():
         variables |= dict.fromkeys(INTERFACES, environment.network_interface)
     if list(devices.glob("uverbs*")):
@@ -205,4 +205,6 @@ def _interface_names() -> list[str]:
 def _has_efa_provider() -> bool:
     """Return whether libfabric has the efa provider; its own tool fi_info says so."""
     tool = shutil.which("fi_info") or shutil.which("fi_info", path=EFA_TOOLS)
-    return bool(tool) and subprocess.run([tool, "-p", "efa"], capture_output=True).returncode == 0
+    if not tool:
+        return False
+    return subprocess.run([tool, "-p", "efa"], capture_output=True).returncode == 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ContainerRestart:
     """From the fault to the end of the first batch after it."""
 
     @classmethod
-    def read(cls, fields: Mapping[str, object]) -> Self:
+    def read(cls, fields: Mapping[str, Any]) -> Self:
         """Return the restart that `fields`, its attributes by name, describe."""
         return cls(**fields)
 

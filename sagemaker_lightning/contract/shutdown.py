@@ -51,7 +51,7 @@ def leave_at_once() -> None:
     container would not react to them while it imports.
     """
 
-    def leave(number: int, frame) -> None:
+    def leave(number: int, _frame: FrameType | None) -> None:
         with suppress(OSError):  # nobody reads it
             os.write(2, f"{signal.Signals(number).name}: nothing is being trained\n".encode())
         os._exit(status(number))
@@ -181,7 +181,7 @@ class Stop:
         self.thread.start()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self.previous_handlers.items():
             if signal.getsignal(number) != self._handle:
                 continue  # whoever has installed another one since takes care of it
@@ -272,14 +272,14 @@ class Stop:
 
     def end_process(self, why: str) -> None:
         """End this process now, after it has told `why` and from which step to resume."""
+        number = signal.Signals(self.signal_number or signal.SIGTERM)
         try:
-            name = signal.Signals(self.signal_number).name
-            self.tell(interruption_by_names(self.home, f"{name}; {why}"))
+            self.tell(interruption_by_names(self.home, f"{number.name}; {why}"))
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
         # Nobody reads the output any more, or it is closed: the signal ends this process, too.
         finally:
-            os._exit(status(self.signal_number))
+            os._exit(status(number))
 
 
 class TrainingStop(Stop):
@@ -310,7 +310,7 @@ class TrainingStop(Stop):
         if self.interrupts == 1:
             # Not by print: this may run within another print.
             os.write(2, b"stopping at the end of this batch; Ctrl-C again stops at once\n")
-        elif callable(handler := self.previous_handlers[number]):
+        elif callable(handler := self.previous_handlers[signal.Signals(number)]):
             handler(number, frame)
 
 

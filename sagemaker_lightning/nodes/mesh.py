@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 from sagemaker_lightning.contract.deadlines import ENDS_BY_ITSELF, status_interval
 from sagemaker_lightning.contract.errors import printable
@@ -129,7 +130,7 @@ class Mesh:
         self.callers: dict[asyncio.Transport, str] = {}  # who calls this host, and from where
         self.calls_received = 0
         self.has_said_all = False
-        self.tasks: list[asyncio.Task] = []  # asyncio itself keeps no reference
+        self.tasks: list[asyncio.Task[None]] = []  # asyncio itself keeps no reference
 
     async def open(self) -> None:
         """Start to listen, to call other hosts, and to send this host's status.
@@ -240,8 +241,8 @@ class Mesh:
                 with closing(writer):
                     greeting = Greeting.parse(await self._read_line(reader) or b"")
                     # The address may still be the one that another host had before.
-                    is_it = greeting and greeting.host == name
-                    if is_it and greeting.restarts == self.restarts:
+                    is_it = greeting is not None and greeting.host == name
+                    if greeting and is_it and greeting.restarts == self.restarts:
                         self._compare_settings(name, greeting.settings)
                         await self._listen(name, reader)
                         self._hang_up_on(address)
@@ -249,7 +250,7 @@ class Mesh:
                 problem = (
                     f"its program was started again {greeting.restarts} times, and here "
                     f"{self.restarts} times"
-                    if is_it
+                    if greeting and is_it
                     else f"what answers on port {self.port} is not {name}"
                 )
             self.others[name].problem = problem
@@ -303,7 +304,10 @@ class Mesh:
         # In the order of their names, so that both hosts write the same line.
         settings = {self.host: self.settings, name: their_settings}
         hosts = sorted(settings)
-        differing = sorted(differences(*(settings[host] for host in hosts), missing="(none)"))
+        first_host, second_host = hosts
+        differing = sorted(
+            differences(settings[first_host], settings[second_host], missing="(none)")
+        )
         if not differing:
             return
         parts = [
@@ -325,16 +329,16 @@ class Mesh:
         """
         now = time.monotonic()
         silent = [
-            peer
+            (peer.last_heard, peer.status)
             for peer in self.others.values()
             if peer.last_heard and now - peer.last_heard > self.silence_timeout / 2
         ]
-        peer = self.others[name]
+        last_heard, status = self.others[name].last_heard or now, self.others[name].status
         if len(silent) == len(self.others) > 1:
             name = "every other host"
             symptom = f"{symptom}: the network of this one ({self.host}) is most likely cut"
-            peer = max(silent, key=lambda peer: peer.last_heard)
-        why = f"lost {name}: {symptom}; last heard {now - peer.last_heard:.0f} s ago: {peer.status}"
+            last_heard, status = max(silent)
+        why = f"lost {name}: {symptom}; last heard {now - last_heard:.0f} s ago: {status}"
         self.on_reason(StopReason(why, is_local=False))
 
 
@@ -348,10 +352,10 @@ class _Caller(asyncio.Protocol):
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the caller."""
-        self.transport = transport
-        self.mesh.welcome(transport)
+        self.transport = cast(asyncio.Transport, transport)
+        self.mesh.welcome(self.transport)
 
     def data_received(self, data: bytes) -> None:
         """Hang up: no host says anything to one that it has called."""
@@ -381,15 +385,20 @@ async def _resolve(name: str) -> str:
     which takes half a minute if the name server does not answer.
     """
     loop = asyncio.get_running_loop()
-    answer = loop.create_future()
+    answer: asyncio.Future[str | OSError] = loop.create_future()
+
+    def give(result: str | OSError) -> None:
+        if not answer.done():
+            answer.set_result(result)
 
     def ask() -> None:
+        result: str | OSError
         try:
-            result = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+            result = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
         except OSError as error:
             result = error
         with suppress(RuntimeError):  # the loop is closed: nobody waits for the answer any more
-            loop.call_soon_threadsafe(lambda: answer.done() or answer.set_result(result))
+            loop.call_soon_threadsafe(give, result)
 
     threading.Thread(target=ask, daemon=True).start()
     result = await asyncio.wait_for(answer, ENDS_BY_ITSELF)

@@ -25,8 +25,9 @@ class Doubt(IntEnum):
     """Another process of its own host most likely caused it."""
 
 
+@dataclass(frozen=True)
 class _Message:
-    """A frozen dataclass that can be sent."""
+    """What can be sent."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

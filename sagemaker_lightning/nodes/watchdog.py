@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from sagemaker_lightning.contract import deadlines, shutdown
 from sagemaker_lightning.contract.errors import UserError
@@ -85,7 +86,7 @@ class Watchdog:
         # The PIDs of the connected ranks that have not said that they lost a peer, and of their
         # launchers.
         self.rank_pids: dict[asyncio.StreamWriter, tuple[int, int]] = {}
-        self.rank_tasks: set[asyncio.Task] = set()  # asyncio itself keeps no reference
+        self.rank_tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps no reference
         self.lost_peer = False  # whether a rank of this host has said that it lost a peer
         # The PIDs of those that had begun to end, and not with their launcher, when a rank said so
         # for the first time.
@@ -130,7 +131,7 @@ class Watchdog:
             ) from None
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._run_in_loop(self._leave())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
@@ -172,7 +173,7 @@ class Watchdog:
         Return the likeliest suspicion if no reason comes; None if there is no suspicion either.
         """
         self._wait_until(
-            lambda: self.has_waited or self._certain_suspicion() or not self.mesh.others,
+            lambda: self.has_waited or bool(self._certain_suspicion()) or not self.mesh.others,
             limit=deadlines.any_reason(self.silence_timeout),
         )
         return self.reason or self._likeliest_suspicion()
@@ -216,7 +217,7 @@ class Watchdog:
             self._run_in_loop(asyncio.wait_for(poll(), limit))
         return {name: peer.fault for name, peer in peers.items()}
 
-    def _run_in_loop(self, coroutine: Coroutine) -> None:
+    def _run_in_loop(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in the watchdog's thread and wait for its end."""
         asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
@@ -355,8 +356,8 @@ class Watchdog:
             else self.ends_by_itself
         )
         self.has_waited = True
-        if not self.program_has_ended:
-            self._decide(self._likeliest_suspicion())
+        if not self.program_has_ended and (reason := self._likeliest_suspicion()):
+            self._decide(reason)
 
     def _certain_suspicion(self) -> StopReason | None:
         """Return the first suspicion without doubt; None if there is none."""

@@ -17,7 +17,8 @@ LINE_INTERVAL_SECONDS = 20.0  # seconds until each further line
 # it has run.
 BUSY_FACTOR = 2
 
-_started = _activity = None
+_started = 0.0  # in seconds of time.monotonic()
+_activity = ""
 _has_printed = False
 _ended = threading.Event()
 
