@@ -18,6 +18,7 @@ from collections.abc import Callable
 from multiprocessing import resource_tracker
 from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
+from typing import Any, cast
 
 from sagemaker_lightning.contract.shutdown import SIGNALS, ancestor_has_stop
 
@@ -30,7 +31,7 @@ class _Child:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.parent = multiprocessing.parent_process()
+        self.parent = cast(BaseProcess, multiprocessing.parent_process())
         # A server may have forked it. Without one, this is quicker than to ask for the parent's end
         # of a pipe: the children that were forked later have it, too.
         self.is_direct = os.getppid() == self.parent.pid
@@ -59,7 +60,7 @@ class _Child:
         os.kill(self.pid, number)  # it comes to this thread, which alone does not block it
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         # Python runs a handler in the main thread, which may wait for something else.
-        signal.pthread_kill(threading.main_thread().ident, WAKE)
+        signal.pthread_kill(cast(int, threading.main_thread().ident), WAKE)
 
 
 _child: _Child | None = None
@@ -70,19 +71,20 @@ _thread = threading.local()
 
 def end_with_the_loader() -> None:
     """End this data worker when its loader's process signals it or is gone, not before."""
-    if not (_child and _child.pid == os.getpid()):
-        keep_signals()
-    _child.is_worker = True
+    child = _child if _child and _child.pid == os.getpid() else keep_signals()
+    child.is_worker = True
 
 
-def keep_signals() -> None:
+def keep_signals() -> _Child:
     """Have a thread of this process, a child of multiprocessing, receive its signals."""
     global _child
     _child = _Child()
+    _thread.starts_child = False  # it was forked while this was true
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     signal.signal(WAKE, lambda *_: None)
     threading.Thread(target=_child.receive_signals, daemon=True, name="signals").start()
-    subprocess.Popen.__init__ = _unblocking(subprocess.Popen.__init__)
+    subprocess.Popen.__init__ = _unblocking(subprocess.Popen.__init__)  # type: ignore[method-assign]
+    return _child
 
 
 class _Keeping:
@@ -108,7 +110,7 @@ def _keeping(start: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], No
         if not _is_forked(process):
             resource_tracker.ensure_running()  # its start unblocks signals, so it goes first
         own_attributes = dict(vars(process))
-        process.run = _Keeping(process.run)
+        process.run = _Keeping(process.run)  # type: ignore[method-assign]
         # A child that is not forked takes seconds to begin: until then they are blocked.
         mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         _thread.starts_child = True
@@ -118,7 +120,7 @@ def _keeping(start: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], No
             _thread.starts_child = False
             del process.run
             if "run" in own_attributes:
-                process.run = own_attributes["run"]
+                process.run = own_attributes["run"]  # type: ignore[method-assign]
             signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
 
     return start_keeping
@@ -131,14 +133,14 @@ def _is_forked(process: BaseProcess) -> bool:
     return isinstance(process, ForkProcess)
 
 
-def _unblocking(start: Callable) -> Callable:
+def _unblocking(start: Callable[..., None]) -> Callable[..., None]:
     """Return a function that starts a program as `start` does, with no signal blocked.
 
     A program inherits what is blocked: SIGTERM would not end one that this child starts.
     """
 
     @functools.wraps(start)
-    def start_unblocking(*args, **options) -> None:
+    def start_unblocking(*args: Any, **options: Any) -> None:
         mask_before = signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         try:
             start(*args, **options)
@@ -157,5 +159,5 @@ def _unblock_in_child() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-BaseProcess.start = _keeping(BaseProcess.start)
+BaseProcess.start = _keeping(BaseProcess.start)  # type: ignore[assignment, method-assign]
 os.register_at_fork(after_in_child=_unblock_in_child)
