@@ -320,6 +320,18 @@ def load_optimizers_within(trainer: Trainer, context: Callable[[], AbstractConte
     strategy.load_optimizer_state_dict = load_optimizer_state_dict
 
 
+def load_schedulers_within(trainer: Trainer, context: Callable[[], AbstractContextManager]) -> None:
+    """Have Lightning load the schedulers' next states within a context."""
+    connector = trainer._checkpoint_connector
+
+    def restore_lr_schedulers() -> None:
+        del connector.restore_lr_schedulers
+        with context():
+            connector.restore_lr_schedulers()
+
+    connector.restore_lr_schedulers = restore_lr_schedulers
+
+
 def replace_loading(
     trainer: Trainer, load: Callable[[Any], bool], accept: Callable[[dict[str, Any]], None]
 ) -> None:

@@ -202,6 +202,11 @@ class EpochLoop(_Connected, lightning_loops.EpochLoop):
         with self.of.training_on_batch():
             super().advance(data_fetcher)
 
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        """Let the schedulers set the next learning rates."""
+        with self.of.schedulers_step():
+            super().update_lr_schedulers(interval, update_plateau_schedulers)
+
     def on_advance_end(self, data_fetcher) -> None:
         """End a batch and the validation that follows it."""
         super().on_advance_end(data_fetcher)

@@ -40,7 +40,7 @@ from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
 from sagemaker_lightning.resume.parts.limits import Limits
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
-from sagemaker_lightning.resume.parts.optimizers import Optimizers
+from sagemaker_lightning.resume.parts.optimizers import Optimizers, Schedulers
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place, refusing
 from sagemaker_lightning.resume.parts.roots import VALIDATION
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -263,7 +263,8 @@ class Run:
                 ", which each rank would train for itself; call fully_shard() on a module that has "
                 "them, too, such as the whole network"
             )
-        acceptance.accept_schedulers(self.trainer, lightning_checkpoints.loaded(self.trainer))
+        with self.part(Schedulers).loading() if self.resumed else nullcontext():
+            acceptance.accept_schedulers(self.trainer, lightning_checkpoints.loaded(self.trainer))
         of_flags = self.part(Limits).of_flags
         same_limits = not self.resumed or self.resumed.of(Limits)["of_flags"] == of_flags
         self.same_run.compare_optimizers(same_limits)
@@ -569,6 +570,11 @@ class Run:
         """Return a context in which a batch is trained on."""
         tries = self.resumed is not None and self.is_training
         return self.part(Optimizers).first_steps() if tries else nullcontext()
+
+    def schedulers_step(self) -> AbstractContextManager[None]:
+        """Return a context in which the schedulers set the next learning rates."""
+        tries = self.resumed is not None and self.is_training
+        return self.part(Schedulers).steps() if tries else nullcontext()
 
     def batch_committed(self, done: bool) -> None:
         """Save a checkpoint if one is due; stop if a stop was requested.

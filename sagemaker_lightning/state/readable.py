@@ -29,6 +29,8 @@ PLAIN = SCALARS | {torch.dtype, torch.device, torch.Size}
 """Classes whose values a checkpoint has as they are."""
 TEXTS = PurePath, Decimal, Fraction
 LISTS = deque, set, frozenset, array
+MAX_DEPTH = 100
+"""How often a plain value is within another one, at most; torch's reader knows no limit."""
 MAX_TWICE = 1 << 10
 """Elements, at most, of what a checkpoint has in both forms."""
 
@@ -92,6 +94,8 @@ def _plain(
         return _on_cpu(value) if copies else value
     if class_ is list and SCALARS.issuperset(map(type, value)):  # fast for long lists
         return value.copy()
+    if len(path) > MAX_DEPTH:
+        raise _Other
     if class_ in (list, tuple):
         return class_(
             _readable(element, (*path, index), others, copies, within)

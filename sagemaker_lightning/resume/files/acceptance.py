@@ -70,11 +70,20 @@ def saved_part(owner: Any, state: Any) -> Any:
     Args:
         owner: The object.
         state: What its `state_dict` returned; another class's state is returned as it is.
+
+    Raises:
+        TypeError: It is a list, which `dict.update` would take for names and values.
     """
     load = getattr(type(owner), "load_state_dict", None)
-    if not isinstance(state, dict) or (load is not None and not is_library_class(load)):
+    if load is not None and not is_library_class(load):
+        return state
+    if isinstance(state, (list, tuple)):
+        raise TypeError(f"found a {type(state).__name__}, expected a dict")
+    if not isinstance(state, dict):
         return state
     saved = namespace(owner) if load is None else owner.state_dict()
+    if is_library_class(type(owner)):  # which keeps a fraction as one
+        state = {name: _fraction(saved.get(name), value) for name, value in state.items()}
     return {
         name: _saved_parts(namespace(owner).get(name), value)
         for name, value in state.items()
@@ -82,11 +91,23 @@ def saved_part(owner: Any, state: Any) -> Any:
     }
 
 
+def _fraction(present: Any, value: Any) -> Any:
+    """Return a value, a whole number as a fraction where there is one at present.
+
+    Python calculates 3 to the power of 10**18 without an end, and 3.0 to that power at once.
+    """
+    return float(value) if type(present) is float and type(value) is int else value
+
+
 def _saved_parts(member: Any, value: Any) -> Any:
     """Return what an attribute, an object or a list of objects, would save of a value."""
     if isinstance(member, list) and isinstance(value, list) and any(map(_has_attributes, member)):
-        return [_saved_parts(*part) for part in zip(member, value, strict=False)]
-    return saved_part(member, value) if _has_attributes(member) else value
+        return [
+            saved_part(each, state) if _has_attributes(each) else state
+            for each, state in zip(member, value, strict=False)
+        ]
+    is_state = _has_attributes(member) and isinstance(value, dict)
+    return saved_part(member, value) if is_state else value
 
 
 def _has_attributes(value: Any) -> bool:

@@ -45,8 +45,11 @@ MARK = f"\0sagemaker-lightning {FORMAT_VERSION}\0".encode()
 FOOTER = struct.Struct(f"<{len(MARK)}sQQ32s")
 # The end of a file of any format. All that follows the mark has the same length in all of them.
 ANY_MARK = re.compile(rb"\0sagemaker-lightning (\d+)\0.{48}\Z", re.DOTALL)
-MAX_DEPTH = 500
-"""How often a part of a checkpoint may be within another one, at most; Python encodes no more."""
+MAX_DEPTH = 250
+"""How often a part of a checkpoint may be within another one, at most.
+
+`readable` writes plain values to less than half of it, and Lightning recurses into what it reads.
+"""
 SPARE_PARTS = 1 << 16
 SPARE_BYTES = 1 << 26
 """What a checkpoint may hold besides what its own size allows."""

@@ -2,7 +2,9 @@
 
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from math import inf
+from numbers import Real
 from typing import Any
 
 import torch
@@ -27,6 +29,9 @@ from sagemaker_lightning.state.graph.kinds.base import class_name
 
 FUSED_STATES = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"}
 """What the fused kernels of torch's optimizers read and write besides a parameter's gradient."""
+
+MAX_RATE = torch.finfo(torch.float32).max
+"""The largest finite learning rate that a step of torch's optimizers can take."""
 
 
 class Optimizers(Part):
@@ -169,8 +174,39 @@ class Schedulers(Part):
 
     key = "lr_schedulers"
     what = "the schedulers' states"
-    when = "Lightning loads it"
     place = Place.LIGHTNING
+    moments = (Moment.OPTIMIZERS,)
+
+    def restore(self, saved: Any, moment: Moment) -> None:
+        """Have Lightning load the states, or raise UserError for those that it cannot load."""
+        lightning_checkpoints.load_schedulers_within(self.trainer, self.loading)
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Let the states be loaded in the block, or raise UserError."""
+        return refusing(self.run, self.run.resumed.file_name, self.key)
+
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        """Let the schedulers set the next rates in the block.
+
+        Raises:
+            UserError: A scheduler of torch's cannot go on from the loaded state.
+        """
+        file_name = self.run.resumed.file_name
+        try:
+            yield
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:
+            if not is_of_torchs_optimizer(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            raise refusal(self.run, file_name, self.key, reason) from error
+        for optimizer in self.trainer.optimizers:
+            for group in optimizer.param_groups:
+                if not is_rate(rate := group.get("lr", 0)):
+                    reason = f"they set a learning rate to {rate}"
+                    raise refusal(self.run, file_name, self.key, reason)
 
     def present(self) -> dict[str, Any]:
         """Return the schedulers' states now."""
@@ -197,6 +233,13 @@ def check(optimizer: Optimizer) -> None:
                     raise ValueError(f"{name} is no tensor of the shape {list(parameter.shape)}")
 
 
+def is_rate(value: Any) -> bool:
+    """Return whether a value is a learning rate that an optimizer can take."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return isinstance(value, Real) and not MAX_RATE < abs(value) < inf
+
+
 def fits(value: Tensor, parameter: Tensor) -> bool:
     """Return whether a tensor has memory for each element of a parameter."""
     if value.shape != parameter.shape:
@@ -207,7 +250,7 @@ def fits(value: Tensor, parameter: Tensor) -> bool:
 
 
 def is_of_torchs_optimizer(error: Exception) -> bool:
-    """Return whether the code of an optimizer of torch's has raised an error."""
+    """Return whether the code of an optimizer or scheduler of torch's has raised an error."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return frame.f_globals.get("__name__", "").startswith("torch.optim.")
 

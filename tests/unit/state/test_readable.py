@@ -133,3 +133,14 @@ def test_parts_of_a_state_that_are_plain_are_not_copied():
     assert restored["b"] == ({"c": 5}, [3])
     assert restored["a"] is state["a"] and restored["b"][1] is state["b"][1]
     assert restored["d"] is state["d"] and "gone" not in restored
+
+
+def test_what_is_within_many_others_is_saved_beside():
+    """Python copies, and torch pickles, by calls within calls, of which it allows a thousand."""
+    deep = 1
+    for _ in range(5_000):
+        deep = [deep]
+    others = {}
+    plain = readable({"a": deep, "b": 2}, others)
+    assert plain["b"] == 2 and len(others) == 1
+    assert with_values(plain, others)["a"][0] == [deep[0][0]]
