@@ -322,14 +322,25 @@ def load_optimizers_within(trainer: Trainer, context: Callable[[], AbstractConte
 
 def load_schedulers_within(trainer: Trainer, context: Callable[[], AbstractContextManager]) -> None:
     """Have Lightning load the schedulers' next states within a context."""
-    connector = trainer._checkpoint_connector
+    _call_within(trainer._checkpoint_connector, "restore_lr_schedulers", context)
 
-    def restore_lr_schedulers() -> None:
-        del connector.restore_lr_schedulers
+
+def load_data_module_within(
+    trainer: Trainer, context: Callable[[], AbstractContextManager]
+) -> None:
+    """Have Lightning load the data module's next state within a context."""
+    _call_within(trainer._checkpoint_connector, "restore_datamodule", context)
+
+
+def _call_within(owner: Any, name: str, context: Callable[[], AbstractContextManager]) -> None:
+    """Have a method without arguments be called within a context, once."""
+
+    def method() -> None:
+        delattr(owner, name)
         with context():
-            connector.restore_lr_schedulers()
+            getattr(owner, name)()
 
-    connector.restore_lr_schedulers = restore_lr_schedulers
+    setattr(owner, name, method)
 
 
 def replace_loading(

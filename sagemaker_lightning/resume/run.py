@@ -242,6 +242,9 @@ class Run:
         self.restore(Moment.LOADING)
         self.same_run.grown = [name for name, _ in model.named_parameters() if name not in made]
         lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
+        lightning_checkpoints.load_data_module_within(
+            self.trainer, self.part(DataEpoch).data_module_loads
+        )
         self.check.continue_results(self.resumed.entries["resumes"])
 
     def accept(self, checkpoint: dict[str, Any]) -> None:

@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from pytorch_lightning import Trainer
+from torch import nn
+
 from sagemaker_lightning.compat import lightning_callbacks, lightning_loops
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
@@ -18,6 +21,7 @@ from sagemaker_lightning.resume.parts.roots import TRAINING
 from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.state.graph.start import Start
 from sagemaker_lightning.state.graph.state import names_in, without
 
 
@@ -64,6 +68,27 @@ class DataEpoch(Part):
         epoch = self.trainer.current_epoch
         at_epochs_end = self.run.resumed.saved_at is ResumePoint.EPOCH
         return epoch if at_epochs_end and bool(every) and epoch - made >= every else made
+
+    @contextmanager
+    def data_module_loads(self) -> Iterator[None]:
+        """Undo what the data module's own `load_state_dict` does in this context.
+
+        The interrupted run has made its data before anything was loaded. Once they are made, what
+        has changed in the data module comes back with the user's objects; but for what these
+        cannot hold, which stays as it is loaded.
+        """
+        resumed = self.run.resumed
+        data_module = self.trainer.datamodule
+        start = Start({"datamodule": data_module}, (Trainer, nn.Module), is_kept=True)
+        yield
+        with refusing(self.run, resumed.file_name, UserObjects.key):
+            unsaved = resumed.of(UserObjects)["unsaved"]
+            attributes = getattr(data_module, "__dict__", {})
+            loaded = {
+                name: attributes[name] for name in attributes if f"datamodule.{name}" in unsaved
+            }
+        start.reset()
+        attributes.update(loaded)
 
     @contextmanager
     def recreating(self, loop: Any) -> Iterator[None]:

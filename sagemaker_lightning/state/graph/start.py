@@ -77,11 +77,12 @@ class Start:
         """Take in roots that were made since, such as loaders, as their program makes them again.
 
         Args:
-            roots: The objects by name; those that are known stay as they are.
+            roots: The objects by name; those that are known stay as they are, and so does what the
+                others lead to.
         """
         new_roots = {name: root for name, root in roots.items() if key_of(root) not in self.nodes}
         if new_roots:
-            self._add(scan(new_roots, self.skip), {})
+            self._add(scan(new_roots, self.skip), dict(self.nodes))
         for name, root in roots.items():
             if isinstance(optimizer := owner_of(root), Optimizer):
                 self.optimizers[name] = optimizer
@@ -101,7 +102,7 @@ class Start:
         self.include(roots)
 
     def _add(self, nodes: dict[int, Node], made: Mapping[int, Any]) -> None:
-        """Take in nodes, and mark the content of those that are known anew."""
+        """Take in nodes, also known ones, and mark their content; but for those that are `made`."""
         holders = {path: key for key, path in self.paths.items()}
         first_seen = nodes.keys() - self.paths.keys() - made.keys()
         paths: dict[int, str] = {}

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -225,3 +226,108 @@ def test_data_that_depend_on_how_often_they_were_made_are_the_same(tmp_path, sto
     with interrupted():
         fitted("run", stop=stop)
     assert fitted("run") == alone
+
+
+class Counting(pl.LightningDataModule):
+    """Counts epochs, and saves the count itself; its samples, or the data it makes, have it."""
+
+    def __init__(self, counts_in: str, reads_in: str) -> None:
+        super().__init__()
+        self.counts_in = counts_in
+        self.reads_in = reads_in
+        self.epochs_seen = 0
+        self.was_loaded = False
+
+    def train_dataloader(self):
+        if self.counts_in == "train_dataloader":
+            self.epochs_seen += 1
+        values = torch.arange(16.0).view(8, 2) / 16
+        if self.reads_in == "samples":
+            return DataLoader(Shifted(values, self), 2)
+        return DataLoader(TensorDataset(values + self.epochs_seen), 2, shuffle=True)
+
+    def val_dataloader(self):
+        return []
+
+    def state_dict(self):
+        return {"epochs_seen": self.epochs_seen}
+
+    def load_state_dict(self, state_dict):
+        self.epochs_seen = state_dict["epochs_seen"]
+        self.was_loaded = True
+
+
+class Shifted(TensorDataset):
+    """Adds what a data module has counted to its samples."""
+
+    def __init__(self, values: torch.Tensor, data: Counting) -> None:
+        super().__init__(values)
+        self.data = data
+
+    def __getitem__(self, index):
+        return (self.tensors[0][index] + self.data.epochs_seen,)
+
+
+class OfCounting(Noted):
+    """Trains on the data of a `Counting`."""
+
+    train_dataloader = val_dataloader = None
+
+    def on_train_epoch_start(self):
+        data = self.trainer.datamodule
+        data.epochs_seen += data.counts_in == "on_train_epoch_start"
+        super().on_train_epoch_start()
+
+
+def count_on(folder, counts_in: str, reads_in: str, every: int, stop: str = "") -> tuple:
+    as_in_a_new_process()
+    data = Counting(counts_in, reads_in)
+    options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": every}
+    trainer(folder, **options).fit(model := OfCounting(stop), datamodule=data)
+    return model.events, data.epochs_seen
+
+
+@pytest.mark.parametrize("stop", ["batch 0:1", "batch 1:0", "end 1", "batch 2:2"])
+@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize("reads_in", ["samples", "train_dataloader"])
+@pytest.mark.parametrize("counts_in", ["train_dataloader", "on_train_epoch_start"])
+def test_data_are_made_before_the_data_modules_own_state_is_there(
+    tmp_path, capfd, counts_in, reads_in, every, stop
+):
+    """Its load_state_dict sets the count that the interrupted run had later."""
+    alone = count_on(tmp_path / "alone", counts_in, reads_in, every)
+    with interrupted():
+        count_on(tmp_path / "run", counts_in, reads_in, every, stop)
+    assert count_on(tmp_path / "run", counts_in, reads_in, every) == alone
+    assert "warning" not in capfd.readouterr().out
+
+
+class Opening(Counting):
+    """Opens, in load_state_dict, what no checkpoint can hold."""
+
+    def __init__(self) -> None:
+        super().__init__("on_train_epoch_start", "samples")
+        self.handle = None
+
+    def open(self) -> None:
+        self.handle = Path(__file__).open()  # noqa: SIM115
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.open()
+
+
+def test_what_no_checkpoint_can_hold_stays_as_the_data_module_has_loaded_it(tmp_path):
+    def fit(stop: str = "") -> Opening:
+        as_in_a_new_process()
+        data = Opening()
+        model = OfCounting(stop)
+        if stop:
+            model.on_train_batch_start = lambda *_: data.open()
+        trainer(tmp_path).fit(model, datamodule=data)
+        return data
+
+    with interrupted():
+        fit("batch 1:1")
+    data = fit()
+    assert data.handle.read(3) == '"""' and data.epochs_seen == 2 and not data.was_loaded
