@@ -10,11 +10,12 @@ import itertools
 import json
 import math
 import os
+import pickle
 import resource
 import shutil
 import signal
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -1007,7 +1008,8 @@ def with_attribute() -> torch.Tensor:
         (with_versions, "it is small, and what it holds is not"),
         (with_attribute, "it holds a tensor with attributes"),
         (lambda: [torch._utils._rebuild_tensor_v2], "it holds a function"),  # noqa: SLF001
-        (lambda: [OrderedDict], "it holds a type"),
+        (lambda: [OrderedDict], "it holds a function"),
+        (lambda: [torch.Size], "it holds a type"),
         (lambda: {"a": torch.ones(1).untyped_storage()}, "it holds a TypedStorage"),
     ],
 )
@@ -1015,6 +1017,41 @@ def test_what_torch_reads_and_nothing_here_writes_is_forged(tmp_path, make, foun
     path = tmp_path / "step-000000001.ckpt"
     checkpoint_file.write(path, {ENTRIES: {"events": make()}}, 1, 2)
     assert checkpoint_file.examine(path) == f"is forged: {found}"
+
+
+ALIKE = [number * (2**61 - 1) for number in range(1, 20_000)]
+
+
+def one_by_one(numbers: list[int]) -> bytes:
+    """Return a pickle that sets each key of a dict by an instruction of its own."""
+    keys = b"".join(pickle.dumps(number, 2)[2:-1] + b"Ns" for number in numbers)
+    text = b"X\x13\0\0\0sagemaker_lightning"
+    return b"\x80\x02}" + text + b"}" + keys + b"s."
+
+
+@pytest.mark.parametrize("make", [dict.fromkeys, set, frozenset, Counter, OrderedDict.fromkeys])
+def test_no_file_makes_python_compare_each_key_with_all_others(tmp_path, make):
+    """Keys with one hash; other ones are read, as many as there are."""
+    path = tmp_path / "step-000000001.ckpt"
+    numbers = [number * 3**30 for number in range(1, 5_000)]
+    found = {}
+    for keys in (numbers, ALIKE[: checkpoint_file.torch_unpickler.MAX_ALIKE + 1]):
+        checkpoint_file.write(path, {ENTRIES: {"values": make(keys)}}, 1, 2)
+        found[keys[0]] = checkpoint_file.examine(path)
+    of_numbers, of_alike = found.values()
+    assert of_numbers == (1, 2) or make is frozenset  # which torch does not read
+    assert type(of_alike) is str and (make is frozenset or "have one hash" in of_alike)
+
+
+def test_keys_of_one_hash_that_are_set_one_by_one_are_not_read(tmp_path, bounded):
+    path = tmp_path / "step-000000001.ckpt"
+    output = io.BytesIO()
+    with zipfile.ZipFile(output, "w") as parts:
+        parts.writestr("archive/data.pkl", one_by_one(ALIKE))
+        parts.writestr("archive/version", "3\n")
+    checkpoint_file.write(path, {}, 1, 2)
+    rewrite(path, output.getvalue())
+    assert "very many keys in it have one hash" in checkpoint_file.examine(path)
 
 
 def test_a_checkpoint_may_name_one_label_very_often(tmp_path):

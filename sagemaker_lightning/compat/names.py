@@ -308,7 +308,11 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
     },
     "torch_unpickler": {
         "torch": {"_weights_only_unpickler": "value"},
-        "torch._weights_only_unpickler": {"_get_allowed_globals": "value"},
+        "torch._weights_only_unpickler": {
+            "Unpickler._check_set_item_target": "(self, opcode)",
+            "Unpickler.pop_mark": "(self)",
+            "_get_allowed_globals": "value",
+        },
     },
     "torch_compile": {
         "torch._dynamo.config": {"recompile_limit": "value"},

@@ -118,7 +118,7 @@ def read(path: Path, mmap: bool = False) -> dict[str, Any]:
         with zipfile.ZipFile(path) as parts:
             if any(part.compress_type != zipfile.ZIP_STORED for part in parts.infolist()):
                 raise pickle.UnpicklingError("a part of it is compressed")
-    torch_unpickler.bound_bytes()
+    torch_unpickler.bound()
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
