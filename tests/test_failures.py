@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from sagemaker_lightning.contract import failures
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, place
-from sagemaker_lightning.contract.errors import UserError, printable
+from sagemaker_lightning.contract.errors import UserError, printable, with_article
 from sagemaker_lightning.contract.failures import (
     ended_rank,
     explain,
@@ -760,3 +760,17 @@ def test_an_accident_in_the_toolkits_process_has_its_traceback(
         == traced
     )
     assert (len(lines) > 1) == traced
+
+
+@pytest.mark.parametrize(
+    ("noun", "says"),
+    [
+        ("itertools.count", "an itertools.count"),
+        ("Adam", "an Adam"),
+        ("UntypedStorage", "an UntypedStorage"),
+        ("users.Table", "a users.Table"),
+        ("function", "a function"),
+    ],
+)
+def test_a_class_is_named_with_its_article(noun, says):
+    assert with_article(noun) == says

@@ -60,7 +60,7 @@ def numbers(seed: int, samples: int = 8) -> TensorDataset:
             "the length of val.0.dataset, the numbers in val.0.dataset.tensors differ",
         ),
         (DataLoader(numbers(2), 4), "the numbers in val.0.dataset.tensors differ"),
-        (DataLoader(numbers(1), 2), "the batch_size of val.0 differ"),
+        (DataLoader(numbers(1), 2), "the batch_size of val.0 differs"),
         (DataLoader(numbers(1), 4), ""),
     ],
 )
@@ -125,4 +125,4 @@ def test_other_batches_are_said_at_an_epochs_end_too(tmp_path: Path, capfd):
     short_trainer(tmp_path, PressCtrlC(0), max_epochs=2).fit(Untested(batch_size=8))
     output = capfd.readouterr().out
     assert "warning: model.batch_size" not in output
-    assert "on rank 0, the batch_size of train.0 differ" in output
+    assert "on rank 0, the batch_size of train.0 differs" in output

@@ -313,20 +313,22 @@ def test_a_damaged_journal_is_told(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("names", "flags", "says"),
     [
-        (["a"], {}, "a differ; likely because of a name that has changed, or a hook that sets it"),
+        (["a"], {}, "a differs; likely because of a name that has changed, or a hook that sets it"),
         (["a", "b", "c"], {}, "a, b, c differ; likely"),
         (["a", "b", "c", "d"], {}, "a, b, c (and 1 more) differ; likely"),
         (
             ["the length of train.0.dataset"],
             {},
-            "differ; likely because of data that were read or drawn anew, and are others; the run",
+            "on rank 0, the length of train.0.dataset differs; likely because of data that were "
+            "read or drawn anew, and are others; the run",
         ),
+        (["the numbers in train.0.dataset"], {}, "the numbers in train.0.dataset differ; likely"),
         (["the length of train.0.dataset", "a"], {}, "differ; likely because of a name that has"),
         (
             ["a"],
             {"--model.a": 1, "--model.b": 2, "--model.c": 3, "--model.d": 4},
-            "differ; likely because of --model.a, which was None and is 1, or --model.b, which was "
-            "None and is 2, or --model.c, which was None and is 3; the run",
+            "a differs; likely because of --model.a, which was None and is 1, or --model.b, which "
+            "was None and is 2, or --model.c, which was None and is 3; the run",
         ),
     ],
 )

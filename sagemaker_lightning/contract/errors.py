@@ -1,4 +1,4 @@
-"""UserError: a mistake of the user's, raised on purpose. And texts that are safe to print."""
+"""UserError: a mistake of the user's, raised on purpose. And texts that are right to print."""
 
 
 class UserError(ValueError):
@@ -21,3 +21,9 @@ def printable(text: str, kept: str = "") -> str:
         character if character.isprintable() or character in kept else ascii(character)[1:-1]
         for character in text
     )
+
+
+def with_article(noun: str) -> str:
+    """Return a noun, such as a class's name, with "a" or "an" before it."""
+    takes_an = noun[:1].lower() in tuple("aeio") or noun[:2].lower() == "un"
+    return f"{'an' if takes_an else 'a'} {noun}"

@@ -26,7 +26,7 @@ from sagemaker_lightning.compat.torch_data import (
     end_workers,
     keeps_iterator,
 )
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.errors import UserError, with_article
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.partition import PartitionedLoader
 from sagemaker_lightning.data.sample_seeding import Plan, SeededSamplesWithState, drawing, has_state
@@ -88,8 +88,9 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     ):
         if not is_iterable and world_size > 1 and not isinstance(sampler, DistributedSampler):
             raise UserError(
-                f"--data: a {type(loader).__name__} cannot be shared out among {world_size} ranks; "
-                "allowed is a torch.utils.data.DataLoader, or one with a DistributedSampler"
+                f"--data: {with_article(type(loader).__name__)} cannot be shared out among "
+                f"{world_size} ranks; allowed is a torch.utils.data.DataLoader, or one with a "
+                "DistributedSampler"
             )
         if keeps_iterator(loader):
             return loader, f"{type(loader).__name__} keeps an iterator from one epoch to the next"

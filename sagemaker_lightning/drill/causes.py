@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_trainer import was_compiled
+from sagemaker_lightning.contract.errors import with_article
 from sagemaker_lightning.data.deterministic import divided, has_state
 from sagemaker_lightning.resume.check import explanation
 from sagemaker_lightning.resume.check.explanation import DifferenceKind
@@ -106,7 +107,7 @@ def _causes_in_data(trainer: Trainer) -> Iterator[str]:
                 if has_state(loader)
                 else "which has to give the same batches again"
             )
-            yield f"loader {number}, a {_class_name(type(loader))}, {reason}"
+            yield f"loader {number}, {with_article(_class_name(type(loader)))}, {reason}"
         if workers and dataset is not None and not object_graph.is_library_class(type(dataset)):
             yield f"what {_class_name(type(dataset))} keeps in its {workers} data worker(s)"
     for hook in ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"):

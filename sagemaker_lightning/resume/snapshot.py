@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sagemaker_lightning.callbacks.rank_consistency import learning_rates
 from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoints
 from sagemaker_lightning.compat.model_parallel import mesh_of, mesh_sizes, reshard
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.errors import UserError, with_article
 from sagemaker_lightning.resume.files import checkpoint_file, shards
 from sagemaker_lightning.resume.parts import counters
 from sagemaker_lightning.resume.parts.given_parts import GivenParts
@@ -236,8 +236,9 @@ class Snapshot:
         owner = owners.get(path[0], "on_save_checkpoint() or state_dict() of")
         where = f"{'.'.join(map(str, path))}{error.path}"
         return UserError(
-            f"a checkpoint of this run could not be read again: {where} is a {error.kind} "
-            f"({owner} {model_name}); keep numbers, text, tensors, arrays, lists and dicts there"
+            f"a checkpoint of this run could not be read again: {where} is "
+            f"{with_article(error.kind)} ({owner} {model_name}); keep numbers, text, tensors, "
+            "arrays, lists and dicts there"
         )
 
 

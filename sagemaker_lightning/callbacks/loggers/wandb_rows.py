@@ -23,6 +23,7 @@ from sagemaker_lightning.callbacks.loggers.base import (
     put_before_its_class,
 )
 from sagemaker_lightning.compat import wandb_logger
+from sagemaker_lightning.contract.errors import with_article
 
 TAIL_BYTES = 2**16
 """How many of the file's last bytes a checkpoint has: hundreds of rows."""
@@ -189,8 +190,8 @@ class Rows:
                 if name not in self.reported_names:
                     self.reported_names.add(name)
                     print(
-                        f"W&B: {name} is a {type(value).__name__}, which is sent once: a resumed "
-                        "run does not send it again to where it is missing",
+                        f"W&B: {name} is {with_article(type(value).__name__)}, which is sent "
+                        "once: a resumed run does not send it again to where it is missing",
                         flush=True,
                     )
         return plain

@@ -10,7 +10,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from sagemaker_lightning.compat.lightning_loaders import PositionedLoader
 from sagemaker_lightning.compat.lightning_loops import steps_draw_batches
 from sagemaker_lightning.compat.torch_data import end_workers
-from sagemaker_lightning.contract.errors import printable
+from sagemaker_lightning.contract.errors import printable, with_article
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.deterministic import divided, is_strange, plan
 from sagemaker_lightning.data.loaders.kinds import resumable
@@ -215,7 +215,7 @@ class TrainingLoaders(EndingLoaders):
             try:
                 values.encode(getattr(fetcher, "batches", []))
             except NotSaved as error:
-                return f"a batch holds a {error.kind}, which no checkpoint can hold"
+                return f"a batch holds {with_article(error.kind)}, which no checkpoint can hold"
         return ""
 
     def __iter__(self) -> "TrainingLoaders":

@@ -34,6 +34,8 @@ from sagemaker_lightning.state import batch_digest
 from sagemaker_lightning.state.batch_digest import LeafDigest
 
 BATCHES_PER_READ = 50  # batches whose digests stay on a GPU before all of them are read at once
+SEVERAL = "the numbers in", "the hooks of", "the class or the hooks of"
+"""How the names of values begin that are several."""
 MAX_CHARACTERS = 1000  # of what was said of an earlier interruption
 RESULTS = [
     {"step": int, "identical": identical, "steps": int, "said": str}
@@ -192,7 +194,8 @@ class ResumeCheck:
         if differing and self.is_open:
             names = list(differing)
             rest = f" (and {len(names) - 3} more)" if len(names) > 3 else ""
-            description = f"{', '.join(names[:3])}{rest} differ"
+            verb = "differ" if len(names) > 1 or names[0].startswith(SEVERAL) else "differs"
+            description = f"{', '.join(names[:3])}{rest} {verb}"
             reasons = set(differing.values())
             cause = (
                 ", or ".join(self.changes[:3])

@@ -11,6 +11,7 @@ from typing import Any
 from pytorch_lightning import Trainer
 
 from sagemaker_lightning.compat import lightning_callbacks
+from sagemaker_lightning.contract.errors import with_article
 from sagemaker_lightning.resume.files import user_checkpoints
 from sagemaker_lightning.state.object_graph import is_library_class, namespace
 
@@ -78,7 +79,7 @@ def saved_part(owner: Any, state: Any) -> Any:
     if load is not None and not is_library_class(load):
         return state
     if isinstance(state, (list, tuple)):
-        raise TypeError(f"found a {type(state).__name__}, expected a dict")
+        raise TypeError(f"found {with_article(type(state).__name__)}, expected a dict")
     if not isinstance(state, dict):
         return state
     saved = namespace(owner) if load is None else owner.state_dict()

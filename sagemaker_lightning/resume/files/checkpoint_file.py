@@ -29,6 +29,7 @@ from sagemaker_lightning.compat import torch_unpickler
 from sagemaker_lightning.compat.torch_modules import stored_parts
 from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
+from sagemaker_lightning.contract.errors import with_article
 from sagemaker_lightning.state.readable import readable
 
 ENTRIES_KEY = "sagemaker_lightning"
@@ -221,7 +222,7 @@ def _size_problem(path: Path) -> str:
             members += getattr(value, "__dict__", {}).values()  # such as a state dict's versions
             stack += [(each, depth + 1) for each in members if type(each) not in NUMBERS]
         elif not isinstance(value, PLAIN):
-            return f"is forged: it holds a {type(value).__name__}"
+            return f"is forged: it holds {with_article(type(value).__name__)}"
         if parts_left < 0 or bytes_left < 0 or depth > MAX_DEPTH:
             return "is forged: it is small, and what it holds is not"
     return ""
@@ -307,7 +308,7 @@ def why_unreadable(state: dict[str, Any]) -> str:
 def _reason(error: Exception) -> str:
     """Return in a line why torch does not read a file."""
     if class_match := re.search(r"GLOBAL (\S+)", str(error)):
-        return f"there is a {class_match[1]} in it"
+        return f"there is {with_article(class_match[1])} in it"
     # What comes before the unpickler's own words is advice about weights_only.
     reason = str(error).rpartition("WeightsUnpickler error:")[-1].strip()
     return reason.splitlines()[0] if reason else type(error).__name__

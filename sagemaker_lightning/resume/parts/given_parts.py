@@ -16,7 +16,7 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.errors import UserError, with_article
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name
@@ -68,8 +68,8 @@ class Parts:
         for name, object_ in self.objects.items():
             if owner := owners.get(id(object_)):
                 raise UserError(
-                    f"{ARGUMENT}: found {name!r}: a {class_name(type(object_))} {owner}, which "
-                    "each checkpoint has; leave it out"
+                    f"{ARGUMENT}: found {name!r}: {with_article(class_name(type(object_)))} "
+                    f"{owner}, which each checkpoint has; leave it out"
                 )
 
     def states(self) -> dict[str, Any]:
@@ -85,9 +85,9 @@ class Parts:
             except NotSaved as error:
                 where = f" at {error.path}" if error.path else ""
                 raise UserError(
-                    f"{ARGUMENT}: state_dict() of {name!r} has a {error.kind}{where}, which no "
-                    "checkpoint can hold; keep numbers, text, tensors, arrays, lists and dicts "
-                    "there"
+                    f"{ARGUMENT}: state_dict() of {name!r} has {with_article(error.kind)}{where}, "
+                    "which no checkpoint can hold; keep numbers, text, tensors, arrays, lists and "
+                    "dicts there"
                 ) from None
         return states
 

@@ -10,7 +10,7 @@ from pytorch_lightning import Trainer
 from torch import nn
 
 from sagemaker_lightning.compat.torch_modules import parameters
-from sagemaker_lightning.contract.errors import printable
+from sagemaker_lightning.contract.errors import printable, with_article
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import HINT
@@ -163,7 +163,7 @@ class Reports:
         unsaved = {
             (each.path, each.name): FUNCTION_MADE
             if isinstance(each.value, CODE)
-            else f"{'holds' if each.is_part else 'is'} a {each.kind}{UNSAVED}"
+            else f"{'holds' if each.is_part else 'is'} {with_article(each.kind)}{UNSAVED}"
             for each in self.state.unsaved
             if _is_told(each)
         } | {key: f"{reason}{UNSAVED}" for key, reason in others.items()}
@@ -188,9 +188,9 @@ class Reports:
                 self.reported.add(key)
                 if self.trainer.is_global_zero:
                     print(
-                        f"{path}.{name} is a {kind} that was made while training, and a resumed "
-                        "run cannot make it to load its weights: after an interruption this run "
-                        "cannot go on; make it in __init__() or configure_model()",
+                        f"{path}.{name} is {with_article(kind)} that was made while training, and "
+                        "a resumed run cannot make it to load its weights: after an interruption "
+                        "this run cannot go on; make it in __init__() or configure_model()",
                         flush=True,
                     )
 
@@ -242,9 +242,9 @@ class Reports:
                 and self.trainer.is_global_zero
             ):
                 print(
-                    f"warning: {path} is a {type(value).__name__}, and no checkpoint can hold its "
-                    "position: after an interruption this run is not exact; keep a loader with "
-                    "state_dict(), or an index",
+                    f"warning: {path} is {with_article(type(value).__name__)}, and no checkpoint "
+                    "can hold its position: after an interruption this run is not exact; keep a "
+                    "loader with state_dict(), or an index",
                     flush=True,
                 )
             self.reported |= {path} if is_half_done else set()

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
+from sagemaker_lightning.contract.errors import with_article
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.files.acceptance import saved_part
 from sagemaker_lightning.resume.parts.optimizers import sharing_groups
@@ -54,7 +55,7 @@ class StatefulObjects(Part):
             try:
                 states[path] = values.encode(object_.state_dict())
             except NotSaved as error:
-                unsaved[owner, name] = f"holds a {error.kind}"
+                unsaved[owner, name] = f"holds {with_article(error.kind)}"
             except Exception as error:  # whatever a library's object raises
                 unsaved[owner, name] = f"has a state_dict() that raises {type(error).__name__}"
         return states, unsaved

@@ -11,7 +11,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
 from sagemaker_lightning.compat import lightning_loops
-from sagemaker_lightning.contract.errors import printable
+from sagemaker_lightning.contract.errors import printable, with_article
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import HINT
 from sagemaker_lightning.resume.parts.metrics import Metrics
@@ -129,8 +129,8 @@ class UserObjects(Part):
         if (kind := self.run.resumed.of(self)["unsaved"].get(name)) is None:
             return self.why_differs
         return (
-            f"a {printable(str(kind))[:200]}, which no checkpoint can hold; keep numbers, text or "
-            f"arrays there, or {HINT}"
+            f"{with_article(printable(str(kind))[:200])}, which no checkpoint can hold; keep "
+            f"numbers, text or arrays there, or {HINT}"
         )
 
     def _computed_and_unchanged(self) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from sagemaker_lightning.contract.errors import UserError, printable
+from sagemaker_lightning.contract.errors import UserError, printable, with_article
 from sagemaker_lightning.state.object_graph import is_own_module, owner_of
 
 
@@ -130,7 +130,8 @@ def known_class(classes: Mapping[str, type], name: Any) -> type:
     class_ = classes.get(name) if isinstance(name, str) else None
     if class_ is None:
         raise UserError(
-            f"a checkpoint holds a {printable(str(name))[:200]}, which this program does not have"
+            f"a checkpoint holds {with_article(printable(str(name))[:200])}, which this program "
+            "does not have"
         )
     return class_
 

@@ -88,7 +88,7 @@ def test_rows_that_are_lost_are_said_and_so_is_what_cannot_be_kept(
     path = tmp_path / "wandb-mine.jsonl"
     rows = Rows(Run([]), path, waits=False)
     rows.log({"loss": torch.tensor(1.0), "picture": object()})
-    assert "W&B: picture is a object, which is sent once" in capsys.readouterr().out
+    assert "W&B: picture is an object, which is sent once" in capsys.readouterr().out
     assert json.loads(path.read_text() or rows.state()["end"])[2]["loss"] == 1.0
     for number in range(9):
         rows.log({"loss": number} | ({} if number else {"picture": object()}))

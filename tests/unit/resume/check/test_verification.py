@@ -214,7 +214,7 @@ STATE_MISTAKES = [
     (
         "generators are not restored",
         ["--model=strangers.Remembering"],
-        r"generators model\.generator differ",
+        r"generators model\.generator differs",
     ),
     ("modes are not restored", ["--model=strangers.EvalMode"], "eval body"),
     ("modes are not restored", ["--model=strangers.Unfrozen"], r"frozen body\.0\.weight"),
@@ -229,7 +229,7 @@ STATE_MISTAKES = [
     (
         "what objects hold is not restored",
         ["--data.dataset=growing"],
-        r"train\.0\.dataset\.seen differ",
+        r"train\.0\.dataset\.seen differs",
     ),
     (
         "buffers and metrics are not restored",
@@ -309,7 +309,7 @@ def test_state_that_is_not_given_back_shows_in_what_is_done_again(
 CAUSES = {
     "an iterator": (
         ["--model=strangers.Cycling"],
-        r"model\.signs differ; likely because of a itertools\.cycle, which no checkpoint can hold;",
+        r"model\.signs differs; likely because of an itertools\.cycle, which no checkpoint can",
     ),
     "the clock": (["--data.dataset=timed"], "something in the data that no seed decides: time"),
     "a worker's counter": (
