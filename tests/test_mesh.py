@@ -428,6 +428,7 @@ def test_what_a_job_has_hosts_compare(monkeypatch):
     may_restart.loop.close()
     may_restart.on_reason(StopReason("why", is_local=False))
     assert graces[2:] == [deadlines.RESTART_KILLS]
+    assert may_restart.may_restart and not watch.may_restart
     alone = job_watch.watchdog(replace(here, current_host="algo-9"), *job)
     alone.loop.close()
     assert alone.mesh.others == {}  # it takes no part in the training

@@ -19,7 +19,7 @@ from containers import ROOT
 
 from sagemaker_lightning.contract.shutdown import handled_signals
 from sagemaker_lightning.process import supervisor as supervise
-from sagemaker_lightning.process.supervisor import StoppedBeforeStart, Supervisor
+from sagemaker_lightning.process.supervisor import Started, StoppedBeforeStart, Supervisor
 
 
 def living(mark: str) -> list[list[str]]:
@@ -331,15 +331,15 @@ def test_who_dies_of_a_signal_gets_none_if_another_process_hears_it(tmp_path, mo
     assert log.getvalue().decode() == expected[1]
 
 
-def test_what_is_started_aside_outlives_the_program_and_becomes_the_next_one(tmp_path):
+def test_what_is_started_aside_outlives_the_program_and_may_start_the_next_one(tmp_path):
     supervisor = Supervisor()
-    reads = ["sh", "-c", "read line; echo $line >&2; exit 4"]
+    theirs, ours = os.pipe()
     aside = []
 
     def start_aside() -> None:
         while not (tmp_path / "runs").exists():
             time.sleep(0.01)
-        aside.append(supervisor.start_aside(reads, tmp_path, os.environ))
+        aside.append(supervisor.start_aside(["cat"], tmp_path, os.environ, theirs))
         (tmp_path / "end").touch()
 
     threading.Thread(target=start_aside, daemon=True).start()
@@ -347,11 +347,16 @@ def test_what_is_started_aside_outlives_the_program_and_becomes_the_next_one(tmp
     assert supervisor.run(program, cwd=tmp_path).status == 0
     (process,) = aside
     assert process.poll() is None
-    process.stdin.write(b"hello\n")
-    process.stdin.close()
     supervisor.prepare_again()
-    ended = supervisor.run([], cwd=tmp_path, started=process)
+    reading, writing = os.pipe()
+    started = subprocess.Popen(["sh", "-c", "echo hello >&2; exit 4"], stderr=writing)
+    os.close(writing)
+    ended = supervisor.run([], cwd=tmp_path, started=Started(started.pid, reading))
     assert (ended.status, ended.stderr) == (4, "hello\n")
+    assert process.poll() is None
+    os.close(ours)
+    os.close(theirs)
+    assert process.wait(60) == 0
 
 
 def test_a_stop_between_two_starts_is_one_before_the_start(tmp_path):

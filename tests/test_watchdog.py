@@ -431,6 +431,21 @@ def test_an_exception_after_a_rank_has_died(watch, code, expected):
         assert expected in watch.reason.why
 
 
+@pytest.mark.parametrize(
+    ("code", "at_once"), [("os.kill(os.getpid(), 9)", True), ("os.abort()", False)]
+)
+def test_a_program_that_is_started_again_ends_at_once_if_a_signal_tells_all(code, at_once):
+    """Where a rank's death may have another cause, its launcher gets time to end by itself."""
+    with watched(ends_by_itself=600.0, may_restart=True) as watch:
+        with process(watch.path, RANK_NAME, code) as started:
+            let_run(started)
+            assert becomes_true(lambda: watch.own_suspicion)
+        if at_once:
+            assert becomes_true(lambda: watch.reasons_given == [watch.own_suspicion])
+        else:
+            assert not (watch.reason or watch.reasons_given)
+
+
 @pytest.mark.slow
 def test_a_rank_that_may_have_been_ended_with_another_waits_for_another_node(monkeypatch):
     """The other node knows the reason, and gets time to say it."""

@@ -59,6 +59,7 @@ def watchdog(
         connect_timeout=here.rendezvous_timeout,
         silence_timeout=deadlines.silence(here.peer_timeout),
         ends_by_itself=deadlines.RESTART_KILLS if may_restart else deadlines.ENDS_BY_ITSELF,
+        may_restart=may_restart,
         hang_timeout=here.hang_timeout,
         on_reason=end_program,
         restarts=len(restarts.taken),

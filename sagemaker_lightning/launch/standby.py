@@ -1,6 +1,7 @@
 """Keeps a process ready that starts a program again without its imports (launch/warm_start.py)."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -12,13 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.launch.user_program import HOME
 from sagemaker_lightning.nodes import rank_progress
-from sagemaker_lightning.process.supervisor import Supervisor
+from sagemaker_lightning.process.supervisor import Started, Supervisor
 
 SCRIPT = Path(__file__).with_name("warm_start.py")
 POLL_SECONDS = 0.5
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """The variable by which torch knows that torchrun has started a process."""
+OWN_IMPORTS = ("sagemaker_lightning.resume.callback",)
+"""What each program has imported that the watch knows of."""
+IMAGES_IMPORTS = ("sagemaker_lightning.cli.run", "torch.utils.tensorboard")
+"""What a program of the image imports."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,11 @@ class Rank:
     def local_rank(self) -> int:
         """Its number on this host; the process that starts the others has no variable for it."""
         return int(self.variables.get("LOCAL_RANK", "0"))
+
+    @property
+    def script(self) -> str:
+        """The first word after Python's own flags that `become` of launch/warm_start.py knows."""
+        return next((word for word in self.command[1:] if word not in ("-u", "--")), "")
 
     @classmethod
     def of_process(cls, pid: int) -> "Rank":
@@ -47,9 +58,7 @@ class Rank:
 
 
 class Standby:
-    """Starts a process that waits, once the ranks of this host train; gives it away when asked.
-
-    Leaving it ends the process.
+    """Starts a process that waits, once the ranks of this host train; it stays until this is left.
 
     Args:
         here: Describes the job and this host.
@@ -61,6 +70,8 @@ class Standby:
         self.supervisor = supervisor
         self.ranks: list[Rank] = []
         self.process: subprocess.Popen | None = None
+        self.requests: socket.socket | None = None
+        """To the process."""
         self.folder = tempfile.TemporaryDirectory(prefix="standby-")
         self.forks = Path(self.folder.name, "forks")
         """A file that the process makes once it can fork."""
@@ -82,56 +93,63 @@ class Standby:
         return bool(self.process and self.process.poll() is None and self.forks.exists())
 
     def prepare(self, watch: Path, cwd: Path) -> None:
-        """From now on, wait until the ranks train, and start the process then.
+        """Unless there is a process, start one as soon as the ranks train.
 
         Args:
             watch: The socket of this host's watch, beside which the ranks write.
             cwd: The program's working directory.
         """
+        if self.process and self.process.poll() is None:
+            return
         self.ended.clear()
         self.thread = threading.Thread(target=self._start_in_time, args=(watch, cwd), daemon=True)
         self.thread.start()
 
-    def take(
-        self,
-        command: list[str],
-        variables: Mapping[str, str],
-        new: Mapping[str, str],
-        all_fork: bool = False,
-    ) -> subprocess.Popen | None:
-        """Return the process, which has begun to start the program; None if there is none.
+    def take(self, new: Mapping[str, str], all_fork: bool = False) -> Started | None:
+        """Let the process start the program; return the program.
 
-        The torchruns of several hosts start their ranks together, or none does.
+        None if there is no process, or none that can. The torchruns of several hosts start their
+        ranks together, or none does.
 
         Args:
-            command: The program's own command line.
-            variables: Its environment, at its first start.
-            new: What is new in it.
+            new: What is new in the environment of its ranks.
             all_fork: Whether all hosts were ready to start it without the imports.
         """
         self._end_thread()
         is_shared = any(TORCHRUN in rank.variables for rank in self.ranks)
         if is_shared and len(self.here.hosts) > 1 and not all_fork:
             self._end_process()
-        process, self.process = self.process, None
-        if not process or process.poll() is not None:
+        if not self.process:
             return None
         port = free_port()
-        request = {
-            "command": command,
-            "variables": variables | new,
-            "ranks": [
-                {
-                    "command": rank.command,
-                    "variables": rank.variables | self._rendezvous(rank, port) | new,
-                }
-                for rank in self.ranks
-            ],
-        }
-        with suppress(OSError):
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.close()
-            return process
+        ranks = [
+            {
+                "command": rank.command,
+                "variables": rank.variables | self._rendezvous(rank, port) | new,
+            }
+            for rank in self.ranks
+        ]
+        reading, writing = os.pipe()
+        answer: dict[str, object] = {}
+        try:
+            socket.send_fds(self.requests, [b"{"], [writing])
+            self.requests.sendall(json.dumps({"ranks": ranks}).encode()[1:] + b"\n")
+            with self.requests.makefile() as answers:
+                answer = json.loads(answers.readline() or "{}")
+        except OSError:  # it has ended
+            pass
+        finally:
+            os.close(writing)
+        if "pid" in answer:
+            return Started(answer["pid"], reading)
+        os.close(reading)
+        self._end_process()
+        if "why_not" in answer:
+            print(
+                f"starting anew, as no process can be forked: {answer['why_not']}",
+                file=sys.stderr,
+                flush=True,
+            )
         return None
 
     def _rendezvous(self, rank: Rank, port: int) -> dict[str, str]:
@@ -147,6 +165,7 @@ class Standby:
         if self.process:
             self.process.kill()
             self.process.wait()
+            self.requests.close()
         self.process = None
 
     def _end_thread(self) -> None:
@@ -173,15 +192,19 @@ class Standby:
             return
         self.ranks = ranks
         self.forks.unlink(missing_ok=True)
-        command = [sys.executable, str(SCRIPT), str(self.forks)]
-        self.process = self.supervisor.start_aside(command, cwd, ranks[0].variables)
+        is_of_image = (cwd / ranks[0].script).is_relative_to(HOME)
+        imports = IMAGES_IMPORTS if is_of_image else OWN_IMPORTS
+        command = [sys.executable, str(SCRIPT), str(self.forks), *imports]
+        self.requests, theirs = socket.socketpair()
+        with theirs:
+            self.process = self.supervisor.start_aside(
+                command, cwd, ranks[0].variables, theirs.fileno()
+            )
 
 
 def is_script(rank: Rank) -> bool:
     """Return whether a rank is a script that this Python runs, so that a fork can run it."""
-    words = rank.command
-    script = next((word for word in words[1:] if word not in ("-u", "--")), "")
-    return bool(words) and words[0] == sys.executable and script.endswith(".py")
+    return rank.command[:1] == [sys.executable] and rank.script.endswith(".py")
 
 
 def free_port() -> int:

@@ -193,7 +193,7 @@ def _run_program(
     job_watch.meet(watchdog, here, what, hyperparameters, restarts, forks)
     of_attempt = {"SAGEMAKER_LIGHTNING_WATCH": str(watchdog.path)} | attempts.variables(restarts)
     all_fork = forks and watchdog.others_fork
-    started = aside.take(program.command, program.variables, of_attempt, all_fork)
+    started = aside.take(of_attempt, all_fork)
     if len(restarts.taken) < restarts.most:
         aside.prepare(watchdog.path, program.cwd)
     program_end = supervisor.run(

@@ -1,17 +1,21 @@
-"""A process that has imported torch and Lightning, and becomes the launcher of a restarted program.
+"""A process that has imported torch and Lightning, and forks the ranks of a restarted program.
 
-    python sagemaker_lightning/launch/warm_start.py FILE
+    python sagemaker_lightning/launch/warm_start.py FILE MODULE ...
 
-launch/standby.py starts it while the ranks train. It makes FILE once it can fork. When the ranks
-have died, it gets a request on its stdin. Then it forks each rank, which runs the program's script
-at once, and ends as they do. It has no thread of Python's and has not touched a GPU: then fork is
-safe. (numpy and scipy have started threads of OpenBLAS, which itself starts them anew in a fork.)
-Otherwise it becomes the program's own command, which imports all anew.
+launch/standby.py starts it while the ranks train. It imports the modules, too, makes FILE once it
+can fork, and gets a request on the socket that is its stdin each time that the ranks have died. It
+forks a launcher, which forks each rank, and ends as they do. A rank runs the program's script at
+once. This process stays for the next time. It has no thread of Python's and has not touched a GPU:
+then fork is safe. (numpy and scipy have started threads of OpenBLAS, which itself starts them anew
+in a fork.) Otherwise its answer is why it cannot fork.
 """
 
+import contextlib
+import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 import types
@@ -30,37 +34,96 @@ FAILED = "Child process with PID {pid} terminated with code {code}"
 
 
 def main() -> None:
-    """Import, wait for the request, and start the ranks; return in each of them alone."""
-    why_not = imports_fail() or why_unsafe()
+    """Import, wait for requests, and start the ranks of each; return in each of them alone."""
+    why_not = imports_fail(sys.argv[2:]) or why_unsafe()
     if not why_not:
         open(sys.argv[1], "x").close()  # noqa: PTH123, SIM115
-    line = sys.stdin.readline()
-    if not line:
-        os._exit(0)  # there was no fault: nobody needs this process
-    request = json.loads(line)
-    if why_not:
-        print(f"starting anew, as no process can be forked: {why_not}", file=sys.stderr, flush=True)
-        os.execve(request["command"][0], request["command"], request["variables"])
-    ignored = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+    requests = socket.socket(fileno=os.dup(0))
+    while True:
+        line, stderr = receive(requests)
+        if not line:
+            os._exit(0)  # the job has ended
+        answer = {"why_not": why_not}
+        if not why_not:
+            launcher = fork_launcher()
+            if not launcher:
+                break
+            answer = {"pid": launcher}
+        os.close(stderr)
+        requests.sendall(json.dumps(answer).encode() + b"\n")
+    requests.close()
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    start_ranks(json.loads(line)["ranks"])
+
+
+def receive(requests: socket.socket) -> tuple[bytes, int]:
+    """Return the next request, and the file descriptor for what its program says of errors.
+
+    The request is b"" if there will be none any more.
+    """
+    begin, descriptors, _, _ = socket.recv_fds(requests, 1, 1)
+    if not begin:
+        return b"", -1
+    with requests.makefile("rb") as stream:
+        return begin + stream.readline(), descriptors[0]
+
+
+def fork_launcher() -> int:
+    """Fork the launcher, which the parent of this process adopts; return its PID, 0 in itself.
+
+    It has a process group of its own, and blocks signals to it: what they are sent to are ranks.
+    """
+    reading, writing = os.pipe()
+    if between := os.fork():
+        os.close(writing)
+        os.waitpid(between, 0)
+        with open(reading) as file:  # noqa: PTH123
+            return int(file.read())
+    if os.fork():
+        os._exit(0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    os.setsid()
+    os.write(writing, str(os.getpid()).encode())
+    os.close(writing)
+    os.close(reading)
+    return 0
+
+
+def start_ranks(ranks: list[dict]) -> None:
+    """Start the ranks and end as they do; return in each of them alone.
+
+    Args:
+        ranks: The command line and the environment of each.
+    """
     pids = []
-    for rank in request["ranks"]:
+    for rank in ranks:
         if not (pid := os.fork()):
-            for number, handler in ignored.items():
-                signal.signal(number, handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             become(rank["command"], rank["variables"] | {LAUNCHER_VARIABLE: str(os.getppid())})
             return
         pids.append(pid)
+    for number in signal.sigpending() & set(SIGNALS):  # they came before there were all ranks
+        for pid in pids:
+            os.kill(pid, number)
     os._exit(wait_for(pids))
 
 
-def imports_fail() -> str:
-    """Import what a rank imports first; return why that fails, "" if it does not."""
+def imports_fail(modules: list[str]) -> str:
+    """Import what a rank imports first; return why that fails, "" if it does not.
+
+    Args:
+        modules: What it imports then; the image of a job may lack some.
+    """
     try:
         from sagemaker_lightning.process.lightning_import import import_lightning
 
         import_lightning()
     except BaseException as error:  # SystemExit, too: a version that is not supported
         return f"the imports fail ({type(error).__name__})"
+    for name in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     return ""
 
 

@@ -57,6 +57,8 @@ class Watchdog:
         connect_timeout: As in `Mesh`.
         silence_timeout: As in `Mesh`.
         ends_by_itself: Seconds that are left to a launcher whose rank has died.
+        may_restart: Whether the program is started again if a rank dies. Then nothing is left to a
+            launcher of whose rank a signal tells all.
         hang_timeout: Seconds without a sign of work after which this host's ranks count as hanging.
         restarts: As in `Mesh`.
 
@@ -74,6 +76,7 @@ class Watchdog:
         connect_timeout: float,
         silence_timeout: float,
         ends_by_itself: float | None = None,
+        may_restart: bool = False,
         hang_timeout: float = deadlines.HANG_ENDS_PROGRAM,
         restarts: int = 0,
     ) -> None:
@@ -107,6 +110,7 @@ class Watchdog:
         self.silence_timeout = silence_timeout
         self.hang_timeout = hang_timeout
         self.ends_by_itself = deadlines.ENDS_BY_ITSELF if ends_by_itself is None else ends_by_itself
+        self.may_restart = may_restart
         self.loop = asyncio.new_event_loop()
 
     def __enter__(self) -> "Watchdog":
@@ -348,6 +352,9 @@ class Watchdog:
         self.own_suspicion = StopReason(why, is_local=True, doubt=doubt)
         self.suspicions.append(self.own_suspicion)
         self.mesh.send(HostMessage(dead=Suspicion(why, doubt)))
+        if self.may_restart and doubt is Doubt.NONE:
+            self._decide(self.own_suspicion, at_once=True)
+            return
         # The rank's launcher knows more: how the rank died. If a peer was lost, the node of that
         # peer knows why, and gets time to tell: less than `wait_for_reason` waits.
         await asyncio.sleep(
@@ -373,10 +380,14 @@ class Watchdog:
     def _note_trouble(self) -> None:
         self.trouble_at = self.trouble_at or time.monotonic()
 
-    def _decide(self, reason: StopReason) -> None:
+    def _decide(self, reason: StopReason, at_once: bool = False) -> None:
         """Make this the reason to end if there is none yet.
 
         Then tell the other hosts, and end this host's program.
+
+        Args:
+            reason: The reason.
+            at_once: Whether a launcher of this host gets no time to end by itself.
         """
         if self.reason:
             return
@@ -389,7 +400,7 @@ class Watchdog:
             HostMessage(stopped=reason.why) if reason.is_request else HostMessage(failed=reason.why)
         )
         # If a rank of this node failed, its launcher ends by itself, and gets time for that.
-        if reason.is_local:
+        if reason.is_local and not at_once:
             self.loop.call_later(self.ends_by_itself, lambda: self.on_reason(reason))
         else:
             self.on_reason(reason)

@@ -51,6 +51,24 @@ class ProgramEnd:
     """The last STDERR_BYTES_KEPT bytes of its stderr, or of both streams."""
 
 
+class Started:
+    """A program that another process has started, and that is a child of this one now.
+
+    Args:
+        pid: Its PID, and that of its process group.
+        stderr: The end of its stderr to read from.
+    """
+
+    def __init__(self, pid: int, stderr: int) -> None:
+        self.pid = pid
+        self.stderr = os.fdopen(stderr, "rb", buffering=0)
+
+    def wait(self) -> int:
+        """Return its exit status once it has ended, -N if signal N killed it."""
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+
 class Supervisor:
     """While it is entered, passes SIGTERM, SIGINT and SIGHUP on to the program.
 
@@ -91,7 +109,7 @@ class Supervisor:
         cwd: Path,
         variables: Mapping[str, str] | None = None,
         keeps_stdout: bool = False,
-        started: subprocess.Popen | None = None,
+        started: Started | None = None,
     ) -> ProgramEnd:
         """Run a command in its own process group until all that it started has ended.
 
@@ -101,7 +119,7 @@ class Supervisor:
             variables: Its environment; this process's if None.
             keeps_stdout: Whether it may say on its stdout why it fails: then both streams go to
                 this process's stdout, and the end of both is kept.
-            started: A process of `start_aside` that has become the program; None to start it.
+            started: The program, if it runs already; None to start it.
         """
         self.starting = True
         adopt_orphans()
@@ -140,11 +158,12 @@ class Supervisor:
         return ProgramEnd(status, self.stop_signal, bytes(stderr_end).decode(errors="replace"))
 
     def start_aside(
-        self, command: list[str], cwd: Path, variables: Mapping[str, str]
+        self, command: list[str], cwd: Path, variables: Mapping[str, str], stdin: int
     ) -> subprocess.Popen:
         """Start a process that is not the program's: `run` neither waits for it nor ends it.
 
-        Its stdin and stderr are pipes of this process. It may be called from any thread.
+        Its stdin is a file descriptor of this process, and what it says of errors is lost. It may
+        be called from any thread.
         """
         with self.starting_aside:
             process = subprocess.Popen(
@@ -152,8 +171,8 @@ class Supervisor:
                 cwd=cwd,
                 env=variables,
                 start_new_session=True,
-                stdin=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stdin=stdin,
+                stderr=subprocess.DEVNULL,
             )
             self.unrelated_pids.add(process.pid)
         return process

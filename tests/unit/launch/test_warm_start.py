@@ -7,9 +7,11 @@ real ranks.
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.launch import standby, warm_start
 from sagemaker_lightning.launch.standby import Rank, Standby
 from sagemaker_lightning.nodes.rank_progress import PREFIX, RECORD
-from sagemaker_lightning.process.supervisor import Supervisor
+from sagemaker_lightning.process.supervisor import Started, Supervisor, adopt_orphans
 
 # In place of the imports, which take seconds; what a fork has to set is there.
 QUICK = """
@@ -54,32 +56,41 @@ exec(sys.argv[1 + int(rank)])
 
 
 class Ranks:
-    """Two ranks of a script, started warm in a folder."""
+    """Ranks of a script, started warm in a folder: by one process, as often as is asked."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.process: subprocess.Popen | None = None
 
     @property
     def has_forked(self) -> bool:
         """Whether the process has said that it can fork."""
         return (self.folder / "forks").exists()
 
-    def run(
-        self, *codes: str, has_gpu: bool = False, imports: str = "None", send: bool = True
-    ) -> tuple[int, list, str]:
-        """Return the status, what the ranks have printed, by rank, and what stderr has.
+    def begin(self, has_gpu: bool = False, imports: str = "None", modules: tuple = ()) -> None:
+        """Start the process.
 
         Args:
-            codes: What each rank does.
-            has_gpu: Whether the process has touched a GPU.
+            has_gpu: Whether it has touched a GPU.
             imports: What the imports do.
-            send: Whether there is a request.
+            modules: What it imports besides.
         """
+        adopt_orphans()
         (self.folder / "mine.py").write_text(SCRIPT)
         quick = QUICK.format(
             root=str(ROOT), script=str(standby.SCRIPT), has_gpu=has_gpu, imports=imports
         )
-        plain = [sys.executable, "-c", "print('PLAIN')"]
+        self.requests, theirs = socket.socketpair()
+        self.requests.settimeout(60)
+        self.output = (self.folder / "output").open("a+")
+        command = [sys.executable, "-c", quick, str(self.folder / "forks"), *modules]
+        self.process = subprocess.Popen(
+            command, cwd=self.folder, stdin=theirs, stdout=self.output, stderr=subprocess.DEVNULL
+        )
+        theirs.close()
+
+    def ask(self, *codes: str) -> tuple[dict, Started]:
+        """Ask for a rank for each code; return the answer, and the program if there is one."""
         ranks = [
             {
                 "command": [sys.executable, "--", "mine.py", *codes],
@@ -87,26 +98,41 @@ class Ranks:
             }
             for number in range(len(codes))
         ]
-        request = {"command": plain, "variables": dict(os.environ), "ranks": ranks}
-        completed = subprocess.run(
-            [sys.executable, "-c", quick, str(self.folder / "forks")],
-            input=json.dumps(request) + "\n" if send else "",
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        lines = completed.stdout.splitlines()
-        printed = [json.loads(line) for line in lines if line.startswith("[")]
-        printed.sort(key=lambda seen: seen[1])
-        self.lines = lines
-        return completed.returncode, printed, completed.stderr
+        reading, writing = os.pipe()
+        socket.send_fds(self.requests, [b"{"], [writing])
+        os.close(writing)
+        self.requests.sendall(json.dumps({"ranks": ranks}).encode()[1:] + b"\n")
+        with self.requests.makefile() as answers:
+            answer = json.loads(answers.readline())
+        return answer, Started(answer.get("pid", 0), reading)
+
+    def run(self, *codes: str, **how) -> tuple[int, list, str]:
+        """Return the status, what the ranks have printed, by rank, and what stderr has."""
+        if not self.process:
+            self.begin(**how)
+        self.output.truncate(0)
+        _, program = self.ask(*codes)
+        with program.stderr:
+            stderr = program.stderr.readall().decode()
+        status = program.wait()
+        self.output.seek(0)
+        printed = [json.loads(line) for line in self.output]
+        return status, sorted(printed, key=lambda seen: seen[1]), stderr
+
+    def end(self) -> int:
+        """Ask for nothing more, and return the process's status."""
+        self.requests.close()
+        status = self.process.wait(60)
+        self.output.close()
+        return status
 
 
 @pytest.fixture
-def ranks(tmp_path, monkeypatch) -> Ranks:
+def ranks(tmp_path, monkeypatch) -> Iterator[Ranks]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return Ranks(tmp_path)
+    made = Ranks(tmp_path)
+    yield made
+    assert made.end() == 0  # without a request, the process ends
 
 
 def test_each_rank_finds_what_its_command_would_give_it(ranks, tmp_path):
@@ -153,25 +179,60 @@ def test_ranks_that_were_told_to_stop_end_with_the_signals_status(ranks):
         ),
     ],
 )
-def test_where_a_fork_is_unsafe_the_program_starts_anew(ranks, unsafe, why):
-    status, printed, stderr = ranks.run("pass", "pass", **unsafe)
-    assert (status, printed, ranks.lines) == (0, [], ["PLAIN"]) and not ranks.has_forked
-    assert stderr == f"starting anew, as no process can be forked: {why}\n"
+def test_where_a_fork_is_unsafe_it_says_why(ranks, unsafe, why):
+    ranks.begin(**unsafe)
+    answer, program = ranks.ask("pass", "pass")
+    with program.stderr:
+        assert (answer, program.stderr.readall()) == ({"why_not": why}, b"")
+    assert not ranks.has_forked
 
 
-def test_without_a_request_it_ends(ranks):
-    assert ranks.run("pass", send=False) == (0, [], "")
+def test_one_process_starts_the_ranks_again_and_again(ranks):
+    for _ in range(3):
+        status, printed, stderr = ranks.run("pass", "pass")
+        assert (status, len(printed), stderr) == (0, 2, "")
+
+
+def test_what_the_ranks_had_imported_is_imported_if_it_is_there(ranks):
+    code = "assert 'wave' in sys.modules and 'aifc' not in sys.modules"
+    status, _, stderr = ranks.run(code, code, modules=("no_such.module", "wave"))
+    assert (status, stderr) == (0, "")
+
+
+def test_the_program_has_a_process_group_of_its_own_that_hears_signals(ranks):
+    ranks.begin()
+    waits = "import time; print('here', file=sys.stderr, flush=True); time.sleep(50)"
+    _, program = ranks.ask(waits, waits)
+    with program.stderr:
+        assert program.stderr.read(4) == b"here"
+        os.killpg(program.pid, signal.SIGTERM)
+        assert program.wait() == 128 + signal.SIGTERM
+
+
+def test_a_signal_that_comes_before_there_are_ranks_reaches_them(ranks):
+    ranks.begin()
+    _, program = ranks.ask("import time; time.sleep(50)")
+    os.killpg(program.pid, signal.SIGTERM)
+    with program.stderr:
+        program.stderr.readall()
+        assert program.wait() == 128 + signal.SIGTERM
 
 
 # The side of the toolkit's process ----------------------------------------------------------------
 
 WAITS = "import time\ntime.sleep(600)\n"
-# Writes what it is asked for; with a rank's argument, it stands for one that it has forked.
+# Writes what it is asked for, starts a process for it, and ends; with a rank's argument, it stands
+# for one that it has forked.
 CAT = """
-import sys, time
+import json, os, socket, sys, time
 if "--a=1" in sys.argv:
     time.sleep(600)
-open("asked", "w").write(sys.stdin.read())
+requests = socket.socket(fileno=0)
+begin, *_ = socket.recv_fds(requests, 1, 1)
+line = begin + requests.makefile("rb").readline()
+open("asked", "w").write(json.dumps(json.loads(line) | {"imports": sys.argv[2:]}))
+pid = os.fork() or os._exit(0)
+requests.sendall(json.dumps({"pid": pid}).encode() + b"\\n")
 """
 
 
@@ -207,14 +268,17 @@ def asked(tmp_path, monkeypatch, hosts=("algo-1",), all_fork: bool = False) -> d
 
 def of(aside: Standby, tmp_path, all_fork: bool = False) -> dict | None:
     """Return what it asks its process for; None if it has no process."""
+    adopt_orphans()
     aside.prepare(tmp_path / "ranks", tmp_path)
     aside.thread.join(30)
-    process = aside.take(["own", "command"], {"A": "b"}, {"NEW": "yes"}, all_fork)
-    if not process:
+    process = aside.process
+    program = aside.take({"NEW": "yes"}, all_fork)
+    if not program:
         return None
     assert process.pid in aside.supervisor.unrelated_pids
-    assert process.wait(30) == 0
-    process.stderr.close()
+    process.wait(30)
+    assert program.wait() == 0
+    program.stderr.close()
     return json.loads((tmp_path / "asked").read_text())
 
 
@@ -240,14 +304,30 @@ def test_ranks_of_lightnings_own_launcher(trained, tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     trained({"LOCAL_RANK": "1", "MASTER_PORT": "1"}, {"MINE": "x"})
     request = asked(tmp_path, monkeypatch)
-    assert request["command"] == ["own", "command"]
-    assert request["variables"] == {"A": "b", "NEW": "yes"}
+    assert request["imports"] == ["sagemaker_lightning.resume.callback"]
     first, second = request["ranks"]
     assert first["command"] == [sys.executable, "mine.py", "--a=1"]
     assert (first["variables"]["LOCAL_RANK"], first["variables"]["MINE"]) == ("0", "x")
     assert second["variables"]["LOCAL_RANK"] == "1" and second["variables"]["NEW"] == "yes"
     ports = {rank["variables"]["MASTER_PORT"] for rank in request["ranks"]}
     assert len(ports) == 1 and ports != {"1"}
+
+
+def test_a_program_of_the_image_is_forked_with_its_imports(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(standby, "HOME", tmp_path)
+    trained({"LOCAL_RANK": "0"})
+    assert asked(tmp_path, monkeypatch)["imports"] == list(standby.IMAGES_IMPORTS)
+
+
+def test_what_cannot_be_forked_is_said(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(standby, "POLL_SECONDS", 0.01)
+    script = tmp_path / "cannot.py"
+    script.write_text(CAT.replace('{"pid": pid}', '{"why_not": "x"}'))
+    monkeypatch.setattr(standby, "SCRIPT", script)
+    trained({"LOCAL_RANK": "0"})
+    with Standby(SageMakerEnvironment(), Supervisor()) as aside:
+        assert of(aside, tmp_path) is None and aside.process is None
+    assert capsys.readouterr().err == "starting anew, as no process can be forked: x\n"
 
 
 def test_ranks_of_torchrun_have_a_store_of_their_own(trained, tmp_path, monkeypatch):
@@ -273,7 +353,7 @@ def test_the_torchruns_of_several_hosts_start_their_ranks_together_or_none_does(
 def test_a_process_is_ready_once_it_can_fork(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(standby, "POLL_SECONDS", 0.01)
     script = tmp_path / "forks.py"
-    script.write_text("import sys\nsys.stdin.readline()\nopen(sys.argv[1], 'x')\nsys.stdin.read()")
+    script.write_text("import os, sys\nos.read(0, 1)\nopen(sys.argv[1], 'x')\nos.read(0, 1)")
     monkeypatch.setattr(standby, "SCRIPT", script)
     trained({"LOCAL_RANK": "0"})
     with Standby(SageMakerEnvironment(), Supervisor()) as aside:
@@ -281,15 +361,17 @@ def test_a_process_is_ready_once_it_can_fork(trained, tmp_path, monkeypatch):
         aside.prepare(tmp_path / "ranks", tmp_path)
         aside.thread.join(30)
         assert not aside.is_ready
-        aside.process.stdin.write(b"\n")
-        aside.process.stdin.flush()
+        aside.requests.send(b"x")
         deadline = time.monotonic() + 30
         while not aside.is_ready:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        aside.process.kill()
-        aside.process.wait()
-        assert not aside.is_ready
+        process = aside.process
+        aside.prepare(tmp_path / "ranks", tmp_path)
+        assert aside.process is process and aside.is_ready  # it stays for the next time
+        process.kill()
+        process.wait()
+        assert not aside.is_ready and aside.take({}) is None and aside.process is None
 
 
 def test_what_a_fork_cannot_run_starts_anew(trained, tmp_path, monkeypatch):
