@@ -112,6 +112,8 @@ def start_ranks(ranks: list[dict]) -> None:
 def imports_fail(modules: list[str]) -> str:
     """Import what a rank imports first; return why that fails, "" if it does not.
 
+    From then on, the ranks meet without torch's waits.
+
     Args:
         modules: What it imports then; the image of a job may lack some.
     """
@@ -119,6 +121,10 @@ def imports_fail(modules: list[str]) -> str:
         from sagemaker_lightning.process.lightning_import import import_lightning
 
         import_lightning()
+
+        from sagemaker_lightning.compat.torch_store import connect_soon
+
+        connect_soon()
     except BaseException as error:  # SystemExit, too: a version that is not supported
         return f"the imports fail ({type(error).__name__})"
     for name in modules:

@@ -125,7 +125,10 @@ class Run:
         # A copy has no shards.
         has_copies = self.saves and not is_sharded
         self.copies = memory_copies.MemoryCopies(
-            folder.copies if has_copies else None, trainer.num_nodes, trainer.local_rank == 0
+            folder.copies if has_copies else None,
+            trainer.num_nodes,
+            trainer.local_rank == 0,
+            [restart.at for restart in self.environment.restarts],
         )
         self.divergence = divergence.divergence_of(trainer)
         self.same_run = SameRun(trainer, folder, options.settings, options.other_settings)
@@ -695,7 +698,9 @@ class Run:
         if any(self.agreement.gather(self.copies.problem)):
             self.copies.give_up("")
             return
-        self.copies.write(self.snapshot.take(point), began)
+        with self.part(UserObjects).reports.wait_for_checkpoint():
+            state = self.snapshot.take(point)
+        self.copies.write(state, began)
 
     # Its end --------------------------------------------------------------------------------------
 

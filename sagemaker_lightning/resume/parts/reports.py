@@ -1,7 +1,8 @@
 """Says, once for each, what changes while training and no checkpoint has."""
 
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,8 @@ class Reports:
         """How often variables of packages were asked for since the start."""
         self.reported: set = set()
         """What a message was printed for."""
+        self.waits = False
+        """Whether variables are compared at the next checkpoint, and not now."""
 
     def mark_start(self) -> None:
         """Take the present variables as those at the start."""
@@ -106,8 +109,19 @@ class Reports:
         )
         return self.packages.find(start_hooks.objects_of_hooks(self.trainer).values(), known)
 
+    @contextmanager
+    def wait_for_checkpoint(self) -> Iterator[None]:
+        """Compare no variables while the block lasts, which would be half of what it takes."""
+        self.waits = True
+        try:
+            yield
+        finally:
+            self.waits = False
+
     def report_variables(self) -> None:
         """Print, once for each, which variables of modules and classes have changed."""
+        if self.waits:
+            return
         variables = self._variables(self._variables_of_packages())
         self._report_changed(module_variables.changed_variables(self.variables_at_start, variables))
         self._note_new(variables)

@@ -41,6 +41,7 @@ module("pytorch_lightning.utilities.rank_zero", rank_zero_only=only)
 module(
     "sagemaker_lightning.process.lightning_import", import_lightning=lambda: {imports}
 )
+module("sagemaker_lightning.compat.torch_store", connect_soon=lambda: None)
 names = dict(__name__="__main__", __file__={script!r})
 with open({script!r}) as file:
     code = compile(file.read(), {script!r}, "exec")

@@ -97,6 +97,27 @@ def test_one_that_costs_nothing_is_due_at_once(folder, clock):
     assert copies.ask()
 
 
+@pytest.mark.parametrize(
+    ("deaths", "seconds", "interval"),
+    [
+        ([], 0.08, 8.0),
+        ([975.0], 0.08, 2.0),  # the square root of 2 * 0.08 s * 25 s
+        ([900.0, 950.0, 990.0, 995.0], 0.08, 2.0),
+        ([400.0], 0.08, 8.0),  # it was long ago: they take a hundredth of the time again
+        ([995.0], 0.0, 0.0),
+    ],
+)
+def test_after_deaths_they_come_more_often(folder, clock, deaths, seconds, interval):
+    copies = MemoryCopies(folder, 1, True, deaths)
+    copies.seconds = seconds
+    assert copies.interval == pytest.approx(interval)
+    clock.now = copies.taken_at + interval / 2 - 0.001
+    copies.taken_at -= interval / 2
+    assert not copies.ask()
+    clock.now += 0.1
+    assert copies.ask()
+
+
 def test_a_checkpoint_is_as_good_as_a_copy(folder, clock):
     copies = copies_in(folder)
     clock.now += FIRST_SECONDS
