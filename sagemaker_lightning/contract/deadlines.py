@@ -52,7 +52,7 @@ SAGEMAKER_LIGHTNING_PEER_TIMEOUT sets another one. The three functions below are
 HANG_ENDS_PROGRAM = 600.0
 """From the last sign of work of a host's ranks to the end of all ranks.
 
-SAGEMAKER_LIGHTNING_HANG_TIMEOUT sets another one. NCCL waits as long for a collective.
+SAGEMAKER_LIGHTNING_HANG_TIMEOUT sets another one.
 """
 ENDS_BY_ITSELF = 5.0
 """Left to something that ends by itself.

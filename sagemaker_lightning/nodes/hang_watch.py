@@ -1,8 +1,9 @@
 """Notices that the ranks of a node hang: none goes on, and none uses a processor.
 
 A long step, a compilation and a validation use one. A rank that waits for a peer in a collective
-does not, and neither does one that is frozen. (NCCL's kernels keep a processor busy while they
-wait. For them, NCCL has a watchdog of its own, of ten minutes.)
+does not, and neither does one that is frozen. A rank that loops for ever looks like a long step,
+and NCCL's kernels keep a processor busy while they wait: there, the limit of torch's collectives
+ends those that wait.
 """
 
 from pathlib import Path

@@ -199,6 +199,27 @@ def test_a_frozen_rank_is_ended_and_all_start_again(uninterrupted, tmp_path: Pat
     assert job.result == uninterrupted.result and not job.processes()
 
 
+def test_a_rank_that_loops_for_ever_ends_with_the_collective_of_the_others(tmp_path: Path):
+    """It uses a processor, as a long step does: the limit of a collective tells them apart."""
+    results = []
+    for fault in ("", "while True: pass"):
+        job = Faulty(tmp_path / f"ml{len(results)}")
+        strategy = "pl.strategies.DDPStrategy(timeout=__import__('datetime').timedelta(seconds=8))"
+        job.write("code/own.py", OWN.replace('"ddp"', strategy))
+        job.write("code/faulty.py", FAULTY)
+        job.write("code/interruptible.py", SOURCE)
+        hyperparameters = {"sagemaker_program": "own.py", "fault": fault}
+        job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
+        (job.base / "checkpoints").mkdir()
+        with (job.base / "log").open("a") as file:
+            process = job.start(file.fileno(), **job.own)
+        assert process.wait(HANG_SECONDS) == 0, job.log[-3000:]
+        results.append(interruptible.weights(job.base / "model/model.pt"))
+        assert ("restart 1 in this container" in job.log) == bool(fault), job.log
+        assert not job.processes()
+    assert results[0] == results[1]
+
+
 def test_restarts_may_be_off(tmp_path: Path):
     job = Faulty(tmp_path / "ml")
     process = job.begin(**{"model.fault": KILL, "model.once": "true", "max_restarts": "0"})
