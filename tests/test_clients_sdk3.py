@@ -1,5 +1,6 @@
 """SageMaker's Python SDK 3 in its local mode: what a user's script gets from the image."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,15 @@ def test_torchrun_of_our_own(trained):
     output, artifacts = trained(source_code=source, torchrun={"process_count_per_node": 2})
     assert "MEMBER: 2/2" in output
     assert state_in(artifacts)
+
+
+@pytest.mark.thorough  # without a client: tests/unit/launch/test_shell_job.py
+@pytest.mark.parametrize("ranks", [{"torchrun": {"process_count_per_node": 2}}, {}])
+def test_a_rank_that_dies_is_back_in_the_same_container(trained, ranks):
+    """The SDK's own script, and all after it, start again."""
+    source = {"entry_script": "dies.py", "source_dir": SOURCE}
+    output, artifacts = trained(source_code=source, **ranks)
+    assert "restart 1 in this container (at most 3 an hour), after step 3: " in output
+    assert "restart 1: on from step 0 within " in output
+    about = json.loads((artifacts / "model/model.json").read_text())
+    assert len(about["restarts"]) == 1 and state_in(artifacts)

@@ -581,3 +581,51 @@ def test_a_program_gets_what_its_job_set(job: Job):
         "'NODE_RANK')])",
     )
     assert "['1234', 'tcp', None]" in job.run(MASTER_PORT="1234", FI_PROVIDER="tcp").stdout
+
+
+# Waits for its one rank, which dies, and starts a process that outlives them; none hears SIGTERM.
+DIES_AGAIN = """
+import os, signal, time
+from pathlib import Path
+from sagemaker_lightning.callbacks.heartbeat import Heartbeat
+from sagemaker_lightning.contract.environment import watch
+from sagemaker_lightning.nodes.rank_progress import ProgressFile
+
+def note() -> int:
+    with Path("pids").open("a") as file:
+        print(os.getpid(), file=file)
+    return len(Path("pids").read_text().splitlines())
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+step = note()
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        note()
+        time.sleep(600)
+    os._exit(0)
+while len(Path("pids").read_text().splitlines()) <= step:
+    time.sleep(0.01)
+if not os.fork():
+    heartbeat = Heartbeat(watch(), "local rank 0")
+    progress = ProgressFile(watch())
+    progress.begin(0)
+    progress.batch_ended(step)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+def test_a_rank_that_dies_again_and_again_leaves_a_line_and_no_process(job: Job):
+    program(job, DIES_AGAIN, max_restarts="2")
+    run = job.run(SAGEMAKER_LIGHTNING_PEER_TIMEOUT="6")
+    assert run.returncode == 1, run.stdout
+    assert job.failure.startswith(
+        "error: local rank 0 ended without giving a reason: it was killed"
+    )
+    assert job.failure.splitlines()[0].endswith(
+        "(after 2 restarts in the container: 2 restarts within 60 minutes are the limit) "
+        "[host localhost]"
+    )
+    pids = {int(pid) for pid in (job.base / "code/pids").read_text().split()}
+    assert len(pids) == 2 * 3 and not any(map(psutil.pid_exists, pids))

@@ -5,12 +5,15 @@ the real SDK.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from containers import ROOT
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.launch import shell_job
@@ -170,3 +173,48 @@ def test_what_the_program_itself_gave_as_the_reason_stays(base, monkeypatch, wri
     with pytest.raises(SystemExit):
         shell_job.main()
     assert (base / "output/failure").read_text() == written
+
+
+# Is killed once, when it has begun to train.
+DIES_ONCE = """
+import os, signal, sys
+from pathlib import Path
+from sagemaker_lightning.contract.environment import watch
+from sagemaker_lightning.nodes.rank_progress import ProgressFile
+progress = ProgressFile(watch())
+progress.begin(4)
+progress.batch_ended(7)
+print("COPIES", "SAGEMAKER_LIGHTNING_COPIES" in os.environ, flush=True)
+if not Path("died").exists():
+    Path("died").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("most", "status"), [("3", 0), ("0", 1)])
+def test_a_program_that_dies_is_started_again(base, monkeypatch, capfd, most, status):
+    """SDK 3's driver exits with the signal's number below 0; bash gives it 8 bits."""
+    (base / "program.py").write_text(DIES_ONCE)
+    command = (
+        f"{sys.executable} program.py; status=$?; [ $status != 137 ] || exit 247; exit $status"
+    )
+    monkeypatch.setattr(shell_job, "BASE", base)
+    monkeypatch.setattr(sys, "argv", ["shell_job", command])
+    monkeypatch.setattr(shell_job.streams, "prepare", lambda: None)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name, value in {"MAX_RESTARTS": most, "RENDEZVOUS_TIMEOUT": "5"}.items():
+        monkeypatch.setenv(f"SAGEMAKER_LIGHTNING_{name}", value)
+    (base / "input/config/resourceconfig.json").write_text(
+        json.dumps({"current_host": "algo-2", "hosts": ["algo-2"]})
+    )
+    monkeypatch.chdir(base)
+    # It sets variables for the program.
+    with mock.patch.dict(os.environ), pytest.raises(SystemExit) as left:
+        shell_job.main()
+    printed = capfd.readouterr().out
+    assert left.value.code == status, printed
+    line = (
+        "restart 1 in this container (at most 3 an hour), after step 7: sm_train.sh was killed by"
+    )
+    assert (line in printed) == (status == 0) and printed.count("COPIES True") == 2 * (status == 0)
+    assert (base / "output/failure").exists() == bool(status)
