@@ -40,6 +40,16 @@ TRAINS_SECONDS = 30.0  # from a first step to a death
 AFTER_SECONDS = 1.0  # from the last death's first step to the end
 WINDOW_SECONDS = 20.0  # of steps with or without copies
 NOTE = re.compile(r"^AT (\S+) STEP (\d+) COPIES (\S+)$", re.MULTILINE)
+LEGS = {
+    "ended": "all ranks have ended",
+    "setup": "imports, flags and data; the ranks have met",
+    "start": "model, and what is restored",
+    "step": "the first step",
+}
+"""What is done, in this order, from a death to the next step, by the mark at its end."""
+MARK = re.compile(r"^MARK (\w+) (\S+)$", re.MULTILINE)
+ENDED = re.compile(r"restart \d+ in this container ")
+"""The launcher's line once all ranks have ended."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +69,24 @@ class Plan:
 class Dies(Callback):
     """Prints where rank 0 is, and kills the last rank, as the plan says."""
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Print when the ranks have met."""
+        _mark("setup", trainer.is_global_zero and stage == "fit")
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out what is planned."""
+        _mark("start", trainer.is_global_zero)
+        self.stepped_in = 0  # a restarted run goes on with what it was
         self.plan = Plan(**json.loads(os.environ[PLAN]))
         self.resume = next(each for each in trainer.callbacks if isinstance(each, ExactResume))
-        self.noted = self.spent = self.taken_at = 0.0  # a restarted run goes on with these
+        self.noted = self.spent = self.taken_at = 0.0  # and with these
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Print the time, kill this rank, or end the training."""
+        _mark("step", trainer.is_global_zero and self.stepped_in != os.getpid())
+        self.stepped_in = os.getpid()
         now = time.time()
         began = Path(os.environ["SAGEMAKER_BASE_DIR"], "began")
         if trainer.local_rank == 0 and not began.exists():
@@ -90,6 +108,7 @@ class Dies(Callback):
             return
         is_last = trainer.global_rank == trainer.world_size - 1
         if is_last and deaths < self.plan.deaths and since_start >= self.plan.every:
+            _mark("death")
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _copies(self, since: float) -> None:
@@ -100,6 +119,11 @@ class Dies(Callback):
             self.spent += copies.seconds
         if self.plan.toggles_copies and int(since / WINDOW_SECONDS) % 2:
             copies.taken_at = self.taken_at = time.monotonic()  # the next one is not due
+
+
+def _mark(name: str, prints: bool = True) -> None:
+    if prints:
+        print(f"MARK {name} {time.time():.3f}", flush=True)
 
 
 @dataclass(frozen=True)
@@ -119,6 +143,18 @@ class Job:
         if not found:
             raise SystemExit(f"{self.printed}error: the job has trained nothing, see above")
         return [(float(at), int(step), float(spent)) for at, step, spent in found]
+
+    @property
+    def legs(self) -> dict[str, float]:
+        """The seconds of each of LEGS after the first death; on several hosts, two are one."""
+        marks = [(float(at), name) for name, at in MARK.findall(self.printed)]
+        last = min(at for at, name in marks if name == "death")
+        found = {}
+        for name in LEGS:
+            if times := [at for at, other in marks if other == name and at >= last]:
+                found[name] = min(times) - last
+                last = min(times)
+        return found
 
     @property
     def step_seconds(self) -> float:
@@ -158,7 +194,7 @@ def _one_host(hosts: int, hyperparameters: dict[str, str], variables: dict[str, 
         startup.settings(Path(base_dir), **hyperparameters)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         started = time.time()
-        completed = subprocess.run(
+        process = subprocess.Popen(
             [str(report.ROOT / "entrypoint.sh"), "train"],
             cwd=base_dir,
             env=report.variables(
@@ -172,10 +208,15 @@ def _one_host(hosts: int, hyperparameters: dict[str, str], variables: dict[str, 
             stderr=subprocess.STDOUT,
             text=True,
         )
-        if completed.returncode:
-            raise SystemExit(f"{completed.stdout}error: the job failed, see above")
+        printed = ""
+        for line in process.stdout:
+            printed += line
+            if ENDED.match(line):
+                printed += f"MARK ended {time.time():.3f}\n"
+        if process.wait():
+            raise SystemExit(f"{printed}error: the job failed, see above")
         about = json.loads(Path(base_dir, "model/model.json").read_text())
-    return Job(started, completed.stdout, about["restarts"])
+    return Job(started, printed, about["restarts"])
 
 
 def _several_hosts(hosts: int, hyperparameters: dict[str, str], variables: dict[str, str]) -> Job:
@@ -193,7 +234,7 @@ def _several_hosts(hosts: int, hyperparameters: dict[str, str], variables: dict[
             StoppingCondition={"MaxRuntimeInSeconds": 3600},
         )
         ended = server.wait_until_ended(name, 3600)
-        printed = "\n".join(server.lines(name).get("algo-1", []))
+        printed = "\n".join(line for lines in server.lines(name).values() for line in lines)
         if ended["TrainingJobStatus"] != "Completed":
             raise SystemExit(f"{printed}\nerror: {ended.get('FailureReason')}")
         about = json.loads(server.archive(name)["model.json"])
@@ -214,6 +255,8 @@ def rounds(n: int, hosts: int) -> Iterator[float]:
                 f"{lost * ended.step_seconds:.2f} s of training",
                 flush=True,
             )
+            for name, seconds in ended.legs.items():
+                print(f"    {seconds:.2f} s: {LEGS[name]}", flush=True)
             yield restart["seconds"] / start
 
 
