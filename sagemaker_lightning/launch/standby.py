@@ -192,7 +192,7 @@ class Standby:
             return
         self.ranks = ranks
         self.forks.unlink(missing_ok=True)
-        is_of_image = (cwd / ranks[0].script).is_relative_to(HOME)
+        is_of_image = (cwd / ranks[0].script).is_relative_to(HOME / "app")
         imports = IMAGES_IMPORTS if is_of_image else OWN_IMPORTS
         command = [sys.executable, str(SCRIPT), str(self.forks), *imports]
         self.requests, theirs = socket.socketpair()

@@ -316,7 +316,9 @@ def test_ranks_of_lightnings_own_launcher(trained, tmp_path, monkeypatch):
 
 def test_a_program_of_the_image_is_forked_with_its_imports(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(standby, "HOME", tmp_path)
-    trained({"LOCAL_RANK": "0"})
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/mine.py").write_text(WAITS)
+    trained({"LOCAL_RANK": "0"}, script="app/mine.py")
     assert asked(tmp_path, monkeypatch)["imports"] == list(standby.IMAGES_IMPORTS)
 
 
