@@ -19,6 +19,8 @@ from sagemaker_lightning.process.supervisor import Started, Supervisor
 
 SCRIPT = Path(__file__).with_name("warm_start.py")
 POLL_SECONDS = 0.5
+ANSWER_SECONDS = 60.0
+"""To the answer of a process that may have begun its imports a moment ago; without it, it hangs."""
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """The variable by which torch knows that torchrun has started a process."""
 OWN_IMPORTS = ("sagemaker_lightning.resume.callback",)
@@ -136,7 +138,7 @@ class Standby:
             self.requests.sendall(json.dumps({"ranks": ranks}).encode()[1:] + b"\n")
             with self.requests.makefile() as answers:
                 answer = json.loads(answers.readline() or "{}")
-        except OSError:  # it has ended
+        except OSError:  # it has ended, or hangs
             pass
         finally:
             os.close(writing)
@@ -196,6 +198,7 @@ class Standby:
         imports = IMAGES_IMPORTS if is_of_image else OWN_IMPORTS
         command = [sys.executable, str(SCRIPT), str(self.forks), *imports]
         self.requests, theirs = socket.socketpair()
+        self.requests.settimeout(ANSWER_SECONDS)
         with theirs:
             self.process = self.supervisor.start_aside(
                 command, cwd, ranks[0].variables, theirs.fileno()

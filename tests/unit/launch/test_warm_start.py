@@ -333,6 +333,19 @@ def test_what_cannot_be_forked_is_said(trained, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == "starting anew, as no process can be forked: x\n"
 
 
+def test_a_process_that_does_not_answer_is_ended(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(standby, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(standby, "ANSWER_SECONDS", 0.1)
+    (tmp_path / "hangs.py").write_text(WAITS)
+    monkeypatch.setattr(standby, "SCRIPT", tmp_path / "hangs.py")
+    trained({"LOCAL_RANK": "0"})
+    with Standby(SageMakerEnvironment(), Supervisor()) as aside:
+        aside.prepare(tmp_path / "ranks", tmp_path)
+        aside.thread.join(30)
+        process = aside.process
+        assert aside.take({}) is None and process.returncode == -signal.SIGKILL
+
+
 def test_ranks_of_torchrun_have_a_store_of_their_own(trained, tmp_path, monkeypatch):
     variables = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     trained(*({"LOCAL_RANK": str(n), "RANK": str(n)} | variables for n in (0, 1)), flags=("-u",))
