@@ -47,14 +47,30 @@ class Block(nn.Module):
         return inputs + self.dropout(self.second(torch.relu(self.first(inputs))))
 
 
+class Moving(nn.Module):
+    """Adds a moving mean of its inputs, which each rank has of its own samples, to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("mean", torch.zeros(WIDTH), persistent=False)
+
+    def forward(self, inputs):
+        if self.training:
+            self.count += 1
+            self.mean.lerp_(inputs.detach().mean(0), 0.1)
+        return inputs + self.mean * self.count / 10
+
+
 class Network(nn.Module):
     """Blocks between an embedding and a head of the same weights, with batch norm's buffers."""
 
-    def __init__(self, tied: bool = True) -> None:
+    def __init__(self, tied: bool = True, buffers: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(7, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.norm = nn.BatchNorm1d(WIDTH)
+        self.moving = Moving() if buffers else nn.Identity()
         self.head = nn.Linear(WIDTH, 7, bias=False)
         if tied:
             self.head.weight = self.embedding.weight
@@ -66,7 +82,7 @@ class Network(nn.Module):
             hidden = (
                 checkpoint(block, hidden, use_reentrant=False) if self.recompute else block(hidden)
             )
-        return self.head(self.norm(hidden))
+        return self.head(self.norm(self.moving(hidden)))
 
 
 def shard(network: Network, mesh: DeviceMesh) -> None:
@@ -132,7 +148,7 @@ class Model(pl.LightningModule):
             return
         torch.manual_seed(5)
         with torch.device("meta" if self.kind == "meta" else "cpu"):
-            self.network = Network(tied=self.kind != "two optimizers")
+            self.network = Network(self.kind != "two optimizers", self.kind == "buffers")
         self.network.recompute = self.kind == "recomputed"
         if self.kind == "frozen":
             self.network.blocks[0].requires_grad_(False)
@@ -193,6 +209,9 @@ class Model(pl.LightningModule):
                 ),
             ], []
         optimizer = torch.optim.AdamW(self.parameters(), 0.01)
+        if self.kind == "scheduled":
+            rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=40)
+            return [optimizer], [{"scheduler": rates, "interval": "step"}]
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
 
 

@@ -1,12 +1,12 @@
 """Sharded models (FSDP2, tensor parallelism), interrupted: the same bits, and any ranks after."""
 
 import ast
-import random
 from pathlib import Path
 
 import pytest
 import ranks
 import sharded
+import sharded_soak
 import torch
 
 from sagemaker_lightning.resume.files import shards
@@ -39,19 +39,6 @@ def interrupt(folder: Path, kind: str, mesh, interruptions, **options) -> list[r
     return ended
 
 
-KINDS = [
-    "",
-    "accumulated",
-    "clipped",
-    "bf16",
-    "mixed",
-    "recomputed",
-    "frozen",
-    "meta",
-    "two optimizers",
-    "averaged",
-    "average saved",
-]
 # Ranks stop a batch after the signal, and an epoch has 8 batches: twice within an epoch, and
 # once exactly at its edge.
 WITHIN = ("kill at 0:3", "stop at 0:3", "stop at 0:6", "kill at 1:3")
@@ -189,32 +176,17 @@ def test_lightnings_files_have_the_whole_model_and_begin_other_runs(tmp_path: Pa
         assert begun[0].value.weights == found, begun[0].output
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(40))
-def test_random_interruptions_leave_the_same_bits(tmp_path: Path, seed: int):
-    draws = random.Random(seed)
-    kind = draws.choice(KINDS)
-    mesh = draws.choice([(2, 1), (3, 1), (2, 2), (1, 2), (4, 1)])
-    epochs = 3
-    places = [
-        *(f"{epoch}:{batch}" for epoch in range(epochs) for batch in range(8)),
-        *(f"val {epoch}:{batch}" for epoch in range(epochs) for batch in range(2)),
-        *(f"end {epoch}" for epoch in range(epochs - 1)),
-    ]
-    every = draws.choice([1, 2, 3, 5])
-    whole = trained(tmp_path / "whole", kind, mesh=mesh, epochs=epochs, every=every)
-    assert not any(each.error for each in whole), whole[0].output
-    folder = tmp_path / "resumed"
-    interruptions = [
-        f"{draws.choice(['kill', 'stop'])} at {place}"
-        for place in sorted(draws.sample(places, 4), key=lambda place: place.split()[-1])
-    ]
-    print(kind, mesh, every, interruptions)
-    for interruption in (*interruptions, ""):
-        try:
-            ended = trained(folder, kind, interruption, mesh=mesh, epochs=epochs, every=every)
-        except EOFError:  # it was killed
-            continue
-        assert {each.error for each in ended} <= {"Interrupted: 143", ""}, ended[0].output
-        assert "warning: resumed" not in ended[0].output, ended[0].output
-    assert [each.value for each in ended] == [each.value for each in whole], ended[0].output
+# `python tests/sharded_soak.py` does as many rounds as one likes, and counts them by kind.
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 4))]
+)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in ("several optimizers", "buffers") else pytest.param(kind, marks=pytest.mark.soak)
+        for kind in sharded_soak.KINDS
+    ],
+)
+def test_random_interruptions_leave_the_same_bits(kind: str, seed: int):
+    round = sharded_soak.interrupted(kind, seed)
+    assert not round.problem, round
