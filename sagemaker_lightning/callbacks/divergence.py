@@ -11,6 +11,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.gather import gather
 
@@ -186,17 +187,17 @@ class Divergence(Callback):
 
 
 def _are_finite(module: nn.Module) -> bool:
-    """Return whether all trained weights are finite.
+    """Return whether all trained weights that this rank has are finite.
 
     Their least and greatest values tell it in a tenth of the time of isfinite.
     """
     weights = [
-        weight.detach() for weight in module.parameters() if weight.requires_grad and weight.numel()
+        local_part(weight.detach()) for weight in module.parameters() if weight.requires_grad
     ]
     bounds = [
         bound.float()
         for weight in weights
-        if weight.is_floating_point()
+        if weight.is_floating_point() and weight.numel()
         for bound in weight.aminmax()
     ]
     return not bounds or bool(torch.stack(bounds).isfinite().all())
