@@ -1,6 +1,7 @@
 """Sharded models (FSDP2, tensor parallelism), interrupted: the same bits, and any ranks after."""
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ import ranks
 import sharded
 import sharded_soak
 import torch
+from safetensors.torch import load_file
 
+from sagemaker_lightning.cli import safetensors_files
 from sagemaker_lightning.resume.files import shards
 
 pytestmark = pytest.mark.slow
@@ -176,6 +179,48 @@ def test_lightnings_files_have_the_whole_model_and_begin_other_runs(tmp_path: Pa
         assert begun[0].value.weights == found, begun[0].output
 
 
+@pytest.mark.parametrize("file_bytes", [1000, pytest.param(10**6, marks=pytest.mark.thorough)])
+def test_the_whole_model_is_exported_in_files_of_a_size(tmp_path: Path, file_bytes: int):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("model.pt", "model-00001-of-00099.safetensors"):
+        (folder / name).touch()
+    flags = [
+        "--trainer.accelerator=cpu",
+        "--trainer.strategy=ModelParallelStrategy",
+        "--trainer.strategy.data_parallel_size=2",
+        "--trainer.strategy.tensor_parallel_size=2",
+        "--trainer.max_epochs=2",
+    ]
+    variables = {"SM_MODEL_DIR": str(folder), "SM_OUTPUT_DATA_DIR": str(tmp_path / "output")}
+    ended = ranks.run(
+        sharded.export,
+        file_bytes,
+        *flags,
+        nodes=(4,),
+        folder=tmp_path,
+        variables=lambda node: variables,
+    )
+    assert not any(each.error for each in ended), ended[0].output
+    names = {path.name for path in folder.glob("model*")} - {"model.json"}
+    if file_bytes == 10**6:
+        assert names == {"model.pt"}
+        weights = torch.load(folder / "model.pt", weights_only=True)
+    else:
+        assert f"model: {folder}/{safetensors_files.INDEX}" in ended[0].output
+        count = len(names) - 1
+        assert count > 2 and f"model-{count:05d}-of-{count:05d}.safetensors" in names
+        parts = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
+        # An embedding of 7 x 12 float32, and the first layers of 22 x 12.
+        assert max(sum(weight.nbytes for weight in part.values()) for part in parts) == 22 * 12 * 4
+        weights = {name: weight for part in parts for name, weight in part.items()}
+        network = sharded.Network()
+        network.load_state_dict(weights)
+        weights = network.state_dict()
+    assert json.loads((folder / "model.json").read_text())["best_model"]
+    assert sharded.hash_of(weights, []) == ended[0].value
+
+
 # `python tests/sharded_soak.py` does as many rounds as one likes, and counts them by kind.
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 4))]
@@ -183,7 +228,9 @@ def test_lightnings_files_have_the_whole_model_and_begin_other_runs(tmp_path: Pa
 @pytest.mark.parametrize(
     "kind",
     [
-        kind if kind in ("several optimizers", "buffers") else pytest.param(kind, marks=pytest.mark.soak)
+        kind
+        if kind in ("several optimizers", "buffers")
+        else pytest.param(kind, marks=pytest.mark.soak)
         for kind in sharded_soak.KINDS
     ],
 )

@@ -15,6 +15,7 @@ from torch import nn
 
 from sagemaker_lightning.callbacks.loggers import wandb_rows
 from sagemaker_lightning.callbacks.progress import texts
+from sagemaker_lightning.cli import safetensors_files
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.compat import dtensors, model_parallel
 from sagemaker_lightning.compat.model_parallel import mesh_of
@@ -36,14 +37,19 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
     """
     state = None
     best = ""
+    is_sharded = mesh_of(cli.trainer) is not None
     # Only one rank reads the file, because hosts share no disk.
     if cli.trainer.is_global_zero:
         best = cli.config_init.checkpoint.choose_intact()
         state = (
-            torch.load(best, map_location="cpu", weights_only=True)["state_dict"] if best else None
+            # A sharded model need not fit the memory: each weight is read when it is loaded.
+            torch.load(best, map_location="cpu", weights_only=True, mmap=is_sharded)["state_dict"]
+            if best
+            else None
         )
-    if mesh_of(cli.trainer) is not None:
+    if is_sharded:
         model_parallel.load_best(cli.trainer, state)
+        del state
     elif state := cli.trainer.strategy.broadcast(state):
         cli.model.load_state_dict(state, strict=cli.model.strict_loading)
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
@@ -55,7 +61,14 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
             tested |= of_a_loader
     metrics |= tested
     uploaded = uploaded_checkpoints(cli, environment)
-    weights = dtensors.whole(network_of(cli.model).state_dict(), keeps=cli.trainer.is_global_zero)
+    weights = network_of(cli.model).state_dict()
+    file_bytes = safetensors_files.FILE_BYTES
+    is_in_files = is_sharded and safetensors_files.size(weights) > file_bytes
+    if is_in_files:
+        writes = cli.trainer.is_global_zero
+        safetensors_files.write(environment.model_dir, weights, writes, file_bytes)
+    else:
+        weights = dtensors.whole(weights, keeps=cli.trainer.is_global_zero)
     if cli.trainer.is_global_zero:
         config = cli.parser.dump(cli.config, skip_none=False)
         path = save(
@@ -69,6 +82,7 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
             cli.resume.resumes,
             [restart.described() for restart in cli.resume.restarts],
             weights,
+            is_in_files,
         )
         print(" ".join(f"{name}={text}" for name, text in texts(tested).items()))
         print(f"model: {path}")
@@ -125,8 +139,9 @@ def save(
     resumes: Sequence[Mapping] = (),
     restarts: Sequence[Mapping] = (),
     weights: Mapping[str, Any] | None = None,
+    is_in_files: bool = False,
 ) -> Path:
-    """Write model.pt, model.json and config.yaml; return the path of model.pt.
+    """Write model.pt, model.json and config.yaml; return the path of the weights.
 
     Args:
         model_dir: The folder to write to.
@@ -142,6 +157,8 @@ def save(
             (resume/check/verification.py).
         restarts: One entry for each restart of the program in its container (contract/restart.py).
         weights: The state dict, if the model has only a part of each of its tensors.
+        is_in_files: Whether the weights are written already (safetensors_files.py), in place of
+            model.pt.
 
     model.json describes the model and its input: class path, the module's hyperparameters, classes,
     input shape, range and normalization, metrics, versions, revision, `best`, `resumes` and
@@ -149,7 +166,6 @@ def save(
     """
     network = network_of(model)
     weights = network.state_dict() if weights is None else weights
-    network_state = {name: tensor.detach().cpu() for name, tensor in weights.items()}
     is_normalized = getattr(datamodule, "normalize", False)
     classes = getattr(datamodule, "classes", None)
     description = {
@@ -176,13 +192,19 @@ def save(
         "resumes": list(resumes),
         "restarts": list(restarts),
     }
-    names = ("model.pt", "config.yaml", "model.json")
+    names = ["model.pt", "config.yaml", "model.json"]
     for name in names:
         remove_leftovers(model_dir, name)  # SageMaker would pack them with the model
-    with atomic_writes([model_dir / name for name in names]) as (weights, flags, about):
-        torch.save(network_state, weights)
+    with atomic_writes([model_dir / name for name in names[is_in_files:]]) as files:
+        *of_weights, flags, about = files
+        for file in of_weights:
+            torch.save({name: tensor.detach().cpu() for name, tensor in weights.items()}, file)
         flags.write(config.encode())
         about.write(json_text(description, indent=2).encode() + b"\n")
+    if is_in_files:
+        (model_dir / "model.pt").unlink(missing_ok=True)
+        return model_dir / safetensors_files.INDEX
+    safetensors_files.remove(model_dir)
     return model_dir / "model.pt"
 
 
