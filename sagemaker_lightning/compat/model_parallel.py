@@ -10,17 +10,21 @@ memory) and `Trainer._run` (when checkpoints are restored); in torch, `fully_sha
 distributed/fsdp/_fully_shard/_fully_shard.py (how it makes the classes of sharded modules).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.strategies.strategy import Strategy
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from sagemaker_lightning.compat import dtensors
 from sagemaker_lightning.contract.errors import UserError
@@ -40,6 +44,16 @@ class ResumableModelParallel(ModelParallelStrategy):
 
     lightning_module_state_dict = Strategy.lightning_module_state_dict
     optimizer_state = Strategy.optimizer_state
+
+    @contextmanager
+    def model_sharded_context(self) -> Iterator[None]:
+        """Surround configure_model(); refuse what it leaves of tied weights.
+
+        Raises:
+            UserError: Weights were one, and are several now.
+        """
+        with super().model_sharded_context(), checked_ties(self.lightning_module):
+            yield
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load weights as soon as the model has memory."""
@@ -169,6 +183,51 @@ def _refusing_false(name: str) -> Callable[..., None]:
         method(module, value, **options)
 
     return refusing
+
+
+@contextmanager
+def checked_ties(model: LightningModule) -> Iterator[None]:
+    """Refuse that weights which several modules have in common are shared out to each by itself.
+
+    `fully_shard` and `parallelize_module` put weights of their own into the modules that they get,
+    and know of no others.
+
+    Raises:
+        UserError: They are several weights now.
+    """
+    # A weight is known by a number: it must not live longer because of this.
+    numbers = WeakIdKeyDictionary()
+    number_of: dict[tuple[nn.Module, str], int] = {}
+
+    def note(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        # What shares weights out replaces them; the user's own code may have untied them.
+        if parameter is not None and not isinstance(parameter, DTensor):
+            number_of[module, name] = numbers.setdefault(parameter, len(number_of))
+
+    def note_all() -> None:
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                note(module, name, parameter)
+
+    note_all()
+    hook = register_module_parameter_registration_hook(note)
+    try:
+        yield
+    finally:
+        hook.remove()
+    first: dict[int, tuple[str, nn.Parameter]] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            number = number_of.get((module, name.rpartition(".")[2]))
+            if number is None:
+                continue
+            first_name, other = first.setdefault(number, (name, parameter))
+            if other is not parameter and (other.requires_grad or parameter.requires_grad):
+                raise UserError(
+                    f"configure_model(): found tied weights that are split ({first_name} and "
+                    f"{name}), each of which would be trained by itself; leave both modules to the "
+                    "fully_shard() of the whole network, or give it both: fully_shard([a, b])"
+                )
 
 
 def reshard(trainer: Trainer) -> None:

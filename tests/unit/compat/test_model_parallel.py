@@ -1,5 +1,7 @@
 """Lightning's strategy for sharded models, as one that resumes."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -87,6 +89,66 @@ def test_weights_that_nothing_shards_are_named(mesh: DeviceMesh):
     model.scale = nn.Parameter(torch.ones(1))
     model.frozen = nn.Parameter(torch.ones(1), requires_grad=False)
     assert model_parallel.unsharded_weights(model) == ["scale"]
+
+
+class Tied(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Embedding(2, 3), nn.Linear(3, 2, bias=False))
+        self.network[1].weight = self.network[0].weight
+
+
+@pytest.mark.parametrize(
+    "units",
+    [
+        lambda network: [network[0], network[1], network],
+        lambda network: [network[1], network],
+        lambda network: [network[0]],
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_tied_weights_that_are_split_are_refused(mesh: DeviceMesh, units, device):
+    model = Tied() if device == "cpu" else LightningModule()  # made before, or in configure_model
+    split = r"^configure_model\(\): found tied weights that are split \(network.0.weight and netw"
+    with pytest.raises(UserError, match=split), model_parallel.checked_ties(model):
+        with torch.device(device):
+            model.network = Tied().network
+        for unit in units(model.network):
+            fully_shard(unit, mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    "units",
+    [
+        lambda network: [network],
+        lambda network: [[network[0], network[1]], network],
+    ],
+)
+def test_tied_weights_may_be_sharded_together(mesh: DeviceMesh, units):
+    model = Tied()
+    with model_parallel.checked_ties(model):
+        for unit in units(model.network):
+            fully_shard(unit, mesh=mesh)
+    assert model.network[0].weight is model.network[1].weight
+
+
+def test_weights_may_be_untied_or_frozen(mesh: DeviceMesh):
+    untied, frozen = Tied(), Tied()
+    frozen.requires_grad_(False)
+    with model_parallel.checked_ties(untied):
+        untied.network[1].weight = nn.Parameter(untied.network[0].weight.detach().clone())
+        fully_shard(untied.network[0], mesh=mesh)
+    with model_parallel.checked_ties(frozen):
+        fully_shard(frozen.network[0], mesh=mesh)
+
+
+def test_no_whole_weight_is_kept_while_ties_are_watched(mesh: DeviceMesh):
+    model = Tied()
+    whole = weakref.ref(model.network[0].weight)
+    with model_parallel.checked_ties(model):
+        fully_shard(model.network, mesh=mesh)
+        gc.collect()
+        assert whole() is None
 
 
 @pytest.mark.parametrize("name", model_parallel.KEEP_GRADIENTS)
