@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import resource
 import signal
 import sys
 import threading
@@ -155,6 +156,8 @@ class Model(pl.LightningModule):
         if self.kind == "frozen":
             self.network.blocks[0].requires_grad_(False)
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            if self.kind == "tie split":
+                fully_shard(self.network.head, mesh=self.device_mesh["data_parallel"])
             shard(self.network, self.device_mesh)
 
     def loss(self, batch):
@@ -185,7 +188,10 @@ class Model(pl.LightningModule):
         self.interrupt(f"end {self.current_epoch}")
 
     def interrupt(self, place: str) -> None:
-        """Send this process a signal if it is time; the last checkpoint is written by then."""
+        """Send this process a signal, or fill its disk, if it is time.
+
+        The last checkpoint is written by then.
+        """
         action, _, at = self.interruption.partition(" at ")
         rank = int(os.environ.get("RANK", 0))
         if at != place or rank != int(os.environ.get("WORLD_SIZE", 1)) - 1:
@@ -193,6 +199,9 @@ class Model(pl.LightningModule):
         for thread in threading.enumerate():
             if thread.name == "checkpoint":
                 thread.join()
+        if action == "fill":  # a limit on files' sizes stands for a full disk
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+            return
         os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGTERM)
         time.sleep(0.1)
 
@@ -266,7 +275,8 @@ def train(
         folder: The folder of the checkpoints.
         kind: The kind of model.
         mesh: The sizes for data and tensor parallelism; None for DDP, or one process.
-        interruption: "stop at EPOCH:BATCH" or "kill at EPOCH:BATCH"; the last rank gets it.
+        interruption: "stop at EPOCH:BATCH", or "kill" or "fill" (the disk) in place of "stop"; the
+            last rank gets it.
         epochs: Number of epochs.
         every: Optimizer steps between two checkpoints.
         batch_size: A rank's; None for 12 of all ranks.
@@ -306,6 +316,11 @@ def train(
         model.network.blocks[0].calls,
         trainer.global_step,
     )
+
+
+def train_with_sizes_of_rank() -> None:
+    """Train with a mesh that is another one on each rank."""
+    train(Path("checkpoints"), mesh=[(2, 1), (1, 2)][int(os.environ["RANK"])])
 
 
 class Alone(Model):

@@ -299,6 +299,7 @@ def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
                 "load_checkpoint",
                 "load_model_state_dict",
                 "load_optimizer_state_dict",
+                "model_sharded_context",
                 "model_to_device",
                 "optimizer_state",
                 "restore_checkpoint_after_setup",

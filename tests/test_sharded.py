@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,64 @@ def test_the_newest_checkpoint_whose_shards_are_intact_on_all_hosts_is_chosen(tm
     assert line in ended[1].output
     assert "resuming from step 10" in ended[0].output
     assert [each.value for each in ended] == [each.value for each in whole]
+
+
+def hosts(node: int) -> dict[str, str]:
+    """Return the variables of a node of two hosts, whose names resolve here."""
+    return {"SM_CURRENT_HOST": f"127.0.0.{node + 1}", "SM_HOSTS": '["127.0.0.1", "127.0.0.2"]'}
+
+
+def test_a_disk_that_is_full_on_one_host_harms_no_checkpoint(tmp_path: Path):
+    arguments = {"mesh": (2, 1), "ranks_of_nodes": (1, 1), "checkpoints": Path("checkpoints")}
+    whole = trained(tmp_path / "whole", **arguments)
+    folder = tmp_path / "job"
+    ended = trained(folder, "", "fill at 1:3", variables=hosts, **arguments)
+    assert [each.value for each in ended] == [each.value for each in whole]
+    for each in ended:
+        line = re.search("^warning: .* no checkpoint could be written to .*", each.output, re.M)
+        assert "(on 127.0.0.2: File too large); the newest intact one is step-000000010" in line[0]
+    # The shards of the checkpoints that were not finished are gone.
+    for node in (0, 1):
+        found = {
+            int(path.name[5:14]) for path in (folder / f"node-{node}/checkpoints").glob("step-*")
+        }
+        assert max(found) == 10
+    resumed = trained(folder, **arguments)
+    assert "resuming from step 10" in resumed[0].output
+    assert [each.value for each in resumed] == [each.value for each in whole]
+
+
+def test_hosts_that_have_different_checkpoints_resume_from_one_that_all_have(tmp_path: Path):
+    arguments = {"mesh": (2, 1), "ranks_of_nodes": (1, 1), "checkpoints": Path("checkpoints")}
+    whole = trained(tmp_path / "whole", **arguments)
+    folder = tmp_path / "job"
+    trained(folder, "", "stop at 1:2", **arguments)
+    (folder / "node-0/checkpoints/step-000000012.ckpt").unlink()
+    ended = trained(folder, **arguments)
+    assert "resuming from step 10" in ended[0].output
+    assert [each.value for each in ended] == [each.value for each in whole]
+
+
+def test_hosts_with_different_sizes_are_refused(tmp_path: Path):
+    ended = ranks.run(
+        sharded.train_with_sizes_of_rank, nodes=(1, 1), folder=tmp_path, variables=hosts
+    )
+    for each in ended:
+        assert each.error == (
+            "UserError: ModelParallelStrategy: found data_parallel_size=2 and "
+            "tensor_parallel_size=1 on host 127.0.0.1 and data_parallel_size=1 and "
+            "tensor_parallel_size=2 on host 127.0.0.2, expected the same sizes on all hosts; start "
+            "them with the same"
+        )
+
+
+def test_tied_weights_that_are_split_end_the_run(tmp_path: Path):
+    ended = trained(tmp_path, "tie split")
+    for each in ended:
+        assert each.error.startswith(
+            "UserError: configure_model(): found tied weights that are split "
+            "(network.embedding.weight and network.head.weight), each of which would be trained"
+        )
 
 
 def test_hosts_get_all_shards_from_s3(tmp_path: Path):

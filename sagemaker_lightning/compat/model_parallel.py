@@ -18,7 +18,7 @@ from typing import Any
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.strategies.strategy import Strategy
-from torch import nn
+from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -107,6 +107,32 @@ def make_resumable(strategy: ModelParallelStrategy) -> None:
     class_ = type(strategy)
     if not issubclass(class_, ResumableModelParallel):
         strategy.__class__ = type(class_.__name__, (ResumableModelParallel, class_), {})
+
+
+def compare_sizes(strategy: ModelParallelStrategy, host: str) -> None:
+    """Compare the ranks' sizes, as ranks with other meshes would wait for each other for ever.
+
+    Args:
+        strategy: The strategy; its ranks are connected. All ranks call this.
+        host: The name of this host.
+
+    Raises:
+        UserError: They have different ones.
+    """
+    answers: list[Any] = [None] * strategy.world_size
+    sizes = [strategy._data_parallel_size, strategy._tensor_parallel_size]
+    distributed.all_gather_object(answers, (host, sizes))
+    first = answers[0]
+    if other := next((each for each in answers if each[1] != first[1]), None):
+        found = " and ".join(
+            f"{' and '.join(f'{name}={size}' for name, size in zip(SIZES, sizes, strict=True))} "
+            f"on host {host}"
+            for host, sizes in (first, other)
+        )
+        raise UserError(
+            f"ModelParallelStrategy: found {found}, expected the same sizes on all hosts; start "
+            "them with the same"
+        )
 
 
 def _own_state(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:

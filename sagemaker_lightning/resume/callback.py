@@ -377,6 +377,7 @@ class ExactResume(EarlyCallback):
         if not supported:
             raise self._unsupported(strategy)
         if isinstance(strategy, ModelParallelStrategy):
+            model_parallel.compare_sizes(strategy, self.environment.current_host)
             model_parallel.make_resumable(strategy)
         self.parts.refuse_saved(trainer)
         if self.saves and trainer.local_rank == 0:

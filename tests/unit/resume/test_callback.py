@@ -30,7 +30,7 @@ from pytorch_lightning.callbacks import (
 from pytorch_lightning.cli import SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loops.fit_loop import _FitLoop
-from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
+from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.tuner import Tuner
 from torch import nn
@@ -1411,6 +1411,33 @@ def test_a_strategy_whose_runs_cannot_be_resumed_is_one_line(
     resume.changed.close()
     said = capfd.readouterr().out
     assert said.startswith("this run is trained and saved as Lightning does") == (says == "")
+
+
+class Sharding(Line):
+    def configure_model(self) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (Line, r"Line: found no configure_model\(\), expected one that shards the model, as"),
+        (Sharding, "expected two numbers whose product is 1, the number of ranks"),
+    ],
+)
+def test_a_model_that_cannot_be_shared_out_is_refused_before_the_ranks_connect(
+    tmp_path, model, expected
+):
+    used = trainer(tmp_path)
+    used.state.fn = TrainerFn.FITTING
+    strategy = ModelParallelStrategy(3, 1)
+    strategy.parallel_devices = [torch.device("cpu")]
+    strategy.connect(model())
+    used._accelerator_connector.strategy = strategy
+    resume = resume_of(used)
+    with pytest.raises(UserError, match=expected):
+        resume.run_begins(used)
+    resume.changed.close()
 
 
 TWO_HOSTS = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
