@@ -82,6 +82,8 @@ class SharedOut:
         """This rank's parts, on the CPU, by name."""
         self.forms: dict[str, dict[str, Any]] = {}
         """What the tensors are, by name."""
+        self.chunks: dict[tuple, dtensors.Chunk] = {}
+        """This rank's part by how a tensor is shared out; optimizers' states are as the weights."""
 
     def take(self, value: Any, *path: str) -> Any:
         """Return dicts and lists within each other with marks in the place of the tensors.
@@ -101,7 +103,10 @@ class SharedOut:
                 f"a checkpoint of this run could not be read again: {name} is a DTensor of partial "
                 "sums; keep there what redistribute() makes of it"
             )
-        offsets, sizes = dtensors.chunk_of(tensor)
+        how = tensor.device_mesh, tensor.placements, tensor.shape
+        if how not in self.chunks:
+            self.chunks[how] = dtensors.chunk_of(tensor)
+        offsets, sizes = self.chunks[how]
         self.parts[name] = dtensors.local_part(tensor).to("cpu", copy=True)
         self.forms[name] = {
             "shape": list(tensor.shape),
