@@ -88,6 +88,44 @@ def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
     assert any("the application of this checkout runs" in note for note in record["notes"])
 
 
+@pytest.mark.thorough  # what a host finds in S3: tests/test_sharded.py
+def test_an_interrupted_sharded_job_has_the_same_weights_however_s3_is_copied(
+    tmp_path, monkeypatch
+):
+    """Files are copied while they are written, late, one by one; none is copied at the end."""
+    monkeypatch.setenv("REHEARSAL_PYTHON", sys.executable)
+    arguments = {
+        "HyperParameters": {
+            "trainer.accelerator": "cpu",
+            "trainer.strategy": "ModelParallelStrategy",
+            "trainer.strategy.data_parallel_size": "2",
+            "trainer.max_epochs": "4",
+            "model": "tests.sharded_images.Classifier",
+            "data.batch_size": "8",
+            "resume.every_n_steps": "5",
+        },
+        "Environment": {"OMP_NUM_THREADS": "1"},
+        "hosts": 2,
+    }
+    flags = ["--sync-every=0.1", "--sync-lag=0.5", "--sync-markers-uploaded", "--sync-keep-deleted"]
+    with Rehearsal(tmp_path, "--engine=processes", *flags) as rehearsal:
+        names = [rehearsal.create("none", **arguments)]
+        ended = rehearsal.wait_until_ended(names[0])
+        assert ended["TrainingJobStatus"] == "Completed", ended["FailureReason"]
+        checkpoints = {"CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/run"}}
+        names.append(rehearsal.create("none", spot=True, **arguments, **checkpoints))
+        deadline = time.monotonic() + HANG_SECONDS
+        while not any(key.endswith(".ckpt") for key in rehearsal.keys("checkpoints/run/")):
+            assert time.monotonic() < deadline, rehearsal.lines(names[1])
+            time.sleep(0.05)
+        run_command(rehearsal, "interrupt", names[1], "--host=algo-2", "--unwarned")
+        interrupted = rehearsal.wait_until_ended(names[1])
+        lines = rehearsal.lines(names[1])["algo-1"]
+        assert interrupted["TrainingJobStatus"] == "Completed", lines
+        assert any("resuming from step" in line for line in lines), lines
+        assert same_weights(*(weights(rehearsal, name) for name in names))
+
+
 def test_a_stop_reaches_the_program(rehearsal):
     name = rehearsal.create(
         "none", HyperParameters=CPU_HYPERPARAMETERS | {"trainer.max_epochs": "1000"}

@@ -294,6 +294,10 @@ def test_the_main_host_alone_has_to_have_the_model(tmp_path: Path):
         "a": f"train.py ended with exit status 0 and wrote nothing to {tmp_path}",
         "b": "",
     }
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text("a large sharded model's")
+    assert not user_program.missing_model(*own_program, hosts["a"], written_before)
+    index.unlink()
     (tmp_path / "notes.txt").write_text("no model")
     assert not user_program.missing_model(*jobs_program, hosts["a"], written_before)
     assert user_program.missing_model(

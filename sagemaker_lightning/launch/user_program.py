@@ -31,6 +31,8 @@ DISTRIBUTIONS = {
 }
 TORCHRUN_PROGRAM = "train_torchrun.py"
 """The image's program that uses torchrun to start the program beside it."""
+WEIGHTS = ("model.pt", "model.safetensors.index.json")
+"""The files that have the weights, or that say where they are; a training writes one of them."""
 TRAINING_PROGRAMS = ("train.py", "train_multi_node.py", TORCHRUN_PROGRAM)
 """Those of the image's programs that write the model on the main host only."""
 REFUSED_DISTRIBUTIONS = {
@@ -196,9 +198,11 @@ def missing_model(
     """
     files_after = written(here.model_dir)
     is_training_program = folder == HOME and Path(name).name in TRAINING_PROGRAMS
-    expected = here.model_dir / "model.pt"
     is_changed = (
-        files_after.get(expected) != files_before.get(expected)
+        any(
+            files_after.get(path) != files_before.get(path)
+            for path in (here.model_dir / name for name in WEIGHTS)
+        )
         if is_training_program
         else files_after != files_before
     )
