@@ -161,12 +161,13 @@ class ShardWriter:
 
     Args:
         host: The name of this host.
+        group: The ranks' group; None for a new one, as training goes on, with collectives of its
+            own, while they write.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, group: distributed.ProcessGroup | None = None) -> None:
         self.host = host
-        # A group of their own: training goes on, with collectives of its own, while they write.
-        self.group = distributed.new_group(backend="gloo")
+        self.group = group or distributed.new_group(backend="gloo")
         self.rank = distributed.get_rank()
         self.ranks = distributed.get_world_size()
 
@@ -292,7 +293,7 @@ class ShardReader:
     def tensor(self, name: str, like: Tensor | None) -> Tensor:
         """Return a tensor, shared out as another one of the same shape, or else as it was.
 
-        If this run shares nothing out, or has the other one as a whole, it is whole.
+        If the other one is whole, or there is none and no mesh, it is whole.
 
         Raises:
             UserError: It was shared out in a way that this run's mesh does not allow.
@@ -304,7 +305,7 @@ class ShardReader:
             raise TypeError(name)
         if like is not None and like.shape != shape:
             like = None
-        if self.mesh is None or (like is not None and not isinstance(like, DTensor)):
+        if not isinstance(like, DTensor) and (self.mesh is None or like is not None):
             made = target = torch.empty(shape, dtype=dtype)
             offsets, sizes = (0,) * len(shape), tuple(shape)
         else:
