@@ -6,7 +6,8 @@ A transformer of so many million parameters (examples/language_model.py) is trai
 this machine, over gloo, as data-parallel FSDP2. Each ratio is of two trainings, one right after the
 other:
 
-- a step: the bare loop's seconds of the same model on as many samples / ours
+- a step: the bare loop's seconds of the same model on as many samples / ours, by the clock and of
+  processor time
 - a checkpoint's stall, from the end of a step that is saved to the beginning of the next one, less
   the median of that time at other steps; and the whole of a save, until it is on the disk: ours /
   Lightning's (ModelParallelStrategy, save_distributed_checkpoint)
@@ -53,12 +54,13 @@ RESHARDED = 4  # ranks that load what two have saved
 class Starts(pl.Callback):
     """Notes when steps begin."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: str = "perf_counter") -> None:
+        self.clock = clock
         self.times: list[float] = []
 
     def on_train_batch_start(self, *_: object) -> None:
         """Note that a step begins."""
-        self.times.append(time.perf_counter())
+        self.times.append(getattr(time, self.clock)())
 
 
 class GapsUntilWritten(Gaps):
@@ -106,16 +108,27 @@ def saver(folder: Path, is_ours: bool, every: int = EVERY) -> pl.Callback:
     return ModelCheckpoint(folder / "lightning", every_n_train_steps=every, save_top_k=-1)
 
 
-def step(size: int, steps: int, folder: Path, is_ours: bool) -> float:
+def step(
+    size: int,
+    steps: int,
+    folder: Path,
+    is_ours: bool,
+    clock: str = "perf_counter",
+) -> float:
     """Return the median seconds of a step, in which no checkpoint is saved."""
     if is_ours:
-        starts = Starts()
+        starts = Starts(clock)
         fit(size, steps + WARM_UP, starts, saver(folder, True, every=10**6))
         times = starts.times
     else:
-        times = [time.perf_counter() for _ in bare_steps(size, steps + WARM_UP)]
+        times = [getattr(time, clock)() for _ in bare_steps(size, steps + WARM_UP)]
     times = times[WARM_UP - 1 :]
     return median(after - before for before, after in zip(times, times[1:], strict=False))
+
+
+def processor(size: int, steps: int, folder: Path, is_ours: bool) -> float:
+    """Return the median seconds of processor time of a step, which other programs do not change."""
+    return step(size, steps, folder, is_ours, "process_time")
 
 
 def bare_steps(size: int, steps: int) -> Iterator[None]:
@@ -180,7 +193,7 @@ def memory(size: int, steps: int, folder: Path, is_ours: bool) -> float:
     return report.peak(train)[1]
 
 
-MEASURES = {each.__name__: each for each in (step, stall, save, load, memory)}
+MEASURES = {each.__name__: each for each in (step, processor, stall, save, load, memory)}
 
 
 # Processes ----------------------------------------------------------------------------------------
@@ -221,6 +234,7 @@ def run(n: int, sizes: list[int], steps: int, only: list[str]) -> list[report.Co
             with tempfile.TemporaryDirectory(prefix="sharded-") as folder:
                 for name, ranks in (
                     ("step", 2),
+                    ("processor", 2),
                     ("stall", 2),
                     ("save", 2),
                     ("load", 2),
@@ -236,12 +250,15 @@ def run(n: int, sizes: list[int], steps: int, only: list[str]) -> list[report.Co
                         measure(name, ranks, size, steps, place, is_ours)
                         for is_ours in (True, False)
                     ]
-                    ratio = pair[1] / pair[0] if name == "step" else pair[0] / pair[1]
+                    ratio = (
+                        pair[1] / pair[0] if name in ("step", "processor") else pair[0] / pair[1]
+                    )
                     label = f"{name}, {size} M, {ranks} ranks"
                     ratios.setdefault(label, []).append(ratio)
                     print(f"{label}: {pair[0]:.4g} / {pair[1]:.4g}: {ratio:.3f}", flush=True)
     what = {
         "step": "seconds, the bare loop / ours",
+        "processor": "a step's seconds of processor time, the bare loop / ours",
         "memory": "bytes at the peak, ours / the bare loop",
     }
     return [

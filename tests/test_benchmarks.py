@@ -95,6 +95,16 @@ def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
 
 
 @pytest.mark.soak
+def test_a_sharded_model_is_measured():
+    flags = ["--n=1", "--sizes=1", "--steps=1"]
+    completed = cold([sys.executable, "-m", "benchmarks.sharded", *flags])
+    assert completed.returncode == 0, completed.stdout
+    rows = re.findall(r"^\| (\w+), 1 M, (\d) ranks \| \d", completed.stdout, re.MULTILINE)
+    of_two = [(name, "2") for name in ("step", "processor", "stall", "save", "load")]
+    assert rows == [*of_two, ("load", "4"), *(("memory", ranks) for ranks in "124")]
+
+
+@pytest.mark.soak
 def test_long_steps_are_no_hangs():
     command = [sys.executable, "-m", "benchmarks.hangs", "--steps=8", "--limit=8", "--jobs=2"]
     completed = warm.run(command, ROOT)

@@ -129,6 +129,7 @@ BETWEEN_THE_LINES = {
     "python -m benchmarks.original": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
     ),
+    "python -m benchmarks.sharded": "test_benchmarks.py::test_a_sharded_model_is_measured",
     "python -m benchmarks.proof": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
     ),
