@@ -77,7 +77,10 @@ class Round:
     @property
     def steps_of_epoch(self) -> int:
         """Optimizer steps of an epoch."""
-        return BATCHES // 2 if self.kind == "accumulation" else BATCHES
+        # Lightning counts the steps of each of two optimizers.
+        return {"accumulation": BATCHES // 2, "several optimizers": BATCHES * 2}.get(
+            self.kind, BATCHES
+        )
 
 
 def planned(draws: random.Random) -> list[str]:
