@@ -24,6 +24,8 @@ PUBLIC = {
     "BestModel": "resume.files.best_model",
     "Seeding": "data.seeding",
     "make_deterministic": "data.deterministic",
+    "ShardedDataset": "shards.dataset",
+    "ShardBatches": "shards.order",
     "Heartbeat": "callbacks.heartbeat",
     "RankConsistency": "callbacks.rank_consistency",
     "GradientWeighting": "callbacks.gradient_weighting",

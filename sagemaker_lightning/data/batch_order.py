@@ -1,6 +1,7 @@
 """The order of an epoch: a function of (seed, epoch), split over the ranks."""
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -26,6 +27,18 @@ from sagemaker_lightning.state.graph.state import GraphState
 from sagemaker_lightning.state.object_graph import is_library_class
 
 PROCESS = (torch.default_generator, *PROCESS_GENERATORS)
+
+
+class PlacedOrder(Sequence, ABC):
+    """An order of batches that a sampler can tell for any batch, without those before it.
+
+    A batch sampler has one if it has a method `placed(number)`, which returns that of the epoch
+    that a number decides. The sampler is not seeded then.
+    """
+
+    @abstractmethod
+    def reach(self, batch: int) -> None:
+        """Prepare what a batch needs that is about to be asked for."""
 
 
 class DrawnAsAsked(list):
@@ -126,7 +139,7 @@ class Batches(Sampler):
         self.at = (0, 0, 0)  # epoch, turn and batch at which the next iteration starts
         self.follows = False
         """Whether the sampler was changed, by others than itself, within an epoch."""
-        self.begun: list | None = None  # the order of that iteration, if it is drawn already
+        self.begun: Sequence | None = None  # the order of that iteration, if it is drawn already
         self.drawn = 0
         """A hash of what the sampler has drawn first; equal on all ranks that share its batches."""
         length = sized_len(self.sampler)
@@ -164,7 +177,7 @@ class Batches(Sampler):
         if isinstance(self.begun, DrawnAsAsked):
             self._reach(self.begun, epoch, range(batch))
         if self.begun and self.ranks > 1:
-            self.drawn = number_of(self.begun[:MAX_OBJECTS])
+            self.drawn = number_of(list(itertools.islice(self.begun, MAX_OBJECTS)))
 
     def rewind(self, epoch: int) -> None:
         """Have iterations start at the first batch of an epoch that nobody has begun."""
@@ -186,7 +199,7 @@ class Batches(Sampler):
             )
 
     def _places_and_indices(
-        self, epoch: int, turn: int, start: int, order: list | None
+        self, epoch: int, turn: int, start: int, order: Sequence | None
     ) -> Iterator[tuple[Sequence, list]]:
         """Yield the places and the indices of each batch."""
         if self.endless:
@@ -198,13 +211,16 @@ class Batches(Sampler):
             if isinstance(order, DrawnAsAsked):
                 self._reach(order, epoch, [batch])
             places = division.part(batch - first, self.rank)
+            if isinstance(order, PlacedOrder):
+                order.reach(places[0])
             if places and places[-1] >= len(order):
                 return  # the sampler has drawn fewer than its length
             if self.alone:
                 yield [places[0]], [order[places[0]]]
             elif self.whole:
                 for place in places:
-                    yield [(place, k) for k in range(len(order[place]))], order[place]
+                    indices = order[place]
+                    yield [(place, k) for k in range(len(indices))], indices
             else:
                 yield places, order[places.start : places.stop]
 
@@ -230,12 +246,14 @@ class Batches(Sampler):
             if batch >= start:
                 yield [(batch, self.rank, k) for k in range(len(indices))], indices
 
-    def _order(self, epoch: int, turn: int) -> list:
+    def _order(self, epoch: int, turn: int) -> Sequence:
         """Return what the sampler draws in an epoch, up to its length.
 
         A sampler of the user's is drawn from as its indices are asked for. Ranks that share its
         batches draw all at once: training has told each of them something else.
         """
+        if self.whole and hasattr(self.sampler, "placed"):
+            return self.sampler.placed(number_of("order", *self._key(epoch, turn)))
         if self.ranks == 1 and not is_library_class(type(self.sampler)):
             self._begin_epoch(epoch)
             told = None if self.follows else self._note_that_it_follows
@@ -270,6 +288,9 @@ class Batches(Sampler):
             )
 
     def _seed(self, epoch: int, *more: int) -> None:
-        key = ("order", *self.seed, epoch, *more) if any(more) else ("order", *self.seed, epoch)
-        number = seed_all(*key)
+        number = seed_all("order", *self._key(epoch, *more))
         generators.reseed(generators.find({"sampler": self.sampler}, skip=(Dataset,)), number)
+
+    def _key(self, epoch: int, *more: int) -> tuple:
+        """Return what decides the order of an iteration."""
+        return (*self.seed, epoch, *more) if any(more) else (*self.seed, epoch)

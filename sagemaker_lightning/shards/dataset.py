@@ -1,0 +1,224 @@
+"""ShardedDataset: the samples of a folder of shards, or of a place on S3, by their numbers."""
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from sagemaker_lightning.contract.atomic_files import atomic_write
+from sagemaker_lightning.contract.environment import place
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data import host_shards
+from sagemaker_lightning.data.gather import gather
+from sagemaker_lightning.shards import index as indexes
+from sagemaker_lightning.shards.disk_cache import DiskCache, Prefetcher
+from sagemaker_lightning.shards.index import Index, Shard
+from sagemaker_lightning.shards.sources import Bucket, Source, source
+
+THREADS = 16  # ranges that a process reads from a source at a time
+
+
+class ShardedDataset(Dataset):
+    """The samples of the shards that `python -m sagemaker_lightning.shards` has indexed.
+
+        data = ShardedDataset("/opt/ml/input/data/train", decode)
+        loader = DataLoader(data, batch_sampler=ShardBatches(data, 64), num_workers=4)
+
+    It has an item for each sample, by its number. A sample is read by its byte range and compared
+    with its checksum. It has no state and opens nothing: data workers read for themselves.
+
+    Args:
+        location: A folder, such as a channel in File or FastFile mode; or s3://BUCKET/PREFIX.
+        transform: Gets a sample's fields, such as {"cls": b"7", "jpg": b"..."}, and returns the
+            item; they are the item if it is None.
+        cache_dir: Folder for whole shards that are fetched before they are needed, of S3 or of a
+            folder that is slow. "" for none; by default, one below the temporary folder for S3.
+        cache_bytes: Size of that folder, at most: it has room for what `ShardBatches` asks for on
+            all ranks of the host, or what is left is read from its source sample by sample.
+        divided: Whether each host has other shards (ShardedByS3Key): then all ranks make the
+            dataset, once torch.distributed is initialized, as in a data module's `setup`.
+
+    Raises UserError if the index or a shard is missing, or another one.
+    """
+
+    def __init__(
+        self,
+        location: str | Path,
+        transform: Callable[[dict[str, bytes]], Any] | None = None,
+        *,
+        cache_dir: str | Path | None = None,
+        cache_bytes: int = 32 * 2**30,
+        divided: bool = False,
+    ) -> None:
+        self.location = str(location)
+        self.transform = transform
+        origin = source(self.location)
+        if cache_dir is None:
+            is_remote = isinstance(origin, Bucket)
+            cache_dir = Path(tempfile.gettempdir(), "shards") if is_remote else ""
+        self.cache_dir = str(cache_dir)
+        self.cache_bytes = cache_bytes
+        self.index_file = _index_file(origin, divided)
+        # A checkpoint notes the numbers of datasets: a channel that changed is told at a resume.
+        self.identity = indexes.read(Path(self.index_file)).identity
+        self.owned = _owned(origin, self.index, divided)
+        """The numbers of the shards that each rank's host has; () if all hosts have all."""
+
+    @property
+    def index(self) -> Index:
+        """The index."""
+        return indexes.known(Path(self.index_file), self.identity)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, if the shards were made of a folder of them."""
+        return self.index.classes
+
+    def __len__(self) -> int:
+        return len(self.index.rows)
+
+    def __getitem__(self, sample: int) -> Any:
+        if not 0 <= sample < len(self):
+            raise IndexError(
+                f"{self.location} has {len(self)} samples, and none of number {sample}"
+            )
+        return self._item(self._contents(sample))
+
+    def __getitems__(self, samples: Sequence[int]) -> list[Any]:
+        """Return the items of a batch; what is not on a disk here is read at the same time."""
+        if not isinstance(source(self.location), Bucket):
+            return [self[sample] for sample in samples]
+        contents = _threads(os.getpid()).map(self._contents, samples[:])
+        # The numbers are gone through beside the items: each of them seeds what its item draws.
+        return [self._item(content) for _, content in zip(samples, contents, strict=True)]
+
+    def prefetch(self, shards: Iterable[int]) -> None:
+        """Have shards fetched in the background, the first one first; without a cache, nothing."""
+        if self.cache_dir:
+            prefetcher = _prefetcher(os.getpid(), self._cache, self.location, self.index.shards)
+            prefetcher.want(list(dict.fromkeys(shards)))
+
+    @property
+    def _cache(self) -> DiskCache:
+        return DiskCache(Path(self.cache_dir), self.cache_bytes, self.identity)
+
+    def _item(self, contents: dict[str, bytes]) -> Any:
+        return self.transform(contents) if self.transform else contents
+
+    def _contents(self, sample: int) -> dict[str, bytes]:
+        """Return a sample's fields; UserError if they are not what the index says."""
+        index = self.index
+        number, start, stop = index.place(sample)
+        if self.cache_dir and (data := self._cache.read(number, start, stop)) is not None:
+            if (contents := index.contents(sample, start, data)) is not None:
+                return contents
+            self._cache.drop(number)
+        origin = source(self.location)
+        name = index.shards[number].name
+        for _ in range(2):  # damage on the way passes
+            data = origin.read(name, start, stop)
+            if (contents := index.contents(sample, start, data)) is not None:
+                return contents
+        raise UserError(
+            f"{origin.name_of(name)}: found other bytes at {start} to {stop} than "
+            f"{indexes.NAME} describes (sample {sample - int(index.first[number])} of it): it is "
+            "damaged, or the index is of other shards; upload it again, or make the index anew"
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def _threads(process: int) -> ThreadPoolExecutor:
+    """Return this process's threads that read; a forked process has none of its parent's."""
+    return ThreadPoolExecutor(THREADS)
+
+
+@functools.lru_cache(maxsize=8)
+def _prefetcher(
+    process: int, cache: DiskCache, location: str, shards: tuple[Shard, ...]
+) -> Prefetcher:
+    """Return this process's thread that fetches; it is no part of a dataset, so none is copied."""
+    return Prefetcher(cache, source(location), shards)
+
+
+def _index_file(origin: Source, divided: bool) -> str:
+    """Return the path of the index; of one that is elsewhere, that of a copy."""
+    if not isinstance(origin, Bucket) and not divided:
+        path = Path(origin.location, indexes.NAME)
+        if not path.is_file():
+            raise UserError(
+                f"{path}: found no index; make it with `python -m sagemaker_lightning.shards index "
+                f"{origin.location}`, and give it in the channel"
+            )
+        return str(path)
+    if isinstance(origin, Bucket):
+        content = origin.read(indexes.NAME, 0, indexes.LARGEST_SHARD)
+    else:
+        content = host_shards.share(lambda: Path(origin.location, indexes.NAME).read_bytes())
+    # One name for one content: other processes, and other trainings, have the same or another one.
+    name = f"shards-{indexes.digest(content)}.index"
+    path = Path(tempfile.gettempdir(), name)
+    if not path.exists():
+        with atomic_write(path, sync=False) as file:
+            file.write(content)
+    return str(path)
+
+
+def _owned(origin: Source, index: Index, divided: bool) -> tuple[tuple[int, ...], ...]:
+    """Return which shards each rank's host has; () if all have all.
+
+    Raises UserError, on all ranks, if one is missing, on several hosts, or of another size.
+    """
+    problem = ""
+    present: list[int] = []
+    try:
+        sizes = origin.sizes()
+        for number, shard in enumerate(index.shards):
+            if shard.name in sizes:
+                present.append(number)
+                if sizes[shard.name] != shard.bytes and not problem:
+                    problem = (
+                        f"{origin.name_of(shard.name)}: found {sizes[shard.name]} bytes, expected "
+                        f"{shard.bytes} by {indexes.NAME}: it is truncated, or the index is of "
+                        "other shards; upload it again, or make the index anew"
+                    )
+            elif not divided and not problem:
+                problem = (
+                    f"{origin.name_of(shard.name)} is missing, which {indexes.NAME} names; upload "
+                    "it, or make the index anew; if each host has other shards (ShardedByS3Key), "
+                    "give divided=True"
+                )
+    except UserError as error:
+        problem = str(error)
+    if not divided:
+        if problem:
+            raise UserError(problem)
+        return ()
+    host = place().partition(",")[0]
+    answers = gather((host, problem, tuple(present)))
+    for other, text, _ in answers:
+        if text:
+            raise UserError(f"{text} (on {other})")
+    if idle := [other for other, _, numbers in answers if not numbers]:
+        raise UserError(
+            f"{origin.location}: found no shard on {idle[0]}, expected one or more on each host; "
+            "use more shards, fewer hosts, or the channel as FullyReplicated"
+        )
+    hosts: dict[int, str] = {}
+    for other, _, numbers in answers:
+        for number in numbers:
+            if hosts.setdefault(number, other) != other:
+                raise UserError(
+                    f"{origin.name_of(index.shards[number].name)} is on {hosts[number]} and on "
+                    f"{other}; with divided=True, give the channel as ShardedByS3Key"
+                )
+    if missing := set(range(len(index.shards))) - hosts.keys():
+        raise UserError(
+            f"{origin.name_of(index.shards[min(missing)].name)} is on no host; upload it again, or "
+            "make the index anew"
+        )
+    return tuple(numbers for _, _, numbers in answers)

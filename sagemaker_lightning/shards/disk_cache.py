@@ -1,0 +1,206 @@
+"""Whole shards on a disk, in a bounded space, fetched before they are needed.
+
+All processes of a host share a cache. A sample whose shard is not there is read from its source:
+that may be slow, and is never wrong.
+"""
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.shards.index import Shard
+from sagemaker_lightning.shards.sources import Source
+
+CONNECTIONS = 8
+PIECE = 2**23  # bytes; a process that fetches holds CONNECTIONS of them in memory
+RETRY_SECONDS = 5.0
+IN_USE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class DiskCache:
+    """The shards of one index that are on a disk.
+
+    Attributes:
+        folder: Where they are; others may use it, for other indexes, too.
+        limit: Bytes of all files there, at most.
+        identity: The index's.
+    """
+
+    folder: Path
+    limit: int
+    identity: int
+
+    def path(self, number: int) -> Path:
+        """Return where a shard is, or would be. Names of an index are not used as paths."""
+        return self.folder / f"{self.identity:015x}-{number:07}.shard"
+
+    def read(self, number: int, start: int, stop: int) -> bytes | None:
+        """Return the bytes of a shard from `start` to `stop`; None if it is not there."""
+        try:
+            with self.path(number).open("rb", buffering=0) as file:
+                return os.pread(file.fileno(), stop - start, start)
+        except OSError:
+            return None
+
+    def drop(self, number: int) -> None:
+        """Remove a shard that was damaged here."""
+        with suppress(OSError):
+            self.path(number).unlink()
+
+    def keep(self, numbers: Iterable[int]) -> None:
+        """Note that shards are in use: no process removes them within IN_USE_SECONDS."""
+        for number in numbers:
+            with suppress(OSError):
+                os.utime(self.path(number))
+
+    def release(self, numbers: Iterable[int]) -> None:
+        """Note that this process does not need shards any more."""
+        for number in numbers:
+            with suppress(OSError):
+                os.utime(self.path(number), (0, 0))
+
+    def fetch(self, number: int, shard: Shard, source: Source, in_use: Sequence[int]) -> bool:
+        """Fetch a shard; return whether it is there.
+
+        It is not if another process is fetching it, or if there is no room: shards in use stay.
+
+        Raises UserError if it cannot be read; OSError if it cannot be written.
+        """
+        path = self.path(number)
+        if path.exists():
+            return True
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        with part.open("ab") as file:
+            if not _locked(file):
+                return False
+            try:
+                if path.exists():
+                    return True
+                if not self._make_room(shard.bytes, {self.path(each) for each in in_use}, file):
+                    return False
+                _copy(source, shard, file)
+                os.replace(part, path)
+                return True
+            finally:
+                part.unlink(missing_ok=True)
+
+    def _make_room(self, size: int, in_use: set[Path], file: BinaryIO) -> bool:
+        """Remove the shards that were used longest ago, and reserve room; return whether it fits.
+
+        What processes that were killed have left is removed, too.
+        """
+        with (self.folder / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            files = {}
+            for path in self.folder.glob("*-*.*"):
+                with suppress(OSError):
+                    files[path] = path.stat()
+            total = sum(status.st_size for status in files.values())
+            for path in sorted(files.keys() - in_use, key=lambda path: files[path].st_mtime_ns):
+                if total + size <= self.limit:
+                    break
+                used = files[path].st_mtime > time.time() - IN_USE_SECONDS
+                if not _is_left(path) if path.suffix == ".part" else used:
+                    continue
+                path.unlink(missing_ok=True)
+                total -= files[path].st_size
+            if total + size > self.limit:
+                return False
+            os.truncate(file.fileno(), size)
+            return True
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Lock a file that is being fetched; return whether no other process has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_left(path: Path) -> bool:
+    """Return whether nobody is writing a `.part`."""
+    try:
+        with path.open("rb") as file:
+            return _locked(file)
+    except OSError:
+        return False
+
+
+def _copy(source: Source, shard: Shard, file: BinaryIO) -> None:
+    """Copy a shard into a file, by several connections."""
+    descriptor = os.open(f"/proc/self/fd/{file.fileno()}", os.O_WRONLY)  # not one that appends
+
+    def copy(start: int) -> None:
+        stop = min(start + PIECE, shard.bytes)
+        data = source.read(shard.name, start, stop)
+        if len(data) != stop - start:
+            raise UserError(
+                f"{source.name_of(shard.name)}: found its end before byte {stop}, expected "
+                f"{shard.bytes} bytes; upload it again, or make the index anew"
+            )
+        os.pwrite(descriptor, data, start)
+
+    try:
+        with ThreadPoolExecutor(CONNECTIONS) as threads:
+            list(threads.map(copy, range(0, shard.bytes, PIECE)))
+    finally:
+        os.close(descriptor)
+
+
+class Prefetcher:
+    """Fetches shards in a thread, in the order in which they are needed.
+
+    An error is not told here: it is told where a sample is needed.
+    """
+
+    def __init__(self, cache: DiskCache, source: Source, shards: Sequence[Shard]) -> None:
+        self.cache = cache
+        self.source = source
+        self.shards = shards
+        self.wanted: tuple[int, ...] = ()
+        self.touched = 0.0
+        self.changed = threading.Condition()
+        threading.Thread(target=self._run, name="shards", daemon=True).start()
+
+    def want(self, numbers: Sequence[int]) -> None:
+        """Have shards fetched, the first one first; what was wanted before may go."""
+        numbers = tuple(numbers)
+        now = time.monotonic()
+        if numbers == self.wanted and now - self.touched < IN_USE_SECONDS / 4:
+            return
+        self.touched = now
+        self.cache.keep(numbers)
+        with self.changed:
+            self.cache.release(set(self.wanted) - set(numbers))
+            self.wanted = numbers
+            self.changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                wanted = self.wanted
+                missing = [each for each in wanted if not self.cache.path(each).exists()]
+                if not missing:
+                    self.changed.wait()
+                    continue
+            if not any(self._fetch(number, wanted) for number in missing):
+                with self.changed:
+                    self.changed.wait(RETRY_SECONDS)
+
+    def _fetch(self, number: int, wanted: tuple[int, ...]) -> bool:
+        try:
+            return self.cache.fetch(number, self.shards[number], self.source, wanted)
+        except (UserError, OSError):
+            return False
