@@ -40,8 +40,8 @@ SAME_CODES = {
     "TokenRefreshRequired": "ExpiredToken",
     "ServiceUnavailable": "SlowDown",
 }
-PASSING = ("ExpiredToken", "AccessDenied", "SlowDown")
-"""What may pass: credentials are renewed, and S3 gets its breath back."""
+REFUSALS = ("ExpiredToken", "AccessDenied")
+"""What may pass, as faults of the service do: credentials are renewed."""
 
 
 class Source(ABC):
@@ -152,9 +152,11 @@ class Bucket(Source):
             except ClientError as error:
                 code = error.response.get("Error", {}).get("Code", "")
                 code = SAME_CODES.get(code, code)
-                if not left or code not in PASSING:
+                status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+                if not left or (code not in REFUSALS and status < 500):
                     raise UserError(self._line(name, code, error)) from None
-                _client.cache_clear()  # a new one takes new credentials
+                if code in REFUSALS:
+                    _client.cache_clear()  # a new one takes new credentials
             except (HTTPClientError, IncompleteReadError, ResponseStreamingError) as error:
                 if not left:
                     raise UserError(self._line(name, "", error)) from None

@@ -1,0 +1,96 @@
+"""Whole shards on a disk: bounded, shared by processes, and never wrong."""
+
+import fcntl
+
+import pytest
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.shards import disk_cache
+from sagemaker_lightning.shards.disk_cache import DiskCache
+from sagemaker_lightning.shards.index import Shard
+from sagemaker_lightning.shards.sources import Folder
+
+SIZE = 1000
+
+
+@pytest.fixture
+def origin(tmp_path):
+    (tmp_path / "origin").mkdir()
+    for number in range(5):
+        (tmp_path / "origin" / f"{number}.tar").write_bytes(bytes([number]) * SIZE)
+    return Folder(str(tmp_path / "origin"))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_cache, "PIECE", 64)
+    return DiskCache(tmp_path / "cache", 2 * SIZE + 500, 7)
+
+
+def fetch(cache, origin, number, in_use=()):
+    return cache.fetch(number, Shard(f"{number}.tar", SIZE, 3), origin, in_use)
+
+
+def numbers(cache):
+    return [number for number in range(5) if cache.path(number).exists()]
+
+
+def test_a_shard_is_fetched_in_pieces(cache, origin):
+    assert cache.read(3, 10, 20) is None
+    assert fetch(cache, origin, 3) and fetch(cache, origin, 3)
+    assert cache.read(3, 10, 20) == b"\x03" * 10 and cache.path(3).stat().st_size == SIZE
+    assert [path.name for path in cache.folder.glob("*.part")] == []
+
+
+def test_what_is_not_in_use_goes_first(cache, origin):
+    assert fetch(cache, origin, 0) and fetch(cache, origin, 1)
+    assert not fetch(cache, origin, 2, in_use=[0, 1])  # no room
+    cache.release([1])
+    assert fetch(cache, origin, 2, in_use=[0]) and numbers(cache) == [0, 2]
+
+
+def test_what_another_process_uses_stays(cache, origin):
+    assert fetch(cache, origin, 0) and fetch(cache, origin, 1)
+    assert not fetch(cache, origin, 2)
+    cache.release([0, 1])
+    cache.keep([0])
+    assert fetch(cache, origin, 2) and numbers(cache) == [0, 2]
+
+
+def test_a_shard_larger_than_the_cache_is_left(cache, origin):
+    small = DiskCache(cache.folder, SIZE - 1, 7)
+    assert not fetch(small, origin, 0) and not list(cache.folder.glob("*-*"))
+
+
+def test_what_another_process_is_fetching_is_left_to_it(cache, origin):
+    cache.folder.mkdir()
+    with cache.path(0).with_suffix(".part").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(SIZE)
+        assert not fetch(cache, origin, 0)
+        assert fetch(cache, origin, 1) and not fetch(cache, origin, 2, in_use=[1])
+    # It was killed: what it has left makes room.
+    assert fetch(cache, origin, 2, in_use=[1]) and numbers(cache) == [1, 2]
+    assert not list(cache.folder.glob("*.part"))
+
+
+def test_a_shard_that_ends_early_is_one_line_and_leaves_nothing(cache, origin, tmp_path):
+    (tmp_path / "origin/0.tar").write_bytes(b"short")
+    with pytest.raises(UserError, match=r"0.tar: found its end before byte \d+, expected 1000"):
+        fetch(cache, origin, 0)
+    assert not list(cache.folder.glob("*-*"))
+
+
+def test_a_fetch_that_fails_is_tried_again(cache, origin, tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_cache, "RETRY_SECONDS", 0.01)
+    path = tmp_path / "origin/0.tar"
+    content = path.read_bytes()
+    path.unlink()
+    prefetcher = disk_cache.Prefetcher(cache, origin, [Shard("0.tar", SIZE, 3)])
+    prefetcher.want([0])
+    path.write_bytes(content)
+    for _ in range(1000):
+        if cache.read(0, 0, 4):
+            break
+        disk_cache.time.sleep(0.01)
+    assert cache.read(0, 0, 4) == bytes(4)
