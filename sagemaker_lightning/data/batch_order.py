@@ -2,7 +2,7 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -30,15 +30,34 @@ PROCESS = (torch.default_generator, *PROCESS_GENERATORS)
 
 
 class PlacedOrder(Sequence, ABC):
-    """An order of batches that a sampler can tell for any batch, without those before it.
-
-    A batch sampler has one if it has a method `placed(number)`, which returns that of the epoch
-    that a number decides. The sampler is not seeded then.
-    """
+    """An order of batches that can be told for any batch, without those before it."""
 
     @abstractmethod
     def reach(self, batch: int) -> None:
         """Prepare what a batch needs that is about to be asked for."""
+
+
+class PlacedSampler(Sampler, ABC):
+    """A batch sampler whose order needs no draws of those before: it is a function of a number."""
+
+    @abstractmethod
+    def placed(self, number: int) -> PlacedOrder:
+        """Return the order of an epoch, which a number from 0 to 2**63 - 1 decides."""
+
+    @abstractmethod
+    def check_same(self, marks: Mapping[str, int], within: bool) -> None:
+        """Raise UserError if a run that is resumed had another order.
+
+        Args:
+            marks: The `marks` of its sampler.
+            within: Whether it is resumed within an epoch; else the order may be another one from
+                here on, but not the data.
+        """
+
+    @property
+    @abstractmethod
+    def marks(self) -> dict[str, int]:
+        """Numbers that tell the order, and the data, from others, by name."""
 
 
 class DrawnAsAsked(list):
@@ -252,7 +271,7 @@ class Batches(Sampler):
         A sampler of the user's is drawn from as its indices are asked for. Ranks that share its
         batches draw all at once: training has told each of them something else.
         """
-        if self.whole and hasattr(self.sampler, "placed"):
+        if isinstance(self.sampler, PlacedSampler):
             return self.sampler.placed(number_of("order", *self._key(epoch, turn)))
         if self.ranks == 1 and not is_library_class(type(self.sampler)):
             self._begin_epoch(epoch)

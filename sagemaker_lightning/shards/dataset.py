@@ -64,7 +64,6 @@ class ShardedDataset(Dataset):
         self.cache_dir = str(cache_dir)
         self.cache_bytes = cache_bytes
         self.index_file = _index_file(origin, divided)
-        # A checkpoint notes the numbers of datasets: a channel that changed is told at a resume.
         self.identity = indexes.read(Path(self.index_file)).identity
         self.owned = _owned(origin, self.index, divided)
         """The numbers of the shards that each rank's host has; () if all hosts have all."""

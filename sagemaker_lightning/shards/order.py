@@ -14,20 +14,20 @@ pieces for its ranks. The epoch then ends with the shortest stream.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from torch import distributed
-from torch.utils.data import Sampler
 
-from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.batch_order import PlacedOrder
+from sagemaker_lightning.contract.errors import UserError, printable
+from sagemaker_lightning.data.batch_order import PlacedOrder, PlacedSampler
 from sagemaker_lightning.data.partition import BatchDivision
 from sagemaker_lightning.data.seeded_indices import number_of
+from sagemaker_lightning.shards import index as indexes
 from sagemaker_lightning.shards.dataset import ShardedDataset
 
 
-class ShardBatches(Sampler[list[int]]):
+class ShardBatches(PlacedSampler):
     """Batches of a `ShardedDataset`, in an order that needs a few shards at a time.
 
     Give it to a DataLoader as `batch_sampler`, for validation as well (`shuffle=False`): a loader
@@ -112,6 +112,38 @@ class ShardBatches(Sampler[list[int]]):
     def placed(self, number: int) -> "ShardOrder":
         """Return the order of an epoch, which a number from 0 to 2**63 - 1 decides."""
         return ShardOrder(self, number)
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """Numbers that tell the order, and the shards, from others, by name."""
+        return {
+            indexes.NAME: self.dataset.identity,
+            "shards of hosts": number_of(self.dataset.owned),
+            "streams": self.streams,
+            "batch_size": self.batch_size,
+            "window": self.window,
+            "shuffle": int(self.shuffle),
+            "drop_last": int(self.drop_last),
+        }
+
+    def check_same(self, marks: Mapping[str, int], within: bool) -> None:
+        """Raise UserError if a run that is resumed had other shards or another order."""
+        now = self.marks
+        names = [name for name in now if name in marks and marks[name] != now[name]]
+        if indexes.NAME in names:
+            raise UserError(
+                f"{self.dataset.location}: found other shards than the interrupted run had (its "
+                f"{indexes.NAME} was another one); give those, or a new folder for checkpoints"
+            )
+        if names and within:
+            name = names[0]
+            found = "others" if " " in name else f"{name}={now[name]}"
+            before = "" if " " in name else f"={printable(str(marks[name]))[:20]}"
+            raise UserError(
+                f"ShardBatches: found {found}, expected {name}{before}, as the run had that is "
+                "resumed within an epoch; its order is another one; give the same (streams are as "
+                "many as ranks by default)"
+            )
 
 
 class ShardOrder(PlacedOrder):

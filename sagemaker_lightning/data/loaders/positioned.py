@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning_fabric.utilities.data import sized_len
 
-from sagemaker_lightning.data.batch_order import Batches
+from sagemaker_lightning.data.batch_order import Batches, PlacedSampler
 from sagemaker_lightning.data.deterministic import divided, keeps_workers
 from sagemaker_lightning.data.loaders.resumable import ResumableLoader
 from sagemaker_lightning.data.partition import PartitionedLoader
@@ -39,10 +39,23 @@ class Positioned(ResumableLoader):
         if self.own and saved["own"] is not None:
             self.loader.load_state_dict(values.decode(saved["own"]))
 
+    def prepare(self, epoch: int, saved: Mapping[str, Any] | None, must_prove: bool) -> None:
+        """Prepare for an epoch; UserError if the run that is resumed had another order in it."""
+        marks = saved.get("marks") if saved else None
+        if marks and isinstance(sampler := self._placed_sampler, PlacedSampler):
+            sampler.check_same(marks, saved["within"])
+        super().prepare(epoch, saved, must_prove)
+
     def states(self, within: bool) -> dict[str, Any]:
         """Return what `prepare` takes as `saved`."""
         own = values.encode(self.loader.state_dict()) if self.own else None
-        return super().states(within) | {"own": own}
+        sampler = self._placed_sampler
+        marks = sampler.marks if isinstance(sampler, PlacedSampler) else None
+        return super().states(within) | {"own": own, "marks": marks}
+
+    @property
+    def _placed_sampler(self) -> Any:
+        return getattr(divided(self.loader), "sampler", None)
 
     def go_to(self, done: int) -> None:
         """Begin the iteration after `done` batches; in "max_size_cycle", it may be a later one."""
