@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from sagemaker_lightning.contract.atomic_files import atomic_write
-from sagemaker_lightning.contract.environment import place
+from sagemaker_lightning.contract.environment import place as host_and_rank
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data import host_shards
 from sagemaker_lightning.data.gather import gather
@@ -71,7 +71,7 @@ class ShardedDataset(Dataset):
     @property
     def index(self) -> Index:
         """The index."""
-        return indexes.known(Path(self.index_file), self.identity)
+        return indexes.known(self.index_file, self.identity)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -79,10 +79,10 @@ class ShardedDataset(Dataset):
         return self.index.classes
 
     def __len__(self) -> int:
-        return len(self.index.rows)
+        return len(self.index)
 
     def __getitem__(self, sample: int) -> Any:
-        if not 0 <= sample < len(self):
+        if not 0 <= sample < len(self.index):
             raise IndexError(
                 f"{self.location} has {len(self)} samples, and none of number {sample}"
             )
@@ -112,16 +112,17 @@ class ShardedDataset(Dataset):
     def _contents(self, sample: int) -> dict[str, bytes]:
         """Return a sample's fields; UserError if they are not what the index says."""
         index = self.index
-        number, start, stop = index.place(sample)
+        place = index.place(sample)
+        number, start, stop, _, _ = place
         if self.cache_dir and (data := self._cache.read(number, start, stop)) is not None:
-            if (contents := index.contents(sample, start, data)) is not None:
+            if (contents := place.contents(data)) is not None:
                 return contents
             self._cache.drop(number)
         origin = source(self.location)
         name = index.shards[number].name
         for _ in range(2):  # damage on the way passes
             data = origin.read(name, start, stop)
-            if (contents := index.contents(sample, start, data)) is not None:
+            if (contents := place.contents(data)) is not None:
                 return contents
         raise UserError(
             f"{origin.name_of(name)}: found other bytes at {start} to {stop} than "
@@ -197,7 +198,7 @@ def _owned(origin: Source, index: Index, divided: bool) -> tuple[tuple[int, ...]
         if problem:
             raise UserError(problem)
         return ()
-    host = place().partition(",")[0]
+    host = host_and_rank().partition(",")[0]
     answers = gather((host, problem, tuple(present)))
     for other, text, _ in answers:
         if text:

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.shards.index import Shard
-from sagemaker_lightning.shards.sources import Source
+from sagemaker_lightning.shards.sources import Source, pread
 
 CONNECTIONS = 8
 PIECE = 2**23  # bytes; a process that fetches holds CONNECTIONS of them in memory
@@ -41,13 +41,15 @@ class DiskCache:
 
     def path(self, number: int) -> Path:
         """Return where a shard is, or would be. Names of an index are not used as paths."""
-        return self.folder / f"{self.identity:015x}-{number:07}.shard"
+        return self.folder / f"{self._name(number)}.shard"
+
+    def _name(self, number: int) -> str:
+        return f"{self.identity:015x}-{number:07}"
 
     def read(self, number: int, start: int, stop: int) -> bytes | None:
         """Return the bytes of a shard from `start` to `stop`; None if it is not there."""
         try:
-            with self.path(number).open("rb", buffering=0) as file:
-                return os.pread(file.fileno(), stop - start, start)
+            return pread(f"{self.folder}/{self._name(number)}.shard", start, stop)
         except OSError:
             return None
 

@@ -6,14 +6,15 @@ shards of a folder. Its first line is JSON; the rows of all samples follow, one 
 shards. It is read as untrusted input: nothing in it leads outside of the shards.
 """
 
+import bisect
 import functools
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -39,7 +40,22 @@ class Shard:
     samples: int
 
 
-@dataclass(frozen=True)
+class Place(NamedTuple):
+    """Where a sample is: bytes `start` to `stop` of a shard, by its number."""
+
+    shard: int
+    start: int
+    stop: int
+    fields: list[tuple[str, int, int]]
+    """Each of its fields: the name, and where it begins and ends after `start`."""
+    crc: int
+
+    def contents(self, data: bytes) -> dict[str, bytes] | None:
+        """Return the fields in the sample's bytes; None if these are damaged."""
+        found = {field: data[begin:end] for field, begin, end in self.fields}
+        return found if checksum(found.values()) == self.crc else None
+
+
 class Index:
     """The index of a folder of shards.
 
@@ -53,32 +69,40 @@ class Index:
         identity: A number from 0 to 2**60 - 1 that tells it from others.
     """
 
-    shards: tuple[Shard, ...]
-    fields: tuple[str, ...]
-    classes: tuple[str, ...]
-    rows: np.ndarray
-    first: np.ndarray
-    identity: int
+    def __init__(
+        self,
+        shards: tuple[Shard, ...],
+        fields: tuple[str, ...],
+        classes: tuple[str, ...],
+        rows: np.ndarray,
+        identity: int,
+    ) -> None:
+        self.shards = shards
+        self.fields = fields
+        self.classes = classes
+        self.rows = rows
+        self.first = np.cumsum([0, *(shard.samples for shard in shards)], dtype=np.int64)
+        self.identity = identity
+        self._first = self.first.tolist()
+        self._offsets, self._sizes, self._crcs = (rows[name] for name in rows.dtype.names)
 
-    def place(self, sample: int) -> tuple[int, int, int]:
-        """Return a sample's shard, and the first byte and the end of all of its fields there."""
-        row = self.rows[sample]
-        present = row["size"] != ABSENT
-        start = row["offset"][present]
-        shard = int(np.searchsorted(self.first, sample, side="right")) - 1
-        return shard, int(start.min()), int((start + row["size"][present]).max())
+    def __len__(self) -> int:
+        return self._first[-1]
 
-    def contents(self, sample: int, start: int, data: bytes) -> dict[str, bytes] | None:
-        """Return a sample's fields, of a shard's bytes from `start`; None if they are damaged."""
-        row = self.rows[sample]
-        found = {
-            field: data[offset - start : offset - start + size]
-            for field, offset, size in zip(
-                self.fields, row["offset"].tolist(), row["size"].tolist(), strict=True
-            )
+    def place(self, sample: int) -> Place:
+        """Return where a sample is."""
+        offsets = self._offsets[sample].tolist()
+        sizes = self._sizes[sample].tolist()
+        present = [
+            (field, offset, offset + size)
+            for field, offset, size in zip(self.fields, offsets, sizes, strict=True)
             if size != ABSENT
-        }
-        return found if checksum(found.values()) == row["crc"] else None
+        ]
+        start = min(begin for _, begin, _ in present)
+        stop = max(end for _, _, end in present)
+        fields = [(field, begin - start, end - start) for field, begin, end in present]
+        shard = bisect.bisect_right(self._first, sample) - 1
+        return Place(shard, start, stop, fields, int(self._crcs[sample]))
 
 
 def row_type(fields: int) -> np.dtype:
@@ -91,7 +115,7 @@ def digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
-def checksum(contents: Iterator[bytes] | Sequence[bytes]) -> int:
+def checksum(contents: Iterable[bytes]) -> int:
     """Return the CRC-32 of contents, one after another."""
     value = 0
     for content in contents:
@@ -104,7 +128,7 @@ def write(
     shards: Sequence[Shard],
     fields: Sequence[str],
     classes: Sequence[str],
-    tables: Iterator[bytes],
+    tables: Iterable[bytes],
 ) -> None:
     """Write an index.
 
@@ -113,7 +137,7 @@ def write(
         shards: The shards.
         fields: The names of the fields, sorted.
         classes: The names of the classes; () if there are none.
-        tables: Returns the rows of each shard, as bytes; it is gone through twice.
+        tables: The rows of each shard, as bytes.
     """
     digest = hashlib.blake2b(digest_size=16)
     tables = list(tables)
@@ -133,14 +157,14 @@ def write(
 
 
 @functools.lru_cache(maxsize=8)
-def known(path: Path, identity: int) -> Index:
+def known(path: str, identity: int) -> Index:
     """Return the index in a file that was read before, by this process or by another one.
 
     It is kept outside of datasets, so that these stay small: data workers get copies of them.
 
     Raises UserError if it is another one now.
     """
-    index = read(path)
+    index = read(Path(path))
     if index.identity != identity:
         raise UserError(f"{path}: found another index than before; do not change a channel in use")
     return index
@@ -173,20 +197,21 @@ def _read(path: Path, file: BinaryIO) -> Index:
     shards = tuple(_shard(*entry) for entry in header["shards"])
     if len({shard.name for shard in shards}) != len(shards) or not shards:
         raise ValueError("two shards have one name, or there is none")
-    first = np.cumsum([0, *(shard.samples for shard in shards)], dtype=np.int64)
+    samples = sum(shard.samples for shard in shards)
     dtype = row_type(len(fields))
     size = path.stat().st_size - len(line)
-    if int(first[-1]) * dtype.itemsize != size:
+    if samples * dtype.itemsize != size:
         raise ValueError(
-            f"it has {size} bytes of rows, and names {int(first[-1])} samples of {dtype.itemsize}"
+            f"it has {size} bytes of rows, and names {samples} samples of {dtype.itemsize}"
         )
-    rows = np.memmap(path, dtype, mode="r", offset=len(line), shape=(int(first[-1]),))
+    rows = np.asarray(np.memmap(path, dtype, mode="r", offset=len(line), shape=(samples,)))
     if hashlib.blake2b(rows, digest_size=16).hexdigest() != header["blake2b"]:
         raise ValueError("its checksum does not match")
-    for shard, begin, end in zip(shards, first, first[1:], strict=False):
-        _check_rows(shard, rows[begin:end])
     number = hashlib.blake2b(line, digest_size=8).digest()
-    return Index(shards, fields, classes, rows, first, int.from_bytes(number, "little") >> 4)
+    index = Index(shards, fields, classes, rows, int.from_bytes(number, "little") >> 4)
+    for shard, begin, end in zip(shards, index.first, index.first[1:], strict=False):
+        _check_rows(shard, rows[begin:end])
+    return index
 
 
 def _text(value: Any) -> str:

@@ -5,7 +5,6 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from sagemaker_lightning.contract.errors import UserError, printable
@@ -90,8 +89,7 @@ class Folder(Source):
     def read(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes of a file from `start` to `stop`."""
         try:
-            with Path(self.location, name).open("rb", buffering=0) as file:
-                return os.pread(file.fileno(), stop - start, start)
+            return pread(self.name_of(name), start, stop)
         except OSError as error:
             raise UserError(
                 f"{self.name_of(name)} cannot be read ({error.strerror}); give the channel again"
@@ -191,6 +189,16 @@ def _client(process: int) -> Any:
     return boto3.session.Session(region_name=region).client("s3", config=config)
 
 
+def pread(path: str, start: int, stop: int) -> bytes:
+    """Return the bytes of a file from `start` to `stop`, fewer if it ends before; OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(descriptor, stop - start, start)
+    finally:
+        os.close(descriptor)
+
+
+@functools.lru_cache(maxsize=8)
 def source(location: str) -> Source:
     """Return the place of a path or an s3:// address."""
     if not location.startswith(SCHEME):

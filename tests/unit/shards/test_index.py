@@ -17,16 +17,16 @@ def path(tmp_path):
 
 def test_each_sample_has_its_place_and_its_checksum(path):
     index = indexes.read(path)
-    assert index.fields == ("txt", "x.bin") and len(index.rows) == 6
+    assert index.fields == ("txt", "x.bin") and len(index) == 6
     for sample in range(6):
-        shard, start, stop = index.place(sample)
-        assert shard == sample // 3
-        data = (path.parent / index.shards[shard].name).read_bytes()[start:stop]
-        contents = index.contents(sample, start, data)
-        assert contents == {"txt": str(sample).encode(), "x.bin": bytes([sample]) * (100 + sample)}
-        damaged = bytes([data[0] ^ 1]) + data[1:]
-        assert index.contents(sample, start, damaged) is None
-        assert index.contents(sample, start, data[:-1]) is None
+        place = index.place(sample)
+        assert place.shard == sample // 3
+        shard = path.parent / index.shards[place.shard].name
+        data = shard.read_bytes()[place.start : place.stop]
+        expected = {"txt": str(sample).encode(), "x.bin": bytes([sample]) * (100 + sample)}
+        assert place.contents(data) == expected
+        assert place.contents(bytes([data[0] ^ 1]) + data[1:]) is None
+        assert place.contents(data[:-1]) is None
 
 
 def test_a_field_that_a_sample_does_not_have(tmp_path):
@@ -35,7 +35,8 @@ def test_a_field_that_a_sample_does_not_have(tmp_path):
     indexes.write(tmp_path / "i", shards, ["a", "b"], ["x"], iter([rows]))
     index = indexes.read(tmp_path / "i")
     assert index.classes == ("x",)
-    assert index.place(0) == (0, 0, 1) and index.place(1) == (0, 5, 7)
+    assert index.place(0) == (0, 0, 1, [("a", 0, 1)], 7)
+    assert index.place(1) == (0, 5, 7, [("b", 0, 2)], 8)
 
 
 def test_another_content_is_another_identity(path, tmp_path):
