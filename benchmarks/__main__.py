@@ -7,6 +7,7 @@
     python -m benchmarks.interruptions cost                 checkpoints and restarts
     python -m benchmarks.restart                            a rank's death, and what it costs
     python -m benchmarks.hangs                              false alarms of the watch for hangs
+    python -m benchmarks.data_shards                        shards, from a disk and from S3
     python -m benchmarks.proof                              the cost of proving each resume
     python -m benchmarks.small_steps                        what ExactResume costs a small step
     python -m benchmarks.checkpoint_cost                    a checkpoint's stall and size

@@ -1,17 +1,20 @@
-"""Images/s of shards / decoding alone, WebDataset and litdata; starts, memory and requests.
+"""Shards / decoding alone, WebDataset and litdata: images a processor second; starts; memory.
 
     python -m benchmarks.data_shards [--n 5] [--steps 10] [--images 4000] [--shard-bytes 100M]
 
 All read the same JPEGs, decode, crop and flip them alike, in as many data workers as there are
 CPUs. Ours compares checksums and seeds each sample, as with ExactResume. "Decoding alone" does the
 same to bytes that are in memory, in the same number of workers: with batches, as a loader has to
-hand them over, and without. Two trainings take turns of some steps, so that other work affects
-both. WebDataset and litdata are measured where they are installed.
+hand them over, and without. Two loaders take turns of some steps, and what counts is the processor
+time of a loader and its workers: with all cores busy, images/s are images a processor second, and
+other work on the machine changes these less. WebDataset and litdata are measured where they are
+installed.
 
 Ours is read from S3, too: a local one, with a latency (--latency) and a bandwidth (--bandwidth).
 """
 
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +27,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
+import psutil
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
@@ -142,6 +146,29 @@ def train(make: Callable[[], Any], clock: turns.Clock) -> None:
                 return
 
 
+def processor_seconds() -> float:
+    """Return the processor time of this process and its data workers, also those that ended."""
+    process = psutil.Process()
+    own = process.cpu_times()
+    times = [own, *(each.cpu_times() for each in process.children(recursive=True))]
+    return own.children_user + own.children_system + sum(each.user + each.system for each in times)
+
+
+def compare(
+    name: str, what: str, first: Callable, second: Callable, n: int, steps: int
+) -> report.Comparison:
+    """Return n ratios of images a processor second, each the median of two processes' turns."""
+    ratios = []
+    for _ in range(n):
+        rates = turns.pair(
+            partial(train, first), partial(train, second), steps, now=processor_seconds
+        )
+        ratios.append(statistics.median(one / other for one, other in rates))
+        one, other = (statistics.median(each) for each in zip(*rates, strict=True))
+        print(f"{name}: {one:.1f} / {other:.1f} images, ratio {ratios[-1]:.3f}", flush=True)
+    return report.Comparison(name, f"images a processor second, {what}", ratios)
+
+
 # Starts, memory, requests -------------------------------------------------------------------------
 
 
@@ -241,7 +268,7 @@ def run(
         write(folder, images, shard_bytes)
         place = str(folder / BUCKET / "train")
         shards = ShardedDataset(place).index.shards
-        mine = partial(train, partial(ours, place))
+        mine = partial(ours, place)
         others = {
             "decoding alone": partial(in_memory, place, False),
             "decoding, with batches": partial(in_memory, place, True),
@@ -254,15 +281,12 @@ def run(
                 print(f"{other} is not installed: not measured")
                 continue
             what = f"shards in a folder / {other}"
-            compared = turns.compare(other, what, mine, partial(train, make), n, steps)
-            found.append(compared)
+            found.append(compare(other, what, mine, make, n, steps))
         with s3(folder, latency, bandwidth) as endpoint:
             remote = f"s3://{BUCKET}/train"
             cached = partial(ours, remote, str(folder / "cache"))
-            compared = turns.compare(
-                "S3, cached", "shards on S3 / in a folder", partial(train, cached), mine, n, steps
-            )
-            found.append(compared)
+            what = "shards on S3 / in a folder"
+            found.append(compare("S3, cached", what, cached, mine, n, steps))
             found.append(starts("start, a folder", place, "", n))
             found.append(starts("start, S3", remote, str(folder / "starts"), n))
             peaks = []

@@ -38,6 +38,16 @@ ROWS = {
         "start, resumed",
     ],
 }
+ROWS["data_shards"] = [
+    "decoding alone",
+    "decoding, with batches",
+    "litdata",  # and webdataset where it is installed
+    "S3, cached",
+    "start, a folder",
+    "start, S3",
+    "memory",
+    "requests",
+]
 ROWS["small_steps"] = [
     *small_steps.CASES,
     *(f"start, {name}" for name in small_steps.STARTS),
@@ -51,6 +61,7 @@ FLAGS = {
     "original": ["--steps=1"],
     "similarity": ["--rows=300", "--columns=8"],
 }
+FLAGS["data_shards"] = ["--steps=1", "--images=128", "--shard-bytes=1M", "--latency=0.001"]
 FLAGS["proof"] = ["--steps=1", "--starts=1"]
 FLAGS["small_steps"] = ["--steps=1", "--starts=1"]
 FLAGS["side_by_side"] = ["--jobs=1", "--seconds=0.2"]

@@ -100,6 +100,9 @@ BETWEEN_THE_LINES = {
     "docker run IMAGE python app/train.py": RUNS_BLOCK,
     "scripts/merge_parts.py MODEL... --output=FOLDER": RUNS_BLOCK,
     "python -m sagemaker_lightning.drill -- python my_train.py": DRILL,
+    "python -m sagemaker_lightning.shards index FOLDER": (
+        "unit/shards/test_command.py::test_an_index_is_made_anew"
+    ),
     "python -m sagemaker_lightning.drill -- python my_script.py": (
         "test_drill.py::test_a_script_with_a_trainer_of_its_own"
     ),
@@ -123,6 +126,9 @@ BETWEEN_THE_LINES = {
         "test_benchmarks.py::test_an_interrupted_job_is_compared"
     ),
     "python -m benchmarks.checkpoint_cost": (
+        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
+    ),
+    "python -m benchmarks.data_shards": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
     ),
     "python -m benchmarks.hangs": "test_benchmarks.py::test_hangs_are_seen_and_long_steps_are_none",

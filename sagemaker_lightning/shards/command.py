@@ -264,7 +264,7 @@ def _scanned(path: Path) -> Written:
                 last = folder, name
                 sample[field] = archive.extractfile(member).read()
                 places[field] = (member.offset_data, member.size)
-    except (tarfile.TarError, ValueError, EOFError, OSError) as error:
+    except Exception as error:  # tarfile raises nearly any of them for a damaged header
         raise UserError(
             f"{path}: found no whole tar shard ({printable(str(error))[:200]}); make it anew"
         ) from None

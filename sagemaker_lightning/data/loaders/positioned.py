@@ -1,5 +1,6 @@
 """A loader whose batches are a function of (seed, epoch, position): it begins at any batch."""
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +44,8 @@ class Positioned(ResumableLoader):
         """Prepare for an epoch; UserError if the run that is resumed had another order in it."""
         marks = saved.get("marks") if saved else None
         if marks and isinstance(sampler := self._placed_sampler, PlacedSampler):
-            sampler.check_same(marks, saved["within"])
+            numbers = {name: operator.index(number) for name, number in marks.items()}
+            sampler.check_same(numbers, bool(saved["within"]))
         super().prepare(epoch, saved, must_prove)
 
     def states(self, within: bool) -> dict[str, Any]:

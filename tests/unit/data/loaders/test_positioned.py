@@ -16,6 +16,8 @@ from loader_epochs import (
 from torch.utils.data import DataLoader, Sampler, get_worker_info
 
 from sagemaker_lightning.compat.random_generators import entropy_replaced
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.batch_order import PlacedOrder, PlacedSampler
 from sagemaker_lightning.data.deterministic import exact
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 
@@ -162,3 +164,73 @@ def test_a_sampler_leaves_the_generators_of_the_process_alone():
     next(indices)
     drawn = random.random(), np.random.rand(), torch.rand(1).item(), unseeded.bits(64)
     assert drawn == expected
+
+
+RESUMED = []  # what InPlace was told
+
+
+class InPlace(PlacedSampler):
+    """Batches in an order that a number decides."""
+
+    marks = {"size": 3}
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self):
+        raise AssertionError("the order is told, not drawn")
+
+    def placed(self, number):
+        return Rotated(range(number % 5, number % 5 + 5))
+
+    def check_same(self, marks, within):
+        RESUMED.append((marks, within))
+
+
+class Rotated(PlacedOrder):
+    def __init__(self, numbers) -> None:
+        self.numbers = numbers
+        self.reached = []
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __getitem__(self, batch):
+        return [self.numbers[batch] % 5]
+
+    def reach(self, batch):
+        self.reached.append(batch)
+
+
+def test_an_order_that_is_told_is_compared_with_that_of_the_interrupted_run():
+    def make():
+        return DataLoader(range(5), batch_sampler=InPlace())
+
+    RESUMED.clear()
+    combined, fetcher = begin(make)
+    combined.begin(fetcher, 1, 2)
+    states = combined.states(fetcher, True)
+    assert states["loaders"][0]["marks"] == {"size": 3}
+    resumed, other = begin(make)
+    resumed.begin(other, 1, 2, states)
+    assert RESUMED == [({"size": 3}, True)]
+    assert str(rest(other)) == str(rest(fetcher))
+    for forged in (7, {"size": "x"}, {"size": None}):
+        states["loaders"][0]["marks"] = forged
+        third, fetcher = begin(make)
+        with pytest.raises(UserError, match="checkpoint"):
+            third.begin(fetcher, 1, 2, states)
+
+
+def test_an_order_that_is_told_is_shared_by_ranks():
+    parts = []
+    for rank in range(2):
+        loader = exact(DataLoader(range(5), batch_sampler=InPlace()), 7, rank=rank, world_size=2)[0]
+        loader.begin_epoch(1)
+        parts.append([batch.item() for batch in loader])
+    loader = exact(DataLoader(range(5), batch_sampler=InPlace()), 7)[0]
+    loader.begin_epoch(1)
+    order = loader.exactly.begun
+    assert [batch.item() for batch in loader] == [order[batch][0] for batch in range(5)]
+    assert order.reached == [0, 1, 2, 3, 4]
+    assert parts == [[order[0][0], order[2][0]], [order[1][0], order[3][0]]]
