@@ -161,7 +161,7 @@ def compare(
     ratios = []
     for _ in range(n):
         rates = turns.pair(
-            partial(train, first), partial(train, second), steps, now=processor_seconds
+            partial(train, first), partial(train, second), steps, "fork", processor_seconds
         )
         ratios.append(statistics.median(one / other for one, other in rates))
         one, other = (statistics.median(each) for each in zip(*rates, strict=True))

@@ -10,9 +10,9 @@ from typing import Any
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.contract.s3_address import SCHEME, bucket_and_key
 
-ATTEMPTS = 5
+ATTEMPTS = 4
 """How often a range is asked for; each time, botocore itself tries again as REQUEST_ATTEMPTS."""
-REQUEST_ATTEMPTS = 5  # with up to 20 s between two of them, where S3 throttles
+REQUEST_ATTEMPTS = 4  # with up to 20 s between two of them, where S3 throttles
 READ_TIMEOUT = 20  # seconds without a byte
 POOL = 32  # connections of a process
 ADVICE = {
