@@ -39,7 +39,7 @@ from sagemaker_lightning import ShardBatches, ShardedDataset, make_deterministic
 from sagemaker_lightning.shards import command, disk_cache
 
 BATCH_SIZE = 32
-PIXELS = 256  # height and width of an image in its file
+PIXELS = 400  # height and width of an image in its file; ImageNet's have 469 x 387 on average
 WORKERS = len(os.sched_getaffinity(0))
 BUCKET = "bucket"
 
