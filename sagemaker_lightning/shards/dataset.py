@@ -90,8 +90,10 @@ class ShardedDataset(Dataset):
 
     def __getitems__(self, samples: Sequence[int]) -> list[Any]:
         """Return the items of a batch; what is not on a disk here is read at the same time."""
-        if not isinstance(source(self.location), Bucket):
+        origin = source(self.location)
+        if not isinstance(origin, Bucket):
             return [self[sample] for sample in samples]
+        origin.connect()
         contents = _threads(os.getpid()).map(self._contents, samples[:])
         # The numbers are gone through beside the items: each of them seeds what its item draws.
         return [self._item(content) for _, content in zip(samples, contents, strict=True)]

@@ -142,6 +142,7 @@ def _is_left(path: Path) -> bool:
 
 def _copy(source: Source, shard: Shard, file: BinaryIO) -> None:
     """Copy a shard into a file, by several connections."""
+    source.connect()
     descriptor = os.open(f"/proc/self/fd/{file.fileno()}", os.O_WRONLY)  # not one that appends
 
     def copy(start: int) -> None:

@@ -57,6 +57,9 @@ class Source(ABC):
         """Return the path or the address of a file there, for a message."""
         return f"{self.location}/{name}"
 
+    def connect(self) -> None:  # noqa: B027 (a folder needs none)
+        """Make what reading needs: threads that read at once would make one each."""
+
     @abstractmethod
     def sizes(self) -> dict[str, int]:
         """Return the size of each file that is there, in bytes, by name.
@@ -102,6 +105,10 @@ class Bucket(Source):
     def __init__(self, location: str) -> None:
         super().__init__(location)
         self.bucket, self.prefix = bucket_and_key(self.location)
+
+    def connect(self) -> None:
+        """Make this process's client."""
+        _client(os.getpid())
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each object, in bytes, by its name below the prefix."""

@@ -5,6 +5,7 @@ import pickle
 import re
 import time
 
+import boto3
 import pytest
 import ranks
 import tar_shards
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from sagemaker_lightning import ShardBatches
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.shards import index
+from sagemaker_lightning.shards import index, sources
 from sagemaker_lightning.shards.dataset import ShardedDataset
 
 LOCATION = f"s3://{tar_shards.BUCKET}/train"
@@ -127,6 +128,19 @@ def test_the_same_samples_from_s3(folder, bucket, tmp_path):
     assert data.__getitems__(list(range(40))) == list(range(40))
     assert bucket.requests["get"] == 41
     assert data.identity == ShardedDataset(folder).identity
+
+
+def test_threads_that_read_share_one_client(folder, bucket, monkeypatch):
+    made = []
+    make = boto3.session.Session.client
+    monkeypatch.setattr(
+        boto3.session.Session,
+        "client",
+        lambda *given, **more: made.append(0) or make(*given, **more),
+    )
+    data = ShardedDataset(LOCATION, tar_shards.number, cache_dir="")
+    sources._client.cache_clear()
+    assert data.__getitems__(list(range(40))) == list(range(40)) and len(made) == 2
 
 
 def test_shards_are_fetched_whole_and_once(folder, bucket, tmp_path):
