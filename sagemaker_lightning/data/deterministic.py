@@ -203,13 +203,11 @@ def order_of(loader: Any, stateful: bool) -> dict[str, Any]:
 def data_of(loader: Any, stateful: bool) -> dict[str, Any]:
     """Return the objects that draw samples, by name.
 
-    A resumed iteration needs them as they were when it began: workers have copies of them, or
-    samples are drawn from them again.
+    A resumed iteration needs them as they were when it began: workers have copies of them, samples
+    are drawn from them again, and an order may depend on them, such as on their number.
     """
     if not isinstance(loader, DataLoader) or (stateful and not _is_of_library(loader, "torchdata")):
         return {}  # it may be part of the state that a library's loader saves
-    if divided(loader) is not None and not loader.num_workers:
-        return {}
     return {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
 
 

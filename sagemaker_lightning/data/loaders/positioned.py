@@ -81,6 +81,8 @@ class Positioned(ResumableLoader):
             for earlier in skipped:  # for a sampler that counts its epochs
                 batches.begin(self.epoch, earlier, len(batches))
             batches.begin(self.epoch, turn, start)
+            if not self.workers:
+                self.settle()  # the order is drawn, and samples come from the data as they are now
             stay = keeps_workers(self.loader)  # workers that stay were seeded in the first epoch
             self._seed("workers", 0 if stay else self.epoch, 0 if stay else turn)
         self.iterator = iter(self.loader)

@@ -107,8 +107,7 @@ class ResumableLoader(ABC):
         is the state when the iteration began.
         """
         self.order.return_to(saved["order"])
-        if self.redraws or self.workers:
-            self.data.return_to(saved[data])
+        self.data.return_to(saved[data])
         # For a hook that iterates over the loader before the next epoch does.
         plan(self.loader, saved["begun"], 0)
 
@@ -130,8 +129,7 @@ class ResumableLoader(ABC):
                 self.loader.planned.samples_draw = saved["draw"]
         if saved and saved["within"]:
             self.give_back(saved, "data")
-            if self.redraws or self.workers:
-                self.data_now = saved["now"]
+            self.data_now = saved["now"]
         elif saved and not self.redraws and keeps_workers(self.loader):
             # The workers hold copies of the data as it was when they started.
             self.data_now = self.data.encode()
