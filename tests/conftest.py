@@ -61,8 +61,8 @@ def check_for_leaks():
     assert not getattr(rank_zero_only, "rank", 0)  # the tests after it would print nothing
 
 
-# Lightning's seed_everything sets the first two, its Trainer the third, torch the fourth, and
-# scikit-learn the last two.
+# Lightning's seed_everything sets the first two, its Trainer the third, torch the fourth,
+# scikit-learn the next two, and SageMaker's toolkit the last one.
 VARIABLES_OF_LIBRARIES = (
     "PL_GLOBAL_SEED",
     "PL_SEED_WORKERS",
@@ -70,6 +70,7 @@ VARIABLES_OF_LIBRARIES = (
     "TORCHINDUCTOR_CACHE_DIR",
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
+    "SAGEMAKER_BASE_DIR",
 )
 
 

@@ -135,6 +135,9 @@ BETWEEN_THE_LINES = {
     "python -m benchmarks.original": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
     ),
+    "python tests/sharded_soak.py": (
+        "test_sharded.py::test_random_interruptions_leave_the_same_bits"
+    ),
     "python -m benchmarks.sharded": "test_benchmarks.py::test_a_sharded_model_is_measured",
     "python -m benchmarks.proof": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
@@ -232,7 +235,7 @@ FENCED = [
 PARSED = {
     line
     for line in {*commands_in_sentences(), *FENCED}
-    if COMMAND.match(line) and re.search(r"\bmake\b|python -m benchmarks", line)
+    if COMMAND.match(line) and re.search(r"^(\w+=\S+ )*make\b|python -m benchmarks", line)
 }
 
 

@@ -208,6 +208,11 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "ModelParallelStrategy._tensor_parallel_size": "attribute",
         }
     },
+    "torch_store": {
+        "torch.distributed.rendezvous": {
+            "_create_c10d_store": "(hostname, port, rank, ...)",
+        }
+    },
     "dtensors": {
         "torch.distributed.tensor": {"DTensor.__create_chunk_list__": "(self)"},
         "torch.distributed.tensor.placement_types": {"_StridedShard": "class"},

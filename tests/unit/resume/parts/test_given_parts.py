@@ -136,7 +136,7 @@ def test_a_part_that_is_not_restored_as_saved_is_said(tmp_path, capfd):
     play(tmp_path, World(loads=False))
     assert (
         "the state is not that of the interrupted run: on rank 0, part.world.random, "
-        "part.world.position differs; likely because of a load_state_dict() that does not restore "
+        "part.world.position differ; likely because of a load_state_dict() that does not restore "
         "all of state_dict(); the run may end with other weights\n"
     ) in capfd.readouterr().out
     with interrupted():
