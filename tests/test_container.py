@@ -401,7 +401,7 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
         for line in run.stdout.splitlines()
         if "==" in line
     )
-    assert len(pinned) == 11
+    assert len(pinned) == 12
     assert {name: installed.get(name) for name, _ in pinned} == dict(pinned)
     complaints = re.findall(r"^(\S+) \S+ (?:has requirement|requires)", run.stdout, re.MULTILINE)
     assert complaints == ["lightning-bolts"]
