@@ -26,7 +26,7 @@ test: $(VENV)/ready  ## run the tests, three side by side; those of the image ne
 	$(BIN)/python -m pytest -n 3 $(FLAGS)
 
 test-thorough: $(VENV)/ready  ## run what .ci/run adds: variants of the image, and claims of those tests by other clients and with more hosts
-	$(BIN)/python -m pytest -n 3 -m thorough $(FLAGS)
+	$(BIN)/python -m pytest -n 4 -m thorough $(FLAGS)
 
 test-fast: $(VENV)/ready  ## run the tests that take no process, no container and no time: at each save
 	$(BIN)/python -m pytest -n 2 -m "not slow and not docker" $(FLAGS)
