@@ -32,7 +32,8 @@ class ShardBatches(PlacedSampler):
 
     Give it to a DataLoader as `batch_sampler`, for validation as well (`shuffle=False`): a loader
     without it reads from all shards at once. It has no state. With ExactResume or
-    `make_deterministic`, the seed and the epoch are theirs; else call `set_epoch`.
+    `make_deterministic`, the seed and the epoch are theirs; else call `set_epoch`. Several ranks
+    need one of the two: it gives each rank its part of a batch.
 
     Args:
         dataset: The dataset.
