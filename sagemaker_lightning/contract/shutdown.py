@@ -123,11 +123,10 @@ def ancestor_has_stop() -> bool:
     pid = os.getppid()
     with suppress(OSError):  # it is gone, or another user's
         while pid:
-            if any(
-                file.read_bytes().strip() == WATCH_NAME
-                for file in Path(f"/proc/{pid}/task").glob("*/comm")
-            ):
-                return True
+            for file in Path(f"/proc/{pid}/task").glob("*/comm"):
+                with suppress(OSError):  # this thread has just ended
+                    if file.read_bytes().strip() == WATCH_NAME:
+                        return True
             fields = process_stat(pid)
             pid = int(fields[PARENT]) if fields else 0
     return False
@@ -166,6 +165,7 @@ class Stop:
         self.batch_seconds = 0.0  # seconds between the ends of the last two batches
         self.pid = 0  # of the process in which it is entered
         self.left = threading.Event()
+        self.is_watched = threading.Event()
 
     def __enter__(self) -> Self:
         self.pid = os.getpid()
@@ -179,6 +179,7 @@ class Stop:
             target=self._watch, args=(self.pipe[0],), daemon=True, name="stop"
         )
         self.thread.start()
+        self.is_watched.wait()  # from now on, children find it
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -248,6 +249,7 @@ class Stop:
     def _watch(self, pipe: int) -> None:
         """Wait for a signal; end this process if the training does not do so in time."""
         ctypes.CDLL(None).prctl(PR_SET_NAME, WATCH_NAME)
+        self.is_watched.set()
         while not (self.signal_number and self._may_end_process()):
             data = os.read(pipe, 1)
             if self.left.is_set():
