@@ -259,6 +259,7 @@ if __name__ == "__main__":
     print("ready", flush=True)
     while not heard:
         time.sleep(0.02)
+    time.sleep(0.5)  # the kernel drops a signal that comes while another one of its number waits
     for connection, worker in workers:
         connection.send(None)
         print(connection.recv())
