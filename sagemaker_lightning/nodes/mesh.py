@@ -240,9 +240,9 @@ class Mesh:
             else:
                 with closing(writer):
                     greeting = Greeting.parse(await self._read_line(reader) or b"")
-                    # The address may still be the one that another host had before.
-                    is_it = greeting is not None and greeting.host == name
-                    if greeting and is_it and greeting.restarts == self.restarts:
+                    if greeting and greeting.host != name:
+                        greeting = None  # the address is still the one that another host had
+                    if greeting and greeting.restarts == self.restarts:
                         self._compare_settings(name, greeting.settings)
                         await self._listen(name, reader)
                         self._hang_up_on(address)
@@ -250,7 +250,7 @@ class Mesh:
                 problem = (
                     f"its program was started again {greeting.restarts} times, and here "
                     f"{self.restarts} times"
-                    if greeting and is_it
+                    if greeting
                     else f"what answers on port {self.port} is not {name}"
                 )
             self.others[name].problem = problem
