@@ -1,10 +1,11 @@
 """Lanes of tests side by side (`make test`), and their order.
 
-A lane is a set of files that run one after another. pytest-xdist's own `loadgroup` is `load` under
-pytest 9.2, which no longer lets a plugin change `item.nodeid`.
+A lane is a set of files that run one after another, or a page whose commands do. pytest-xdist's own
+`loadgroup` is `load` under pytest 9.2, which no longer lets a plugin change `item.nodeid`.
 """
 
 import json
+import re
 from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
@@ -20,8 +21,11 @@ DURATIONS_FILE = Path(__file__).with_name("durations.json")
 
 
 def lane(nodeid: str) -> str:
-    """Return the lane of a test: its file, or the group of files that share something."""
-    name = Path(nodeid.partition("::")[0]).stem
+    """Return the lane of a test: its page, its file, or the group of files that share something."""
+    file, _, test = nodeid.partition("::")
+    if page := re.match(r"test_a_block_of_a_page\[(docs/[\w-]+\.md):", test):
+        return page[1]
+    name = Path(file).stem
     return next((lane_name for lane_name, files in SHARED_LANES.items() if name in files), name)
 
 
