@@ -12,16 +12,34 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import pytorch_lightning as pl
 import ranks
 import torch
 import warm
 from containers import ROOT
+from short_trainings import (
+    Announces,
+    At,
+    Scaled,
+    TurnedClock,
+    Validated,
+    fit,
+    interrupted,
+    kill,
+    press_ctrl_c,
+    saved,
+)
 from torch import distributed
 
+from sagemaker_lightning import UserError
+from sagemaker_lightning.callbacks.divergence import Divergence
 from sagemaker_lightning.contract import shutdown
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.shutdown import Stop, TrainingStop
+from sagemaker_lightning.data.loaders.resumable import digest_of
+from sagemaker_lightning.resume import agreement, run, stopping
 from sagemaker_lightning.resume.agreement import Agreement, Comparison
+from sagemaker_lightning.resume.files import checkpoint_dir
 
 
 def calls_until_heard(counts: int) -> list[int]:
@@ -495,3 +513,159 @@ def test_the_first_process_is_asked_whether_it_loses_sigterm(tmp_path, monkeypat
     for blocked, says in (("4000", ""), ("10000", "my:\tinit")):
         status.write_text(f"Name:\tmy:\tinit\nSigBlk:\t{blocked.rjust(16, '0')}\nSigCgt:\t0\n")
         assert shutdown.loses_sigterm() == says
+
+
+@pytest.fixture
+def heard(monkeypatch) -> list[tuple[int, int, int, int]]:
+    """Let this process be one of two ranks: what another one says counts, too.
+
+    It is what the other rank says each time: a signal, whether a checkpoint is due, whether it has
+    diverged, and how its comparison stands; nothing once the list is empty.
+    """
+
+    def all_reduce(flags: torch.Tensor, **_) -> SimpleNamespace:
+        if others:
+            # Rank 0 alone says what is uploaded, and when a copy is due.
+            said = torch.tensor([*others.pop(0), 0, 0])
+            flags[:] = torch.maximum(flags, said)
+        return SimpleNamespace(wait=lambda: None)
+
+    def begin(self, trainer: pl.Trainer) -> None:
+        alone(self, trainer)
+        self.group = "gloo"
+
+    others: list[tuple[int, int, int, int]] = []
+    alone = agreement.Agreement.__init__
+    monkeypatch.setattr(agreement.Agreement, "__init__", begin)
+    monkeypatch.setattr(agreement.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(agreement, "gather", lambda value, group: [value])
+    return others
+
+
+@pytest.mark.parametrize(
+    ("moment", "says", "when"),
+    [
+        ("batch 2", [], {3: "batch"}),
+        ("never", [(15, 0, 0, 0)], {2: "batch"}),
+        ("never", [(0, 0, 0, 0)] * 5 + [(15, 0, 0, 0)], {6: "epoch"}),
+        ("end of epoch 0", [], {6: "epoch"}),
+    ],
+)
+def test_ranks_stop_at_the_same_batch(tmp_path, heard, moment, says, when):
+    """It is the next one: no step waits for what the others say; the end of an epoch does."""
+    heard += says
+    with interrupted(143 if says else 130):
+        fit(tmp_path, At(moment, press_ctrl_c), max_epochs=2)
+    assert saved(tmp_path) == when
+
+
+def test_ranks_stop_at_the_same_batch_of_a_validation(tmp_path, heard):
+    seen = []
+    with interrupted():
+        stop = At("validation 0", press_ctrl_c)
+        fit(tmp_path, stop, At("validation .", seen.append), model=Validated())
+    assert len(seen) == 2 and saved(tmp_path) == {6: "validation"}
+
+
+def test_the_command_line_reports_a_stop_itself(tmp_path, heard):
+    told = []
+    heard.append((15, 0, 0, 0))
+    home = CheckpointHome(tmp_path)
+    with shutdown.Stop(home, lambda *given: told.append(given)) as stop, interrupted(143):
+        fit(tmp_path, stop=stop)
+    ((line, is_loud),) = told
+    assert line.startswith("interrupted, resume from step 2: SIGTERM; ") and is_loud is True
+
+
+def test_a_checkpoint_that_is_due_is_saved_by_all_ranks_at_the_next_batch(
+    tmp_path, heard, monkeypatch
+):
+    monkeypatch.setattr(checkpoint_dir.BackgroundWriter, "is_writing", False)
+    fit(tmp_path, TurnedClock(monkeypatch, "", 0.0), every_n_minutes=2, keep=9)
+    assert [*saved(tmp_path)] == [3, 6]
+
+
+def test_all_ranks_end_if_one_has_diverged(tmp_path, heard, monkeypatch):
+    def check(self, trainer: pl.Trainer) -> None:
+        raise UserError(f"after step {trainer.global_step}")
+
+    heard += [(0, 0, 0, 0), (0, 0, 1, 0)]
+    monkeypatch.setattr(Divergence, "check", check)
+    with pytest.raises(UserError, match="after step 3"):
+        fit(tmp_path, Divergence())
+
+
+@pytest.mark.parametrize(
+    ("says", "order"),
+    [
+        ([(0, 0, 0, agreement.Comparison.OPEN)] * 9, ["4", "5", "6", "resumed"]),
+        ([(0, 0, 0, agreement.Comparison.DIFFERENT)], ["4", "5", "resumed", "6"]),
+    ],
+)
+def test_all_ranks_say_together_whether_steps_are_the_same(tmp_path, capfd, heard, says, order):
+    """At the next batch if one has found a difference; else when all have compared all steps."""
+    kill(tmp_path)
+    capfd.readouterr()
+    heard += says
+    fit(tmp_path, Announces())
+    lines = capfd.readouterr().out.splitlines()[1:]
+    assert [
+        line.split()[-1] if "batch " in line[:6] else line.split()[0] for line in lines
+    ] == order
+
+
+def test_a_step_that_is_another_is_not_saved_if_that_ends_the_job(tmp_path, heard, monkeypatch):
+    """Although the others have not said yet how theirs was."""
+    monkeypatch.setenv("FACTOR", "1")
+    kill(tmp_path, Scaled)
+    monkeypatch.setenv("FACTOR", "2")
+    with pytest.raises(UserError, match="step 4 is not that of the interrupted run"):
+        fit(tmp_path, model=Scaled(), strict=True, every_n_steps=1)
+    assert [*saved(tmp_path)] == [3]
+
+
+def test_a_rank_hears_why_another_one_cannot_be_resumed_within_an_epoch():
+    assert agreement.common_reason([("", {}), ("others each time", {})]) == "others each time"
+    assert agreement.common_reason([("", {}), ("", {})]) == ""
+
+
+def test_why_a_run_cannot_be_resumed_within_an_epoch_is_said_once(capfd):
+    """The first rank says so."""
+    for first, said in ((True, 1), (False, 0)):
+        this = SimpleNamespace(trainer=SimpleNamespace(is_global_zero=first))
+        saves = stopping.Stopping(this, stopping.Intervals(0, 0))
+        for _ in range(2):
+            saves.epoch_begins("its data are others each time")
+        says = "its data are others each time: checkpoints are saved only at the end of an epoch, "
+        assert (
+            capfd.readouterr().out == f"{says}and a stopped run goes back to the last one\n" * said
+        )
+
+
+@pytest.mark.parametrize("others", [{"train 0 Own": 2}, {}])
+def test_a_sampler_that_shares_the_samples_out_is_one_line(others):
+    agreement.refuse_other_orders([("", {"train Own": 1}), ("", {"train Own": 1})])
+    says = r"^Trainer\(use_distributed_sampler=...\): found True, and Own, which draws other "
+    with pytest.raises(UserError, match=says):
+        agreement.refuse_other_orders([("", {"train Own": 1}), ("", others)])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "first", "same", "warns"),
+    [(2, True, True, 1), (2, True, False, 0), (2, False, True, 0), (1, True, True, 0)],
+)
+def test_ranks_that_train_on_the_same_batch_are_said_once(capfd, ranks, first, same, warns):
+    batch = [torch.ones(2)]
+    this = object.__new__(run.Run)
+    this.saves, this.has_compared_batches = True, False
+    this.check = SimpleNamespace(begin_batch=lambda *_: None)
+    others = [digest_of(batch) if same else 1]
+    this.agreement = SimpleNamespace(gather=lambda value: [value, *others])
+    this.trainer = SimpleNamespace(world_size=ranks, is_global_zero=first)
+    for number in range(2):
+        this.batch_begins(batch, number)
+    says = (
+        "warning: all 2 ranks train on the same batch: they share the samples of a dataset with "
+        "indices, while an IterableDataset has to yield the samples of its own rank\n"
+    )
+    assert capfd.readouterr().out == says * warns

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 import ranks
+import torch
 from containers import ROOT
+from short_trainings import Announces, At, ByHand, Scaled, end, fit, kill
 from test_rank_states import Own
 from test_strangers import PERSISTENT_FLAG, STRANGERS, WORKERS_FLAG, Run
 
-from sagemaker_lightning.resume.callback import ExactResume
+from sagemaker_lightning import ExactResume, UserError
 from sagemaker_lightning.resume.check import journal, verification
 
 pytestmark = pytest.mark.slow
@@ -505,7 +507,6 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
     noted.on_gpu = []
     noted.being_copied = None
     noted.on_gpu_since = 0.0
-    import torch
 
     for number in range(2 * verification.BATCHES_PER_READ - 1):
         noted.current_batch = verification.Batch(
@@ -513,3 +514,46 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
         )
         noted.end_batch(None)
     assert read == [verification.BATCHES_PER_READ]
+
+
+@pytest.mark.parametrize(
+    ("last", "options", "says"),
+    [
+        (
+            "batch 6",
+            {},
+            ["4", "5", "the next 2 steps are those of the interrupted run, bit for bit", "6"],
+        ),
+        ("batch 4", {}, ["4", "the next step is that of the interrupted run, bit for bit"]),
+        ("batch 6", {"other_settings": True}, ["4", "5", "6"]),
+    ],
+)
+def test_steps_that_are_done_again_are_compared(tmp_path, capfd, last, options, says):
+    """As many as there are until the training ends; none if the run may be another one."""
+    kill(tmp_path)
+    capfd.readouterr()
+    fit(tmp_path, At(f"end of {last}", end), Announces(), **options)
+    assert capfd.readouterr().out.splitlines()[1:] == [
+        f"batch {line}" if line.isdigit() else f"resumed at step 3: {line}" for line in says
+    ]
+
+
+class ScaledByHand(ByHand, Scaled):
+    """Does so, and optimizes by hand."""
+
+
+@pytest.mark.parametrize("model", [Scaled, ScaledByHand])
+def test_other_steps_than_before_are_said_at_once(tmp_path, capfd, monkeypatch, model):
+    """`strict` ends the job by them."""
+    monkeypatch.setenv("FACTOR", "1")
+    kill(tmp_path, model)
+    monkeypatch.setenv("FACTOR", "2")
+    says = (
+        "resumed at step 3: step 4 is not that of the interrupted run: on rank 0, the loss differs"
+    )
+    with pytest.raises(UserError, match=f"^--resume.strict: {says}"):
+        fit(tmp_path, model=model(), strict=True)
+    capfd.readouterr()
+    fit(tmp_path, Announces(), model=model())
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[2].startswith(f"warning: {says}") and lines[3] == "batch 5"

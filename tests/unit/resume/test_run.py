@@ -1,0 +1,440 @@
+"""A run in trainings of a few batches: when it saves, from where it resumes, what it says.
+
+They run in this process and take some hundredths of a second each.
+"""
+
+from contextlib import nullcontext
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import (
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
+from pytorch_lightning.tuner import Tuner
+from short_trainings import (
+    Announces,
+    At,
+    ByHand,
+    Line,
+    Streamed,
+    TurnedClock,
+    Validated,
+    end,
+    equal,
+    fail,
+    fit,
+    interrupted,
+    press_ctrl_c,
+    resume_of,
+    saved,
+    trainer,
+)
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from sagemaker_lightning import SageMakerEnvironment, UserError
+from sagemaker_lightning.callbacks.divergence import Divergence
+from sagemaker_lightning.contract import reporting
+from sagemaker_lightning.resume.check import journal
+from sagemaker_lightning.resume.files import checkpoint_dir, checkpoint_file, folder_lock
+from sagemaker_lightning.resume.files.best_model import BestModel
+from sagemaker_lightning.resume.same_run import earlier_fits
+
+
+@pytest.mark.parametrize(
+    ("options", "when"),
+    [
+        ({}, {6: "epoch"}),
+        ({"max_epochs": 3, "keep": 2}, {12: "epoch", 18: "epoch"}),
+        ({"every_n_steps": 2}, {2: "batch", 4: "batch", 6: "epoch"}),
+        ({"every_n_steps": 2, "keep": 1}, {6: "epoch"}),
+        ({"every_n_steps": 4, "max_epochs": 2}, {6: "epoch", 8: "batch", 12: "epoch"}),
+        ({"every_n_steps": 1, "accumulate_grad_batches": 3}, {1: "batch", 2: "epoch"}),
+        ({"every_n_steps": 4, "model": ByHand}, {4: "batch", 6: "epoch"}),
+        ({"max_steps": 4}, {4: "batch"}),
+        ({"ends": "end of batch 3"}, {3: "batch"}),
+        ({"saves": False}, {}),
+        ({"exact": False}, {}),
+        ({"fast_dev_run": True}, {}),
+    ],
+)
+def test_when_checkpoints_are_saved(tmp_path, options, when):
+    """At the end of an epoch, by steps, and where a limit ends the training."""
+    ends = options.pop("ends", "never")
+    model = options.pop("model", Line)()
+    fit(tmp_path / "run", At(ends, end), model=model, **options)
+    assert saved(tmp_path / "run") == when
+    assert (tmp_path / "run").exists() is bool(when)
+
+
+def test_the_journal_has_what_follows_the_oldest_checkpoint(tmp_path):
+    """It begins with the first batch of an epoch."""
+    fit(tmp_path, max_epochs=5, keep=2)
+    oldest, _ = sorted(tmp_path.glob("step-*.ckpt"))
+    run = checkpoint_file.read(oldest)[checkpoint_file.ENTRIES_KEY]["journal"]
+    steps = [step.position for step in journal.read(tmp_path, run, 0, 1)[0]]
+    assert steps == [(epoch, batch) for epoch in (3, 4) for batch in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "slow", "seconds", "steps"),
+    [
+        (1, "", 0.0, [1, 2, 3, 4, 5, 6]),
+        (1.5, "", 0.0, [2, 4, 6]),
+        (2, "", 0.0, [2, 4, 6]),
+        (0, "", 0.0, [6]),
+        (1, "2", 1.205, [1, 2, 5, 6]),
+    ],
+)
+def test_checkpoints_by_the_clock(tmp_path, monkeypatch, minutes, slow, seconds, steps):
+    """After so many minutes; after more if they cost more than a hundredth of the time."""
+    clock = TurnedClock(monkeypatch, slow, seconds)
+    monkeypatch.setattr(checkpoint_dir.BackgroundWriter, "is_writing", False)
+    fit(tmp_path, clock, every_n_minutes=minutes, keep=9)
+    assert [*saved(tmp_path)] == steps
+
+
+def test_the_clock_waits_for_the_checkpoint_that_is_being_written(tmp_path, monkeypatch):
+    def looks(writer) -> bool:
+        looked.append(writer)
+        return len(looked) < 4
+
+    looked = []
+    monkeypatch.setattr(checkpoint_dir.BackgroundWriter, "is_writing", property(looks))
+    fit(tmp_path, TurnedClock(monkeypatch, "", 0.0), every_n_minutes=1, keep=9)
+    assert [*saved(tmp_path)] == [4, 5, 6]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Line:
+    """A model that was trained without an interruption."""
+    return fit(tmp_path_factory.mktemp("alone"))
+
+
+AS_IT_WAS = "the state is as it was saved, and the next batch the one that was to come, bit for bit"
+
+
+def test_a_run_that_is_stopped_twice_ends_with_the_same_weights(tmp_path, capfd, alone):
+    """The last time with the same trainer. Each result is said as soon as it is known."""
+    with interrupted():
+        fit(tmp_path, At("batch 1", press_ctrl_c))
+    again = trainer(tmp_path, At("batch 3", press_ctrl_c), Announces())
+    capfd.readouterr()
+    with interrupted():
+        again.fit(Line())
+    output = capfd.readouterr()
+    assert output.out.splitlines() == [
+        f"resuming from step 1: {tmp_path / 'step-000000001.ckpt'}",
+        "batch 2",
+        f"resumed at step 1: {AS_IT_WAS}",
+        "batch 3",
+    ]
+    assert output.err.splitlines()[-2:] == [
+        "stopping at the end of this batch; Ctrl-C again stops at once",
+        f"interrupted, resume from step 3: SIGINT; {tmp_path / 'step-000000003.ckpt'} is complete "
+        f"[{reporting.place()}]",
+    ]
+    again.fit(model := Line())
+    assert equal(model, alone)
+    assert saved(tmp_path) == {1: "batch", 3: "batch", 6: "epoch"}
+    result = {"identical": True, "steps": 0, "said": AS_IT_WAS}
+    assert resume_of(again).resumes == [{"step": 1} | result, {"step": 3} | result]
+
+
+def test_what_an_interruption_makes_begin_anew_says_so(tmp_path, capfd):
+    """At its start, and when it is interrupted."""
+    job = SageMakerEnvironment(is_job=True)
+    with interrupted():
+        fit(tmp_path, At("batch 3", press_ctrl_c), environment=job)
+    output = capfd.readouterr()
+    lost = "the job has no CheckpointConfig"
+    assert output.out.splitlines()[0].startswith(
+        f"an interruption makes this run begin anew: {lost}; give it one ("
+    )
+    assert (
+        f"\ninterrupted, resume from step 0: SIGINT; {lost}, so the next run begins anew ["
+    ) in output.err
+
+
+ONLY_EPOCHS = "short_trainings.Stream draws other batches each time"
+
+
+@pytest.mark.parametrize(
+    ("moment", "step", "says"),
+    [
+        ("batch 8", 6, "{} is complete; {}, so the run goes back to the end of an epoch"),
+        ("validation 0", 0, "there is no checkpoint; {1}, so the run goes back to the end of an "),
+        ("end of epoch 0", 6, "{} is complete ["),
+    ],
+)
+def test_a_run_that_is_resumed_only_at_the_end_of_an_epoch_says_so(
+    tmp_path, capfd, moment, step, says
+):
+    """Once."""
+    with interrupted():
+        fit(
+            tmp_path,
+            At(moment, press_ctrl_c),
+            model=Streamed(),
+            every_n_steps=2,
+            max_epochs=3,
+        )
+    assert saved(tmp_path) == ({6: "epoch"} if step else {})
+    output = capfd.readouterr()
+    line = f"{ONLY_EPOCHS}: checkpoints are saved only at the end of an epoch, and a stopped run "
+    assert output.out.count(line + "goes back to the last one") == 1
+    said = says.format(tmp_path / "step-000000006.ckpt", ONLY_EPOCHS)
+    assert f"interrupted, resume from step {step}: SIGINT; {said}" in output.err
+
+
+@pytest.mark.parametrize(
+    ("moment", "options", "refused"),
+    [("never", {}, True), ("never", {"saves": False}, False), ("batch 2", {}, False)],
+)
+def test_another_model_with_the_same_folder_is_one_line(tmp_path, moment, options, refused):
+    """It would get the weights of the first one. The same model may be trained on.
+
+    A training that was interrupted goes on with any.
+    """
+    used = trainer(tmp_path, At(moment, press_ctrl_c), **options)
+    with nullcontext() if moment == "never" else interrupted():
+        used.fit(model := Line())
+    if moment == "never":
+        trainer(tmp_path, max_epochs=2, **options).fit(model)
+    says = r"\): this program has already trained another model to its end with these checkpoints; "
+    with pytest.raises(UserError, match=says) if refused else nullcontext():
+        trainer(tmp_path, max_epochs=3, **options).fit(Line())
+
+
+def test_a_training_that_saves_nothing_leaves_the_folder_to_other_models(tmp_path):
+    trainer(tmp_path, saves=False).fit(Line())
+    with interrupted():
+        trainer(tmp_path, At("batch 2", press_ctrl_c)).fit(Line())
+    trainer(tmp_path).fit(Line())
+    assert [*saved(tmp_path)] == [2, 6]
+
+
+def test_another_seed_is_one_line(tmp_path):
+    with interrupted():
+        fit(tmp_path, At("batch 1", press_ctrl_c))
+    with pytest.raises(UserError, match=r"ExactResume\(seed=...\) was 1, is 2; "):
+        fit(tmp_path, seed=2)
+
+
+def test_numbers_that_a_program_changes_between_two_trainings_are_no_matter(tmp_path, capfd):
+    """They are compared where a new process goes on."""
+    model = Line()
+    model.patience = 3
+    with interrupted():
+        fit(tmp_path, At("batch 1", press_ctrl_c), model=model)
+    model.patience = 4
+    fit(tmp_path, model=model)
+    assert "patience" not in capfd.readouterr().out
+
+
+def longer_data() -> DataLoader:
+    return DataLoader(TensorDataset(torch.arange(20.0)[:, None] / 20), 2, shuffle=True)
+
+
+def test_a_program_that_trains_on_was_not_interrupted(tmp_path, capfd):
+    """It may have other data then, and a callback that remembers its first training."""
+
+    averaging = StochasticWeightAveraging(0.05, swa_epoch_start=1)
+    used = trainer(tmp_path, averaging, At("batch 25", press_ctrl_c), max_epochs=2, strict=True)
+    used.fit(model := Line())
+    used.fit_loop.max_epochs = 4
+    model.train_dataloader = longer_data
+    with pytest.raises(SystemExit):
+        used.fit(model)
+    assert "resuming from step 12" in (out := capfd.readouterr().out)
+    assert "resumed at" not in out and "differ" not in out
+    used.fit(model)  # this one was interrupted
+    assert "resumed at step 25: " in capfd.readouterr().out
+    assert [result["step"] for result in resume_of(used).resumes] == [25]
+
+
+class Grows(Line):
+    """Trains a second weight, too, from the third batch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Parameter(torch.ones(1))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.line.parameters(), self.lr, momentum=0.5)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if batch_idx == 2:
+            self.optimizers().add_param_group({"params": [self.more], "lr": 0.01})
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.more.square().mean()
+
+
+def test_weights_that_are_added_to_an_optimizer_are_trained_on(tmp_path):
+    expected = fit(tmp_path / "alone", model=Grows())
+    with interrupted():
+        fit(tmp_path / "run", At("batch 4", press_ctrl_c), model=Grows())
+    assert equal(fit(tmp_path / "run", model=Grows()), expected)
+
+
+class Keeps(pl.Callback):
+    """Keeps the weights that its hooks at the start find."""
+
+    def on_fit_start(self, trainer, pl_module):
+        self.first = pl_module.line.weight.detach().clone()
+
+    def on_train_start(self, trainer, pl_module):
+        self.second = pl_module.line.weight.detach() * 2
+
+
+def test_what_hooks_compute_at_the_start_is_of_the_first_start(tmp_path):
+    with interrupted():
+        fit(tmp_path, Keeps(), At("batch 2", press_ctrl_c))
+    fit(tmp_path, keeps := Keeps())
+    assert keeps.first.item() == 0.5 and keeps.second.item() == 1.0
+
+
+def test_a_search_comes_again_in_another_training(tmp_path):
+    """A resumed run does not search again; the same callback may be used once more."""
+    finder = LearningRateFinder(num_training_steps=2)
+    with interrupted():
+        fit(tmp_path / "a", LearningRateFinder(num_training_steps=2), At("batch 2", press_ctrl_c))
+    fit(tmp_path / "a", finder, At("never", fail), model=(model := Line()))
+    assert getattr(finder, "optimal_lr", None) is None  # 2.5 has none yet
+    fit(tmp_path / "b", finder, model=model)
+    assert finder.optimal_lr is not None
+
+
+def test_a_tuner_may_search_before_the_training(tmp_path):
+    """Its run is none of the training's: it saves nothing, and reads nothing."""
+    weights = []
+    for name, moments in (("alone", ["never"]), ("run", ["batch 2", "never"])):
+        for moment in moments:
+            earlier_fits._finished.clear()
+            used = trainer(tmp_path / name, At(moment, press_ctrl_c))
+            Tuner(used).lr_find(model := Line(), num_training=3, update_attr=False)
+            assert model.line.weight.item() == 0.5
+            assert [*saved(tmp_path / name)] == ([2] if (name, moment) == ("run", "never") else [])
+            with nullcontext() if moment == "never" else interrupted():
+                used.fit(model)
+        weights.append(model.line.weight.item())
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_ckpt_path_is_where_a_run_begins(tmp_path, capfd, began):
+    """A run that began before goes on, and says so."""
+    first = trainer(tmp_path / "first", max_epochs=2)
+    first.fit(Line())
+    first.save_checkpoint(path := tmp_path / "first.ckpt")
+    if began:
+        with interrupted():
+            fit(tmp_path / "run", At("batch 2", press_ctrl_c))
+    capfd.readouterr()
+    steps = []
+    notes = At("end of batch .*", lambda trainer: steps.append(trainer.global_step))
+    trainer(tmp_path / "run", notes, max_epochs=3).fit(Line(), ckpt_path=path)
+    assert steps == [*range(3 if began else 13, 19)] and 18 in saved(tmp_path / "run")
+    says = (
+        f"ckpt_path={path} is not loaded: this run began before, and resumes from its own newest "
+        f"checkpoint in {tmp_path / 'run'}"
+    )
+    assert (says in capfd.readouterr().out.splitlines()) is began
+
+
+def test_an_evaluation_takes_the_checkpoint_that_it_is_given(tmp_path):
+    """So does a training that saves nothing."""
+    used = trainer(tmp_path, max_epochs=2)
+    used.fit(Validated())
+    used.save_checkpoint(path := tmp_path / "model.ckpt")
+    weight = used.lightning_module.line.weight.item()
+    used.test(other := Validated(), ckpt_path=path, verbose=False)
+    assert other.line.weight.item() == weight
+    steps = []
+    notes = At("end of batch .*", lambda trainer: steps.append(trainer.global_step))
+    trainer(tmp_path, notes, saves=False, max_epochs=3).fit(Validated(), ckpt_path=path)
+    assert steps == [*range(13, 19)]
+
+
+def test_another_training_in_the_folder_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_lock, "lock", lambda folder, patience: f"process 7 of {folder.name}")
+    says = (
+        rf"\(dirpath={tmp_path}\): process 7 of {tmp_path.name} trains with these checkpoints now; "
+    )
+    with pytest.raises(UserError, match=says):
+        fit(tmp_path)
+    fit(tmp_path, saves=False)
+
+
+def test_a_diverged_model_is_not_saved(tmp_path):
+    """Nor validated."""
+
+    def spoil(trainer: pl.Trainer) -> None:
+        trainer.lightning_module.line.weight.data.fill_(torch.nan)
+
+    seen = []
+    with pytest.raises(UserError, match="weights are NaN or infinite after step 4"):
+        fit(tmp_path, At("end of batch 4", spoil), Divergence(), every_n_steps=4)
+    with pytest.raises(UserError, match="weights are NaN or infinite after step 6"):
+        callbacks = [At("end of batch 6", spoil), At("validation 0", seen.append), Divergence()]
+        fit(tmp_path, *callbacks, model=Validated())
+    assert saved(tmp_path) == {} and not seen
+
+
+def test_a_model_that_was_the_best_is_removed_when_no_run_resumes_from_it(tmp_path):
+    class Better(Line):
+        def on_train_epoch_end(self):
+            self.log("error", 1.0 / (1 + self.current_epoch))
+
+    def count(trainer: pl.Trainer) -> None:
+        counts.append(len([*(tmp_path / "best").iterdir()]))
+
+    counts = []
+    (tmp_path / "best").mkdir()
+    best = BestModel(tmp_path / "best", "{epoch}", monitor="error")
+    callbacks = [best, At("end of batch (6|12|18|24)", count)]
+    options = {"max_epochs": 4, "keep": 1, "enable_checkpointing": True}
+    fit(tmp_path, *callbacks, model=Better(), **options)
+    assert counts == [0, 1, 2, 2]
+    assert [file.name for file in (tmp_path / "best").iterdir()] == ["epoch=3.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("order", "warnings"),
+    [
+        ("model, callback, fit", 1),
+        ("seed, model, callback, fit", 0),
+        ("callback, model, fit", 0),
+        ("model, callback, callback, fit", 1),
+        ("callback, model, callback, fit", 0),
+        ("model, callback, fit, callback, fit", 2),
+        ("callback, model, fit, model, callback, fit", 0),
+        ("model, callback without seed, fit", 0),
+        ("model, callback with a search, fit", 1),
+        ("model, callback, callback without seed, fit", 0),
+    ],
+)
+def test_a_model_that_nothing_seeds_is_named(tmp_path, capfd, order, warnings):
+    """Once a callback is made, what it and its training leave behind are seeds, too."""
+    torch.seed()  # as a process begins
+    used = None
+    for number, what in enumerate(order.split(", ")):
+        if what == "seed":
+            torch.manual_seed(3)
+        elif what == "model":
+            model = Line()
+        elif what == "fit":
+            used.fit(model)
+        else:
+            seed = None if what == "callback without seed" else 1
+            others = [LearningRateFinder(num_training_steps=2)] if "search" in what else []
+            used = trainer(tmp_path / f"{number}", *others, seed=seed, reseeds=False)
+    warning = (
+        "warning: ExactResume(seed=...): the model was made before this callback, and nothing was "
+        "seeded: what it has drawn, such as its first weights, is another draw whenever the "
+        "program begins anew; make the callback first"
+    )
+    assert capfd.readouterr().out.splitlines().count(warning) == warnings
