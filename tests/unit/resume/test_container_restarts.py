@@ -98,6 +98,14 @@ class Faulty(Ranks):
     def log(self) -> str:
         return (self.base / "log").read_text()
 
+    def prepare_own(self, hyperparameters: dict[str, str]) -> None:
+        """Write a program of a user's own, what it imports, and the job's hyperparameters."""
+        sources = {"own.py": OWN, "faulty.py": FAULTY, "interruptible.py": SOURCE}
+        for name, text in sources.items():
+            self.write(f"code/{name}", text)
+        self.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
+        (self.base / "checkpoints").mkdir()
+
     @property
     def restarts(self) -> list[dict]:
         """Those of model.json."""
@@ -250,15 +258,11 @@ def test_a_program_of_ones_own_is_started_again(tmp_path: Path, how):
     results = []
     for fault in ("", KILL):
         job = Faulty(tmp_path / f"ml{len(results)}")
-        job.write("code/own.py", OWN)
         hyperparameters = {"sagemaker_program": "own.py", "fault": fault, "max_restarts": "2"}
         if how == "torchrun":
             hyperparameters |= {"sagemaker_torch_distributed_enabled": "true"}
             hyperparameters |= {"trainer.devices": "2"}  # how many ranks torchrun starts
-        job.write("code/faulty.py", FAULTY)
-        job.write("code/interruptible.py", SOURCE)
-        job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
-        (job.base / "checkpoints").mkdir()
+        job.prepare_own(hyperparameters)
         with (job.base / "log").open("a") as file:
             process = job.start(file.fileno(), **job.own)
         assert process.wait(HANG_SECONDS) == 0, job.log[-3000:]
@@ -296,10 +300,6 @@ def test_a_restarted_rank_imports_nothing_anew(tmp_path: Path, how):
     results = []
     for fault in ("", KILL_WITH_STANDBY):
         job = Faulty(tmp_path / f"ml{len(results)}")
-        job.write("code/own.py", OWN)
-        job.write("code/faulty.py", FAULTY)
-        job.write("code/interruptible.py", SOURCE)
-        (job.base / "checkpoints").mkdir()
         program = "app/train_torchrun.py" if how == "by torchrun" else "app/train_multi_node.py"
         hyperparameters = HYPERPARAMETERS | {"model": "faulty.Model", "model.fault": fault}
         hyperparameters |= {"model.once": "true", "model.at": "17"}
@@ -307,7 +307,7 @@ def test_a_restarted_rank_imports_nothing_anew(tmp_path: Path, how):
             hyperparameters = {"fault": fault}
             program = "own.py"
         hyperparameters["sagemaker_program"] = program
-        job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
+        job.prepare_own(hyperparameters)
         run = job.run(cold=True, **job.own)
         assert run.returncode == 0, run.stdout[-3000:]
         results.append(interruptible.weights(job.base / "model/model.pt"))
