@@ -61,7 +61,7 @@ class Restarts:
             return "it came back at the same step" if step is not None else "it came back"
         recent = [restart for restart in self.taken if now - restart.at < WINDOW_SECONDS]
         if len(recent) >= self.most:
-            return f"{len(recent)} restarts within {WINDOW_SECONDS / 60:.0f} minutes are the limit"
+            return f"the limit within {WINDOW_SECONDS / 60:.0f} minutes is {self.most}"
         return ""
 
     def summary(self, why_not: str) -> str:
