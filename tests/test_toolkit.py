@@ -624,8 +624,7 @@ def test_a_rank_that_dies_again_and_again_leaves_a_line_and_no_process(job: Job)
         "error: local rank 0 ended without giving a reason: it was killed"
     )
     assert job.failure.splitlines()[0].endswith(
-        "(after 2 restarts in the container: the limit within 60 minutes is 2) "
-        "[host localhost]"
+        "(after 2 restarts in the container: the limit within 60 minutes is 2) [host localhost]"
     )
     pids = {int(pid) for pid in (job.base / "code/pids").read_text().split()}
     assert len(pids) == 2 * 3 and not any(map(psutil.pid_exists, pids))
