@@ -203,6 +203,7 @@ class Fetchers:
         else:
             seed = (*self.plan.seed, turn)
             worker = self.worker or 0
+            self.user_generators.find()
             generators.reseed(self.user_generators.generators, number_of("generators", *seed))
             seed_all("samples", *seed, worker)
             fetcher = self.make_fetcher(kind, dataset, *rest)
@@ -224,6 +225,9 @@ class Fetchers:
 
         If drawing it has made new generators, which could not be seeded before, it is drawn again.
         """
+        if not self.user_generators.batches:
+            # Not before: a resumed run may still restore generators once it has the iterator.
+            self.user_generators.find()
         if isinstance(indices, SeededIndices):
             batch = self._fetch_keys(fetch, indices)
         else:

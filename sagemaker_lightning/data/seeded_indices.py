@@ -85,14 +85,18 @@ def seed_all(*key: object) -> int:
 
 
 class UserGenerators:
-    """The generators that the user's objects hold, besides those of the process."""
+    """The generators that the user's objects hold, besides those of the process.
+
+    They are not looked for before `find`.
+    """
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
         self.roots = roots
         self.batches = 0
-        self._find()
+        self.generators: dict[str, Any] = {}
 
-    def _find(self) -> None:
+    def find(self) -> None:
+        """Find the generators that there are now."""
         self.generators = generators.find(self.roots)
         few = itertools.islice(walk(self.roots, code=False), MAX_OBJECTS)
         self.holders = [holder for _, holder in few if hasattr(holder, "__dict__")]
@@ -111,7 +115,7 @@ class UserGenerators:
         if self.batches > 4 and self.batches % 64 and self._attribute_types() == self.types:
             return False
         known = self.generators.keys()
-        self._find()
+        self.find()
         return not self.generators.keys() <= known
 
 

@@ -5,6 +5,7 @@ They run in this process and take some hundredths of a second each.
 
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -156,6 +157,37 @@ def test_what_an_interruption_makes_begin_anew_says_so(tmp_path, capfd):
     assert (
         f"\ninterrupted, resume from step 0: SIGINT; {lost}, so the next run begins anew ["
     ) in output.err
+
+
+class Masking:
+    """A collate function that makes its generator for the first batch."""
+
+    generator = None
+
+    def __call__(self, samples: list) -> list[torch.Tensor]:
+        self.generator = self.generator or np.random.default_rng(1)
+        rows = torch.stack([sample[0] for sample in samples])
+        return [rows * torch.from_numpy(self.generator.random(rows.shape)).float()]
+
+
+class Masked(Line):
+    """Its batches are drawn by a generator that is made late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masking = Masking()
+
+    def train_dataloader(self):
+        loader = super().train_dataloader()
+        return DataLoader(loader.dataset, 2, shuffle=True, collate_fn=self.masking)
+
+
+@pytest.mark.parametrize("moment", ["batch 2", "end of epoch 0", "batch 8"])
+def test_a_generator_that_is_made_late_draws_the_same_after_a_resume(tmp_path, moment):
+    alone = fit(tmp_path / "alone", model=Masked(), max_epochs=2)
+    with interrupted():
+        fit(tmp_path / "run", At(moment, press_ctrl_c), model=Masked(), max_epochs=2)
+    assert equal(fit(tmp_path / "run", model=Masked(), max_epochs=2), alone)
 
 
 ONLY_EPOCHS = "short_trainings.Stream draws other batches each time"
