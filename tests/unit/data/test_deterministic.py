@@ -908,6 +908,7 @@ def test_a_generator_that_was_not_there_before_is_found():
     """Else no batch is drawn a second time."""
     dataset = SimpleNamespace(own=random.Random(0), late=None)
     found = UserGenerators({"dataset": dataset})
+    found.find()
     assert not found.more()
     dataset.late = random.Random(1)
     assert found.more() and not found.more()
