@@ -751,6 +751,27 @@ def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
     assert content(s3, "run/1") == b"changed" == content(s3, "run/link") and uploader.notes == []
 
 
+def test_a_checkpoint_is_told_as_saved_and_as_copied(s3, tmp_path, clock):
+    """It is in S3 when all of its files are; what was restored is not saved again."""
+    write_files(tmp_path / "a", "step-1/a")
+    uploader = make_uploader(s3, tmp_path / "a", lag=5.0)
+    told = []
+    uploader.note_checkpoint = lambda *what: told.append(what)
+    uploader._look()
+    assert told == []
+    write_files(uploader.folder.root, "step-9/a", "step-9/b", "other")
+    uploader._look()
+    assert set(told) == {(9, False)}
+    told.clear()
+    clock.now += 6
+    uploader._look()
+    assert told == [(9, False), (9, True)]
+    told.clear()
+    write_files(uploader.folder.root, "step-9/c")
+    uploader._look()
+    assert told == [(9, False)]
+
+
 @pytest.mark.parametrize(
     ("name", "step"),
     [

@@ -13,7 +13,7 @@ from containers import ROOT
 from environments import python_of
 from records import attempt, interrupted, job, many, points
 
-from sagemaker_rehearsal.jobs.record import PROVED, Record, Saved
+from sagemaker_rehearsal.jobs.record import MAX_CHECKPOINTS, PROVED, Checkpoint, Record, Saved
 from sagemaker_rehearsal.report import charts, goodput, markup
 from sagemaker_rehearsal.report import page as report
 from sagemaker_rehearsal.report.resumes import describe_resume
@@ -202,7 +202,7 @@ class Page(HTMLParser):
     It raises ValueError if an element is not closed where it should be.
     """
 
-    VOID = ("meta", "link", "br", "img")
+    VOID = ("meta", "link", "br", "img", "input")
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ def test_page_is_well_formed_and_needs_nothing_else(tmp_path: Path):
 def test_page_is_accessible(tmp_path: Path):
     page = write_page(interrupted(2), tmp_path)
     tables = len(elements_of(page, "table"))
-    assert tables == len(elements_of(page, "caption")) == 3
+    assert tables == len(elements_of(page, "caption")) == 4
     drawings = [
         attributes for attributes in elements_of(page, "svg") if attributes.get("role") == "img"
     ]
@@ -396,6 +396,62 @@ def test_an_attempt_without_a_checkpoint_began_anew():
     assert describe_resume(record, 2) == (
         f"the beginning: S3 had no checkpoint; not from step 4: a was not in S3: {LATE} (algo-1)"
     )
+
+
+def test_the_values_of_a_timeline_are_in_a_table(tmp_path: Path):
+    """It has each bar, each interruption, and each checkpoint with its way to S3."""
+    record = interrupted()
+    for second, step in ((20, 20), (20.1, 21), (48, 40)):
+        record.attempts[0].instances[0].checkpoints.append(Checkpoint(step, second, second + 2))
+    record.attempts[0].instances[0].checkpoints[-1].in_s3 = None
+    page = write_page(record, tmp_path)
+    words = [
+        "+10 salgo-1attempt 1, training that was kept30 s",
+        "+20 salgo-1attempt 1, checkpoint of step 20in S3 after 2 s",
+        "+20.1 salgo-1attempt 1, checkpoint of step 21in S3 after 2 s",
+        "+48 salgo-1attempt 1, checkpoint of step 40not in S3",
+        "+55 salgo-1interruption 1, unwarned, by hand",
+        "+1:00algo-1no instance before attempt 240 s",
+    ]
+    assert [line for line in words if line not in page.text] == []
+    # There is no room for a mark beside that of step 20.
+    assert len(page.having("circle", "saved")) == 2
+    assert len(page.having("circle", "copied")) == 1
+
+
+def test_checkpoints_of_an_instance():
+    """A file that comes later takes a checkpoint out of S3 again; the last ones are kept."""
+    instance = interrupted().attempts[0].instances[0]
+    for is_in_s3 in (False, True):
+        instance.note_checkpoint(7, is_in_s3)
+    (checkpoint,) = instance.checkpoints
+    assert checkpoint.saved <= checkpoint.in_s3
+    instance.note_checkpoint(7, False)
+    assert instance.checkpoints == [Checkpoint(7, checkpoint.saved, None)]
+    for step in range(8, 8 + MAX_CHECKPOINTS):
+        instance.note_checkpoint(step, True)
+    assert [each.step for each in instance.checkpoints[:1]] == [8]
+    assert len(instance.checkpoints) == MAX_CHECKPOINTS
+
+
+@pytest.mark.parametrize("count", [1, 50, 51, 1999])
+def test_the_values_of_a_chart_are_in_a_table_and_on_hover(count):
+    """Of each stretch of steps, each name's last value is told; what was done again counts."""
+    lines = {
+        "loss": [
+            charts.Line([(x, 9.0) for x in range(count)], kept=0),
+            charts.Line([(x, x / 2) for x in range(count)], kept=count),
+        ],
+        "val_loss": [charts.Line([(0, 0.25)])],
+    }
+    drawing = charts.figure(charts.Chart("Loss", lines))
+    rows = [[cell.text for cell in row] for row in drawing.iter("tr")]
+    assert rows[0] == ["step", "loss", "val_loss"]
+    assert len(rows) <= 51 and rows[-1][:2] == [f"{count - 1:,}", f"{(count - 1) / 2:.6g}"]
+    assert rows[1][2] == "0.25" and all(row[2] == "–" for row in rows[2:])
+    areas = [area for area in drawing.iter("rect") if area.get("class") == "stretch"]
+    assert len(areas) == len(rows) - 1
+    assert areas[-1][0].text.startswith(f"step {count - 1:,}: loss {(count - 1) / 2:.6g}")
 
 
 def test_charts_by_name(tmp_path: Path):

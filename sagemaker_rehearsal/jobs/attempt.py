@@ -210,7 +210,12 @@ class Attempt:
         if config:
             s3 = job.place.clients("s3")
             uploader = checkpoint_sync.Uploader(
-                s3, config["S3Uri"], host_layout.folder / "checkpoints", job.settings.sync, job.note
+                s3,
+                config["S3Uri"],
+                host_layout.folder / "checkpoints",
+                job.settings.sync,
+                job.note,
+                instance.note_checkpoint,
             )
         container = self.network.start(
             host.name, number, image, command, host_layout, read_only, variables

@@ -9,6 +9,7 @@ import re
 import stat
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,14 +92,27 @@ def below(uri: str) -> tuple[str, str]:
 
 
 class Uploader(threading.Thread):
-    """Uploads one host's checkpoint folder to S3 while its container runs."""
+    """Uploads one host's checkpoint folder to S3 while its container runs.
 
-    def __init__(self, s3, uri: str, folder: Path, sync: Sync, note) -> None:
+    `note_checkpoint` gets the step of each checkpoint that appears or changes in the folder, and
+    whether all of its files are in S3.
+    """
+
+    def __init__(
+        self,
+        s3,
+        uri: str,
+        folder: Path,
+        sync: Sync,
+        note,
+        note_checkpoint: Callable[[int, bool], None] = lambda *_: None,
+    ) -> None:
         super().__init__(name=f"upload of {folder}", daemon=True)
         self.s3 = s3
         self.folder = Folder(folder)
         self.sync = sync
         self.note = note
+        self.note_checkpoint = note_checkpoint
         self.bucket, self.prefix = below(uri)
         self.ended = threading.Event()
         self.started = time.monotonic()
@@ -174,11 +188,13 @@ class Uploader(threading.Thread):
             if seen is None or seen.state != state:
                 changed = moment if seen is None or seen.uploaded else seen.changed
                 seen = self.seen[name] = Seen(state, moment, changed, False)
+                self._tell(name)
             is_ready = (
                 moment - seen.changed >= self.sync.lag and moment - seen.since >= self.sync.settle
             )
             if not seen.uploaded and (is_ready or flush) and not self.ended.is_set():
                 self.seen[name] = replace(seen, uploaded=self._upload(name))
+                self._tell(name)
         for name in [name for name in self.seen if name not in files]:
             del self.seen[name]
             if self.sync.deletions and not self.ended.is_set():
@@ -190,6 +206,12 @@ class Uploader(threading.Thread):
             for suffix in (UPLOADING_SUFFIX, UPLOADED_SUFFIX):
                 with suppress(OSError):
                     self.folder.unlink(name + suffix)
+
+    def _tell(self, name: str) -> None:
+        """Tell what has become of the checkpoint that a file belongs to."""
+        if (step := step_in(name)) is not None:
+            parts = [seen for other, seen in self.seen.items() if step_in(other) == step]
+            self.note_checkpoint(step, all(seen.uploaded for seen in parts))
 
     def _files(self) -> dict[str, tuple[int, int, int]]:
         """Return the files to upload, by name, with their state."""

@@ -62,6 +62,8 @@ PAIR = re.compile(
 MAX_PAIRS = 100
 MAX_SKIPPED = 10
 MAX_RESTARTS = 100
+# Checkpoints of one instance that are kept in mind: the last ones.
+MAX_CHECKPOINTS = 1000
 
 
 @dataclass
@@ -83,6 +85,17 @@ class Saved:
 
 
 @dataclass
+class Checkpoint:
+    """A checkpoint that a host has saved, and its way to S3."""
+
+    step: int
+    # When its first file was seen.
+    saved: float
+    # When all of its files were in S3; None while they are not.
+    in_s3: float | None = None
+
+
+@dataclass
 class Instance:
     """One host of one attempt.
 
@@ -101,6 +114,7 @@ class Instance:
     restored_files: int = 0
     restored_bytes: int = 0
     saved: Saved | None = None
+    checkpoints: list[Checkpoint] = field(default_factory=list)
 
     def note_restored(self, files: int, size: int) -> None:
         """Note which checkpoints were restored: how many files, and how many bytes."""
@@ -119,6 +133,19 @@ class Instance:
     def note_saved(self, saved: Saved | None) -> None:
         """Note the newest checkpoint in its folder, if there is one."""
         self.saved = saved
+
+    def note_checkpoint(self, step: int, is_in_s3: bool) -> None:
+        """Note that its folder has a checkpoint, and whether all files of it are in S3."""
+        moment = time.time()
+        checkpoint = next((each for each in reversed(self.checkpoints) if each.step == step), None)
+        if checkpoint is None:
+            checkpoint = Checkpoint(step, moment)
+            self.checkpoints.append(checkpoint)
+            del self.checkpoints[:-MAX_CHECKPOINTS]
+        if not is_in_s3:
+            checkpoint.in_s3 = None
+        elif checkpoint.in_s3 is None:
+            checkpoint.in_s3 = moment
 
     def reclaim(self) -> None:
         """Note that the service takes the instance away."""

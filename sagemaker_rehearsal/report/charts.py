@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
-from sagemaker_rehearsal.report.markup import clock, node
+from sagemaker_rehearsal.report.markup import clock, make_table, node
 
 HEIGHT = 210
 TICKS = 6
@@ -20,6 +20,8 @@ MAX_RESTART_LINES = 25
 # Points of a name, all attempts together; if there are more, those of every n-th x are drawn, the
 # same in all attempts.
 MAX_POINTS = 2000
+# Stretches of x whose last values are told, on hover and in the table.
+MAX_STRETCHES = 50
 # Seconds between the marks of a time axis.
 TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 # Values beyond this are not drawn, like those that are not numbers.
@@ -50,6 +52,15 @@ class Pieces:
     lost: list[Points]
     # Lost values that have no counterpart: the later attempt has logged other steps.
     hidden: int = 0
+
+
+@dataclass
+class Stretch:
+    """The last value of each name within a stretch of x; None if it has none there."""
+
+    start: float
+    end: float
+    values: dict[str, float | None]
 
 
 @dataclass
@@ -104,11 +115,14 @@ def figure(chart: Chart) -> Element | None:
     )
     svg.set("height", str(HEIGHT + 40))
     svg.extend([*_draw_rows(low, high), *_draw_columns(left, right, chart), inner])
+    stretches = _stretches(drawn)
+    svg.extend(_draw_stretches(stretches, left, right, chart))
     return node(
         "figure",
         node("figcaption", chart.title),
         _draw_legend(chart, drawn, pieces),
         node("div", svg, class_="plot"),
+        node("details", node("summary", "The values"), *_table(stretches, chart)),
     )
 
 
@@ -179,6 +193,60 @@ def _split_by_time(lines: Sequence[Line]) -> Pieces:
     return pieces
 
 
+def _stretches(drawn: dict[str, list[Line]]) -> list[Stretch]:
+    """Return about MAX_STRETCHES stretches; of values at one x, that of the last attempt counts."""
+    points = {name: dict(p for line in lines for p in line.points) for name, lines in drawn.items()}
+    all_x = sorted(set().union(*points.values()))
+    size = math.ceil(len(all_x) / MAX_STRETCHES)
+    stretches = []
+    start = all_x[0]
+    for place in range(0, len(all_x), size):
+        stretch = all_x[place : place + size]
+        values = {
+            name: next((by_x[x] for x in reversed(stretch) if x in by_x), None)
+            for name, by_x in points.items()
+        }
+        stretches.append(Stretch(start, stretch[-1], values))
+        start = stretch[-1]
+    return stretches
+
+
+def _draw_stretches(
+    stretches: Sequence[Stretch], left: float, right: float, chart: Chart
+) -> Iterable[Element]:
+    """Yield an area for each stretch that shows its values on hover."""
+    for stretch in stretches:
+        values = ", ".join(
+            f"{name} {value:.6g}" for name, value in stretch.values.items() if value is not None
+        )
+        yield node(
+            "rect",
+            node("title", f"{chart.over} {_position(stretch.end, chart)}: {values}"),
+            class_="stretch",
+            x=f"{100 * (stretch.start - left) / (right - left):.2f}%",
+            width=f"{max(0.5, 100 * (stretch.end - stretch.start) / (right - left)):.2f}%",
+            y=0,
+            height=HEIGHT,
+        )
+
+
+def _table(stretches: Sequence[Stretch], chart: Chart) -> list[Element]:
+    rows = [
+        [
+            _position(stretch.end, chart),
+            *("–" if value is None else f"{value:.6g}" for value in stretch.values.values()),
+        ]
+        for stretch in stretches
+    ]
+    names = stretches[0].values
+    caption = f"{chart.title}: the last values until each {chart.over}."
+    return make_table(caption, [chart.over, *names], rows, words=[])
+
+
+def _position(x: float, chart: Chart) -> str:
+    return clock(x) if chart.as_time else f"{x:,.6g}"
+
+
 def _is_drawable(value: float) -> bool:
     # False for what is not a number.
     return abs(value) < LARGEST_VALUE
@@ -237,7 +305,12 @@ def _draw_legend(chart: Chart, drawn: dict[str, list[Line]], pieces: dict[str, P
     items = [
         node(
             "li",
-            node("i", class_=f"key c{place}"),
+            node(
+                "svg",
+                node("line", class_=f"curve c{place}", x1=0, x2="100%", y1="50%", y2="50%"),
+                class_="key",
+                aria_hidden="true",
+            ),
             f"{name} ",
             node("b", f"{_last_value(lines):.4g}"),
         )

@@ -1,9 +1,13 @@
-"""Building blocks of the report: elements, and times as text."""
+"""Building blocks of the report and the page: elements, tables, and times as text."""
 
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element, tostring
 
 from sagemaker_lightning.contract.errors import printable
+
+# The class of a column with text; the other columns have numbers.
+TEXT_CLASS = "words"
 
 
 def node(name: str, /, *children: Element | str | None, **attributes: object) -> Element:
@@ -26,6 +30,57 @@ def node(name: str, /, *children: Element | str | None, **attributes: object) ->
         elif child is not None:
             element.text = (element.text or "") + printable(child, kept="\n")
     return element
+
+
+def make_table(
+    caption: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Element | str]],
+    *,
+    words: Iterable[str],
+) -> list[Element]:
+    """Return a table that scrolls if it is too large; nothing without rows.
+
+    `words` are the names of the columns with text.
+    """
+    if not rows:
+        return []
+    classes = [TEXT_CLASS if name in words else "number" for name in columns]
+    head = node(
+        "tr",
+        *(
+            node("th", name, scope="col", class_=class_name)
+            for name, class_name in zip(columns, classes, strict=True)
+        ),
+    )
+    body = [
+        node(
+            "tr",
+            *(
+                node("td", cell, class_=class_name)
+                for cell, class_name in zip(row, classes, strict=True)
+            ),
+        )
+        for row in rows
+    ]
+    table = node(
+        "table", node("caption", node("span", caption)), node("thead", head), node("tbody", *body)
+    )
+    return [node("div", table, class_="table", tabindex=0, role="region", aria_label=caption)]
+
+
+def html(element: Element) -> str:
+    """Return an element as text."""
+    return tostring(element, encoding="unicode", method="html")
+
+
+def document(title: str, body: Element, style: str, *more: Element) -> str:
+    """Return a whole page of HTML; `more` comes at the end of its head."""
+    head = node("head", node("meta", charset="utf-8"), node("title", title))
+    head.append(node("meta", name="viewport", content="width=device-width, initial-scale=1"))
+    head.append(node("style", style))
+    head.extend(more)
+    return f"<!doctype html>\n{html(node('html', head, body, lang='en'))}\n"
 
 
 def clock(seconds: float) -> str:

@@ -2,14 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from xml.etree.ElementTree import Element, tostring
+from xml.etree.ElementTree import Element
 
 from sagemaker_rehearsal.jobs.record import Record, Status
 from sagemaker_rehearsal.report.charts import Chart, Line, figure
 from sagemaker_rehearsal.report.goodput import PHASES, Goodput, measure, moment
-from sagemaker_rehearsal.report.markup import clock, node, utc
+from sagemaker_rehearsal.report.markup import clock, document, make_table, node, utc
 from sagemaker_rehearsal.report.resumes import describe_resume
 from sagemaker_rehearsal.report.timeline import Timeline
 
@@ -18,8 +18,6 @@ STYLE = Path(__file__).with_name("report.css")
 COLOUR_COUNT = 6
 # The number of names that are listed as not drawn.
 MAX_NAMES = 50
-# The class of a column with text; the other columns have numbers.
-TEXT_CLASS = "words"
 RESTARTS = "restarts in the container"
 
 
@@ -35,39 +33,54 @@ def write(
         spot_price: Of an instance hour on spot, in the same currency.
     """
     record = record.masked()
+    sections = make_sections(record, price=price, spot_price=spot_price)
+    body = node("body", *sections.values())
+    path.write_text(document(record.name, body, STYLE.read_text()), encoding="utf-8")
+
+
+def make_sections(
+    record: Record, *, price: float | None = None, spot_price: float | None = None
+) -> dict[str, Element]:
+    """Return the sections of a job's report, in their order, by their ids.
+
+    Args:
+        record: The job, without its secrets.
+        price: Of an instance hour on demand; None without costs.
+        spot_price: Of an instance hour on spot.
+    """
     now = moment(record)
     goodput = measure(record, now=now, price=price, spot_price=spot_price)
     timeline = Timeline(record, goodput, now=now).figure()
-    body = node("body", _make_header(record, goodput, now), _make_figures(record, goodput, now))
-    body.extend(
-        _make_section(
+    request = json.dumps(record.request, indent=2, ensure_ascii=False, default=str)
+    contents = {
+        "about": [_make_header(record, goodput, now)],
+        "figures": [_make_figures(record, goodput, now)],
+        "timeline": _titled(
             "Timeline", [timeline] if timeline is not None else [], "No instance was started."
-        )
-    )
-    body.extend(
-        _make_section(
+        ),
+        "curves": _titled(
             "Curves",
             _make_charts(record, goodput),
             "No line of progress (“step=…”) with a value was seen.",
-        )
-    )
-    body.extend(_make_section("Attempts", _attempts_table(record, goodput), "No attempt was made."))
-    body.extend(_make_section("Interruptions", _interruptions_table(record), "None."))
-    body.extend(
-        _make_section("Status", _transitions_table(record), "No change of status was recorded.")
-    )
-    notes = [node("ul", *(node("li", note) for note in record.notes))] if record.notes else []
-    body.extend(_make_section("Notes", notes, "None."))
-    request = json.dumps(record.request, indent=2, ensure_ascii=False, default=str)
-    body.append(node("details", node("summary", "The request"), node("pre", node("code", request))))
-    head = node("head", node("meta", charset="utf-8"), node("title", record.name))
-    head.append(node("meta", name="viewport", content="width=device-width, initial-scale=1"))
-    head.append(node("style", STYLE.read_text()))
-    page = tostring(node("html", head, body, lang="en"), encoding="unicode", method="html")
-    path.write_text(f"<!doctype html>\n{page}\n", encoding="utf-8")
+        ),
+        "attempts": _titled("Attempts", _attempts_table(record, goodput), "No attempt was made."),
+        "interruptions": _titled("Interruptions", _interruptions_table(record), "None."),
+        "status": _titled(
+            "Status", _transitions_table(record), "No change of status was recorded."
+        ),
+        "notes": _titled(
+            "Notes",
+            [node("ul", *(node("li", note) for note in record.notes))] if record.notes else [],
+            "None.",
+        ),
+        "request": [
+            node("details", node("summary", "The request"), node("pre", node("code", request)))
+        ],
+    }
+    return {name: node("section", *content, id=name) for name, content in contents.items()}
 
 
-def _make_section(title: str, content: Sequence[Element], otherwise: str) -> list[Element]:
+def _titled(title: str, content: Sequence[Element], otherwise: str) -> list[Element]:
     return [node("h2", title), *(content or [node("p", otherwise, class_="soft")])]
 
 
@@ -231,7 +244,7 @@ def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
             ]
         )
     caption = "Phases are instance time, summed over hosts: two hosts for 10 s are 20 s."
-    return _make_table(
+    return make_table(
         caption,
         columns,
         rows,
@@ -261,7 +274,7 @@ def _interruptions_table(record: Record) -> list[Element]:
     ]
     columns = ["no.", "time", "hosts", "warning", "last step", "no capacity for", "why"]
     caption = "Spot instances taken away; times since the job was created."
-    return _make_table(caption, columns, rows, words=["hosts", "warning", "why"])
+    return make_table(caption, columns, rows, words=["hosts", "warning", "why"])
 
 
 def _transitions_table(record: Record) -> list[Element]:
@@ -276,39 +289,9 @@ def _transitions_table(record: Record) -> list[Element]:
         for transition in record.transitions
     ]
     columns = ["from", "since creation", "for", "status", "message"]
-    return _make_table(
+    return make_table(
         "The secondary statuses, as the service tells them.",
         columns,
         rows,
         words=["from", "status", "message"],
     )
-
-
-def _make_table(
-    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: Iterable[str]
-) -> list[Element]:
-    """Return a table that scrolls if it is too large; nothing without rows."""
-    if not rows:
-        return []
-    classes = [TEXT_CLASS if name in words else "number" for name in columns]
-    head = node(
-        "tr",
-        *(
-            node("th", name, scope="col", class_=class_name)
-            for name, class_name in zip(columns, classes, strict=True)
-        ),
-    )
-    body = [
-        node(
-            "tr",
-            *(
-                node("td", text, class_=class_name)
-                for text, class_name in zip(row, classes, strict=True)
-            ),
-        )
-        for row in rows
-    ]
-    table = node(
-        "table", node("caption", node("span", caption)), node("thead", head), node("tbody", *body)
-    )
-    return [node("div", table, class_="table", tabindex=0, role="region", aria_label=caption)]

@@ -4,15 +4,19 @@ from collections.abc import Iterable
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
-from sagemaker_rehearsal.jobs.record import Instance, Record
+from sagemaker_rehearsal.jobs.record import Checkpoint, Instance, Record
 from sagemaker_rehearsal.report.charts import ticks
 from sagemaker_rehearsal.report.goodput import Goodput, Row, phases
-from sagemaker_rehearsal.report.markup import clock, node
+from sagemaker_rehearsal.report.markup import clock, make_table, node
 
 # Heights: above the first host, of a host, of its bar.
 TOP_HEIGHT = 24
 ROW_HEIGHT = 40
 BAR_HEIGHT = 16
+# Checkpoints of a host that are drawn are this far apart, in shares of the timeline.
+CHECKPOINT_ROOM = 0.008
+# Rows of the table, at most: the last ones.
+MAX_ROWS = 500
 WORDS = {
     "start-up": "start-up",
     "kept": "training that was kept",
@@ -20,6 +24,8 @@ WORDS = {
     "ending": "after the last line of progress",
     "gap": "no instance",
     "restored": "checkpoints restored",
+    "saved": "checkpoint saved",
+    "copied": "checkpoint in S3",
     "warned": "interrupted, warned by SIGTERM",
     "unwarned": "interrupted without a warning",
 }
@@ -44,6 +50,8 @@ class Timeline:
         self.bottom = TOP_HEIGHT + ROW_HEIGHT * len(self.hosts)
         # The kinds of marks that were drawn, which the legend explains.
         self.used: set[str] = set()
+        # What was drawn: its time, host, words, and how long it took.
+        self.rows: list[tuple[float, str, str, str]] = []
 
     def figure(self) -> Element | None:
         """Return the timeline with its legend; None if there was no instance."""
@@ -54,7 +62,7 @@ class Timeline:
             f"{len(self.record.attempts)} attempts, {len(self.record.interruptions)} interruptions."
         )
         svg = node("svg", title, node("desc", summary), role="img", height=self.bottom + 26)
-        svg.append(self._draw_hatch())
+        svg.append(self._draw_patterns())
         svg.extend(self._draw_axis())
         for host in self.hosts:
             svg.extend(self._draw_host(host))
@@ -68,7 +76,23 @@ class Timeline:
             if name in self.used
         ]
         return node(
-            "figure", node("ul", *keys, class_="legend"), node("div", svg, class_="timeline")
+            "figure",
+            node("ul", *keys, class_="legend"),
+            node("div", svg, class_="timeline"),
+            node("details", node("summary", "The values"), *self._table()),
+        )
+
+    def _table(self) -> list[Element]:
+        """Return what is drawn as a table, by time."""
+        rows = [
+            [f"+{clock(time - self.start)}", host, words, duration]
+            for time, host, words, duration in sorted(self.rows)[-MAX_ROWS:]
+        ]
+        return make_table(
+            "The timeline; times since the job was created.",
+            ["from", "host", "what", "for"],
+            rows,
+            words=["host", "what", "for"],
         )
 
     def _x(self, time: float) -> str:
@@ -80,6 +104,7 @@ class Timeline:
 
     def _draw_bar(self, kind: str, host: str, start: float, end: float, words: str) -> Element:
         self.used.add(kind)
+        self.rows.append((start, host, words, clock(end - start)))
         width = f"{max(0.05, 100 * (end - start) / (self.end - self.start)):.3f}%"
         title = node("title", f"{host}, {words}: {clock(end - start)}")
         return node(
@@ -92,22 +117,23 @@ class Timeline:
             height=BAR_HEIGHT,
         )
 
-    def _draw_hatch(self) -> Element:
-        """Return the pattern that marks lost training without colour."""
-        line = node("path", d="M0 0h3v6h-3z", class_="stripe")
-        size = {
-            "width": 6,
-            "height": 6,
-            "patternUnits": "userSpaceOnUse",
-            "patternTransform": "rotate(45)",
-        }
+    def _draw_patterns(self) -> Element:
+        """Return the patterns that mark the start-up and lost training without colour."""
+        size = {"width": 6, "height": 6, "patternUnits": "userSpaceOnUse"}
         return node(
             "defs",
             node(
                 "pattern",
                 node("rect", width=6, height=6, class_="ground"),
-                line,
+                node("path", d="M0 0h3v6h-3z", class_="stripe"),
                 id="hatch",
+                patternTransform="rotate(45)",
+                **size,
+            ),
+            node(
+                "pattern",
+                node("path", d="M0 0h2v6h-2zM4 0h2v6h-2z", class_="bar"),
+                id="bars",
                 **size,
             ),
         )
@@ -164,7 +190,31 @@ class Timeline:
                 d="M-4 0h8l-4 6z",
             )
             at = instance.training or instance.started
+            self.rows.append((at, instance.host, words, ""))
             yield node("svg", mark, x=self._x(at), y=self._y(instance.host) - 7, width=1, height=7)
+        yield from self._draw_checkpoints(row, instance)
+
+    def _draw_checkpoints(self, row: Row, instance: Instance) -> Iterable[Element]:
+        """Yield where checkpoints were saved and where S3 had them, as far as there is room."""
+        free = self.start
+        for checkpoint in list(instance.checkpoints):
+            name = f"attempt {row.number}, checkpoint of step {checkpoint.step:,}"
+            words = _describe_copy(checkpoint)
+            self.rows.append((checkpoint.saved, instance.host, name, words))
+            if checkpoint.saved < free:
+                continue
+            free = checkpoint.saved + CHECKPOINT_ROOM * (self.end - self.start)
+            for kind, time in (("saved", checkpoint.saved), ("copied", checkpoint.in_s3)):
+                if time is not None:
+                    self.used.add(kind)
+                    yield node(
+                        "circle",
+                        node("title", f"{instance.host}, {name}: {words}"),
+                        class_=kind,
+                        cx=self._x(time),
+                        cy=self._y(instance.host) + BAR_HEIGHT + 5,
+                        r=3,
+                    )
 
     def _draw_interruptions(self) -> Iterable[Element]:
         """Yield a line for each interruption, and its number where there is room.
@@ -180,6 +230,9 @@ class Timeline:
                 f"Interruption {number}: {', '.join(interruption.hosts)}, {warning}, "
                 f"{interruption.why}"
             )
+            hosts = ", ".join(interruption.hosts)
+            what = f"interruption {number}, {warning}, {interruption.why}"
+            self.rows.append((interruption.time, hosts, what, ""))
             yield node(
                 "line",
                 node("title", words),
@@ -204,3 +257,10 @@ class Timeline:
                     text_anchor="middle",
                 )
                 free = interruption.time + 0.04 * (self.end - self.start)
+
+
+def _describe_copy(checkpoint: Checkpoint) -> str:
+    """Return when S3 had a checkpoint, in words."""
+    if checkpoint.in_s3 is None:
+        return "not in S3"
+    return f"in S3 after {clock(checkpoint.in_s3 - checkpoint.saved)}"
