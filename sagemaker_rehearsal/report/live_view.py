@@ -4,7 +4,6 @@ A terminal gets a table of the jobs and their last log lines; another output get
 each change.
 """
 
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -15,9 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from sagemaker_rehearsal.jobs.masking import Mask
-from sagemaker_rehearsal.jobs.record import ENDED, Instance, Interruption, Record, Status
-from sagemaker_rehearsal.report.goodput import moment
-from sagemaker_rehearsal.report.markup import clock
+from sagemaker_rehearsal.jobs.record import ENDED, Record, Status
+from sagemaker_rehearsal.report.summary import (
+    cells_of,
+    describe_end,
+    describe_fault,
+    describe_interruption,
+    plain,
+)
 
 # Seconds between two looks.
 REFRESH_SECONDS = 0.5
@@ -25,7 +29,6 @@ REFRESH_SECONDS = 0.5
 SHOWN_ENDED_JOBS = 5
 # Lines of a job's log, its title included. Without room for them, the log is not shown.
 LEAST_LOG_LINES = 4
-ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
 STYLES = {Status.COMPLETED: "green", Status.FAILED: "red", Status.STOPPED: "yellow"}
 
 Jobs = Callable[[], Sequence[tuple[Record, Mapping[str, Sequence[str]]]]]
@@ -105,7 +108,7 @@ class Printer:
             return [*self._changes(record)]
         # The other jobs are still shown.
         except Exception as error:
-            line = f"{record.name} {_describe_fault(error)}"
+            line = f"{record.name} {describe_fault(error)}"
             lines_before = self.seen.setdefault((record.name, record.created, "fault"), [])
             if line in lines_before:
                 return []
@@ -118,9 +121,9 @@ class Printer:
             ("status", [f"{event.status}: {event.message}" for event in record.transitions]),
             (
                 "interruption",
-                [_describe_interruption(record, event) for event in record.interruptions],
+                [describe_interruption(record, event) for event in record.interruptions],
             ),
-            ("end", [_describe_end(record)] if record.status in ENDED else []),
+            ("end", [describe_end(record)] if record.status in ENDED else []),
         ):
             lines_before = self.seen.get((record.name, record.created, kind), [])
             for place, words in enumerate(lines):
@@ -128,29 +131,6 @@ class Printer:
                 if words not in lines_before[place : place + 1]:
                     yield f"{record.name} {plain(Mask(record.request).text(words))}"
             self.seen[record.name, record.created, kind] = lines
-
-
-def plain(text: str) -> str:
-    """Return what a terminal shows of a line in the end, without control sequences."""
-    # A progress bar overwrites itself.
-    rest = ESCAPES.sub("", text).rstrip("\r\n").rpartition("\r")[2]
-    return "".join(letter if letter.isprintable() else " " for letter in rest)
-
-
-def _describe_interruption(record: Record, interruption: Interruption) -> str:
-    """Return an interruption in words."""
-    warned = "warned" if interruption.warned else "not warned"
-    step = "" if interruption.step is None else f" at step {interruption.step}"
-    return (
-        f"interruption after {clock(interruption.time - record.created)}{step}: "
-        f"{', '.join(interruption.hosts)}, {warned}, {interruption.why}"
-    )
-
-
-def _describe_end(record: Record) -> str:
-    """Return the end of a job in words."""
-    reason = f": {record.failure}" if record.failure else ""
-    return f"{record.status} after {clock(moment(record) - record.created)}{reason}"
 
 
 def _make_table(records: Sequence[Record]) -> Table:
@@ -161,73 +141,9 @@ def _make_table(records: Sequence[Record]) -> Table:
     table.add_column("cut", justify="right", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     for record in records:
-        try:
-            cells = _cells(record)
-        # The other jobs are still shown.
-        except Exception as error:
-            cells = [record.name, record.status, "", _describe_fault(error), "", ""]
-        table.add_row(*(Text(plain(cell)) for cell in cells), style=STYLES.get(record.status, ""))
+        cells = (Text(cell) for cell in cells_of(record))
+        table.add_row(*cells, style=STYLES.get(record.status, ""))
     return table
-
-
-def _cells(record: Record) -> list[str]:
-    """Return a job's row of the table."""
-    status = (
-        record.secondary
-        if record.status == Status.IN_PROGRESS and record.transitions
-        else record.status
-    )
-    message = (
-        Mask(record.request).text(record.failure) if record.failure else _describe_progress(record)
-    )
-    return [
-        record.name,
-        status,
-        _describe_hosts(record),
-        message,
-        str(len(record.interruptions) or ""),
-        clock(moment(record) - record.created),
-    ]
-
-
-def _describe_fault(error: Exception) -> str:
-    """Return a fault of this view in words."""
-    return f"cannot be shown: {type(error).__name__}"
-
-
-def _describe_hosts(record: Record) -> str:
-    """Return what the hosts of the last attempt do, with their number or name."""
-    groups: dict[str, list[str]] = {}
-    for instance in record.attempts[-1].instances if record.attempts else []:
-        groups.setdefault(_describe_instance(instance), []).append(instance.host)
-    return ", ".join(
-        f"{names[0] if len(names) == 1 else len(names)} {state}" for state, names in groups.items()
-    )
-
-
-def _describe_instance(instance: Instance) -> str:
-    """Return what an instance does, or how its container ended."""
-    status = "" if instance.exit_status is None else f"exit {instance.exit_status}"
-    if instance.reclaimed:
-        return f"reclaimed {status}".rstrip()
-    return status or (
-        "released" if instance.released else "training" if instance.training else "starting"
-    )
-
-
-def _describe_progress(record: Record) -> str:
-    """Return the last progress line in short."""
-    points = [point for attempt in record.attempts[-1:] for point in attempt.points[-1:]]
-    if not points:
-        return ""
-    values = points[0].values
-    shown = [name for name in values if "loss" in name][:1] + [
-        name for name in values if name.endswith("/s")
-    ][:1]
-    parts = [f"epoch {values['epoch']:g}"] if "epoch" in values else []
-    return " ".join(
-        [f"step {points[0].step}", *parts, *(f"{name} {values[name]:.4g}" for name in shown)]
-    )
 
 
 def _show_logs(

@@ -1,0 +1,106 @@
+"""One job in short, as text: for the live view and the page."""
+
+import re
+
+from sagemaker_rehearsal.jobs.masking import Mask
+from sagemaker_rehearsal.jobs.record import Instance, Interruption, Record, Status
+from sagemaker_rehearsal.report.goodput import moment
+from sagemaker_rehearsal.report.markup import clock
+
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
+
+
+def plain(text: str) -> str:
+    """Return what a terminal shows of a line in the end, without control sequences."""
+    # A progress bar overwrites itself.
+    rest = ESCAPES.sub("", text).rstrip("\r\n").rpartition("\r")[2]
+    return "".join(letter if letter.isprintable() else " " for letter in rest)
+
+
+def describe_interruption(record: Record, interruption: Interruption) -> str:
+    """Return an interruption in words."""
+    warned = "warned" if interruption.warned else "not warned"
+    step = "" if interruption.step is None else f" at step {interruption.step}"
+    return (
+        f"interruption after {clock(interruption.time - record.created)}{step}: "
+        f"{', '.join(interruption.hosts)}, {warned}, {interruption.why}"
+    )
+
+
+def describe_end(record: Record) -> str:
+    """Return the end of a job in words."""
+    reason = f": {record.failure}" if record.failure else ""
+    return f"{record.status} after {clock(moment(record) - record.created)}{reason}"
+
+
+def describe_fault(error: Exception) -> str:
+    """Return a fault of ours that a job has found, in words."""
+    return f"cannot be shown: {type(error).__name__}"
+
+
+def cells_of(record: Record) -> list[str]:
+    """Return a job's row: name, status, hosts, progress, number of interruptions, time.
+
+    Of a job that cannot be shown, the progress says why.
+    """
+    try:
+        cells = _cells(record)
+    # The other jobs are still shown.
+    except Exception as error:
+        cells = [record.name, record.status, "", describe_fault(error), "", ""]
+    return [plain(cell) for cell in cells]
+
+
+def _cells(record: Record) -> list[str]:
+    """Return a job's row, as the job's texts have it."""
+    status = (
+        record.secondary
+        if record.status == Status.IN_PROGRESS and record.transitions
+        else record.status
+    )
+    message = (
+        Mask(record.request).text(record.failure) if record.failure else _describe_progress(record)
+    )
+    return [
+        record.name,
+        status,
+        _describe_hosts(record),
+        message,
+        str(len(record.interruptions) or ""),
+        clock(moment(record) - record.created),
+    ]
+
+
+def _describe_hosts(record: Record) -> str:
+    """Return what the hosts of the last attempt do, with their number or name."""
+    groups: dict[str, list[str]] = {}
+    for instance in record.attempts[-1].instances if record.attempts else []:
+        groups.setdefault(_describe_instance(instance), []).append(instance.host)
+    return ", ".join(
+        f"{names[0] if len(names) == 1 else len(names)} {state}" for state, names in groups.items()
+    )
+
+
+def _describe_instance(instance: Instance) -> str:
+    """Return what an instance does, or how its container ended."""
+    status = "" if instance.exit_status is None else f"exit {instance.exit_status}"
+    if instance.reclaimed:
+        return f"reclaimed {status}".rstrip()
+    return status or (
+        "released" if instance.released else "training" if instance.training else "starting"
+    )
+
+
+def _describe_progress(record: Record) -> str:
+    """Return the last progress line in short."""
+    points = [point for attempt in record.attempts[-1:] for point in attempt.points[-1:]]
+    if not points:
+        return ""
+    values = points[0].values
+    shown = [name for name in values if "loss" in name][:1] + [
+        name for name in values if name.endswith("/s")
+    ][:1]
+    parts = [f"epoch {values['epoch']:g}"] if "epoch" in values else []
+    return " ".join(
+        [f"step {points[0].step}", *parts, *(f"{name} {values[name]:.4g}" for name in shown)]
+    )
