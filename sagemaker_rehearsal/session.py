@@ -4,6 +4,7 @@ import os
 import threading
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlencode
 
 from docker.errors import DockerException
 
@@ -22,6 +23,7 @@ from sagemaker_rehearsal.owner import Owner
 from sagemaker_rehearsal.report import page
 from sagemaker_rehearsal.report.live_view import View
 from sagemaker_rehearsal.settings import Settings
+from sagemaker_rehearsal.web.access import TOKEN
 
 
 def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) -> None:
@@ -109,7 +111,8 @@ def _serve_endpoint(
             | {"AWS_DEFAULT_REGION": cloud.REGION}
         )
         print(
-            f"endpoint: {address_here} (account {ACCOUNT})\nfor a client: export "
+            f"endpoint: {address_here} (account {ACCOUNT})\nfor a browser: "
+            f"{address_here}/?{urlencode({TOKEN: keys.page_token})}\nfor a client: export "
             f"{' '.join(f'{name}={value}' for name, value in variables.items())}\nreports: "
             f"{settings.folder}",
             flush=True,

@@ -139,7 +139,8 @@ def test_a_wheel_installs_into_an_empty_environment(tmp_path: Path, wheel: Path)
         if ".py" in line
     }
     assert packages == {"sagemaker_lightning", "sagemaker_rehearsal"}
-    assert "sagemaker_rehearsal/report/report.css" in shown
+    for name in ("report/report.css", "web/page.css", "web/page.js"):
+        assert f"sagemaker_rehearsal/{name}" in shown
     missing = {"drill": "psutil", "launch": "boto3", "merge": "numpy", "rehearsal": "botocore"}
     for command, package in missing.items():
         line = [python.with_name(f"sagemaker-lightning-{command}")]

@@ -15,10 +15,11 @@ import stat
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import hostile_texts
 import pytest
@@ -58,6 +59,12 @@ class Endpoint(Rehearsal):
     def host(self) -> str:
         """The value of the header Host."""
         return f"{LOOPBACK}:{self.port}"
+
+    def page(self, path: str = "/", **query: str) -> str:
+        """Return the target of a request for the page, with the printed address's token."""
+        printed = urlsplit(re.search(r"^for a browser: (\S+)$", self.output, re.MULTILINE)[1])
+        assert printed.netloc == self.host and printed.path == "/"
+        return f"{path}?{printed.query}&{urlencode(query)}"
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +203,10 @@ STRANGERS_REQUESTS = {
     "credentials in a body": ("POST /?Action=AssumeRoleWithWebIdentity HTTP/1.1", {}),
     "our own": ("GET /Rehearsal/ HTTP/1.1", {}),
     "our own, a change": ("POST /Rehearsal/interrupt HTTP/1.1", {"Content-Type": "text/plain"}),
+    "the page": ("GET / HTTP/1.1", {"Accept": "text/html"}),
+    "the page, a wrong token": ("GET /?token=x HTTP/1.1", {"Accept": "text/html"}),
+    "the page's stream": ("GET /Rehearsal/page/stream HTTP/1.1", {}),
+    "an order of the page": ("POST /Rehearsal/page/stop HTTP/1.1", {}),
     "moto's page": ("GET /moto-api/ HTTP/1.1", {}),
     "moto's page, two slashes": ("GET //moto-api/ HTTP/1.1", {}),
     "moto's page, in code": ("GET /%6doto-api/data.json HTTP/1.1", {}),
@@ -598,6 +609,38 @@ def test_what_a_job_may_do(endpoint):
     )
     all_files = "".join(path.read_text() for path in endpoint.folder.rglob("*") if path.is_file())
     assert endpoint.key[1] not in all_files
+
+
+def test_the_page_follows_a_job_and_stops_it(endpoint):
+    name = endpoint.create("image", spot=True, Environment={"WORDS": "said by the job"})
+    arn = endpoint.wait_for(name, "Training")["TrainingJobArn"]
+    host_header = {"Host": endpoint.host}
+    browser_headers = host_header | {"Accept": "text/html"}
+    line = f"GET {endpoint.page()} HTTP/1.1"
+    status, headers, body = send(endpoint, request_bytes(line, browser_headers))
+    assert status == 200 and name in body
+    assert "content-security-policy: default-src 'none'" in headers
+    bridge_headers = browser_headers | {"Host": f"{BRIDGE}:{endpoint.port}"}
+    check_nothing_told(send(endpoint, request_bytes(line, bridge_headers), BRIDGE))
+    stream = urllib.request.urlopen(
+        f"{endpoint.endpoint}{endpoint.page('/Rehearsal/page/stream', job=arn)}", timeout=60
+    )
+    with stream:
+        assert any(b"said by the job" in line for line in stream)
+        stop = f"POST {endpoint.page('/Rehearsal/page/stop', job=arn)} HTTP/1.1"
+        check_nothing_told(send(endpoint, request_bytes(stop, host_header)))
+        assert endpoint.describe(name)["TrainingJobStatus"] == "InProgress"
+        own_headers = host_header | {"Origin": endpoint.endpoint}
+        assert send(endpoint, request_bytes(stop, own_headers))[0] == 303
+        # It ends with the job.
+        assert b"event: end\n" in list(stream)
+    assert endpoint.describe(name)["SecondaryStatus"] == "Stopped"
+    key = f"output/{name}/output/model.tar.gz"
+    target = endpoint.page("/Rehearsal/page/file", job=arn, kind="artifacts", name="model.tar.gz")
+    stored = endpoint.s3.get_object(Bucket="rehearsal", Key=key)["Body"].read()
+    with urllib.request.urlopen(f"{endpoint.endpoint}{target}", timeout=60) as answer:
+        assert answer.read() == stored
+        assert answer.headers["Content-Disposition"] == "attachment; filename*=UTF-8''model.tar.gz"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Access keys of a rehearsal: the person's, and one for each job.
+"""Access keys of a rehearsal: the person's, one for each job, and the token of the web page.
 
 A job's key is not allowed to start or stop jobs.
 """
@@ -40,6 +40,7 @@ class Keys:
 
     def __init__(self) -> None:
         self.person = new()
+        self.page_token = secrets.token_urlsafe(32)
         self.jobs: dict[str, Key] = {}
         self.lock = threading.Lock()
 

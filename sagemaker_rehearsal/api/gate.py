@@ -1,7 +1,8 @@
 """Decides which requests may pass.
 
 A request must be for the endpoint's own address, must not come from a web page, and must be signed
-with one of the rehearsal's keys. The signature is AWS's, version 4
+with one of the rehearsal's keys; the rehearsal's own page has other rules (web/access.py). The
+signature is AWS's, version 4
 (https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html).
 """
 
@@ -89,6 +90,14 @@ class Claim:
 
 def keep_pages_out(environ: dict) -> None:
     """Raise Closed for a web page's request: another host's name, origin, preflight."""
+    check_host(environ)
+    is_cross_site = environ.get("HTTP_SEC_FETCH_SITE", "none") not in ("none", "same-origin")
+    if is_cross_site or "HTTP_ORIGIN" in environ or environ["REQUEST_METHOD"].upper() == "OPTIONS":
+        raise Closed("found a request of a web page, allowed is none")
+
+
+def check_host(environ: dict) -> None:
+    """Raise Closed unless a request is for the endpoint's own address: see DNS rebinding."""
     address = environ["SERVER_NAME"]
     port = environ["SERVER_PORT"]
     names = [address, *(["localhost"] if address == "127.0.0.1" else [])]
@@ -101,9 +110,6 @@ def keep_pages_out(environ: dict) -> None:
         or not environ["REQUEST_URI"].startswith("/")
     ):
         raise Closed(f"found a request for {host or 'no host'}, allowed is {allowed_hosts[0]}")
-    is_cross_site = environ.get("HTTP_SEC_FETCH_SITE", "none") not in ("none", "same-origin")
-    if is_cross_site or "HTTP_ORIGIN" in environ or environ["REQUEST_METHOD"].upper() == "OPTIONS":
-        raise Closed("found a request of a web page, allowed is none")
 
 
 def caller(environ: dict, find: Callable[[str], Key | None]) -> Caller:

@@ -1,7 +1,7 @@
 """The WSGI application of the endpoint.
 
-`service` answers SageMaker's operations, moto those of S3, STS, IAM, ECR and CloudWatch Logs.
-Everything else is refused.
+`service` answers SageMaker's operations, moto those of S3, STS, IAM, ECR and CloudWatch Logs, and
+`web` a browser. Everything else is refused.
 """
 
 import json
@@ -23,6 +23,8 @@ from sagemaker_rehearsal.api.gate import Caller, Closed
 from sagemaker_rehearsal.api.job_access import Reach, confine, reach
 from sagemaker_rehearsal.api.service import Service, arn_of
 from sagemaker_rehearsal.jobs.record import ENDED
+from sagemaker_rehearsal.web import access
+from sagemaker_rehearsal.web.application import WebPage
 
 # The path of our own requests, which are signed for a service of our own.
 CONTROL_PATH = "/Rehearsal/"
@@ -52,6 +54,7 @@ class Endpoint:
         self.service = service
         self.keys = keys
         self.account = account
+        self.page = WebPage(service, keys.page_token)
         self.reaches: dict[str, Reach] = {}
         self.moto = {}
         self.making = threading.Lock()
@@ -69,8 +72,11 @@ class Endpoint:
             return start_response(status, kept_headers, *more)
 
         try:
-            gate.keep_pages_out(environ)
-            answer = self._answer_to(environ, gate.caller(environ, self._find_valid_key))
+            if access.is_for_page(environ):
+                answer = self.page.answer(environ)
+            else:
+                gate.keep_pages_out(environ)
+                answer = self._answer_to(environ, gate.caller(environ, self._find_valid_key))
         except Closed as closed:
             answer = refused(environ, closed.code, str(closed), closed.status)
         return answer(environ, without_cors)

@@ -222,7 +222,8 @@ class Service:
         """
         name, hosts, warned, gap = ordered(order)
         jobs = list(self.jobs.values())
-        job = next((job for job in jobs if job.record.name == name), None)
+        # A name may be used again, in another region, once its job has ended.
+        job = next((job for job in reversed(jobs) if job.record.name == name), None)
         if job is None:
             job_names = ", ".join(other.record.name for other in jobs)
             raise ValueError(

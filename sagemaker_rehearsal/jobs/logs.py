@@ -115,9 +115,13 @@ class Logs:
                 self.waiting[host].append({"timestamp": int(moment * 1000), "message": message})
         return record.point(text, moment)
 
+    def path(self, host: str) -> Path:
+        """Return the file of a host's lines."""
+        return self.folder / f"{host}.log"
+
     def write(self, host: str, text: str) -> None:
         """Write a line to the host's file; OSError if that cannot be done."""
-        with (self.folder / f"{host}.log").open("a", encoding="utf-8") as file:
+        with self.path(host).open("a", encoding="utf-8") as file:
             file.write(text + "\n")
 
     def send(self) -> None:

@@ -1,0 +1,1 @@
+"""The web page at the endpoint's address: jobs, as they run and as they were."""
