@@ -1078,7 +1078,7 @@ remembers.calls = 0
 
 
 def test_objects_in_variables_that_change_are_named(monkeypatch):
-    """What a checkpoint has is not named, nor a cache of what is computed again."""
+    """What a checkpoint has is not named."""
     monkeypatch.setattr(records, "limit", 0, raising=False)
     digests = lambda: module_variables.variable_digests(  # noqa: E731
         {"collate_fn": remembers, "model": MODEL}, {"model": MODEL}
@@ -1094,8 +1094,9 @@ def test_objects_in_variables_that_change_are_named(monkeypatch):
         "test_drill_comparison.FRIEND.num_batches_tracked",
         "test_drill_comparison.METER.sum",
         "test_drill_comparison.SCORES",
-        "test_drill_comparison.projection",
+        "test_drill_comparison.projection (functools.lru_cache)",
         "test_drill_comparison.remembers.calls",
+        "test_drill_comparison.squares (functools.lru_cache)",
     ]
     Meter()
     assert "test_drill_comparison.Meter.instances" in module_variables.changed_variables(

@@ -7,7 +7,6 @@ objects in them hold, and iterators.
 import functools
 import operator
 import pickle
-import re
 import types
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -31,11 +30,8 @@ DEFAULTS = "defaults", "kwdefaults"
 REGISTRIES = "weakref", "_weakrefset"
 """Modules whose containers are, in variables, of all instances that are there at the moment."""
 CACHE = type(functools.lru_cache(len))
-DRAWS = re.compile(
-    r"rand|rand[in]\w*|random\w*|RandomState|default_rng|(\w+_)?(normal|uniform)_?|choices?|shuffle"
-    "|sample|multinomial|bernoulli_?|dropout"
-)
-"""Names of functions that draw random numbers."""
+IS_CACHE = " (functools.lru_cache)"
+"""What follows the name of a function whose results are kept."""
 
 
 def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, bytes]:
@@ -91,7 +87,11 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
             for value in object_graph.attributes(each).values()
             if _is_object(value)
         }
-    variables = {name: value for name, value in variables.items() if id(value) not in left_out}
+    variables = {
+        f"{name}{IS_CACHE if isinstance(value, CACHE) else ''}": value
+        for name, value in variables.items()
+        if id(value) not in left_out
+    }
     digests |= {name: _digest_or_position(value) for name, value in variables.items()}
     objects = {
         name: value
@@ -202,10 +202,7 @@ def _digests_of_objects(objects: Mapping[str, Any], saved_ids: set[int]) -> dict
 def _digest_or_position(value: Any) -> bytes:
     """Return bytes that identify a value; empty if it cannot be compared."""
     if isinstance(value, CACHE):
-        # What it keeps is drawn anew; of anything else, a resumed run computes the same.
-        code = getattr(getattr(value, "__wrapped__", None), "__code__", None)
-        draws = code and any(map(DRAWS.fullmatch, object_graph.names_in_code(code)))
-        return digest(value.cache_info().currsize) if draws else b""
+        return digest(value.cache_info().currsize)
     if not _is_counter(value):
         plain = digest(value if is_small(value) else _sample(value))
         return plain or (b"" if type(value).__module__ in REGISTRIES else of_holder(value))

@@ -146,11 +146,14 @@ class Reports:
         """Print, once for each, that a variable has changed."""
         for name in names:
             if name not in self.reported and self.trainer.is_global_zero:
-                print(
-                    f"{name} changes while training, and no checkpoint has it: a resumed run "
-                    f"starts with its first value; keep it in an attribute of the model, or {HINT}",
-                    flush=True,
+                text = (
+                    f"{name} keeps results, and no checkpoint has them: a resumed run computes "
+                    "them again; if they depend on more than the arguments, keep them"
+                    if name.endswith(module_variables.IS_CACHE)
+                    else f"{name} changes while training, and no checkpoint has it: a resumed run "
+                    "starts with its first value; keep it"
                 )
+                print(f"{text} in an attribute of the model, or {HINT}", flush=True)
             self.reported.add(name)
 
     def _report_files(self) -> None:
