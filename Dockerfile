@@ -59,7 +59,7 @@ COPY scripts/install_efa.sh scripts/
 WORKDIR /files/runtime/opt/sagemaker-lightning
 COPY sagemaker_lightning sagemaker_lightning
 WORKDIR /files/app/opt/sagemaker-lightning
-COPY entrypoint.sh ./
+COPY sagemaker_lightning/launch/entrypoint.sh ./
 COPY app app
 # Any user may write to /opt/ml where nothing is mounted: docker run --user=1000.
 RUN chmod -R u=rwX,go=rX /files && chmod -R a+w /files/runtime/opt/ml && find /files -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +

@@ -117,8 +117,8 @@ def key_of(endpoint: str) -> Key:
             if address in content["addresses"] and alive(path.parent):
                 return Key(content["id"], content["secret"])
     raise ValueError(
-        f"--endpoint: no rehearsal answers at {endpoint}; start one by `make rehearsal`, as this "
-        "user"
+        f"--endpoint: no rehearsal answers at {endpoint}; start one by "
+        "`sagemaker-lightning-rehearsal` (`make rehearsal` in a checkout), as this user"
     )
 
 

@@ -1,6 +1,5 @@
 """Runs a rehearsal until Ctrl-C: engine, endpoint, live view, reports."""
 
-import os
 import threading
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from sagemaker_rehearsal.api.access_keys import Keys
 from sagemaker_rehearsal.api.account import Account
 from sagemaker_rehearsal.api.service import ACCOUNT, Service
 from sagemaker_rehearsal.engines.containers import Containers
-from sagemaker_rehearsal.engines.processes import ROOT, Processes
+from sagemaker_rehearsal.engines.processes import IS_CHECKOUT, Processes, job_python
 from sagemaker_rehearsal.jobs.job import Place
 from sagemaker_rehearsal.jobs.record import Record
 from sagemaker_rehearsal.owner import Owner
@@ -62,12 +61,9 @@ def choose(settings: Settings, owner: Owner) -> Containers | Processes:
         except DockerException as error:
             if settings.engine == "docker":
                 raise ValueError(f"--engine=docker: no Docker engine answers: {error}") from error
-    processes = Processes(
-        Path(os.environ.get("REHEARSAL_PYTHON", ROOT / ".venv/bin/python")),
-        owner.folder.name,
-        owner.note_process,
-    )
-    print("no Docker engine: jobs run as processes, with this checkout's application", flush=True)
+    processes = Processes(job_python(), owner.folder.name, owner.note_process)
+    application = "this checkout's application" if IS_CHECKOUT else "programs of their own"
+    print(f"no Docker engine: jobs run as processes, with {application}", flush=True)
     return processes
 
 

@@ -642,7 +642,7 @@ def test_a_process_that_hangs_is_ended_with_all_that_it_started(bench, tmp_path:
 
 def test_the_toolkits_program_is_started_by_the_entry_point(tmp_path: Path):
     (program, argument) = command.Bench(tmp_path, ["train"], {}, 1).command
-    assert program == str(ROOT / "entrypoint.sh") and argument == "train"
+    assert program == str((ROOT / "entrypoint.sh").resolve()) and argument == "train"
     assert command.Bench(tmp_path, ["train", "x"], {}, 1).command == ["train", "x"]
 
 

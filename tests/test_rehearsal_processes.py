@@ -226,7 +226,7 @@ def test_the_jobs_environment_reaches_the_program_alone(tmp_path, monkeypatch):
         "LINES_OF": "a\nb=c",
         "EMPTY": "",
     }
-    monkeypatch.setattr(processes, "ROOT", root)
+    monkeypatch.setattr(processes, "ENTRYPOINT", root / "entrypoint.sh")
     engine = processes.Processes(Path(sys.executable), "test", lambda number: None)
     network = engine.network("job", 1, False)
     try:

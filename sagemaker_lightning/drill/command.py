@@ -57,8 +57,7 @@ except ImportError as missing:
         "be drilled"
     )
 
-# The folder that holds this package, and entrypoint.sh.
-HOME = Path(__file__).resolve().parents[2]
+ENTRYPOINT = Path(__file__).resolve().parents[1] / "launch/entrypoint.sh"
 VERDICT = re.compile(r"(warning: )?resumed at step \d+: ")
 # Bytes of one file, and of all files together, that are copied; larger ones are linked.
 MAX_COPIED_BYTES = 2**26, 2**28
@@ -180,7 +179,7 @@ class Bench:
         self.timeout = timeout
         # `train` is the toolkit's program; entrypoint.sh prepares the toolkit's folders.
         if self.command == ["train"]:
-            self.command = [str(HOME / "entrypoint.sh"), "train"]
+            self.command = [str(ENTRYPOINT), "train"]
         self.run = folder / "run"
         self.registration = folder / "registration"
         self.others = {child.pid for child in psutil.Process().children()}

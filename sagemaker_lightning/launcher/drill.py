@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sagemaker_lightning.launcher import hyperparameter_check
-from sagemaker_lightning.launcher.hyperparameter_check import ROOT
+from sagemaker_lightning.launcher.hyperparameter_check import IS_CHECKOUT, ROOT
 
 DRILL_COMMAND = ("-m", "sagemaker_lightning.drill", "--", "train")
 # Docker's default of 64 MiB is too small for data workers.
@@ -120,6 +120,11 @@ def here(
 
     Raises ValueError if no Python has the application's packages.
     """
+    if not IS_CHECKOUT:
+        raise ValueError(
+            "--drill: the application to drill is in a checkout of sagemaker-lightning, and not in "
+            "this package; --check-hyperparameters=image drills in the image"
+        )
     python = hyperparameter_check.local_python()
     if not python:
         raise ValueError(

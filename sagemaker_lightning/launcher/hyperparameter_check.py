@@ -13,10 +13,11 @@ from pathlib import Path
 
 from sagemaker_lightning.contract.hyperparameters import flags
 
-ROOT = Path(__file__).resolve().parents[2]
-
-# The launchers pass their flags on to this program unchanged.
+# The launchers pass their flags on to this program unchanged. The image has it, and a checkout,
+# beside this package.
 PROGRAM = "app/train.py"
+ROOT = Path(__file__).resolve().parents[2]
+IS_CHECKOUT = (ROOT / PROGRAM).is_file()
 LAUNCHERS = {"app/train_multi_node.py", "app/train_torchrun.py"}
 # Seconds for a start of the program, which may have to wait until the image is pulled.
 START_SECONDS = 300
@@ -45,6 +46,12 @@ def check(request: dict, where: str) -> list[str]:
             hyperparameters,
             {},
         )
+    if not IS_CHECKOUT:
+        return [
+            f"the hyperparameters: their parser, {PROGRAM}, is in a checkout of "
+            "sagemaker-lightning, and not in this package; --check-hyperparameters=image asks the "
+            "image"
+        ]
     python = local_python()
     if not python:
         return [

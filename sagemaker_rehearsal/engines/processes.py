@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
 
 from sagemaker_rehearsal.api.errors import invalid
@@ -22,7 +23,11 @@ from sagemaker_rehearsal.engines import bridge
 from sagemaker_rehearsal.jobs.layout import Layout
 from sagemaker_rehearsal.jobs.logs import lines
 
+ENTRYPOINT = Path(str(files("sagemaker_lightning.launch") / "entrypoint.sh"))
+# The program of a job that names none. Only a checkout has it, beside this package.
+PROGRAM = "app/train_multi_node.py"
 ROOT = Path(__file__).resolve().parents[2]
+IS_CHECKOUT = (ROOT / PROGRAM).is_file()
 # Does what `unshare --fork --kill-child --mount-proc` does. In Debian 12, that has status 1 if
 # SIGKILL ended the first process. The outer shell waits, and writes nothing about a signal to the
 # job's log.
@@ -50,8 +55,14 @@ os.execve(sys.argv[1], sys.argv[1:], variables)
 """
 
 
+def job_python() -> Path:
+    """Return the Python of the jobs: that of REHEARSAL_PYTHON, the checkout's, or this one."""
+    default = ROOT / ".venv/bin/python" if IS_CHECKOUT else sys.executable
+    return Path(os.environ.get("REHEARSAL_PYTHON", default))
+
+
 class Processes:
-    """Stands in for an engine; `python` is that of the application, in .venv."""
+    """Stands in for an engine; `python` has what jobs run with."""
 
     name = "processes"
 
@@ -61,7 +72,16 @@ class Processes:
         user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
         self.unshare = ["unshare", "--pid", "--mount", *user, "sh", "-c", WAIT, "sh", *INSIDE]
         if not python.exists():
-            raise ValueError(f"--engine=processes: {python} is not there; make env makes it")
+            maker = "make env makes it" if IS_CHECKOUT else "REHEARSAL_PYTHON names another"
+            raise ValueError(f"--engine=processes: {python} is not there; {maker}")
+        for name in () if IS_CHECKOUT else ("sagemaker_lightning", "sagemaker_training"):
+            found = [python, "-c", f"import importlib.util as i; i.find_spec({name!r}) or exit(1)"]
+            if subprocess.run(found, cwd="/", capture_output=True).returncode:
+                raise ValueError(
+                    f"--engine=processes: {python}, which runs the jobs, has no {name}; install "
+                    "this package with the extra `toolkit` there, and torch and Lightning, or name "
+                    "another Python by REHEARSAL_PYTHON"
+                )
         if (
             not shutil.which("unshare")
             or subprocess.run([*self.unshare, "true"], capture_output=True).returncode
@@ -73,7 +93,7 @@ class Processes:
         self.bridge = self.net and self.net.address
 
     def image(self, uri: str) -> str:
-        """Return `uri`: there is no image, and this checkout's application runs."""
+        """Return `uri`: there is no image."""
         return uri
 
     def network(self, job: str, instances: int, isolated: bool) -> "Network":
@@ -95,13 +115,24 @@ class Processes:
         for name in ("ContainerEntrypoint", "ContainerArguments", "EnableNetworkIsolation"):
             if needs.get(name):
                 raise invalid(f"{explanation}: {name} needs containers")
-        notes = [
-            "no Docker engine: the application of this checkout runs, not "
-            f"{algorithm['TrainingImage']}"
-        ]
+        if not (IS_CHECKOUT or os.environ.get("SAGEMAKER_PROGRAM") or _names_program(request)):
+            raise invalid(
+                f"{explanation}, and only a checkout of sagemaker-lightning has an application: "
+                "found no program of the job's own; give the hyperparameters sagemaker_program and "
+                "sagemaker_submit_directory"
+            )
+        program = "the application of this checkout" if IS_CHECKOUT else "the job's own program"
+        notes = [f"no Docker engine: {program} runs, not {algorithm['TrainingImage']}"]
         return notes + (
             ["the hosts reach each other and this endpoint, nothing else"] if instances > 1 else []
         )
+
+
+def _names_program(request: dict) -> bool:
+    """Return whether a job names the program that it runs."""
+    hyperparameters = request.get("HyperParameters") or {}
+    variables = request.get("Environment") or {}
+    return "sagemaker_program" in hyperparameters or "SAGEMAKER_PROGRAM" in variables
 
 
 class Network:
@@ -127,15 +158,19 @@ class Network:
         read_only_folders = [str(layout.channel(name)) for name in read_only]
         host_variables = {
             "PATH": f"{self.engine.python.parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
             "SAGEMAKER_BASE_DIR": str(layout.folder),
-            "SAGEMAKER_PROGRAM": os.environ.get("SAGEMAKER_PROGRAM", "app/train_multi_node.py"),
             "SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main",
             "HOME": os.environ.get("HOME", "/"),
         }
+        if program := os.environ.get("SAGEMAKER_PROGRAM", PROGRAM if IS_CHECKOUT else ""):
+            host_variables["SAGEMAKER_PROGRAM"] = program
+        # Elsewhere, the Python of the jobs has the package itself: this folder's other packages
+        # would take the place of its own.
+        if IS_CHECKOUT:
+            host_variables["PYTHONPATH"] = str(ROOT)
         # -p: the entry point's own shell takes no commands file (BASH_ENV) and no functions from
         # its environment.
-        program = [
+        start = [
             "--",
             sys.executable,
             "-I",
@@ -144,7 +179,7 @@ class Network:
             LAUNCH,
             "/bin/bash",
             "-p",
-            ROOT / "entrypoint.sh",
+            ENTRYPOINT,
             "train",
         ]
         command_line = [
@@ -156,7 +191,7 @@ class Network:
             "bash",
             hosts_file,
             *read_only_folders,
-            *program,
+            *start,
         ]
         with tempfile.TemporaryFile() as variables_file:
             variables_file.write(json.dumps(host_variables | variables).encode())
