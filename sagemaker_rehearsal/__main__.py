@@ -1,9 +1,13 @@
 """Rehearses SageMaker training jobs on this machine, spot interruptions included.
 
-make rehearsal                                serves http://127.0.0.1:4571 until Ctrl-C
+python -m sagemaker_rehearsal                 serves http://127.0.0.1:4571 until Ctrl-C; in a
+                                              checkout: make rehearsal
 python -m sagemaker_rehearsal exec -- python my_estimator.py
                                               runs a client that never reaches AWS
-python -m sagemaker_rehearsal interrupt JOB             takes the job's spot instances away
+python -m sagemaker_rehearsal interrupt JOB   takes the job's spot instances away
+
+list, logs, stop, report, rerun and resume are for its jobs, too; `... COMMAND --help` says more.
+Installed as a package, its name is sagemaker-lightning-rehearsal.
 """
 
 import argparse
@@ -21,9 +25,12 @@ try:
     from botocore.auth import SigV4Auth
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
+    from botocore.exceptions import BotoCoreError, ClientError
 
     from sagemaker_lightning.contract.errors import printable
-    from sagemaker_rehearsal import owner, session, settings
+    from sagemaker_lightning.launcher import aws, jobs
+    from sagemaker_lightning.launcher.command import positive
+    from sagemaker_rehearsal import job_commands, owner, session, settings
     from sagemaker_rehearsal.api import clients, gate
     from sagemaker_rehearsal.api.access_keys import Key
 except ImportError as missing:
@@ -40,11 +47,24 @@ minutes on average) or 'every ~20s 100 times'. These may follow: 'of algo-2', 'o
 """
 
 
-def main() -> None:
-    """Run the command that the command line names; "serve" if it names none."""
-    # Neither a path nor a job's text has to have the terminal's letters.
-    if sys.stdout:
-        sys.stdout.reconfigure(errors="backslashreplace")
+COMMANDS = {
+    "list": ("print its newest jobs", "list"),
+    "logs": ("print the log of a job", "logs JOB --follow"),
+    "stop": ("stop a job, which has two minutes to save a checkpoint", "stop JOB"),
+    "report": ("print what a job's report says first, and where it is", "report JOB"),
+    "rerun": ("start a job once more, from its beginning, under a new name", "rerun JOB"),
+    "resume": (
+        "start a job that goes on from the checkpoints of one that was stopped or failed",
+        "resume JOB",
+    ),
+    "interrupt": ("take spot instances of a job away", "interrupt JOB --host=algo-2 --unwarned"),
+    "exec": ("run a client with this endpoint as its AWS", "exec -- python my_estimator.py"),
+}
+"""What each command for a rehearsal that runs does, and an example."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="python -m sagemaker_rehearsal",
         description=__doc__,
@@ -61,31 +81,78 @@ def main() -> None:
     settings.add_flags(serve)
     # Without a command, its flags are those of the program.
     parser.epilog = serve.format_help()
-    execute = commands.add_parser("exec", help="run a client with this endpoint as its AWS")
-    execute.add_argument("line", nargs="+", metavar="-- COMMAND ...")
-    interrupt = commands.add_parser("interrupt", help="take spot instances of a job away")
-    interrupt.add_argument("job", metavar="JOB")
-    interrupt.add_argument(
-        "--host", action="append", default=[], help="e.g. algo-2; may be repeated (default: all)"
-    )
-    interrupt.add_argument("--unwarned", action="store_true", help="no SIGTERM before SIGKILL")
-    interrupt.add_argument(
-        "--gap", type=float, default=0.0, help="seconds without capacity (default: %(default)s)"
-    )
-    for command in (execute, interrupt):
-        default = os.environ.get("AWS_ENDPOINT_URL") or f"http://127.0.0.1:{settings.PORT}"
+    default = os.environ.get("AWS_ENDPOINT_URL") or f"http://127.0.0.1:{settings.PORT}"
+    by_name = {}
+    for name, (text, example) in COMMANDS.items():
+        command = by_name[name] = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=f"example: {parser.prog} {example}",
+        )
         command.add_argument(
             "--endpoint", default=default, help="of the rehearsal (default: %(default)s)"
         )
-    known_words = {"serve", "exec", "interrupt", "-h", "--help"}
-    args = parser.parse_args(
+        if name not in ("list", "exec"):
+            command.add_argument("job", metavar="JOB")
+        if name not in ("exec", "interrupt"):
+            command.add_argument(
+                "--region",
+                default=clients.own_region(),
+                help="of the client that has made the job (default: %(default)s)",
+            )
+    by_name["exec"].add_argument("line", nargs="+", metavar="-- COMMAND ...")
+    by_name["list"].add_argument(
+        "--last", type=positive, default=20, metavar="N", help="as many, at most (%(default)s)"
+    )
+    by_name["logs"].add_argument(
+        "--follow", action="store_true", help="until the job ends, with its status"
+    )
+    add = by_name["interrupt"].add_argument
+    add("--host", action="append", default=[], help="e.g. algo-2; may be repeated (default: all)")
+    add("--unwarned", action="store_true", help="no SIGTERM before SIGKILL")
+    add("--gap", type=float, default=0.0, help="seconds without capacity (default: %(default)s)")
+    return parser
+
+
+def main() -> None:
+    """Run the command that the command line names; "serve" if it names none."""
+    # Neither a path nor a job's text has to have the terminal's letters.
+    if sys.stdout:
+        sys.stdout.reconfigure(errors="backslashreplace")
+    known_words = {"serve", *COMMANDS, "-h", "--help"}
+    args = _parser().parse_args(
         sys.argv[1:] if known_words & set(sys.argv[1:2]) else ["serve", *sys.argv[1:]]
     )
+    own = {"serve": _serve, "exec": _exec, "interrupt": _interrupt}
     try:
-        {"serve": _serve, "exec": _exec, "interrupt": _interrupt}[args.command](args)
-    except (ValueError, OSError) as error:
+        sys.exit(own.get(args.command, _for_jobs)(args))
+    except (ValueError, OSError, ClientError, BotoCoreError) as error:
         # It may be what a job's program has written, and a terminal obeys control sequences.
-        sys.exit("error: " + printable(str(error), kept="\n"))
+        text = aws.explain(error) if isinstance(error, ClientError) else str(error)
+        sys.exit("error: " + printable(text, kept="\n"))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _for_jobs(args: argparse.Namespace) -> int | None:
+    """Run a command of sagemaker_rehearsal/job_commands.py; return the exit status."""
+    site = job_commands.site_of(args.endpoint, args.region)
+    if args.command == "list":
+        jobs.show_list(site, args.last)
+    elif args.command == "logs" and args.follow:
+        return jobs.follow(site, args.job, job_commands.POLL_SECONDS)
+    elif args.command == "report":
+        job_commands.show_report(site, args.job, owner.reports_of(args.endpoint))
+    else:
+        does = {
+            "logs": jobs.show_log,
+            "stop": jobs.stop,
+            "rerun": job_commands.rerun,
+            "resume": job_commands.resume,
+        }
+        does[args.command](site, args.job)
+    return None
 
 
 def _serve(args: argparse.Namespace) -> None:
@@ -144,7 +211,8 @@ def ask(endpoint: str, key: Key, what: str, content: bytes | None = None) -> dic
         ) from None
     except (urllib.error.URLError, ValueError, TimeoutError):
         raise ValueError(
-            f"--endpoint: no rehearsal answers at {endpoint}; start one by `make rehearsal`"
+            f"--endpoint: no rehearsal answers at {endpoint}; start one by "
+            "`sagemaker-lightning-rehearsal` (`make rehearsal` in a checkout)"
         ) from None
     return answer_content
 

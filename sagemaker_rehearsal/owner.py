@@ -63,9 +63,17 @@ class Owner:
         with (self.folder / "processes").open("a") as file:
             file.write(f"{number} {started(number)}\n")
 
-    def keep(self, key: Key, addresses: list[str]) -> None:
-        """Store the person's key for this person's other processes; `key_of` finds it."""
-        content = {"addresses": addresses, "id": key.id, "secret": key.secret}
+    def keep(self, key: Key, addresses: list[str], reports: Path) -> None:
+        """Store the person's key, and where reports are, for this person's other processes.
+
+        `key_of` and `reports_of` find them.
+        """
+        content = {
+            "addresses": addresses,
+            "id": key.id,
+            "secret": key.secret,
+            "reports": str(reports),
+        }
         path = self.folder / KEY
         path.touch(mode=0o600, exist_ok=False)
         path.write_text(json.dumps(content))
@@ -106,6 +114,17 @@ class Owner:
 
 def key_of(endpoint: str) -> Key:
     """Return the key of this person's rehearsal at `endpoint`, or raise ValueError."""
+    content = _kept(endpoint)
+    return Key(content["id"], content["secret"])
+
+
+def reports_of(endpoint: str) -> Path:
+    """Return the folder of reports of this person's rehearsal, or raise ValueError."""
+    return Path(_kept(endpoint)["reports"])
+
+
+def _kept(endpoint: str) -> dict:
+    """Return what `Owner.keep` has stored for a rehearsal, or raise ValueError."""
     parts = urlsplit(endpoint)
     address = (
         f"{'127.0.0.1' if parts.hostname == 'localhost' else parts.hostname}:{parts.port or 80}"
@@ -115,7 +134,7 @@ def key_of(endpoint: str) -> Key:
         with contextlib.suppress(OSError, ValueError, KeyError):
             content = json.loads(path.read_text())
             if address in content["addresses"] and alive(path.parent):
-                return Key(content["id"], content["secret"])
+                return content
     raise ValueError(
         f"--endpoint: no rehearsal answers at {endpoint}; start one by "
         "`sagemaker-lightning-rehearsal` (`make rehearsal` in a checkout), as this user"

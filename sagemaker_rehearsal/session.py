@@ -88,7 +88,7 @@ def _serve_endpoint(
             f"http://{address}:{port}" for address in (addresses[0], addresses[-1])
         )
         clients = cloud.Clients(address_here, keys.person)
-        owner.keep(keys.person, [f"{address}:{port}" for address in addresses])
+        owner.keep(keys.person, [f"{address}:{port}" for address in addresses], settings.folder)
 
         def place(region: str, job: str, name: str) -> Place:
             return Place(

@@ -26,6 +26,7 @@ from aws_services import (
 from containers import DOCKER, ROOT, docker
 
 from sagemaker_lightning.launcher import follower
+from sagemaker_lightning.launcher.sites import Site
 
 pytestmark = pytest.mark.slow
 
@@ -702,12 +703,14 @@ def test_a_stopped_job_did_not_complete(aws, launch):
 
 
 def test_a_job_that_reached_its_limit_says_how_it_goes_on(capsys):
-    more = " and a larger --max-run"
-    for secondary, says in (("MaxRuntimeExceeded", more), ("Stopped", "")):
+    site = Site(REGION, None, "launch", f"--region={REGION}")
+    more = " --max-wait=SECONDS"
+    for secondary, says in (("MaxRuntimeExceeded", ""), ("MaxWaitTimeExceeded", more)):
         state = STOPPED_STATE | {"TrainingJobName": "job-1", "SecondaryStatus": secondary}
-        assert follower.report(state | {"CheckpointConfig": {"S3Uri": "s3://my-bucket/c"}}) == 1
+        state |= {"CheckpointConfig": {"S3Uri": "s3://my-bucket/c"}}
+        assert follower.report(site, state) == 1
         assert capsys.readouterr().err.splitlines()[-1] == (
-            f"to go on where it was, start it again with --checkpoints=s3://my-bucket/c{says}"
+            f"to go on where it was: launch resume job-1 --region={REGION}{says}"
         )
 
 
@@ -743,6 +746,37 @@ def test_ctrl_c_stops_following_and_leaves_the_job_alone(aws, tmp_path):
         environment = aws_services.variables(aws, **endpoints)
         subprocess.run(command, shell=True, env=environment, check=True, capture_output=True)
         assert stand_in.calls[-1] == ("StopTrainingJob", {"TrainingJobName": "job-1"})
+
+
+def test_commands_for_a_job_that_is_there(aws, launch):
+    """tests/unit/launcher/test_jobs.py has more of each; moto's jobs are completed at once."""
+    flags = (*SPOT_FLAGS, "--job-name=spot-1", "--no-follow")
+    assert launch(*NEEDED_FLAGS, UNCHECKED_FLAG, *flags, endpoint=aws).returncode == 0
+    listed = launch("list", "--last=1", endpoint=aws)
+    assert listed.returncode == 0 and listed.stdout.endswith("  Completed   spot-1\n"), (
+        listed.stderr
+    )
+    followed = launch("follow", "spot-1", "--poll=1", endpoint=aws)
+    assert followed.returncode == 0 and "spot-1: Completed" in followed.stdout, followed.stderr
+    logs = launch("logs", "spot-1", endpoint=aws)
+    assert (logs.returncode, logs.stderr) == (0, "spot-1 has no log that can be shown\n")
+    for words, says in (
+        (("stop", "spot-1"), "JOB: found spot-1, which is Completed; allowed is a job that runs"),
+        (("resume", "spot-1"), "JOB: found spot-1, which is Completed; there is nothing to resume"),
+        (("follow", "none"), "JOB: found none, allowed is a training job in us-east-1; "),
+    ):
+        completed = launch(*words, endpoint=aws)
+        assert (completed.returncode, completed.stdout) == (1, "")
+        assert completed.stderr.startswith(f"error: {says}") and completed.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["list", "logs", "stop", "resume", "follow"])
+def test_the_help_of_a_command_has_an_example(launch, name):
+    completed = launch(name, "--help")
+    assert completed.returncode == 0 and f"example: launch.py {name}" in completed.stdout
+    mistake = launch(name, "--no-such-flag")
+    assert mistake.returncode == 2 and mistake.stderr.startswith("error: ")
+    assert mistake.stderr.count("\n") == 1
 
 
 def test_no_follow_leaves_after_the_start(aws, launch):

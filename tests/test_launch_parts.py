@@ -4,11 +4,12 @@ Some waiting times contradict the run's limit.
 """
 
 import argparse
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 
 from sagemaker_lightning.launcher import (
     account_checks,
@@ -19,8 +20,10 @@ from sagemaker_lightning.launcher import (
     follower,
     hyperparameter_check,
     job_request,
+    jobs,
     request_validation,
 )
+from sagemaker_lightning.launcher.sites import Site
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:1"
 FLAGS = {
@@ -53,6 +56,11 @@ def test_a_shorter_wait_is_not():
         contradictions.check_flags(argparse.Namespace(**FLAGS, max_wait=99))
 
 
+def site(client) -> Site:
+    """Return a site whose services are all one client."""
+    return Site("us-east-1", lambda service: client, "launch", "--region=us-east-1")
+
+
 # what each look finds (the last look of a running job included), and how many looks there are
 LOG_ANSWERS = {
     "nothing more": ([True, False], 2),
@@ -68,14 +76,9 @@ def test_the_last_lines_are_waited_for(monkeypatch, capsys, found, looks):
     job = {"TrainingJobStatus": "Completed", "TrainingJobName": "job-1"}
     log = SimpleNamespace(show=lambda: (did.append("look"), found.pop(0))[1])
     client = SimpleNamespace(describe_training_job=lambda TrainingJobName: job)  # noqa: N803
-    monkeypatch.setattr(follower, "Log", lambda name, region: log)
-    monkeypatch.setattr(
-        follower,
-        "aws",
-        SimpleNamespace(client=lambda *_: client, ClientError=OSError, BotoCoreError=OSError),
-    )
+    monkeypatch.setattr(follower, "Log", lambda site, name: log)
     monkeypatch.setattr(follower, "time", SimpleNamespace(sleep=did.append))
-    assert follower.follow("job-1", "us-east-1", 5.0) == 0
+    assert follower.follow(site(client), "job-1", 5.0) == 0
     assert did == ["look"] + [5.0, "look"] * (looks - 1)
     assert capsys.readouterr().out.startswith("job-1: Completed\n")
 
@@ -109,7 +112,7 @@ REPORTS = {
 
 @pytest.mark.parametrize(("job", "says"), REPORTS.values(), ids=REPORTS)
 def test_what_a_job_cost(capsys, job, says):
-    assert follower.report(ENDED | job) == 0
+    assert follower.report(site(None), ENDED | job) == 0
     first = f"job-1: Completed, 400 s of training{says}\n"
     assert capsys.readouterr().out == f"{first}model: None\n"
 
@@ -117,8 +120,9 @@ def test_what_a_job_cost(capsys, job, says):
 def test_a_job_that_never_trained_cost_nothing(capsys):
     job = {"TrainingJobName": "job-1", "TrainingJobStatus": "Stopped"}
     job |= {"EnableManagedSpotTraining": True, "SecondaryStatus": "MaxWaitTimeExceeded"}
-    assert follower.report(job) == 1
-    assert follower.report(job | {"TrainingTimeInSeconds": 0, "BillableTimeInSeconds": 0}) == 1
+    assert follower.report(site(None), job) == 1
+    unbilled = {"TrainingTimeInSeconds": 0, "BillableTimeInSeconds": 0}
+    assert follower.report(site(None), job | unbilled) == 1
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [
         "job-1: Stopped (MaxWaitTimeExceeded)",
@@ -173,10 +177,9 @@ class Logs:
         return {"events": events, "nextForwardToken": str(min(page + 1, len(pages)))}
 
 
-def test_all_pages_of_all_streams_are_shown_once(monkeypatch, capsys):
+def test_all_pages_of_all_streams_are_shown_once(capsys):
     logs = Logs(algo_1=[["a"], [], ["b"]], algo_2=[["c"]])
-    monkeypatch.setattr(follower.aws, "client", lambda *_: logs)
-    log = follower.Log("job-1", "us-east-1")
+    log = follower.Log(site(logs), "job-1")
     assert log.show() is True
     assert capsys.readouterr().out.split("\n") == ["algo-1: a", "algo-1: b", "algo-2: c", ""]
     assert log.show() is False
@@ -185,10 +188,15 @@ def test_all_pages_of_all_streams_are_shown_once(monkeypatch, capsys):
     assert capsys.readouterr().out == "algo-2: d\n"
 
 
-def test_a_log_that_is_not_there_yet_or_may_not_be_read(monkeypatch, capsys):
+def test_a_line_of_the_log_gives_the_terminal_no_order(capsys):
+    lines = ["\x1b[31mred\x1b[0m", "10 %\r20 %\r", "a\x1b]0;title\x07b\tc\x9b2J\u202ed\x00"]
+    follower.Log(site(Logs(algo_1=[lines])), "job-1").show()
+    assert capsys.readouterr().out == "algo-1: red\nalgo-1: 20 %\nalgo-1: ab c 2J d \n"
+
+
+def test_a_log_that_is_not_there_yet_or_may_not_be_read(capsys):
     logs = Logs(algo_1=[["a"]])
-    monkeypatch.setattr(follower.aws, "client", lambda *_: logs)
-    log = follower.Log("job-1", "us-east-1")
+    log = follower.Log(site(logs), "job-1")
     logs.error = KeyError()
     assert not log.show() and not log.show() and logs.asked == 2
     logs.error = refusal("ThrottlingException")
@@ -206,21 +214,71 @@ def test_a_log_that_is_not_there_yet_or_may_not_be_read(monkeypatch, capsys):
     [
         (KeyboardInterrupt(), 130, "no longer following; the job goes on. To stop it: "),
         (
-            refusal("Throttling"),
+            refusal("ExpiredTokenException"),
             1,
             "error: the job cannot be followed any longer, but goes on: Get",
         ),
     ],
 )
-def test_who_stops_following_leaves_the_job(monkeypatch, capsys, error, status, says):
+def test_who_stops_following_leaves_the_job(capsys, error, status, says):
     def refuse(TrainingJobName: str) -> dict:  # noqa: N803
         raise error
 
-    monkeypatch.setattr(
-        follower.aws, "client", lambda *_: SimpleNamespace(describe_training_job=refuse)
-    )
-    assert follower.follow("job-1", "us-east-1", 5.0) == status
-    assert capsys.readouterr().err.lstrip().startswith(says)
+    client = SimpleNamespace(describe_training_job=refuse)
+    assert follower.follow(site(client), "job-1", 5.0) == status
+    printed = capsys.readouterr().err
+    assert printed.lstrip().startswith(says)
+    assert "to follow it again: launch follow job-1 --region=us-east-1\n" in printed
+
+
+UNREACHABLE = EndpointConnectionError(endpoint_url="https://x")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (refusal("Throttling"), "no answer (GetLogEvents: Throttling: no way); "),
+        (UNREACHABLE, "no answer (Could not connect to the endpoint URL: "),
+        (ReadTimeoutError(endpoint_url="https://x"), "no answer (Read timeout on endpoint URL: "),
+        (
+            ClientError(
+                {"Error": {"Code": "Odd"}, "ResponseMetadata": {"HTTPStatusCode": 503}}, "X"
+            ),
+            "no answer (X: Odd: None); ",
+        ),
+    ],
+    ids=["throttled", "no network", "a timeout", "a fault of AWS"],
+)
+def test_an_answer_that_does_not_come_ends_no_following(monkeypatch, capsys, error, says):
+    """It is asked again, ever less often, and one line says so."""
+    failures = [error] * 6
+    slept = []
+    monkeypatch.setattr(follower, "time", SimpleNamespace(sleep=slept.append))
+
+    def describe(TrainingJobName: str) -> dict:  # noqa: N803
+        if failures:
+            raise failures.pop()
+        return ENDED
+
+    client = Logs(algo_1=[["a"]])
+    client.describe_training_job = describe
+    assert follower.follow(site(client), "job-1", 5.0) == 0
+    assert slept[:6] == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+    first, second, *others = capsys.readouterr().err.splitlines()
+    assert first.startswith(says) and second == "answered again" and not others
+
+
+def test_a_site_may_have_an_end_of_its_patience(monkeypatch, capsys):
+    slept = []
+    monkeypatch.setattr(follower, "time", SimpleNamespace(sleep=slept.append))
+
+    def refuse(TrainingJobName: str) -> dict:  # noqa: N803
+        raise UNREACHABLE
+
+    client = SimpleNamespace(describe_training_job=refuse)
+    assert follower.follow(replace(site(client), patience=10.0), "job-1", 1.0) == 1
+    assert slept == [1.0, 2.0, 4.0, 8.0]
+    assert "error: the job cannot be followed any longer" in capsys.readouterr().err
 
 
 # Limits -------------------------------------------------------------------------------------------
@@ -324,11 +382,11 @@ def test_a_service_that_cannot_be_reached_is_given_up_soon():
     assert config.connect_timeout == 5 and config.retries["mode"] == "standard"
 
 
-def test_who_stops_a_job_is_told_how_long_it_has(monkeypatch, capsys):
+def test_who_stops_a_job_is_told_how_long_it_has(capsys):
     stopped = []
     stopping = SimpleNamespace(stop_training_job=lambda **names: stopped.append(names))
-    monkeypatch.setattr(aws, "client", lambda *_: stopping)
-    aws.stop("us-east-1", "job-1")
+    stopping.describe_training_job = lambda **_: {"TrainingJobStatus": "InProgress"}
+    jobs.stop(site(stopping), "job-1")
     assert stopped == [{"TrainingJobName": "job-1"}]
     assert capsys.readouterr().err == "job-1 is stopping; it has 120 seconds to end by itself\n"
 
@@ -445,6 +503,16 @@ def test_the_parser_that_is_asked(monkeypatch):
     monkeypatch.setattr(hyperparameter_check, "find_spec", lambda name: None)
     monkeypatch.setattr(hyperparameter_check, "ROOT", hyperparameter_check.ROOT / "none")
     assert "lacks the application's packages" in hyperparameter_check.check(request, "local")[0]
+
+
+def test_without_a_checkout_one_line_says_what_it_has(monkeypatch):
+    """As in the wheel, which has neither app/ nor .venv."""
+    for module in (hyperparameter_check, drill):
+        monkeypatch.setattr(module, "IS_CHECKOUT", False)
+    (line,) = hyperparameter_check.check({}, "local")
+    assert "app/train.py, is in a checkout" in line and "--check-hyperparameters=image" in line
+    with pytest.raises(ValueError, match="--drill: the application to drill is in a checkout"):
+        drill.run({}, "local", {})
 
 
 def test_the_channels_decide_what_the_parser_expects():

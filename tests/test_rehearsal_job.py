@@ -44,6 +44,7 @@ from sagemaker_rehearsal.jobs.schedule import Due
 from sagemaker_rehearsal.report import page
 from sagemaker_rehearsal.report.resumes import describe_resume
 
+SPOT = {"EnableManagedSpotTraining": True}
 HANG_SECONDS = 30  # what is not done by then hangs
 SYNC_SETTINGS = settings.Sync(0.05, 0.0, 0.0, None, True, False, True, False)
 
@@ -148,6 +149,7 @@ class Rehearsed:
         self.engine = Engine()
         self.client = Client()
         self.sync = SYNC_SETTINGS
+        self.interrupt: list = []
         self.reported: Callable = lambda record, job_folder: None
 
     def job(self, name: str = "job", metrics: list | None = None, **fields) -> Job:
@@ -160,7 +162,7 @@ class Rehearsed:
         } | fields
         job_settings = SimpleNamespace(
             folder=self.folder / "reports",
-            interrupt=[],
+            interrupt=self.interrupt,
             seed=0,
             grace=HANG_SECONDS,
             repairs=0,
@@ -312,6 +314,43 @@ def test_notes_without_end(rehearsed):
         f"note {MAX_NOTES - 1}",
         "more notes are left out",
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "line", "reason"),
+    [
+        (SPOT, "step=4", "the job's training ended after 0 s, at step 4"),
+        (SPOT, "loss=4", "the job's training ended after 0 s, without a line with step="),
+        ({}, "step=4", "the job is no spot job (EnableManagedSpotTraining)"),
+    ],
+)
+def test_a_rule_that_never_came_due_is_told_with_the_reason(rehearsed, fields, line, reason):
+    texts = ["at step 5", "at 1h of any unwarned"]
+    rehearsed.interrupt = [schedule.parse(text) for text in texts]
+    reported = []
+    rehearsed.reported = lambda record, folder: reported.append(record.never_due)
+    job = rehearsed.job(**fields)
+    rehearsed.container().line_queue.put(line)
+    rehearsed.container().end(0)
+    record = wait_until_ended(job)
+    told = [f"--interrupt={text!r} never came due: {reason}" for text in texts]
+    assert record.never_due == told and reported == [told]
+
+
+def test_a_rule_that_came_due_is_not_told_of(rehearsed):
+    rehearsed.interrupt = [schedule.parse("at step 3"), schedule.parse("at step 99")]
+    job = rehearsed.job(**SPOT)
+    rehearsed.container().line_queue.put("step=3")
+    rehearsed.container(1).end(0)
+    told = wait_until_ended(job).never_due
+    assert len(told) == 1 and told[0].startswith("--interrupt='at step 99' never came due: ")
+
+
+def test_a_job_that_failed_before_its_training_had_no_rule_due(rehearsed):
+    rehearsed.interrupt = [schedule.parse("at step 3")]
+    rehearsed.engine.faults["start"] = KeyError("x")
+    (told,) = wait_until_ended(rehearsed.job(**SPOT)).never_due
+    assert told.endswith("never came due: the job ended before its training began")
 
 
 @pytest.mark.slow

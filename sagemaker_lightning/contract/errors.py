@@ -1,5 +1,10 @@
 """UserError: a mistake of the user's, raised on purpose. And texts that are right to print."""
 
+import re
+
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
+"""The sequences that a terminal obeys."""
+
 
 class UserError(ValueError):
     """A mistake in the settings, the data or the machine of a job.
@@ -21,6 +26,13 @@ def printable(text: str, kept: str = "") -> str:
         character if character.isprintable() or character in kept else ascii(character)[1:-1]
         for character in text
     )
+
+
+def plain(text: str) -> str:
+    """Return what a terminal shows of a line in the end, without control sequences."""
+    # A progress bar overwrites itself.
+    rest = ESCAPES.sub("", text).rstrip("\r\n").rpartition("\r")[2]
+    return "".join(letter if letter.isprintable() else " " for letter in rest)
 
 
 def with_article(noun: str) -> str:

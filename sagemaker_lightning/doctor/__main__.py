@@ -8,6 +8,7 @@ library; if torch is there, it is asked in a process of its own whether it can u
 SAGEMAKER_LIGHTNING_ROOT names a folder to look at in place of /, as the tests do.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -68,4 +69,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m sagemaker_lightning.doctor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
     sys.exit(main())

@@ -6,7 +6,6 @@
     python scripts/aws.py ecr-password                 prints the password for
                                                      `docker login --username AWS --password-stdin`
     python scripts/aws.py upload FILE s3://BUCKET/KEY
-    python scripts/aws.py stop JOB                     stops a training job
 
 All take --region. boto3 finds the credentials in its usual places: AWS_PROFILE, AWS_ACCESS_KEY_ID
 and so on. boto3 is the only package needed; `make env` installs it, with the rest, into .venv.
@@ -31,7 +30,6 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
-from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
 from sagemaker_lightning.contract.s3_address import SCHEME, bucket_and_key
 
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -138,14 +136,6 @@ def upload(region_name: str, file: str, uri: str) -> None:
     client("s3", region_name).upload_file(str(Path(file)), bucket, key)
 
 
-def stop(region_name: str, job: str) -> None:
-    """Ask SageMaker to stop training job `job`."""
-    client("sagemaker", region_name).stop_training_job(TrainingJobName=job)
-    print(
-        f"{job} is stopping; it has {SAGEMAKER_KILLS:.0f} seconds to end by itself", file=sys.stderr
-    )
-
-
 def s3_location(name: str, uri: str) -> tuple[str, str]:
     """Split an s3:// address into bucket and key; ValueError names the flag `name`."""
     bucket, key = bucket_and_key(uri)
@@ -163,7 +153,6 @@ COMMANDS = {
     "create-repository": (create_repository, ("name",)),
     "ecr-password": (ecr_password, ()),
     "upload": (upload, ("file", "uri")),
-    "stop": (stop, ("job",)),
 }
 
 

@@ -1,5 +1,8 @@
 """Launches one SageMaker training job of the image, and follows it to its end.
 
+Installed as a package, its name is sagemaker-lightning-launch. It has commands for jobs that are
+there: list, logs JOB, stop JOB, resume JOB, follow JOB; `... COMMAND --help` says more.
+
     python scripts/launch.py --image=URI --role=ARN --output=s3://BUCKET/PREFIX \\
         [FLAG]... [KEY=VALUE]...
 
@@ -38,6 +41,7 @@ launch.
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from sagemaker_lightning.launcher import (
@@ -48,7 +52,9 @@ from sagemaker_lightning.launcher import (
     follower,
     hyperparameter_check,
     job_request,
+    jobs,
     request_validation,
+    sites,
 )
 
 
@@ -56,14 +62,18 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that reports a mistake in one line."""
 
     def error(self, message: str) -> None:
-        """Print the error line, without the usage, and exit with status 2.
+        """Print the error line, without the usage, and exit with status 2."""
+        self.exit(2, f"error: {message}; --help lists all flags\n")
 
-        For a hyperparameter that was typed as a flag, the line says what to do.
-        """
-        hint = ""
-        if message.startswith("unrecognized arguments: --"):
-            hint = "; a hyperparameter has no dashes: KEY=VALUE"
-        self.exit(2, f"error: {message}{hint}; --help lists all flags\n")
+
+class LaunchParser(Parser):
+    """Says of a hyperparameter that was typed as a flag what to do."""
+
+    def error(self, message: str) -> None:
+        """Print the error line, without the usage, and exit with status 2."""
+        is_flag = message.startswith("unrecognized arguments: --")
+        hint = "; a hyperparameter has no dashes: KEY=VALUE" if is_flag else ""
+        super().error(f"{message}{hint}")
 
 
 def positive(text: str) -> int:
@@ -73,9 +83,36 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def add_repeated(add: Callable, flag: str, metavar: str, help_text: str) -> None:
+    """Add a flag that may be repeated, with `add`, a parser's or a group's add_argument."""
+    add(
+        flag,
+        action="append",
+        default=[],
+        metavar=metavar,
+        help=f"{help_text}; may be repeated",
+    )
+
+
+def add_region(add: Callable, otherwise: str = "") -> None:
+    """Add the flag of the region; `otherwise` says where it comes from at last."""
+    add("--region", help=f"(default: AWS_REGION, AWS_DEFAULT_REGION, the AWS profile's{otherwise})")
+
+
+def add_poll(add: Callable) -> None:
+    """Add the flag that says how often a job is looked at."""
+    add(
+        "--poll",
+        type=positive,
+        default=10,
+        metavar="SECONDS",
+        help="between two looks (default: %(default)s)",
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the launcher's flags."""
-    flag_parser = Parser(
+    flag_parser = LaunchParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -92,50 +129,18 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--role", required=True, metavar="ARN", help="the IAM role that the job has")
     add("--job-name", metavar="NAME", help="(default: the image's name and the time)")
-    add(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an environment variable; may be repeated",
-    )
-    add(
-        "--metric",
-        action="append",
-        default=[],
-        metavar="NAME=REGEX",
-        help="a metric besides the image's own; repeated",
-    )
-    add(
-        "--tag",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a tag of the job; may be repeated",
-    )
+    add_repeated(add, "--env", "NAME=VALUE", "an environment variable")
+    add_repeated(add, "--metric", "NAME=REGEX", "a metric besides the image's own")
+    add_repeated(add, "--tag", "KEY=VALUE", "a tag of the job")
     add = flag_parser.add_argument_group("data").add_argument
-    add(
-        "--channel",
-        action="append",
-        default=[],
-        metavar="NAME=S3URI",
-        help="input data; may be repeated",
-    )
+    add_repeated(add, "--channel", "NAME=S3URI", "input data")
     add("--output", required=True, metavar="S3URI", help="where model.tar.gz and output.tar.gz go")
     add("--checkpoints", metavar="S3URI", help="where checkpoints go, and come from")
     add = flag_parser.add_argument_group("where").add_argument
-    add(
-        "--region", help="(default: AWS_REGION, AWS_DEFAULT_REGION, the AWS profile's, the image's)"
-    )
+    add_region(add, ", the image's")
     add("--instance-type", metavar="TYPE", help="(default: ml.g5.xlarge)")
     add("--instance-count", type=positive, metavar="N", help="(default: 1)")
-    add(
-        "--instance-group",
-        action="append",
-        default=[],
-        metavar="NAME=TYPE:COUNT",
-        help="instead of both; repeated",
-    )
+    add_repeated(add, "--instance-group", "NAME=TYPE:COUNT", "instead of both")
     add(
         "--volume-size",
         type=positive,
@@ -143,20 +148,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="GB",
         help="storage of an instance (default: %(default)s)",
     )
-    add(
-        "--subnet",
-        action="append",
-        default=[],
-        metavar="ID",
-        help="a subnet of the VPC; may be repeated",
-    )
-    add(
-        "--security-group",
-        action="append",
-        default=[],
-        metavar="ID",
-        help="a security group; may be repeated",
-    )
+    add_repeated(add, "--subnet", "ID", "a subnet of the VPC")
+    add_repeated(add, "--security-group", "ID", "a security group")
     add = flag_parser.add_argument_group("how long").add_argument
     add(
         "--max-run",
@@ -191,35 +184,112 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="interrupt its first steps here before, in the image or in this checkout",
     )
-    add(
-        "--drill-data",
-        action="append",
-        default=[],
-        metavar="NAME=FOLDER",
-        help="a channel's data for it; repeated",
-    )
+    add_repeated(add, "--drill-data", "NAME=FOLDER", "a channel's data for it")
     add("--no-follow", action="store_true", help="start the job and leave")
-    add(
-        "--poll",
-        type=positive,
-        default=10,
-        metavar="SECONDS",
-        help="between two looks (default: %(default)s)",
-    )
+    add_poll(add)
     add(
         "--check-hyperparameters",
         choices=("local", "image", "no"),
         default="local",
         help=(
-            "by this checkout's parser, by that of --image with docker, or not (default: "
+            "by the checkout's parser, by that of --image with docker, or not (default: "
             "%(default)s); --drill, too"
         ),
     )
     return flag_parser
 
 
+COMMANDS = {
+    "list": "print the newest training jobs: when they were made, status and name",
+    "logs": "print the log of a job",
+    "stop": "stop a job, which has two minutes to save a checkpoint",
+    "resume": "go on from the checkpoints of a job that was stopped or failed, or whose time was "
+    "over: the same request and checkpoints, under a new name",
+    "follow": "print what happens to a job until it ends, as after its start",
+}
+EXAMPLES = {
+    "list": "list --region=us-east-1",
+    "logs": "logs my-job --follow",
+    "stop": "stop my-job",
+    "resume": "resume my-job --max-run=86400",
+    "follow": "follow my-job",
+}
+
+
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of the commands for jobs that are there."""
+    program = Path(sys.argv[0]).name
+    all_commands = Parser(allow_abbrev=False)
+    commands = all_commands.add_subparsers(dest="command", required=True)
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            allow_abbrev=False,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=f"example: {program} {EXAMPLES[name]}",
+        )
+        add = command.add_argument
+        if name == "list":
+            add(
+                "--last",
+                type=positive,
+                default=20,
+                metavar="N",
+                help="as many, at most (default: %(default)s)",
+            )
+        else:
+            add("job", metavar="JOB")
+        add_region(add)
+        if name == "logs":
+            add("--follow", action="store_true", help="until the job ends, with its status")
+        if name == "resume":
+            add("--max-run", type=positive, metavar="SECONDS", help="(default: as JOB's)")
+            add(
+                "--max-wait",
+                type=positive,
+                metavar="SECONDS",
+                help="of a spot job, running included (default: as JOB's)",
+            )
+            add("--dry-run", action="store_true", help="print the request as JSON, start nothing")
+            add("--no-follow", action="store_true", help="start the job and leave")
+        if name in ("logs", "resume", "follow"):
+            add_poll(add)
+    return all_commands
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Run a command for jobs that are there; return the exit status."""
+    site = sites.of_region(aws.region(args.region))
+    if args.command == "list":
+        jobs.show_list(site, args.last)
+    elif args.command == "stop":
+        jobs.stop(site, args.job)
+    elif args.command == "follow" or (args.command == "logs" and args.follow):
+        return jobs.follow(site, args.job, args.poll)
+    elif args.command == "logs":
+        jobs.show_log(site, args.job)
+    else:
+        request = jobs.to_resume(site, args.job, args.max_run, args.max_wait)
+        request_validation.validate(request)
+        return run_request(site, request, args)
+    return 0
+
+
+def run_request(site: sites.Site, request: dict, args: argparse.Namespace) -> int:
+    """Start and follow the job of a request, as the flags say; return the exit status."""
+    if args.dry_run:
+        print(json.dumps(request, indent=2))
+        return 0
+    name = jobs.start(site, request)
+    return 0 if args.no_follow else follower.follow(site, name, args.poll)
+
+
 def main() -> None:
-    """Check, drill if asked to, launch and follow the job of the command line."""
+    """Run a command for jobs that are there, or check, drill, launch and follow a job."""
+    if sys.argv[1:] and sys.argv[1] in COMMANDS:
+        args = command_parser().parse_args()
+        with aws.reported():
+            sys.exit(run_command(args))
     args = parser().parse_intermixed_args()
     with aws.reported():
         contradictions.check_flags(args)
@@ -236,15 +306,7 @@ def main() -> None:
             data = job_request.pairs("--drill-data", args.drill_data)
             data = {name: str(Path(folder).absolute()) for name, folder in data.items()}
             drill.run(request, args.check_hyperparameters, data)
-        if args.dry_run:
-            print(json.dumps(request, indent=2))
-            return
-        sagemaker = aws.client("sagemaker", region)
-        sagemaker.create_training_job(**request)
-        name = request["TrainingJobName"]
-        print(f"started {name} in {region}", flush=True)
-        if not args.no_follow:
-            sys.exit(follower.follow(name, region, args.poll))
+        sys.exit(run_request(sites.of_region(region), request, args))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,16 @@
 
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+from botocore.exceptions import ConnectionError as NoConnectionError
+from botocore.exceptions import HTTPClientError
+
+from sagemaker_lightning.contract.errors import plain
 from sagemaker_lightning.launcher import aws
+from sagemaker_lightning.launcher.sites import Site
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 ENDED = {"Completed", "Failed", "Stopped"}
@@ -12,49 +19,106 @@ ENDED = {"Completed", "Failed", "Stopped"}
 MAX_LAST_LOOKS = 3
 
 
-def follow(name: str, region: str, seconds: float) -> int:
+# Seconds between two looks, at most, while nobody answers.
+LONGEST_WAIT_SECONDS = 60.0
+# What AWS answers to a request that it would take later. A status of 429 or 500 and above says so,
+# too.
+TEMPORARY = {
+    "InternalFailure",
+    "PriorRequestNotComplete",
+    "RequestLimitExceeded",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "ServiceUnavailable",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+}
+
+
+def follow(site: Site, name: str, seconds: float) -> int:
     """Print what happens to a job until it ends; return the exit status.
 
+    Throttling and a network that is away end nothing: a line says so.
+
     Args:
+        site: Where the job runs.
         name: The job's name.
-        region: Its region.
         seconds: Seconds between two looks.
 
     Returns 0 if the job completed, 1 if it failed or cannot be followed, 130 after Ctrl-C.
     """
-    sagemaker = aws.client("sagemaker", region)
-    log = Log(name, region)
+    sagemaker = site.client("sagemaker")
+    log = Log(site, name)
     shown = 0
+    again = f"to follow it again: {site.command('follow', name)}"
+    ask = partial(patiently, seconds=seconds, patience=site.patience)
     try:
         while True:
-            job = sagemaker.describe_training_job(TrainingJobName=name)
+            job = ask(partial(sagemaker.describe_training_job, TrainingJobName=name))
             shown = show_status(job, shown)
-            log.show()
+            ask(log.show)
             if job["TrainingJobStatus"] in ENDED:
                 break
             time.sleep(seconds)
         for _ in range(MAX_LAST_LOOKS):
             time.sleep(seconds)
-            if not log.show():
+            if not ask(log.show):
                 break
-        return report(job)
+        return report(site, job)
     except KeyboardInterrupt:
         print(
-            f"\nno longer following; the job goes on. To stop it: {stop_command(name, region)}",
+            f"\nno longer following; the job goes on. To stop it: {site.command('stop', name)}\n"
+            f"{again}",
             file=sys.stderr,
         )
         return 130
     except (aws.ClientError, aws.BotoCoreError) as error:
         print(
-            f"error: the job cannot be followed any longer, but goes on: {aws.explain(error)}",
+            f"error: the job cannot be followed any longer, but goes on: {aws.explain(error)}; "
+            f"{again}",
             file=sys.stderr,
         )
         return 1
 
 
-def stop_command(name: str, region: str) -> str:
-    """Return the command that stops the job."""
-    return f"{sys.executable} {Path(__file__).with_name('aws.py')} stop {name} --region={region}"
+def patiently(ask: Callable[[], Any], seconds: float, patience: float) -> Any:
+    """Return what `ask` returns; while nobody answers, ask again, and say so once.
+
+    Args:
+        ask: Asks AWS. It may be called again where it has failed.
+        seconds: Seconds until it is asked again; each time twice as many, LONGEST_WAIT_SECONDS at
+            most.
+        patience: Seconds of waiting after which an error is raised after all.
+    """
+    waited = 0.0
+    while True:
+        try:
+            answer = ask()
+        except (aws.ClientError, aws.BotoCoreError) as error:
+            if not is_temporary(error) or waited >= patience:
+                raise
+            if not waited:
+                print(
+                    f"no answer ({aws.explain(error)}); the job goes on, and it is asked for again",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            time.sleep(seconds)
+            waited += seconds
+            seconds = max(seconds, min(2 * seconds, LONGEST_WAIT_SECONDS))
+        else:
+            if waited:
+                print("answered again", file=sys.stderr, flush=True)
+            return answer
+
+
+def is_temporary(error: Exception) -> bool:
+    """Return whether the same request may be answered later."""
+    if not isinstance(error, aws.ClientError):
+        return isinstance(error, HTTPClientError | NoConnectionError)
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return error.response["Error"].get("Code") in TEMPORARY or status == 429 or status >= 500
 
 
 def show_status(job: dict, shown: int) -> int:
@@ -63,14 +127,14 @@ def show_status(job: dict, shown: int) -> int:
     for change in changes[shown:]:
         print(
             f"[{change['StartTime']:%H:%M:%S}] {change['Status']}: "
-            f"{change.get('StatusMessage', '')}",
+            f"{plain(change.get('StatusMessage', ''))}",
             flush=True,
         )
     return len(changes)
 
 
-def report(job: dict) -> int:
-    """Print how the job ended; return the exit status, 0 if it completed."""
+def report(site: Site, job: dict) -> int:
+    """Print how a job of a site ended; return the exit status, 0 if it completed."""
     status = job["TrainingJobStatus"]
     name = job["TrainingJobName"]
     seconds = job.get("TrainingTimeInSeconds")
@@ -95,30 +159,27 @@ def report(job: dict) -> int:
     if status == "Completed":
         print(f"model: {job.get('ModelArtifacts', {}).get('S3ModelArtifacts')}", flush=True)
         return 0
-    print(f"error: {job.get('FailureReason') or f'the job ended as {status}'}", file=sys.stderr)
+    reason = plain(job.get("FailureReason") or f"the job ended as {status}")
+    print(f"error: {reason}", file=sys.stderr)
     if status == "Stopped":
-        print(_how_to_go_on(job), file=sys.stderr)
+        print(_how_to_go_on(site, job), file=sys.stderr)
     return 1
 
 
-def _how_to_go_on(job: dict) -> str:
+def _how_to_go_on(site: Site, job: dict) -> str:
     """Return the line that says how a job that was stopped goes on."""
-    checkpoints = job.get("CheckpointConfig", {}).get("S3Uri")
-    if not checkpoints:
+    if "CheckpointConfig" not in job:
         return "it cannot go on: it had no --checkpoints; start it again with one"
-    more = {
-        "MaxRuntimeExceeded": " and a larger --max-run",
-        "MaxWaitTimeExceeded": " and a larger --max-wait",
-    }.get(job.get("SecondaryStatus"), "")
-    return f"to go on where it was, start it again with --checkpoints={checkpoints}{more}"
+    more = " --max-wait=SECONDS" if job.get("SecondaryStatus") == "MaxWaitTimeExceeded" else ""
+    return f"to go on where it was: {site.command('resume', job['TrainingJobName'])}{more}"
 
 
 class Log:
     """The log of a job: a stream of lines for each instance. Each line is shown once."""
 
-    def __init__(self, name: str, region: str) -> None:
+    def __init__(self, site: Site, name: str) -> None:
         self.name = name
-        self.logs = aws.client("logs", region)
+        self.logs = site.client("logs")
         self.tokens: dict[str, str] = {}
         self.readable = True
 
@@ -155,7 +216,7 @@ class Log:
                 logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **token
             )
             for event in page["events"]:
-                print(f"{host}: {event['message']}", flush=True)
+                print(f"{host}: {plain(event['message'])}", flush=True)
             printed_any = printed_any or bool(page["events"])
             # The same token again means the end of the stream, for now.
             if page["nextForwardToken"] == self.tokens.get(stream):

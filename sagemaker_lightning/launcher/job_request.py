@@ -7,6 +7,8 @@ import argparse
 import re
 from datetime import UTC, datetime
 
+import botocore.session
+
 from sagemaker_lightning.launcher import aws
 
 # CloudWatch metrics of the job: the regular expressions of what the image prints
@@ -24,6 +26,8 @@ METRICS = {
 
 OPTION = re.compile(r",(mode|distribution|group)=([^,]*)$")
 JOB_NAME_CHARACTERS = 63
+# The time at the end of a name that is made here.
+STAMP = re.compile(r"-\d{4}(-\d\d){5}-\d{3}$")
 
 
 def build(args: argparse.Namespace) -> dict:
@@ -208,11 +212,32 @@ def pairs(flag: str, texts: list[str]) -> dict[str, str]:
 
 
 def job_name(image: str) -> str:
-    """Return a job name from the image's name and the time.
+    """Return a job name from the image's name and the time."""
+    last = re.split(r"[:@]", image.rsplit("/", 1)[-1])[0]
+    return _with_time(re.sub(r"[^a-zA-Z0-9]+", "-", last))
+
+
+def _with_time(name: str) -> str:
+    """Return a job's name with the time in place of its own, if it has one.
 
     The time has milliseconds, because the names of an account's jobs must differ.
     """
     stamp = datetime.now(UTC).strftime("%Y-%m-%d-%H-%M-%S-%f")[:-3]
-    last = re.split(r"[:@]", image.rsplit("/", 1)[-1])[0]
-    name = re.sub(r"[^a-zA-Z0-9]+", "-", last)[: JOB_NAME_CHARACTERS - 1 - len(stamp)].strip("-")
+    name = STAMP.sub("", name)[: JOB_NAME_CHARACTERS - 1 - len(stamp)].strip("-")
     return f"{name or 'job'}-{stamp}"
+
+
+def again(job: dict, tags: list[dict]) -> dict:
+    """Return the request of a job that is there, under a new name.
+
+    Args:
+        job: The answer of DescribeTrainingJob.
+        tags: The job's tags; those of AWS's own are left out, as no request may have them.
+    """
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    fields = model.operation_model("CreateTrainingJob").input_shape.members
+    request = {name: job[name] for name in fields if name in job}
+    request["TrainingJobName"] = _with_time(job["TrainingJobName"])
+    if own_tags := [tag for tag in tags if not tag["Key"].startswith("aws:")]:
+        request["Tags"] = own_tags
+    return request

@@ -88,13 +88,18 @@ def own(endpoint: str) -> str:
     return endpoint
 
 
+def own_region() -> str:
+    """Return the region that this person's clients use."""
+    return os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION") or REGION
+
+
 def variables(endpoint: str, key: Key) -> dict[str, str]:
     """Return the environment of a client that reaches the endpoint only.
 
     It has none of the person's own AWS settings and credentials.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION") or REGION
+    region = own_region()
     endpoint_variables = {
         "AWS_ENDPOINT_URL": own(endpoint),
         "AWS_DEFAULT_REGION": region,

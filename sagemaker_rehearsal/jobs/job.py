@@ -128,6 +128,7 @@ class Job(threading.Thread):
     def _finish(self, status: Secondary, failure: str | None) -> None:
         """Write the record and the report, and remove everything else."""
         self.record.end_training(failure)
+        self._note_rules_never_due()
         for instance in (
             host_instance for attempt in self.record.attempts for host_instance in attempt.instances
         ):
@@ -168,6 +169,24 @@ class Job(threading.Thread):
                     f"{', '.join(sorted(host_names))}"
                 )
         return fitting
+
+    def _note_rules_never_due(self) -> None:
+        """Note which rules never came due, and why: a test by interruptions was none then."""
+        record = self.record
+        if not record.spot:
+            rules = self.settings.interrupt
+            reason = "the job is no spot job (EnableManagedSpotTraining)"
+        else:
+            rules = self.schedule.never_due()
+            if record.training_start is None:
+                reason = "the job ended before its training began"
+            else:
+                seconds = record.training_end - record.training_start
+                step = "without a line with step="
+                if record.step is not None:
+                    step = f"at step {record.step}"
+                reason = f"the job's training ended after {seconds:.0f} s, {step}"
+        record.note_never_due([rule.text for rule in rules], reason)
 
     def note(self, line: str) -> None:
         """Add a line for the person to the record, once.

@@ -234,6 +234,8 @@ class Record:
     interruptions: list[Interruption] = field(default_factory=list)
     # What differs from the service, name clashes of files, failed copies.
     notes: list[str] = field(default_factory=list)
+    # The rules of --interrupt that never came due, each with the reason.
+    never_due: list[str] = field(default_factory=list)
     # FailureReason.
     failure: str | None = None
     # The address of model.tar.gz.
@@ -280,6 +282,10 @@ class Record:
     def set_artifacts(self, address: str | None) -> None:
         """Set the address of model.tar.gz."""
         self.artifacts = address
+
+    def note_never_due(self, rules: list[str], reason: str) -> None:
+        """Note which rules of --interrupt never came due, and why."""
+        self.never_due = [f"--interrupt={rule!r} never came due: {reason}" for rule in rules]
 
     def finish(self, status: Status) -> None:
         """Set the status that the job ends with."""

@@ -170,6 +170,10 @@ class Schedule:
                 )
         return None
 
+    def never_due(self) -> list[Rule]:
+        """Return the rules that have taken no instance away."""
+        return [rule for number, rule in enumerate(self.rules) if number not in self.fired]
+
     def _has_left(self, number: int) -> bool:
         times = self.rules[number].times
         return times is None or self.fired.get(number, 0) < times

@@ -13,6 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from sagemaker_lightning.contract.errors import plain
 from sagemaker_rehearsal.jobs.masking import Mask
 from sagemaker_rehearsal.jobs.record import ENDED, Record, Status
 from sagemaker_rehearsal.report.summary import (
@@ -20,7 +21,6 @@ from sagemaker_rehearsal.report.summary import (
     describe_end,
     describe_fault,
     describe_interruption,
-    plain,
 )
 
 # Seconds between two looks.
@@ -121,9 +121,9 @@ class Printer:
             ("status", [f"{event.status}: {event.message}" for event in record.transitions]),
             (
                 "interruption",
-                [describe_interruption(record, event) for event in record.interruptions],
+                [describe_interruption(record.created, event) for event in record.interruptions],
             ),
-            ("end", [describe_end(record)] if record.status in ENDED else []),
+            ("end", [describe_end(record), *record.never_due] if record.status in ENDED else []),
         ):
             lines_before = self.seen.get((record.name, record.created, kind), [])
             for place, words in enumerate(lines):

@@ -52,6 +52,7 @@ def make_sections(
     goodput = measure(record, now=now, price=price, spot_price=spot_price)
     timeline = Timeline(record, goodput, now=now).figure()
     request = json.dumps(record.request, indent=2, ensure_ascii=False, default=str)
+    notes = [node("li", line) for line in (*record.never_due, *record.notes)]
     contents = {
         "about": [_make_header(record, goodput, now)],
         "figures": [_make_figures(record, goodput, now)],
@@ -68,11 +69,7 @@ def make_sections(
         "status": _titled(
             "Status", _transitions_table(record), "No change of status was recorded."
         ),
-        "notes": _titled(
-            "Notes",
-            [node("ul", *(node("li", note) for note in record.notes))] if record.notes else [],
-            "None.",
-        ),
+        "notes": _titled("Notes", [node("ul", *notes)] if notes else [], "None."),
         "request": [
             node("details", node("summary", "The request"), node("pre", node("code", request)))
         ],

@@ -1,28 +1,18 @@
 """One job in short, as text: for the live view and the page."""
 
-import re
-
+from sagemaker_lightning.contract.errors import plain
 from sagemaker_rehearsal.jobs.masking import Mask
-from sagemaker_rehearsal.jobs.record import Instance, Interruption, Record, Status
+from sagemaker_rehearsal.jobs.record import ENDED, Instance, Interruption, Record, Status
 from sagemaker_rehearsal.report.goodput import moment
 from sagemaker_rehearsal.report.markup import clock
 
-ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
 
-
-def plain(text: str) -> str:
-    """Return what a terminal shows of a line in the end, without control sequences."""
-    # A progress bar overwrites itself.
-    rest = ESCAPES.sub("", text).rstrip("\r\n").rpartition("\r")[2]
-    return "".join(letter if letter.isprintable() else " " for letter in rest)
-
-
-def describe_interruption(record: Record, interruption: Interruption) -> str:
-    """Return an interruption in words."""
+def describe_interruption(created: float, interruption: Interruption) -> str:
+    """Return an interruption of a job in words; `created` is when the job was made."""
     warned = "warned" if interruption.warned else "not warned"
     step = "" if interruption.step is None else f" at step {interruption.step}"
     return (
-        f"interruption after {clock(interruption.time - record.created)}{step}: "
+        f"interruption after {clock(interruption.time - created)}{step}: "
         f"{', '.join(interruption.hosts)}, {warned}, {interruption.why}"
     )
 
@@ -92,7 +82,9 @@ def _describe_instance(instance: Instance) -> str:
 
 
 def _describe_progress(record: Record) -> str:
-    """Return the last progress line in short."""
+    """Return the last progress line in short; at the end, that a rule never came due."""
+    if record.status in ENDED and record.never_due:
+        return "; ".join(record.never_due)
     points = [point for attempt in record.attempts[-1:] for point in attempt.points[-1:]]
     if not points:
         return ""

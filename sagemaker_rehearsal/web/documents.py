@@ -273,7 +273,7 @@ def _news(record: Record) -> str:
         return describe_end(record)
     happened = [(event.start, f"{event.status}: {event.message}") for event in record.transitions]
     happened += [
-        (event.time, describe_interruption(record, event)) for event in record.interruptions
+        (event.time, describe_interruption(record.created, event)) for event in record.interruptions
     ]
     moment, words = max(happened, default=(time.time(), ""))
     return f"+{clock(moment - record.created)} {words}"

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sagemaker_rehearsal.report.summary import plain
+from sagemaker_lightning.contract.errors import plain
 
 # Bytes of a log that are shown, and that are searched: the last ones.
 MAX_SHOWN_BYTES = 256 * 1024
