@@ -51,6 +51,13 @@ class Rehearsal:
     """
 
     program = ("-m", "sagemaker_rehearsal")
+    root = ROOT
+    """Its working folder, which has its modules, too."""
+
+    @property
+    def python(self) -> Path:
+        """The Python that runs it."""
+        return python_of("rehearsal")
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.folder = folder / "reports"
@@ -67,15 +74,15 @@ class Rehearsal:
     def start(self) -> None:
         """Start the server, and wait for its address."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        command = [python_of("rehearsal"), *self.program, "--port=0", *self.flags]
+        command = [self.python, *self.program, "--port=0", *self.flags]
         with self.log.open("w") as log:
             environment = os.environ | {
                 "XDG_CACHE_HOME": str(self.cache),
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": str(self.root),
                 "PYTHONUNBUFFERED": "1",
             }
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
+                command, cwd=self.root, env=environment, stdout=log, stderr=subprocess.STDOUT
             )
         deadline = time.monotonic() + 60
         while not (

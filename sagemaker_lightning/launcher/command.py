@@ -125,7 +125,7 @@ def parser() -> argparse.ArgumentParser:
         "--image",
         required=True,
         metavar="URI",
-        help="the image in Amazon ECR; scripts/image_uri.sh prints it",
+        help="the image in Amazon ECR; in a checkout, scripts/image_uri.sh prints it",
     )
     add("--role", required=True, metavar="ARN", help="the IAM role that the job has")
     add("--job-name", metavar="NAME", help="(default: the image's name and the time)")
