@@ -332,7 +332,7 @@ def test_a_job_is_rehearsed_far_from_a_checkout(tmp_path: Path, desk, training, 
     with Installed(tmp_path, "--engine=processes") as rehearsal:
         key = {"Bucket": "rehearsal", "Key": "sourcedir.tar.gz"}
         rehearsal.s3.put_object(**key, Body=archive.getvalue())
-        with pytest.raises(ClientError, match="only a checkout .* has an application: found no pro"):
+        with pytest.raises(ClientError, match="only a checkout .* has an application: found no"):
             rehearsal.create("none")
         source = {"sagemaker_submit_directory": "s3://rehearsal/sourcedir.tar.gz"}
         name = rehearsal.create("none", HyperParameters=source | {"sagemaker_program": "mine.py"})

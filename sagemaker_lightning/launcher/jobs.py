@@ -107,7 +107,7 @@ def to_resume(site: Site, name: str, max_run: int | None, max_wait: int | None) 
         raise ValueError(
             f"JOB: found {name}, which has no checkpoints; start it anew, with --checkpoints"
         )
-    limits = request["StoppingCondition"]
+    limits = request["StoppingCondition"] = dict(request["StoppingCondition"])
     is_spot = request.get("EnableManagedSpotTraining", False)
     if max_wait and not is_spot:
         raise ValueError(f"--max-wait: found {max_wait}, but only a spot job waits; leave it out")
