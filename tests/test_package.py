@@ -150,6 +150,7 @@ def test_a_wheel_installs_into_an_empty_environment(tmp_path: Path, wheel: Path)
         assert f"sagemaker_rehearsal/{name}" in shown
     assert "sagemaker_lightning/launch/entrypoint.sh" in shown
     missing = {"drill": "psutil", "launch": "boto3", "merge": "numpy", "rehearsal": "botocore"}
+    missing["shards"] = "numpy"
     for command, package in missing.items():
         line = [python.with_name(f"sagemaker-lightning-{command}")]
         completed = subprocess.run(
@@ -207,17 +208,15 @@ def run_in(folder: Path, python: Path, name: str, *words) -> subprocess.Complete
 DESK_COMMANDS = [
     "sagemaker-lightning-launch",
     "sagemaker-lightning-rehearsal",
-    "sagemaker-lightning-shards",
     "-m sagemaker_lightning.doctor",
-    "-m sagemaker_lightning.launcher.command",
-    "-m sagemaker_lightning.shards",
     "-m sagemaker_rehearsal",
 ]
 TRAINING_COMMANDS = [
     "sagemaker-lightning-drill",
     "sagemaker-lightning-merge",
+    "sagemaker-lightning-shards",
     "-m sagemaker_lightning.drill",
-    "-m sagemaker_lightning.rows.merge",
+    "-m sagemaker_lightning.shards",
 ]
 
 
@@ -239,12 +238,14 @@ def test_each_command_of_the_wheel_has_help_far_from_a_checkout(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_shards_are_indexed_and_the_machine_is_looked_at_far_from_a_checkout(tmp_path: Path, desk):
+def test_shards_are_indexed_and_the_machine_is_looked_at_far_from_a_checkout(
+    tmp_path: Path, desk, training
+):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name in ("0.txt", "0.cls"):
             archive.addfile(tarfile.TarInfo(name))
     for word in ("index", "check"):
-        completed = run_in(tmp_path, desk, "sagemaker-lightning-shards", word, tmp_path)
+        completed = run_in(tmp_path, training, "sagemaker-lightning-shards", word, tmp_path)
         assert completed.returncode == 0, completed.stderr
     completed = run_in(tmp_path, desk, "-m sagemaker_lightning.doctor")
     assert re.search(r"^(nothing is|\d+) wrong$", completed.stdout, re.MULTILINE), completed.stderr
@@ -290,7 +291,8 @@ import pytorch_lightning as pl
 from pytorch_lightning.demos.boring_classes import BoringModel
 from sagemaker_lightning import ExactResume
 options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-pl.Trainer(max_epochs=3, accelerator="cpu", callbacks=[ExactResume()], **options).fit(BoringModel())
+options |= {"max_epochs": 3, "accelerator": "cpu", "callbacks": [ExactResume("checkpoints")]}
+pl.Trainer(**options).fit(BoringModel())
 """
 
 

@@ -22,10 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sagemaker_lightning.contract.atomic_files import atomic_write, json_text, remove_leftovers
-from sagemaker_lightning.contract.errors import UserError, printable
-from sagemaker_lightning.shards import index as indexes
-from sagemaker_lightning.shards.index import Shard
+try:
+    from sagemaker_lightning.contract.atomic_files import atomic_write, json_text, remove_leftovers
+    from sagemaker_lightning.contract.errors import UserError, printable
+    from sagemaker_lightning.shards import index as indexes
+    from sagemaker_lightning.shards.index import Shard
+except ImportError as missing:
+    sys.exit(
+        f"error: {sys.executable} has no {missing.name}; use the python of the training, or "
+        "install the extra `rows` of this package"
+    )
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp"}
