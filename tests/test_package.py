@@ -290,6 +290,7 @@ PROGRAM = """
 import pytorch_lightning as pl
 from pytorch_lightning.demos.boring_classes import BoringModel
 from sagemaker_lightning import ExactResume
+pl.seed_everything(1)
 options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 options |= {"max_epochs": 3, "accelerator": "cpu", "callbacks": [ExactResume("checkpoints")]}
 pl.Trainer(**options).fit(BoringModel())
