@@ -29,7 +29,7 @@ try:
 
     from sagemaker_lightning.contract.errors import printable
     from sagemaker_lightning.launcher import aws, jobs
-    from sagemaker_lightning.launcher.command import positive
+    from sagemaker_lightning.launcher.command import add_limits, positive
     from sagemaker_rehearsal import job_commands, owner, session, settings
     from sagemaker_rehearsal.api import clients, gate
     from sagemaker_rehearsal.api.access_keys import Key
@@ -108,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     by_name["logs"].add_argument(
         "--follow", action="store_true", help="until the job ends, with its status"
     )
+    add_limits(by_name["resume"].add_argument)
     add = by_name["interrupt"].add_argument
     add("--host", action="append", default=[], help="e.g. algo-2; may be repeated (default: all)")
     add("--unwarned", action="store_true", help="no SIGTERM before SIGKILL")
@@ -142,6 +143,8 @@ def _for_jobs(args: argparse.Namespace) -> int | None:
         jobs.show_list(site, args.last)
     elif args.command == "logs" and args.follow:
         return jobs.follow(site, args.job, job_commands.POLL_SECONDS)
+    elif args.command == "resume":
+        job_commands.resume(site, args.job, args.max_run, args.max_wait)
     elif args.command == "report":
         job_commands.show_report(site, args.job, owner.reports_of(args.endpoint))
     else:
@@ -149,7 +152,6 @@ def _for_jobs(args: argparse.Namespace) -> int | None:
             "logs": jobs.show_log,
             "stop": jobs.stop,
             "rerun": job_commands.rerun,
-            "resume": job_commands.resume,
         }
         does[args.command](site, args.job)
     return None

@@ -79,9 +79,9 @@ def rerun(site: Site, name: str) -> None:
     _say_how_to_follow(site, jobs.start(site, request))
 
 
-def resume(site: Site, name: str) -> None:
-    """Start a job that goes on from another's checkpoints, under a new name."""
-    _say_how_to_follow(site, jobs.start(site, jobs.to_resume(site, name, None, None)))
+def resume(site: Site, name: str, max_run: int | None, max_wait: int | None) -> None:
+    """Start a job that goes on from another's checkpoints, as jobs.to_resume says."""
+    _say_how_to_follow(site, jobs.start(site, jobs.to_resume(site, name, max_run, max_wait)))
 
 
 def _say_how_to_follow(site: Site, name: str) -> None:

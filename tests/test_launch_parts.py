@@ -228,7 +228,7 @@ def test_who_stops_following_leaves_the_job(capsys, error, status, says):
     assert follower.follow(site(client), "job-1", 5.0) == status
     printed = capsys.readouterr().err
     assert printed.lstrip().startswith(says)
-    assert "to follow it again: launch follow job-1 --region=us-east-1\n" in printed
+    assert "to follow it again: launch logs job-1 --region=us-east-1 --follow\n" in printed
 
 
 UNREACHABLE = EndpointConnectionError(endpoint_url="https://x")

@@ -86,7 +86,9 @@ def test_a_job_that_runs(endpoint):
     followed = run_command(endpoint, "logs", name, "--follow")
     assert followed.returncode == 1
     line = re.search("to go on where it was: .* (resume .*)", followed.stdout)[1]
-    resumed = re.match(r"started (\S+) in ", done(endpoint, *line.split()))[1]
+    words = [*line.split(), "--max-run=500"]
+    resumed = re.match(r"started (\S+) in ", done(endpoint, *words))[1]
+    assert endpoint.describe(resumed)["StoppingCondition"]["MaxRuntimeInSeconds"] == 500
     assert checkpoints_of(endpoint, resumed) == "s3://rehearsal/checkpoints/run"
     done(endpoint, "stop", resumed)
     endpoint.wait_until_ended(resumed)

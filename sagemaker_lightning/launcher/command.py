@@ -99,6 +99,17 @@ def add_region(add: Callable, otherwise: str = "") -> None:
     add("--region", help=f"(default: AWS_REGION, AWS_DEFAULT_REGION, the AWS profile's{otherwise})")
 
 
+def add_limits(add: Callable) -> None:
+    """Add the flags that give a resumed job other limits."""
+    add("--max-run", type=positive, metavar="SECONDS", help="(default: as JOB's)")
+    add(
+        "--max-wait",
+        type=positive,
+        metavar="SECONDS",
+        help="of a spot job, running included (default: as JOB's)",
+    )
+
+
 def add_poll(add: Callable) -> None:
     """Add the flag that says how often a job is looked at."""
     add(
@@ -243,13 +254,7 @@ def command_parser() -> argparse.ArgumentParser:
         if name == "logs":
             add("--follow", action="store_true", help="until the job ends, with its status")
         if name == "resume":
-            add("--max-run", type=positive, metavar="SECONDS", help="(default: as JOB's)")
-            add(
-                "--max-wait",
-                type=positive,
-                metavar="SECONDS",
-                help="of a spot job, running included (default: as JOB's)",
-            )
+            add_limits(add)
             add("--dry-run", action="store_true", help="print the request as JSON, start nothing")
             add("--no-follow", action="store_true", help="start the job and leave")
         if name in ("logs", "resume", "follow"):

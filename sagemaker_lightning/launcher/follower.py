@@ -51,7 +51,7 @@ def follow(site: Site, name: str, seconds: float) -> int:
     sagemaker = site.client("sagemaker")
     log = Log(site, name)
     shown = 0
-    again = f"to follow it again: {site.command('follow', name)}"
+    again = f"to follow it again: {site.command('logs', name)} --follow"
     ask = partial(patiently, seconds=seconds, patience=site.patience)
     try:
         while True:
