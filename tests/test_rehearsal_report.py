@@ -14,7 +14,7 @@ from environments import python_of
 from records import attempt, interrupted, job, many, points
 
 from sagemaker_rehearsal.jobs.record import MAX_CHECKPOINTS, PROVED, Checkpoint, Record, Saved
-from sagemaker_rehearsal.report import charts, goodput, markup
+from sagemaker_rehearsal.report import charts, goodput, markup, summary
 from sagemaker_rehearsal.report import page as report
 from sagemaker_rehearsal.report.resumes import describe_resume
 
@@ -682,6 +682,15 @@ def test_many_interruptions(tmp_path: Path):
     assert len(marks) == 200  # one for each interruption, and one for its host
     assert 5 <= len(page.having("text", "number")) <= 30
     assert "404 values are not numbers, or too large" in page.text
+
+
+def test_a_rule_that_never_came_due_is_in_the_row_and_in_the_report(tmp_path: Path):
+    line = "--interrupt='at step 99' never came due: the job's training ended after 9 s, at step 40"
+    record = replace(interrupted(), never_due=[line])
+    assert summary.cells_of(record)[3] == line
+    assert summary.cells_of(replace(record, status="InProgress"))[3].startswith("step 70")
+    report.write(record, tmp_path / "report.html")
+    assert line in (tmp_path / "report.html").read_text()
 
 
 def test_failed_job_shows_no_goodput(tmp_path: Path):
