@@ -134,11 +134,11 @@ def _restart(
     now = time.monotonic()
     why_not = restarts.why_not(faults, now)
     if not why_not:
-        return ContainerRestart(
-            cause(faults).why, last_step(faults.values()), watchdog.trouble_at or now
-        )
+        known = {host: fault for host, fault in faults.items() if fault}
+        step = last_step(known.values())
+        return ContainerRestart(cause(known).why, step, watchdog.trouble_at or now)
     if own.kind is not FaultKind.STOP:
-        error.restarts = restarts.summary(why_not)
+        error.restarts = restarts.summary(why_not)  # type: ignore[attr-defined]  # of any class
     return None
 
 

@@ -49,9 +49,10 @@ def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog
         print(f"{name}: was ended because a rank or another host failed", flush=True)
     failed = ProgramFailed(name, end) if end.status else None
     # The program's own log may mislead: if a rank has lost a peer, the cause is elsewhere.
-    is_unexplained = failed and not (failed.killed or end.stop_signal)
-    is_unexplained = is_unexplained and (
-        failed.lost_a_peer or (watchdog.lost_peer and not watchdog.known_reason)
+    is_unexplained = (
+        failed
+        and not (failed.killed or end.stop_signal)
+        and (failed.lost_a_peer or (watchdog.lost_peer and not watchdog.known_reason))
     )
     reason = watchdog.wait_for_reason() if is_unexplained else watchdog.known_reason
     if failed and reason and reason.is_request:
@@ -252,10 +253,10 @@ def report(
         # A rank, or the job's own program, may have written the file first. If a rank only lost
         # another one, or was stopped because of that, what it wrote is not the reason, and the
         # reason replaces it if we know.
-        knows = isinstance(error, OtherFailed) or getattr(error, "killed", "")
+        knows = isinstance(error, OtherFailed) or bool(getattr(error, "killed", ""))
         effects = (f"error: {failures.LOST_PEER}", "interrupted")
         written = failures.written(path)
-        replaces = (knows and written.startswith(effects)) or is_no_reason(written)
+        replaces = (knows and written.startswith(effects)) or bool(is_no_reason(written))
         if more and written and not replaces:
             # The rank knew why; how often it was started again, it did not.
             failures.write(path, f"{written.splitlines()[0]}{more}", written, replaces=True)

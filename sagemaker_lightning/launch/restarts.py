@@ -5,7 +5,7 @@ come to the same decision.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,22 +41,23 @@ class Restarts:
         """
         if not self.most:
             return "restarts are off"
-        if silent := [host for host in faults if faults[host] is None]:
+        if silent := [host for host, fault in faults.items() if not fault]:
             return f"{silent[0]} is gone"
-        kinds = {fault.kind for fault in faults.values()}
+        known = {host: fault for host, fault in faults.items() if fault}
+        kinds = {fault.kind for fault in known.values()}
         if FaultKind.STOP in kinds:
             return "the job was told to stop"
         if FaultKind.MISTAKE in kinds:
             return "the same would happen again"
-        step = last_step(faults.values())
+        step = last_step(known.values())
         if step is None and FaultKind.DEATH not in kinds:
             return "no step was trained"
-        fault = cause(faults)
+        why = cause(known).why
         # At a step, twice is no chance. At a start, which may take a minute, it may be one.
         times = 1 if step is not None else DEATHS_AT_START
         before = self.taken[-times:]
         if len(before) == times and all(
-            each.step == step and _alike(each.why) == _alike(fault.why) for each in before
+            each.step == step and _alike(each.why) == _alike(why) for each in before
         ):
             return "it came back at the same step" if step is not None else "it came back"
         recent = [restart for restart in self.taken if now - restart.at < WINDOW_SECONDS]
@@ -81,7 +82,7 @@ def cause(faults: Mapping[str, Fault]) -> Fault:
     return min(faults.values(), key=lambda fault: list(FaultKind).index(fault.kind))
 
 
-def last_step(faults: Sequence[Fault]) -> int | None:
+def last_step(faults: Iterable[Fault]) -> int | None:
     """Return the newest optimizer step that a rank of any host had reached; None if none had."""
     return max((fault.step for fault in faults if fault.step is not None), default=None)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.launch.user_program import HOME
+from sagemaker_lightning.launch.warm_start import Answer, RankStart
 from sagemaker_lightning.nodes import rank_progress
 from sagemaker_lightning.process.supervisor import Started, Supervisor
 
@@ -71,7 +72,7 @@ class Standby:
         self.here = here
         self.supervisor = supervisor
         self.ranks: list[Rank] = []
-        self.process: subprocess.Popen | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.requests: socket.socket | None = None
         """To the process."""
         self.folder = tempfile.TemporaryDirectory(prefix="standby-")
@@ -83,7 +84,7 @@ class Standby:
     def __enter__(self) -> "Standby":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end_thread()
         self._end_process()
         self.folder.cleanup()
@@ -121,18 +122,18 @@ class Standby:
         is_shared = any(TORCHRUN in rank.variables for rank in self.ranks)
         if is_shared and len(self.here.hosts) > 1 and not all_fork:
             self._end_process()
-        if not self.process:
+        if not (self.process and self.requests):
             return None
         port = free_port()
-        ranks = [
+        ranks: list[RankStart] = [
             {
                 "command": rank.command,
-                "variables": rank.variables | self._rendezvous(rank, port) | new,
+                "variables": {**rank.variables, **self._rendezvous(rank, port), **new},
             }
             for rank in self.ranks
         ]
         reading, writing = os.pipe()
-        answer: dict[str, object] = {}
+        answer: Answer = {}
         try:
             socket.send_fds(self.requests, [b"{"], [writing])
             self.requests.sendall(json.dumps({"ranks": ranks}).encode()[1:] + b"\n")
@@ -164,7 +165,7 @@ class Standby:
         return found
 
     def _end_process(self) -> None:
-        if self.process:
+        if self.process and self.requests:
             self.process.kill()
             self.process.wait()
             self.requests.close()
@@ -213,4 +214,5 @@ def is_script(rank: Rank) -> bool:
 def free_port() -> int:
     """Return a port of the loopback that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+        port: int = free.getsockname()[1]
+        return port

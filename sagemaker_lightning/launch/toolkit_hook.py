@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,8 +90,8 @@ def _run(supervisor: Supervisor) -> None:
     environment.write_env_vars(job.to_env_vars())
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
     here = SageMakerEnvironment.read()
-    name = user_program.sent(hyperparameters, "sagemaker_program")
-    name = name or os.environ.get("SAGEMAKER_PROGRAM", "")
+    sent_name = user_program.sent(hyperparameters, "sagemaker_program")
+    name = sent_name or os.environ.get("SAGEMAKER_PROGRAM", "")
     programs: list[_Program | None] = []  # one, once it is prepared
 
     def attempt(watchdog: Watchdog, restarts: Restarts) -> None:
@@ -119,7 +120,11 @@ class _Program:
     """The files of the model's folder before it runs."""
 
 
-def _prepare(job, here: SageMakerEnvironment, hyperparameters: dict) -> _Program | None:
+def _prepare(
+    job: environment.Environment,
+    here: SageMakerEnvironment,
+    hyperparameters: Mapping[str, object],
+) -> _Program | None:
     """Prepare the job's source, and return its program; None if this host has none to run.
 
     Raises UserError if there is no such program, or its source or requirements cannot be had.
@@ -167,7 +172,7 @@ def _prepare(job, here: SageMakerEnvironment, hyperparameters: dict) -> _Program
 def _run_program(
     program: _Program,
     here: SageMakerEnvironment,
-    hyperparameters: dict,
+    hyperparameters: Mapping[str, object],
     supervisor: Supervisor,
     watchdog: Watchdog,
     restarts: Restarts,

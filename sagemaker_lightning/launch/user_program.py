@@ -42,7 +42,7 @@ REFUSED_DISTRIBUTIONS = {
 }
 
 
-def sent(all_hyperparameters: dict, name: str) -> str | None:
+def sent(all_hyperparameters: Mapping[str, object], name: str) -> str | None:
     """Return one of the toolkit's own hyperparameters as text.
 
     Return None if it is missing or null.
@@ -90,7 +90,7 @@ def unpack(archive: str | None) -> None:
     except UserError:
         raise
     except Exception as error:
-        why = error
+        why: object = error
         if isinstance(error, shutil.Error):  # a list of what copytree could not copy
             path, _, why = error.args[0][0]
             why = f"{path}: {why}"
@@ -184,7 +184,10 @@ def written(folder: Path) -> dict[Path, tuple[int, int, int]]:
 
 
 def missing_model(
-    folder: Path, name: str, here: SageMakerEnvironment, files_before: Mapping[Path, tuple]
+    folder: Path,
+    name: str,
+    here: SageMakerEnvironment,
+    files_before: Mapping[Path, tuple[int, int, int]],
 ) -> str:
     """Return what is wrong if a program ended well without a model; else "".
 
@@ -250,7 +253,11 @@ def _torchrun_of_tuner(drivers: Path) -> int | None:
 
 
 def command(
-    job, here: SageMakerEnvironment, folder: Path, name: str, all_hyperparameters: dict
+    job: environment.Environment,
+    here: SageMakerEnvironment,
+    folder: Path,
+    name: str,
+    all_hyperparameters: Mapping[str, object],
 ) -> tuple[list[str], str, int]:
     """Return the command line, its launcher in words, and its process count.
 

@@ -12,6 +12,7 @@ in a fork.) Otherwise its answer is why it cannot fork.
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import socket
 import sys
 import time
 import types
+from typing import TypedDict
 
 if __name__ == "__main__":
     # `python FILE` puts the file's folder first; the program's own folder comes later.
@@ -33,6 +35,22 @@ FAILED = "Child process with PID {pid} terminated with code {code}"
 """What Lightning's own launcher writes, which contract/failures.py reads."""
 
 
+class RankStart(TypedDict):
+    """How a rank is started: what a request has of each."""
+
+    command: list[str]
+    variables: dict[str, str]
+
+
+class Answer(TypedDict, total=False):
+    """What is answered to a request: one of the two."""
+
+    pid: int
+    """The PID of the launcher."""
+    why_not: str
+    """Why this process cannot fork."""
+
+
 def main() -> None:
     """Import, wait for requests, and start the ranks of each; return in each of them alone."""
     why_not = imports_fail(sys.argv[2:]) or why_unsafe()
@@ -43,7 +61,7 @@ def main() -> None:
         line, stderr = receive(requests)
         if not line:
             os._exit(0)  # the job has ended
-        answer = {"why_not": why_not}
+        answer: Answer = {"why_not": why_not}
         if not why_not:
             launcher = fork_launcher()
             if not launcher:
@@ -90,7 +108,7 @@ def fork_launcher() -> int:
     return 0
 
 
-def start_ranks(ranks: list[dict]) -> None:
+def start_ranks(ranks: list[RankStart]) -> None:
     """Start the ranks and end as they do; return in each of them alone.
 
     Args:
@@ -163,7 +181,7 @@ def become(command: list[str], variables: dict[str, str]) -> None:
     os.environ.update(variables)
     words = command[1:]
     while words[0] in ("-u", "--"):
-        if words.pop(0) == "-u":
+        if words.pop(0) == "-u" and isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(write_through=True)
     sys.argv = words
     sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))  # noqa: PTH100, PTH120
@@ -174,7 +192,8 @@ def become(command: list[str], variables: dict[str, str]) -> None:
     random.seed()
     numpy.random.seed()
     # Lightning reads the rank once, when it is imported.
-    rank_zero_only.rank = int(variables.get("RANK", variables["LOCAL_RANK"]))
+    rank = int(variables.get("RANK", variables["LOCAL_RANK"]))
+    rank_zero_only.rank = rank  # type: ignore[attr-defined]  # Lightning keeps it on the function
 
 
 def run_script() -> None:
@@ -188,7 +207,9 @@ def run_script() -> None:
     exec(code, main_module.__dict__)
 
 
-def show_error(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
+def show_error(
+    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
     """Print an error as Python does, from the frames of the script on."""
     shown, frame = trace, trace
     while frame:
@@ -201,7 +222,7 @@ def show_error(kind: type, error: BaseException, trace: types.TracebackType | No
 def wait_for(pids: list[int]) -> int:
     """Wait for the ranks, end the others once one has failed, and return this process's status."""
     living = set(pids)
-    statuses = []
+    statuses: list[int] = []
     kills_at = float("inf")
     while living:
         pid, raw = os.waitpid(-1, os.WNOHANG)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 import psutil
@@ -59,6 +60,9 @@ class Started:
         stderr: The end of its stderr to read from.
     """
 
+    stdout = None
+    """Its stdout is this process's."""
+
     def __init__(self, pid: int, stderr: int) -> None:
         self.pid = pid
         self.stderr = os.fdopen(stderr, "rb", buffering=0)
@@ -87,9 +91,9 @@ class Supervisor:
         self.is_deaf = is_deaf
         self.stop_signal: int | None = None
         self.starting = False  # whether `run` was called
-        self.child = None
-        self.grace = None
-        self.kill_timers = []
+        self.child: subprocess.Popen[bytes] | Started | None = None
+        self.grace: float | None = None
+        self.kill_timers: list[threading.Timer] = []
         self.unrelated_pids: set[int] = set()
         self.starting_aside = threading.Lock()
 
@@ -99,7 +103,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # entrypoint.sh has blocked them
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
@@ -126,16 +130,18 @@ class Supervisor:
         self.unrelated_pids = {child.pid for child in psutil.Process().children()}
         if started:
             self.unrelated_pids.discard(started.pid)
-        streams = {"stderr": subprocess.PIPE}
-        if keeps_stdout:
-            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self.child = started or subprocess.Popen(
-            command, cwd=cwd, env=variables, start_new_session=True, **streams
+            command,
+            cwd=cwd,
+            env=variables,
+            start_new_session=True,
+            stdout=subprocess.PIPE if keeps_stdout else None,
+            stderr=subprocess.STDOUT if keeps_stdout else subprocess.PIPE,
         )
         stderr_end = bytearray()
-        source, target = (
-            (self.child.stdout, sys.stdout) if keeps_stdout else (self.child.stderr, sys.stderr)
-        )
+        target = sys.stdout if keeps_stdout else sys.stderr
+        source = self.child.stdout or self.child.stderr
+        assert source is not None  # one of them is a pipe
         reader = threading.Thread(
             target=_copy, args=(source.fileno(), target, stderr_end), daemon=True
         )
@@ -159,7 +165,7 @@ class Supervisor:
 
     def start_aside(
         self, command: list[str], cwd: Path, variables: Mapping[str, str], stdin: int
-    ) -> subprocess.Popen:
+    ) -> subprocess.Popen[bytes]:
         """Start a process that is not the program's: `run` neither waits for it nor ends it.
 
         Its stdin is a file descriptor of this process, and what it says of errors is lost. It may
@@ -200,7 +206,7 @@ class Supervisor:
             # A program that was told to stop may be saving, so it gets no second signal.
             self._stop(None if self.stop_signal else signal.SIGTERM, grace)
 
-    def _pass_on(self, number: int, frame) -> None:
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.stop_signal = number
         if self.child:
             self._stop(number, HOOK_KILLS)
@@ -218,24 +224,23 @@ class Supervisor:
         timer.daemon = True
         self.kill_timers.append(timer)
         timer.start()
-        if number:
-            self._signal_group(number)
+        if number and self.child:
+            self._signal_group(self.child.pid, number)
 
-    def _signal_group(self, number: int) -> None:
+    def _signal_group(self, group: int, number: int) -> None:
         """Send a signal to the program's group, without the processes in it that are deaf.
 
         Where all of them are, nothing has been started yet that could hear it: all get it.
         """
         hearing = []
-        for process in psutil.process_iter() if self.is_deaf else ():
-            with suppress(psutil.Error, ProcessLookupError):
-                if os.getpgid(process.pid) == self.child.pid and not self.is_deaf(
-                    process.cmdline()
-                ):
-                    hearing.append(process)
+        if is_deaf := self.is_deaf:
+            for process in psutil.process_iter():
+                with suppress(psutil.Error, ProcessLookupError):
+                    if os.getpgid(process.pid) == group and not is_deaf(process.cmdline()):
+                        hearing.append(process)
         if not hearing:
             with suppress(ProcessLookupError):
-                os.killpg(self.child.pid, number)
+                os.killpg(group, number)
         for process in hearing:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
@@ -247,7 +252,7 @@ class Supervisor:
 
     def _living_processes(self) -> list[psutil.Process]:
         with self.starting_aside:
-            return living_processes(self.child.pid, self.unrelated_pids)
+            return living_processes(self.child.pid, self.unrelated_pids) if self.child else []
 
 
 def adopt_orphans() -> None:
@@ -298,7 +303,8 @@ def _came_from_outside(process: psutil.Process) -> bool:
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
-        return process.children(recursive=True)
+        found: list[psutil.Process] = process.children(recursive=True)
+        return found
     return []
 
 
