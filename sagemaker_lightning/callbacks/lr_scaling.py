@@ -1,7 +1,7 @@
 """Scales the learning rates with the number of ranks."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -95,7 +95,7 @@ def scale_rates(trainer: Trainer, factor: float) -> None:
                 setattr(scheduler, name, scaled)
 
 
-def _schedulers(schedulers) -> Iterator[object]:
+def _schedulers(schedulers: Iterable[object]) -> Iterator[object]:
     """Yield schedulers, and the schedulers within them.
 
     SequentialLR and ChainedScheduler are made of others.

@@ -8,7 +8,7 @@ callback has come, and which of them `state_dict` contains.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import (
@@ -138,7 +138,7 @@ def is_search_only(trainer: Trainer) -> bool:
     return any(is_search(callback) and callback._early_exit for callback in trainer.callbacks)
 
 
-def is_search(callback: Callback) -> bool:
+def is_search(callback: Callback) -> TypeGuard[LearningRateFinder | BatchSizeFinder]:
     """Return whether a callback searches for a setting of the model before training."""
     return isinstance(callback, (LearningRateFinder, BatchSizeFinder))
 

@@ -20,6 +20,7 @@ from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
 from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.loop import _Loop
+from pytorch_lightning.loops.progress import _ProcessedTracker
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.utilities import CombinedLoader
 
@@ -111,6 +112,16 @@ def combined_loader(trainer: Trainer) -> CombinedLoader | None:
 def fetcher(trainer: Trainer) -> Any:
     """Return what fetches the training batches; None before and after training."""
     return trainer.fit_loop._data_fetcher
+
+
+def epoch_counts(trainer: Trainer) -> _ProcessedTracker:
+    """Return the counters of the present epoch: how far it is."""
+    return trainer.fit_loop.epoch_progress.current
+
+
+def batch_counts(trainer: Trainer) -> _ProcessedTracker:
+    """Return the counters of the batches of the present epoch."""
+    return trainer.fit_loop.epoch_loop.batch_progress.current
 
 
 def steps_draw_batches(fetcher: Any) -> bool:

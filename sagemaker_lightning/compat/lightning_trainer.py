@@ -3,7 +3,7 @@
 from typing import Any
 
 from lightning_fabric.plugins.environments import LightningEnvironment
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy, ParallelStrategy, Strategy
 
 SET_BY_LIGHTNING = {"trainer", "_trainer", "_hparams_initial"}
@@ -104,3 +104,21 @@ def was_compiled(model: LightningModule) -> bool:
     utilities/compile.py.
     """
     return bool(getattr(model, "_compiler_ctx", None))
+
+
+# Lightning's connectors set these attributes from outside, and its class has no types for them.
+
+
+def callbacks_of(trainer: Trainer) -> list[Callback]:
+    """Return a trainer's callbacks."""
+    return trainer.callbacks
+
+
+def data_module_of(trainer: Trainer) -> LightningDataModule | None:
+    """Return a trainer's data module; None without one."""
+    return trainer.datamodule
+
+
+def epochs_of_data(trainer: Trainer) -> int:
+    """Return after how many epochs the loaders are made anew; 0 for never."""
+    return trainer.reload_dataloaders_every_n_epochs

@@ -26,6 +26,7 @@ TRAINER = "pytorch_lightning.trainer.trainer"
 NEEDS: dict[str, dict[str, dict[str, str]]] = {
     "lightning_loops": {
         "pytorch_lightning.loops.loop": {"_Loop": "class", "_Loop.restarting": "property"},
+        "pytorch_lightning.loops.progress": {"_ProcessedTracker": "class"},
         FIT: {
             "_FitLoop": "class",
             "_FitLoop._combined_loader": "attribute",

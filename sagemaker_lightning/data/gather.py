@@ -1,13 +1,22 @@
 """Gathers a value of every rank."""
 
 import io
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import distributed
 
+Value = TypeVar("Value")
 
-def gather(value: Any, group: distributed.ProcessGroup | None = None) -> list:
+
+def own_group() -> distributed.ProcessGroup:
+    """Return a new group of all ranks, by gloo; all ranks call it."""
+    group = distributed.new_group(backend="gloo")
+    assert not isinstance(group, int)  # what a rank gets that is no member
+    return group
+
+
+def gather(value: Value, group: distributed.ProcessGroup | None = None) -> list[Value]:
     """Return the values of all ranks, by rank; all ranks call it.
 
     A process that is no rank of any group is alone.

@@ -32,7 +32,7 @@ class Seeding(Callback):
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed
-        self.loaders = {}
+        self.loaders: dict[str, list[Any]] = {}
         self.changed = ExitStack()
         """Gives back what a run of the trainer has changed in this process."""
 

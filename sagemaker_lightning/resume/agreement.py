@@ -5,14 +5,16 @@ They use a process group of their own, with gloo, so that no GPU waits for it.
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pytorch_lightning import Trainer
 from torch import distributed
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.gather import gather
+from sagemaker_lightning.data.gather import gather, own_group
+
+Value = TypeVar("Value")
 
 
 class Comparison(IntEnum):
@@ -41,7 +43,7 @@ class Agreement:
     def __init__(self, trainer: Trainer) -> None:
         self.world_size = trainer.world_size
         self.is_first = trainer.is_global_zero
-        self.group = distributed.new_group(backend="gloo") if self.world_size > 1 else None
+        self.group = own_group() if self.world_size > 1 else None
         self.signal_number = 0
         self.checkpoint_due = False
         self.copy_due = False
@@ -50,7 +52,7 @@ class Agreement:
         self.comparison = Comparison.OPEN
         self.pending: tuple[torch.Tensor, Any] | None = None  # what is being sent between the ranks
 
-    def gather(self, value: Any) -> list:
+    def gather(self, value: Value) -> list[Value]:
         """Return the values of all ranks, by rank.
 
         Args:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sagemaker_lightning.contract.errors import UserError
 
-KINDS = {
+KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "dirpath": ((str, PathLike), "a folder"),
     "seed": ((Integral, type(None)), "an integer"),
     "every_n_minutes": (Real, "a number"),

@@ -38,6 +38,7 @@ from sagemaker_lightning.compat.lightning_callbacks import (
     is_search_only,
 )
 from sagemaker_lightning.compat.lightning_trainer import (
+    callbacks_of,
     copies_this_process,
     finds_hosts_by_variables,
 )
@@ -55,6 +56,7 @@ from sagemaker_lightning.resume import arguments, first_draws, memory_copies, mo
 from sagemaker_lightning.resume.container_restarts import ContainerRestarts
 from sagemaker_lightning.resume.files import best_model, checkpoint_file, folder_lock
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
+from sagemaker_lightning.resume.files.entries import ResumeResult
 from sagemaker_lightning.resume.parts.given_parts import Parts
 from sagemaker_lightning.resume.parts.lightning_callbacks.searches import search_again
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -141,7 +143,7 @@ class ExactResume(EarlyCallback):
         stop: Stop | None = None,
     ) -> None:
         self.settings = dict(settings) if isinstance(settings, Mapping) else {}
-        self.arguments = {
+        self.arguments: dict[str, Any] = {
             "dirpath": dirpath,
             "seed": seed,
             "every_n_minutes": every_n_minutes,
@@ -186,15 +188,15 @@ class ExactResume(EarlyCallback):
         """Whether it resumes where it was."""
         self.run: Run | None = None
         """The training, while there is one that resumes where it was."""
-        self.results: list[dict[str, Any]] = []
+        self.results: list[ResumeResult] = []
         """What `resumes` returns once the training has ended."""
         self.changed = ExitStack()
         """Gives back what a run of the trainer has changed in this process."""
         self.seeds = seed is not None and self.is_alone  # the command line has seeded before
-        if self.seeds:
+        if seed is not None and self.seeds:
             first_draws.seed_what_follows(seed)
 
-    def __deepcopy__(self, memo: dict) -> "ExactResume":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ExactResume":
         """Return a callback with the same arguments, which knows of no run."""
         kept = ("environment", "stop", "settings", "parts")
         arguments = {
@@ -203,7 +205,7 @@ class ExactResume(EarlyCallback):
         }
         return type(self)(**arguments)
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments: a library may save the callbacks beside a model (darts does).
 
         Parts are left out: what is read from a file is no longer what the program trains with.
@@ -221,7 +223,7 @@ class ExactResume(EarlyCallback):
         return self.signals.stop
 
     @property
-    def resumes(self) -> list[dict[str, Any]]:
+    def resumes(self) -> list[ResumeResult]:
         """The results of this run's interruptions: were repeated steps identical?"""
         return self.run.check.results if self.run else self.results
 
@@ -256,7 +258,8 @@ class ExactResume(EarlyCallback):
                 rendezvous.check_joined(self.environment, os.environ)
             rendezvous.join(self.environment, os.environ)
         self.saves = self.arguments["saves"] and self.arguments["exact"]
-        self.saves = self.saves and not trainer.fast_dev_run
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]  # Lightning sets it from outside
+            self.saves = False
         self.changed.close()
         if self.arguments["exact"]:
             self.changed.enter_context(entropy_replaced(unseeded.bits))
@@ -301,7 +304,7 @@ class ExactResume(EarlyCallback):
             UserError: The trainer has a callback that does the same.
         """
         own = (self.seeding, self.before_others, self.rank_consistency)
-        others = [each for each in trainer.callbacks if not any(each is mine for mine in own)]
+        others = [each for each in callbacks_of(trainer) if not any(each is mine for mine in own)]
         for callback in others:
             if isinstance(callback, ExactResume) and callback is not self:
                 raise UserError(
@@ -317,7 +320,7 @@ class ExactResume(EarlyCallback):
         # keeps callbacks that write checkpoints at the end.
         ends = [number for number, each in enumerate(others) if isinstance(each, Checkpoint)]
         end = min(ends, default=len(others))
-        trainer.callbacks = [
+        trainer.callbacks = [  # type: ignore[attr-defined]  # Lightning sets it from outside
             self.seeding,
             self.before_others,
             *others[:end],
@@ -467,8 +470,8 @@ class ExactResume(EarlyCallback):
         self.changed.close()
         run = self.run
         self._drop_run()
-        is_error = isinstance(exception, Exception) and not isinstance(exception, UserError)
-        if run and number and is_error:
+        is_error = not isinstance(exception, UserError)
+        if run and number and is_error and isinstance(exception, Exception):
             run.stopping.exit_after(exception, number)
 
     # While it trains ------------------------------------------------------------------------------

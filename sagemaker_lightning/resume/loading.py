@@ -105,11 +105,11 @@ def read(run: "Run", path: Path) -> Resumption:
 def _reader(run: "Run", resumed: Resumption, folder: Path) -> shards.ShardReader:
     """Return what reads the tensors that are shared out."""
     model = run.trainer.lightning_module
-    weights = dict(model.named_parameters(remove_duplicate=False))
+    weights: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     weights |= model.named_buffers(remove_duplicate=False)
     groups = resumed.of(ParameterGroups)
 
-    def like(path: tuple) -> Tensor | None:
+    def like(path: tuple[Any, ...]) -> Tensor | None:
         match [key for key in path if key != checkpoint_file.BEFORE_HOOKS]:
             case ["state_dict", str(name)] | ["ranks", Gradients.key, str(name)]:
                 return weights.get(name)
@@ -122,17 +122,17 @@ def _reader(run: "Run", resumed: Resumption, folder: Path) -> shards.ShardReader
     return shards.ShardReader(folder, resumed.entries, run.trainer.global_rank, mesh, like)
 
 
-def announce(run: "Run", path: Path, given_path: Any) -> None:
+def announce(run: "Run", resumed: Resumption, path: Path, given_path: Any) -> None:
     """Print from where the run resumes.
 
     Args:
         run: The run.
-        path: The checkpoint.
+        resumed: The checkpoint.
+        path: Its file.
         given_path: What `fit(ckpt_path=...)` got.
     """
     if not run.trainer.is_global_zero:
         return
-    resumed = run.resumed
     note = (
         ""
         if resumed.same_ranks
@@ -152,11 +152,12 @@ def announce(run: "Run", path: Path, given_path: Any) -> None:
         )
 
 
-def decoded(run: "Run") -> dict[str, Any]:
+def decoded(run: "Run", resumed: Resumption) -> dict[str, Any]:
     """Return what Lightning loads; no entry of Lightning's is an object of the program's."""
-    records = run.resumed.exact_values
+    records = resumed.exact_values
     of_lightning = values.decode(records["lightnings"])
     of_users = values.decode(records["users"], objects_of_module(run.trainer))
     others = {path: each for path, each in of_lightning.items() if path[0] in LIGHTNING_KEYS}
     others |= {path: each for path, each in of_users.items() if path[0] not in LIGHTNING_KEYS}
-    return with_values(run.resumed.checkpoint, others)
+    checkpoint: dict[str, Any] = with_values(resumed.checkpoint, others)
+    return checkpoint

@@ -115,20 +115,21 @@ class MemoryCopies:
             began: When this rank began to take it, in seconds of time.monotonic().
         """
         waited = time.monotonic() - began
-        if self.writes:
-            self.thread = threading.Thread(target=self._write, args=(state, waited), name="copy")
+        if self.home and self.writes:
+            args = self.home, state, waited
+            self.thread = threading.Thread(target=self._write, args=args, name="copy")
             self.thread.start()
 
-    def _write(self, state: Mapping[str, Any], waited: float) -> None:
+    def _write(self, home: CheckpointHome, state: Mapping[str, Any], waited: float) -> None:
         entries = state[checkpoint_file.ENTRIES_KEY]
         try:
-            self.home.folder.mkdir(mode=0o700, exist_ok=True)
-            path = self.home.path_of(entries["step"])
-            former = [self.home.path_of(step) for step in self.home.steps()]
+            home.folder.mkdir(mode=0o700, exist_ok=True)
+            path = home.path_of(entries["step"])
+            former = [home.path_of(step) for step in home.steps()]
             former = [each for each in former if each != path]
             for each in former[:-1]:  # all hosts have the one after it
                 each.unlink()
-            if problem := room_problem(self.home.folder, checkpoint_file.size(state)):
+            if problem := room_problem(home.folder, checkpoint_file.size(state)):
                 self.give_up(problem)
                 return
             checkpoint_file.write(path, state, entries["step"], entries["number"])
@@ -136,7 +137,7 @@ class MemoryCopies:
                 each.unlink()
         except Exception as error:
             why = getattr(error, "strerror", None) or type(error).__name__
-            self.give_up(f"{self.home.folder}: {why}")
+            self.give_up(f"{home.folder}: {why}")
         if not self.is_first:  # the training may have missed the processor that this thread used
             self.seconds = waited + time.thread_time() / usable_cpus()
         self.is_first = False
@@ -158,8 +159,9 @@ class MemoryCopies:
 
     def remove(self) -> None:
         """Remove all copies of this training."""
-        for step in self.home.steps() if self.home and self.writes else ():
-            self.home.path_of(step).unlink(missing_ok=True)
+        if self.home and self.writes:
+            for step in self.home.steps():
+                self.home.path_of(step).unlink(missing_ok=True)
 
 
 def room_problem(folder: Path, size: int) -> str:
@@ -187,7 +189,7 @@ def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     Args:
         cgroup: Where a container's own cgroup is mounted, of version 2.
     """
-    available = psutil.virtual_memory().available
+    available: int = psutil.virtual_memory().available
     try:
         limit, used = (int((cgroup / f"memory.{name}").read_text()) for name in ("max", "current"))
         lines = map(str.split, (cgroup / "memory.stat").read_text().splitlines())

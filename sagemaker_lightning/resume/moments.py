@@ -18,7 +18,9 @@ from pytorch_lightning.core.hooks import DataHooks
 from pytorch_lightning.utilities import CombinedLoader
 
 from sagemaker_lightning.compat import lightning_checkpoints, lightning_loops
+from sagemaker_lightning.compat.lightning_trainer import data_module_of
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.loaders.several import EndingLoaders, training_loaders
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -44,7 +46,7 @@ def install(trainer: Trainer, run: "Run") -> None:
         (loop.epoch_loop.val_loop, ValidationLoop),
     ):
         lightning_loop.__class__ = loop_class
-        lightning_loop.connect(run)
+        vars(lightning_loop)["of"] = run
 
 
 def remove(trainer: Trainer) -> None:
@@ -57,15 +59,15 @@ def remove(trainer: Trainer) -> None:
 class _Connected:
     """Knows the run that a loop calls."""
 
-    def connect(self, run: "Run") -> None:
-        """Set it; Lightning has made the loop without it, and has a method `run`."""
-        self.of = run
+    of: "Run"
+    """The run, which `install` sets: Lightning has made the loop, and has a method `run`."""
 
 
 class _Loaders(_Connected):
     """Prepares data loaders before Lightning begins to iterate over them."""
 
     kind = ""
+    trainer: Trainer
 
     def take_loaders(self, loader: CombinedLoader | None, before: CombinedLoader | None) -> None:
         """Make new loaders begin where training is, and end the old loaders' workers.
@@ -76,7 +78,7 @@ class _Loaders(_Connected):
         """
         if loader is not None:
             self.of.seeding.together(self.trainer, loader, self.kind)
-        if before not in (None, loader):
+        if isinstance(before, EndingLoaders) and before is not loader:
             before.leave(loader)
 
 
@@ -186,9 +188,9 @@ class EpochLoop(_Connected, lightning_loops.EpochLoop):
         if not self.of.is_training or not self.of.resumes_within_epoch:
             super().reset()
 
-    def on_run_start(self, data_fetcher) -> None:
+    def on_run_start(self, data_fetcher: Any) -> None:
         """Begin or resume an epoch; repeat the validation that was interrupted, if any."""
-        self.trainer.fit_loop.loaders.seeds_batches = lightning_loops.steps_draw_batches(
+        training_loaders(self.trainer).seeds_batches = lightning_loops.steps_draw_batches(
             data_fetcher
         ) or _has_transfer_hooks(self.trainer)
         batches_done = self.of.epoch_begins(data_fetcher, self.batch_progress.current.ready)
@@ -197,7 +199,7 @@ class EpochLoop(_Connected, lightning_loops.EpochLoop):
         if self.of.is_training and self.of.training_continues():
             self.on_advance_end(data_fetcher)
 
-    def advance(self, data_fetcher) -> None:
+    def advance(self, data_fetcher: Any) -> None:
         """Train on a batch."""
         with self.of.training_on_batch():
             super().advance(data_fetcher)
@@ -207,7 +209,7 @@ class EpochLoop(_Connected, lightning_loops.EpochLoop):
         with self.of.schedulers_step():
             super().update_lr_schedulers(interval, update_plateau_schedulers)
 
-    def on_advance_end(self, data_fetcher) -> None:
+    def on_advance_end(self, data_fetcher: Any) -> None:
         """End a batch and the validation that follows it."""
         super().on_advance_end(data_fetcher)
         if self.of.is_training and not lightning_loops.batches_are_done(self.trainer):
@@ -225,7 +227,7 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
         with self.of.validation_data_needed(self) if trains else nullcontext():
             super().setup_data()
 
-    def run(self) -> list:
+    def run(self) -> Any:  # Lightning's decorator takes the type away
         """Validate, and return what Lightning's loop returns."""
         if not self.of.is_training:
             return super().run()
@@ -241,7 +243,7 @@ def _has_transfer_hooks(trainer: Trainer) -> bool:
     """Return whether code of the user's moves a batch to its device; it may draw."""
     return any(
         name in vars(owner) or getattr(type(owner), name) is not getattr(DataHooks, name)
-        for owner in (trainer.lightning_module, trainer.datamodule)
+        for owner in (trainer.lightning_module, data_module_of(trainer))
         if owner is not None
         for name in TRANSFER_HOOKS
     )

@@ -1,9 +1,10 @@
 """The checkpoint that a run resumes from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sagemaker_lightning.resume.files.checkpoint_file import BEFORE_HOOKS, ENTRIES_KEY
+from sagemaker_lightning.resume.files.entries import Entries, RankOverrides
 from sagemaker_lightning.resume.files.shards import ShardReader
 from sagemaker_lightning.resume.parts.part import Part, Place
 from sagemaker_lightning.resume.resume_point import ResumePoint
@@ -29,23 +30,23 @@ class Resumption:
         mesh: Sequence[int] = (),
     ) -> None:
         self.file_name = file_name
-        self.entries: Mapping[str, Any] = checkpoint.pop(ENTRIES_KEY)
+        self.entries: Entries = checkpoint.pop(ENTRIES_KEY)
         """This package's entries."""
-        self.step: int = self.entries["step"]
+        self.step = self.entries["step"]
         self.saved_at = ResumePoint(self.entries["resume_point"])
         self.point: ResumePoint | None = self.saved_at
         """The same; None once training continues."""
-        self.world_size: int = self.entries["world_size"]
-        self.mesh: list[int] = self.entries.get("mesh", [])
+        self.world_size = self.entries["world_size"]
+        self.mesh = self.entries.get("mesh", [])
         self.same_ranks = (self.world_size, self.mesh) == (world_size, list(mesh))
         """Whether as many ranks have saved it, which shared out the model as these do."""
         # With another number of ranks than before, each is as rank 0 was.
-        self.rank_state: Mapping[str, Any] = self.entries["ranks"][rank if self.same_ranks else 0]
-        own = self.rank_state["rank_overrides"]
+        self.rank_state = self.entries["ranks"][rank if self.same_ranks else 0]
+        own: RankOverrides = self.rank_state["rank_overrides"]
         has_own = self.same_ranks and bool(own["entries"])
-        self.checkpoint: dict[str, Any] | None = checkpoint | (own["entries"] if has_own else {})
-        """What Lightning loads; None once training continues."""
-        self.exact_values: Mapping[str, Any] = (own if has_own else self.entries)["exact_values"]
+        self.checkpoint: dict[str, Any] = checkpoint | (own["entries"] if has_own else {})
+        """What Lightning loads; empty once training continues."""
+        self.exact_values = own["exact_values"] if has_own else self.entries["exact_values"]
         """Those of its values that are not plain, as records of values by path."""
         self.epoch_is_open = self.saved_at is not ResumePoint.EPOCH
         """Whether it was saved within an epoch that has not ended yet."""
@@ -94,7 +95,7 @@ class Resumption:
 
     def forget_checkpoint(self) -> None:
         """Free what Lightning has loaded."""
-        self.checkpoint = None
+        self.checkpoint = {}
 
 
 def sharded_text(mesh: Sequence[int]) -> str:

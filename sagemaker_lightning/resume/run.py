@@ -13,6 +13,11 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 from sagemaker_lightning.callbacks import divergence, loggers
 from sagemaker_lightning.compat import lightning_checkpoints, lightning_loops
+from sagemaker_lightning.compat.lightning_trainer import (
+    callbacks_of,
+    data_module_of,
+    epochs_of_data,
+)
 from sagemaker_lightning.compat.model_parallel import (
     data_ranks,
     mesh_of,
@@ -22,6 +27,7 @@ from sagemaker_lightning.compat.model_parallel import (
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.loaders.resumable import digest_of
+from sagemaker_lightning.data.loaders.several import training_loaders
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume import loading, memory_copies
@@ -175,7 +181,7 @@ class Run:
 
         A search, such as for a learning rate, has callbacks of its own.
         """
-        return any(callback is self.seeding for callback in self.trainer.callbacks)
+        return any(callback is self.seeding for callback in callbacks_of(self.trainer))
 
     @property
     def resumes_within_epoch(self) -> bool:
@@ -231,15 +237,15 @@ class Run:
 
     def _begin_from(self, path: Path, given_path: Any) -> None:
         """Hand Lightning a checkpoint."""
-        self.resumed = loading.read(self, path)
-        self.seeding.use_seed(self.resumed.entries["seed"])
-        loading.announce(self, path, given_path)
+        self.resumed = resumed = loading.read(self, path)
+        self.seeding.use_seed(resumed.entries["seed"])
+        loading.announce(self, resumed, path, given_path)
         self.same_run.compare_numbers()
-        if self.resumed.same_ranks:
-            self.resumed.digests = self._digests(
-                {part.key: self.resumed.saved(part) for part in self.parts}, self.resumed.rank_state
+        if resumed.same_ranks:
+            resumed.digests = self._digests(
+                {part.key: resumed.saved(part) for part in self.parts}, resumed.rank_state
             )
-        self.resumed.checkpoint = checkpoint = loading.decoded(self)
+        resumed.checkpoint = checkpoint = loading.decoded(self, resumed)
         model = self.trainer.lightning_module
         made = {name for name, _ in model.named_parameters()}
         self.restore(Moment.LOADING)
@@ -248,7 +254,7 @@ class Run:
         lightning_checkpoints.load_data_module_within(
             self.trainer, self.part(DataEpoch).data_module_loads
         )
-        self.check.continue_results(self.resumed.entries["resumes"])
+        self.check.continue_results(resumed.entries["resumes"])
 
     def accept(self, checkpoint: dict[str, Any]) -> None:
         """Remove from a checkpoint, before Lightning loads it, what nothing here would save."""
@@ -323,7 +329,7 @@ class Run:
         number = self.resumed.entries["number"] if self.resumed else None
         return not earlier_fits.has_saved(self.folder.path, number)
 
-    def misses_first_data(self, loop: Any) -> bool:
+    def misses_first_data(self, loop: lightning_loops.FitLoop) -> bool:
         """Return whether the interrupted run has made its training data more than once.
 
         A hook that makes them may change other objects, such as a pool of samples. What a
@@ -336,7 +342,7 @@ class Run:
         return is_first and self.part(DataEpoch).next_epoch() > 0
 
     @contextmanager
-    def first_data_needed(self, loop: Any) -> Iterator[None]:
+    def first_data_needed(self, loop: lightning_loops.FitLoop) -> Iterator[None]:
         """Let the training data be made, inside this context, as a new run makes its first ones.
 
         Args:
@@ -355,7 +361,7 @@ class Run:
         objects.graph.mark()
 
     @contextmanager
-    def data_needed(self, loop: Any) -> Iterator[None]:
+    def data_needed(self, loop: lightning_loops.FitLoop) -> Iterator[None]:
         """Let the training data be made, inside this context, as in the interrupted run.
 
         Args:
@@ -375,7 +381,7 @@ class Run:
             data_epoch.data_made_anew(before)
 
     @contextmanager
-    def validation_data_needed(self, loop: Any) -> Iterator[None]:
+    def validation_data_needed(self, loop: lightning_loops.ValidationLoop) -> Iterator[None]:
         """Let the validation data be made, inside this context, as in the interrupted run.
 
         What they draw depends only on the epoch in which they were first made, if they are made
@@ -394,7 +400,7 @@ class Run:
         progress.completed = epoch
         try:
             with isolate_rng():
-                every = self.trainer.reload_dataloaders_every_n_epochs
+                every = epochs_of_data(self.trainer)
                 seed_all("val data", self.seeding.seed, epoch if every else 0)
                 yield
         finally:
@@ -402,7 +408,7 @@ class Run:
         if not there_are_some:
             data_epoch.validation_data_made()
 
-    def start_hooks_run_next(self, loop: Any) -> None:
+    def start_hooks_run_next(self, loop: lightning_loops.FitLoop) -> None:
         """Restore what the hooks that begin training find.
 
         Args:
@@ -429,7 +435,7 @@ class Run:
         """Take the present state as the one that the run starts with."""
         reshard(self.trainer)
         self.part(UserObjects).hooks_ended()
-        for owner in (self.trainer.lightning_module, self.trainer.datamodule):
+        for owner in (self.trainer.lightning_module, data_module_of(self.trainer)):
             # Lightning makes them when they are asked for first, as a checkpoint does.
             getattr(owner, "hparams", None)
         for part in self.parts:
@@ -516,12 +522,13 @@ class Run:
         Raises:
             UserError: A sampler draws other samples on another rank.
         """
-        loader = self.trainer.fit_loop.loaders
-        epoch = self.trainer.fit_loop.epoch_progress.current.processed
+        loader = training_loaders(self.trainer)
+        epoch = lightning_loops.epoch_counts(self.trainer).processed
         states = self.part(LoaderPositions).take() if self.is_training else None
         saves = self.is_training and self.saves
         if states is not None:
-            with refusing(self, self.resumed.file_name, LoaderPositions.key):
+            positions = self.part(LoaderPositions)
+            with refusing(self, positions.resumed.file_name, LoaderPositions.key):
                 batches_done = self.part(Counters).batches_done(batches_done, states)
         batches_done = loader.begin(fetcher, epoch, batches_done, states, proves=saves)
         if self.is_training:
@@ -621,7 +628,7 @@ class Run:
         self.validated_batches = 0
         batches = sum(self.trainer.num_val_batches)
         may_stop = batches != float("inf") and not self.ends_validations
-        self.common_validation_batches = min(self.agreement.gather(batches if may_stop else 0))
+        self.common_validation_batches = min(self.agreement.gather(int(batches) if may_stop else 0))
 
     def validation_batch_committed(self) -> None:
         """Stop if a stop was requested, up to the last batch that every rank has."""

@@ -9,6 +9,7 @@ from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoint
 from sagemaker_lightning.compat.model_parallel import mesh_of, mesh_sizes, reshard
 from sagemaker_lightning.contract.errors import UserError, with_article
 from sagemaker_lightning.resume.files import checkpoint_file, shards
+from sagemaker_lightning.resume.files.entries import Entries, RankOverrides
 from sagemaker_lightning.resume.parts import counters
 from sagemaker_lightning.resume.parts.given_parts import GivenParts
 from sagemaker_lightning.resume.parts.part import Place
@@ -87,7 +88,8 @@ class Snapshot:
         before_hooks = state | state[checkpoint_file.BEFORE_HOOKS]
         of_rank = shared.take(self._saved(Place.RANK, point, before_hooks), "ranks")
         run.part(UserObjects).reports.report_packages(of_rank[GivenParts.key])
-        entries = {
+        assert run.seeding.seed is not None  # the ranks have agreed on one
+        entries: Entries = {
             "step": self.trainer.global_step,
             "resume_point": point.value,
             "number": number,
@@ -102,7 +104,7 @@ class Snapshot:
         }
         if mesh_of(self.trainer) is not None:
             entries["mesh"] = mesh_sizes(self.trainer)
-            entries[shards.SHARDS_KEY] = shared.described(gather)
+            entries["shards"] = shared.described(gather)
             state[OWN_SHARD] = shared.parts
         if point is ResumePoint.EPOCH:
             counters.move_counters_to_epoch_end(before_hooks["loops"]["fit_loop"])
@@ -116,7 +118,7 @@ class Snapshot:
 
     def _rank_overrides(
         self, state: Mapping[str, Any], exact_values: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    ) -> RankOverrides:
         """Return those of Lightning's entries that are others on this rank than on rank 0.
 
         Args:
@@ -165,7 +167,7 @@ class Snapshot:
             state, before_hooks = lightning_checkpoints.state_of(self.trainer, file)
         state[checkpoint_file.BEFORE_HOOKS] = before_hooks
         state = shared.take(state)
-        others: dict[tuple, Any] = {}
+        others: dict[tuple[Any, ...], Any] = {}
         plain = readable(state, others)
         of_users = {path: each for path, each in others.items() if path[0] not in LIGHTNING_KEYS}
         of_lightning = {path: each for path, each in others.items() if path not in of_users}
@@ -175,7 +177,9 @@ class Snapshot:
             "users": self._record(of_users, known),
         }
 
-    def _record(self, others: Mapping[tuple, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    def _record(
+        self, others: Mapping[tuple[Any, ...], Any], known: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return a record of values by path.
 
         A run does not need its hyperparameters to resume: those that cannot be saved are left out.
@@ -219,7 +223,7 @@ class Snapshot:
             )
         self.has_warned_of_rates = self.has_warned_of_rates or bool(other_rank)
 
-    def _refusal(self, path: tuple, error: NotSaved) -> UserError:
+    def _refusal(self, path: tuple[Any, ...], error: NotSaved) -> UserError:
         """Return the error for an object that cannot be saved.
 
         Args:

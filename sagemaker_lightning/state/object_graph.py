@@ -222,8 +222,8 @@ def is_own_module(name: str) -> bool:
     return not is_library and INSTALLED.isdisjoint(file.parts)
 
 
-def is_library_class(class_: type) -> bool:
-    """Return whether a class is a library's."""
+def is_library_class(class_: type | Callable[..., Any]) -> bool:
+    """Return whether a class, or a function, is a library's."""
     return (class_.__module__ or "").partition(".")[0] in LIBRARIES
 
 

@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
+from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import CombinedLoader
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from sagemaker_lightning.compat.lightning_loaders import PositionedLoader
-from sagemaker_lightning.compat.lightning_loops import steps_draw_batches
+from sagemaker_lightning.compat.lightning_loops import combined_loader, steps_draw_batches
 from sagemaker_lightning.compat.torch_data import end_workers
 from sagemaker_lightning.contract.errors import printable, with_article
 from sagemaker_lightning.data.batch_order import Batches
@@ -286,3 +287,8 @@ class TrainingLoaders(EndingLoaders):
             "drawn": self.drawn,
             "why": self.why,
         }
+
+
+def training_loaders(trainer: Trainer) -> TrainingLoaders:
+    """Return what gives the training batches, once it is set up."""
+    return cast(TrainingLoaders, combined_loader(trainer))  # data/seeding.py sets its class

@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sagemaker_lightning.contract.atomic_files import atomic_write
 
@@ -221,7 +221,7 @@ def _packed_with_checksum(layout: struct.Struct, *values: object) -> bytes:
     return packed + zlib.crc32(packed).to_bytes(4, "little")
 
 
-def _unpacked_if_intact(layout: struct.Struct, packed: bytes) -> tuple | None:
+def _unpacked_if_intact(layout: struct.Struct, packed: bytes) -> tuple[Any, ...] | None:
     """Return a record's values without the checksum; None if that is wrong."""
     if len(packed) != layout.size or zlib.crc32(packed[:-4]) != int.from_bytes(
         packed[-4:], "little"

@@ -19,7 +19,7 @@ import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-from sagemaker_lightning.compat.lightning_loops import fetcher, steps_draw_batches
+from sagemaker_lightning.compat.lightning_loops import epoch_counts, fetcher, steps_draw_batches
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.deterministic import position
 from sagemaker_lightning.resume import moments
@@ -28,6 +28,7 @@ from sagemaker_lightning.resume.check import explanation
 from sagemaker_lightning.resume.check.explanation import DifferenceKind
 from sagemaker_lightning.resume.check.journal import FETCHED_AHEAD, Journal, Position, Step, read
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
+from sagemaker_lightning.resume.files.entries import ResumeResult
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.same_run import run_settings
 from sagemaker_lightning.state import batch_digest
@@ -83,13 +84,17 @@ class ResumeCheck:
     """
 
     def __init__(
-        self, trainer: Trainer, folder: CheckpointDir, gather: Callable[[Any], list], strict: bool
+        self,
+        trainer: Trainer,
+        folder: CheckpointDir,
+        gather: Callable[[Any], list[Any]],
+        strict: bool,
     ) -> None:
         self.trainer = trainer
         self.folder = folder
         self.gather = gather
         self.strict = strict
-        self.earlier_results: list[dict[str, Any]] = []  # the results of earlier interruptions
+        self.earlier_results: list[ResumeResult] = []  # the results of earlier interruptions
         self.run_id = b""  # identifies this run, 16 bytes; empty before training
         self.journal: Journal | None = None  # None before training
         self.step = 0  # optimizer step of the checkpoint
@@ -114,7 +119,7 @@ class ResumeCheck:
         self.on_gpu_since = 0.0  # when the first of them was added, in seconds of time.monotonic()
         # Batches whose digests are being copied from the GPU, the digests, the event of the copy.
         self.being_copied: tuple[list[Batch], Tensor, torch.cuda.Event] | None = None
-        self.last_rates: list = []  # the last learning rates, and their digest
+        self.last_rates: list[Any] = []  # the last learning rates, and their digest
         self.last_rate_digests: list[LeafDigest] = []
         self.saved_positions: deque[Position] = deque(maxlen=folder.keep + 1)
 
@@ -133,7 +138,7 @@ class ResumeCheck:
         trainer = self.trainer
         run_id = entries["journal"] if entries else b""
         machine = explanation.describe_machine(trainer)
-        recorded = []
+        recorded: list[Step] = []
         self.run_id = (
             run_id
             if isinstance(run_id, bytes) and len(run_id) == 16
@@ -168,7 +173,13 @@ class ResumeCheck:
         )
         self.journal.start_file(recorded)
 
-    def continue_results(self, results: Sequence[dict[str, Any]]) -> None:
+    @property
+    def _begun_journal(self) -> Journal:
+        """The journal of a training that has begun."""
+        assert self.journal is not None
+        return self.journal
+
+    def continue_results(self, results: Sequence[ResumeResult]) -> None:
         """Begin the list of results with those of earlier interruptions.
 
         Args:
@@ -214,7 +225,7 @@ class ResumeCheck:
             batch: The batch.
             number: Its number in the epoch, from 0.
         """
-        epoch = self.trainer.fit_loop.epoch_progress.current.processed
+        epoch = epoch_counts(self.trainer).processed
         if self.current_batch:
             self.skipped = self.current_batch.position
         self.current_batch = Batch(
@@ -249,7 +260,7 @@ class ResumeCheck:
         if not self.on_gpu and not self.being_copied:
             parts = batch.parts
             if not any(isinstance(part, Tensor) for part in parts):
-                self._record(batch, parts)
+                self._record(batch, [int(part) for part in parts])
                 return
         self.on_gpu_since = self.on_gpu_since if self.on_gpu else time.monotonic()
         self.on_gpu.append(batch)
@@ -287,11 +298,12 @@ class ResumeCheck:
         """
         epoch, batch = self._position()
         self.saved_positions.append((epoch, 0 if point is ResumePoint.EPOCH else batch))
-        self.journal.write()
-        self.journal.remove_before(self.saved_positions[0])
-        if problem := self.journal.take_problem():
+        journal = self._begun_journal
+        journal.write()
+        journal.remove_before(self.saved_positions[0])
+        if problem := journal.take_problem():
             self._warn(
-                f"the journal {self.journal.path} cannot be written ({problem}); what comes after "
+                f"the journal {journal.path} cannot be written ({problem}); what comes after "
                 "an interruption will not be compared"
             )
 
@@ -311,7 +323,7 @@ class ResumeCheck:
         self.journal.close()
 
     @property
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> list[ResumeResult]:
         """The result of each interruption; of the last one, as far as this rank knows it."""
         has_result = self.is_open and (self.has_trained or self.difference)
         return [
@@ -364,7 +376,7 @@ class ResumeCheck:
         if verdict["identical"] is False:
             # From here on the run is another one: no rank may compare with the old run's later
             # steps.
-            self.journal.remove_after(self.last_recorded)
+            self._begun_journal.remove_after(self.last_recorded)
         if self.trainer.is_global_zero:
             print(f"warning: {line}" if verdict["identical"] is False else line, flush=True)
 
@@ -390,12 +402,12 @@ class ResumeCheck:
                 digests,
                 self._rate_digests() if is_final else [],
             )
-            self.journal.add(
+            self._begun_journal.add(
                 _journal_step(upcoming, [int(part) for part in upcoming.parts], announced=True)
             )
             if is_final and (ahead_digest := self._digest_of_fetched_ahead()):
                 epoch, batch = upcoming.position
-                self.journal.add(
+                self._begun_journal.add(
                     Step(upcoming.step, epoch, batch + 1, ahead_digest, 0, FETCHED_AHEAD)
                 )
 
@@ -427,7 +439,7 @@ class ResumeCheck:
                 cause,
             )
 
-    def _verdict(self, steps: int, announced: bool, first: Difference | None) -> dict[str, Any]:
+    def _verdict(self, steps: int, announced: bool, first: Difference | None) -> ResumeResult:
         """Return the result of an interruption as model.json has it.
 
         Args:
@@ -435,7 +447,7 @@ class ResumeCheck:
             announced: Whether the batch that was to come next was identical.
             first: The first difference, if there is one.
         """
-        identical = True
+        identical: bool | None = True
         steps_are = "the next step is" if steps == 1 else f"the next {steps} steps are"
         if first:
             identical = False
@@ -469,7 +481,7 @@ class ResumeCheck:
         # With `strict`, a difference ends the job. The next attempt is compared with the same
         # steps.
         if not (self.strict and self.difference):
-            self.journal.add(step)
+            self._begun_journal.add(step)
             self.last_recorded = step.position
 
     def _compare(self, step: Step) -> None:
@@ -504,7 +516,7 @@ class ResumeCheck:
         numbers = [part for batch in batches for part in batch.parts if isinstance(part, Tensor)]
         if not numbers:
             for batch in batches:
-                self._record(batch, batch.parts)
+                self._record(batch, [int(part) for part in batch.parts])
             return
         device = self.trainer.strategy.root_device
         values = torch.stack([number.to(device, non_blocking=True) for number in numbers])
@@ -518,6 +530,7 @@ class ResumeCheck:
 
     def _receive(self) -> None:
         """Record the batches whose digests have arrived from the GPU."""
+        assert self.being_copied is not None
         batches, values, _ = self.being_copied
         self.being_copied = None
         self._record_all(batches, values)
@@ -546,7 +559,7 @@ class ResumeCheck:
             self.last_rates = rates
             self.last_rate_digests = [
                 batch_digest.combine(
-                    batch_digest.float_bits(rate) for rate in rates if rate is not None
+                    int(batch_digest.float_bits(rate)) for rate in rates if rate is not None
                 )
             ]
         return self.last_rate_digests

@@ -11,6 +11,7 @@ from typing import Any
 from pytorch_lightning import Trainer
 
 from sagemaker_lightning.compat import lightning_callbacks
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.contract.errors import with_article
 from sagemaker_lightning.resume.files import user_checkpoints
 from sagemaker_lightning.state.object_graph import is_library_class, namespace
@@ -26,7 +27,7 @@ def accept(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         checkpoint: What Lightning will load; it is changed in place.
     """
     states = user_checkpoints.own_states(trainer, checkpoint.get("callbacks", {}))
-    for callback in trainer.callbacks:
+    for callback in callbacks_of(trainer):
         if isinstance(state := states.get(callback.state_key), dict):
             states[callback.state_key] = lightning_callbacks.accepted_state(callback, state)
     checkpoint["callbacks"] = states

@@ -55,7 +55,7 @@ class BestModel(BestCheckpoint):
         unknown = sorted(metrics_in(self.filename) - metrics.keys())
         if unknown and not self.has_warned_of_name:
             self.has_warned_of_name = True
-            if rank_zero_only.rank == 0:
+            if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
                 print(
                     f"warning: the best model's filename {self.filename}: {unknown[0]} is not "
                     f"logged, and 0 stands for it; logged are {', '.join(sorted(metrics))[:300]}",
@@ -164,7 +164,7 @@ class BestModel(BestCheckpoint):
         if not torch.as_tensor(value).isfinite():
             value = torch.full_like(value, torch.inf if self.mode == "min" else -torch.inf)
         super().write_ranked(value, trainer, candidates)
-        if not self.best_model_score.isfinite():
+        if self.best_model_score is not None and not self.best_model_score.isfinite():
             self.best_model_path = ""
             self.best_model_score = None
 
@@ -188,11 +188,11 @@ class BestModel(BestCheckpoint):
         """
         attributes_before = {name: copy.copy(value) for name, value in vars(self).items()}
         files = trainer.strategy.checkpoint_io
-        is_checked = isinstance(files, checkpoint_file.CheckedIO)
-        if is_checked:
-            files.forget_problem()
+        checked = files if isinstance(files, checkpoint_file.CheckedIO) else None
+        if checked:
+            checked.forget_problem()
         super().keep_if_best(trainer, candidates)
-        if problem := trainer.strategy.broadcast(files.problem if is_checked else ""):
+        if problem := trainer.strategy.broadcast(checked.problem if checked else ""):
             vars(self).update(attributes_before)
             if trainer.is_global_zero:
                 best = self.best_model_path or "none"

@@ -126,7 +126,7 @@ class CheckpointDir:
             if isinstance(footer_or_problem, str) or footer_or_problem[1]
         ]
 
-    def logger_states(self) -> list[dict[str, Any]]:
+    def logger_states(self) -> list[Mapping[str, Any]]:
         """Return what the newest checkpoint says of the run's loggers; empty without one."""
         for _, path in self.with_copies():
             if isinstance(identify(path), str):
@@ -373,7 +373,7 @@ class BackgroundWriter:
 def choose_checkpoint(
     folder: CheckpointDir,
     host: str,
-    gather: Callable[[Any], list],
+    gather: Callable[[Any], list[Any]],
     reads_files: bool,
     missing_file: Callable[[Path], str],
     shard_problem: Callable[[Path], str] = lambda path: "",

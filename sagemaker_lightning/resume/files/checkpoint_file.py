@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from fsspec.core import url_to_fs
@@ -67,11 +67,11 @@ NOT_OURS = "is cut off, or not a checkpoint of this program"
 class _HashingFile:
     """A file whose content is hashed while it is written."""
 
-    def __init__(self, file) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.hash = hashlib.sha256()
 
-    def write(self, data) -> int:
+    def write(self, data: bytes) -> int:
         self.hash.update(data)
         return self.file.write(data)
 
@@ -79,7 +79,7 @@ class _HashingFile:
         """Do nothing: `atomic_write` flushes the file."""
 
 
-def write(path: Path, checkpoint: dict[str, Any], step: int = 0, number: int = 0) -> bytes:
+def write(path: Path, checkpoint: Mapping[str, Any], step: int = 0, number: int = 0) -> bytes:
     """Write a checkpoint; return its SHA-256.
 
     The file is complete on the disk, or as it was before.
@@ -96,7 +96,7 @@ def write(path: Path, checkpoint: dict[str, Any], step: int = 0, number: int = 0
     with atomic_write(path) as file:
         hashing = _HashingFile(file)
         try:
-            torch.save(checkpoint, hashing)
+            torch.save(checkpoint, hashing)  # type: ignore[arg-type]  # torch writes and flushes alone
         except RuntimeError as error:  # raised by torch's writer; the file's own error says more
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
         head = FOOTER.pack(MARK, step, number, b"")[:-32]
@@ -120,7 +120,8 @@ def read(path: Path, mmap: bool = False) -> dict[str, Any]:
             if any(part.compress_type != zipfile.ZIP_STORED for part in parts.infolist()):
                 raise pickle.UnpicklingError("a part of it is compressed")
     torch_unpickler.bound()
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    return content
 
 
 def read_footer(path: Path) -> tuple[int, int, bytes] | str:
@@ -207,7 +208,7 @@ def _size_problem(path: Path) -> str:
     size = path.stat().st_size
     parts_left = size + SPARE_PARTS
     bytes_left = 2 * size + SPARE_BYTES
-    stack = [(state, 0)]
+    stack: list[tuple[Any, int]] = [(state, 0)]
     while stack:
         value, depth = stack.pop()
         if isinstance(value, torch.Tensor):
@@ -280,7 +281,7 @@ def why_unreadable(state: dict[str, Any]) -> str:
     The values of its tensors are not checked.
     """
     # Nearly all is of a few kinds; to write and read it, too, would take a second for many weights.
-    doubtful = []
+    doubtful: list[Any] = []
     stack: list[Any] = [state]
     while stack:
         value = stack.pop()
@@ -343,7 +344,7 @@ class CheckedIO(TorchCheckpointIO):
             self.left_out = ()
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path, storage_options: Any | None = None
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
         """Write a checkpoint; if that fails, `problem` says why."""
         if "://" in str(path):
@@ -364,7 +365,7 @@ class CheckedIO(TorchCheckpointIO):
         """Forget what could not be written before."""
         self.problem = ""
 
-    def remove_checkpoint(self, path) -> None:
+    def remove_checkpoint(self, path: str | Path) -> None:
         """Remove a file, unless a newer one could not be written; a folder is none of ours."""
         files, path_in_files = url_to_fs(str(path))
         if not self.problem and files.isfile(path_in_files):

@@ -15,6 +15,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.gather import gather
 from sagemaker_lightning.resume.files import checkpoint_file, shards
 from sagemaker_lightning.resume.files.checkpoint_file import ENTRIES_KEY
+from sagemaker_lightning.resume.files.entries import CommonEntries
 
 STATE_KEY = "state"
 
@@ -39,12 +40,12 @@ def save(folder: Path, state: Any, step: int) -> Path:
     checksums = writer.write(folder, step, number, shared.parts)
     path = folder / f"step-{step:09d}.ckpt"
     if distributed.get_rank() == 0:
-        entries = {
+        entries: CommonEntries = {
             "step": step,
             "number": number,
             "world_size": distributed.get_world_size(),
             "mesh": [],
-            shards.SHARDS_KEY: description | {"checksums": checksums},
+            "shards": {**description, "checksums": checksums},
         }
         content = {STATE_KEY: marked, ENTRIES_KEY: entries}
         checkpoint_file.write(path, content, step, number)
@@ -73,7 +74,7 @@ def load(path: Path, like: Any = None, mesh: DeviceMesh | None = None) -> Any:
         raise UserError(f"{path} {problem}; expected a manifest with all its shards, as saved")
     content = checkpoint_file.read(path)
 
-    def liked(keys: tuple) -> Tensor | None:
+    def liked(keys: tuple[Any, ...]) -> Tensor | None:
         value = like
         for key in keys[1:]:
             try:

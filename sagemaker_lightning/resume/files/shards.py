@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypedDict
 
 import torch
 from torch import Tensor, distributed
@@ -20,13 +20,14 @@ from torch.distributed.tensor import DTensor, Placement
 
 from sagemaker_lightning.compat import dtensors
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.gather import gather
+from sagemaker_lightning.data.gather import gather, own_group
 from sagemaker_lightning.resume.files import checkpoint_file
 from sagemaker_lightning.resume.files.checkpoint_file import ENTRIES_KEY
+from sagemaker_lightning.resume.files.entries import CommonEntries, Shards, TensorForm
 
-SHARDS_KEY = "shards"
+SHARDS_KEY: Final = "shards"
 """The entry of a checkpoint that describes its shards."""
-TENSORS_KEY = "tensors"
+TENSORS_KEY: Final = "tensors"
 MARK = "sagemaker_lightning_shared_out"
 """The only key of a dict that stands for a tensor; its value is the tensor's name."""
 NAME = re.compile(r"step-(?P<step>\d{9,})-(?P<number>\d+)-rank-\d+-of-\d+\.shard")
@@ -67,11 +68,21 @@ def remove(folder: Path, step: int, before: float = math.inf) -> None:
 def remove_orphans(folder: Path, steps: Sequence[int]) -> None:
     """Remove the shards of steps of which there is no checkpoint: it was not finished."""
     for path in all_in(folder):
-        if int(NAME.fullmatch(path.name)["step"]) not in steps:
+        if (match := NAME.fullmatch(path.name)) and int(match["step"]) not in steps:
             path.unlink(missing_ok=True)
 
 
 # Saving -------------------------------------------------------------------------------------------
+
+
+class OwnForm(TypedDict):
+    """What a rank says of a tensor that is shared out; files/entries.py has the words."""
+
+    shape: list[int]
+    dtype: str
+    layout: list[list[str]]
+    chunk: list[list[int]]
+    """The offsets and the sizes of this rank's part."""
 
 
 class SharedOut:
@@ -80,9 +91,9 @@ class SharedOut:
     def __init__(self) -> None:
         self.parts: dict[str, Tensor] = {}
         """This rank's parts, on the CPU, by name."""
-        self.forms: dict[str, dict[str, Any]] = {}
+        self.forms: dict[str, OwnForm] = {}
         """What the tensors are, by name."""
-        self.chunks: dict[tuple, dtensors.Chunk] = {}
+        self.chunks: dict[tuple[Any, ...], dtensors.Chunk] = {}
         """This rank's part by how a tensor is shared out; optimizers' states are as the weights."""
 
     def take(self, value: Any, *path: str) -> Any:
@@ -94,7 +105,7 @@ class SharedOut:
         """
         return dtensors.mapped(value, self._take, path)
 
-    def _take(self, path: tuple, tensor: DTensor) -> dict[str, str]:
+    def _take(self, path: tuple[Any, ...], tensor: DTensor) -> dict[str, str]:
         name = "/".join(map(str, path))
         while name in self.parts:
             name += "'"
@@ -116,13 +127,13 @@ class SharedOut:
         }
         return {MARK: name}
 
-    def described(self, gather: Callable[[Any], list]) -> dict[str, Any]:
+    def described(self, gather: Callable[[Any], list[Any]]) -> Shards:
         """Return what a checkpoint says of all ranks' parts; all ranks call it.
 
         Args:
             gather: Returns the values of all ranks, by rank.
         """
-        of_ranks = gather(self.forms)
+        of_ranks: list[dict[str, OwnForm]] = gather(self.forms)
         for rank, forms in enumerate(of_ranks):
             if other := of_ranks[0].keys() ^ forms.keys():
                 raise UserError(
@@ -167,7 +178,7 @@ class ShardWriter:
 
     def __init__(self, host: str, group: distributed.ProcessGroup | None = None) -> None:
         self.host = host
-        self.group = group or distributed.new_group(backend="gloo")
+        self.group = group or own_group()
         self.rank = distributed.get_rank()
         self.ranks = distributed.get_world_size()
 
@@ -253,14 +264,16 @@ class ShardReader:
     def __init__(
         self,
         folder: Path,
-        entries: Mapping[str, Any],
+        entries: CommonEntries,
         rank: int,
         mesh: DeviceMesh | None,
-        like: Callable[[tuple], Tensor | None],
+        like: Callable[[tuple[Any, ...]], Tensor | None],
     ) -> None:
         self.folder = folder
         self.entries = entries
-        self.forms: Mapping[str, Any] = entries.get(SHARDS_KEY, {}).get(TENSORS_KEY, {})
+        self.forms: Mapping[str, TensorForm] = (
+            entries[SHARDS_KEY].get(TENSORS_KEY, {}) if SHARDS_KEY in entries else {}
+        )
         self.rank = rank
         self.mesh = mesh
         self.like = like
@@ -319,11 +332,12 @@ class ShardReader:
         self._fill(name, target, offsets, sizes)
         return made
 
-    def _layout(self, name: str, layout: Sequence[Any]) -> tuple[DeviceMesh, list[Placement]]:
+    def _layout(self, name: str, layout: Sequence[Any]) -> tuple[DeviceMesh, Sequence[Placement]]:
         """Return the mesh, and the placements on it, of a layout as `_layout` describes it."""
         placements = [dtensors.placement_of(word) for _, word in layout]
         names = tuple(dimension for dimension, _ in layout)
-        if not names or not set(names) <= set(self.mesh.mesh_dim_names):
+        own_names = self.mesh.mesh_dim_names if self.mesh is not None else None
+        if self.mesh is None or not names or not set(names) <= set(own_names or ()):
             raise UserError(
                 f"a checkpoint holds {name}, which was shared out in a way that this run cannot "
                 "make again; give as many ranks as before, or move the checkpoints away to start "
@@ -344,11 +358,11 @@ class ShardReader:
         chunks = [(tuple(at), tuple(size)) for at, size in self.forms[name]["chunks"]]
         own = (tuple(offsets), tuple(sizes))
         if self.rank < len(chunks) and chunks[self.rank] == own:
-            chunks = {own: self.rank}
+            ranks = {own: self.rank}
         else:
-            chunks = {chunk: rank for rank, chunk in reversed(list(enumerate(chunks)))}
+            ranks = {chunk: rank for rank, chunk in reversed(list(enumerate(chunks)))}
         overlaps = []
-        for (at, size), rank in chunks.items():
+        for (at, size), rank in ranks.items():
             low = [max(a, b) for a, b in zip(at, offsets, strict=True)]
             high = [min(a + m, b + n) for a, m, b, n in zip(at, size, offsets, sizes, strict=True)]
             if all(a < b for a, b in zip(low, high, strict=True)):

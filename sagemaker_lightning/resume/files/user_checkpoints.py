@@ -51,7 +51,8 @@ def overwrite_later_files(trainer: Trainer, saved_names: Mapping[str, Sequence[s
     for callback, folder in _callbacks_with_folders(trainer):
         later = _model_names(callback, folder).difference(saved_names.get(callback.state_key, ()))
         if later and trainer.is_global_zero:
-            callback.file_exists = _FilesToRewrite(callback, later).exists
+            exists = _FilesToRewrite(callback, later).exists
+            callback.file_exists = exists  # type: ignore[method-assign]  # of this callback alone
 
 
 class _FilesToRewrite:
@@ -64,7 +65,7 @@ class _FilesToRewrite:
         self.lightnings = callback.file_exists
         self.later = later
 
-    def exists(self, filepath: str, trainer: Trainer) -> bool:
+    def exists(self, filepath: str | Path, trainer: Trainer) -> bool:
         """Return whether a file exists; the same on all ranks, which all call it."""
         if (name := Path(filepath).name) not in self.later:
             return self.lightnings(filepath, trainer)

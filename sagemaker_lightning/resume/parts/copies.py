@@ -1,16 +1,22 @@
 """Copies of what a checkpoint gets: training goes on while it is written."""
 
-from typing import Any
+from typing import TypeVar
 
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
+Data = TypeVar("Data")
 
-def copy_to_cpu(data: Any) -> Any:
+
+def copy_to_cpu(data: Data) -> Data:
     """Return `data` with every tensor in it copied to the CPU."""
-    return apply_to_collection(data, Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
+    copied: Data = apply_to_collection(
+        data, Tensor, lambda tensor: tensor.detach().to("cpu", copy=True)
+    )
+    return copied
 
 
 def has_values(tensor: Tensor) -> bool:
     """Return whether a parameter or buffer is initialized; a lazy module's is not."""
-    return not isinstance(tensor, nn.parameter.UninitializedTensorMixin)
+    lazy = nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]  # torch's stub lacks it
+    return not isinstance(tensor, lazy)

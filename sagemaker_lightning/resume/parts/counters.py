@@ -22,7 +22,7 @@ class Counters(Part):
         """Let Lightning load counters of after an epoch, if it was saved at its end."""
         loop = saved["loops"]["fit_loop"]
         loop.pop("combined_loader", None)  # each rank saved its own
-        if self.run.resumed.saved_at is ResumePoint.EPOCH:
+        if self.resumed.saved_at is ResumePoint.EPOCH:
             move_counters_past_epoch(loop)
 
     def batches_done(self, done: int, states: Mapping[str, Any]) -> int:
@@ -41,7 +41,7 @@ class Counters(Part):
         loop = self.trainer.fit_loop
         total = loop.epoch_loop.batch_progress.total.ready
         drawn = max([states["drawn"], *(each["given"] for each in states["loaders"])])
-        step = self.run.resumed.step
+        step = self.resumed.step
         is_endless = loop.max_batches == float("inf")
         is_automatic = self.trainer.lightning_module.automatic_optimization
         if (
@@ -50,8 +50,8 @@ class Counters(Part):
             or (is_automatic and total > MAX_BATCHES * (step + 1))
         ):
             found = f"{done} batches of {total}, {drawn} drawn, at step {step}"
-            raise refusal(self.run, self.run.resumed.file_name, self.key, found)
-        return done if is_endless else min(done, loop.max_batches)
+            raise refusal(self.run, self.resumed.file_name, self.key, found)
+        return int(min(done, loop.max_batches))
 
 
 def move_counters_past_epoch(loop: dict[str, Any]) -> None:

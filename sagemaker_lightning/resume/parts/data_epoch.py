@@ -6,12 +6,17 @@ That means with the same random draws, and with the user's objects in the same s
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytorch_lightning import Trainer
 from torch import nn
 
 from sagemaker_lightning.compat import lightning_callbacks, lightning_loops
+from sagemaker_lightning.compat.lightning_trainer import (
+    callbacks_of,
+    data_module_of,
+    epochs_of_data,
+)
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentity
 from sagemaker_lightning.resume.parts.generators import Generators
@@ -23,6 +28,9 @@ from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph.start import Start
 from sagemaker_lightning.state.graph.state import names_in, without
+
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
 
 
 class DataEpoch(Part):
@@ -36,12 +44,12 @@ class DataEpoch(Part):
     place = Place.RUN
     when = "when Lightning sets up the data"
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: "Run") -> None:
         super().__init__(run)
         self.objects_before: Mapping[str, Any] | None = None
         """The state of the user's objects before the training data was made again."""
 
-    def save(self, point: Any, state: Any) -> dict[str, Any]:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the epochs, the state, and how many batches validation loaders have given."""
         trainer = self.trainer
         return {
@@ -49,7 +57,7 @@ class DataEpoch(Part):
             "objects_before": self.objects_before,
             "validation_made": (
                 lightning_loops.epoch_of_validation_loaders(trainer)
-                if trainer.reload_dataloaders_every_n_epochs
+                if epochs_of_data(trainer)
                 else None  # they stay as they are, whenever a run has made them
             ),
             "validation_batches": lightning_loops.validation_batches_seen(trainer),
@@ -58,15 +66,15 @@ class DataEpoch(Part):
     def present(self) -> None:
         """Return nothing: it is not compared."""
 
-    def next_epoch(self) -> int:
+    def next_epoch(self) -> float:
         """Return the epoch as of which a resumed run makes its training data.
 
         It is the one of the interrupted run's data, or the next one, if these end with it.
         """
         made = self._epoch("made")
-        every = self.trainer.reload_dataloaders_every_n_epochs
+        every = epochs_of_data(self.trainer)
         epoch = self.trainer.current_epoch
-        at_epochs_end = self.run.resumed.saved_at is ResumePoint.EPOCH
+        at_epochs_end = self.resumed.saved_at is ResumePoint.EPOCH
         return epoch if at_epochs_end and bool(every) and epoch - made >= every else made
 
     @contextmanager
@@ -77,8 +85,8 @@ class DataEpoch(Part):
         has changed in the data module comes back with the user's objects; but for what these
         cannot hold, which stays as it is loaded.
         """
-        resumed = self.run.resumed
-        data_module = self.trainer.datamodule
+        resumed = self.resumed
+        data_module = data_module_of(self.trainer)
         start = Start({"datamodule": data_module}, (Trainer, nn.Module), is_kept=True)
         yield
         with refusing(self.run, resumed.file_name, UserObjects.key):
@@ -91,7 +99,7 @@ class DataEpoch(Part):
         attributes.update(loaded)
 
     @contextmanager
-    def recreating(self, loop: Any) -> Iterator[None]:
+    def recreating(self, loop: lightning_loops.FitLoop) -> Iterator[None]:
         """Let the training data be made, inside this context, as in the interrupted run.
 
         Args:
@@ -101,7 +109,7 @@ class DataEpoch(Part):
         epoch = self.trainer.current_epoch
         data_epoch = self._epoch("made") if self.run.resumed else -1
         # Lightning makes the data after a search, which draws; a resumed run does not search.
-        follows_search = any(map(lightning_callbacks.is_search, self.trainer.callbacks))
+        follows_search = any(map(lightning_callbacks.is_search, callbacks_of(self.trainer)))
         if loop.loaders is not None:
             if lightning_loops.loaders_are_due(self.trainer):
                 seed_all("data", seed, epoch)
@@ -121,7 +129,7 @@ class DataEpoch(Part):
         self.run.part(UserObjects).graph.mark()
         progress = loop.epoch_progress.current
         completed = progress.completed
-        progress.completed = data_epoch
+        progress.completed = int(data_epoch)
         try:
             yield
         finally:
@@ -131,19 +139,19 @@ class DataEpoch(Part):
 
     def _epoch(self, name: str) -> float:
         """Return an epoch that the checkpoint has; a negative one stands for none."""
-        resumed = self.run.resumed
+        resumed = self.resumed
         with refusing(self.run, resumed.file_name, self.key):
             epoch = resumed.of(self)[name]
             return epoch if epoch < 0 else operator.index(epoch)
 
     def _validation_made(self) -> float | None:
         """Return in which epoch the validation data were made; None if that does not matter."""
-        is_known = self.run.resumed.of(self).get("validation_made") is not None
+        is_known = self.resumed.of(self).get("validation_made") is not None
         return self._epoch("validation_made") if is_known else None
 
     def _restore_objects_before(self, needs_new_data: bool) -> None:
         """Restore the objects as they were before the data were made, if that is known."""
-        resumed = self.run.resumed
+        resumed = self.resumed
         with refusing(self.run, resumed.file_name, self.key):
             objects = resumed.of(self)["objects_before"]
             if needs_new_data:
@@ -160,7 +168,7 @@ class DataEpoch(Part):
 
         It does not fit the new data, and to make these may have changed the state of other objects.
         """
-        resumed = self.run.resumed
+        resumed = self.resumed
         new = self.state_of_objects()
         saved = resumed.of(UserObjects)
         old = {name for name in names_in(saved["graph"]) if name.startswith(TRAINING)}
@@ -211,19 +219,19 @@ class DataEpoch(Part):
         """
         stay = not there_are_some and self._validation_data_stay()
         made = self._validation_made() if stay else None
-        return self.trainer.current_epoch if made is None else made
+        return self.trainer.current_epoch if made is None or made < 0 else int(made)
 
     def validation_data_made(self) -> None:
         """Restore how many batches the validation loaders have given, once they are made."""
         if self._validation_data_stay():
             lightning_loops.set_validation_batches_seen(
-                self.trainer, self.run.resumed.of(self)["validation_batches"]
+                self.trainer, self.resumed.of(self)["validation_batches"]
             )
 
     def _validation_data_stay(self) -> bool:
         """Return whether the interrupted run would now have the validation data that it had."""
         if not self.run.resumed:
             return False
-        every = self.trainer.reload_dataloaders_every_n_epochs
+        every = epochs_of_data(self.trainer)
         made = self._validation_made()
         return not every or (made is not None and self.trainer.current_epoch - made < every)

@@ -7,10 +7,12 @@ from lightning_fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
+from sagemaker_lightning.compat.lightning_trainer import epochs_of_data
 from sagemaker_lightning.compat.torch_modules import hooks, step_hooks
 from sagemaker_lightning.resume.parts.part import Part
 from sagemaker_lightning.resume.parts.roots import TRAINING, VALIDATION, user_objects
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
+from sagemaker_lightning.resume.resume_point import ResumePoint
 
 CODE_ROOTS = "model", "callbacks."
 """How the paths begin of what the code makes itself."""
@@ -29,7 +31,7 @@ class DataIdentity(Part):
     when = "never: it is compared"
     why_differs = "data that were read or drawn anew, and are others"
 
-    def save(self, point: Any, state: Any) -> dict[str, Any]:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the lengths, and the numbers that the data hold, by name.
 
         These are lengths, and the numbers that the datasets hold, or the model and the callbacks in
@@ -38,7 +40,7 @@ class DataIdentity(Part):
         """
         # If loaders are made anew while training, a resumed run makes the training data as of the
         # interrupted run's epoch, but the validation data as of its own first one.
-        reloads = self.trainer.reload_dataloaders_every_n_epochs
+        reloads = epochs_of_data(self.trainer)
         stages = (TRAINING,) if reloads else (TRAINING, VALIDATION)
         datasets = {
             path: object_
@@ -46,7 +48,7 @@ class DataIdentity(Part):
             # Asking a stream for its length may change it, as of litdata's.
             if path.startswith(stages) and not isinstance(object_, IterableDataset)
         }
-        lengths = {
+        lengths: dict[str, Any] = {
             f"the length of {path}": sized_len(dataset)
             for path, dataset in datasets.items()
             if isinstance(dataset, Dataset)
@@ -61,12 +63,12 @@ class DataIdentity(Part):
         }
         return lengths | numbers | self._batches(stages)
 
-    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each value; not the model's arrays, if this program may have changed them."""
         if self.run.same_run.has_trained_before:
             own = tuple(f"{NUMBERS}{root}" for root in CODE_ROOTS)
             saved = {name: value for name, value in saved.items() if not name.startswith(own)}
-        return saved
+        return dict(saved)
 
     def differing(self, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
         """Return the names of what is missing or different now.
@@ -113,7 +115,7 @@ class Structure(Part):
     what = "the classes and numbers of hooks of modules"
     when = "never: it is compared"
 
-    def save(self, point: Any, state: Any) -> dict[str, str]:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, str]:
         """Return the classes and numbers, by name."""
         return {
             f"the class or the hooks of model.{name}".removesuffix("."): (
@@ -126,6 +128,6 @@ class Structure(Part):
             for position, optimizer in enumerate(self.trainer.optimizers)
         }
 
-    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each class and number."""
-        return saved
+        return dict(saved)

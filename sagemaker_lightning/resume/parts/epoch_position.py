@@ -1,7 +1,9 @@
 """How far an epoch is for all ranks together: another number of ranks shares out the rest."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import divided, position, reached
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
@@ -16,7 +18,7 @@ class EpochPosition(Part):
     place = Place.RUN
     moments = (Moment.HOOKS,)
 
-    def save(self, point: ResumePoint | None, state: Any) -> Any:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> Any:
         """Return it; None at an epoch's end."""
         return None if point is ResumePoint.EPOCH else reached(self.trainer)
 
@@ -29,7 +31,7 @@ class EpochPosition(Part):
         Raises:
             UserError: It cannot be divided among this number of ranks.
         """
-        resumed = self.run.resumed
+        resumed = self.resumed
         if not self.run.resumes_within_epoch or resumed.same_ranks:
             return
         loader = divided(self.trainer.train_dataloader)
@@ -42,5 +44,5 @@ class EpochPosition(Part):
         epoch, _ = position(self.trainer)
         loader.epoch_plan.continue_from(epoch, saved)
         done = loader.epoch_plan.of_epoch(epoch)[1]
-        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        progress = lightning_loops.batch_counts(self.trainer)
         progress.ready = progress.started = progress.processed = progress.completed = done

@@ -1,5 +1,6 @@
 """The sums over the batches of an epoch of which Lightning computes the epoch's metrics."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,13 +19,13 @@ class EpochSums(Part):
     moments = (Moment.HOOKS, Moment.TRAINING)
     of_same_rank = True
 
-    def save(self, point: Any, state: Any) -> Any:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> Any:
         """Return the sums, on the CPU."""
         return copy_to_cpu(lightning_metrics.epoch_sums(self.trainer))
 
     @torch.no_grad()
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore the sums, if training resumes within an epoch."""
-        if self.run.resumed.saved_at is not ResumePoint.EPOCH:
+        if self.resumed.saved_at is not ResumePoint.EPOCH:
             device = self.trainer.strategy.root_device
             lightning_metrics.restore_epoch_sums(self.trainer, saved, device)

@@ -1,11 +1,13 @@
 """Generators of random numbers that the user's objects keep."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import Dataset
 
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.roots import SAMPLERS, TRAINING, VALIDATION, user_objects
+from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.graph.nodes import GENERATOR, scan
 
@@ -17,7 +19,7 @@ class Generators(Part):
     what = "generators of random numbers of one's own"
     moments = (Moment.TRAINING, Moment.EPOCH)
 
-    def save(self, point: Any, state: Any) -> dict[str, Any]:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the states, as a graph has them, by path."""
         return {path: GENERATOR.content(generator) for path, generator in self._found().items()}
 
@@ -25,7 +27,7 @@ class Generators(Part):
         """Restore the states; once samplers have drawn an epoch again, those of samplers."""
         found = self._found()
         if moment is Moment.EPOCH:
-            if not self.run.resumes_within_epoch or not self.run.resumed.same_ranks:
+            if not self.run.resumes_within_epoch or not self.resumed.same_ranks:
                 return
             samplers = {
                 path: part
@@ -46,7 +48,7 @@ class Generators(Part):
             if path in saved:
                 GENERATOR.fill(generator, None, [], saved[path])
 
-    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each state."""
         return {f"generators {path}": value for path, value in saved.items()}
 

@@ -16,8 +16,10 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_module_of
 from sagemaker_lightning.contract.errors import UserError, with_article
 from sagemaker_lightning.resume.parts.part import Moment, Part
+from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name
 from sagemaker_lightning.state.object_graph import Elsewhere
@@ -63,8 +65,8 @@ class Parts:
             trainer: Lightning's trainer, with a model.
         """
         owners = {id(module): "of the model" for module in trainer.lightning_module.modules()}
-        owners |= {id(callback): "in the trainer's callbacks" for callback in trainer.callbacks}
-        owners[id(trainer.datamodule)] = "the trainer's data module"
+        owners |= {id(callback): "in the trainer's callbacks" for callback in callbacks_of(trainer)}
+        owners[id(data_module_of(trainer))] = "the trainer's data module"
         for name, object_ in self.objects.items():
             if owner := owners.get(id(object_)):
                 raise UserError(
@@ -119,7 +121,7 @@ class GivenParts(Part):
     moments = (Moment.TRAINING,)
     why_differs = "a load_state_dict() that does not restore all of state_dict()"
 
-    def save(self, point: Any, state: Any) -> dict[str, Any]:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return a record of the state of each object, by name."""
         return parts_of(self.trainer).states()
 
@@ -127,7 +129,7 @@ class GivenParts(Part):
         """Let each object load its state."""
         parts_of(self.trainer).restore(saved)
 
-    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return a digest of each value of each state, by name."""
         return {
             f"part.{name}{path}": digest
@@ -138,5 +140,5 @@ class GivenParts(Part):
 
 def parts_of(trainer: Trainer) -> Parts:
     """Return the parts that the trainer's ExactResume has been given; none without it."""
-    found = (vars(callback).get("parts") for callback in trainer.callbacks)
+    found = (vars(callback).get("parts") for callback in callbacks_of(trainer))
     return next((parts for parts in found if isinstance(parts, Parts)), Parts())

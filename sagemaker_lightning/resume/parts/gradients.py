@@ -1,16 +1,19 @@
 """The gradients that are left for the next optimizer step."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pytorch_lightning import Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sagemaker_lightning.compat import dtensors, lightning_loops
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.start_hooks import is_of_library
+from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.digests import digest
 
 
@@ -21,7 +24,9 @@ class Gradients(Part):
     what = "gradients that are left for the next optimizer step"
     moments = (Moment.HOOKS, Moment.TRAINING)
 
-    def save(self, point: Any, state: Any) -> dict[str, Tensor] | None:
+    def save(
+        self, point: ResumePoint | None, state: Mapping[str, Any] | None
+    ) -> dict[str, Tensor] | None:
         """Return the gradients by parameter; None if they are equal to those of rank 0."""
         trainer = self.trainer
         parameters = _with_lasting_gradients(trainer)
@@ -46,9 +51,9 @@ class Gradients(Part):
         With another number of ranks than before, each gets the mean, as DDP's sum will be.
         """
         trainer = self.trainer
-        of_ranks = self.run.resumed.of_all_ranks(self.key)
-        if self.run.resumed.same_ranks:
-            own = self.run.resumed.of(self)
+        of_ranks = self.resumed.of_all_ranks(self.key)
+        if self.resumed.same_ranks:
+            own = self.resumed.of(self)
             gradients_by_name = of_ranks[0] if own is None else own
         else:
             all_saved = [of_ranks[0] if each is None else each for each in of_ranks]
@@ -79,7 +84,7 @@ def _with_lasting_gradients(trainer: Trainer) -> dict[str, nn.Parameter]:
     """
     model = trainer.lightning_module
     parameters = dict(model.named_parameters())
-    owners = (model, *trainer.callbacks)
+    owners: list[LightningModule | Callback] = [model, *callbacks_of(trainer)]
     is_removed_by_lightning = (
         model.automatic_optimization
         and not lightning_loops.gradients_accumulate(trainer)

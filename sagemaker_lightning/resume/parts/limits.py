@@ -1,12 +1,16 @@
 """The limits of training, in epochs and steps, and what callbacks have added to them."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pytorch_lightning import Trainer
 
 from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+from sagemaker_lightning.resume.resume_point import ResumePoint
+
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
 
 
 class Limits(Part):
@@ -17,7 +21,7 @@ class Limits(Part):
     place = Place.RUN
     moments = (Moment.LOADING,)
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: "Run") -> None:
         super().__init__(run)
         self.of_flags = limits(self.trainer)
         self.at_start = self.of_flags
@@ -29,7 +33,9 @@ class Limits(Part):
         self.exceeded = ""
         """The limit of this training that the checkpoint is beyond."""
 
-    def save(self, point: Any, state: Any) -> dict[str, list[int]]:
+    def save(
+        self, point: ResumePoint | None, state: Mapping[str, Any] | None
+    ) -> dict[str, list[int]]:
         """Return the limits that the flags set, and what was added to them."""
         pairs = zip(limits(self.trainer), self.at_start, strict=True)
         added = [limit - limit_before for limit, limit_before in pairs]
@@ -40,7 +46,7 @@ class Limits(Part):
         if saved["of_flags"] == self.of_flags:
             self.added_before = saved["added_limits"]
             add_to_limits(self.trainer, self.added_before)
-        loop = self.run.resumed.checkpoint["loops"]["fit_loop"]
+        loop = self.resumed.checkpoint["loops"]["fit_loop"]
         self._raise_epochs(loop["epoch_progress"]["current"]["processed"])
 
     def _raise_epochs(self, epoch: int) -> None:
@@ -52,7 +58,7 @@ class Limits(Part):
         limit = self.trainer.fit_loop.max_epochs
         if limit not in (None, -1) and epoch > limit:
             self.raised_epochs = epoch - limit
-            self.trainer.fit_loop.max_epochs += self.raised_epochs
+            self.trainer.fit_loop.max_epochs = epoch
 
     def loops_begin(self) -> None:
         """Set the limit of epochs to what it is without `_raise_epochs`.
@@ -60,12 +66,12 @@ class Limits(Part):
         Hooks at the start of training may have changed it since, as StochasticWeightAveraging does.
         """
         loop = self.trainer.fit_loop
-        if self.raised_epochs:
+        if self.raised_epochs and loop.max_epochs is not None:
             loop.max_epochs -= self.raised_epochs
             self.raised_epochs = 0
         if self.run.resumed and loop.max_epochs not in (None, -1):
-            reached = loop.epoch_progress.current.processed + (
-                self.run.resumed.epoch_is_open and not lightning_loops.epoch_is_done(self.trainer)
+            reached = lightning_loops.epoch_counts(self.trainer).processed + (
+                self.resumed.epoch_is_open and not lightning_loops.epoch_is_done(self.trainer)
             )
             if reached > loop.max_epochs:
                 self.exceeded = f"max_epochs={loop.max_epochs}"
@@ -90,7 +96,7 @@ def add_to_limits(trainer: Trainer, added: Sequence[int]) -> None:
         added: Epochs and steps to add; negative ones shorten the training.
     """
     loop = trainer.fit_loop
-    if added[0]:
+    if added[0] and loop.max_epochs is not None:
         loop.max_epochs += added[0]
     if added[1]:
         loop.epoch_loop.max_steps += added[1]

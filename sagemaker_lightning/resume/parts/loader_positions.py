@@ -1,11 +1,15 @@
 """Where the training loaders are, and the states of those that save one (data/loaders)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
+from sagemaker_lightning.compat.lightning_loops import fetcher
+from sagemaker_lightning.data.loaders.several import training_loaders
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.resume_point import ResumePoint
+
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
 
 
 class LoaderPositions(Part):
@@ -15,15 +19,15 @@ class LoaderPositions(Part):
     what = "where the loaders are, and the states of loaders, samplers and datasets"
     moments = (Moment.TRAINING,)
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: "Run") -> None:
         super().__init__(run)
         self.are_used = False
         """Whether the saved states were taken, or no longer apply."""
 
-    def save(self, point: ResumePoint | None, state: Any) -> Any:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> Any:
         """Return the states."""
-        loaders = combined_loader(self.trainer)
-        return loaders.states(fetcher(self.trainer), within=point is not ResumePoint.EPOCH)
+        within = point is not ResumePoint.EPOCH
+        return training_loaders(self.trainer).states(fetcher(self.trainer), within)
 
     def present(self) -> None:
         """Return nothing: they are not compared, and the loaders have not begun."""
@@ -33,15 +37,16 @@ class LoaderPositions(Part):
 
         Loaders know values alone. What they share with others is one object again afterwards.
         """
-        if self.run.resumed.saved_at is ResumePoint.EPOCH and not self.are_used:
-            self.trainer.fit_loop.loaders.give_back(saved)
+        if self.resumed.saved_at is ResumePoint.EPOCH and not self.are_used:
+            training_loaders(self.trainer).give_back(saved)
 
     def take(self) -> Mapping[str, Any] | None:
         """Return the saved states for the epoch that begins; None if there are none for it."""
         if not self.run.resumed or self.are_used:
             return None
         self.are_used = True
-        return self.run.resumed.of(self)
+        states: Mapping[str, Any] = self.resumed.of(self)
+        return states
 
     def discard(self) -> None:
         """Forget the saved states: they are of loaders that do not exist any more."""

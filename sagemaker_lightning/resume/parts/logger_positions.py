@@ -1,9 +1,11 @@
 """Where the loggers are: a resumed run continues their files, and logs nothing twice."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+from sagemaker_lightning.resume.resume_point import ResumePoint
 
 
 class LoggerPositions(Part):
@@ -18,7 +20,9 @@ class LoggerPositions(Part):
     place = Place.FIRST
     moments = (Moment.COMPARED,)
 
-    def save(self, point: Any, state: Any) -> list[dict[str, Any]]:
+    def save(
+        self, point: ResumePoint | None, state: Mapping[str, Any] | None
+    ) -> list[dict[str, Any]]:
         """Return a state for each logger."""
         return loggers.save_states(self.trainer.loggers)
 
@@ -28,6 +32,6 @@ class LoggerPositions(Part):
             loggers.continue_files(
                 self.trainer.loggers,
                 loggers.well_formed(saved),
-                self.run.resumed.step,
+                self.resumed.step,
                 self.trainer.is_global_zero,
             )

@@ -1,5 +1,6 @@
 """The states of torchmetrics that the user's objects hold, those that are not persistent too."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from sagemaker_lightning.compat import metrics
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu
 from sagemaker_lightning.resume.parts.part import Moment, Part, named_values
 from sagemaker_lightning.resume.parts.roots import of_kinds
+from sagemaker_lightning.resume.resume_point import ResumePoint
 
 
 class Metrics(Part):
@@ -19,7 +21,7 @@ class Metrics(Part):
     moments = (Moment.HOOKS, Moment.TRAINING)
     of_same_rank = True
 
-    def save(self, point: Any, state: Any) -> dict[str, Any]:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the states, on the CPU, and the lengths of trackers, by path."""
         measured = dict(of_kinds(self.trainer, Metric, MetricTracker))
         states = {
@@ -46,6 +48,6 @@ class Metrics(Part):
             if state := saved["states"].get(path):
                 metrics.restore(metric, state, metric.device)  # a callback's may be on the CPU
 
-    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each value of the states."""
         return named_values(self.key, saved["states"])

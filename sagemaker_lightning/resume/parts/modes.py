@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sagemaker_lightning.resume.parts.part import Moment, Part
+from sagemaker_lightning.resume.resume_point import ResumePoint
 
 
 class Modes(Part):
@@ -13,7 +14,9 @@ class Modes(Part):
     what = "which modules are in eval mode, and which parameters are frozen"
     moments = (Moment.TRAINING,)
 
-    def save(self, point: Any, state: Any) -> dict[str, list[str]]:
+    def save(
+        self, point: ResumePoint | None, state: Mapping[str, Any] | None
+    ) -> dict[str, list[str]]:
         """Return the names."""
         model = self.trainer.lightning_module
         return {
@@ -32,7 +35,7 @@ class Modes(Part):
         for name, parameter in self.trainer.lightning_module.named_parameters():
             parameter.requires_grad_(name not in frozen)
 
-    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each name."""
         return {f"{mode} {name or 'model'}": True for mode in saved for name in saved[mode]}
 

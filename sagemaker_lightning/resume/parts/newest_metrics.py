@@ -1,9 +1,11 @@
 """The newest value of each metric, as callbacks and progress bars read it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from sagemaker_lightning.compat import lightning_metrics
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph import values
 
 
@@ -15,7 +17,7 @@ class NewestMetrics(Part):
     place = Place.RUN
     moments = (Moment.HOOKS, Moment.TRAINING)
 
-    def save(self, point: Any, state: Any) -> dict[str, Any]:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the values, as a record."""
         return values.encode(lightning_metrics.newest_values(self.trainer))
 

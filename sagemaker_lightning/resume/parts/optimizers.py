@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from math import inf
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pytorch_lightning import Trainer
@@ -27,6 +27,9 @@ from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.kinds.base import class_name
 
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
+
 FUSED_STATES = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"}
 """What the fused kernels of torch's optimizers read and write besides a parameter's gradient."""
 
@@ -42,7 +45,7 @@ class Optimizers(Part):
     place = Place.LIGHTNING
     moments = (Moment.LOADING, Moment.OPTIMIZERS, Moment.TRAINING)
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: "Run") -> None:
         super().__init__(run)
         self.saved_groups: list[list[dict[str, Any]]] = []
         """The saved values of each optimizer's parameter groups, as `on_load_checkpoint` got."""
@@ -79,7 +82,7 @@ class Optimizers(Part):
         Raises:
             UserError: The states are none of these optimizers'.
         """
-        with refusing(self.run, self.run.resumed.file_name, self.key):
+        with refusing(self.run, self.resumed.file_name, self.key):
             with sharing_groups(objects):
                 yield
             for optimizer in self.trainer.optimizers:
@@ -99,8 +102,8 @@ class Optimizers(Part):
         except Exception as error:
             resumed = self.run.resumed
             steps = self.trainer.global_step - resumed.step if resumed else 0
-            is_first = resumed and steps < len(self.trainer.optimizers)
-            if not is_first or not is_of_torchs_optimizer(error):
+            is_first = steps < len(self.trainer.optimizers)
+            if not resumed or not is_first or not is_of_torchs_optimizer(error):
                 raise
             reason = f"{type(error).__name__}: {error}"
             raise refusal(self.run, resumed.file_name, self.key, reason) from error
@@ -111,7 +114,7 @@ class Optimizers(Part):
         states = [strategy.optimizer_state(optimizer) for optimizer in self.trainer.optimizers]
         return {self.key: states}
 
-    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each value of the states."""
         return named_values(self.key, saved[self.key])
 
@@ -124,7 +127,7 @@ class OptimizerClasses(Part):
     place = Place.RUN
     moments = (Moment.OPTIMIZERS,)
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: "Run") -> None:
         super().__init__(run)
         self.at_start: list[str] = []
         self.is_told = False
@@ -157,7 +160,7 @@ class OptimizerClasses(Part):
         if names != saved:
             found = ", ".join(map(str, saved))
             raise UserError(
-                f"{self.run.folder.label}: {self.run.resumed.file_name}: found states of the "
+                f"{self.run.folder.label}: {self.resumed.file_name}: found states of the "
                 f"optimizers {printable(found)[:200]}, expected {', '.join(names)}, as "
                 "configure_optimizers() returns them; return those from it that training goes on "
                 "with, or move the checkpoints away to start anew"
@@ -183,7 +186,7 @@ class Schedulers(Part):
 
     def loading(self) -> AbstractContextManager[None]:
         """Let the states be loaded in the block, or raise UserError."""
-        return refusing(self.run, self.run.resumed.file_name, self.key)
+        return refusing(self.run, self.resumed.file_name, self.key)
 
     @contextmanager
     def steps(self) -> Iterator[None]:
@@ -192,7 +195,7 @@ class Schedulers(Part):
         Raises:
             UserError: A scheduler of torch's cannot go on from the loaded state.
         """
-        file_name = self.run.resumed.file_name
+        file_name = self.resumed.file_name
         try:
             yield
         except (UserError, MemoryError):
@@ -213,7 +216,7 @@ class Schedulers(Part):
         configs = self.trainer.lr_scheduler_configs
         return {self.key: [config.scheduler.state_dict() for config in configs]}
 
-    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each value of the states."""
         return named_values(self.key, saved[self.key])
 
@@ -237,14 +240,16 @@ def is_rate(value: Any) -> bool:
     """Return whether a value is a learning rate that an optimizer can take."""
     if isinstance(value, Tensor):
         return value.numel() == 1
-    return isinstance(value, Real) and not MAX_RATE < abs(value) < inf
+    if not isinstance(value, Real):
+        return False
+    return not MAX_RATE < abs(value) < inf  # type: ignore[operator]  # Real has no types for it
 
 
 def fits(value: Tensor, parameter: Tensor) -> bool:
     """Return whether a tensor has memory for each element of a parameter."""
     if value.shape != parameter.shape:
         return False
-    end = (value.storage_offset() + value.numel()) * value.itemsize
+    end = int(value.storage_offset() + value.numel()) * value.itemsize
     # One of a class that wraps others, such as a sharded one, has no memory of its own.
     return type(value) is not Tensor or end <= value.untyped_storage().nbytes()
 
@@ -252,10 +257,12 @@ def fits(value: Tensor, parameter: Tensor) -> bool:
 def is_of_torchs_optimizer(error: Exception) -> bool:
     """Return whether the code of an optimizer or scheduler of torch's has raised an error."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals.get("__name__", "").startswith("torch.optim.")
+    return str(frame.f_globals.get("__name__", "")).startswith("torch.optim.")
 
 
-def restore_group_values(trainer: Trainer, saved_groups: Sequence[Sequence[dict]]) -> None:
+def restore_group_values(
+    trainer: Trainer, saved_groups: Sequence[Sequence[dict[str, Any]]]
+) -> None:
     """Restore learning rates and other values of the optimizers' parameter groups.
 
     Args:

@@ -1,8 +1,10 @@
 """The optimizers' parameter groups: hooks may have added some, or made the optimizers anew."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+from sagemaker_lightning.resume.resume_point import ResumePoint
 
 
 class ParameterGroups(Part):
@@ -13,7 +15,9 @@ class ParameterGroups(Part):
     place = Place.RUN
     moments = (Moment.OPTIMIZERS,)
 
-    def save(self, point: Any, state: Any) -> list[list[list[str]]]:
+    def save(
+        self, point: ResumePoint | None, state: Mapping[str, Any] | None
+    ) -> list[list[list[str]]]:
         """Return the names, by optimizer and group; "" for what the model does not have."""
         model = self.trainer.lightning_module
         names = {id(parameter): name for name, parameter in model.named_parameters()}

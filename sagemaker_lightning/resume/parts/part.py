@@ -1,6 +1,6 @@
 """What a part of a checkpoint is: how it is saved, when it comes back, and how it is compared."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph.kinds.base import is_of_users_code
 
 if TYPE_CHECKING:
+    from sagemaker_lightning.resume.resumption import Resumption
     from sagemaker_lightning.resume.run import Run
 
 
@@ -64,6 +65,12 @@ class Part:
     def trainer(self) -> Trainer:
         """Lightning's trainer."""
         return self.run.trainer
+
+    @property
+    def resumed(self) -> "Resumption":
+        """The checkpoint that the run resumes from; a run that begins anew has none to ask for."""
+        assert self.run.resumed is not None
+        return self.run.resumed
 
     def mark_start(self) -> None:
         """Take the present state as the one that the run starts with, if that counts."""
@@ -154,6 +161,7 @@ def named_values(name: str, value: Any) -> dict[str, Any]:
         name: The name of all.
         value: Lists and dicts within each other.
     """
+    pairs: Iterable[tuple[Any, Any]]
     if isinstance(value, Mapping):
         pairs = value.items()
     elif isinstance(value, (list, tuple)):

@@ -6,20 +6,25 @@ space; those of them that training changes are here.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.compat.torch_modules import changes_state_dict
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu, has_values
 from sagemaker_lightning.resume.parts.part import Moment, Part, named_values
 from sagemaker_lightning.resume.parts.roots import user_objects
+from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.graph import fingerprints
+
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
 
 
 class RankBuffers(Part):
@@ -33,7 +38,7 @@ class RankBuffers(Part):
     moments = (Moment.HOOKS, Moment.TRAINING)
     of_same_rank = True
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: "Run") -> None:
         super().__init__(run)
         self.at_start: dict[str, bytes] = {}
         """Fingerprints of the weights at the start, by name, if the state dict may lack some.
@@ -52,7 +57,7 @@ class RankBuffers(Part):
                 if has_values(parameter)
             }
 
-    def save(self, point: Any, state: Mapping[str, Any] | None) -> dict[str, Tensor]:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Tensor]:
         """Return the buffers, and weights that are left out, on the CPU, by name."""
         buffers = dict(_buffers_by_name(self.trainer))
         digests = self.run.agreement.gather(
@@ -90,7 +95,7 @@ class RankBuffers(Part):
             if value is not None and value.shape == buffer.shape:
                 buffer.copy_(value)
 
-    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each buffer."""
         return named_values("buffers", saved)
 
@@ -106,7 +111,7 @@ def _buffers_by_name(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
         (f"model.{name}", buffer) for name, buffer in model.named_buffers() if has_values(buffer)
     )
     seen_ids = {id(module) for module in model.modules()}
-    for callback in trainer.callbacks:
+    for callback in callbacks_of(trainer):
         for name, module in vars(callback).items():
             if object_graph.is_library_class(type(callback)) and isinstance(module, nn.Module):
                 seen_ids |= {id(submodule) for submodule in module.modules()}

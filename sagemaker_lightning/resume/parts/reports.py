@@ -57,7 +57,7 @@ class Reports:
         self.outside = OutsideState()
         self.package_searches = 0
         """How often variables of packages were asked for since the start."""
-        self.reported: set = set()
+        self.reported: set[Any] = set()
         """What a message was printed for."""
         self.waits = False
         """Whether variables are compared at the next checkpoint, and not now."""

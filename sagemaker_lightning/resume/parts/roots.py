@@ -9,6 +9,7 @@ from pytorch_lightning import Trainer
 from torch.utils.data import DataLoader
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
+from sagemaker_lightning.compat.lightning_trainer import data_module_of
 from sagemaker_lightning.compat.torch_modules import hooks, inner_schedulers, step_hooks
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.parts import start_hooks
@@ -34,7 +35,10 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
     Args:
         trainer: Lightning's trainer.
     """
-    objects: dict[str, Any] = {"model": trainer.lightning_module, "datamodule": trainer.datamodule}
+    objects: dict[str, Any] = {
+        "model": trainer.lightning_module,
+        "datamodule": data_module_of(trainer),
+    }
     objects |= parts_of(trainer).marks()
     objects |= start_hooks.objects_of_hooks(trainer)
     # state_dict() has the state of a library's optimizer. It lacks the plain attributes of a class
@@ -121,5 +125,5 @@ def of_kinds(trainer: Trainer, *kinds: type) -> Iterator[tuple[str, Any]]:
     return (
         (path, value)
         for path, value in object_graph.walk(user_objects(trainer), code=False)
-        if object_graph.is_of(type(value), *kinds)
+        if object_graph.is_of(type(value), *kinds)  # type: ignore[arg-type]  # a class has a hash
     )

@@ -1,8 +1,10 @@
 """Whether a callback has ended the training, as EarlyStopping does."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+from sagemaker_lightning.resume.resume_point import ResumePoint
 
 
 class ShouldStop(Part):
@@ -13,7 +15,7 @@ class ShouldStop(Part):
     place = Place.RUN
     moments = (Moment.LOADING,)
 
-    def save(self, point: Any, state: Any) -> bool:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> bool:
         """Return whether it has."""
         return bool(self.trainer.should_stop)
 

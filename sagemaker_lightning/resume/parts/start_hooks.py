@@ -18,6 +18,7 @@ import numpy as np
 from pytorch_lightning import Trainer
 from torch import Tensor
 
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.state import GraphState
 
@@ -30,7 +31,7 @@ A larger one is data that a hook has loaded.
 """
 
 
-def is_of_library(function: Callable) -> bool:
+def is_of_library(function: Callable[..., Any]) -> bool:
     """Return whether a function or a method is a library's."""
     is_function = isinstance(function, (types.FunctionType, types.MethodType))
     return is_function and object_graph.is_library_class(function)
@@ -44,7 +45,7 @@ def objects_of_hooks(trainer: Trainer) -> dict[str, Any]:
     """
     return {"model": trainer.lightning_module} | {
         f"callbacks.{position} {type(callback).__name__}": callback
-        for position, callback in enumerate(trainer.callbacks)
+        for position, callback in enumerate(callbacks_of(trainer))
     }
 
 
@@ -138,7 +139,7 @@ def names_in_start_hooks(trainer: Trainer) -> set[str]:
     """
     owners = [
         owner
-        for owner in (trainer.lightning_module, *trainer.callbacks)
+        for owner in (trainer.lightning_module, *callbacks_of(trainer))
         if not object_graph.is_library_class(type(owner))
     ]
     return set().union(*(names_in_hook(type(owner), name) for owner in owners for name in HOOKS))

@@ -1,5 +1,6 @@
 """Objects of libraries that save and load their own state, and optimizers that Lightning misses."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from sagemaker_lightning.resume.parts.optimizers import sharing_groups
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
+from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.graph.kinds.base import NotSaved
@@ -27,7 +29,7 @@ class StatefulObjects(Part):
     what = "libraries' objects with `state_dict`, and optimizers within others"
     moments = (Moment.TRAINING,)
 
-    def save(self, point: Any, state: Any) -> dict[str, Any]:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the states, as records, by path; say, once, which cannot be saved."""
         states, unsaved = self._encode_stateful()
         self.run.part(UserObjects).reports.report_unsaved(unsaved)
@@ -42,7 +44,7 @@ class StatefulObjects(Part):
                     is_schedule = isinstance(getattr(object_, "optimizer", None), Optimizer)
                     object_.load_state_dict(saved_part(object_, state) if is_schedule else state)
 
-    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each state."""
         return {f"stateful {path}": values.digest(state) for path, state in saved.items()}
 

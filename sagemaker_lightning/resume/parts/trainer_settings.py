@@ -1,10 +1,15 @@
 """The trainer's settings that a callback may change."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from sagemaker_lightning.resume.parts.part import Moment, Part
+from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.object_graph import added_to
+
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
 
 SETTING_TYPES = int, float, bool, str, type(None)
 CHANGED_BEFORE = object()
@@ -18,7 +23,7 @@ class TrainerSettings(Part):
     what = "the trainer's settings that callbacks have changed"
     moments = (Moment.TRAINING,)
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: "Run") -> None:
         super().__init__(run)
         self.at_start: dict[str, Any] = {}
 
@@ -26,7 +31,7 @@ class TrainerSettings(Part):
         """Take the present settings as those at the start."""
         self.at_start = self._settings()
 
-    def save(self, point: Any, state: Any) -> dict[str, Any]:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the settings that have changed, by name."""
         return {
             name: value
@@ -41,7 +46,7 @@ class TrainerSettings(Part):
                 setattr(self.trainer, name, saved[name])
                 self.at_start[name] = CHANGED_BEFORE
 
-    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each setting."""
         return {f"settings {name}": value for name, value in saved.items()}
 

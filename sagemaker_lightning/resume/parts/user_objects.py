@@ -6,7 +6,7 @@ changed since, or if hooks at the start have computed it from the weights.
 
 import functools
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
@@ -20,8 +20,12 @@ from sagemaker_lightning.resume.parts.reports import Reports
 from sagemaker_lightning.resume.parts.roots import TRAINING, user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.graph.nodes import SCALARS, scan
+from sagemaker_lightning.state.graph.atoms import SCALARS
+from sagemaker_lightning.state.graph.nodes import scan
 from sagemaker_lightning.state.graph.state import GraphState, digests, names_in
+
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
 
 
 class UserObjects(Part):
@@ -31,7 +35,7 @@ class UserObjects(Part):
     what = "what has changed in the objects of the model, the data module, callbacks and loaders"
     moments = (Moment.HOOKS, Moment.TRAINING, Moment.EPOCH)
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: "Run") -> None:
         super().__init__(run)
         self.graph = GraphState(functools.partial(user_objects, self.trainer))
         self.reports = Reports(self.trainer, self.graph)
@@ -59,7 +63,7 @@ class UserObjects(Part):
         self.graph.mark()
         self.reports.mark_start()
 
-    def save(self, point: Any, state: Any) -> dict[str, Any]:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return what has changed since `mark_start`; say, once, what cannot be saved."""
         self.reports.warn_of_iterators()
         # The next epoch makes its data anew, from what the objects have of these.
@@ -84,7 +88,7 @@ class UserObjects(Part):
         with the model is one object again afterwards.
         """
         if moment is Moment.EPOCH:
-            if self.run.resumes_within_epoch and self.run.resumed.same_ranks:
+            if self.run.resumes_within_epoch and self.resumed.same_ranks:
                 self._restore_graph(saved)
             return
         # A dataset may create something once and set a flag that says so. Where the thing is
@@ -93,7 +97,7 @@ class UserObjects(Part):
             path for path, _ in self._missing_attributes(saved) if path in self._data_paths()
         }
         # What hooks have computed at the start may be each rank's own.
-        own = () if self.run.resumed.same_ranks else tuple(map(str, saved["computed"]))
+        own = () if self.resumed.same_ranks else tuple(map(str, saved["computed"]))
         # Before these hooks, the weights are not pruned again yet.
         is_pruned = moment is Moment.TRAINING
         self._restore_graph(saved, incomplete, own, is_pruned)
@@ -104,7 +108,7 @@ class UserObjects(Part):
 
         It is done before Lightning loads the weights, of which there are some for these parts.
         """
-        self.graph.restore(self.run.resumed.of(self)["graph"], parts_of_modules)
+        self.graph.restore(self.resumed.of(self)["graph"], parts_of_modules)
 
     def recreate(self) -> None:
         """Run again the hooks that created objects that no checkpoint can hold.
@@ -112,10 +116,10 @@ class UserObjects(Part):
         Within an epoch, Lightning does not run these hooks. At its end, the objects still have the
         epoch's state, which other hooks may use.
         """
-        missing = self._missing_attributes(self.run.resumed.of(self))
+        missing = self._missing_attributes(self.resumed.of(self))
         run_creating_hooks(self.trainer, missing)
 
-    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each changed value, and what has changed and could not be saved.
 
         The steps of a MetricTracker are made, and compared, with the metrics.
@@ -126,7 +130,7 @@ class UserObjects(Part):
 
     def why(self, name: str) -> str:
         """Return that no checkpoint can hold it, if that is why it differs."""
-        if (kind := self.run.resumed.of(self)["unsaved"].get(name)) is None:
+        if (kind := self.resumed.of(self)["unsaved"].get(name)) is None:
             return self.why_differs
         return (
             f"{with_article(printable(str(kind))[:200])}, which no checkpoint can hold; keep "
@@ -166,7 +170,7 @@ class UserObjects(Part):
         own: tuple[str, ...] = (),
         is_pruned: bool = True,
     ) -> None:
-        def accept(node: list) -> list | None:
+        def accept(node: list[Any]) -> list[Any] | None:
             return accepted(node if is_pruned else without_pruning(node), incomplete, own)
 
         self.graph.restore(saved["graph"], accept)
@@ -204,7 +208,9 @@ def _is_absent(attributes: Mapping[str, Any], name: str) -> bool:
     return type(attributes.get(name)) in SCALARS
 
 
-def accepted(node: list, incomplete: Collection[str], own: tuple[str, ...]) -> list | None:
+def accepted(
+    node: list[Any], incomplete: Collection[str], own: tuple[str, ...]
+) -> list[Any] | None:
     """Return what is restored of a node of the start; None for nothing.
 
     Args:
@@ -233,7 +239,7 @@ def accepted(node: list, incomplete: Collection[str], own: tuple[str, ...]) -> l
     ]
 
 
-def parts_of_modules(node: list) -> list | None:
+def parts_of_modules(node: list[Any]) -> list[Any] | None:
     """Return what a node of the start has of a module's modules, parameters and buffers."""
     kind, path, note, references, content = node
     if not isinstance(note, dict):
@@ -252,7 +258,7 @@ def parts_of_modules(node: list) -> list | None:
     return [kind, path, note, [references[n] for n in kept], content]
 
 
-def without_pruning(node: list) -> list:
+def without_pruning(node: list[Any]) -> list[Any]:
     """Return a node of the start without what pruning makes of weights: they are pruned later."""
     kind, path, note, references, content = node
     pruned = _pruned_members(note["names"]) if isinstance(note, dict) else set()

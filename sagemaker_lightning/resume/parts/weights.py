@@ -6,13 +6,14 @@ checkpoint, so that their effect is in it.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from sagemaker_lightning.compat import lightning_checkpoints
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.compat.torch_modules import buffers, load_hooks, parameters
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.parts import start_hooks
@@ -21,6 +22,9 @@ from sagemaker_lightning.resume.parts.part import Moment, Part, Place
 from sagemaker_lightning.resume.parts.rank_buffers import RankBuffers
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.same_run.differences import first_of
+
+if TYPE_CHECKING:
+    from sagemaker_lightning.resume.run import Run
 
 KEYS = "state_dict", "current_model_state", "averaging_state"
 """Entries of a checkpoint; the model may rightly have more or less of them than was saved."""
@@ -34,7 +38,7 @@ class Weights(Part):
     place = Place.LIGHTNING
     moments = (Moment.LOADING, Moment.TRAINING)
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: "Run") -> None:
         super().__init__(run)
         self.later: dict[str, Any] = {}
         """Weights of parts of the model that a hook creates."""
@@ -67,7 +71,7 @@ class Weights(Part):
         resize_buffers(model, weights)
         if other := other_weights(self.trainer, weights):
             raise UserError(
-                f"{self.run.folder.label}: {self.run.resumed.file_name}: found {first_of(other)}; "
+                f"{self.run.folder.label}: {self.resumed.file_name}: found {first_of(other)}; "
                 "make what the model gets while it is trained in __init__() or configure_model(), "
                 "or move the checkpoints away to start anew"
             )
@@ -84,7 +88,7 @@ class Weights(Part):
         resize_buffers(model, state)
         if missing := self.later.keys() - model.state_dict().keys():
             raise UserError(
-                f"{self.run.folder.label}: step {self.run.resumed.step} is of another run: its "
+                f"{self.run.folder.label}: step {self.resumed.step} is of another run: its "
                 f"model has {min(missing)}, this one does not; give another folder, or move the "
                 "checkpoints away to start anew"
             )
@@ -103,12 +107,12 @@ class Weights(Part):
         The user's code is not asked to save anything, because it may count how often it saves.
         """
         state = {"state_dict": self.trainer.strategy.lightning_module_state_dict()}
-        for callback in self.trainer.callbacks:
+        for callback in callbacks_of(self.trainer):
             if lightning_checkpoints.is_lightnings(callback.on_save_checkpoint):
                 callback.on_save_checkpoint(self.trainer, self.trainer.lightning_module, state)
         return state
 
-    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each weight and buffer, but for buffers of which this rank has its own."""
         own = {name.removeprefix("model.") for name in others[RankBuffers.key]}
         return {
@@ -170,7 +174,8 @@ def other_weights(trainer: Trainer, state: Mapping[str, Any]) -> list[str]:
                 for module in model.modules()
                 for name in ("load_state_dict", "_load_from_state_dict")
             ),
-            *(type(owner).on_load_checkpoint for owner in (model, *trainer.callbacks)),
+            type(model).on_load_checkpoint,
+            *(type(each).on_load_checkpoint for each in callbacks_of(trainer)),
         )
     )
     if loads_itself or any(map(load_hooks, model.modules())):

@@ -22,6 +22,7 @@ from pytorch_lightning.callbacks import (
 from torch import nn
 
 from sagemaker_lightning.callbacks import loggers
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.resume.same_run.optimizer_arguments import as_texts, labelled
 from sagemaker_lightning.state import object_graph
 
@@ -38,7 +39,7 @@ _used: WeakSet[nn.Module | Callback] = WeakSet()
 
 def note_used(trainer: Trainer) -> None:
     """Note that the trainer's model and callbacks are trained with from now on."""
-    _used.update((trainer.lightning_module, *trainer.callbacks))
+    _used.update((trainer.lightning_module, *callbacks_of(trainer)))
 
 
 def describe(trainer: Trainer) -> dict[str, str] | None:
@@ -51,7 +52,7 @@ def describe(trainer: Trainer) -> dict[str, str] | None:
     writers = loggers.config_writers(trainer)
     callbacks = [
         callback
-        for callback in trainer.callbacks
+        for callback in callbacks_of(trainer)
         if not isinstance(callback, SHOWS)
         and callback not in writers
         and not type(callback).__module__.startswith(OURS)

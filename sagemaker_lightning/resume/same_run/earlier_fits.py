@@ -35,7 +35,7 @@ def note_finished(folder: Path, model: LightningModule, number: int) -> None:
 def was_of_another_model(folder: Path, model: LightningModule) -> bool:
     """Return whether this process has trained another model to its end with a folder."""
     finished = _finished.get(folder.resolve())
-    return bool(finished) and finished.model() is not model
+    return finished is not None and finished.model() is not model
 
 
 def has_saved(folder: Path, number: int | None) -> bool:
@@ -46,4 +46,4 @@ def has_saved(folder: Path, number: int | None) -> bool:
         number: The number of the checkpoint.
     """
     finished = _finished.get(folder.resolve())
-    return bool(finished) and finished.number == number
+    return finished is not None and finished.number == number

@@ -136,8 +136,8 @@ def differences(
         and not (other_rates and name.split(" of ")[0] in (*GROUP_KEYS, *SCHEDULER_ATTRIBUTES))
     ]
     named: set[tuple[str, str]] = set()
-    arguments = []
-    schedule = []
+    arguments: list[str] = []
+    schedule: list[str] = []
     # What a scheduler derives from its arguments has private names.
     for kind, name, values in sorted(changed, key=lambda change: change[1][0] == "_"):
         if values not in named:
@@ -199,10 +199,10 @@ def _as_text(value: Any, strings: bool, depth: int = MAX_DEPTH) -> str:
         return f"({items})" if depth and all(texts.values()) else ""
     if not isinstance(value, (list, tuple, deque)) or not depth:
         return ""
-    texts = [_as_text(element, strings, depth - 1) for element in value]
-    if not all(texts):
+    elements = [_as_text(element, strings, depth - 1) for element in value]
+    if not all(elements):
         return ""
-    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+    return elements[0] if len(elements) == 1 else f"({', '.join(elements)})"
 
 
 def _shortened(text: str) -> str:
@@ -238,7 +238,7 @@ def _functions_in(
             waiting += [
                 (f"{name}[{index}]" if len(value) > 1 else name, element, depth - 1)
                 for index, element in enumerate(value)
-                if not is_leaf(type(element))
+                if not is_leaf(type(element))  # type: ignore[arg-type]  # a class has a hash
             ]
         elif (used := _values_used_by(value)) is not None:
             yield name, value, used
@@ -254,7 +254,7 @@ def _values_used_by(value: Any) -> Mapping[str, Any] | None:
     """
     if isinstance(value, functools.partial):
         arguments = {f"argument {number}": each for number, each in enumerate(value.args)}
-        return {"function": value.func} | arguments | value.keywords
+        return {"function": value.func, **arguments, **value.keywords}
     if isinstance(value, types.FunctionType):
         if not _is_own(value):
             return closure(value)
@@ -268,7 +268,7 @@ def _values_used_by(value: Any) -> Mapping[str, Any] | None:
     # A model that can be called has numbers that the training may change.
     if not callable(value) or isinstance(value, (type, nn.Module)) or is_library_class(type(value)):
         return None
-    return _own_methods(type(value)) | namespace(value)
+    return {**_own_methods(type(value)), **namespace(value)}
 
 
 def _own_methods(class_: type) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from pytorch_lightning import Trainer
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
+from sagemaker_lightning.compat.lightning_trainer import data_module_of
 from sagemaker_lightning.compat.torch_modules import buffers, parameters, unsaved_buffers
 
 MAY_CHANGE = {
@@ -144,7 +145,7 @@ def _allowed_loader_flags(
     changed: Mapping[str, tuple[Any, Any]],
     before: Mapping[str, Any],
     ranks: int,
-    now: Mapping[str, list] | None = None,
+    now: Mapping[str, list[Any]] | None = None,
 ) -> set[str]:
     """Return the changed flags, of any name, that a resumed run may change.
 
@@ -179,7 +180,7 @@ def _allowed_loader_flags(
     return matching
 
 
-def _batch_sizes_of_all_ranks(loaders: Mapping[str, list], ranks: int) -> list[int | None]:
+def _batch_sizes_of_all_ranks(loaders: Mapping[str, list[Any]], ranks: int) -> list[int | None]:
     """Return the number of samples in a batch of all ranks, for each loader."""
     return [size and size * ranks for size in loaders["sizes"]]
 
@@ -222,7 +223,7 @@ def _shapes(model: torch.nn.Module) -> dict[str, list[int] | None]:
     The shape is None for a lazy one, which gets it from the first batch. The model is not asked for
     its state dict: its class may count how often it is.
     """
-    lazy = torch.nn.parameter.UninitializedTensorMixin
+    lazy = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]  # no stub
     shapes = {}
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
@@ -234,13 +235,13 @@ def _shapes(model: torch.nn.Module) -> dict[str, list[int] | None]:
     return shapes
 
 
-def _loader_numbers(trainer: Trainer) -> dict[str, list]:
+def _loader_numbers(trainer: Trainer) -> dict[str, list[Any]]:
     """Return batch size of a rank and number of workers, for each training loader.
 
     An entry is None if it is unknown. The sizes have one entry more, for the data module.
     """
     loaders = flattened(trainer.train_dataloader)
-    sizes = [getattr(loader, "batch_size", None) for loader in [*loaders, trainer.datamodule]]
+    sizes = [getattr(loader, "batch_size", None) for loader in [*loaders, data_module_of(trainer)]]
     return {
         "sizes": [size if type(size) is int else None for size in sizes],
         "workers": [getattr(loader, "num_workers", None) for loader in loaders],
@@ -249,7 +250,7 @@ def _loader_numbers(trainer: Trainer) -> dict[str, list]:
 
 def _data_identity(trainer: Trainer) -> str:
     """Return what identifies the training data, as far as that is known."""
-    if getattr(trainer.datamodule, "sharded", False):
+    if getattr(data_module_of(trainer), "sharded", False):
         return f"{trainer.num_nodes} parts"  # this host knows only one of them
-    fingerprint = getattr(trainer.datamodule, "fingerprint", None)
+    fingerprint = getattr(data_module_of(trainer), "fingerprint", None)
     return str(fingerprint() if callable(fingerprint) else fingerprint)

@@ -8,6 +8,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import BatchSizeFinder
 
 from sagemaker_lightning.compat import lightning_callbacks
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
 from sagemaker_lightning.resume.same_run import code_numbers, optimizer_arguments, run_settings
@@ -126,7 +127,7 @@ class SameRun:
             return
         before = self.before["optimizers"]
         self._refuse(optimizer_arguments.other_classes(before, self.optimizer_arguments))
-        searches = list(filter(lightning_callbacks.is_search, self.trainer.callbacks))
+        searches = list(filter(lightning_callbacks.is_search, callbacks_of(self.trainer)))
         # A schedule may be made for a number of steps, which these change.
         other_length = (
             self.other_settings

@@ -4,10 +4,12 @@ Lightning saves the score and does not load it. It gives a model another name (`
 file of its own already (`enable_version_counter`).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from sagemaker_lightning.resume.files import user_checkpoints
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+from sagemaker_lightning.resume.resume_point import ResumePoint
 
 
 class ModelFiles(Part):
@@ -18,13 +20,15 @@ class ModelFiles(Part):
     place = Place.FIRST
     moments = (Moment.LOADING,)
 
-    def save(self, point: Any, state: Any) -> dict[str, list[str]]:
+    def save(
+        self, point: ResumePoint | None, state: Mapping[str, Any] | None
+    ) -> dict[str, list[str]]:
         """Return the names by the callbacks' state keys."""
         return user_checkpoints.file_names(self.trainer)
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Let newer files be overwritten; give each callback its newest score."""
-        states = self.run.resumed.checkpoint["callbacks"]
+        states = self.resumed.checkpoint["callbacks"]
         for callback in self.trainer.checkpoint_callbacks:
             if hasattr(callback, "current_score"):
                 callback.current_score = states.get(callback.state_key, {}).get("current_score")

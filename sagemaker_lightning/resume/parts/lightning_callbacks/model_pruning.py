@@ -3,14 +3,16 @@
 Lightning 2.6 does not copy them if both are on one device, so that training changes them, too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
 from torch import Tensor
 
 from sagemaker_lightning.compat import lightning_callbacks
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+from sagemaker_lightning.resume.resume_point import ResumePoint
 
 
 class SharedPrunedWeights(Part):
@@ -25,7 +27,9 @@ class SharedPrunedWeights(Part):
     place = Place.RUN
     moments = (Moment.TRAINING,)
 
-    def save(self, point: Any, state: Any) -> list[tuple[int, int]]:
+    def save(
+        self, point: ResumePoint | None, state: Mapping[str, Any] | None
+    ) -> list[tuple[int, int]]:
         """Return (number of the callback, number of the layer) of each."""
         return [
             key
@@ -42,7 +46,7 @@ class SharedPrunedWeights(Part):
 
 def _kept_weights(trainer: Trainer) -> Iterator[tuple[tuple[int, int], Tensor, Tensor]]:
     """Yield the weights that ModelPruning keeps: key, trained weight and original weight."""
-    for number, callback in enumerate(trainer.callbacks):
+    for number, callback in enumerate(callbacks_of(trainer)):
         for layer_number, layer, original, name in lightning_callbacks.original_weights(callback):
             trained = getattr(layer, f"{name}_orig", None)
             if isinstance(trained, Tensor):

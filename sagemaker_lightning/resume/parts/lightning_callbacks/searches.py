@@ -1,6 +1,7 @@
 """LearningRateFinder and BatchSizeFinder: what they have found; a resumed run does not search."""
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -11,7 +12,9 @@ from pytorch_lightning.utilities.parsing import (
 )
 
 from sagemaker_lightning.compat import lightning_callbacks
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+from sagemaker_lightning.resume.resume_point import ResumePoint
 
 RESULT_ATTRIBUTES = "lr", "learning_rate"
 """Attributes in which a search stores its result."""
@@ -25,7 +28,7 @@ class SearchResults(Part):
     place = Place.RUN
     moments = (Moment.LOADING,)
 
-    def save(self, point: Any, state: Any) -> dict[str, Any]:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the results, which are numbers."""
         model = self.trainer.lightning_module
         results = {name: lightning_getattr(model, name) for name in _searched_names(self.trainer)}
@@ -33,9 +36,9 @@ class SearchResults(Part):
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Set the results, and keep the callbacks from searching again."""
-        for callback in self.trainer.callbacks:
+        for callback in callbacks_of(self.trainer):
             if lightning_callbacks.is_search(callback):
-                callback.on_fit_start = lambda *_: None
+                vars(callback)["on_fit_start"] = lambda *_: None
         for name in saved.keys() & set(_searched_names(self.trainer)):
             if isinstance(saved[name], (int, float)):
                 lightning_setattr(self.trainer.lightning_module, name, saved[name])
@@ -43,7 +46,7 @@ class SearchResults(Part):
 
 def search_again(trainer: Trainer) -> None:
     """Let the callbacks search again in another training, if a resumed run has kept them."""
-    for callback in trainer.callbacks:
+    for callback in callbacks_of(trainer):
         if lightning_callbacks.is_search(callback):
             vars(callback).pop("on_fit_start", None)
 
@@ -52,7 +55,7 @@ def _searched_names(trainer: Trainer) -> list[str]:
     """Return the names of the model's attributes in which searches store their results."""
     model = trainer.lightning_module
     names = []
-    for callback in trainer.callbacks:
+    for callback in callbacks_of(trainer):
         if lightning_callbacks.is_search(callback):
             attribute = lightning_callbacks.searched_attribute(callback)
             candidates = [attribute] if attribute else RESULT_ATTRIBUTES

@@ -1,10 +1,12 @@
 """The states of all callbacks: Lightning saves and loads them."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.resume.parts.part import Part, Place, named_values
 
 
@@ -18,10 +20,10 @@ class Callbacks(Part):
 
     def present(self) -> dict[str, Any]:
         """Return what the callbacks would save now."""
-        callbacks = self.trainer.callbacks
+        callbacks = callbacks_of(self.trainer)
         return {self.key: {callback.state_key: callback.state_dict() for callback in callbacks}}
 
-    def digest(self, saved: Any, others: Any) -> dict[str, Any]:
+    def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each tensor of numbers with a fraction: the rest may be a time, or a path."""
         values = named_values(self.key, saved.get(self.key, {}))
         # ModelCheckpoint names its scores by file, in a folder that may have moved.

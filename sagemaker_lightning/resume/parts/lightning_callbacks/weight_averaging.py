@@ -10,6 +10,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import StochasticWeightAveraging
 
 from sagemaker_lightning.compat import lightning_callbacks
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.resume.parts.optimizers import Optimizers, restore_group_values
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
 from sagemaker_lightning.resume.resume_point import ResumePoint
@@ -30,11 +31,11 @@ class AveragingState(Part):
     def restore(self, saved: Any, moment: Moment) -> None:
         """Let StochasticWeightAveraging continue."""
         groups = self.run.part(Optimizers).saved_groups
-        continue_averaging(self.trainer, groups, self.run.resumed.saved_at)
+        continue_averaging(self.trainer, groups, self.resumed.saved_at)
 
 
 def continue_averaging(
-    trainer: Trainer, saved_groups: list[list[dict]], point: ResumePoint
+    trainer: Trainer, saved_groups: list[list[dict[str, Any]]], point: ResumePoint
 ) -> None:
     """Let StochasticWeightAveraging continue.
 
@@ -45,7 +46,7 @@ def continue_averaging(
         saved_groups: The saved values of each optimizer's parameter groups.
         point: When the checkpoint was saved.
     """
-    for callback in trainer.callbacks:
+    for callback in callbacks_of(trainer):
         if not isinstance(callback, StochasticWeightAveraging):
             continue
         model = trainer.lightning_module

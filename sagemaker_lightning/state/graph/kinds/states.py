@@ -60,7 +60,7 @@ class GeneratorKind(Kind):
             return fingerprints.of_tensor(state)
         return fingerprints.of_bytes(repr(_readable(state)).encode())
 
-    def content(self, value):
+    def content(self, value: Any) -> Any:
         """Return the state."""
         return to_record(generators.state_of(value))
 
@@ -87,7 +87,7 @@ class GeneratorKind(Kind):
         }
         return made[note]()
 
-    def fill(self, value, note, parts, content):
+    def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
         """Set the state."""
         generators.restore(value, of_record(content))
 

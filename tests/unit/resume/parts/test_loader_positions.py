@@ -15,7 +15,7 @@ def test_the_states_of_loaders_are_taken_once():
     """Those of an epoch's end are restored before the hooks of the next one change them."""
     given = []
     trainer = in_epoch_5()
-    trainer.fit_loop.loaders = SimpleNamespace(give_back=given.append)
+    trainer.fit_loop._combined_loader = SimpleNamespace(give_back=given.append)
     for point in (ResumePoint.EPOCH, ResumePoint.BATCH):
         run = resumed(run_of(trainer), point, loader_positions=SAVED)
         run.part(LoaderPositions).restore(SAVED, Moment.TRAINING)

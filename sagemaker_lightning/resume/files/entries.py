@@ -1,0 +1,80 @@
+"""What this package has in a checkpoint: the entries by name, and their types.
+
+A checkpoint is input: what reads one compares first what it relies on.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
+
+
+class TensorForm(TypedDict):
+    """How ranks share a tensor out."""
+
+    shape: list[int]
+    dtype: str
+    """Its name in torch, such as "float32"."""
+    layout: list[list[str]]
+    """For each dimension of the mesh, its name and how the tensor is placed there."""
+    chunks: list[list[list[int]]]
+    """For each rank, the offsets and the sizes of its part."""
+
+
+class Shards(TypedDict):
+    """What a checkpoint says of its shards."""
+
+    tensors: dict[str, TensorForm]
+    """The tensors that are shared out, by name."""
+    checksums: NotRequired[list[str]]
+    """The SHA-256 of each rank's shard, in hexadecimal; the ranks write the shards first."""
+
+
+class CommonEntries(TypedDict):
+    """The entries of each file that may have shards."""
+
+    step: int
+    """The optimizer step."""
+    number: int
+    """The number of the save."""
+    world_size: int
+    """Number of ranks."""
+    mesh: NotRequired[list[int]]
+    """The sizes of the mesh of a sharded model's ranks."""
+    shards: NotRequired[Shards]
+
+
+class RankOverrides(TypedDict):
+    """Those of Lightning's entries that are others on a rank than on rank 0."""
+
+    entries: dict[str, Any]
+    exact_values: Mapping[str, Any]
+
+
+class ResumeResult(TypedDict):
+    """What came of a resume, as model.json has it."""
+
+    step: int
+    """The optimizer step of the checkpoint."""
+    identical: bool | None
+    """Whether all that was compared was identical; None if nothing could be compared."""
+    steps: int
+    """Optimizer steps that were identical."""
+    said: str
+
+
+class Entries(CommonEntries):
+    """The entries of a checkpoint to resume from."""
+
+    resume_point: str
+    """A ResumePoint's value."""
+    seed: int
+    run: Mapping[str, Any]
+    """What SameRun.describe returned."""
+    journal: bytes
+    """Identifies the run, and so its journals."""
+    resumes: Sequence[ResumeResult]
+    exact_values: Mapping[str, Any]
+    """Those of Lightning's values that are not plain, as records."""
+    parts: Mapping[str, Any]
+    """The parts of the run, by key."""
+    ranks: Sequence[Mapping[str, Any]]
+    """The parts of each rank, by key, and its RankOverrides as "rank_overrides"."""
