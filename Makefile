@@ -69,10 +69,11 @@ $(TOOLS)/locked.txt: locks/tools.txt
 	scripts/install_locked.sh $(TOOLS)/bin/python install $<
 	cp $< $@
 
-lint: $(VENV)/ready $(TOOLS)/locked.txt  ## check style, imports and the forge's workflows, and the shell scripts where shellcheck is installed
+lint: $(VENV)/ready $(TOOLS)/locked.txt  ## check style, imports, types and the forge's workflows, and the shell scripts where shellcheck is installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
+	$(TOOLS)/bin/mypy --python-executable $(BIN)/python
 	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml

@@ -6,8 +6,36 @@ same modules (compat/namespaces.py).
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from sagemaker_lightning.compat import namespaces
+
+if TYPE_CHECKING:  # what `__getattr__` gives; tests/test_package.py compares it with PUBLIC
+    from sagemaker_lightning.callbacks.divergence import Divergence as Divergence
+    from sagemaker_lightning.callbacks.gradient_weighting import (
+        GradientWeighting as GradientWeighting,
+    )
+    from sagemaker_lightning.callbacks.heartbeat import Heartbeat as Heartbeat
+    from sagemaker_lightning.callbacks.host_metrics import HostMetrics as HostMetrics
+    from sagemaker_lightning.callbacks.loggers.tensorboard_events import Logger as Logger
+    from sagemaker_lightning.callbacks.lr_scaling import LearningRateScaling as LearningRateScaling
+    from sagemaker_lightning.callbacks.progress import LogProgress as LogProgress
+    from sagemaker_lightning.callbacks.rank_consistency import RankConsistency as RankConsistency
+    from sagemaker_lightning.cli.application import Application as Application
+    from sagemaker_lightning.cli.lr_schedules import Triangle as Triangle
+    from sagemaker_lightning.cli.run import SageMakerCLI as SageMakerCLI
+    from sagemaker_lightning.contract.environment import (
+        SageMakerEnvironment as SageMakerEnvironment,
+    )
+    from sagemaker_lightning.contract.errors import UserError as UserError
+    from sagemaker_lightning.contract.rendezvous import join_hosts as join_hosts
+    from sagemaker_lightning.contract.reporting import report_failures as report_failures
+    from sagemaker_lightning.data.deterministic import make_deterministic as make_deterministic
+    from sagemaker_lightning.data.seeding import Seeding as Seeding
+    from sagemaker_lightning.resume.callback import ExactResume as ExactResume
+    from sagemaker_lightning.resume.files.best_model import BestModel as BestModel
+    from sagemaker_lightning.shards.dataset import ShardedDataset as ShardedDataset
+    from sagemaker_lightning.shards.order import ShardBatches as ShardBatches
 
 namespaces.register()
 

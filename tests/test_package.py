@@ -1,5 +1,6 @@
 """The runtime as a package: installed without the rest, and imported without torch."""
 
+import ast
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import environments
@@ -43,6 +45,20 @@ def test_each_public_name_is_there():
         sagemaker_lightning.Nothing  # noqa: B018
 
 
+def test_a_type_checker_sees_each_public_name():
+    """`__getattr__` tells it nothing: imports that only it reads say where each name is from."""
+    tree = ast.parse(Path(sagemaker_lightning.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    assert isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+    seen = {
+        alias.asname: node.module.removeprefix("sagemaker_lightning.")
+        for node in block.body
+        for alias in node.names
+        if alias.name == alias.asname
+    }
+    assert seen == sagemaker_lightning.PUBLIC
+
+
 def test_a_name_that_needs_lightning_is_given_to_a_supported_version_alone(monkeypatch):
     checked = []
     monkeypatch.setattr(versions, "check", lambda: checked.append("version"))
@@ -73,6 +89,11 @@ def wheel(tmp_path_factory) -> Path:
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, folder / "source"], check=True)
     (built,) = folder.glob("sagemaker_lightning-*.whl")
     return built
+
+
+def test_the_wheel_says_that_it_has_types(wheel: Path):
+    """PEP 561: without this file, type checkers take all of the package for untyped."""
+    assert "sagemaker_lightning/py.typed" in zipfile.ZipFile(wheel).namelist()
 
 
 FOREIGN = """
