@@ -12,6 +12,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from sagemaker_lightning.compat.dtensors import local_part
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.gather import gather
 
@@ -145,6 +146,7 @@ class Divergence(Callback):
             self._read(steps, values)
 
     def _finish_copy(self) -> None:
+        assert self.being_copied is not None
         steps, values, _ = self.being_copied
         self.being_copied = None
         self._read(steps, values)
@@ -206,6 +208,6 @@ def _are_finite(module: nn.Module) -> bool:
 def divergence_of(trainer: Trainer) -> Divergence:
     """Return the trainer's Divergence callback; if it has none, one that never fails."""
     return next(
-        (callback for callback in trainer.callbacks if isinstance(callback, Divergence)),
+        (callback for callback in callbacks_of(trainer) if isinstance(callback, Divergence)),
         Divergence(fail=False),
     )

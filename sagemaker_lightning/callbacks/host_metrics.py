@@ -2,11 +2,14 @@
 
 import time
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class HostMetrics(Callback):
@@ -28,7 +31,7 @@ class HostMetrics(Callback):
     def __init__(self, every_n_seconds: float = 30.0, host: str = "localhost") -> None:
         self.every_n_seconds = every_n_seconds
         self.host = host
-        self.writer = None
+        self.writer: SummaryWriter | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open this host's folder, and start the first interval."""
@@ -37,7 +40,8 @@ class HostMetrics(Callback):
         self.due = float("inf")
         if trainer.local_rank:
             return
-        if save_dir := getattr(trainer.logger, "save_dir", None):
+        logger = trainer.logger
+        if logger is not None and (save_dir := getattr(logger, "save_dir", None)):
             # Imported here: it takes 0.2 s, which only a logger needs.
             from torch.utils.tensorboard import SummaryWriter
 
@@ -46,7 +50,7 @@ class HostMetrics(Callback):
                 part
                 for part in (
                     str(save_dir).rstrip("/"),
-                    trainer.logger.name,
+                    logger.name,
                     run,
                     "system",
                     self.host,
@@ -71,8 +75,9 @@ class HostMetrics(Callback):
             *(f"{name}={_with_unit(name, value)}" for name, value in values.items()),
             flush=True,
         )
-        for name, value in values.items() if self.writer else ():
-            self.writer.add_scalar(f"system/{name}", value, trainer.global_step)
+        if self.writer:
+            for name, value in values.items():
+                self.writer.add_scalar(f"system/{name}", value, trainer.global_step)
         self._start_interval()
 
     def on_exception(

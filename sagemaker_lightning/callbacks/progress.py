@@ -83,7 +83,7 @@ class LogProgress(Callback):
         self.images += extract_batch_size(batch) * data_ranks(trainer)
         self.epoch = trainer.current_epoch + 1
         now = time.monotonic()
-        self.seconds = self.seconds + now - self.seen
+        self.seconds += now - self.seen
         self.seen = now
         if self.seconds >= self.every_n_seconds:
             self._print_line(trainer, self._new_texts(trainer))

@@ -20,7 +20,7 @@ from sagemaker_lightning.callbacks.gradient_weighting import (
 )
 from sagemaker_lightning.callbacks.lr_scaling import LearningRateScaling, scale_rates
 from sagemaker_lightning.compat.lightning_loaders import flattened
-from sagemaker_lightning.compat.lightning_trainer import ddp_arguments
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_module_of, ddp_arguments
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.job_summary import masked
@@ -84,7 +84,7 @@ class RankConsistency(Callback):
         Raises:
             UserError: The trainer has a callback that does a part of the same.
         """
-        for callback in trainer.callbacks:
+        for callback in callbacks_of(trainer):
             if isinstance(callback, (GradientWeighting, LearningRateScaling)):
                 raise UserError(
                     f"Trainer(callbacks=...): found {type(callback).__name__}, which "
@@ -144,7 +144,7 @@ class RankConsistency(Callback):
             loader = trainer.train_dataloader
             accumulated = trainer.accumulate_grad_batches
             batch_size = getattr(loader, "batch_size", None) or getattr(
-                trainer.datamodule, "batch_size", None
+                data_module_of(trainer), "batch_size", None
             )
             print(
                 f"world_size={ranks} hosts={len(self.environment.hosts)} "
@@ -198,8 +198,8 @@ class RankConsistency(Callback):
         """Return all that the ranks must agree on, by the user's name for it."""
         settings = {"world size": trainer.world_size, "hosts": ", ".join(self.environment.hosts)}
         settings |= {"program version": self.environment.revision} | dict(self.settings)
-        fingerprint = getattr(trainer.datamodule, "fingerprint", None)
-        if fingerprint is not None and not getattr(trainer.datamodule, "sharded", False):
+        fingerprint = getattr(data_module_of(trainer), "fingerprint", None)
+        if fingerprint is not None and not getattr(data_module_of(trainer), "sharded", False):
             settings["dataset fingerprint"] = (
                 fingerprint() if callable(fingerprint) else fingerprint
             )
@@ -268,7 +268,10 @@ def _places(environment: SageMakerEnvironment) -> dict[str, str]:
 
     They are the host's name and its folders, by what they mean.
     """
-    places = {"training": environment.training_dir, "output": environment.output_data_dir}
+    places: dict[str, object] = {
+        "training": environment.training_dir,
+        "output": environment.output_data_dir,
+    }
     places |= {"checkpoints": environment.checkpoint_dir, "host": environment.current_host}
     return {name: str(text) for name, text in places.items() if text}
 

@@ -1,6 +1,7 @@
 """Learning rate schedules over the steps of a run."""
 
 import warnings
+from typing import Any
 
 from pytorch_lightning import Trainer
 from torch.optim import Optimizer
@@ -69,7 +70,7 @@ class Triangle(LambdaLR):
         """Set the number of steps of the run."""
         self.steps = steps
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, without the number of steps.
 
         A resumed run may have another number of steps.
@@ -81,7 +82,7 @@ class Triangle(LambdaLR):
 
 def configured(
     trainer: Trainer, optimizer: Optimizer, scheduler: LambdaLR | OneCycleLR | CyclicLR
-) -> dict:
+) -> dict[str, Any]:
     """Return Lightning's configuration to step a scheduler after each batch.
 
     Raises UserError if the run has no end, or more steps than the scheduler.
@@ -110,7 +111,10 @@ def step_once(scheduler: LRScheduler | ReduceLROnPlateau) -> None:
     if isinstance(scheduler, Triangle):
         return  # its settings are checked when it is made, and no trainer has given it its steps
     with warnings.catch_warnings(action="ignore"):
-        scheduler.step(*([0.0] if isinstance(scheduler, ReduceLROnPlateau) else []))
+        if isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step(0.0)
+        else:
+            scheduler.step()
 
 
 PER_STEP = (Triangle, OneCycleLR, CyclicLR)

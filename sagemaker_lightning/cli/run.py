@@ -9,6 +9,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from traceback import extract_tb
+from typing import Any
 
 from sagemaker_lightning.process.lightning_import import check_version
 
@@ -24,6 +25,7 @@ from sagemaker_lightning.cli import mistakes
 from sagemaker_lightning.cli.application import Application
 from sagemaker_lightning.cli.export import export
 from sagemaker_lightning.cli.lightning_cli import CommandLine
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.contract import hyperparameters, rendezvous, streams
 from sagemaker_lightning.contract.atomic_files import check_writable
 from sagemaker_lightning.contract.environment import (
@@ -100,7 +102,7 @@ def main(application: Application, args: list[str] | None = None) -> None:
             with wrong_if_it_leaves(printed_only if failure_file() else None):
                 cli = CommandLine(environment, args, application, stop)
             threads.divide_cpus(cli.trainer.num_devices, cli.trainer.strategy.root_device.type)
-            cli.trainer.callbacks += [rank_heartbeat, StartProgress()]
+            callbacks_of(cli.trainer).extend([rank_heartbeat, StartProgress()])
             resumes.append(cli.resume)
             if cli.trainer.is_global_zero and failure_file():
                 warn_of_lost_folders(cli.config, environment)
@@ -143,7 +145,7 @@ def went_otherwise(resume_callbacks: list[ExactResume]) -> str:
     )
 
 
-def warn_of_lost_folders(config: Mapping, environment: SageMakerEnvironment) -> None:
+def warn_of_lost_folders(config: Mapping[str, Any], environment: SageMakerEnvironment) -> None:
     """Warn of relative folders: SageMaker does not keep a job's working folder."""
     trainer_logger = config.get("trainer.logger")
     loggers = [
@@ -217,13 +219,18 @@ def stopped(line: heartbeat.Heartbeat, why: str, loud: bool = True) -> None:
     report_stop(why, loud)
 
 
-def say_once(record: logging.LogRecord) -> bool:
-    """Return whether to log a line: Lightning repeats "`Trainer.fit` stopped"."""
-    text = record.getMessage()
-    is_new = text not in say_once.lines_before
-    if text.startswith("`Trainer.fit` stopped"):
-        say_once.lines_before.add(text)
-    return is_new
+class _SayOnce:
+    """Returns whether to log a line: Lightning repeats "`Trainer.fit` stopped"."""
+
+    def __init__(self) -> None:
+        self.lines_before: set[str] = set()
+
+    def __call__(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        is_new = text not in self.lines_before
+        if text.startswith("`Trainer.fit` stopped"):
+            self.lines_before.add(text)
+        return is_new
 
 
-say_once.lines_before = set()
+say_once = _SayOnce()

@@ -18,7 +18,13 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher, steps_draw_batches
+from sagemaker_lightning.compat.lightning_loops import (
+    batch_counts,
+    combined_loader,
+    epoch_counts,
+    fetcher,
+    steps_draw_batches,
+)
 from sagemaker_lightning.compat.torch_data import (
     CustomIndexLoader,
     CustomIteratorLoader,
@@ -38,14 +44,13 @@ def position(trainer: Trainer) -> tuple[int, int]:
 
     For training steps that draw batches themselves, it is the number of batches drawn.
     """
-    loop = trainer.fit_loop
-    drawn_by_steps = steps_draw_batches(fetcher(trainer))
-    done = (
-        combined_loader(trainer).drawn
-        if drawn_by_steps
-        else loop.epoch_loop.batch_progress.current.processed
-    )
-    return loop.epoch_progress.current.processed, done
+    done: int
+    if steps_draw_batches(fetcher(trainer)):
+        # They are TrainingLoaders, whose module imports this one.
+        done = combined_loader(trainer).drawn  # type: ignore[union-attr]  # see above
+    else:
+        done = batch_counts(trainer).processed
+    return epoch_counts(trainer).processed, done
 
 
 def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tuple[Any, str]:
@@ -94,7 +99,7 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
             )
         if keeps_iterator(loader):
             return loader, f"{type(loader).__name__} keeps an iterator from one epoch to the next"
-        loader.__class__ = of_class(Streamed, type(loader))
+        loader.__class__ = of_class(Streamed, type(loader))  # type: ignore[arg-type]  # has a hash
         vars(loader)["planned"] = Plan(seed if has_state(loader) else None)
         return (
             loader,
@@ -103,7 +108,8 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
             else other_reason,
         )
     _make_exact(loader, seed, rank, world_size)
-    loader.__class__ = of_class(ExactInPlaces if has_own_iter else Exact, type(loader))
+    base = ExactInPlaces if has_own_iter else Exact
+    loader.__class__ = of_class(base, type(loader))  # type: ignore[arg-type]  # a class has a hash
     return loader, ""
 
 
@@ -124,8 +130,8 @@ def restore_loader(loader: Any) -> None:
 
 
 def make_deterministic(
-    loader: DataLoader, seed: int, rank: int = 0, world_size: int = 1
-) -> DataLoader:
+    loader: DataLoader[Any], seed: int, rank: int = 0, world_size: int = 1
+) -> DataLoader[Any]:
     """Make a DataLoader's order and samples functions of seed, epoch and position; no Trainer.
 
         loader = make_deterministic(DataLoader(data, 32, shuffle=True, num_workers=4), seed=7)
@@ -145,8 +151,8 @@ def make_deterministic(
     Returns the loader. Raises UserError if it has no positions: an IterableDataset, or a loader
     that goes through its samples in a way of its own.
     """
-    loader, why = exact(loader, seed, rank=rank, world_size=world_size)
-    if why or not isinstance(loader, Exact):
+    _, why = exact(loader, seed, rank=rank, world_size=world_size)
+    if why or not issubclass(type(loader), Exact):
         raise UserError(
             f"make_deterministic: {why or f'{type(loader).__name__} has an order of its own'}; "
             "allowed is a torch.utils.data.DataLoader of a dataset with indices"
@@ -154,13 +160,16 @@ def make_deterministic(
     return loader
 
 
-def _make_exact(loader: DataLoader, seed: tuple, rank: int, world_size: int) -> None:
+def _make_exact(
+    loader: DataLoader[Any], seed: tuple[object, ...], rank: int, world_size: int
+) -> None:
     """Give a loader what `Exact` needs."""
     if isinstance(loader.sampler, DistributedSampler):
         rank = 0
         world_size = 1
     vars(loader)["exactly"] = Batches(loader, seed, rank, world_size)
-    warns = loader.num_workers and rank_zero_only.rank == 0
+    is_first = rank_zero_only.rank == 0  # type: ignore[attr-defined]  # Lightning sets it
+    warns = loader.num_workers and is_first
     warned = torch.zeros(1, dtype=torch.uint8).share_memory_() if warns else None
     vars(loader)["planned"] = Plan((), warned=warned)
 
@@ -289,7 +298,7 @@ def _of_users_class(cls: type, *arguments: Any, **options: Any) -> Any:
     """
     if not arguments and not options:  # it is a copy, which gets all that the first one has
         return DataLoader.__new__(cls)
-    return cls.users_class(*arguments, **options)
+    return cls.users_class(*arguments, **options)  # type: ignore[attr-defined]  # of_class sets it
 
 
 class Exact(CustomIndexLoader):

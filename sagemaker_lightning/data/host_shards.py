@@ -7,14 +7,17 @@ raise it: a rank that ends alone leaves the others waiting for it.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TypeVar
 
-import numpy as np
 from torch import distributed
 
 from sagemaker_lightning.contract.environment import place
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.gather import gather
 from sagemaker_lightning.data.partition import BatchDivision
+
+Content = TypeVar("Content")
+"""What ranks read from files."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def agree(read: Callable[[], tuple[int, int]], node: int) -> list[Shard]:
     return shards
 
 
-def share(read: Callable[[], tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+def share(read: Callable[[], Content]) -> Content:
     """Return what `read` returns; if files are missing here, another rank's result.
 
     The files are missing if `read` raises FileNotFoundError. The other rank is the first one that
@@ -133,7 +136,7 @@ def line(shards: Sequence[Shard], batch_size: int, drop_last: bool) -> str:
     )
 
 
-def _read_or_problem(read: Callable) -> tuple[object, str, bool]:
+def _read_or_problem(read: Callable[[], Content]) -> tuple[Content | None, str, bool]:
     """Return (what `read` returns, the problem, whether a file is missing).
 
     The problem is "" if there is none.

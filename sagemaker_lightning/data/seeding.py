@@ -134,9 +134,9 @@ class Seeding(Callback):
             TrainingLoaders if kind == "train" else ValidationLoaders, type(loader)
         )
         self.loaders[kind] = []
-        if kind == "train":
+        if isinstance(loader, TrainingLoaders):
             loader.prepare((self.seed, kind), data_rank(trainer))
-        else:
+        elif isinstance(loader, ValidationLoaders):
             rank = data_rank(trainer)
             loader.seed_by(lambda: (self.seed, kind, trainer.global_step, rank))
 

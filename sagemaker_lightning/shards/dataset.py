@@ -23,7 +23,7 @@ from sagemaker_lightning.shards.sources import Bucket, Source, source
 THREADS = 16  # ranges that a process reads from a source at a time
 
 
-class ShardedDataset(Dataset):
+class ShardedDataset(Dataset[Any]):
     """The samples of the shards that `python -m sagemaker_lightning.shards` has indexed.
 
         data = ShardedDataset("/opt/ml/input/data/train", decode)

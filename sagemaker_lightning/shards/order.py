@@ -178,7 +178,7 @@ class ShardOrder(PlacedOrder):
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __getitem__(self, batch: int) -> list[int]:
+    def __getitem__(self, batch: int) -> list[int]:  # type: ignore[override]  # nobody slices it
         """Return the samples of a batch."""
         if not 0 <= batch < len(self):
             raise IndexError(batch)
@@ -241,7 +241,8 @@ class Stream:
         shard = np.searchsorted(self.ends, at, side="right")
         numbers = self.shards[shard]
         # A shard ends at `ends` in the line, and at the first sample of the next one by number.
-        return (self.order.first[numbers + 1] - (self.ends[shard] - at)).tolist()
+        samples: list[int] = (self.order.first[numbers + 1] - (self.ends[shard] - at)).tolist()
+        return samples
 
     def reach(self, number: int) -> None:
         """Note which shards a batch's window needs, and the next one."""

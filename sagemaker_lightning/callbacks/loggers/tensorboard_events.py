@@ -199,7 +199,8 @@ def remove_later_events(
             files.rm_file(path)
         elif kept != content:
             replace_file(files, path, kept)
-    return [name for name in sizes or () if _size(sizes, name) > present.get(name, 0)]
+    known = sizes or {}
+    return [name for name in known if _size(known, name) > present.get(name, 0)]
 
 
 def _size(sizes: Sizes, name: str) -> int:
