@@ -69,16 +69,18 @@ PUBLIC = {
 __all__ = [*PUBLIC, "__version__"]  # noqa: PLE0604  (names alone)
 
 
-def __getattr__(name: str) -> object:
-    if name not in PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if not PUBLIC[name].startswith("contract."):  # all others need Lightning
-        import_module(f"{__name__}.compat.versions").check()
-    value = globals()[name] = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
-    if name == "ExactResume":
-        # A resumed run that differs says why, by a search that is no part of the training.
-        import_module(f"{__name__}.drill.causes").register()
-    return value
+if not TYPE_CHECKING:  # a type checker would believe that it has any name
+
+    def __getattr__(name: str) -> object:
+        if name not in PUBLIC:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if not PUBLIC[name].startswith("contract."):  # all others need Lightning
+            import_module(f"{__name__}.compat.versions").check()
+        value = globals()[name] = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
+        if name == "ExactResume":
+            # A resumed run that differs says why, by a search that is no part of the training.
+            import_module(f"{__name__}.drill.causes").register()
+        return value
 
 
 def __dir__() -> list[str]:

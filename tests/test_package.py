@@ -48,7 +48,7 @@ def test_each_public_name_is_there():
 def test_a_type_checker_sees_each_public_name():
     """`__getattr__` tells it nothing: imports that only it reads say where each name is from."""
     tree = ast.parse(Path(sagemaker_lightning.__file__).read_text())
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    (block, *_) = (node for node in tree.body if isinstance(node, ast.If))
     assert isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
     seen = {
         alias.asname: node.module.removeprefix("sagemaker_lightning.")

@@ -83,7 +83,8 @@ def keep_signals() -> _Child:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     signal.signal(WAKE, lambda *_: None)
     threading.Thread(target=_child.receive_signals, daemon=True, name="signals").start()
-    subprocess.Popen.__init__ = _unblocking(subprocess.Popen.__init__)  # type: ignore[method-assign]
+    start = _unblocking(subprocess.Popen.__init__)
+    subprocess.Popen.__init__ = start  # type: ignore[method-assign]  # replaced on purpose
     return _child
 
 
@@ -110,7 +111,7 @@ def _keeping(start: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], No
         if not _is_forked(process):
             resource_tracker.ensure_running()  # its start unblocks signals, so it goes first
         own_attributes = dict(vars(process))
-        process.run = _Keeping(process.run)  # type: ignore[method-assign]
+        process.run = _Keeping(process.run)  # type: ignore[method-assign]  # of this one
         # A child that is not forked takes seconds to begin: until then they are blocked.
         mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         _thread.starts_child = True
@@ -120,7 +121,7 @@ def _keeping(start: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], No
             _thread.starts_child = False
             del process.run
             if "run" in own_attributes:
-                process.run = own_attributes["run"]  # type: ignore[method-assign]
+                process.run = own_attributes["run"]  # type: ignore[method-assign]  # as before
             signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
 
     return start_keeping
@@ -159,5 +160,6 @@ def _unblock_in_child() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-BaseProcess.start = _keeping(BaseProcess.start)  # type: ignore[assignment, method-assign]
+_start = _keeping(BaseProcess.start)
+BaseProcess.start = _start  # type: ignore[assignment, method-assign]  # replaced on purpose
 os.register_at_fork(after_in_child=_unblock_in_child)
