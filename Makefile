@@ -22,11 +22,11 @@ train: $(VENV)/ready  ## train on the embedded data, by the SageMaker toolkit, w
 	SAGEMAKER_PROGRAM=app/train_multi_node.py \
 	SAGEMAKER_TRAINING_MODULE=sagemaker_lightning.launch.toolkit_hook:main ./entrypoint.sh train
 
-test: $(VENV)/ready  ## run the tests, five side by side; those of the image need a Docker engine
-	$(BIN)/python -m pytest -n 5 $(FLAGS)
+test: $(VENV)/ready  ## run the tests, four side by side; those of the image need a Docker engine
+	$(BIN)/python -m pytest -n 4 $(FLAGS)
 
 test-thorough: $(VENV)/ready  ## run what .ci/run adds: variants of the image, and claims of those tests by other clients and with more hosts
-	$(BIN)/python -m pytest -n 5 -m thorough $(FLAGS)
+	$(BIN)/python -m pytest -n 4 -m thorough $(FLAGS)
 
 test-fast: $(VENV)/ready  ## run the tests that take no process, no container and no time: at each save
 	$(BIN)/python -m pytest -n 2 -m "not slow and not docker" $(FLAGS)

@@ -21,6 +21,7 @@ from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.loaders.several import EndingLoaders
 from sagemaker_lightning.resume import moments
 
 
@@ -530,6 +531,16 @@ class Calls:
         return lambda *arguments: self.noted.append((name, *arguments))
 
 
+class Left(EndingLoaders):
+    """Loaders of which nothing is there but that they are left."""
+
+    def __init__(self) -> None:
+        self.noted = []
+
+    def leave(self, following) -> None:
+        self.noted.append(("leave", following))
+
+
 def installed(**options) -> pl.Trainer:
     """Return a trainer whose loops are ours, and call a run that notes it."""
     settings = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
@@ -572,7 +583,7 @@ def test_a_trainer_gets_its_own_loops_back(alone, monkeypatch):
 def test_new_loaders_are_prepared_and_the_old_ones_left(tmp_path):
     made = installed()
     for loop, kind in ((made.fit_loop, "train"), (made.fit_loop.epoch_loop.val_loop, "val")):
-        first, second = Calls(), Calls()
+        first, second = Left(), Left()
         loop.of.noted.clear()
         for loaders in (None, first, first, second, None):
             loop._combined_loader = loaders

@@ -143,7 +143,7 @@ def test_killed_ranks_are_back_with_the_same_bits(uninterrupted, tmp_path: Path,
     assert job.result == uninterrupted.result and not job.processes()
     first, second = job.restarts
     assert first["step"] >= 4 and first["lost_steps"] == first["step"] - first["resumed_step"]
-    assert second["step"] > second["resumed_step"] >= 12  # an epoch has 12
+    assert second["step"] >= second["resumed_step"] >= 12  # an epoch has 12
     # Another rank may hear of the death before torchrun does, and does not know the signal.
     assert re.search("SIGKILL|it was killed", first["reason"])
     assert all(each["seconds"] > 0 for each in job.restarts)
