@@ -191,6 +191,7 @@ def stop_then_kill(
     )
 
 
+@pytest.mark.soak  # the supervisor is the same by SDK 3, below
 def test_by_sdk_2(rehearsal, foreign_image, trained_line, tmp_path):
     """With our hook by the job's environment and the toolkit as first process; then without."""
     common_arguments = {

@@ -198,6 +198,7 @@ def tuned_jobs(rehearsal: Rehearsal, output: str) -> list[dict]:
     return [rehearsal.describe(summary["TrainingJobName"]) for summary in summaries]
 
 
+@pytest.mark.thorough  # without an SDK: tests/test_rehearsal_tuning.py
 def test_a_tuner_of_sdk_3_keeps_environment_channels_and_drivers(rehearsal, image, tmp_path):
     """Its jobs cannot replace the entry point: `train` starts torchrun, as `distributed` says."""
     trainer = {
@@ -228,6 +229,7 @@ def test_a_tuner_of_sdk_3_keeps_environment_channels_and_drivers(rehearsal, imag
         assert "hyperparameter x: " in lines and "program: /opt/ml/code/ddp.py, torchrun" in lines
 
 
+@pytest.mark.soak  # beside that of SDK 3
 def test_a_tuner_of_sdk_2_keeps_environment_and_channels(rehearsal, image, tmp_path):
     estimator = {
         "image_uri": image,
