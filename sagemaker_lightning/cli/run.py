@@ -220,7 +220,7 @@ def stopped(line: heartbeat.Heartbeat, why: str, loud: bool = True) -> None:
 
 
 class _SayOnce:
-    """Returns whether to log a line: Lightning repeats "`Trainer.fit` stopped"."""
+    """A filter of the log that leaves out what Lightning repeats: "`Trainer.fit` stopped"."""
 
     def __init__(self) -> None:
         self.lines_before: set[str] = set()

@@ -36,14 +36,14 @@ FAILED = "Child process with PID {pid} terminated with code {code}"
 
 
 class RankStart(TypedDict):
-    """How a rank is started: what a request has of each."""
+    """How to start a rank: the command and the variables that a request has for it."""
 
     command: list[str]
     variables: dict[str, str]
 
 
 class Answer(TypedDict, total=False):
-    """What is answered to a request: one of the two."""
+    """The answer to a request: one of these two members."""
 
     pid: int
     """The PID of the launcher."""

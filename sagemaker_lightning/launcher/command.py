@@ -1,7 +1,7 @@
 """Launches one SageMaker training job of the image, and follows it to its end.
 
-Installed as a package, its name is sagemaker-lightning-launch. It has commands for jobs that are
-there: list, logs JOB, stop JOB, resume JOB, follow JOB; `... COMMAND --help` says more.
+Installed as a package, its name is sagemaker-lightning-launch. It has commands for existing
+jobs: list, logs JOB, stop JOB, resume JOB, follow JOB; `... COMMAND --help` says more.
 
     python scripts/launch.py --image=URI --role=ARN --output=s3://BUCKET/PREFIX \\
         [FLAG]... [KEY=VALUE]...
@@ -95,7 +95,7 @@ def add_repeated(add: Callable, flag: str, metavar: str, help_text: str) -> None
 
 
 def add_region(add: Callable, otherwise: str = "") -> None:
-    """Add the flag of the region; `otherwise` says where it comes from at last."""
+    """Add the flag of the region; `otherwise` is what its help adds about the default."""
     add("--region", help=f"(default: AWS_REGION, AWS_DEFAULT_REGION, the AWS profile's{otherwise})")
 
 
@@ -228,7 +228,7 @@ EXAMPLES = {
 
 
 def command_parser() -> argparse.ArgumentParser:
-    """Return the parser of the commands for jobs that are there."""
+    """Return the parser of the commands for existing jobs."""
     program = Path(sys.argv[0]).name
     all_commands = Parser(allow_abbrev=False)
     commands = all_commands.add_subparsers(dest="command", required=True)
@@ -263,7 +263,7 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Run a command for jobs that are there; return the exit status."""
+    """Run a command for an existing job; return the exit status."""
     site = sites.of_region(aws.region(args.region))
     if args.command == "list":
         jobs.show_list(site, args.last)
@@ -290,7 +290,7 @@ def run_request(site: sites.Site, request: dict, args: argparse.Namespace) -> in
 
 
 def main() -> None:
-    """Run a command for jobs that are there, or check, drill, launch and follow a job."""
+    """Run a command for an existing job, or check, drill, launch and follow a job."""
     if sys.argv[1:] and sys.argv[1] in COMMANDS:
         args = command_parser().parse_args()
         with aws.reported():

@@ -228,7 +228,7 @@ def _with_time(name: str) -> str:
 
 
 def again(job: dict, tags: list[dict]) -> dict:
-    """Return the request of a job that is there, under a new name.
+    """Return the request of an existing job, under a new name.
 
     Args:
         job: The answer of DescribeTrainingJob.

@@ -1,4 +1,4 @@
-"""What one does with jobs that are there: list them, read the log, stop, resume and follow one."""
+"""Commands for existing jobs: list them, print a log, stop, resume and follow one."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Where jobs run, AWS or a rehearsal: its clients, and its commands as one types them."""
+"""Where jobs run, AWS or a rehearsal: its clients, and its commands as a user types them."""
 
 import math
 import sys
@@ -16,7 +16,7 @@ class Site:
     """Where jobs run.
 
     Attributes:
-        name: It in words, as "us-east-1".
+        name: The place in words, such as "us-east-1".
         client: Returns a boto3 client, given the service's name.
         program: The words of a shell that start its commands.
         flag: The flags of a command that name it, as "--region=us-east-1".
@@ -30,7 +30,7 @@ class Site:
     patience: float = math.inf
 
     def command(self, name: str, job: str) -> str:
-        """Return a command for a job, as one types it."""
+        """Return a command for a job, as a user types it."""
         return f"{self.program} {name} {job} {self.flag}"
 
 

@@ -1,4 +1,4 @@
-"""What this package has in a checkpoint: the entries by name, and their types.
+"""The entries of a checkpoint that are ours: their names and types.
 
 A checkpoint is input: what reads one compares first what it relies on.
 """

@@ -1,4 +1,4 @@
-"""What one does with jobs that are there, with SageMaker's answers given by botocore's stub."""
+"""Commands for existing jobs, with SageMaker's answers given by botocore's stub."""
 
 import re
 from datetime import UTC, datetime

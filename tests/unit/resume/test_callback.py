@@ -17,9 +17,7 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments import ClusterEnvironment
 from lightning_utilities.core.rank_zero import rank_zero_only
-from pytorch_lightning.callbacks import (
-    ModelCheckpoint,
-)
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loops.fit_loop import _FitLoop

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import (
-    LearningRateFinder,
-    StochasticWeightAveraging,
-)
+from pytorch_lightning.callbacks import LearningRateFinder, StochasticWeightAveraging
 from pytorch_lightning.tuner import Tuner
 from short_trainings import (
     Announces,
