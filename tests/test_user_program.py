@@ -4,6 +4,7 @@ It is unpacked safely with every Python.
 """
 
 import io
+import logging
 import os
 import runpy
 import shutil
@@ -20,6 +21,7 @@ from conftest import Job
 from local_mode import unpacked
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher import api
 
 from sagemaker_lightning.contract import shutdown
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
@@ -661,6 +663,20 @@ def test_torchrun_that_is_stopped_has_the_signals_status(monkeypatch, capsys, nu
     left = end_of_torchrun(monkeypatch, SignalException("got a signal", number))
     assert isinstance(left, SystemExit) and left.code == 128 + number
     assert capsys.readouterr().err == "torchrun: got a signal\n"
+
+
+@pytest.mark.parametrize(("error", "said"), [(SignalException("x", 15), False), (OSError(), True)])
+def test_a_signal_while_torchrun_ends_is_no_error_of_its_own(monkeypatch, error, said):
+    """torch logs whatever interrupts the end of its rendezvous, after the failure's reason."""
+    handler = logging.StreamHandler(io.StringIO())
+    monkeypatch.setattr(api.logger, "filters", [])
+    monkeypatch.setattr(api.logger, "handlers", [handler])
+    end_of_torchrun(monkeypatch)
+    try:
+        raise error
+    except Exception:
+        api.logger.exception("Error shutting down rendezvous handler")
+    assert ("Error shutting down" in handler.stream.getvalue()) is said
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ Its exit status is then that of its ranks.
 takes the same arguments as `python -m torch.distributed.run`.
 """
 
+import logging
 import os
 import sys
 
@@ -17,6 +18,7 @@ if __name__ == "__main__":  # before all else, because the imports below take se
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher import api
 from torch.distributed.run import main
 
 from sagemaker_lightning.contract.shutdown import SIGNALS, status
@@ -24,6 +26,11 @@ from sagemaker_lightning.process.parent_process import become_launcher
 
 if __name__ == "__main__":
     become_launcher(os.environ)
+    # A signal that comes once torchrun has begun to end interrupts its last steps. torch writes
+    # that as an error with its traceback, after the reason of the failure.
+    logging.getLogger(api.__name__).addFilter(
+        lambda record: not (record.exc_info and isinstance(record.exc_info[1], SignalException))
+    )
     try:
         main()
     except SignalException as error:
