@@ -50,8 +50,10 @@ def placement_of(word: str) -> Placement:
 
 def local_part(tensor: Tensor) -> Tensor:
     """Return what this rank has of a tensor: all of it, or its part, which shares its memory."""
+    if not isinstance(tensor, DTensor):
+        return tensor
     with torch.no_grad():  # four times as fast as detach()
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return tensor.to_local()
 
 
 def local_parts(value: Any) -> Any:

@@ -118,8 +118,6 @@ def _tensor_digests(value: Tensor) -> tuple[LeafDigest, ...]:
 
     Of a tensor that is shared out, this rank's part counts.
     """
-    value = local_part(value)
-    shape_digest = _shape_digest(value.dtype, value.shape)
     if (
         type(value) is Tensor
         and value.dtype in QUICK_DTYPES
@@ -127,7 +125,11 @@ def _tensor_digests(value: Tensor) -> tuple[LeafDigest, ...]:
         and value.is_contiguous()
         and value.numel()
     ):
-        return shape_digest, _weighted_sum(_array_words(value.detach().numpy()))
+        value = value.detach() if value.requires_grad else value
+        words = np.frombuffer(value.numpy(), _word_type(value.nbytes))
+        return _shape_digest(value.dtype, value.shape), _weighted_sum(words)
+    value = local_part(value)
+    shape_digest = _shape_digest(value.dtype, value.shape)
     words = _words(value)
     if words is None:
         return (shape_digest,)
@@ -174,22 +176,18 @@ def _array_digests(value: np.ndarray) -> tuple[int, ...]:
     shape_digest = _shape_digest(value.dtype, value.shape)
     if value.dtype.hasobject or not value.size:
         return (shape_digest,)
-    return shape_digest, _weighted_sum(_array_words(np.ascontiguousarray(value)))
-
-
-def _array_words(value: np.ndarray) -> np.ndarray:
-    """Return a contiguous array's bytes as words, as wide as possible."""
-    size = value.nbytes
-    word_type = (
-        np.int64
-        if not size % 8
-        else np.int32
-        if not size % 4
-        else np.int16
-        if not size % 2
-        else np.uint8
+    return shape_digest, _weighted_sum(
+        np.ascontiguousarray(value).ravel().view(_word_type(value.nbytes))
     )
-    return value.ravel().view(word_type)
+
+
+def _word_type(size: int) -> type[np.integer]:
+    """Return the widest type of words that a number of bytes can be taken as."""
+    if not size % 8:
+        return np.int64
+    if not size % 4:
+        return np.int32
+    return np.uint8 if size % 2 else np.int16
 
 
 @functools.lru_cache(maxsize=1024)
