@@ -149,7 +149,9 @@ def run(
         signal.signal(number, partial(_report_and_exit, blocks, home, part))
     host = environment.current_host
     start_notice.end()
-    log.info(f"{host}: rows {part.start} to {part.stop} of {len(table)}{' of its own files' * sharded}")
+    log.info(
+        f"{host}: rows {part.start} to {part.stop} of {len(table)}{' of its own files' * sharded}"
+    )
     if home.notice:
         log.warning(home.notice)
     devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [
