@@ -5,8 +5,10 @@ import re
 import signal
 import traceback
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from signal import Signals
+from typing import NamedTuple
 
 from sagemaker_lightning.contract import failures, shutdown
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
@@ -31,6 +33,48 @@ STOP_SIGNALS = {
 }
 
 
+class Outcome(Enum):
+    """What the end of a job's program on this host comes to."""
+
+    SUCCESS = "it ended well"
+    STOPPED = "it was told to stop"
+    STOPPED_ELSEWHERE = "another host, or a rank, was told to stop"
+    FAILED = "it failed"
+    FAILED_ELSEWHERE = "another host, or a rank, is the cause"
+
+
+class Known(NamedTuple):
+    """What decides the outcome of a job's program."""
+
+    failed: bool
+    """Whether its exit status is not 0."""
+    told: bool = False
+    """Whether a signal told it to stop: through this process, or from elsewhere."""
+    ended_by_us: bool = False
+    """Whether this process ended it because of a rank or another host."""
+    unexplained: bool = False
+    """Whether it failed, and all that it says is that a rank was lost."""
+    reason: bool = False
+    """Whether a rank or another host has given a reason to end."""
+    reason_is_local: bool = False
+    """Whether that comes from a rank of this host."""
+    reason_is_request: bool = False
+    """Whether that is a request to stop."""
+
+
+def outcome(known: Known) -> Outcome:
+    """Return what the end of a job's program comes to."""
+    # What a rank of this host gives as its reason, its program's own end says better.
+    counts = known.unexplained or known.ended_by_us or not known.reason_is_local
+    if known.reason_is_request and (known.failed or counts):
+        return Outcome.STOPPED_ELSEWHERE
+    if known.failed and known.told:
+        return Outcome.STOPPED
+    if known.reason and counts:
+        return Outcome.FAILED_ELSEWHERE
+    return Outcome.FAILED if known.failed else Outcome.SUCCESS
+
+
 def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog) -> None:
     """Print how a job's program ended, and return if it ended well.
 
@@ -43,30 +87,34 @@ def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog
         watchdog: Watches the other hosts and this host's ranks.
     """
     watchdog.program_ended()
-    if supervisor.grace is None or end.stop_signal:
-        log.info(f"{name}: {described(end.status, end.stop_signal)}")
-    else:  # this process ended the program, for a reason that something else has given
+    ended_by_us = supervisor.grace is not None
+    if ended_by_us and not end.stop_signal:
         log.info(f"{name}: was ended because a rank or another host failed")
-    failed = ProgramFailed(name, end) if end.status else None
+    else:
+        log.info(f"{name}: {described(end.status, end.stop_signal)}")
+    failed = ProgramFailed(name, end)
     # The program's own log may mislead: if a rank has lost a peer, the cause is elsewhere.
-    is_unexplained = (
-        failed
-        and not (failed.killed or end.stop_signal)
-        and (failed.lost_a_peer or (watchdog.lost_peer and not watchdog.known_reason))
-    )
-    reason = watchdog.wait_for_reason() if is_unexplained else watchdog.known_reason
-    if failed and reason and reason.is_request:
-        raise error_for(reason, end.stop_signal)
+    lost_a_peer = failed.lost_a_peer or (watchdog.lost_peer and not watchdog.known_reason)
+    unexplained = bool(end.status) and not (failed.killed or end.stop_signal) and lost_a_peer
+    reason = watchdog.wait_for_reason() if unexplained else watchdog.known_reason
     # The signal by which something other than this process has told the program to stop.
-    others_signal = STOP_SIGNALS.get(end.status) if supervisor.grace is None else None
-    if failed and (end.stop_signal or others_signal):
-        raise Interrupted(
-            f"{name} {described(end.status, end.stop_signal)}", end.stop_signal or others_signal
-        )
-    if reason and (is_unexplained or not reason.is_local or supervisor.grace is not None):
-        raise error_for(reason)
-    if failed:
+    number = end.stop_signal or (None if ended_by_us else STOP_SIGNALS.get(end.status))
+    known = Known(
+        failed=bool(end.status),
+        told=bool(number),
+        ended_by_us=ended_by_us,
+        unexplained=unexplained,
+        reason=bool(reason),
+        reason_is_local=bool(reason and reason.is_local),
+        reason_is_request=bool(reason and reason.is_request),
+    )
+    result = outcome(known)
+    if result is Outcome.STOPPED:
+        raise Interrupted(f"{name} {described(end.status, end.stop_signal)}", number)
+    if result is Outcome.FAILED:
         raise failed
+    if reason and result is not Outcome.SUCCESS:
+        raise error_for(reason, end.stop_signal if result is Outcome.STOPPED_ELSEWHERE else None)
 
 
 def tell_hosts(

@@ -1,0 +1,53 @@
+"""What the end of a job's program comes to, as a table."""
+
+import pytest
+
+from sagemaker_lightning.launch.job_end import Known, Outcome, outcome
+
+REASON = {"reason": True}
+OF_A_RANK = REASON | {"reason_is_local": True}
+TO_STOP = REASON | {"reason_is_request": True}
+CASES = {
+    "it ended well": ({}, Outcome.SUCCESS),
+    "it failed": ({"failed": True}, Outcome.FAILED),
+    "it was told to stop": ({"failed": True, "told": True}, Outcome.STOPPED),
+    "it was told to stop, and ended well first": ({"told": True}, Outcome.SUCCESS),
+    "another host failed": (REASON, Outcome.FAILED_ELSEWHERE),
+    "another host failed, and this one, too": (
+        REASON | {"failed": True},
+        Outcome.FAILED_ELSEWHERE,
+    ),
+    "a signal came, and another host failed": (
+        REASON | {"failed": True, "told": True},
+        Outcome.STOPPED,
+    ),
+    "a rank failed, and the program says why": (OF_A_RANK | {"failed": True}, Outcome.FAILED),
+    "a rank failed, and the program ended well": (OF_A_RANK, Outcome.SUCCESS),
+    "a rank failed, and this process ended the program": (
+        OF_A_RANK | {"failed": True, "ended_by_us": True},
+        Outcome.FAILED_ELSEWHERE,
+    ),
+    "a rank lost another, and a better reason came": (
+        OF_A_RANK | {"failed": True, "unexplained": True},
+        Outcome.FAILED_ELSEWHERE,
+    ),
+    "a rank lost another, and no reason came": (
+        {"failed": True, "unexplained": True},
+        Outcome.FAILED,
+    ),
+    "another host was told to stop": (TO_STOP, Outcome.STOPPED_ELSEWHERE),
+    "both hosts were told to stop": (
+        TO_STOP | {"failed": True, "told": True},
+        Outcome.STOPPED_ELSEWHERE,
+    ),
+    "a rank was told to stop": (
+        TO_STOP | OF_A_RANK | {"failed": True},
+        Outcome.STOPPED_ELSEWHERE,
+    ),
+    "a rank was told to stop, and all ended well": (TO_STOP | OF_A_RANK, Outcome.SUCCESS),
+}
+
+
+@pytest.mark.parametrize(("known", "expected"), CASES.values(), ids=CASES)
+def test_the_outcome_of_a_programs_end(known: dict[str, bool], expected: Outcome):
+    assert outcome(Known(**{"failed": False} | known)) is expected
