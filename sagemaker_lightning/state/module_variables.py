@@ -4,9 +4,11 @@ These are variables of modules, of classes, of functions and of some closures, w
 objects in them hold, and iterators.
 """
 
+import builtins
 import functools
 import operator
 import pickle
+import sys
 import types
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -21,6 +23,8 @@ from sagemaker_lightning.compat.torch_modules import buffers, parameters
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.digests import digest, is_small
 from sagemaker_lightning.state.graph.fingerprints import of_holder
+from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
+from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, OBJECT, TENSOR, kind_of
 
 COUNTERS = ("builtins", "itertools")  # modules whose iterators can be asked for their position
 MAX_REMAINING = 10_000  # an iterator with more elements left is not examined
@@ -29,9 +33,63 @@ CODE = types.FunctionType, types.ModuleType, type
 DEFAULTS = "defaults", "kwdefaults"
 REGISTRIES = "weakref", "_weakrefset"
 """Modules whose containers are, in variables, of all instances that are there at the moment."""
+HELD_KINDS = {*CONTAINERS.values()} - {CONTAINERS[functools.partial]} | {
+    TENSOR,
+    ARRAY,
+    KINDS["bytes"],
+    KINDS["count"],
+}
+"""Kinds of values, besides objects and those without an identity, that a checkpoint can have."""
 CACHE = type(functools.lru_cache(len))
 IS_CACHE = " (functools.lru_cache)"
 """What follows the name of a function whose results are kept."""
+
+
+def held_variables(roots: Mapping[str, Any]) -> dict[str, object_graph.Added]:
+    """Return the variables that a checkpoint can have as it has attributes, by a name for each owner.
+
+    They are those of the user's own modules that functions mention, and those of classes. What they
+    have must be numbers, text, containers, tensors, arrays or objects of the user's.
+
+    Args:
+        roots: The objects from which the user's code is reached, by name.
+    """
+    names: dict[str, set[str]] = defaultdict(set)
+    classes = []
+    for _, object_ in _reached(roots):
+        if isinstance(object_, types.FunctionType) and is_own(object_):
+            mentioned = object_graph.names_in_code(object_.__code__)
+            module = sys.modules.get(object_.__module__)
+            if module is not None and vars(module) is object_.__globals__:
+                names[module.__name__] |= mentioned
+            for other in _modules_in(object_):
+                names[other.__name__] |= mentioned
+        elif isinstance(object_, type) and is_own(object_):
+            classes.append(object_)
+    owners = {name: sys.modules[name] for name in names if name in sys.modules}
+    owners |= {f"{each.__module__}.{each.__qualname__}": each for each in classes}
+    held = {}
+    for name, owner in sorted(owners.items()):
+        variables = vars(owner)
+        mentioned = names[name] if name in names else variables.keys()
+        own = {each for each in mentioned if each in variables or not hasattr(builtins, each)}
+        own = {each for each in own if _is_held(variables.get(each)) and not each.startswith("__")}
+        if own & variables.keys():
+            held[f"variables.{name}"] = object_graph.Added(owner, object_graph.AllBut(own))
+    return held
+
+
+def _is_held(value: Any) -> bool:
+    """Return whether a checkpoint can have a variable's value as it has an attribute's."""
+    if object_graph.is_code(value):
+        return False
+    kind = kind_of(value)
+    if kind is None or kind in HELD_KINDS:
+        return True
+    is_librarys = object_graph.is_library_class(type(value)) and not isinstance(value, nn.Module)
+    return kind is OBJECT and not (
+        is_librarys and isinstance(value, object_graph.ENTERED_CLASSES)
+    )
 
 
 def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, bytes]:
@@ -47,6 +105,12 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     # Functions created by the same line have the same names.
     digests: dict[str, bytes] = defaultdict(bytes)
     variables: dict[str, Any] = {}
+    held = {
+        f"{name.removeprefix('variables.')}.{attribute}"
+        for name, root in saved.items()
+        if isinstance(root, object_graph.Added) and object_graph.has_variables(root.owner)
+        for attribute in object_graph.attributes(root)
+    }
     saved_objects = [object_ for _, object_ in object_graph.walk(saved, code=False)]
     saved_ids = set(map(id, saved_objects))
     elsewhere = _elsewhere(roots)
@@ -90,7 +154,7 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     variables = {
         f"{name}{IS_CACHE if isinstance(value, CACHE) else ''}": value
         for name, value in variables.items()
-        if id(value) not in left_out
+        if id(value) not in left_out and name not in held
     }
     digests |= {name: _digest_or_position(value) for name, value in variables.items()}
     objects = {
@@ -135,14 +199,22 @@ def _elsewhere(roots: Mapping[str, Any]) -> dict[str, Any]:
 def _variables_of_modules(function: types.FunctionType) -> dict[str, Any]:
     """Return what a user's function may read as `module.variable`, of the user's modules."""
     names = object_graph.names_in_code(function.__code__)
-    values = [function.__globals__[name] for name in names if name in function.__globals__]
-    modules = [value for value in values if isinstance(value, types.ModuleType)]
     return {
         f"{module.__name__}.{name}": vars(module)[name]
-        for module in modules
-        if object_graph.is_own_module(module.__name__)
+        for module in _modules_in(function)
         for name in sorted(names & vars(module).keys())
     }
+
+
+def _modules_in(function: types.FunctionType) -> list[types.ModuleType]:
+    """Return the user's modules that a function mentions."""
+    names = object_graph.names_in_code(function.__code__)
+    values = [function.__globals__[name] for name in names if name in function.__globals__]
+    return [
+        value
+        for value in values
+        if isinstance(value, types.ModuleType) and object_graph.is_own_module(value.__name__)
+    ]
 
 
 def _variables_of(owner: type | types.FunctionType) -> dict[str, Any]:

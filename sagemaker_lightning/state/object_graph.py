@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -101,21 +101,41 @@ INSTALLED = {"site-packages", "dist-packages"}  # folders of modules that the us
 LIGHTNINGS = ("pytorch_lightning.", "lightning.", "sagemaker_lightning.")
 
 
+CODE = types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type
+
 HYPERPARAMETERS = "_hparams"
 """The attribute with the hyperparameters that Lightning saves; it restores no later changes."""
+
+
+class AllBut:
+    """All names but some.
+
+    Args:
+        names: These names.
+    """
+
+    __slots__ = ("names",)
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.names = names
+
+    def __contains__(self, name: object) -> bool:
+        return name not in self.names
 
 
 class Added:
     """What a user has added to an object of a library's, such as a trainer or a parameter.
 
+    Of a module or a class of the user's own, it is some of its variables.
+
     Args:
         owner: The object; what is set here is set there.
-        excluded: Names of the library's own attributes.
+        excluded: Names of attributes that are not meant, such as the library's own.
     """
 
     __slots__ = ("excluded", "owner")
 
-    def __init__(self, owner: Any, excluded: frozenset[str]) -> None:
+    def __init__(self, owner: Any, excluded: Container[str]) -> None:
         self.owner = owner
         self.excluded = excluded
 
@@ -142,6 +162,11 @@ class Elsewhere:
 def owner_of(value: Any) -> Any:
     """Return the object of which `Added` stands for a part; another value itself."""
     return value.owner if isinstance(value, Added) else value
+
+
+def has_variables(owner: Any) -> bool:
+    """Return whether an object is a module or a class, which have variables."""
+    return isinstance(owner, (types.ModuleType, type))
 
 
 ENTERED_CLASSES = (
@@ -379,6 +404,10 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
             yield str(index), member
     elif isinstance(value, functools.partial):
         yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+    elif code and isinstance(value, (classmethod, staticmethod)):
+        yield "func", value.__func__
+    elif code and isinstance(value, property):
+        yield from (("get", value.fget), ("set", value.fset), ("del", value.fdel))
     elif isinstance(value, types.MethodType):
         yield "self", value.__self__
         yield "func", value.__func__
@@ -500,6 +529,8 @@ def has_place_for(owner: Any, name: str, value: Any) -> bool:
     object_ = owner_of(owner)
     is_function = isinstance(value, types.FunctionType)
     present = namespace(object_).get(name)
+    if has_variables(object_) and (is_code(present) or is_code(value)):
+        return False
     if isinstance(owner, Added):
         is_excluded = name in owner.excluded
     else:
@@ -518,6 +549,11 @@ def has_place_for(owner: Any, name: str, value: Any) -> bool:
     ):
         return False
     return present is not None or not _is_method(type(object_), name) or callable(value)
+
+
+def is_code(value: Any) -> bool:
+    """Return whether a variable of a module or a class has a function, a class or a module."""
+    return isinstance(value, CODE) or hasattr(type(value), "__get__")
 
 
 def _is_method(class_: type, name: str) -> bool:

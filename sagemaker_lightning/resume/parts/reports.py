@@ -191,11 +191,11 @@ class Reports:
             node = start.by_path.get(path)
             if node is None or not self.trainer.is_global_zero:
                 continue
-            owner_class, name_of_users = users_name(node, name)
-            if (owner_class, name_of_users) in self.reported:
+            owner_name, name_of_users = users_name(node, name)
+            if (owner_name, name_of_users) in self.reported:
                 continue
-            self.reported.add((owner_class, name_of_users))
-            log.warning(f"{class_name(owner_class)}.{name_of_users} {reason}")
+            self.reported.add((owner_name, name_of_users))
+            log.warning(f"{owner_name}.{name_of_users} {reason}")
 
     def _report_modules(self) -> None:
         """Print, once for each, which modules were made while training and cannot be saved."""
@@ -263,8 +263,10 @@ class Reports:
             self.reported |= {path} if is_half_done else set()
 
 
-def users_name(node: Node | None, name: str) -> tuple[type, str]:
+def users_name(node: Node | None, name: str) -> tuple[str, str]:
     """Return the class of the user's object that holds an object's attribute, and in which of its.
+
+    Of a variable, it is the module or the class that has it.
 
     What an installed package calls its own attributes says nothing to the user.
 
@@ -272,15 +274,25 @@ def users_name(node: Node | None, name: str) -> tuple[type, str]:
         node: The object.
         name: The name of the attribute.
     """
-    class_ = type(owner_of(node.value)) if node else object
+    holder = _name_of_holder(node.value) if node else "object"
     attribute = name
     while node is not None:
-        if node.kind is OBJECT and object_graph.is_own_module(type(node.value).__module__):
-            return type(owner_of(node.value)), attribute
+        owner = owner_of(node.value)
+        is_own = object_graph.is_own_module(type(node.value).__module__)
+        if node.kind is OBJECT and (is_own or object_graph.has_variables(owner)):
+            return _name_of_holder(node.value), attribute
         if (parent := node.parent) is not None:
             attribute = parent.kind.step(parent.note, parent.parts, node.index).lstrip(".")
         node = parent
-    return class_, name
+    return holder, name
+
+
+def _name_of_holder(value: Any) -> str:
+    """Return the name of a module or a class that has variables, or of an object's class."""
+    owner = owner_of(value)
+    if isinstance(owner, types.ModuleType):
+        return owner.__name__
+    return class_name(owner if isinstance(owner, type) else type(owner))
 
 
 def _is_told(unsaved: Unsaved) -> bool:

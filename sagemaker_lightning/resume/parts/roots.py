@@ -85,7 +85,8 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
                     for name, part in parts.items()
                     if name not in SAMPLERS or not has_state(part)
                 }
-    return objects | _additions(trainer)
+    objects |= _additions(trainer)
+    return objects | module_variables.held_variables(objects)
 
 
 def functions_of(scheduler: Any) -> dict[str, Any]:

@@ -17,7 +17,12 @@ from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, class_name
 from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind, classes_of_module
 from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, Node, key_of, scan
-from sagemaker_lightning.state.object_graph import LIGHTNINGS, is_own_module, owner_of
+from sagemaker_lightning.state.object_graph import (
+    LIGHTNINGS,
+    has_variables,
+    is_own_module,
+    owner_of,
+)
 
 MAX_KEPT = 1 << 20
 """Elements, at most, of an array or a tensor whose content a start keeps."""
@@ -234,7 +239,8 @@ class Start:
         """
         found: dict[str, type] = {}
         modules: set[str] = set()
-        for class_ in {type(owner_of(node.value)) for node in self.nodes.values()}:
+        owners = (owner_of(node.value) for node in self.nodes.values())
+        for class_ in {type(owner) for owner in owners if not has_variables(owner)}:
             found[class_name(class_)] = class_
             modules |= {
                 base.__module__ for base in class_.__mro__ if is_own_module(base.__module__)

@@ -35,6 +35,7 @@ from sagemaker_lightning.state.object_graph import (
     LIGHTNINGS,
     attributes,
     has_place_for,
+    has_variables,
     is_library_class,
     namespace,
     owner_of,
@@ -200,15 +201,19 @@ def set_member(owner: Any, name: Any, value: Any) -> None:
     if not has_place_for(owner, name, value):
         return
     slot = getattr_static(type(object_), name, None)
-    if isinstance(slot, types.MemberDescriptorType):
+    if isinstance(object_, type):
+        type.__setattr__(object_, name, value)
+    elif isinstance(slot, types.MemberDescriptorType):
         object.__setattr__(object_, name, value)  # even if its class is frozen
     elif hasattr(object_, "__dict__"):
         object_.__dict__[name] = value
 
 
 def remove(owner: Any, gone: list) -> None:
-    """Remove attributes, of those that encoding would save."""
+    """Remove attributes, of those that encoding would save; variables stay."""
     object_ = owner_of(owner)
+    if has_variables(object_):
+        return
     names, _ = ObjectKind().take(owner)
     for name in set(names) & set(gone):
         space, _, member = name.rpartition(" ")
@@ -221,7 +226,9 @@ def remove(owner: Any, gone: list) -> None:
 
 
 def bring_in_order(owner: Any, order: list) -> None:
-    """Bring the attributes that encoding would save in an order."""
+    """Bring the attributes that encoding would save in an order; variables have none."""
+    if has_variables(owner_of(owner)):
+        return
     variables = namespace(owner_of(owner))
     names = set(ObjectKind().take(owner)[0])
     for name in order:
