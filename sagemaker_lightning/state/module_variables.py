@@ -87,9 +87,7 @@ def _is_held(value: Any) -> bool:
     if kind is None or kind in HELD_KINDS:
         return True
     is_librarys = object_graph.is_library_class(type(value)) and not isinstance(value, nn.Module)
-    return kind is OBJECT and not (
-        is_librarys and isinstance(value, object_graph.ENTERED_CLASSES)
-    )
+    return kind is OBJECT and not (is_librarys and isinstance(value, object_graph.ENTERED_CLASSES))
 
 
 def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, bytes]:

@@ -128,6 +128,11 @@ def kind_of(value: Any) -> Kind | None:
     return CODE if is_librarys else kind
 
 
+def is_count(value: Any) -> bool:
+    """Return whether an object is an itertools.count, whose position a record has."""
+    return kind_of_class(type(value)) is KINDS["count"]
+
+
 def key_of(value: Any) -> int:
     """Return by what an object is known: its id.
 

@@ -403,16 +403,17 @@ def test_data_that_are_made_anew_while_training_are_told_for_training_alone():
 
 
 COUNT = 0
+SIGNS = itertools.cycle(range(99))
 
 
 class Counts(LightningModule):
     def training_step(self, batch, batch_idx):
-        return COUNT
+        return COUNT * next(SIGNS)
 
 
-def test_a_variable_that_changes_is_told_once(monkeypatch, capsys):
+def test_a_variable_that_no_checkpoint_can_hold_is_told_once_it_changes(monkeypatch, capsys):
     says = (
-        f"{HERE}.COUNT changes while training, and no checkpoint has it: a resumed run starts with "
+        f"{HERE}.SIGNS changes while training, and no checkpoint has it: a resumed run starts with "
         "its first value; keep it in an attribute of the model, or give it as a part: "
         "ExactResume(parts={...})\n"
     )
@@ -422,7 +423,7 @@ def test_a_variable_that_changes_is_told_once(monkeypatch, capsys):
         if rank:
             monkeypatch.setattr(type(state.trainer), "is_global_zero", False)
         state.encode_changes(ResumePoint.BATCH)
-        monkeypatch.setitem(globals(), "COUNT", COUNT + 1)
+        next(SIGNS)
         state.encode_changes()
         assert capsys.readouterr().out == ""
         state.encode_changes(ResumePoint.BATCH)
@@ -445,20 +446,25 @@ class Registry:
 
 class Registered(LightningModule):
     def training_step(self, batch, batch_idx):
-        return Registry.count()
+        return Registry.count() + COUNT
 
 
-def test_a_variable_that_is_made_for_the_first_batch_is_told_once_it_changes(capsys):
+def test_variables_of_modules_and_classes_come_back(monkeypatch, capsys):
     state = state_of(Registered())
     in_training(state)
+    monkeypatch.setitem(globals(), "COUNT", 5)
     Registry.count()
-    state.objects.reports.first_batch_ended()
-    state.encode_changes(ResumePoint.BATCH)
-    assert capsys.readouterr().out == ""
-    Registry.count()
-    state.encode_changes(ResumePoint.BATCH)
-    says = f"{HERE}.Registry.only.steps changes while training, and no checkpoint has it"
-    assert capsys.readouterr().out.startswith(says)
+    saved = state.encode_changes(ResumePoint.BATCH)
+    only = Registry.only
+    monkeypatch.setitem(globals(), "COUNT", 0)
+    Registry.only = None
+    again = state_of(Registered())
+    in_training(again)
+    again.restore(saved)
+    assert COUNT == 5 and type(Registry.only) is Registry and Registry.only is not only
+    assert Registry.only.steps == 1
+    Registry.only = None
+    assert "no checkpoint has it" not in capsys.readouterr().out
 
 
 class Row:
