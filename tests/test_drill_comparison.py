@@ -1193,8 +1193,8 @@ def test_what_the_objects_in_variables_hold_is_compared():
 
 def test_the_position_of_an_iterator_with_up_to_ten_thousand_elements_is_known():
     owner = Meter()
-    owner.short, owner.long = iter(range(10_000)), iter(range(10_001))
-    owner.functions = iter([lambda: 0])
+    owner.short, owner.long = itertools.repeat(0, 10_000), itertools.repeat(0, 10_001)
+    owner.functions = itertools.repeat(lambda: 0, 1)
     digests = module_variables.variable_digests({"data": owner}, {"data": owner})
     assert {name for name in digests if name.startswith("data.")} == {"data.short"}
     next(owner.short)
@@ -1536,7 +1536,7 @@ def test_a_drilled_run_records_its_steps(tmp_path: Path):
     assert recorded(tmp_path, 1)[-1]["batch"] != steps[0]["batch"]
 
 
-STEPS, RATES, WORKERS, SAMPLES = 1, 1, 1, 1
+STEPS = RATES = WORKERS = SAMPLES = itertools.repeat(0, 2)  # no checkpoint has where it is
 
 
 class Counts(LightningModule):
@@ -1563,7 +1563,7 @@ def test_variables_that_change_while_training_are_recorded(tmp_path: Path, monke
     run.on_train_start(trainer, None)
     run.on_train_end(trainer, None)
     run.on_train_start(trainer, None)
-    monkeypatch.setattr(sys.modules[__name__], name, 2)
+    monkeypatch.setattr(sys.modules[__name__], name, itertools.repeat(0, 1))
     run.on_train_end(trainer, None)
     start = {"at": ["start", 1], "step": 5, "workers": 4}
     ends = [{"at": ["end", 1], "changed": changed} for changed in ([], [f"{__name__}.{name}"])]

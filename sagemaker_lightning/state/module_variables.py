@@ -24,7 +24,14 @@ from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.digests import digest, is_small
 from sagemaker_lightning.state.graph.fingerprints import of_holder
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
-from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, OBJECT, TENSOR, kind_of
+from sagemaker_lightning.state.graph.nodes import (
+    ARRAY,
+    KINDS,
+    OBJECT,
+    TENSOR,
+    has_position,
+    kind_of,
+)
 
 COUNTERS = ("builtins", "itertools")  # modules whose iterators can be asked for their position
 MAX_REMAINING = 10_000  # an iterator with more elements left is not examined
@@ -38,6 +45,8 @@ HELD_KINDS = {*CONTAINERS.values()} - {CONTAINERS[functools.partial]} | {
     ARRAY,
     KINDS["bytes"],
     KINDS["count"],
+    KINDS["iterator"],
+    KINDS["cycle"],
 }
 """Kinds of values, besides objects and those without an identity, that a checkpoint can have."""
 CACHE = type(functools.lru_cache(len))
@@ -46,7 +55,7 @@ IS_CACHE = " (functools.lru_cache)"
 
 
 def held_variables(roots: Mapping[str, Any]) -> dict[str, object_graph.Added]:
-    """Return the variables that a checkpoint can have as it has attributes, by a name for each owner.
+    """Return the variables that a checkpoint can have as it has attributes, by owner.
 
     They are those of the user's own modules that functions mention, and those of classes. What they
     have must be numbers, text, containers, tensors, arrays or objects of the user's.
@@ -137,7 +146,7 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
             variables |= _variables_of(object_)
         elif isinstance(object_, type):
             variables |= _variables_of(object_)
-        elif _is_counter(object_) and id(object_) not in seen_ids:
+        elif _is_counter(object_) and id(object_) not in seen_ids and not has_position(object_):
             digests[path] += _digest_or_position(object_)
     left_out = saved_ids.union(id(mark.object_) for mark in elsewhere.values())
     # A variable and an attribute may have the same object, other than a number or text: then a

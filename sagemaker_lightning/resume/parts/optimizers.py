@@ -50,6 +50,8 @@ class Optimizers(Part):
         super().__init__(run)
         self.saved_groups: list[list[dict[str, Any]]] = []
         """The saved values of each optimizer's parameter groups, as `on_load_checkpoint` got."""
+        self.saved_states: list[Mapping[str, Any]] = []
+        """The saved states of the optimizers."""
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore the values of the groups, which hooks at the start of training may change.
@@ -64,6 +66,7 @@ class Optimizers(Part):
                 ]
                 for state in saved[self.key]
             ]
+            self.saved_states = saved[self.key]
         elif moment is Moment.OPTIMIZERS:
             held = object_graph.walk(user_objects(self.trainer), code=False)
             found = [each for _, each in held if isinstance(each, Optimizer)]
@@ -86,6 +89,9 @@ class Optimizers(Part):
         with refusing(self.run, self.resumed.file_name, self.key):
             with sharing_groups(objects):
                 yield
+            for optimizer, saved in zip(self.trainer.optimizers, self.saved_states, strict=False):
+                keep_dtypes(optimizer, saved)
+            self.saved_states = []
             for optimizer in self.trainer.optimizers:
                 check(optimizer)
 
@@ -234,6 +240,28 @@ def check(optimizer: Optimizer) -> None:
             for name in FUSED_STATES & state.keys():
                 if isinstance(value := state[name], Tensor) and not fits(value, parameter):
                     raise ValueError(f"{name} is no tensor of the shape {list(parameter.shape)}")
+
+
+def keep_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give an optimizer back the tensors that loading has brought to their parameters' dtypes.
+
+    torch does so with all but `step` (Optimizer._process_value_according_to_param_policy): of a
+    float64 sum beside a float32 weight, half is lost.
+
+    Args:
+        optimizer: The optimizer, which has loaded its state.
+        saved: The state, as `state_dict` returned it.
+    """
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for number, entries in saved.get("state", {}).items():
+        if type(number) is not int or number >= len(parameters):  # a sharded state has names
+            continue
+        state = optimizer.state.get(parameters[number], {})
+        for name, value in entries.items():
+            loaded = state.get(name)
+            are_tensors = type(loaded) is type(value) is Tensor
+            if are_tensors and loaded.dtype != value.dtype and loaded.shape == value.shape:
+                state[name] = value.to(loaded.device, copy=True)
 
 
 def is_rate(value: Any) -> bool:

@@ -20,7 +20,7 @@ from sagemaker_lightning.resume.parts.roots import FUNCTIONS, TRAINING, VALIDATI
 from sagemaker_lightning.state import module_variables, object_graph
 from sagemaker_lightning.state.graph.encoding import Unsaved
 from sagemaker_lightning.state.graph.kinds.base import class_name
-from sagemaker_lightning.state.graph.nodes import OBJECT, Node, is_count
+from sagemaker_lightning.state.graph.nodes import OBJECT, Node, has_position
 from sagemaker_lightning.state.graph.state import GraphState, is_table
 from sagemaker_lightning.state.object_graph import owner_of
 from sagemaker_lightning.state.outside_process import OutsideState
@@ -228,7 +228,7 @@ class Reports:
             if self.trainer.is_global_zero:
                 log.warning(
                     f"model.{grown[0]} was made while training, and an optimizer has got it: after "
-                    "an interruption this run cannot go on, as optimizers that are made anew have "
+                    "an interruption this run is refused where optimizers that are made anew have "
                     "it elsewhere; make it in __init__() or configure_model()"
                 )
 
@@ -248,7 +248,7 @@ class Reports:
         These are a library's iterators other than files.
         """
         for path, value in object_graph.walk(user_objects(self.trainer), code=False):
-            is_half_done = object_graph.is_library_iterator(value) and not is_count(value)
+            is_half_done = object_graph.is_library_iterator(value) and not has_position(value)
             if (
                 is_half_done
                 and not has_state(value)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningDataModule
+from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
@@ -19,7 +20,13 @@ from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph import values
-from sagemaker_lightning.state.graph.kinds.base import NotSaved
+from sagemaker_lightning.state.graph.kinds.base import NotSaved, kind_text
+from sagemaker_lightning.state.graph.nodes import key_of
+
+
+def is_lightnings(object_: Any) -> bool:
+    """Return whether an object is Lightning's for one of its own, such as for an optimizer."""
+    return isinstance(object_, LightningOptimizer)
 
 
 class StatefulObjects(Part):
@@ -52,8 +59,13 @@ class StatefulObjects(Part):
         """Return records of the states of `_stateful`, and why others have none."""
         states = {}
         unsaved = {}
+        graph = self.run.part(UserObjects).graph
         for path, object_ in self._stateful().items():
             owner, _, name = path.rpartition(".")
+            if key_of(object_) not in graph.begin().paths and not is_lightnings(object_):
+                unsaved[owner, name] = (
+                    f"has {with_article(kind_text(object_))} that was made while training"
+                )
             try:
                 states[path] = values.encode(object_.state_dict())
             except NotSaved as error:

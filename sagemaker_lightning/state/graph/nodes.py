@@ -34,7 +34,16 @@ from sagemaker_lightning.state.graph.kinds.objects import (
     ReferenceKind,
     WeakReferenceKind,
 )
-from sagemaker_lightning.state.graph.kinds.states import BytesKind, CountKind, GeneratorKind
+from sagemaker_lightning.state.graph.kinds.states import (
+    ITERATORS,
+    BytesKind,
+    CountKind,
+    CycleKind,
+    GeneratorKind,
+    IteratorKind,
+    place_in_cycle,
+    place_in_sequence,
+)
 from sagemaker_lightning.state.graph.packing import PACKED_FROM, Pack, packed
 from sagemaker_lightning.state.object_graph import (
     ENTERED_CLASSES,
@@ -64,6 +73,8 @@ KINDS: dict[str, Kind] = {
         GENERATOR,
         BytesKind(),
         CountKind(),
+        IteratorKind(),
+        CycleKind(),
         MethodKind(),
         WeakReferenceKind(),
         CellKind(),
@@ -123,14 +134,19 @@ def kind_of_class(class_: type) -> Kind | None:
 
 def kind_of(value: Any) -> Kind | None:
     """Return the kind of an object; None if it has no identity of its own."""
-    kind = kind_of_class(type(value))
+    class_ = type(value)
+    if class_ in ITERATORS and place_in_sequence(value):
+        return KINDS["iterator"]
+    if class_ is itertools.cycle and place_in_cycle(value):
+        return KINDS["cycle"]
+    kind = kind_of_class(class_)
     is_librarys = kind is FUNCTION and (value.__module__ or "").partition(".")[0] in LIBRARIES
     return CODE if is_librarys else kind
 
 
-def is_count(value: Any) -> bool:
-    """Return whether an object is an itertools.count, whose position a record has."""
-    return kind_of_class(type(value)) is KINDS["count"]
+def has_position(value: Any) -> bool:
+    """Return whether an object is an iterator whose position a record has."""
+    return kind_of(value) in (KINDS["count"], KINDS["iterator"], KINDS["cycle"])
 
 
 def key_of(value: Any) -> int:

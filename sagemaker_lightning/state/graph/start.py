@@ -87,7 +87,16 @@ class Start:
         """
         new_roots = {name: root for name, root in roots.items() if key_of(root) not in self.nodes}
         if new_roots:
-            self._add(scan(new_roots, self.skip), dict(self.nodes))
+            new_nodes = scan(new_roots, self.skip)
+            # A known object may have got one of these since: a start that takes in all at once
+            # knows it by that path.
+            taken: dict[int, Node] = {}
+            for key, node in scan(roots, self.skip).items():
+                is_reached = node.parent is None or key_of(node.parent.value) in taken
+                if key in self.nodes or (key in new_nodes and is_reached):
+                    taken[key] = node
+            rest = {key: node for key, node in new_nodes.items() if key not in taken}
+            self._add(taken | rest, dict(self.nodes))
         for name, root in roots.items():
             if isinstance(optimizer := owner_of(root), Optimizer):
                 self.optimizers[name] = optimizer

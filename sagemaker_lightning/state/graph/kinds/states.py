@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing.sharedctypes
 import random
+import warnings
 from array import array
 from typing import Any
 
@@ -169,3 +170,102 @@ class CountKind(Kind):
         if type(start) not in (int, float) or type(step) not in (int, float):
             raise refusal(self.name)
         return itertools.count(start, step)
+
+
+class IteratorKind(Kind):
+    """An iterator over a sequence: its part is the sequence, and its note the position.
+
+    No code sets all of them back: another one takes its place.
+    """
+
+    name = "iterator"
+    fills = False
+
+    def take(self, value):
+        """Return the number of elements that it has yielded, None for all, and the sequence."""
+        sequence, position = place_in_sequence(value)
+        return [position], [sequence]
+
+    def step(self, note, parts, index):
+        """Return nothing: what it yields has the name of the attribute."""
+        return "()"
+
+    def note_of_new(self, value, note):
+        """Return the position."""
+        if note[0] and note[0] > MAX_POSITION:
+            raise NotSaved(kind_text(value))
+        return note
+
+    def build(self, note, parts, classes):
+        """Return an iterator that has yielded as many."""
+        ((position,), (sequence,)) = note, parts
+        if position is None:
+            next(iterator := iter(()), None)
+            return iterator
+        if type(sequence) not in SEQUENCES or type(position) is not int:
+            raise refusal(self.name)
+        if not 0 <= position <= MAX_POSITION:
+            raise refusal(self.name)
+        # A list gets its elements later, and no iterator goes beyond the end.
+        lacks = range(position - len(sequence)) if type(sequence) is list else ()
+        if lacks:
+            sequence.extend(lacks)
+        iterator = iter(sequence)
+        iterator.__setstate__(position)
+        if lacks:
+            del sequence[-len(lacks) :]
+        return iterator
+
+
+class CycleKind(IteratorKind):
+    """An itertools.cycle: from its second round on, its part is a list of what it yields."""
+
+    name = "cycle"
+
+    def take(self, value):
+        """Return the position in the round, and what the round yields."""
+        sequence, position = place_in_cycle(value)
+        return [position], [sequence]
+
+    def build(self, note, parts, classes):
+        """Return a cycle that is as far."""
+        cycle = itertools.cycle(super().build(note, parts, classes))
+        (sequence,) = parts
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            cycle.__setstate__((sequence if type(sequence) is list else list(sequence), True))
+        return cycle
+
+
+MAX_POSITION = 1 << 20
+"""Elements, at most, that an iterator has yielded of a sequence: a forged one takes no more."""
+SEQUENCES = list, tuple, str, range, np.ndarray
+ITERATORS = frozenset(type(iter(each)) for each in ([], (), "", "\xe4", range(1), np.zeros(1)))
+"""The classes of iterators over such sequences; that of arrays may also be another object's."""
+
+
+def place_in_sequence(iterator: Any) -> tuple[Any, int | None] | None:
+    """Return over which sequence an iterator goes, and where it is; None if that is not known.
+
+    One that has come to its end knows its sequence no more: it is nowhere in an empty one.
+    """
+    if type(iterator) not in ITERATORS:
+        return None
+    _, (sequence,), *position = iterator.__reduce__()
+    if type(sequence) not in SEQUENCES:
+        return None
+    return sequence, min(position[0], len(sequence)) if position else None
+
+
+def place_in_cycle(cycle: itertools.cycle) -> tuple[Any, int | None] | None:
+    """Return what a cycle yields in a round, and where it is; None if that is not known.
+
+    Python tells it up to 3.13 (https://docs.python.org/3/whatsnew/3.14.html, itertools).
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            _, (iterator,), _ = cycle.__reduce__()
+        except (TypeError, ValueError):
+            return None
+    return place_in_sequence(iterator)

@@ -1,5 +1,6 @@
 """The values of parameter groups, which hooks at the start may change."""
 
+import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from untrained import in_epoch_5, run_of
 from sagemaker_lightning.resume.parts.optimizers import (
     Optimizers,
     Schedulers,
+    keep_dtypes,
     restore_group_values,
 )
 
@@ -28,6 +30,24 @@ def test_values_of_groups_are_given_back():
         [{"lr": 0.1, "params": "x"}, {"lr": 0.2}],
         [{"lr": 0.3, "momentum": 0.5}],
     ]
+
+
+def test_tensors_of_a_state_keep_their_dtype():
+    """torch brings them to their parameters' as they are loaded."""
+
+    def made():
+        return torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], 0.1)
+
+    optimizer = made()
+    exact = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
+    optimizer.state[optimizer.param_groups[0]["params"][0]]["sum"] = exact
+    saved = copy.deepcopy(optimizer.state_dict())
+    resumed = made()
+    resumed.load_state_dict(saved)
+    (state,) = resumed.state.values()
+    assert state["sum"].dtype == torch.float32
+    keep_dtypes(resumed, saved)
+    assert torch.equal(state["sum"], exact) and state["sum"] is not saved["state"][0]["sum"]
 
 
 def test_each_value_of_a_state_is_compared():

@@ -287,3 +287,22 @@ def test_many_keys_come_back():
     keys = list(range(-(10**5), 10**5))
     forged(model := Thing(value=0), sets("value", [1]), ["set", None, None, keys, None])
     assert model.value == {*keys}
+
+
+@pytest.mark.parametrize("kind", ["iterator", "cycle"])
+@pytest.mark.parametrize(
+    ("note", "sequence"),
+    [
+        ([-1], ["list", None, None, [1], None]),
+        ([1 << 40], ["list", None, None, [1], None]),
+        (["1"], ["list", None, None, [1], None]),
+        ([], ["list", None, None, [1], None]),
+        ([0], ["dict", None, None, [], None]),
+        ([0], ["object", "model", {"names": []}, [], None]),
+    ],
+)
+def test_an_iterator_is_over_a_sequence_and_within_it(kind, note, sequence):
+    model = Thing(rows=None)
+    with pytest.raises(UserError, match=r"^a checkpoint holds "):
+        forged(model, sets("rows", [1]), [kind, None, note, [[2]], None], sequence)
+    assert model.rows is None

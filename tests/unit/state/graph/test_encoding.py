@@ -623,6 +623,67 @@ def test_a_count_that_two_objects_share_goes_on():
     assert next(resumed.count) == 6 and resumed.other.pair[0] is resumed.count
 
 
+SEQUENCES = {
+    "list": lambda: [1, 2, 3],
+    "tuple": lambda: (1, 2, 3),
+    "text": lambda: "abc",
+    "numbers": lambda: range(5, 8),
+    "array": lambda: np.array([4.0, 5.0, 6.0]),
+}
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("taken", [0, 1, 3, 4, 8])
+@pytest.mark.parametrize("make_sequence", SEQUENCES.values(), ids=SEQUENCES)
+def test_iterators_over_a_sequence_go_on_where_they_were(make_sequence, taken, is_new):
+    def begin():
+        sequence = make_sequence()
+        return {"once": iter(sequence), "again": itertools.cycle(sequence)}
+
+    def make():
+        return Thing(**({} if is_new else begin()))
+
+    def change(model):
+        if is_new:
+            vars(model).update(begin())
+        for _ in range(taken):
+            next(model.once, None)
+            next(model.again)
+        model.alias = model.once
+
+    trained, resumed = train(make, change)
+    assert resumed.alias is resumed.once
+    for _ in range(7):
+        assert next(resumed.once, None) == next(trained.once, None)
+        assert next(resumed.again) == next(trained.again)
+
+
+def test_an_iterator_over_a_list_that_grows_yields_what_comes_later():
+    def make():
+        return Thing(rows=[1, 2], place=None)
+
+    def change(model):
+        model.place = iter(model.rows)
+        next(model.place)
+        model.rows.append(3)
+
+    _, resumed = train(make, change)
+    resumed.rows.append(4)
+    assert list(resumed.place) == [2, 3, 4]
+
+
+def test_an_iterator_over_what_may_have_no_end_is_no_sequences():
+    class Rows:
+        def __getitem__(self, index):
+            return index
+
+    def change(model):
+        model.rows = iter(Rows())
+
+    _, unsaved = record_of(Thing, change)
+    assert [each.name for each in unsaved] == ["rows"]
+
+
 def test_a_number_shared_between_processes_comes_back():
     def make():
         return Thing(number=multiprocessing.Value("i", 1), numbers=multiprocessing.Array("d", 2))
@@ -760,9 +821,9 @@ def test_a_buffer_of_the_first_forward_comes_back():
         (lambda: type("New", (), {})(), "New"),
         (lambda: io.StringIO(), "_io.StringIO"),
         (lambda: torch.optim.SGD, "builtins.type"),
-        (lambda: itertools.cycle([1]), "itertools.cycle"),
+        (lambda: itertools.cycle({1}), "itertools.cycle"),
         (lambda: torch.empty(2, device="meta"), "torch.Tensor without values"),
-        (lambda: iter([1]), "list_iterator"),
+        (lambda: iter({1}), "set_iterator"),
         (lambda: dt.datetime.now(tz=__import__("zoneinfo").ZoneInfo("Europe/Berlin")), "ZoneInfo"),
     ],
 )

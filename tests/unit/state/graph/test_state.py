@@ -2,6 +2,7 @@
 
 import contextvars
 import copy
+import functools
 import operator
 import queue
 import threading
@@ -175,6 +176,37 @@ def test_loaders_that_are_made_anew_are_as_their_program_makes_them():
     state.include()
     roots["train"].count = 3
     assert list(names_in(state.encode())) == ["train", "train.count"]
+
+
+def test_an_object_has_one_path_whether_roots_come_at_once_or_in_turn():
+    """As what an optimizer's program makes, when a hook that it has registered leads to it, too."""
+
+    class Masks:
+        def __init__(self):
+            self.step = 0
+
+        def hook(self):
+            self.step += 1
+
+    def begin(roots):
+        model = Thing()
+        roots["model"] = model
+        state = GraphState(lambda: roots)
+        state.begin()
+        model.masks = Masks()
+        roots["hooks.0"] = functools.partial(model.masks.hook)
+        return state, model
+
+    state, model = begin({})
+    state.mark()
+    model.masks.hook()
+    record = state.encode()
+    assert "model.masks.step" in names_in(record)
+    resumed, model = begin({})
+    resumed.restore(record)
+    resumed.mark()
+    assert model.masks.step == 1
+    assert "model.masks.step" in names_in(resumed.encode())
 
 
 def test_a_record_without_the_objects_of_a_root():
