@@ -112,6 +112,7 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     # Functions created by the same line have the same names.
     digests: dict[str, bytes] = defaultdict(bytes)
     variables: dict[str, Any] = {}
+    of_modules: dict[str, Any] = {}
     held = {
         f"{name.removeprefix('variables.')}.{attribute}"
         for name, root in saved.items()
@@ -139,11 +140,12 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                 ):
                     continue
                 if name in object_.__globals__:
+                    of_modules[f"{object_.__module__}.{name}"] = value
                     variables[f"{object_.__module__}.{name}"] = value
                 else:
                     digests[f"{label}.{name}"] += _digest_or_position(value)
-            variables |= _variables_of_modules(object_)
-            variables |= _variables_of(object_)
+            of_modules |= (others := _variables_of_modules(object_))
+            variables |= others | _variables_of(object_)
         elif isinstance(object_, type):
             variables |= _variables_of(object_)
         elif _is_counter(object_) and id(object_) not in seen_ids and not has_position(object_):
@@ -164,6 +166,12 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
         if id(value) not in left_out and name not in held
     }
     digests |= {name: _digest_or_position(value) for name, value in variables.items()}
+    # Which function a module has under a name; what classes have, torch replaces itself.
+    digests |= {
+        name: repr((value.__module__, value.__qualname__)).encode()
+        for name, value in of_modules.items()
+        if isinstance(value, (types.FunctionType, type))
+    }
     objects = {
         name: value
         for name, value in variables.items()

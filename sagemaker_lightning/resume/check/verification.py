@@ -208,10 +208,9 @@ class ResumeCheck:
             rest = f" (and {len(names) - 3} more)" if len(names) > 3 else ""
             verb = "differ" if len(names) > 1 or names[0].startswith(SEVERAL) else "differs"
             description = f"{', '.join(names[:3])}{rest} {verb}"
-            reasons = set(differing.values())
             cause = (
                 ", or ".join(self.changes[:3])
-                or (reasons.pop() if len(reasons) == 1 else "")
+                or next(filter(None, differing.values()), "")
                 or "a name that has changed, or a hook that sets it anew"
             )
             self.difference = Difference(

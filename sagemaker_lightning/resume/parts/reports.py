@@ -300,6 +300,8 @@ def _is_told(unsaved: Unsaved) -> bool:
 
     An object that an attribute has got, such as a writer, is made again by the code that made it.
     """
+    if isinstance(unsaved.refused, nn.Module):  # its weights are lost
+        return unsaved.is_part or unsaved.path != "model"  # else see `_report_modules`
     if is_table(unsaved.value):
         return not unsaved.path.startswith((TRAINING, VALIDATION, "datamodule"))
     if not unsaved.is_part:

@@ -55,6 +55,11 @@ class StatefulObjects(Part):
         """Return each state."""
         return {f"stateful {path}": values.digest(state) for path, state in saved.items()}
 
+    def why(self, name: str) -> str:
+        """Return that it was made while training, if this program has not made it."""
+        is_there = name.removeprefix("stateful ") in self._stateful()
+        return "" if is_there else "an object that was made while training, which no file can hold"
+
     def _encode_stateful(self) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
         """Return records of the states of `_stateful`, and why others have none."""
         states = {}

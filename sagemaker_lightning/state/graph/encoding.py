@@ -81,6 +81,8 @@ class Unsaved(NamedTuple):
     """Whether it only holds what cannot be saved."""
     changes: bool
     """Whether it is an object of the start that has changed."""
+    refused: Any
+    """The object that cannot be saved."""
 
 
 class Encoded(NamedTuple):
@@ -483,7 +485,9 @@ class Encoder:
             value = self.nodes[key].value
         path = self.start.paths.get(key_of(node.value)) or node.path
         changes = key in self.start.nodes
-        self.unsaved.append(Unsaved(path, name, self.refused[key], value, is_part, changes))
+        refused = self.nodes[key].value if key in self.nodes else None
+        kind = self.refused[key]
+        self.unsaved.append(Unsaved(path, name, kind, value, is_part, changes, refused))
 
     def first_refused(self) -> tuple[str, str]:
         """Return where the first object is that cannot be saved itself, and what it is."""

@@ -76,6 +76,7 @@ class Start:
         self.tensors: dict[str, tuple[nn.Module, str, str]] = {}
         """Where the parameters and buffers of modules are: module, space and name."""
         self.optimizers: dict[str, Optimizer] = {}
+        self.is_marked = False
         self.include(roots)
 
     def include(self, roots: Mapping[str, Any]) -> None:
@@ -88,10 +89,11 @@ class Start:
         new_roots = {name: root for name, root in roots.items() if key_of(root) not in self.nodes}
         if new_roots:
             new_nodes = scan(new_roots, self.skip)
-            # A known object may have got one of these since: a start that takes in all at once
-            # knows it by that path.
+            # A known object may have got one of these since: where all is taken in at once, as
+            # `mark_again` does, it is known by that path. What comes while training is of its root.
             taken: dict[int, Node] = {}
-            for key, node in scan(roots, self.skip).items():
+            nodes = {} if self.is_marked else scan(roots, self.skip)
+            for key, node in nodes.items():
                 is_reached = node.parent is None or key_of(node.parent.value) in taken
                 if key in self.nodes or (key in new_nodes and is_reached):
                     taken[key] = node
@@ -114,6 +116,7 @@ class Start:
         self.kept_bytes = 0
         self._add(scan(roots, self.skip), made)
         self.include(roots)
+        self.is_marked = True
 
     def _add(self, nodes: dict[int, Node], made: Mapping[int, Any]) -> None:
         """Take in nodes, also known ones, and mark their content; but for those that are `made`."""

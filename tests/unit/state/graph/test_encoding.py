@@ -974,7 +974,7 @@ def test_a_librarys_object_that_changes_is_named():
     assert encode({"model": model}, start)[1] == []
     text.write("more")
     (unsaved,) = encode({"model": model}, start)[1]
-    assert unsaved == ("model", "text", "_io.StringIO", text, False, True)
+    assert unsaved == ("model", "text", "_io.StringIO", text, False, True, text)
 
 
 def test_a_reference_to_what_the_resumed_program_has_not_got_is_named():
