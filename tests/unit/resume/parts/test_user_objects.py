@@ -483,6 +483,57 @@ def told(capsys, state: UserState) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1),
+        lambda: {1: torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)},
+        lambda: {1: torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))},
+    ],
+)
+def test_what_has_state_and_is_made_while_training_is_told_before_an_interruption(capsys, make):
+    model = Model(own=None)
+    state = state_of(model)
+    assert told(capsys, state) == []
+    model.own = make()
+    (line,) = told(capsys, state)
+    assert line.startswith(f"{HERE}.Model.own ") and "which no checkpoint can hold" in line
+    assert told(capsys, state) == []
+
+
+def test_a_function_that_a_module_gets_in_place_of_another_is_told(monkeypatch, capsys):
+    state = state_of(Chooses())
+    in_training(state)
+    monkeypatch.setitem(globals(), "criterion", lambda: 2)
+    state.encode_changes(ResumePoint.BATCH)
+    says = f"{HERE}.criterion changes while training, and no checkpoint has it"
+    assert capsys.readouterr().out.startswith(says)
+
+
+def criterion():
+    return 1
+
+
+class Chooses(LightningModule):
+    def training_step(self, batch, batch_idx):
+        return criterion()
+
+
+def test_modules_beside_the_model_have_their_modes_again():
+    def made():
+        return Holding(teacher=nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)))
+
+    trained, resumed_one = made(), made()
+    state = state_of(None, trained)
+    trained.teacher[1].eval()
+    trained.teacher[0].bias.requires_grad_(False)
+    saved = state.encode_changes()
+    state_of(None, resumed_one).restore(saved)
+    modes = [module.training for module in resumed_one.teacher]
+    assert modes == [True, False] and not resumed_one.teacher[0].bias.requires_grad
+    assert resumed_one.teacher[0].weight.requires_grad
+
+
 def test_a_container_of_what_cannot_be_saved_is_told_once(capsys):
     """If it has changed; what a library has put there is the library's."""
     model = Model(rows=[Row()], kept=[Row()], libraries=[random.Random(1)])
