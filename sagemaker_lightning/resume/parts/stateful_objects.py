@@ -64,11 +64,14 @@ class StatefulObjects(Part):
         """Return records of the states of `_stateful`, and why others have none."""
         states = {}
         unsaved = {}
-        graph = self.run.part(UserObjects).graph
+        start = self.run.part(UserObjects).graph.begin()
         for path, object_ in self._stateful().items():
             owner, _, name = path.rpartition(".")
-            if key_of(object_) not in graph.begin().paths and not is_lightnings(object_):
-                unsaved[owner, name] = (
+            if key_of(object_) not in start.paths and not is_lightnings(object_):
+                holder, attribute = owner, name
+                while holder and holder not in start.by_path:  # new, too
+                    holder, _, attribute = holder.rpartition(".")
+                unsaved[holder, attribute] = (
                     f"has {with_article(kind_text(object_))} that was made while training"
                 )
             try:

@@ -180,6 +180,8 @@ class Encoder:
         self.drafts: dict[int, Draft] = {}
         self.refused: dict[int, str] = {}
         """What cannot be saved, by id: what it is."""
+        self.first_of: dict[int, int] = {}
+        """For what cannot be saved because of a part of it: the id of that."""
         self.origins: set[int] = set()
         self.unsaved: list[Unsaved] = []
         self.reordered: list[str] = []
@@ -443,6 +445,7 @@ class Encoder:
                     self._leave_out(holder, key)
                     continue
                 del self.drafts[holder]
+                self.first_of[holder] = self.first_of.get(key, key)
                 is_users = node.kind is OBJECT and not is_library_class(type(node.value))
                 self.refused[holder] = kind_text(node.value) if is_users else self.refused[key]
                 if draft.path is None:
@@ -485,7 +488,8 @@ class Encoder:
             value = self.nodes[key].value
         path = self.start.paths.get(key_of(node.value)) or node.path
         changes = key in self.start.nodes
-        refused = self.nodes[key].value if key in self.nodes else None
+        first = self.nodes.get(self.first_of.get(key, key))
+        refused = None if first is None else first.value
         kind = self.refused[key]
         self.unsaved.append(Unsaved(path, name, kind, value, is_part, changes, refused))
 
