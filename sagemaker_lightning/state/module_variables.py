@@ -12,7 +12,7 @@ import sys
 import types
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,35 +54,54 @@ IS_CACHE = " (functools.lru_cache)"
 """What follows the name of a function whose results are kept."""
 
 
-def held_variables(roots: Mapping[str, Any]) -> dict[str, object_graph.Added]:
-    """Return the variables that a checkpoint can have as it has attributes, by owner.
+class Mentioned(NamedTuple):
+    """Which variables code of the user's can read and set."""
 
-    They are those of the user's own modules that functions mention, and those of classes. What they
-    have must be numbers, text, containers, tensors, arrays or objects of the user's.
+    of_modules: dict[str, set[str]]
+    """The names that functions mention, by the module that may have them as variables."""
+    classes: list[type]
+    """The classes, all of whose variables are meant."""
+
+
+def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
+    """Return which variables the user's code mentions.
 
     Args:
-        roots: The objects from which the user's code is reached, by name.
+        roots: The objects from which the code is reached, by name.
     """
-    names: dict[str, set[str]] = defaultdict(set)
-    classes = []
+    found = Mentioned(defaultdict(set), [])
     for _, object_ in _reached(roots):
         if isinstance(object_, types.FunctionType) and is_own(object_):
-            mentioned = object_graph.names_in_code(object_.__code__)
+            names = object_graph.names_in_code(object_.__code__)
             module = sys.modules.get(object_.__module__)
             if module is not None and vars(module) is object_.__globals__:
-                names[module.__name__] |= mentioned
+                found.of_modules[module.__name__] |= names
             for other in _modules_in(object_):
-                names[other.__name__] |= mentioned
+                found.of_modules[other.__name__] |= names
         elif isinstance(object_, type) and is_own(object_):
-            classes.append(object_)
-    owners = {name: sys.modules[name] for name in names if name in sys.modules}
-    owners |= {f"{each.__module__}.{each.__qualname__}": each for each in classes}
+            found.classes.append(object_)
+    return found
+
+
+def held_variables(mentioned: Mentioned) -> dict[str, object_graph.Added]:
+    """Return the variables that a checkpoint can have as it has attributes, by owner.
+
+    They are those of modules and classes that have numbers, text, containers, tensors, arrays or
+    objects of the user's now.
+    """
+    modules = {name: sys.modules[name] for name in mentioned.of_modules if name in sys.modules}
+    classes = {f"{each.__module__}.{each.__qualname__}": each for each in mentioned.classes}
     held = {}
-    for name, owner in sorted(owners.items()):
+    for name, owner in sorted((modules | classes).items()):
         variables = vars(owner)
-        mentioned = names[name] if name in names else variables.keys()
-        own = {each for each in mentioned if each in variables or not hasattr(builtins, each)}
-        own = {each for each in own if _is_held(variables.get(each)) and not each.startswith("__")}
+        names = mentioned.of_modules[name] if name in modules else variables.keys()
+        own = {
+            each
+            for each in names
+            if not each.startswith("__")
+            and (each in variables or not hasattr(builtins, each))
+            and _is_held(variables.get(each))
+        }
         if own & variables.keys():
             held[f"variables.{name}"] = object_graph.Added(owner, object_graph.AllBut(own))
     return held

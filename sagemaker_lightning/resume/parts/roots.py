@@ -2,6 +2,7 @@
 
 import functools
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from pytorch_lightning import Trainer
 from torch.utils.data import DataLoader
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
-from sagemaker_lightning.compat.lightning_trainer import data_module_of
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_module_of
 from sagemaker_lightning.compat.torch_modules import hooks, inner_schedulers, step_hooks
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.parts import start_hooks
@@ -86,7 +87,28 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
                     if name not in SAMPLERS or not has_state(part)
                 }
     objects |= _additions(trainer)
-    return objects | module_variables.held_variables(objects)
+    return objects | module_variables.held_variables(_mentioned(trainer, objects))
+
+
+_newest: tuple[Any, Any] = None, None
+"""What `_mentioned` was called with last, and what it has returned."""
+
+
+def _mentioned(trainer: Trainer, objects: dict[str, Any]) -> module_variables.Mentioned:
+    """Return which variables the code of the user's objects mentions.
+
+    It is asked for again when there are other objects, not when these have got others: to search
+    all functions takes as long as the rest of a checkpoint of a small model.
+    """
+    global _newest
+    owners = trainer.lightning_module, *callbacks_of(trainer)
+    key = *map(id, owners), *objects
+    known, mentioned = _newest
+    if known is None or known[0] != key or any(each() is None for each in known[1]):
+        mentioned = module_variables.mentioned_variables(objects)
+        references = [weakref.ref(each) for each in owners if each is not None]
+        _newest = (key, references), mentioned
+    return mentioned
 
 
 def functions_of(scheduler: Any) -> dict[str, Any]:
