@@ -51,7 +51,10 @@ COMMANDS = {
     "list": ("print its newest jobs", "list"),
     "logs": ("print the log of a job", "logs JOB --follow"),
     "stop": ("stop a job, which has two minutes to save a checkpoint", "stop JOB"),
-    "report": ("print what a job's report says first, and where it is", "report JOB"),
+    "report": (
+        "print what a job's report says first, and where it is, or its goodput for a program",
+        "report JOB --format=json --fail-below=90%",
+    ),
     "rerun": ("start a job once more, from its beginning, under a new name", "rerun JOB"),
     "resume": (
         "start a job that goes on from the checkpoints of one that was stopped or failed",
@@ -109,6 +112,19 @@ def _parser() -> argparse.ArgumentParser:
         "--follow", action="store_true", help="until the job ends, with its status"
     )
     add_limits(by_name["resume"].add_argument)
+    add = by_name["report"].add_argument
+    add(
+        "--format",
+        choices=("text", "json", "csv"),
+        default="text",
+        help="json and csv: the goodput as data (default: %(default)s)",
+    )
+    add(
+        "--folder",
+        type=Path,
+        help="of the reports of a rehearsal that need not run any more (its --folder)",
+    )
+    settings.add_fail_below(by_name["report"])
     add = by_name["interrupt"].add_argument
     add("--host", action="append", default=[], help="e.g. algo-2; may be repeated (default: all)")
     add("--unwarned", action="store_true", help="no SIGTERM before SIGKILL")
@@ -138,6 +154,9 @@ def main() -> None:
 
 def _for_jobs(args: argparse.Namespace) -> int | None:
     """Run a command of sagemaker_rehearsal/job_commands.py; return the exit status."""
+    if args.command == "report" and args.folder:
+        job_commands.show_report(None, args.job, args.folder, args.format, args.fail_below)
+        return None
     site = job_commands.site_of(args.endpoint, args.region)
     if args.command == "list":
         jobs.show_list(site, args.last)
@@ -146,7 +165,8 @@ def _for_jobs(args: argparse.Namespace) -> int | None:
     elif args.command == "resume":
         job_commands.resume(site, args.job, args.max_run, args.max_wait)
     elif args.command == "report":
-        job_commands.show_report(site, args.job, owner.reports_of(args.endpoint))
+        folder = owner.reports_of(args.endpoint)
+        job_commands.show_report(site, args.job, folder, args.format, args.fail_below)
     else:
         does = {
             "logs": jobs.show_log,

@@ -14,6 +14,8 @@ from sagemaker_lightning.launcher.sites import Site
 from sagemaker_rehearsal import owner
 from sagemaker_rehearsal.api import clients
 from sagemaker_rehearsal.jobs.record import Interruption
+from sagemaker_rehearsal.report import goodput_data
+from sagemaker_rehearsal.report.markup import clock
 from sagemaker_rehearsal.report.summary import describe_interruption
 
 POLL_SECONDS = 1.0
@@ -33,27 +35,50 @@ def site_of(endpoint: str, region: str) -> Site:
     )
 
 
-def show_report(site: Site, name: str, folder: Path) -> None:
-    """Print what a job's report says first, and its path.
+def show_report(
+    site: Site | None, name: str, folder: Path, form: str, least: float | None
+) -> None:
+    """Print what a job's report says first and its path, or its goodput as data.
 
     Args:
-        site: The rehearsal.
+        site: The rehearsal; None if none has to run, as the folder says all.
         name: The job's name.
         folder: The folder of all reports.
+        form: `text`, `json` or `csv`.
+        least: The smallest goodput that is allowed, 0 to 1; None for any.
 
-    Raises ValueError if the job has not ended, or has no report.
+    Raises ValueError if the job has not ended or has no report, or if its goodput is too low.
     """
-    job = jobs.describe(site, name)
-    if job["TrainingJobStatus"] not in follower.ENDED:
+    job = jobs.describe(site, name) if site else None
+    if job and job["TrainingJobStatus"] not in follower.ENDED:
         raise ValueError(
             f"JOB: found {name}, which is {job['SecondaryStatus']}; its report is written at its "
             "end"
         )
+    data = goodput_data.read(folder, name)
+    if form == "json":
+        print(json.dumps(data, indent=2))
+    elif form == "csv":
+        print(goodput_data.as_csv(data), end="")
+    else:
+        if site:
+            follower.report(site, job)
+        else:
+            print(plain(f"{name}: {data['status']} after {clock(data['seconds'])}"))
+        _show_text(name, folder, data)
+    sys.stdout.flush()
+    if least is not None:
+        goodput_data.check(data, least)
+
+
+def _show_text(name: str, folder: Path, data: dict) -> None:
+    """Print what the report of a job that has ended says, and where it is."""
     try:
         record = json.loads((folder / name / "job.json").read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"JOB: the record of {name} cannot be read: {error}") from None
-    follower.report(site, job)
+    share = "none" if data["goodput"] is None else f"{data['goodput']:.1%}"
+    print(f"goodput: {share}, {data['steps_lost']} steps lost, {data['steps_redone']} done again")
     lines = [
         describe_interruption(record["created"], Interruption(**interruption))
         for interruption in record["interruptions"]

@@ -19,7 +19,7 @@ from sagemaker_rehearsal.engines.processes import IS_CHECKOUT, Processes, job_py
 from sagemaker_rehearsal.jobs.job import Place
 from sagemaker_rehearsal.jobs.record import Record
 from sagemaker_rehearsal.owner import Owner
-from sagemaker_rehearsal.report import page
+from sagemaker_rehearsal.report import goodput_data, page
 from sagemaker_rehearsal.report.live_view import View
 from sagemaker_rehearsal.settings import Settings
 from sagemaker_rehearsal.web.access import TOKEN
@@ -33,7 +33,7 @@ def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) ->
         ended: Ends the rehearsal.
         hurry: Gives the jobs no time to end by themselves.
 
-    Raises ValueError if the job of --run failed.
+    Raises ValueError if the job of --run failed, or its goodput is below --fail-below.
     """
     request = single_job.read(settings.run) if settings.run else None
     owner = Owner()
@@ -48,6 +48,9 @@ def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) ->
         owner.close(getattr(engine, "client", None))
     if failed:
         raise ValueError(failed)
+    if request and settings.fail_below is not None:
+        name = request["TrainingJobName"]
+        goodput_data.check(goodput_data.read(settings.folder, name), settings.fail_below)
 
 
 def choose(settings: Settings, owner: Owner) -> Containers | Processes:
@@ -124,13 +127,14 @@ def _serve_endpoint(
 
 
 def write(settings: Settings, record: Record, folder: Path) -> None:
-    """Write a job's record and report into its folder."""
+    """Write a job's record, report and goodput into its folder."""
+    prices = {"price": settings.price, "spot_price": settings.spot_price}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "job.json").write_text(json_text(record.as_json(), indent=1))
-        page.write(
-            record, folder / "report.html", price=settings.price, spot_price=settings.spot_price
-        )
+        data = goodput_data.describe(record.masked(), **prices)
+        (folder / goodput_data.FILE_NAME).write_text(json_text(data, indent=1))
+        page.write(record, folder / "report.html", **prices)
     # The job ends as it would have ended with a report.
     except OSError as error:
         print(f"warning: the report of {record.name} could not be written: {error}", flush=True)

@@ -5,6 +5,7 @@ What the service leaves to chance, or decides by itself, is a flag here.
 
 import argparse
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,7 @@ class Settings:
     repairs: int
     price: float | None
     spot_price: float | None
+    fail_below: float | None
     gpus: bool
     run: Path | None
     sync: Sync
@@ -127,6 +129,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--price", type=float, help="of an instance hour on demand, in any currency"
     )
     report.add_argument("--spot-price", type=float, help="of an instance hour on spot")
+    add_fail_below(report, "of --run: ")
+
+
+def add_fail_below(group: argparse._ActionsContainer, of: str = "") -> None:
+    """Add the flag that makes the exit status 1 where the goodput is too low."""
+    group.add_argument(
+        "--fail-below",
+        type=share,
+        metavar="PERCENT",
+        help=f"{of}exit status 1, with a line, if the goodput is lower, e.g. 90%%",
+    )
+
+
+def share(text: str) -> float:
+    """Return a percentage such as `90%` as a share, 0 to 1; ArgumentTypeError if it is none."""
+    match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)%", text)
+    if not match or float(match[1]) > 100:
+        raise argparse.ArgumentTypeError(f"found {text!r}, allowed is 0% to 100%, e.g. 90%")
+    return float(match[1]) / 100
 
 
 def _add_sync_flags(group: argparse._ArgumentGroup) -> None:
@@ -192,6 +213,11 @@ def from_flags(args: argparse.Namespace) -> Settings:
         raise ValueError(f"--port: found {args.port}, allowed is 0 to 65535")
     if (args.price is None) != (args.spot_price is None):
         raise ValueError("--price, --spot-price: found one of them, allowed is both or none")
+    if args.fail_below is not None and not args.run:
+        raise ValueError(
+            "--fail-below: found without --run, which it is for; of a job of a served rehearsal, "
+            "the command report has it"
+        )
     allow = args.allow or [Path.cwd()]
     for folder in allow:
         if not folder.is_dir():
@@ -207,6 +233,7 @@ def from_flags(args: argparse.Namespace) -> Settings:
         repairs=args.repairs,
         price=args.price,
         spot_price=args.spot_price,
+        fail_below=args.fail_below,
         gpus=args.gpus,
         run=args.run,
         sync=Sync(

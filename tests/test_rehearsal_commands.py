@@ -73,6 +73,32 @@ def test_a_job_that_has_ended(endpoint):
     assert "found" in refused(endpoint, "stop", name)
 
 
+def test_goodput_for_a_program(endpoint):
+    """The endpoint says it, and so does the folder of reports, which needs no rehearsal."""
+    name = create(endpoint, LEAVE="1")
+    endpoint.wait_until_ended(name)
+    printed = done(endpoint, "report", name, "--format=json")
+    assert json.loads(printed) == json.loads((endpoint.folder / name / "goodput.json").read_text())
+    assert json.loads(printed)["goodput"] == 0  # it has no line with step=
+    folder = f"--folder={endpoint.folder}"
+    nowhere = "--endpoint=http://127.0.0.1:1"
+    assert done(endpoint, "report", name, folder, nowhere, "--format=json") == printed
+    assert done(endpoint, "report", name, folder, nowhere).startswith(f"{name}: Completed after ")
+    assert done(endpoint, "report", name, "--format=csv").count("\n") == 3
+    assert "goodput: 0.0%, 0 steps lost" in done(endpoint, "report", name, "--fail-below=0%")
+    completed = run_command(endpoint, "report", name, "--fail-below=90%")
+    assert completed.returncode == 1
+    assert completed.stdout.endswith(
+        "error: goodput: found 0.00%, allowed is 90% or more (--fail-below); "
+        f"{name} has 0 interruptions and lost 0 steps\n"
+    )
+    assert "JOB: found no goodput of none in " in refused(endpoint, "report", "none", folder)
+    for share in ("0.9", "90", "101%", "-1%", "nan%"):
+        completed = run_command(endpoint, "report", name, f"--fail-below={share}")
+        assert completed.returncode == 2
+        assert f"found '{share}', allowed is 0% to 100%" in completed.stdout
+
+
 def test_a_job_that_runs(endpoint):
     name = create(endpoint)
     endpoint.wait_for(name, "Training")
