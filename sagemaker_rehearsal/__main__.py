@@ -60,6 +60,11 @@ COMMANDS = {
         "start a job that goes on from the checkpoints of one that was stopped or failed",
         "resume JOB",
     ),
+    "compare": (
+        "run a job that has completed once more, without interruptions, and compare the bits of "
+        "the models",
+        "compare JOB",
+    ),
     "interrupt": ("take spot instances of a job away", "interrupt JOB --host=algo-2 --unwarned"),
     "exec": ("run a client with this endpoint as its AWS", "exec -- python my_estimator.py"),
 }
@@ -164,6 +169,12 @@ def _for_jobs(args: argparse.Namespace) -> int | None:
         return jobs.follow(site, args.job, job_commands.POLL_SECONDS)
     elif args.command == "resume":
         job_commands.resume(site, args.job, args.max_run, args.max_wait)
+    elif args.command == "compare":
+        key = owner.key_of(clients.own(args.endpoint))
+        order = json.dumps({"name": args.job}).encode()
+        other = ask(args.endpoint, key, "compare", order)["done"]
+        folder = owner.reports_of(args.endpoint)
+        return job_commands.show_comparison(site, args.job, other, folder)
     elif args.command == "report":
         folder = owner.reports_of(args.endpoint)
         job_commands.show_report(site, args.job, folder, args.format, args.fail_below)

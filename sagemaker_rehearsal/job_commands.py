@@ -5,6 +5,7 @@ They ask its endpoint, as any client does. Those that AWS has, too, are the laun
 
 import json
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from sagemaker_lightning.launcher import follower, jobs
 from sagemaker_lightning.launcher.sites import Site
 from sagemaker_rehearsal import owner
 from sagemaker_rehearsal.api import clients
-from sagemaker_rehearsal.jobs.record import Interruption
+from sagemaker_rehearsal.jobs.record import Comparison, Interruption, Verdict
 from sagemaker_rehearsal.report import goodput_data
 from sagemaker_rehearsal.report.markup import clock
 from sagemaker_rehearsal.report.summary import describe_interruption
@@ -79,6 +80,8 @@ def _show_text(name: str, folder: Path, data: dict) -> None:
         raise ValueError(f"JOB: the record of {name} cannot be read: {error}") from None
     share = "none" if data["goodput"] is None else f"{data['goodput']:.1%}"
     print(f"goodput: {share}, {data['steps_lost']} steps lost, {data['steps_redone']} done again")
+    if comparison := data["comparison"]:
+        print(plain(Comparison(**comparison).sentence))
     lines = [
         describe_interruption(record["created"], Interruption(**interruption))
         for interruption in record["interruptions"]
@@ -89,6 +92,26 @@ def _show_text(name: str, folder: Path, data: dict) -> None:
     print(f"report: {folder / name / 'report.html'}", flush=True)
 
 
+def show_comparison(site: Site, name: str, other: str, folder: Path) -> int:
+    """Wait for the comparison of a job with another run, and print it.
+
+    Args:
+        site: The rehearsal.
+        name: The job's name.
+        other: The name of the run that is left alone.
+        folder: The folder of all reports.
+
+    Returns the exit status: 0 for the same bits.
+    """
+    print(f"{other} runs without interruptions, for the comparison", flush=True)
+    while not (found := goodput_data.read(folder, name)["comparison"]):
+        jobs.describe(site, other)  # an error, if the rehearsal has ended
+        time.sleep(POLL_SECONDS)
+    comparison = Comparison(**found)
+    print(plain(comparison.sentence), flush=True)
+    return 0 if comparison.verdict == Verdict.SAME_BITS else 1
+
+
 def rerun(site: Site, name: str) -> None:
     """Start a job once more, from its beginning, under a new name.
 
@@ -96,11 +119,7 @@ def rerun(site: Site, name: str) -> None:
     """
     request = jobs.again(site, jobs.describe(site, name))
     if config := request.get("CheckpointConfig"):
-        bucket, key = clients.split(config["S3Uri"])
-        above = key.rstrip("/").rpartition("/")[0]
-        config["S3Uri"] = "/".join(
-            ["s3:/", bucket, *([above] if above else []), request["TrainingJobName"], ""]
-        )
+        config["S3Uri"] = clients.beside(config["S3Uri"], request["TrainingJobName"])
     _say_how_to_follow(site, jobs.start(site, request))
 
 

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from docker.errors import DockerException
 
 from sagemaker_lightning.contract.atomic_files import json_text
+from sagemaker_lightning.contract.errors import plain
 from sagemaker_rehearsal import single_job
 from sagemaker_rehearsal.api import clients as cloud
 from sagemaker_rehearsal.api import server, sockets
@@ -17,7 +18,7 @@ from sagemaker_rehearsal.api.service import ACCOUNT, Service
 from sagemaker_rehearsal.engines.containers import Containers
 from sagemaker_rehearsal.engines.processes import IS_CHECKOUT, Processes, job_python
 from sagemaker_rehearsal.jobs.job import Place
-from sagemaker_rehearsal.jobs.record import Record
+from sagemaker_rehearsal.jobs.record import Comparison, Record, Verdict
 from sagemaker_rehearsal.owner import Owner
 from sagemaker_rehearsal.report import goodput_data, page
 from sagemaker_rehearsal.report.live_view import View
@@ -33,7 +34,8 @@ def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) ->
         ended: Ends the rehearsal.
         hurry: Gives the jobs no time to end by themselves.
 
-    Raises ValueError if the job of --run failed, or its goodput is below --fail-below.
+    Raises ValueError if the job of --run failed, its goodput is below --fail-below, or --compare
+    has found other bits.
     """
     request = single_job.read(settings.run) if settings.run else None
     owner = Owner()
@@ -48,9 +50,21 @@ def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) ->
         owner.close(getattr(engine, "client", None))
     if failed:
         raise ValueError(failed)
-    if request and settings.fail_below is not None:
-        name = request["TrainingJobName"]
-        goodput_data.check(goodput_data.read(settings.folder, name), settings.fail_below)
+    if request and (settings.compare or settings.fail_below is not None):
+        _check_end(settings, goodput_data.read(settings.folder, request["TrainingJobName"]))
+
+
+def _check_end(settings: Settings, data: dict) -> None:
+    """Print the comparison of the job of --run; ValueError if it ended as it must not."""
+    if settings.compare and not data["comparison"]:
+        print("not compared: the job was never interrupted", flush=True)
+    elif settings.compare:
+        comparison = Comparison(**data["comparison"])
+        print(plain(comparison.sentence), flush=True)
+        if comparison.verdict == Verdict.OTHER_BITS:
+            raise ValueError(f"--compare: found {comparison.verdict}, allowed are the same bits")
+    if settings.fail_below is not None:
+        goodput_data.check(data, settings.fail_below)
 
 
 def choose(settings: Settings, owner: Owner) -> Containers | Processes:
@@ -120,6 +134,7 @@ def _serve_endpoint(
             failed = single_job.run(address_here, keys.person, request, ended) if request else None
             if not request:
                 ended.wait()
+            service.wait_for_comparisons(ended)
             service.close(hurry)
     if request:
         print(f"report: {settings.folder / request['TrainingJobName'] / 'report.html'}", flush=True)

@@ -55,6 +55,7 @@ class Settings:
     price: float | None
     spot_price: float | None
     fail_below: float | None
+    compare: bool
     gpus: bool
     run: Path | None
     sync: Sync
@@ -130,6 +131,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     report.add_argument("--spot-price", type=float, help="of an instance hour on spot")
     add_fail_below(report, "of --run: ")
+    report.add_argument(
+        "--compare",
+        action="store_true",
+        help="run each job that was interrupted once more, left alone, and compare time and bits",
+    )
 
 
 def add_fail_below(group: argparse._ActionsContainer, of: str = "") -> None:
@@ -234,6 +240,7 @@ def from_flags(args: argparse.Namespace) -> Settings:
         price=args.price,
         spot_price=args.spot_price,
         fail_below=args.fail_below,
+        compare=args.compare,
         gpus=args.gpus,
         run=args.run,
         sync=Sync(

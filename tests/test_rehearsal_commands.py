@@ -99,6 +99,21 @@ def test_goodput_for_a_program(endpoint):
         assert f"found '{share}', allowed is 0% to 100%" in completed.stdout
 
 
+def test_a_job_is_compared_with_one_that_is_left_alone(endpoint):
+    """These hosts leave no model; tests/test_rehearsal_processes.py compares bits."""
+    name = create(endpoint, LEAVE="1")
+    endpoint.wait_until_ended(name)
+    completed = run_command(endpoint, "compare", name)
+    assert completed.returncode == 1
+    verdict = "no verdict: there is no file in either model artifact\n"
+    assert completed.stdout == (
+        f"{name}-left-alone runs without interruptions, for the comparison\n{verdict}"
+    )
+    assert checkpoints_of(endpoint, f"{name}-left-alone").endswith(f"/{name}-left-alone/")
+    assert verdict in done(endpoint, "report", name)
+    assert "already exists" in refused(endpoint, "compare", name)
+
+
 def test_a_job_that_runs(endpoint):
     name = create(endpoint)
     endpoint.wait_for(name, "Training")
@@ -121,6 +136,7 @@ def test_a_job_that_runs(endpoint):
 
 
 def test_a_job_that_is_not_there(endpoint):
+    assert "JOB: found 'none', allowed is one of: " in refused(endpoint, "compare", "none")
     for command in ("logs", "stop", "report", "rerun", "resume"):
         assert "JOB: found none, allowed is a training job in us-east-1 of the re" in refused(
             endpoint, command, "none"
@@ -128,7 +144,7 @@ def test_a_job_that_is_not_there(endpoint):
 
 
 @pytest.mark.parametrize(
-    "name", ["list", "logs", "stop", "report", "rerun", "resume", "interrupt", "exec"]
+    "name", ["list", "logs", "stop", "report", "rerun", "resume", "compare", "interrupt", "exec"]
 )
 def test_the_help_of_a_command_has_an_example(name):
     command = [python_of("rehearsal"), "-m", "sagemaker_rehearsal", name, "--help"]

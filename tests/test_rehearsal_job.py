@@ -3,6 +3,7 @@
 Faults, interruptions, slow metrics, logs and secrets.
 """
 
+import argparse
 import json
 import math
 import os
@@ -160,12 +161,13 @@ class Rehearsed:
             "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1},
             "OutputDataConfig": {"S3OutputPath": "s3://bucket"},
         } | fields
-        job_settings = SimpleNamespace(
+        parser = argparse.ArgumentParser()
+        settings.add_flags(parser)
+        job_settings = replace(
+            settings.from_flags(parser.parse_args([])),
             folder=self.folder / "reports",
             interrupt=self.interrupt,
-            seed=0,
             grace=HANG_SECONDS,
-            repairs=0,
             sync=self.sync,
             allow=[],
         )

@@ -29,7 +29,7 @@ from sagemaker_rehearsal.api.gate import Closed
 from sagemaker_rehearsal.api.service import Service, arn_of
 from sagemaker_rehearsal.jobs.job import Wishes
 from sagemaker_rehearsal.jobs.logs import Logs
-from sagemaker_rehearsal.jobs.record import Checkpoint, Record, Transition
+from sagemaker_rehearsal.jobs.record import Checkpoint, Comparison, Record, Transition, Verdict
 from sagemaker_rehearsal.report.markup import html
 from sagemaker_rehearsal.report.page import make_sections
 from sagemaker_rehearsal.web import access, documents, log_file, stream
@@ -439,6 +439,30 @@ def test_an_ended_job_has_no_buttons(site):
     assert "Stop the job" not in site.get(job=arn).text
     site.post(f"{access.PATH}stop", {}, job=arn)
     assert "You can only stop a training job in status InProgress" in site.get(job=arn).text
+
+
+def test_a_job_that_has_completed_is_compared(site, monkeypatch):
+    """The page shows the comparison once it is made, and follows until then."""
+    record = interrupted()
+    arn = site.add(record)
+    asked = []
+    monkeypatch.setattr(site.service, "compare", lambda order: asked.append(order) or "job-2")
+    assert "Compare with an uninterrupted run" in site.get(job=arn).text
+    assert site.post(f"{access.PATH}compare", {}, job=arn).status_code == 303
+    assert asked == [{"name": "job"}]
+    site.service.comparing[arn] = None
+    text = site.get(job=arn).text
+    assert "job-2 runs; the comparison is here once it has ended" in text
+    assert "Compare with an uninterrupted run" not in text
+    del site.service.comparing[arn]
+    record.comparison = Comparison("job-2", Verdict.SAME_BITS, "of model.pt", 1.0, 1.0)
+    assert "<strong>same bits</strong>: of model.pt" in site.get(job=arn).text
+    record.status = "Failed"
+    assert "Compare with an uninterrupted run" not in site.get(job=arn).text
+    site.service.comparing.clear()
+    monkeypatch.undo()
+    site.post(f"{access.PATH}compare", {}, job=arn)
+    assert "found job, which is Failed; allowed is one that has completed" in site.get(job=arn).text
 
 
 def test_a_job_on_demand_is_not_interrupted(site):

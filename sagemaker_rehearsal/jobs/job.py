@@ -285,7 +285,7 @@ class Job(threading.Thread):
         self.changed(Secondary.UPLOADING, UPLOADING)
         try:
             self.record.set_artifacts(
-                artifacts.upload(
+                *artifacts.upload(
                     self.place.clients("s3"), self.request, attempt.folders, self.work, self.note
                 )
             )

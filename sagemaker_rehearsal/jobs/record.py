@@ -64,6 +64,8 @@ MAX_SKIPPED = 10
 MAX_RESTARTS = 100
 # Checkpoints of one instance that are kept in mind: the last ones.
 MAX_CHECKPOINTS = 1000
+# Files of a model artifact whose digests are kept.
+MAX_MODEL_FILES = 10_000
 
 
 @dataclass
@@ -220,6 +222,34 @@ class Transition:
     end: float | None = None
 
 
+class Verdict(StrEnum):
+    """What a comparison with an uninterrupted run has shown of the model's bits."""
+
+    SAME_BITS = "same bits"
+    OTHER_BITS = "other bits"
+    NONE = "no verdict"
+
+
+@dataclass
+class Comparison:
+    """How a job compares with an uninterrupted run of the same request."""
+
+    # The name of that run.
+    other: str
+    verdict: Verdict
+    # Which files the verdict is of, or why there is none.
+    explanation: str
+    # Of that run: from its creation to its end, and of all its instances.
+    seconds: float
+    instance_seconds: float
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        other = "" if self.verdict == Verdict.NONE else f", compared with {self.other}"
+        return f"{self.verdict}{other}: {self.explanation}"
+
+
 @dataclass
 class Record:
     """Everything about one job."""
@@ -240,6 +270,10 @@ class Record:
     failure: str | None = None
     # The address of model.tar.gz.
     artifacts: str | None = None
+    # The SHA-256 of each file in it, in hexadecimal digits, by its name.
+    model_files: dict[str, str] = field(default_factory=dict)
+    # With an uninterrupted run, if there was one.
+    comparison: Comparison | None = None
     training_start: float | None = None
     training_end: float | None = None
     modified: float = 0.0
@@ -279,9 +313,14 @@ class Record:
         self.training_end = time.time() if self.training_start else None
         self.failure = failure and failure[:1024]
 
-    def set_artifacts(self, address: str | None) -> None:
-        """Set the address of model.tar.gz."""
+    def set_artifacts(self, address: str, files: dict[str, str]) -> None:
+        """Set the address of model.tar.gz, and the SHA-256 of each file in it by its name."""
         self.artifacts = address
+        self.model_files = files
+
+    def set_comparison(self, comparison: Comparison) -> None:
+        """Set what a comparison with an uninterrupted run has shown."""
+        self.comparison = comparison
 
     def note_never_due(self, rules: list[str], reason: str) -> None:
         """Note which rules of --interrupt never came due, and why."""
@@ -312,6 +351,9 @@ class Record:
             attempts=[_masked_attempt(item, mask) for item in self.attempts],
             notes=[mask.text(item) for item in self.notes],
             failure=self.failure and mask.text(self.failure),
+            model_files={mask.text(name): digest for name, digest in self.model_files.items()},
+            comparison=self.comparison
+            and replace(self.comparison, explanation=mask.text(self.comparison.explanation)),
         )
 
     def as_json(self) -> dict:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from sagemaker_rehearsal.jobs.record import Record, Status
@@ -65,6 +66,7 @@ def describe(
             "spot": cost.spot,
             "saving_percent": cost.saving,
         },
+        "comparison": record.comparison and asdict(record.comparison),
         "attempts": [
             _describe_row(row, len(attempt.instances))
             for row, attempt in zip(goodput.rows, record.attempts, strict=True)

@@ -56,6 +56,11 @@ def make_sections(
     contents = {
         "about": [_make_header(record, goodput, now)],
         "figures": [_make_figures(record, goodput, now)],
+        "comparison": _titled(
+            "Comparison with an uninterrupted run",
+            _make_comparison(record, goodput, now, price, spot_price),
+            "None was made (--compare, or the command compare JOB).",
+        ),
         "timeline": _titled(
             "Timeline", [timeline] if timeline is not None else [], "No instance was started."
         ),
@@ -132,6 +137,35 @@ def _make_figures(record: Record, goodput: Goodput, now: float) -> Element:
     cells[0].set("class", "main")
     cells[0][1].set("class", goodput.status)
     return node("dl", *cells, class_="figures")
+
+
+def _make_comparison(
+    record: Record, goodput: Goodput, now: float, price: float | None, spot_price: float | None
+) -> list[Element]:
+    """Return the verdict on the bits, and the table of time and cost; nothing without a run."""
+    comparison = record.comparison
+    if comparison is None:
+        return []
+    runs = [
+        (record.name, now - record.created, goodput.instance_seconds),
+        (comparison.other, comparison.seconds, comparison.instance_seconds),
+    ]
+    prices = [
+        (f"cost {words}", each)
+        for words, each in (("on demand", price), ("on spot", spot_price))
+        if each is not None
+    ]
+    rows = [
+        [name, clock(seconds), clock(instance_seconds)]
+        + [f"{instance_seconds / 3600 * each:,.2f}" for _, each in prices]
+        for name, seconds, instance_seconds in runs
+    ]
+    columns = ["job", "from creation to end", "instance time", *(words for words, _ in prices)]
+    caption = "The job, and the same request without interruptions."
+    return [
+        node("p", node("strong", comparison.verdict), f": {comparison.explanation}"),
+        *make_table(caption, columns, rows, words=["job"]),
+    ]
 
 
 def _make_charts(record: Record, goodput: Goodput) -> list[Element]:
