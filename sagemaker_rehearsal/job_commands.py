@@ -14,8 +14,9 @@ from sagemaker_lightning.launcher import follower, jobs
 from sagemaker_lightning.launcher.sites import Site
 from sagemaker_rehearsal import owner
 from sagemaker_rehearsal.api import clients
-from sagemaker_rehearsal.jobs.record import Comparison, Interruption, Verdict
+from sagemaker_rehearsal.jobs.record import Comparison, Fault, Interruption, Verdict
 from sagemaker_rehearsal.report import goodput_data
+from sagemaker_rehearsal.report.fault_verdict import describe_injection
 from sagemaker_rehearsal.report.markup import clock
 from sagemaker_rehearsal.report.summary import describe_interruption
 
@@ -36,9 +37,7 @@ def site_of(endpoint: str, region: str) -> Site:
     )
 
 
-def show_report(
-    site: Site | None, name: str, folder: Path, form: str, least: float | None
-) -> None:
+def show_report(site: Site | None, name: str, folder: Path, form: str, least: float | None) -> None:
     """Print what a job's report says first and its path, or its goodput as data.
 
     Args:
@@ -86,6 +85,8 @@ def _show_text(name: str, folder: Path, data: dict) -> None:
         describe_interruption(record["created"], Interruption(**interruption))
         for interruption in record["interruptions"]
     ]
+    lines += [describe_injection(record["created"], Fault(**fault)) for fault in record["faults"]]
+    lines += [f"after its faults: {data['verdict']}"] if data["verdict"] else []
     lines += record["never_due"] + [f"note: {note}" for note in record["notes"]]
     for line in lines:
         print(plain(line))

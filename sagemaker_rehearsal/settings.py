@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
+from sagemaker_rehearsal.faults.rules import Fault
+from sagemaker_rehearsal.faults.rules import parse as parse_fault
 from sagemaker_rehearsal.jobs.schedule import Rule, parse
 
 PORT = 4571
+ABOVE_0 = ("sync_every", "hang_after")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Settings:
     allow: list[Path]
     engine: str
     interrupt: list[Rule]
+    faults: list[Fault]
+    hang_after: float
     seed: int
     grace: float
     repairs: int
@@ -108,6 +113,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     spot.add_argument(
         "--seed", type=int, default=0, help="of what the rules draw (default: %(default)s)"
     )
+    faults = parser.add_argument_group("faults, of all jobs")
+    faults.add_argument(
+        "--fault", action="append", default=[], metavar="RULE", help="may be repeated; see below"
+    )
+    faults.add_argument(
+        "--hang-after",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="without a new step after a fault, a job hangs, and is ended (default: %(default)s)",
+    )
     stopping = parser.add_argument_group("stopping")
     stopping.add_argument(
         "--grace",
@@ -134,7 +150,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     report.add_argument(
         "--compare",
         action="store_true",
-        help="run each job that was interrupted once more, left alone, and compare time and bits",
+        help=(
+            "run each job that was interrupted or had a fault once more, left alone, and compare "
+            "time and bits"
+        ),
     )
 
 
@@ -199,6 +218,7 @@ def _add_sync_flags(group: argparse._ArgumentGroup) -> None:
 def from_flags(args: argparse.Namespace) -> Settings:
     """Return the settings; ValueError names the flag that is wrong."""
     numbers = (
+        "hang_after",
         "grace",
         "repairs",
         "price",
@@ -210,10 +230,8 @@ def from_flags(args: argparse.Namespace) -> Settings:
     )
     for name in numbers:
         value = getattr(args, name)
-        if value is not None and (
-            not 0 <= value < math.inf or (name == "sync_every" and value == 0)
-        ):
-            smallest = "above 0" if name == "sync_every" else "0 or more"
+        if value is not None and (not 0 <= value < math.inf or (name in ABOVE_0 and value == 0)):
+            smallest = "above 0" if name in ABOVE_0 else "0 or more"
             raise ValueError(f"--{name.replace('_', '-')}: found {value}, allowed is {smallest}")
     if not 0 <= args.port < 2**16:
         raise ValueError(f"--port: found {args.port}, allowed is 0 to 65535")
@@ -234,6 +252,8 @@ def from_flags(args: argparse.Namespace) -> Settings:
         allow=[folder.resolve() for folder in allow],
         engine=args.engine,
         interrupt=[parse(text) for text in args.interrupt],
+        faults=[parse_fault(text) for text in args.fault],
+        hang_after=args.hang_after,
         seed=args.seed,
         grace=args.grace,
         repairs=args.repairs,

@@ -182,7 +182,11 @@ class Endpoint:
             return answered(
                 {"rehearsal": [job.record.name for job in list(self.service.jobs.values())]}
             )
-        orders = {"interrupt": self.service.interrupt, "compare": self.service.compare}
+        orders = {
+            "interrupt": self.service.interrupt,
+            "fault": self.service.inject,
+            "compare": self.service.compare,
+        }
         order = orders.get(request.path.removeprefix(CONTROL_PATH))
         if order is None or request.method != "POST":
             return answered({"error": f"{request.path} is not known"}, status=404)

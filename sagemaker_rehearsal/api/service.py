@@ -13,11 +13,12 @@ from sagemaker_rehearsal.api import clients, listing, rules, tuning
 from sagemaker_rehearsal.api.errors import Refused, invalid
 from sagemaker_rehearsal.api.listing import without_none
 from sagemaker_rehearsal.api.validation import input_shape, pruned, validate
+from sagemaker_rehearsal.faults.rules import parse as parse_fault
 from sagemaker_rehearsal.jobs import channels, layout
 from sagemaker_rehearsal.jobs.job import Job, Place
 from sagemaker_rehearsal.jobs.metrics import Metrics
 from sagemaker_rehearsal.jobs.record import ENDED, Record, Secondary, Status
-from sagemaker_rehearsal.jobs.schedule import Due, ordered
+from sagemaker_rehearsal.jobs.schedule import Due, named, ordered
 from sagemaker_rehearsal.report.comparison import compare
 from sagemaker_rehearsal.settings import Settings
 
@@ -253,13 +254,44 @@ class Service:
             f"{'warned' if warned else 'not warned'}"
         )
 
+    def inject(self, order: object) -> str:
+        """Let a fault happen on a person's order; return a line about it.
+
+        Raises ValueError if that is not possible, with the reason. What comes of the fault is in
+        the job's record.
+        """
+        names = ["fault", "name"]
+        if not (
+            isinstance(order, dict)
+            and sorted(order) == names
+            and all(isinstance(value, str) for value in order.values())
+        ):
+            raise ValueError(
+                f"fault: found {ascii(order)[:100]}, allowed is an object of {', '.join(names)}"
+            )
+        fault = parse_fault(order["fault"], by_hand=True)
+        job = self.jobs[self._arn_of_newest(order["name"])]
+        host_names = [host.name for host in job.hosts]
+        if unknown := set(named(fault.hosts)) - set(host_names):
+            raise ValueError(
+                f"FAULT: found {', '.join(sorted(unknown))}, allowed is {', '.join(host_names)}"
+            )
+        if job.record.secondary != Secondary.TRAINING:
+            raise ValueError(
+                f"{job.record.name} is {job.record.secondary}; a fault is for a job in Training"
+            )
+        job.wishes.messages.put(fault)
+        return f"{fault.text} in {job.record.name}"
+
     def compare(self, order: object) -> str:
         """Run a job's request once more, without interruptions, on a person's order.
 
         Returns the name of that run. Once it has ended, the job's record and report have the
         comparison. Raises ValueError if that is not possible, with the reason.
         """
-        if not isinstance(order, dict) or [*order] != ["name"] or not isinstance(order["name"], str):
+        if not (
+            isinstance(order, dict) and [*order] == ["name"] and isinstance(order["name"], str)
+        ):
             raise ValueError(f"compare: found {ascii(order)[:100]}, allowed is an object of name")
         arn = self._arn_of_newest(order["name"])
         record = self.jobs[arn].record
@@ -293,7 +325,8 @@ class Service:
         request["TrainingJobName"] = name = f"{stem}{LEFT_ALONE}"
         if config := request.get("CheckpointConfig"):
             config["S3Uri"] = clients.beside(config["S3Uri"], name)
-        return self._create(request, region, replace(self.settings, interrupt=[], compare=False))
+        alone = replace(self.settings, interrupt=[], faults=[], compare=False)
+        return self._create(request, region, alone)
 
     def _start_comparison(self, arn: str, region: str, left_alone: str | None = None) -> None:
         """Compare a job, once it has ended, with `left_alone`, or with a run that begins then."""
@@ -309,7 +342,7 @@ class Service:
         try:
             _wait_for_end(job)
             if left_alone is None:
-                if job.record.status != Status.COMPLETED or not job.record.interruptions:
+                if job.record.status != Status.COMPLETED or not job.record.disturbed:
                     return
                 left_alone = self._leave_alone(job.record, region)
             other = self.jobs[left_alone]

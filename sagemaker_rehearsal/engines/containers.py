@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import docker
 from docker.errors import APIError, DockerException, NotFound
@@ -177,6 +177,20 @@ class Container:
         except (APIError, NotFound) as error:
             if error.status_code not in (404, 409):
                 raise
+
+    def first_process(self) -> int | None:
+        """Return the number of the container's first process on this machine.
+
+        None if it has ended, or if the engine is on another machine: there, the number is that of
+        another process.
+        """
+        try:
+            self.made.reload()
+            pid = self.made.attrs["State"]["Pid"]
+            groups = Path(f"/proc/{pid}/cgroup").read_text()
+        except (APIError, OSError):
+            return None
+        return pid if self.made.id in groups else None
 
     def remove(self) -> None:
         """Remove the container and its volumes."""

@@ -27,7 +27,8 @@ def upload(
 ) -> tuple[str, dict[str, str]]:
     """Upload the model and the output of all hosts.
 
-    Returns the model's address, and the SHA-256 of each of its files by its name: of MAX_MODEL_FILES at most.
+    Returns the model's address, and the SHA-256 of each of its files by its name, of
+    MAX_MODEL_FILES at most.
 
     If two hosts have a file of the same name, the later host's file replaces the earlier one's, and
     `note` gets a line. Which file wins in the service is not documented.

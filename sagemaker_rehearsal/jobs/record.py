@@ -180,6 +180,11 @@ class Attempt:
     # What the log says of each restart of the program in its container.
     restarts: list[str] = field(default_factory=list)
 
+    @property
+    def step(self) -> int | None:
+        """The last step in its log."""
+        return self.points[-1].step if self.points else None
+
     def note_resume(self, line: str) -> None:
         """Note what a log line says of the run's resume, if it says anything."""
         if (begun := RESTARTS.search(line)) and len(self.restarts) < MAX_RESTARTS:
@@ -210,6 +215,35 @@ class Interruption:
     gap: float
     # The last step in the log.
     step: int | None
+
+
+@dataclass
+class Fault:
+    """A fault that was to happen to a host."""
+
+    time: float
+    host: str
+    # One of KINDS in faults/rules.py.
+    kind: str
+    # What it has hit: a rank, a device, a file.
+    target: str
+    # The last step in the log.
+    step: int | None
+    # The rule that caused it, or "by hand".
+    why: str
+    # When it was over, if it ended before its host.
+    ended: float | None = None
+    # Why it did not happen; "" if it did.
+    failed: str = ""
+
+    @property
+    def applied(self) -> bool:
+        """Whether it happened."""
+        return not self.failed
+
+    def end(self) -> None:
+        """Note that it is over."""
+        self.ended = time.time()
 
 
 @dataclass
@@ -262,9 +296,12 @@ class Record:
     transitions: list[Transition] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     interruptions: list[Interruption] = field(default_factory=list)
+    # Those that were to happen, and whether the job hung after them.
+    faults: list[Fault] = field(default_factory=list)
+    hung: bool = False
     # What differs from the service, name clashes of files, failed copies.
     notes: list[str] = field(default_factory=list)
-    # The rules of --interrupt that never came due, each with the reason.
+    # The rules of --interrupt and --fault that never came due, each with the reason.
     never_due: list[str] = field(default_factory=list)
     # FailureReason.
     failure: str | None = None
@@ -284,6 +321,11 @@ class Record:
         return self.transitions[-1].status
 
     @property
+    def disturbed(self) -> bool:
+        """Whether an instance was taken away, or a fault has happened."""
+        return bool(self.interruptions or any(fault.applied for fault in self.faults))
+
+    @property
     def spot(self) -> bool:
         """Whether the job's instances can be taken away."""
         return bool(self.request.get("EnableManagedSpotTraining"))
@@ -291,8 +333,7 @@ class Record:
     @property
     def step(self) -> int | None:
         """The last step in the log of the latest attempt."""
-        points = self.attempts[-1].points if self.attempts else []
-        return points[-1].step if points else None
+        return self.attempts[-1].step if self.attempts else None
 
     def change(self, status: Secondary, message: str, is_final: bool) -> None:
         """Begin a secondary status; a final one ends at once."""
@@ -322,9 +363,13 @@ class Record:
         """Set what a comparison with an uninterrupted run has shown."""
         self.comparison = comparison
 
-    def note_never_due(self, rules: list[str], reason: str) -> None:
-        """Note which rules of --interrupt never came due, and why."""
-        self.never_due = [f"--interrupt={rule!r} never came due: {reason}" for rule in rules]
+    def note_never_due(self, flag: str, rules: list[str], reason: str) -> None:
+        """Note which rules of a flag never came due, and why."""
+        self.never_due += [f"{flag}={rule!r} never came due: {reason}" for rule in rules]
+
+    def note_hung(self) -> None:
+        """Note that nothing came of the job any more after a fault."""
+        self.hung = True
 
     def finish(self, status: Status) -> None:
         """Set the status that the job ends with."""
@@ -348,6 +393,10 @@ class Record:
                 replace(item, message=mask.text(item.message)) for item in self.transitions
             ],
             interruptions=[replace(item, why=mask.text(item.why)) for item in self.interruptions],
+            faults=[
+                replace(item, target=mask.text(item.target), failed=mask.text(item.failed))
+                for item in self.faults
+            ],
             attempts=[_masked_attempt(item, mask) for item in self.attempts],
             notes=[mask.text(item) for item in self.notes],
             failure=self.failure and mask.text(self.failure),

@@ -52,8 +52,8 @@ def _judge(record: Record, other: Record) -> tuple[Verdict, str]:
         if each.status != Status.COMPLETED:
             why = f": {each.failure}" if each.failure else ""
             return Verdict.NONE, f"{each.name} ended as {each.status}{why}"
-    if disturbed := len(other.interruptions):
-        return Verdict.NONE, f"{other.name} was interrupted, too ({disturbed} times)"
+    if other.disturbed:
+        return Verdict.NONE, f"{other.name} was interrupted or had a fault, too"
     names = {*record.model_files, *other.model_files}
     if not names:
         return Verdict.NONE, "there is no file in either model artifact"

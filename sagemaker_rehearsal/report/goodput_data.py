@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sagemaker_rehearsal.jobs.record import Record, Status
-from sagemaker_rehearsal.report.goodput import PHASES, Goodput, Row, measure, moment
+from sagemaker_rehearsal.report.fault_verdict import judge
+from sagemaker_rehearsal.report.goodput import PHASES, Row, measure, moment
 
 # The JSON Schema of what `describe` returns.
 SCHEMA = Path(__file__).with_name("goodput.schema.json")
@@ -66,6 +67,8 @@ def describe(
             "spot": cost.spot,
             "saving_percent": cost.saving,
         },
+        "faults": [asdict(fault) for fault in record.faults],
+        "verdict": judge(record),
         "comparison": record.comparison and asdict(record.comparison),
         "attempts": [
             _describe_row(row, len(attempt.instances))

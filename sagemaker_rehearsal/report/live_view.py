@@ -16,6 +16,7 @@ from rich.text import Text
 from sagemaker_lightning.contract.errors import plain
 from sagemaker_rehearsal.jobs.masking import Mask
 from sagemaker_rehearsal.jobs.record import ENDED, Record, Status
+from sagemaker_rehearsal.report.fault_verdict import describe_injection
 from sagemaker_rehearsal.report.summary import (
     cells_of,
     describe_end,
@@ -123,6 +124,7 @@ class Printer:
                 "interruption",
                 [describe_interruption(record.created, event) for event in record.interruptions],
             ),
+            ("injection", [describe_injection(record.created, event) for event in record.faults]),
             ("end", [describe_end(record), *record.never_due] if record.status in ENDED else []),
         ):
             lines_before = self.seen.get((record.name, record.created, kind), [])

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from sagemaker_rehearsal.jobs.record import Record, Status
+from sagemaker_rehearsal.faults.rules import LASTING
+from sagemaker_rehearsal.jobs.record import Fault, Record, Status
 from sagemaker_rehearsal.report.charts import Chart, Line, figure
+from sagemaker_rehearsal.report.fault_verdict import judge
 from sagemaker_rehearsal.report.goodput import PHASES, Goodput, measure, moment
 from sagemaker_rehearsal.report.markup import clock, document, make_table, node, utc
 from sagemaker_rehearsal.report.resumes import describe_resume
@@ -61,6 +63,7 @@ def make_sections(
             _make_comparison(record, goodput, now, price, spot_price),
             "None was made (--compare, or the command compare JOB).",
         ),
+        "faults": _titled("Faults", _make_faults(record), "None."),
         "timeline": _titled(
             "Timeline", [timeline] if timeline is not None else [], "No instance was started."
         ),
@@ -166,6 +169,35 @@ def _make_comparison(
         node("p", node("strong", comparison.verdict), f": {comparison.explanation}"),
         *make_table(caption, columns, rows, words=["job"]),
     ]
+
+
+def _make_faults(record: Record) -> list[Element]:
+    """Return the verdict on a job that had faults, and their table."""
+    rows = [
+        [
+            f"+{clock(fault.time - record.created)}",
+            fault.kind,
+            fault.host,
+            fault.target or "–",
+            "–" if fault.step is None else f"{fault.step:,}",
+            fault.failed and f"did not happen: {fault.failed}" or _describe_length(fault),
+            fault.why,
+        ]
+        for fault in record.faults
+    ]
+    columns = ["time", "fault", "host", "hit", "last step", "for", "why"]
+    caption = "Faults; times since the job was created."
+    verdict = judge(record)
+    return [
+        *([node("p", "After them: ", node("strong", verdict))] if verdict else []),
+        *make_table(caption, columns, rows, words=["fault", "host", "hit", "for", "why"]),
+    ]
+
+
+def _describe_length(fault: Fault) -> str:
+    if fault.kind not in LASTING:
+        return "–"
+    return "its host's life" if fault.ended is None else clock(fault.ended - fault.time)
 
 
 def _make_charts(record: Record, goodput: Goodput) -> list[Element]:

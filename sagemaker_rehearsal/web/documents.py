@@ -30,7 +30,17 @@ CSS = STYLE.read_text() + (FOLDER / "page.css").read_text()
 SCRIPT = (FOLDER / "page.js").read_text()
 # Jobs that are listed: the last ones.
 MAX_JOBS = 200
-FIRST_SECTIONS = ("about", "news", "figures", "outcome", "orders", "comparison", "timeline", "curves")
+FIRST_SECTIONS = (
+    "about",
+    "news",
+    "figures",
+    "outcome",
+    "orders",
+    "comparison",
+    "faults",
+    "timeline",
+    "curves",
+)
 COLUMNS = ["job", "status", "hosts", "progress", "interruptions", "time"]
 
 

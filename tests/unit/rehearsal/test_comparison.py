@@ -67,7 +67,7 @@ def test_the_verdict_is_of_the_files_with_weights(files, other, verdict, explana
         (
             {},
             {"interruptions": interrupted().interruptions},
-            "job-left-alone was interrupted, too (1 times)",
+            "job-left-alone was interrupted or had a fault, too",
         ),
     ],
 )
