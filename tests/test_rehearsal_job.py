@@ -151,6 +151,7 @@ class Rehearsed:
         self.client = Client()
         self.sync = SYNC_SETTINGS
         self.interrupt: list = []
+        self.settings: dict = {}
         self.reported: Callable = lambda record, job_folder: None
 
     def job(self, name: str = "job", metrics: list | None = None, **fields) -> Job:
@@ -170,6 +171,7 @@ class Rehearsed:
             grace=HANG_SECONDS,
             sync=self.sync,
             allow=[],
+            **self.settings,
         )
         job_place = Place(
             self.engine,

@@ -331,6 +331,9 @@ def test_settings_by_default_and_by_flags(tmp_path):
         "--sync-stall-after=-1",
         "--interrupt=at noon",
         "--interrupt=every 0s",
+        "--fault=melt at 3s",
+        "--hang-after=0",
+        "--hang-after=nan",
         "--allow=/no/such",
         "--price=1",
         "--spot-price=1",
@@ -341,6 +344,13 @@ def test_a_wrong_flag_is_named(flag):
     with pytest.raises(ValueError, match=rf"{name}\b.*: found .*, allowed is ") as error:
         settings_of(flag)
     assert "price" in name or value.removesuffix(".0") in str(error.value)
+
+
+def test_a_percentage():
+    assert [settings.share(text) for text in ("0%", "90%", "99.5%", "100%")] == [0, 0.9, 0.995, 1]
+    for text in ("0.9", "90", "101%", "-1%", "nan%", "%", "1e1%", "100.01%"):
+        with pytest.raises(argparse.ArgumentTypeError, match="allowed is 0% to 100%"):
+            settings.share(text)
 
 
 def test_the_folders_of_channels(tmp_path, monkeypatch):

@@ -7,13 +7,14 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 import docker
 from docker.errors import APIError, DockerException, NotFound
 from docker.types import DeviceRequest
 
 from sagemaker_rehearsal.engines import bridge
+from sagemaker_rehearsal.faults.containers import process_of_container
 from sagemaker_rehearsal.jobs.channels import JobFailed
 from sagemaker_rehearsal.jobs.layout import Layout
 from sagemaker_rehearsal.jobs.logs import lines
@@ -179,18 +180,12 @@ class Container:
                 raise
 
     def first_process(self) -> int | None:
-        """Return the number of the container's first process on this machine.
-
-        None if it has ended, or if the engine is on another machine: there, the number is that of
-        another process.
-        """
+        """Return the container's first process, None if it is none of this machine."""
         try:
             self.made.reload()
-            pid = self.made.attrs["State"]["Pid"]
-            groups = Path(f"/proc/{pid}/cgroup").read_text()
-        except (APIError, OSError):
+        except APIError:
             return None
-        return pid if self.made.id in groups else None
+        return process_of_container(self.made.attrs["State"]["Pid"], self.made.id)
 
     def remove(self) -> None:
         """Remove the container and its volumes."""
