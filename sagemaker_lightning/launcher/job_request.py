@@ -4,11 +4,14 @@ Names are those of its API reference.
 """
 
 import argparse
+import os
 import re
+from collections.abc import Collection
 from datetime import UTC, datetime
 
 import botocore.session
 
+from sagemaker_lightning.contract.job_summary import MASK
 from sagemaker_lightning.launcher import aws
 
 # CloudWatch metrics of the job: the regular expressions of what the image prints
@@ -45,7 +48,7 @@ def build(args: argparse.Namespace) -> dict:
     if args.hyperparameters:
         request["HyperParameters"] = pairs("hyperparameter", args.hyperparameters)
     if args.env:
-        request["Environment"] = pairs("--env", args.env)
+        request["Environment"] = variables(args.env)
     if args.tag:
         request["Tags"] = [
             {"Key": key, "Value": value} for key, value in pairs("--tag", args.tag).items()
@@ -60,6 +63,34 @@ def build(args: argparse.Namespace) -> dict:
         request["EnableManagedSpotTraining"] = True
         request["StoppingCondition"]["MaxWaitTimeInSeconds"] = args.max_wait or 2 * args.max_run
     return request
+
+
+def variables(texts: list[str]) -> dict[str, str]:
+    """Return the environment variables of --env; NAME alone is taken from this environment."""
+    complete = []
+    for text in texts:
+        if text and "=" not in text:
+            if text not in os.environ:
+                raise ValueError(
+                    f"--env: found {text!r}, which is not set here; set it, or give NAME=VALUE"
+                )
+            text = f"{text}={os.environ[text]}"
+        complete.append(text)
+    return pairs("--env", complete)
+
+
+def taken_variables(args: argparse.Namespace) -> set[str]:
+    """Return the names of --env whose values come from this environment: they may be secret."""
+    return {text for text in args.env if "=" not in text}
+
+
+def without_values(request: dict, names: Collection[str]) -> dict:
+    """Return a request to be shown: without the values of these environment variables."""
+    shown = {
+        name: MASK if name in names else value
+        for name, value in request.get("Environment", {}).items()
+    }
+    return request | ({"Environment": shown} if shown else {})
 
 
 def algorithm(args: argparse.Namespace) -> dict:
