@@ -11,6 +11,7 @@ import queue
 import random
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -29,7 +30,14 @@ from sagemaker_rehearsal.api.gate import Closed
 from sagemaker_rehearsal.api.service import Service, arn_of
 from sagemaker_rehearsal.jobs.job import Wishes
 from sagemaker_rehearsal.jobs.logs import Logs
-from sagemaker_rehearsal.jobs.record import Checkpoint, Comparison, Record, Transition, Verdict
+from sagemaker_rehearsal.jobs.record import (
+    Checkpoint,
+    Comparison,
+    Fault,
+    Record,
+    Transition,
+    Verdict,
+)
 from sagemaker_rehearsal.report.markup import html
 from sagemaker_rehearsal.report.page import make_sections
 from sagemaker_rehearsal.web import access, documents, log_file, stream
@@ -755,7 +763,15 @@ def test_in_chromium(tmp_path):
     site = Site(tmp_path)
     record = running(hosts=3)
     arn = site.add(record, *(f"step={n} a line that says something" for n in range(300)), "x" * 900)
-    site.add(interrupted())
+    ended = replace(
+        interrupted(),
+        comparison=Comparison("job-left-alone", Verdict.SAME_BITS, "of model.pt", 90.0, 180.0),
+        faults=[
+            Fault(20.0, "algo-1", "freeze rank", "rank 1", 10, "freeze rank at step 10", 25.0),
+            Fault(30.0, "algo-1", "cut network", "", None, "by hand", failed="it needs root"),
+        ],
+    )
+    ended_arn = site.add(ended)
     site.store.objects = {
         ("bucket", f"ck/epoch={n}-{'long-' * 20}step={n}.ckpt"): b"" for n in range(30)
     }
@@ -771,6 +787,7 @@ def test_in_chromium(tmp_path):
                 for name, opened in (
                     ("list", f"{address}/?token={TOKEN}"),
                     ("job", job_address),
+                    ("ended", f"{address}{site.page.documents.address('/', job=ended_arn)}"),
                 ):
                     browser.open(opened)
                     browser.evaluate(OPEN_DETAILS)

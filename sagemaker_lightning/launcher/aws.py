@@ -65,6 +65,20 @@ def region(region_flag: str | None, otherwise: str | None = None) -> str:
     return name
 
 
+def use_profile(name: str | None) -> None:
+    """Use a profile of the AWS configuration from now on; None leaves all as it is.
+
+    Keys in the environment would come before it: this process forgets them.
+
+    Raises botocore's ProfileNotFound if there is none of this name.
+    """
+    if name:
+        for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+            os.environ.pop(variable, None)
+        os.environ["AWS_PROFILE"] = name
+        boto3.setup_default_session()
+
+
 def client(service: str, region_name: str):
     """Return a boto3 client that gives up on an unreachable service within a minute."""
     return boto3.client(

@@ -49,10 +49,10 @@ from pathlib import Path
 from sagemaker_lightning.launcher import (
     account_checks,
     aws,
+    capacity,
     contradictions,
     costs,
     drill,
-    follower,
     hyperparameter_check,
     job_request,
     jobs,
@@ -115,8 +115,9 @@ def add_repeated(add: Callable, flag: str, metavar: str, help_text: str) -> None
 
 
 def add_region(add: Callable, otherwise: str = "") -> None:
-    """Add the flag of the region; `otherwise` is what its help adds about the default."""
+    """Add the flags of region and profile; `otherwise` is what the region's help adds."""
     add("--region", help=f"(default: AWS_REGION, AWS_DEFAULT_REGION, the AWS profile's{otherwise})")
+    add("--profile", metavar="NAME", help="of the AWS configuration (default: AWS_PROFILE)")
 
 
 def add_limits(add: Callable) -> None:
@@ -127,6 +128,17 @@ def add_limits(add: Callable) -> None:
         type=duration,
         metavar="DURATION",
         help="of a spot job, running included (default: as JOB's)",
+    )
+
+
+def add_capacity_wait(add: Callable) -> None:
+    """Add the flag that says how long a job is started again for want of instances."""
+    add(
+        "--capacity-wait",
+        type=duration,
+        default=0,
+        metavar="DURATION",
+        help="start the job again while AWS has no instances for it, for so long at most",
     )
 
 
@@ -231,6 +243,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_repeated(add, "--drill-data", "NAME=FOLDER", "a channel's data for it")
     add("--no-follow", action="store_true", help="start the job and leave")
+    add_capacity_wait(add)
     add_poll(add)
     add(
         "--check-hyperparameters",
@@ -291,6 +304,7 @@ def command_parser() -> argparse.ArgumentParser:
             add_limits(add)
             add("--dry-run", action="store_true", help="print the request as JSON, start nothing")
             add("--no-follow", action="store_true", help="start the job and leave")
+            add_capacity_wait(add)
         if name in ("logs", "resume", "follow"):
             add_poll(add)
     return all_commands
@@ -298,7 +312,8 @@ def command_parser() -> argparse.ArgumentParser:
 
 def run_command(args: argparse.Namespace) -> int:
     """Run a command for an existing job; return the exit status."""
-    site = sites.of_region(aws.region(args.region))
+    aws.use_profile(args.profile)
+    site = sites.of_region(aws.region(args.region), args.profile)
     if args.command == "list":
         jobs.show_list(site, args.last)
     elif args.command == "stop":
@@ -328,8 +343,10 @@ def run_request(
     if args.dry_run:
         print(json.dumps(job_request.without_values(request, hidden), indent=2))
         return 0
-    name = jobs.start(site, request)
-    return 0 if args.no_follow else follower.follow(site, name, args.poll)
+    if args.no_follow:
+        jobs.start(site, request)
+        return 0
+    return capacity.follow(site, request, args.poll, args.capacity_wait)
 
 
 def main() -> None:
@@ -342,6 +359,7 @@ def main() -> None:
     with aws.reported():
         contradictions.check_flags(args)
         costs.check_flags(args)
+        aws.use_profile(args.profile)
         image = aws.ECR.fullmatch(args.image)
         region = aws.region(args.region, otherwise=image and image["region"])
         contradictions.check_places(args, region)
@@ -349,7 +367,7 @@ def main() -> None:
         request = job_request.build(args)
         hidden = job_request.taken_variables(args)
         request_validation.validate(request, hidden)
-        site = sites.of_region(region)
+        site = sites.of_region(region, args.profile)
         for line in costs.describe(args, request, site):
             print(line, file=sys.stderr)
         notes = hyperparameter_check.check(request, args.check_hyperparameters)

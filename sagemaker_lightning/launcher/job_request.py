@@ -245,10 +245,10 @@ def pairs(flag: str, texts: list[str]) -> dict[str, str]:
 def job_name(image: str) -> str:
     """Return a job name from the image's name and the time."""
     last = re.split(r"[:@]", image.rsplit("/", 1)[-1])[0]
-    return _with_time(re.sub(r"[^a-zA-Z0-9]+", "-", last))
+    return renamed(re.sub(r"[^a-zA-Z0-9]+", "-", last))
 
 
-def _with_time(name: str) -> str:
+def renamed(name: str) -> str:
     """Return a job's name with the time in place of its own, if it has one.
 
     The time has milliseconds, because the names of an account's jobs must differ.
@@ -268,7 +268,7 @@ def again(job: dict, tags: list[dict]) -> dict:
     model = botocore.session.get_session().get_service_model("sagemaker")
     fields = model.operation_model("CreateTrainingJob").input_shape.members
     request = {name: job[name] for name in fields if name in job}
-    request["TrainingJobName"] = _with_time(job["TrainingJobName"])
+    request["TrainingJobName"] = renamed(job["TrainingJobName"])
     if own_tags := [tag for tag in tags if not tag["Key"].startswith("aws:")]:
         request["Tags"] = own_tags
     return request
