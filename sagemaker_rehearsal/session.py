@@ -57,7 +57,7 @@ def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) ->
 def _check_end(settings: Settings, data: dict) -> None:
     """Print the comparison of the job of --run; ValueError if it ended as it must not."""
     if settings.compare and not data["comparison"]:
-        print("not compared: the job was never interrupted", flush=True)
+        print("not compared: nothing has disturbed the job", flush=True)
     elif settings.compare:
         comparison = Comparison(**data["comparison"])
         print(plain(comparison.sentence), flush=True)

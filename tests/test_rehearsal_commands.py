@@ -1,13 +1,14 @@
 """The commands for the jobs of a rehearsal that runs; its jobs are threads."""
 
 import json
+import os
 import re
 import subprocess
 
 import pytest
 from containers import ROOT
 from environments import python_of
-from rehearsals import run_command
+from rehearsals import ROLE, run_command, starting
 from test_rehearsal_endpoint import Endpoint
 
 pytestmark = pytest.mark.slow
@@ -139,6 +140,55 @@ def test_a_job_that_is_not_there(endpoint):
         assert "JOB: found none, allowed is a training job in us-east-1 of the re" in refused(
             endpoint, command, "none"
         )
+
+
+def rehearse(folder, *flags: str) -> subprocess.CompletedProcess:
+    """Rehearse one job from a file, whose host ends at once, and return how that ended."""
+    request = {
+        "TrainingJobName": "one",
+        "RoleArn": ROLE,
+        "AlgorithmSpecification": {"TrainingImage": "image", "TrainingInputMode": "File"},
+        "OutputDataConfig": {"S3OutputPath": "s3://rehearsal/output/"},
+        "ResourceConfig": {
+            "InstanceType": "ml.m5.xlarge",
+            "InstanceCount": 1,
+            "VolumeSizeInGB": 1,
+        },
+        "StoppingCondition": {"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 600},
+        "EnableManagedSpotTraining": True,
+        "Environment": {"LEAVE": "1"},
+    }
+    (folder / "request.json").write_text(json.dumps(request))
+    command = [python_of("rehearsal"), "tests/rehearsal_endpoint.py", "--port=0", "--grace=5"]
+    command += [f"--folder={folder / 'reports'}", f"--run={folder / 'request.json'}", *flags]
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+    with starting():
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        )
+
+
+def test_the_goodput_of_one_job_fails_a_ci(tmp_path):
+    completed = rehearse(tmp_path, "--fail-below=90%", "--compare")
+    assert completed.returncode == 1, completed.stdout
+    assert completed.stderr.startswith("error: goodput: found 0.00%, allowed is 90% or more")
+    assert "\nnot compared: nothing has disturbed the job\n" in completed.stdout
+    assert rehearse(tmp_path, "--fail-below=0%").returncode == 0
+
+
+def test_one_job_is_compared_after_its_end(tmp_path):
+    """The rule takes its instance at once; its host leaves no model to compare."""
+    completed = rehearse(tmp_path, "--interrupt=at 0s unwarned", "--compare")
+    assert completed.returncode == 0, completed.stderr
+    assert "\nno verdict: there is no file in either model artifact\n" in completed.stdout
+    assert re.search(r"^one-\d\d-\d\d-\d\d-left-alone Completed ", completed.stdout, re.MULTILINE)
+
+
+def test_a_limit_of_the_goodput_is_for_one_job(tmp_path):
+    command = [python_of("rehearsal"), "-m", "sagemaker_rehearsal", "--fail-below=90%"]
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert completed.returncode == 1 and completed.stderr.count("\n") == 1
+    assert completed.stderr.startswith("error: --fail-below: found without --run, which it is for")
 
 
 @pytest.mark.parametrize(
