@@ -106,6 +106,7 @@ def test_a_rank_is_frozen_for_a_time_at_a_step(injected):
     (fault,) = rehearsed.record.faults
     assert (fault.kind, fault.host, fault.target) == ("freeze rank", "algo-1", "rank 0")
     assert (fault.step, fault.failed) == (3, "")
+    assert fault.why == "freeze rank 0 at step 3 for 0.3s"
     wait_until(lambda: fault.ended is not None, "its end")
     assert state_of(injected) != "T" and fault.ended - fault.time >= 0.3
     container.end(0)

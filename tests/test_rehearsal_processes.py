@@ -195,19 +195,17 @@ for step in range(10**6):
 def counting(tmp_path_factory):
     """A rehearsal of jobs that hang after 8 s, with the program that counts in its S3."""
     folder = tmp_path_factory.mktemp("counting")
-    os.environ["REHEARSAL_PYTHON"] = sys.executable
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
         program = tarfile.TarInfo("counts.py")
         program.size = len(COUNTS.encode())
         tar.addfile(program, io.BytesIO(COUNTS.encode()))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REHEARSAL_PYTHON", sys.executable)
         with Rehearsal(folder, "--engine=processes", "--hang-after=8", "--grace=3") as server:
             key = {"Bucket": "rehearsal", "Key": "sourcedir.tar.gz"}
             server.s3.put_object(**key, Body=archive.getvalue())
             yield server
-    finally:
-        del os.environ["REHEARSAL_PYTHON"]
 
 
 def count(rehearsal: Rehearsal) -> str:

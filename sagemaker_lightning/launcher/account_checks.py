@@ -25,7 +25,7 @@ def check(request: dict, region: str, dry_run: bool) -> list[str]:
 
     Raises ValueError for what is missing or in another region.
     """
-    if not aws.boto3.Session().get_credentials():
+    if not aws.session().get_credentials():
         if dry_run:
             return [f"the data, the buckets and the image: {aws.NO_CREDENTIALS}"]
         raise NoCredentialsError

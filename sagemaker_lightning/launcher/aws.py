@@ -52,7 +52,7 @@ def region(region_flag: str | None, otherwise: str | None = None) -> str:
 
     Raises ValueError if there is none, or if it is no region's name.
     """
-    name = region_flag or os.environ.get("AWS_REGION") or boto3.Session().region_name or otherwise
+    name = region_flag or os.environ.get("AWS_REGION") or session().region_name or otherwise
     if not name:
         raise ValueError(
             "--region: found none, neither in AWS_REGION, AWS_DEFAULT_REGION nor in the AWS "
@@ -68,15 +68,17 @@ def region(region_flag: str | None, otherwise: str | None = None) -> str:
 def use_profile(name: str | None) -> None:
     """Use a profile of the AWS configuration from now on; None leaves all as it is.
 
-    Keys in the environment would come before it: this process forgets them.
+    Its keys come before those of the environment.
 
     Raises botocore's ProfileNotFound if there is none of this name.
     """
     if name:
-        for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-            os.environ.pop(variable, None)
-        os.environ["AWS_PROFILE"] = name
-        boto3.setup_default_session()
+        boto3.setup_default_session(profile_name=name)
+
+
+def session() -> boto3.Session:
+    """Return the session of `use_profile`, or one of the environment."""
+    return boto3.DEFAULT_SESSION or boto3.Session()
 
 
 def client(service: str, region_name: str):

@@ -74,7 +74,7 @@ def check_places(args: argparse.Namespace, region: str) -> None:
             f"--image: found an image in {image['region']}, but the job is to run in {region}; "
             f"push it there, or give --region={image['region']}"
         )
-    partition = aws.boto3.Session().get_partition_for_region(region)
+    partition = aws.session().get_partition_for_region(region)
     role = args.role.split(":")
     if role[0] == "arn" and len(role) > 2 and role[1] != partition:
         raise ValueError(

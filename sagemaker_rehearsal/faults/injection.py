@@ -60,7 +60,7 @@ class Injector:
         """Let a fault happen; return what has become of it, on each host."""
         # S3 is the same for all hosts.
         hosts = due.hosts[:1] if fault.kind in OF_CHECKPOINTS else due.hosts
-        return [self._inject_into(host, fault, due.why) for host in hosts]
+        return [self._inject_into(host, fault) for host in hosts]
 
     def next(self) -> float | None:
         """Return when the next fault ends, None if none does."""
@@ -78,11 +78,12 @@ class Injector:
         while self.lasting:
             self.lasting.pop().end()
 
-    def _inject_into(self, host: str, fault: Fault, why: str) -> record.Fault:
+    def _inject_into(self, host: str, fault: Fault) -> record.Fault:
         """Let a fault happen to a host; one that is drawn is one that is possible."""
         kinds = [fault.kind]
         if fault.kind == ANY:
             kinds = self.draw.sample([*KINDS], len(KINDS))
+        why = fault.text if fault.rule else "by hand"
         noted = record.Fault(time.time(), host, fault.kind, "", self.attempt.kept.step, why)
         reasons = []
         for kind in kinds:

@@ -120,11 +120,11 @@ class Printer:
         """Yield a line for each change of a job since the last call."""
         for kind, lines in (
             ("status", [f"{event.status}: {event.message}" for event in record.transitions]),
+            ("injection", [describe_injection(record.created, event) for event in record.faults]),
             (
                 "interruption",
                 [describe_interruption(record.created, event) for event in record.interruptions],
             ),
-            ("injection", [describe_injection(record.created, event) for event in record.faults]),
             ("end", [describe_end(record), *record.never_due] if record.status in ENDED else []),
         ):
             lines_before = self.seen.get((record.name, record.created, kind), [])

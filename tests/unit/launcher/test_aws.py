@@ -20,9 +20,7 @@ def configuration(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_PROFILE", "")  # so that it is as before at the end
-    monkeypatch.delenv("AWS_PROFILE")
-    yield
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
 
 
@@ -35,12 +33,11 @@ def test_a_profile_has_region_and_keys(configuration):
     region = aws.region(None)
     assert region == "eu-west-3"
     assert keys_of(aws.client("sts", region)) == "of-mine"
-    assert boto3.Session().get_credentials().access_key == "of-mine"
+    assert aws.session().get_credentials().access_key == "of-mine"
 
 
 def test_without_a_profile_all_is_as_it_was(configuration):
     aws.use_profile(None)
-    boto3.setup_default_session()
     assert keys_of(aws.client("sts", "us-east-1")) == "of-the-environment"
 
 
