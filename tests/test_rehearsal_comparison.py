@@ -81,7 +81,7 @@ def test_a_report_has_the_verdict_time_and_cost(tmp_path):
     comparison = Comparison("job-left-alone", Verdict.SAME_BITS, "of model.pt", 100.0, 200.0)
     record = interrupted()
     without = write_page(record, tmp_path).text
-    assert "None was made" in without and "job-left-alone" not in without
+    assert "Comparison with" not in without and "Faults" not in without
     record = replace(record, comparison=comparison)
     page = write_page(record, tmp_path, price=36.0, spot_price=18.0)
     # 120 and 200 instance seconds

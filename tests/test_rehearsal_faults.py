@@ -307,8 +307,11 @@ def test_a_full_disk_takes_nothing_more_and_gives_what_it_has(space, tmp_path):
 
 @pytest.mark.root
 def test_a_disk_that_cannot_be_filled_is_told_of(space, tmp_path):
-    with pytest.raises(CannotInject, match="nsenter"):
+    with pytest.raises(CannotInject, match="^mount: No such file or directory$"):
         faults.fill_disk(space, tmp_path / "none")
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(CannotInject, match="No such file or directory: '.*/none/.full-"):
+        faults.fill_disk(space, tmp_path / "none/folder")
     with pytest.raises(CannotInject, match="a letter that mount cannot take"):
         faults.fill_disk(space, tmp_path / "a,b")
     with pytest.raises(CannotInject, match="the host has no file systems of its own"):

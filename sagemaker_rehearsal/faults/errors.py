@@ -11,7 +11,7 @@ class CannotInject(Exception):
 
 
 def run(command: Sequence[str]) -> str:
-    """Run a program of the system's and return what it prints.
+    """Run a program of this machine's and return what it prints.
 
     Raises CannotInject if it is not installed, or fails.
     """
@@ -21,7 +21,8 @@ def run(command: Sequence[str]) -> str:
     if completed.returncode:
         lines = completed.stderr.strip().splitlines()
         why = lines[-1] if lines else f"exit status {completed.returncode}"
-        raise CannotInject(f"{' '.join(command)[:200]}: {why}")
+        words = "" if "-c" in command else f"{' '.join(command)[:200]}: "
+        raise CannotInject(f"{words}{why}")
     return completed.stdout
 
 

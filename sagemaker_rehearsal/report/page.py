@@ -58,12 +58,8 @@ def make_sections(
     contents = {
         "about": [_make_header(record, goodput, now)],
         "figures": [_make_figures(record, goodput, now)],
-        "comparison": _titled(
-            "Comparison with an uninterrupted run",
-            _make_comparison(record, goodput, now, price, spot_price),
-            "None was made (--compare, or the command compare JOB).",
-        ),
-        "faults": _titled("Faults", _make_faults(record), "None."),
+        "comparison": _make_comparison(record, goodput, now, price, spot_price),
+        "faults": _make_faults(record),
         "timeline": _titled(
             "Timeline", [timeline] if timeline is not None else [], "No instance was started."
         ),
@@ -166,13 +162,16 @@ def _make_comparison(
     columns = ["job", "from creation to end", "instance time", *(words for words, _ in prices)]
     caption = "The job, and the same request without interruptions."
     return [
+        node("h2", "Comparison with an uninterrupted run"),
         node("p", node("strong", comparison.verdict), f": {comparison.explanation}"),
         *make_table(caption, columns, rows, words=["job"]),
     ]
 
 
 def _make_faults(record: Record) -> list[Element]:
-    """Return the verdict on a job that had faults, and their table."""
+    """Return the verdict on a job that had faults, and their table; nothing without faults."""
+    if not record.faults:
+        return []
     rows = [
         [
             f"+{clock(fault.time - record.created)}",
@@ -189,6 +188,7 @@ def _make_faults(record: Record) -> list[Element]:
     caption = "Faults; times since the job was created."
     verdict = judge(record)
     return [
+        node("h2", "Faults"),
         *([node("p", "After them: ", node("strong", verdict))] if verdict else []),
         *make_table(caption, columns, rows, words=["fault", "host", "hit", "for", "why"]),
     ]
