@@ -90,6 +90,18 @@ def test_faults_come_due_one_after_another_and_are_drawn_from_the_seed():
     assert drawn("1") == first != drawn("2")
 
 
+def test_a_fault_comes_again_within_an_attempt():
+    """An interruption, which ends its attempt, comes again in the next one."""
+    faults = Faults([parse("kill rank every 10s 3 times")], ["algo-1"], "0")
+    faults.schedule.begin(0.0, first=True)
+    times = [now for now in range(100) if faults.due(float(now), None)]
+    assert times == [10, 20, 30]
+    random_faults = Faults([parse("kill rank every ~10s")], ["algo-1"], "0")
+    random_faults.schedule.begin(0.0, first=True)
+    count = sum(random_faults.due(float(now), None) is not None for now in range(10_000))
+    assert 850 < count < 1050  # one that is due within the same second comes in the next
+
+
 def test_faults_of_one_time_come_due_both():
     faults = Faults([parse("kill rank at step 3"), parse("fill disk at step 3")], ["algo-1"], "0")
     assert [faults.due(0.0, 3)[0].kind for _ in range(2)] == ["kill rank", "fill disk"]

@@ -123,7 +123,13 @@ class Faults:
     def due(self, now: float, step: int | None) -> tuple[Fault, Due] | None:
         """Return the fault that is due, and its hosts, and count it; None if none is due."""
         due = self.schedule.due(now, step)
-        return due and (self.faults[due.rule], due)
+        if due is None:
+            return None
+        fault = self.faults[due.rule]
+        # An interruption ends its attempt, and a fault does not.
+        if fault.rule.every is not None:
+            self.schedule.set_next(due.rule, now)
+        return fault, due
 
     def now(self, fault: Fault) -> Due:
         """Return the hosts of a fault by hand."""

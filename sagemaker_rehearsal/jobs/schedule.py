@@ -146,11 +146,16 @@ class Schedule:
         """Note that an attempt's training begins."""
         for number, rule in enumerate(self.rules):
             if rule.every is not None:
-                self.due_at[number] = now + (
-                    self.random.expovariate(1 / rule.every) if rule.about else rule.every
-                )
+                self.set_next(number, now)
             elif rule.at is not None and first:
                 self.due_at[number] = now + rule.at
+
+    def set_next(self, number: int, now: float) -> None:
+        """Set when a rule with `every` is due next."""
+        rule = self.rules[number]
+        self.due_at[number] = now + (
+            self.random.expovariate(1 / rule.every) if rule.about else rule.every
+        )
 
     def next(self) -> float | None:
         """Return when the next rule by the clock is due, None if there is none."""
