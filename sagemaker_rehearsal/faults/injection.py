@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
 from sagemaker_rehearsal import faults
 from sagemaker_rehearsal.api import clients
 from sagemaker_rehearsal.faults.errors import CannotInject
@@ -139,7 +140,9 @@ class Injector:
             ]
             if not found:
                 raise CannotInject("S3 has no checkpoint yet")
-            _, size, key = max(found)
+            # Beside the runtime's own checkpoints, other files are not what it goes on from.
+            own = [each for each in found if CHECKPOINT_NAME.fullmatch(each[2][len(prefix) :])]
+            _, size, key = max(own or found)
             content = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
             damaged = (
                 faults.halve(content)
