@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from docker.errors import DockerException
 
-from sagemaker_lightning.contract.atomic_files import json_text
+from sagemaker_lightning.contract.atomic_files import atomic_write, json_text
 from sagemaker_lightning.contract.errors import plain
 from sagemaker_rehearsal import single_job
 from sagemaker_rehearsal.api import clients as cloud
@@ -148,7 +148,9 @@ def write(settings: Settings, record: Record, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "job.json").write_text(json_text(record.as_json(), indent=1))
         data = goodput_data.describe(record.masked(), **prices)
-        (folder / goodput_data.FILE_NAME).write_text(json_text(data, indent=1))
+        # A command may read it while a comparison is added.
+        with atomic_write(folder / goodput_data.FILE_NAME, sync=False) as file:
+            file.write(json_text(data, indent=1).encode())
         page.write(record, folder / "report.html", **prices)
     # The job ends as it would have ended with a report.
     except OSError as error:

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 
 import botocore.session
 
-from sagemaker_lightning.contract.job_summary import MASK
 from sagemaker_lightning.launcher import aws
 
 # CloudWatch metrics of the job: the regular expressions of what the image prints
@@ -29,6 +28,8 @@ METRICS = {
 
 OPTION = re.compile(r",(mode|distribution|group)=([^,]*)$")
 JOB_NAME_CHARACTERS = 63
+# Stands for a value that is not shown.
+HIDDEN = "******"
 # The time at the end of a name that is made here.
 STAMP = re.compile(r"-\d{4}(-\d\d){5}-\d{3}$")
 
@@ -87,7 +88,7 @@ def taken_variables(args: argparse.Namespace) -> set[str]:
 def without_values(request: dict, names: Collection[str]) -> dict:
     """Return a request to be shown: without the values of these environment variables."""
     shown = {
-        name: MASK if name in names else value
+        name: HIDDEN if name in names else value
         for name, value in request.get("Environment", {}).items()
     }
     return request | ({"Environment": shown} if shown else {})
