@@ -300,6 +300,10 @@ def test_faults_are_in_the_report_and_said_in_words(tmp_path):
     text = write_page(hit(), tmp_path).text
     assert "+20 sfreeze rankalgo-1rank 1105 sfreeze rank at step 10" in text
     assert "+30 scut networkalgo-1––did not happen: it needs rootby hand" in text
+    # The timeline has the first one, drawn and in its table.
+    assert len(write_page(hit(), tmp_path).having("line", "fault")) == 1
+    assert "+20 salgo-1fault, freeze rank, rank 1, freeze rank at step 105 s" in text
+    assert "fault, cut network" not in text
     first, second = (describe_injection(0.0, fault) for fault in hit().faults)
     assert first == (
         "fault after 20 s at step 10: freeze rank of algo-1, rank 1, freeze rank at step 10"

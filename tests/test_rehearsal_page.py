@@ -465,8 +465,10 @@ def test_a_job_that_has_completed_is_compared(site, monkeypatch):
     assert "Compare with an uninterrupted run" not in text
     del site.service.comparing[arn]
     record.comparison = Comparison("job-2", Verdict.SAME_BITS, "of model.pt", 1.0, 1.0)
-    assert "<strong>same bits</strong>: of model.pt" in site.get(job=arn).text
-    record.status = "Failed"
+    text = site.get(job=arn).text
+    assert "<strong>same bits</strong>: of model.pt" in text
+    assert "Compare with an uninterrupted run" not in text
+    record.comparison, record.status = None, "Failed"
     assert "Compare with an uninterrupted run" not in site.get(job=arn).text
     site.service.comparing.clear()
     monkeypatch.undo()

@@ -200,7 +200,8 @@ class Documents:
         """Return the buttons that interrupt and stop a job, or compare one that has completed."""
         orders = node("section", class_="orders", id="orders")
         if job.record.status in ENDED:
-            if job.record.status == Status.COMPLETED and self.service.is_over(arn):
+            is_complete = job.record.status == Status.COMPLETED
+            if is_complete and not job.record.comparison and self.service.is_over(arn):
                 button = node("button", "Compare with an uninterrupted run", type="submit")
                 action = self.address(f"{PATH}compare", job=arn)
                 orders.append(node("form", button, method="post", action=action))
