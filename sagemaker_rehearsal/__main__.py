@@ -5,8 +5,10 @@ python -m sagemaker_rehearsal                 serves http://127.0.0.1:4571 until
 python -m sagemaker_rehearsal exec -- python my_estimator.py
                                               runs a client that never reaches AWS
 python -m sagemaker_rehearsal interrupt JOB   takes the job's spot instances away
+python -m sagemaker_rehearsal fault JOB FAULT lets a fault happen
 
-list, logs, stop, report, rerun and resume are for its jobs, too; `... COMMAND --help` says more.
+list, logs, stop, report, compare, rerun and resume are for its jobs, too; `... COMMAND --help` says
+more.
 Installed as a package, its name is sagemaker-lightning-rehearsal.
 """
 
@@ -33,31 +35,56 @@ try:
     from sagemaker_rehearsal import job_commands, owner, session, settings
     from sagemaker_rehearsal.api import clients, gate
     from sagemaker_rehearsal.api.access_keys import Key
+    from sagemaker_rehearsal.faults.rules import KINDS
 except ImportError as missing:
     sys.exit(
         f"error: {sys.executable} has no {missing.name}; `make rehearsal` makes .venvs/rehearsal, "
         "use its python; or install the extra `rehearsal` of this package"
     )
 
-RULES = """
+FAULTS = (
+    """
+
+A fault is one of these; after 'rank' may be a rank's number, and 'any' is one that is drawn of
+those that are possible:
+
+"""
+    + "".join(f"  {kind:17} {words}\n" for kind, words in KINDS.items())
+    + """
+Then may follow 'of algo-2', 'of any' (default) or 'of all', and, with what lasts, 'for 30s'; else
+it lasts until the host's end.
+"""
+)
+RULES = f"""
 A rule of --interrupt is a time: 'at 40s', 'at step 120', 'every 5m', 'every ~5m' (at random, 5
 minutes on average) or 'every ~20s 100 times'. These may follow: 'of algo-2', 'of any' or 'of all'
 (default); then 'warned' (default: SIGTERM, --grace seconds, SIGKILL), 'unwarned' (SIGKILL) or
 'either'; then 'gap 30s', a time without capacity.
-"""
+
+A rule of --fault is a fault with such a time, as in 'freeze rank 1 at step 40 of algo-2 for 30s' or
+'any every ~1m 10 times'.{FAULTS}"""
 
 
 COMMANDS = {
     "list": ("print its newest jobs", "list"),
     "logs": ("print the log of a job", "logs JOB --follow"),
     "stop": ("stop a job, which has two minutes to save a checkpoint", "stop JOB"),
-    "report": ("print what a job's report says first, and where it is", "report JOB"),
+    "report": (
+        "print what a job's report says first, and where it is, or its goodput for a program",
+        "report JOB --format=json --fail-below=90%",
+    ),
     "rerun": ("start a job once more, from its beginning, under a new name", "rerun JOB"),
     "resume": (
         "start a job that goes on from the checkpoints of one that was stopped or failed",
         "resume JOB",
     ),
+    "compare": (
+        "run a job that has completed once more, without interruptions, and compare the bits of "
+        "the models",
+        "compare JOB",
+    ),
     "interrupt": ("take spot instances of a job away", "interrupt JOB --host=algo-2 --unwarned"),
+    "fault": ("let a fault happen in a job now", "fault JOB 'freeze rank 0 of algo-2 for 30s'"),
     "exec": ("run a client with this endpoint as its AWS", "exec -- python my_estimator.py"),
 }
 """What each command for a rehearsal that runs does, and an example."""
@@ -95,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name not in ("list", "exec"):
             command.add_argument("job", metavar="JOB")
-        if name not in ("exec", "interrupt"):
+        if name not in ("exec", "interrupt", "fault"):
             command.add_argument(
                 "--region",
                 default=clients.own_region(),
@@ -109,6 +136,22 @@ def _parser() -> argparse.ArgumentParser:
         "--follow", action="store_true", help="until the job ends, with its status"
     )
     add_limits(by_name["resume"].add_argument)
+    add = by_name["report"].add_argument
+    add(
+        "--format",
+        choices=("text", "json", "csv"),
+        default="text",
+        help="json and csv: the goodput as data (default: %(default)s)",
+    )
+    add(
+        "--folder",
+        type=Path,
+        help="of the reports of a rehearsal that need not run any more (its --folder)",
+    )
+    settings.add_fail_below(by_name["report"])
+    by_name["fault"].add_argument("fault", metavar="FAULT", help="one of those below, in quotes")
+    by_name["fault"].epilog += FAULTS
+    by_name["fault"].formatter_class = argparse.RawDescriptionHelpFormatter
     add = by_name["interrupt"].add_argument
     add("--host", action="append", default=[], help="e.g. algo-2; may be repeated (default: all)")
     add("--unwarned", action="store_true", help="no SIGTERM before SIGKILL")
@@ -125,7 +168,7 @@ def main() -> None:
     args = _parser().parse_args(
         sys.argv[1:] if known_words & set(sys.argv[1:2]) else ["serve", *sys.argv[1:]]
     )
-    own = {"serve": _serve, "exec": _exec, "interrupt": _interrupt}
+    own = {"serve": _serve, "exec": _exec, "interrupt": _interrupt, "fault": _inject}
     try:
         sys.exit(own.get(args.command, _for_jobs)(args))
     except (ValueError, OSError, ClientError, BotoCoreError) as error:
@@ -138,6 +181,9 @@ def main() -> None:
 
 def _for_jobs(args: argparse.Namespace) -> int | None:
     """Run a command of sagemaker_rehearsal/job_commands.py; return the exit status."""
+    if args.command == "report" and args.folder:
+        job_commands.show_report(None, args.job, args.folder, args.format, args.fail_below)
+        return None
     site = job_commands.site_of(args.endpoint, args.region)
     if args.command == "list":
         jobs.show_list(site, args.last)
@@ -145,8 +191,15 @@ def _for_jobs(args: argparse.Namespace) -> int | None:
         return jobs.follow(site, args.job, job_commands.POLL_SECONDS)
     elif args.command == "resume":
         job_commands.resume(site, args.job, args.max_run, args.max_wait)
+    elif args.command == "compare":
+        key = owner.key_of(clients.own(args.endpoint))
+        order = json.dumps({"name": args.job}).encode()
+        other = ask(args.endpoint, key, "compare", order)["done"]
+        folder = owner.reports_of(args.endpoint)
+        return job_commands.show_comparison(site, args.job, other, folder)
     elif args.command == "report":
-        job_commands.show_report(site, args.job, owner.reports_of(args.endpoint))
+        folder = owner.reports_of(args.endpoint)
+        job_commands.show_report(site, args.job, folder, args.format, args.fail_below)
     else:
         does = {
             "logs": jobs.show_log,
@@ -185,6 +238,12 @@ def _interrupt(args: argparse.Namespace) -> None:
     request = {"name": args.job, "hosts": args.host, "warned": not args.unwarned, "gap": args.gap}
     key = owner.key_of(clients.own(args.endpoint))
     print(ask(args.endpoint, key, "interrupt", json.dumps(request).encode())["done"])
+
+
+def _inject(args: argparse.Namespace) -> None:
+    key = owner.key_of(clients.own(args.endpoint))
+    order = {"name": args.job, "fault": args.fault}
+    print(ask(args.endpoint, key, "fault", json.dumps(order).encode())["done"])
 
 
 def ask(endpoint: str, key: Key, what: str, content: bytes | None = None) -> dict:

@@ -7,7 +7,8 @@ from urllib.parse import urlencode
 
 from docker.errors import DockerException
 
-from sagemaker_lightning.contract.atomic_files import json_text
+from sagemaker_lightning.contract.atomic_files import atomic_write, json_text
+from sagemaker_lightning.contract.errors import plain
 from sagemaker_rehearsal import single_job
 from sagemaker_rehearsal.api import clients as cloud
 from sagemaker_rehearsal.api import server, sockets
@@ -17,9 +18,9 @@ from sagemaker_rehearsal.api.service import ACCOUNT, Service
 from sagemaker_rehearsal.engines.containers import Containers
 from sagemaker_rehearsal.engines.processes import IS_CHECKOUT, Processes, job_python
 from sagemaker_rehearsal.jobs.job import Place
-from sagemaker_rehearsal.jobs.record import Record
+from sagemaker_rehearsal.jobs.record import Comparison, Record, Verdict
 from sagemaker_rehearsal.owner import Owner
-from sagemaker_rehearsal.report import page
+from sagemaker_rehearsal.report import goodput_data, page
 from sagemaker_rehearsal.report.live_view import View
 from sagemaker_rehearsal.settings import Settings
 from sagemaker_rehearsal.web.access import TOKEN
@@ -33,7 +34,8 @@ def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) ->
         ended: Ends the rehearsal.
         hurry: Gives the jobs no time to end by themselves.
 
-    Raises ValueError if the job of --run failed.
+    Raises ValueError if the job of --run failed, its goodput is below --fail-below, or --compare
+    has found other bits.
     """
     request = single_job.read(settings.run) if settings.run else None
     owner = Owner()
@@ -48,6 +50,21 @@ def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) ->
         owner.close(getattr(engine, "client", None))
     if failed:
         raise ValueError(failed)
+    if request and (settings.compare or settings.fail_below is not None):
+        _check_end(settings, goodput_data.read(settings.folder, request["TrainingJobName"]))
+
+
+def _check_end(settings: Settings, data: dict) -> None:
+    """Print the comparison of the job of --run; ValueError if it ended as it must not."""
+    if settings.compare and not data["comparison"]:
+        print("not compared: nothing has disturbed the job", flush=True)
+    elif settings.compare:
+        comparison = Comparison(**data["comparison"])
+        print(plain(comparison.sentence), flush=True)
+        if comparison.verdict == Verdict.OTHER_BITS:
+            raise ValueError(f"--compare: found {comparison.verdict}, allowed are the same bits")
+    if settings.fail_below is not None:
+        goodput_data.check(data, settings.fail_below)
 
 
 def choose(settings: Settings, owner: Owner) -> Containers | Processes:
@@ -117,6 +134,7 @@ def _serve_endpoint(
             failed = single_job.run(address_here, keys.person, request, ended) if request else None
             if not request:
                 ended.wait()
+            service.wait_for_comparisons(ended)
             service.close(hurry)
     if request:
         print(f"report: {settings.folder / request['TrainingJobName'] / 'report.html'}", flush=True)
@@ -124,13 +142,16 @@ def _serve_endpoint(
 
 
 def write(settings: Settings, record: Record, folder: Path) -> None:
-    """Write a job's record and report into its folder."""
+    """Write a job's record, report and goodput into its folder."""
+    prices = {"price": settings.price, "spot_price": settings.spot_price}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "job.json").write_text(json_text(record.as_json(), indent=1))
-        page.write(
-            record, folder / "report.html", price=settings.price, spot_price=settings.spot_price
-        )
+        data = goodput_data.describe(record.masked(), **prices)
+        # A command may read it while a comparison is added.
+        with atomic_write(folder / goodput_data.FILE_NAME, sync=False) as file:
+            file.write(json_text(data, indent=1).encode())
+        page.write(record, folder / "report.html", **prices)
     # The job ends as it would have ended with a report.
     except OSError as error:
         print(f"warning: the report of {record.name} could not be written: {error}", flush=True)

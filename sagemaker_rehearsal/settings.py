@@ -5,13 +5,17 @@ What the service leaves to chance, or decides by itself, is a flag here.
 
 import argparse
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
+from sagemaker_rehearsal.faults.rules import Fault
+from sagemaker_rehearsal.faults.rules import parse as parse_fault
 from sagemaker_rehearsal.jobs.schedule import Rule, parse
 
 PORT = 4571
+ABOVE_0 = ("sync_every", "hang_after")
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,15 @@ class Settings:
     allow: list[Path]
     engine: str
     interrupt: list[Rule]
+    faults: list[Fault]
+    hang_after: float
     seed: int
     grace: float
     repairs: int
     price: float | None
     spot_price: float | None
+    fail_below: float | None
+    compare: bool
     gpus: bool
     run: Path | None
     sync: Sync
@@ -105,6 +113,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     spot.add_argument(
         "--seed", type=int, default=0, help="of what the rules draw (default: %(default)s)"
     )
+    faults = parser.add_argument_group("faults, of all jobs")
+    faults.add_argument(
+        "--fault", action="append", default=[], metavar="RULE", help="may be repeated; see below"
+    )
+    faults.add_argument(
+        "--hang-after",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="without a new step after a fault, a job hangs, and is ended (default: %(default)s)",
+    )
     stopping = parser.add_argument_group("stopping")
     stopping.add_argument(
         "--grace",
@@ -127,6 +146,33 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--price", type=float, help="of an instance hour on demand, in any currency"
     )
     report.add_argument("--spot-price", type=float, help="of an instance hour on spot")
+    add_fail_below(report, "of --run: ")
+    report.add_argument(
+        "--compare",
+        action="store_true",
+        help=(
+            "run each job that was interrupted or had a fault once more, left alone, and compare "
+            "time and bits"
+        ),
+    )
+
+
+def add_fail_below(group: argparse._ActionsContainer, of: str = "") -> None:
+    """Add the flag that makes the exit status 1 where the goodput is too low."""
+    group.add_argument(
+        "--fail-below",
+        type=share,
+        metavar="PERCENT",
+        help=f"{of}exit status 1, with a line, if the goodput is lower, e.g. 90%%",
+    )
+
+
+def share(text: str) -> float:
+    """Return a percentage such as `90%` as a share, 0 to 1; ArgumentTypeError if it is none."""
+    match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)%", text)
+    if not match or float(match[1]) > 100:
+        raise argparse.ArgumentTypeError(f"found {text!r}, allowed is 0% to 100%, e.g. 90%")
+    return float(match[1]) / 100
 
 
 def _add_sync_flags(group: argparse._ArgumentGroup) -> None:
@@ -172,6 +218,7 @@ def _add_sync_flags(group: argparse._ArgumentGroup) -> None:
 def from_flags(args: argparse.Namespace) -> Settings:
     """Return the settings; ValueError names the flag that is wrong."""
     numbers = (
+        "hang_after",
         "grace",
         "repairs",
         "price",
@@ -183,15 +230,18 @@ def from_flags(args: argparse.Namespace) -> Settings:
     )
     for name in numbers:
         value = getattr(args, name)
-        if value is not None and (
-            not 0 <= value < math.inf or (name == "sync_every" and value == 0)
-        ):
-            smallest = "above 0" if name == "sync_every" else "0 or more"
+        if value is not None and (not 0 <= value < math.inf or (name in ABOVE_0 and value == 0)):
+            smallest = "above 0" if name in ABOVE_0 else "0 or more"
             raise ValueError(f"--{name.replace('_', '-')}: found {value}, allowed is {smallest}")
     if not 0 <= args.port < 2**16:
         raise ValueError(f"--port: found {args.port}, allowed is 0 to 65535")
     if (args.price is None) != (args.spot_price is None):
         raise ValueError("--price, --spot-price: found one of them, allowed is both or none")
+    if args.fail_below is not None and not args.run:
+        raise ValueError(
+            "--fail-below: found without --run, which it is for; of a job of a served rehearsal, "
+            "the command report has it"
+        )
     allow = args.allow or [Path.cwd()]
     for folder in allow:
         if not folder.is_dir():
@@ -202,11 +252,15 @@ def from_flags(args: argparse.Namespace) -> Settings:
         allow=[folder.resolve() for folder in allow],
         engine=args.engine,
         interrupt=[parse(text) for text in args.interrupt],
+        faults=[parse_fault(text) for text in args.fault],
+        hang_after=args.hang_after,
         seed=args.seed,
         grace=args.grace,
         repairs=args.repairs,
         price=args.price,
         spot_price=args.spot_price,
+        fail_below=args.fail_below,
+        compare=args.compare,
         gpus=args.gpus,
         run=args.run,
         sync=Sync(

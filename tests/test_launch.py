@@ -192,6 +192,21 @@ def test_a_request_with_everything(launch):
     ]
 
 
+def test_the_cost_is_printed_before_and_a_budget_ends_the_job(launch):
+    completed = launch(
+        *(*NEEDED_FLAGS, UNCHECKED_FLAG, "--dry-run", "--spot", "--yes", "--env=MY_TOKEN"),
+        *("--price=2", "--spot-price=0.5", "--budget=6", "--max-run=2d", "--expect=10h"),
+        MY_TOKEN="abc-of-here",
+    )
+    request = request_of(completed)
+    assert request["StoppingCondition"]["MaxRuntimeInSeconds"] == 12 * 3600 - 120
+    assert request["Environment"] == {"MY_TOKEN": "******"}
+    assert re.search(r"^on demand +2\.00 +10\.00 +20\.00$", completed.stderr, re.MULTILINE)
+    assert re.search(r"^on spot +0\.50 +10\.00 +5\.00$", completed.stderr, re.MULTILINE)
+    assert "--budget=6 ends the training after 11.97 h" in completed.stderr
+    assert "abc-of-here" not in completed.stdout + completed.stderr
+
+
 def test_instance_groups_with_channels_of_their_own(launch):
     completed = launch(
         *(
@@ -1046,5 +1061,5 @@ def test_help_is_the_manual(launch):
     assert completed.returncode == 0
     assert (
         "Launches one SageMaker training job" in completed.stdout
-        and "--max-wait SECONDS" in completed.stdout
+        and "--max-wait DURATION" in completed.stdout
     )

@@ -41,7 +41,7 @@ FLAGS |= {
     "security_group": None,
     "drill": False,
 }
-FLAGS |= {"drill_data": []}
+FLAGS |= {"drill_data": [], "capacity_wait": 0}
 
 
 @pytest.mark.parametrize("max_wait", [None, 100, 101, 200])

@@ -167,7 +167,7 @@ def test_a_wheel_installs_into_an_empty_environment(tmp_path: Path, wheel: Path)
         if ".py" in line
     }
     assert packages == {"sagemaker_lightning", "sagemaker_rehearsal"}
-    for name in ("report/report.css", "web/page.css", "web/page.js"):
+    for name in ("report/report.css", "report/goodput.schema.json", "web/page.css", "web/page.js"):
         assert f"sagemaker_rehearsal/{name}" in shown
     assert "sagemaker_lightning/launch/entrypoint.sh" in shown
     missing = {"drill": "psutil", "launch": "boto3", "merge": "numpy", "rehearsal": "botocore"}

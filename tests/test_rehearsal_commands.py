@@ -1,13 +1,14 @@
 """The commands for the jobs of a rehearsal that runs; its jobs are threads."""
 
 import json
+import os
 import re
 import subprocess
 
 import pytest
 from containers import ROOT
 from environments import python_of
-from rehearsals import run_command
+from rehearsals import ROLE, run_command, starting
 from test_rehearsal_endpoint import Endpoint
 
 pytestmark = pytest.mark.slow
@@ -73,6 +74,45 @@ def test_a_job_that_has_ended(endpoint):
     assert "found" in refused(endpoint, "stop", name)
 
 
+def test_goodput_for_a_program(endpoint):
+    """The endpoint says it, and so does the folder of reports, which needs no rehearsal."""
+    name = create(endpoint, LEAVE="1")
+    endpoint.wait_until_ended(name)
+    printed = done(endpoint, "report", name, "--format=json")
+    assert json.loads(printed) == json.loads((endpoint.folder / name / "goodput.json").read_text())
+    assert json.loads(printed)["goodput"] == 0  # it has no line with step=
+    folder = f"--folder={endpoint.folder}"
+    nowhere = "--endpoint=http://127.0.0.1:1"
+    assert done(endpoint, "report", name, folder, nowhere).startswith(f"{name}: Completed after ")
+    assert done(endpoint, "report", name, "--format=csv").count("\n") == 3
+    assert "goodput: 0.0%, 0 steps lost" in done(endpoint, "report", name, "--fail-below=0%")
+    completed = run_command(endpoint, "report", name, "--fail-below=90%")
+    assert completed.returncode == 1
+    assert completed.stdout.endswith(
+        "error: goodput: found 0.00%, allowed is 90% or more (--fail-below); "
+        f"{name} has 0 interruptions and lost 0 steps\n"
+    )
+    assert "JOB: found no goodput of none in " in refused(endpoint, "report", "none", folder)
+    completed = run_command(endpoint, "report", name, "--fail-below=0.9")
+    assert completed.returncode == 2
+    assert "found '0.9', allowed is 0% to 100%" in completed.stdout
+
+
+def test_a_job_is_compared_with_one_that_is_left_alone(endpoint):
+    """These hosts leave no model; tests/test_rehearsal_processes.py compares bits."""
+    name = create(endpoint, LEAVE="1")
+    endpoint.wait_until_ended(name)
+    completed = run_command(endpoint, "compare", name)
+    assert completed.returncode == 1
+    verdict = "no verdict: there is no file in either model artifact\n"
+    assert completed.stdout == (
+        f"{name}-left-alone runs without interruptions, for the comparison\n{verdict}"
+    )
+    assert checkpoints_of(endpoint, f"{name}-left-alone").endswith(f"/{name}-left-alone/")
+    assert verdict in done(endpoint, "report", name)
+    assert "already exists" in refused(endpoint, "compare", name)
+
+
 def test_a_job_that_runs(endpoint):
     name = create(endpoint)
     endpoint.wait_for(name, "Training")
@@ -95,14 +135,65 @@ def test_a_job_that_runs(endpoint):
 
 
 def test_a_job_that_is_not_there(endpoint):
+    assert "JOB: found 'none', allowed is one of: " in refused(endpoint, "compare", "none")
     for command in ("logs", "stop", "report", "rerun", "resume"):
         assert "JOB: found none, allowed is a training job in us-east-1 of the re" in refused(
             endpoint, command, "none"
         )
 
 
+def rehearse(folder, *flags: str) -> subprocess.CompletedProcess:
+    """Rehearse one job from a file, whose host ends at once, and return how that ended."""
+    request = {
+        "TrainingJobName": "one",
+        "RoleArn": ROLE,
+        "AlgorithmSpecification": {"TrainingImage": "image", "TrainingInputMode": "File"},
+        "OutputDataConfig": {"S3OutputPath": "s3://rehearsal/output/"},
+        "ResourceConfig": {
+            "InstanceType": "ml.m5.xlarge",
+            "InstanceCount": 1,
+            "VolumeSizeInGB": 1,
+        },
+        "StoppingCondition": {"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 600},
+        "EnableManagedSpotTraining": True,
+        "Environment": {"LEAVE": "1"},
+    }
+    (folder / "request.json").write_text(json.dumps(request))
+    command = [python_of("rehearsal"), "tests/rehearsal_endpoint.py", "--port=0", "--grace=5"]
+    command += [f"--folder={folder / 'reports'}", f"--run={folder / 'request.json'}", *flags]
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+    with starting():
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        )
+
+
+def test_the_goodput_of_one_job_fails_a_ci(tmp_path):
+    completed = rehearse(tmp_path, "--fail-below=90%", "--compare")
+    assert completed.returncode == 1, completed.stdout
+    assert completed.stderr.startswith("error: goodput: found 0.00%, allowed is 90% or more")
+    assert "\nnot compared: nothing has disturbed the job\n" in completed.stdout
+    assert rehearse(tmp_path, "--fail-below=0%").returncode == 0
+
+
+def test_one_job_is_compared_after_its_end(tmp_path):
+    """The rule takes its instance at once; its host leaves no model to compare."""
+    completed = rehearse(tmp_path, "--interrupt=at 0s unwarned", "--compare")
+    assert completed.returncode == 0, completed.stderr
+    assert "\nno verdict: there is no file in either model artifact\n" in completed.stdout
+    assert re.search(r"^one-\d\d-\d\d-\d\d-left-alone Completed ", completed.stdout, re.MULTILINE)
+
+
+def test_a_limit_of_the_goodput_is_for_one_job(tmp_path):
+    command = [python_of("rehearsal"), "-m", "sagemaker_rehearsal", "--fail-below=90%"]
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert completed.returncode == 1 and completed.stderr.count("\n") == 1
+    assert completed.stderr.startswith("error: --fail-below: found without --run, which it is for")
+
+
 @pytest.mark.parametrize(
-    "name", ["list", "logs", "stop", "report", "rerun", "resume", "interrupt", "exec"]
+    "name",
+    ["list", "logs", "stop", "report", "rerun", "resume", "compare", "interrupt", "fault", "exec"],
 )
 def test_the_help_of_a_command_has_an_example(name):
     command = [python_of("rehearsal"), "-m", "sagemaker_rehearsal", name, "--help"]

@@ -3,6 +3,7 @@
 Faults, interruptions, slow metrics, logs and secrets.
 """
 
+import argparse
 import json
 import math
 import os
@@ -150,6 +151,7 @@ class Rehearsed:
         self.client = Client()
         self.sync = SYNC_SETTINGS
         self.interrupt: list = []
+        self.settings: dict = {}
         self.reported: Callable = lambda record, job_folder: None
 
     def job(self, name: str = "job", metrics: list | None = None, **fields) -> Job:
@@ -160,14 +162,16 @@ class Rehearsed:
             "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1},
             "OutputDataConfig": {"S3OutputPath": "s3://bucket"},
         } | fields
-        job_settings = SimpleNamespace(
+        parser = argparse.ArgumentParser()
+        settings.add_flags(parser)
+        job_settings = replace(
+            settings.from_flags(parser.parse_args([])),
             folder=self.folder / "reports",
             interrupt=self.interrupt,
-            seed=0,
             grace=HANG_SECONDS,
-            repairs=0,
             sync=self.sync,
             allow=[],
+            **self.settings,
         )
         job_place = Place(
             self.engine,

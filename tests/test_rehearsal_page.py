@@ -11,6 +11,7 @@ import queue
 import random
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -29,7 +30,14 @@ from sagemaker_rehearsal.api.gate import Closed
 from sagemaker_rehearsal.api.service import Service, arn_of
 from sagemaker_rehearsal.jobs.job import Wishes
 from sagemaker_rehearsal.jobs.logs import Logs
-from sagemaker_rehearsal.jobs.record import Checkpoint, Record, Transition
+from sagemaker_rehearsal.jobs.record import (
+    Checkpoint,
+    Comparison,
+    Fault,
+    Record,
+    Transition,
+    Verdict,
+)
 from sagemaker_rehearsal.report.markup import html
 from sagemaker_rehearsal.report.page import make_sections
 from sagemaker_rehearsal.web import access, documents, log_file, stream
@@ -348,7 +356,8 @@ def test_a_job_is_followed_to_its_end(site, fast):
     parts = {
         id: part for name, _, content in rest if name == "parts" for id, part in content.items()
     }
-    assert "Completed" in parts["about"] and parts["orders"] == ""
+    assert "Completed" in parts["about"]
+    assert "Stop the job" not in parts["orders"] and "Interrupt" not in parts["orders"]
     # A browser that connects again goes on after what it has.
     again = site.get(f"{access.PATH}stream", headers={"Last-Event-ID": number}, job=arn, start="0")
     assert [name for name, _, _ in events_of(again)] == ["parts", "end"]
@@ -439,6 +448,32 @@ def test_an_ended_job_has_no_buttons(site):
     assert "Stop the job" not in site.get(job=arn).text
     site.post(f"{access.PATH}stop", {}, job=arn)
     assert "You can only stop a training job in status InProgress" in site.get(job=arn).text
+
+
+def test_a_job_that_has_completed_is_compared(site, monkeypatch):
+    """The page shows the comparison once it is made, and follows until then."""
+    record = interrupted()
+    arn = site.add(record)
+    asked = []
+    monkeypatch.setattr(site.service, "compare", lambda order: asked.append(order) or "job-2")
+    assert "Compare with an uninterrupted run" in site.get(job=arn).text
+    assert site.post(f"{access.PATH}compare", {}, job=arn).status_code == 303
+    assert asked == [{"name": "job"}]
+    site.service.comparing[arn] = None
+    text = site.get(job=arn).text
+    assert "job-2 runs; the comparison is here once it has ended" in text
+    assert "Compare with an uninterrupted run" not in text
+    del site.service.comparing[arn]
+    record.comparison = Comparison("job-2", Verdict.SAME_BITS, "of model.pt", 1.0, 1.0)
+    text = site.get(job=arn).text
+    assert "<strong>same bits</strong>: of model.pt" in text
+    assert "Compare with an uninterrupted run" not in text
+    record.comparison, record.status = None, "Failed"
+    assert "Compare with an uninterrupted run" not in site.get(job=arn).text
+    site.service.comparing.clear()
+    monkeypatch.undo()
+    site.post(f"{access.PATH}compare", {}, job=arn)
+    assert "found job, which is Failed; allowed is one that has completed" in site.get(job=arn).text
 
 
 def test_a_job_on_demand_is_not_interrupted(site):
@@ -730,7 +765,15 @@ def test_in_chromium(tmp_path):
     site = Site(tmp_path)
     record = running(hosts=3)
     arn = site.add(record, *(f"step={n} a line that says something" for n in range(300)), "x" * 900)
-    site.add(interrupted())
+    ended = replace(
+        interrupted(),
+        comparison=Comparison("job-left-alone", Verdict.SAME_BITS, "of model.pt", 90.0, 180.0),
+        faults=[
+            Fault(20.0, "algo-1", "freeze rank", "rank 1", 10, "freeze rank at step 10", 25.0),
+            Fault(30.0, "algo-1", "cut network", "", None, "by hand", failed="it needs root"),
+        ],
+    )
+    ended_arn = site.add(ended)
     site.store.objects = {
         ("bucket", f"ck/epoch={n}-{'long-' * 20}step={n}.ckpt"): b"" for n in range(30)
     }
@@ -746,6 +789,7 @@ def test_in_chromium(tmp_path):
                 for name, opened in (
                     ("list", f"{address}/?token={TOKEN}"),
                     ("job", job_address),
+                    ("ended", f"{address}{site.page.documents.address('/', job=ended_arn)}"),
                 ):
                     browser.open(opened)
                     browser.evaluate(OPEN_DETAILS)

@@ -4,6 +4,7 @@ Schedule, settings, layout, channels, checkpoints, artefacts, clients, metrics a
 """
 
 import argparse
+import hashlib
 import io
 import json
 import os
@@ -330,6 +331,9 @@ def test_settings_by_default_and_by_flags(tmp_path):
         "--sync-stall-after=-1",
         "--interrupt=at noon",
         "--interrupt=every 0s",
+        "--fault=melt at 3s",
+        "--hang-after=0",
+        "--hang-after=nan",
         "--allow=/no/such",
         "--price=1",
         "--spot-price=1",
@@ -340,6 +344,13 @@ def test_a_wrong_flag_is_named(flag):
     with pytest.raises(ValueError, match=rf"{name}\b.*: found .*, allowed is ") as error:
         settings_of(flag)
     assert "price" in name or value.removesuffix(".0") in str(error.value)
+
+
+def test_a_percentage():
+    assert [settings.share(text) for text in ("0%", "90%", "99.5%", "100%")] == [0, 0.9, 0.995, 1]
+    for text in ("0.9", "90", "101%", "-1%", "nan%", "%", "1e1%", "100.01%"):
+        with pytest.raises(argparse.ArgumentTypeError, match="allowed is 0% to 100%"):
+            settings.share(text)
 
 
 def test_the_folders_of_channels(tmp_path, monkeypatch):
@@ -1160,7 +1171,7 @@ def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
     (tmp_path / "algo-2/model/same").write_text("of algo-2")
     write_files(tmp_path / "algo-2/output/data", "log")
     notes = []
-    address = artifacts.upload(s3, job(), hosts, tmp_path, notes.append)
+    address, digests = artifacts.upload(s3, job(), hosts, tmp_path, notes.append)
     assert address == "s3://bucket/output/job/output/model.tar.gz"
     assert keys(s3) == ["output/job/output/model.tar.gz", "output/job/output/output.tar.gz"]
     members = extract_archive(s3, keys(s3)[0], tmp_path / "model")
@@ -1184,6 +1195,9 @@ def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
         "a b",
         "a b",
     )
+    assert digests["same"] == hashlib.sha256(b"of algo-2").hexdigest()
+    assert digests["link"] == digests["a b"] == hashlib.sha256(b"a b").hexdigest()
+    assert set(digests) == {"a b", "deep/c", "empty-2/x", "link", "same", "twice", "ü"}
     assert notes == [
         "model: same of algo-2 replaces that of algo-1; give each host names of its own"
     ]
@@ -1196,7 +1210,7 @@ def test_uncompressed_artefacts(s3, tmp_path):
     (tmp_path / "algo-1/model/nowhere").symlink_to("not/there")
     request = job(OutputDataConfig={"S3OutputPath": "s3://bucket", "CompressionType": "NONE"})
     assert (
-        artifacts.upload(s3, request, hosts, tmp_path, lambda _: None)
+        artifacts.upload(s3, request, hosts, tmp_path, lambda _: None)[0]
         == "s3://bucket/job/output/model/"
     )
     assert keys(s3) == [f"job/output/model/{name}" for name in ("a b", "d", "deep/c", "link")]

@@ -3,12 +3,14 @@
 They have the same folders, files, names, signals and interruptions.
 """
 
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -124,6 +126,143 @@ def test_an_interrupted_sharded_job_has_the_same_weights_however_s3_is_copied(
         assert interrupted["TrainingJobStatus"] == "Completed", lines
         assert any("resuming from step" in line for line in lines), lines
         assert same_weights(*(weights(rehearsal, name) for name in names))
+
+
+@pytest.mark.thorough  # ranks that die: tests/test_interrupted_ranks.py; a comparison: unit tests
+def test_a_job_whose_ranks_die_and_freeze_has_the_same_bits(tmp_path, monkeypatch):
+    """Both faults come by rules; the run that is compared has none of them."""
+    monkeypatch.setenv("REHEARSAL_PYTHON", sys.executable)
+    rules = ["--fault=kill rank at step 5", "--fault=freeze rank 0 at step 15 for 1s"]
+    with Rehearsal(tmp_path, "--engine=processes", "--compare", *rules) as rehearsal:
+        name = rehearsal.create(
+            "none",
+            HyperParameters=CPU_HYPERPARAMETERS
+            | {
+                "trainer.max_epochs": "2",
+                "trainer.limit_train_batches": "12",
+                "trainer.limit_val_batches": "2",
+                "trainer.limit_test_batches": "2",
+            },
+            Environment={"OMP_NUM_THREADS": "1"},
+        )
+        assert rehearsal.wait_until_ended(name)["TrainingJobStatus"] == "Completed"
+        folder = rehearsal.folder / name
+        deadline = time.monotonic() + HANG_SECONDS
+        while not (goodput := json.loads((folder / "goodput.json").read_text()))["comparison"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert goodput["verdict"] == "same bits", goodput
+        assert [(fault["kind"], fault["failed"]) for fault in goodput["faults"]] == [
+            ("kill rank", ""),
+            ("freeze rank", ""),
+        ]
+        assert goodput["comparison"]["explanation"].startswith("of model.pt")
+        record = json.loads((folder / "job.json").read_text())
+        assert len(record["attempts"]) == 1 and record["attempts"][0]["restarts"]
+        assert "same bits" in run_command(rehearsal, "report", name).stdout
+        left_alone = run_command(rehearsal, "report", f"{name}-left-alone").stdout
+        assert "fault" not in left_alone
+
+
+# Counts steps that two hosts make together, and writes each into a checkpoint. A host waits
+# for ever once the other one is gone.
+COUNTS = """
+import os, signal, socket, sys, time
+from pathlib import Path
+first = os.environ["SM_CURRENT_HOST"] == "algo-1"
+if first:
+    connection = socket.create_server(("0.0.0.0", 4000)).accept()[0]
+while not first:
+    try:
+        connection = socket.create_connection(("algo-1", 4000))
+        break
+    except OSError:
+        time.sleep(0.05)
+for step in range(10**6):
+    try:
+        connection.sendall(b"x")
+        is_there = connection.recv(1)
+    except OSError:
+        is_there = False
+    if not is_there:
+        signal.pause()
+    if first:
+        print(f"step={step}", flush=True)
+    else:
+        try:
+            Path(os.environ["SM_MODEL_DIR"], "../checkpoints/step-1.ckpt").write_text(str(step))
+        except OSError as error:
+            sys.exit(f"the checkpoint cannot be written: {error.strerror}")
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory):
+    """A rehearsal of jobs that hang after 8 s, with the program that counts in its S3."""
+    folder = tmp_path_factory.mktemp("counting")
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        program = tarfile.TarInfo("counts.py")
+        program.size = len(COUNTS.encode())
+        tar.addfile(program, io.BytesIO(COUNTS.encode()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REHEARSAL_PYTHON", sys.executable)
+        with Rehearsal(folder, "--engine=processes", "--hang-after=8", "--grace=3") as server:
+            key = {"Bucket": "rehearsal", "Key": "sourcedir.tar.gz"}
+            server.s3.put_object(**key, Body=archive.getvalue())
+            yield server
+
+
+def count(rehearsal: Rehearsal) -> str:
+    """Return the name of a job of two hosts that counts."""
+    source = "s3://rehearsal/sourcedir.tar.gz"
+    name = rehearsal.create(
+        "none",
+        hosts=2,
+        HyperParameters={"sagemaker_program": "counts.py", "sagemaker_submit_directory": source},
+        CheckpointConfig={"S3Uri": "s3://rehearsal/counted"},
+    )
+    rehearsal.wait_for_line(name, "step=5")
+    return name
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict"),
+    [
+        ("cut network of algo-2", "hung"),
+        ("fill disk of algo-2", "failed with a reason"),
+        ("kill rank 0 of algo-1", "failed"),
+    ],
+)
+def test_what_a_fault_by_hand_comes_to(counting, fault, verdict):
+    name = count(counting)
+    said = run_command(counting, "fault", name, fault)
+    assert (said.returncode, said.stdout) == (0, f"{fault} in {name}\n")
+    job = counting.wait_until_ended(name)
+    assert job["TrainingJobStatus"] == "Failed"
+    goodput = json.loads((counting.folder / name / "goodput.json").read_text())
+    assert [each["failed"] for each in goodput["faults"]] == [""]
+    assert goodput["verdict"].startswith(verdict), (goodput, job["FailureReason"])
+    assert ("cannot be written: No space left" in job["FailureReason"]) == ("disk" in fault)
+
+
+def test_a_slow_and_lossy_network_is_mended(counting):
+    """The job goes on: 0.3 s of each hang nobody."""
+    name = count(counting)
+    for kind in ("slow", "lossy"):
+        run_command(counting, "fault", name, f"{kind} network of algo-1 for 0.3s")
+    deadline = time.monotonic() + HANG_SECONDS
+    while counting.output.count("network of algo-1") < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    counting.sagemaker.stop_training_job(TrainingJobName=name)
+    assert counting.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
+    faults = json.loads((counting.folder / name / "goodput.json").read_text())["faults"]
+    assert [(each["kind"], each["failed"]) for each in faults] == [
+        ("slow network", ""),
+        ("lossy network", ""),
+    ]
 
 
 def test_a_stop_reaches_the_program(rehearsal):

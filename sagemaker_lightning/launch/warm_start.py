@@ -36,6 +36,10 @@ FAILED = "Child process with PID {pid} terminated with code {code}"
 """What Lightning's own launcher writes, which contract/failures.py reads."""
 
 
+RANK_NAME = "rank-"
+"""How the name of a forked rank's process begins, before its local rank."""
+
+
 class RankStart(TypedDict):
     """How to start a rank: the command and the variables that a request has for it."""
 
@@ -194,6 +198,9 @@ def become(command: list[str], variables: dict[str, str]) -> None:
     numpy.random.seed()
     # Lightning reads the rank once, when it is imported.
     rank = int(variables.get("RANK", variables["LOCAL_RANK"]))
+    # Its environment in /proc is that of the process that it was forked from.
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:  # noqa: PTH123
+        name.write(f"{RANK_NAME}{variables['LOCAL_RANK']}")
     rank_zero_only.rank = rank  # type: ignore[attr-defined]  # Lightning keeps it on the function
 
 

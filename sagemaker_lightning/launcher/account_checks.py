@@ -8,7 +8,7 @@ same holds for missing credentials or network.
 from botocore.exceptions import ClientError, HTTPClientError, NoCredentialsError
 from botocore.exceptions import ConnectionError as NoConnectionError
 
-from sagemaker_lightning.launcher import aws
+from sagemaker_lightning.launcher import aws, images
 
 FORBIDDEN = {"403", "AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
 MISSING_BUCKET = {"404", "NoSuchBucket"}
@@ -25,7 +25,7 @@ def check(request: dict, region: str, dry_run: bool) -> list[str]:
 
     Raises ValueError for what is missing or in another region.
     """
-    if not aws.boto3.Session().get_credentials():
+    if not aws.session().get_credentials():
         if dry_run:
             return [f"the data, the buckets and the image: {aws.NO_CREDENTIALS}"]
         raise NoCredentialsError
@@ -101,6 +101,6 @@ def check_image(ecr, uri: str) -> None:
         if error.response["Error"]["Code"] not in MISSING_IMAGE:
             raise
         raise ValueError(
-            f"--image: found no image {uri} ({error.response['Error']['Code']}); push it with "
-            "scripts/push_image.sh, or give one that is there"
+            f"--image: found no image {uri} ({error.response['Error']['Code']}); "
+            f"{images.how_to_push(uri)}, or give one that is there"
         ) from None

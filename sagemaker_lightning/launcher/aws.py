@@ -52,7 +52,7 @@ def region(region_flag: str | None, otherwise: str | None = None) -> str:
 
     Raises ValueError if there is none, or if it is no region's name.
     """
-    name = region_flag or os.environ.get("AWS_REGION") or boto3.Session().region_name or otherwise
+    name = region_flag or os.environ.get("AWS_REGION") or session().region_name or otherwise
     if not name:
         raise ValueError(
             "--region: found none, neither in AWS_REGION, AWS_DEFAULT_REGION nor in the AWS "
@@ -63,6 +63,22 @@ def region(region_flag: str | None, otherwise: str | None = None) -> str:
             f"--region: found {name!r}, allowed is the name of an AWS region, e.g. us-east-1"
         )
     return name
+
+
+def use_profile(name: str | None) -> None:
+    """Use a profile of the AWS configuration from now on; None leaves all as it is.
+
+    Its keys come before those of the environment.
+
+    Raises botocore's ProfileNotFound if there is none of this name.
+    """
+    if name:
+        boto3.setup_default_session(profile_name=name)
+
+
+def session() -> boto3.Session:
+    """Return the session of `use_profile`, or one of the environment."""
+    return boto3.DEFAULT_SESSION or boto3.Session()
 
 
 def client(service: str, region_name: str):

@@ -29,9 +29,10 @@ with channels needs --drill-data=NAME=FOLDER for it.
 Before the job costs anything, the launcher checks the request against SageMaker's service model,
 the flags against each other, the hyperparameters against the application's own parser, and that the
 input data, the buckets and the image exist in the job's region. It prints a line for each thing
-that it cannot check. Then it prints the job's status changes and log lines, and at the end the
-duration, the billable seconds and what spot saved, or why the job failed. Ctrl-C stops following,
-not the job.
+that it cannot check. With --price, it prints what the job will cost; --budget ends the job before
+it costs more. Then it prints the job's status changes and log lines, and at the end the duration,
+the billable seconds and what spot saved, or why the job failed. Ctrl-C stops following, not the
+job.
 
 Exit status: 0 if the job completed, 1 if it did not or if something is wrong, 2 for a mistake in
 the flags, 130 after Ctrl-C. Needs boto3 (`make env` installs it into .venv), and AWS credentials to
@@ -40,22 +41,26 @@ launch.
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from sagemaker_lightning.launcher import (
     account_checks,
     aws,
+    capacity,
     contradictions,
+    costs,
     drill,
-    follower,
     hyperparameter_check,
     job_request,
     jobs,
     request_validation,
     sites,
 )
+
+SECONDS_OF = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,6 +88,21 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def duration(text: str) -> int:
+    """Return a duration in seconds, e.g. `12h`, or seconds as they are.
+
+    Raises ArgumentTypeError if it is none above 0.
+    """
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)([smhd]?)", text, re.ASCII)
+    seconds = float(match[1]) * SECONDS_OF[match[2]] if match else 0.0
+    if seconds < 1 or not seconds.is_integer():
+        raise argparse.ArgumentTypeError(
+            f"found {text!r}, allowed is a whole number of seconds above 0, or a duration such as "
+            "90m, 12h or 2d"
+        )
+    return int(seconds)
+
+
 def add_repeated(add: Callable, flag: str, metavar: str, help_text: str) -> None:
     """Add a flag that may be repeated, with `add`, a parser's or a group's add_argument."""
     add(
@@ -95,18 +115,30 @@ def add_repeated(add: Callable, flag: str, metavar: str, help_text: str) -> None
 
 
 def add_region(add: Callable, otherwise: str = "") -> None:
-    """Add the flag of the region; `otherwise` is what its help adds about the default."""
+    """Add the flags of region and profile; `otherwise` is what the region's help adds."""
     add("--region", help=f"(default: AWS_REGION, AWS_DEFAULT_REGION, the AWS profile's{otherwise})")
+    add("--profile", metavar="NAME", help="of the AWS configuration (default: AWS_PROFILE)")
 
 
 def add_limits(add: Callable) -> None:
     """Add the flags that give a resumed job other limits."""
-    add("--max-run", type=positive, metavar="SECONDS", help="(default: as JOB's)")
+    add("--max-run", type=duration, metavar="DURATION", help="e.g. 12h (default: as JOB's)")
     add(
         "--max-wait",
-        type=positive,
-        metavar="SECONDS",
+        type=duration,
+        metavar="DURATION",
         help="of a spot job, running included (default: as JOB's)",
+    )
+
+
+def add_capacity_wait(add: Callable) -> None:
+    """Add the flag that says how long a job is started again for want of instances."""
+    add(
+        "--capacity-wait",
+        type=duration,
+        default=0,
+        metavar="DURATION",
+        help="start the job again while AWS has no instances for it, for so long at most",
     )
 
 
@@ -140,7 +172,13 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--role", required=True, metavar="ARN", help="the IAM role that the job has")
     add("--job-name", metavar="NAME", help="(default: the image's name and the time)")
-    add_repeated(add, "--env", "NAME=VALUE", "an environment variable")
+    add_repeated(
+        add,
+        "--env",
+        "NAME[=VALUE]",
+        "an environment variable; NAME alone takes the value from this environment, and shows it "
+        "nowhere",
+    )
     add_repeated(add, "--metric", "NAME=REGEX", "a metric besides the image's own")
     add_repeated(add, "--tag", "KEY=VALUE", "a tag of the job")
     add = flag_parser.add_argument_group("data").add_argument
@@ -164,16 +202,16 @@ def parser() -> argparse.ArgumentParser:
     add = flag_parser.add_argument_group("how long").add_argument
     add(
         "--max-run",
-        type=positive,
+        type=duration,
         default=86400,
-        metavar="SECONDS",
-        help="(default: %(default)s, a day)",
+        metavar="DURATION",
+        help="e.g. 90m, 12h, 2d, or seconds (default: %(default)s, a day)",
     )
-    add("--spot", action="store_true", help="on spot instances; needs --checkpoints")
+    add("--spot", action="store_true", help="on spot instances; needs --checkpoints, or --yes")
     add(
         "--max-wait",
-        type=positive,
-        metavar="SECONDS",
+        type=duration,
+        metavar="DURATION",
         help="of a spot job, running included (default: twice --max-run)",
     )
     add(
@@ -184,11 +222,19 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--keep-alive",
-        type=positive,
-        metavar="SECONDS",
+        type=duration,
+        metavar="DURATION",
         help="keep the instances for the next job (a warm pool)",
     )
+    costs.add_flags(
+        flag_parser.add_argument_group("what it costs").add_argument, duration, positive
+    )
     add = flag_parser.add_argument_group("this command").add_argument
+    add(
+        "--yes",
+        action="store_true",
+        help="start what may lose all: --spot or --budget without --checkpoints",
+    )
     add("--dry-run", action="store_true", help="print the request as JSON, start nothing")
     add(
         "--drill",
@@ -197,6 +243,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_repeated(add, "--drill-data", "NAME=FOLDER", "a channel's data for it")
     add("--no-follow", action="store_true", help="start the job and leave")
+    add_capacity_wait(add)
     add_poll(add)
     add(
         "--check-hyperparameters",
@@ -257,6 +304,7 @@ def command_parser() -> argparse.ArgumentParser:
             add_limits(add)
             add("--dry-run", action="store_true", help="print the request as JSON, start nothing")
             add("--no-follow", action="store_true", help="start the job and leave")
+            add_capacity_wait(add)
         if name in ("logs", "resume", "follow"):
             add_poll(add)
     return all_commands
@@ -264,7 +312,8 @@ def command_parser() -> argparse.ArgumentParser:
 
 def run_command(args: argparse.Namespace) -> int:
     """Run a command for an existing job; return the exit status."""
-    site = sites.of_region(aws.region(args.region))
+    aws.use_profile(args.profile)
+    site = sites.of_region(aws.region(args.region), args.profile)
     if args.command == "list":
         jobs.show_list(site, args.last)
     elif args.command == "stop":
@@ -280,13 +329,24 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_request(site: sites.Site, request: dict, args: argparse.Namespace) -> int:
-    """Start and follow the job of a request, as the flags say; return the exit status."""
+def run_request(
+    site: sites.Site, request: dict, args: argparse.Namespace, hidden: Collection[str] = ()
+) -> int:
+    """Start and follow the job of a request, as the flags say; return the exit status.
+
+    Args:
+        site: Where it runs.
+        request: The request of CreateTrainingJob.
+        args: The flags.
+        hidden: The environment variables whose values are not to be shown.
+    """
     if args.dry_run:
-        print(json.dumps(request, indent=2))
+        print(json.dumps(job_request.without_values(request, hidden), indent=2))
         return 0
-    name = jobs.start(site, request)
-    return 0 if args.no_follow else follower.follow(site, name, args.poll)
+    if args.no_follow:
+        jobs.start(site, request)
+        return 0
+    return capacity.follow(site, request, args.poll, args.capacity_wait)
 
 
 def main() -> None:
@@ -298,11 +358,18 @@ def main() -> None:
     args = parser().parse_intermixed_args()
     with aws.reported():
         contradictions.check_flags(args)
+        costs.check_flags(args)
+        aws.use_profile(args.profile)
         image = aws.ECR.fullmatch(args.image)
         region = aws.region(args.region, otherwise=image and image["region"])
         contradictions.check_places(args, region)
+        args.max_run = costs.limit_run(args, job_request.resources(args))
         request = job_request.build(args)
-        request_validation.validate(request)
+        hidden = job_request.taken_variables(args)
+        request_validation.validate(request, hidden)
+        site = sites.of_region(region, args.profile)
+        for line in costs.describe(args, request, site):
+            print(line, file=sys.stderr)
         notes = hyperparameter_check.check(request, args.check_hyperparameters)
         notes += account_checks.check(request, region, dry_run=args.dry_run)
         for note in notes:
@@ -311,7 +378,7 @@ def main() -> None:
             data = job_request.pairs("--drill-data", args.drill_data)
             data = {name: str(Path(folder).absolute()) for name, folder in data.items()}
             drill.run(request, args.check_hyperparameters, data)
-        sys.exit(run_request(sites.of_region(region), request, args))
+        sys.exit(run_request(site, request, args, hidden))
 
 
 if __name__ == "__main__":

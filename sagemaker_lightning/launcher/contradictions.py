@@ -6,7 +6,7 @@ managed warm pools"; for images outside of Amazon ECR, the reference of Training
 
 import argparse
 
-from sagemaker_lightning.launcher import aws
+from sagemaker_lightning.launcher import aws, images
 
 
 def check_flags(args: argparse.Namespace) -> None:
@@ -14,8 +14,9 @@ def check_flags(args: argparse.Namespace) -> None:
     max_wait = args.max_wait
     for is_wrong, line in (
         (
-            args.spot and not args.checkpoints,
-            "--spot: needs --checkpoints=s3://BUCKET/PREFIX, or an interruption loses all",
+            args.spot and not (args.checkpoints or args.yes),
+            "--spot: needs --checkpoints=s3://BUCKET/PREFIX, or an interruption loses all; --yes "
+            "starts the job all the same",
         ),
         (
             max_wait and not args.spot,
@@ -29,6 +30,11 @@ def check_flags(args: argparse.Namespace) -> None:
         (
             args.drill_data and not args.drill,
             "--drill-data: found without --drill; give both or neither",
+        ),
+        (
+            args.capacity_wait and args.no_follow,
+            "--capacity-wait: not allowed with --no-follow, as nobody would start the job again; "
+            "leave one of them out",
         ),
         (
             args.keep_alive and args.spot,
@@ -52,7 +58,7 @@ def check_flags(args: argparse.Namespace) -> None:
             not aws.ECR.fullmatch(args.image) and not args.subnet,
             f"--image: found {args.image!r}, allowed is an address in Amazon ECR, "
             "ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG with NAME in lower case "
-            "(scripts/image_uri.sh prints yours), or one in a registry that --subnet and "
+            f"({images.HOW_TO_NAME}), or one in a registry that --subnet and "
             "--security-group lead to",
         ),
     ):
@@ -68,7 +74,7 @@ def check_places(args: argparse.Namespace, region: str) -> None:
             f"--image: found an image in {image['region']}, but the job is to run in {region}; "
             f"push it there, or give --region={image['region']}"
         )
-    partition = aws.boto3.Session().get_partition_for_region(region)
+    partition = aws.session().get_partition_for_region(region)
     role = args.role.split(":")
     if role[0] == "arn" and len(role) > 2 and role[1] != partition:
         raise ValueError(

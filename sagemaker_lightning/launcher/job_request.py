@@ -4,7 +4,9 @@ Names are those of its API reference.
 """
 
 import argparse
+import os
 import re
+from collections.abc import Collection
 from datetime import UTC, datetime
 
 import botocore.session
@@ -26,6 +28,8 @@ METRICS = {
 
 OPTION = re.compile(r",(mode|distribution|group)=([^,]*)$")
 JOB_NAME_CHARACTERS = 63
+# Stands for a value that is not shown.
+HIDDEN = "******"
 # The time at the end of a name that is made here.
 STAMP = re.compile(r"-\d{4}(-\d\d){5}-\d{3}$")
 
@@ -45,7 +49,7 @@ def build(args: argparse.Namespace) -> dict:
     if args.hyperparameters:
         request["HyperParameters"] = pairs("hyperparameter", args.hyperparameters)
     if args.env:
-        request["Environment"] = pairs("--env", args.env)
+        request["Environment"] = variables(args.env)
     if args.tag:
         request["Tags"] = [
             {"Key": key, "Value": value} for key, value in pairs("--tag", args.tag).items()
@@ -60,6 +64,34 @@ def build(args: argparse.Namespace) -> dict:
         request["EnableManagedSpotTraining"] = True
         request["StoppingCondition"]["MaxWaitTimeInSeconds"] = args.max_wait or 2 * args.max_run
     return request
+
+
+def variables(texts: list[str]) -> dict[str, str]:
+    """Return the environment variables of --env; NAME alone is taken from this environment."""
+    complete = []
+    for text in texts:
+        if text and "=" not in text:
+            if text not in os.environ:
+                raise ValueError(
+                    f"--env: found {text!r}, which is not set here; set it, or give NAME=VALUE"
+                )
+            text = f"{text}={os.environ[text]}"
+        complete.append(text)
+    return pairs("--env", complete)
+
+
+def taken_variables(args: argparse.Namespace) -> set[str]:
+    """Return the names of --env whose values come from this environment: they may be secret."""
+    return {text for text in args.env if "=" not in text}
+
+
+def without_values(request: dict, names: Collection[str]) -> dict:
+    """Return a request to be shown: without the values of these environment variables."""
+    shown = {
+        name: HIDDEN if name in names else value
+        for name, value in request.get("Environment", {}).items()
+    }
+    return request | ({"Environment": shown} if shown else {})
 
 
 def algorithm(args: argparse.Namespace) -> dict:
@@ -214,10 +246,10 @@ def pairs(flag: str, texts: list[str]) -> dict[str, str]:
 def job_name(image: str) -> str:
     """Return a job name from the image's name and the time."""
     last = re.split(r"[:@]", image.rsplit("/", 1)[-1])[0]
-    return _with_time(re.sub(r"[^a-zA-Z0-9]+", "-", last))
+    return renamed(re.sub(r"[^a-zA-Z0-9]+", "-", last))
 
 
-def _with_time(name: str) -> str:
+def renamed(name: str) -> str:
     """Return a job's name with the time in place of its own, if it has one.
 
     The time has milliseconds, because the names of an account's jobs must differ.
@@ -237,7 +269,7 @@ def again(job: dict, tags: list[dict]) -> dict:
     model = botocore.session.get_session().get_service_model("sagemaker")
     fields = model.operation_model("CreateTrainingJob").input_shape.members
     request = {name: job[name] for name in fields if name in job}
-    request["TrainingJobName"] = _with_time(job["TrainingJobName"])
+    request["TrainingJobName"] = renamed(job["TrainingJobName"])
     if own_tags := [tag for tag in tags if not tag["Key"].startswith("aws:")]:
         request["Tags"] = own_tags
     return request

@@ -6,7 +6,7 @@ this module checks maxima, patterns and enumerations.
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import botocore.session
 from botocore.model import Shape
@@ -49,11 +49,18 @@ LARGEST_INTEGER = 2**31 - 1
 UNITS = {"string": " characters", "list": " entries", "map": " entries"}
 
 
-def validate(request: dict) -> None:
-    """Raise ValueError for the first thing that the service model does not allow."""
+def validate(request: dict, hidden: Collection[str] = ()) -> None:
+    """Raise ValueError for the first thing that the service model does not allow.
+
+    Args:
+        request: The request of CreateTrainingJob.
+        hidden: The environment variables of which no value may be shown.
+    """
     model = botocore.session.get_session().get_service_model("sagemaker")
     shape = model.operation_model("CreateTrainingJob").input_shape
     for line in problems(request, shape, ""):
+        for name in hidden:
+            line = line.replace(shown(request["Environment"][name]), "")
         raise ValueError(line)
     report = ParamValidator().validate(request, shape)
     if report.has_errors():

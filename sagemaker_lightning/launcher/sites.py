@@ -34,11 +34,16 @@ class Site:
         return f"{self.program} {name} {job} {self.flag}"
 
 
-def of_region(region: str) -> Site:
-    """Return AWS in a region, with the commands of the program that runs."""
+def of_region(region: str, profile: str | None = None) -> Site:
+    """Return AWS in a region, with the commands of the program that runs.
+
+    Args:
+        region: Its name.
+        profile: The profile of the AWS configuration that the commands are to use, if one.
+    """
     return Site(
         region,
         partial(aws.client, region_name=region),
         f"{sys.executable} {Path(sys.argv[0]).resolve()}",
-        f"--region={region}",
+        f"--region={region}" + (f" --profile={profile}" if profile else ""),
     )

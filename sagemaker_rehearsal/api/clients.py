@@ -119,6 +119,13 @@ def variables(endpoint: str, key: Key) -> dict[str, str]:
     )
 
 
+def beside(uri: str, name: str) -> str:
+    """Return the address of the folder `name` beside the one at an address of S3."""
+    bucket, key = split(uri)
+    above = key.rstrip("/").rpartition("/")[0]
+    return "/".join(["s3:/", bucket, *([above] if above else []), name, ""])
+
+
 def split(uri: str) -> tuple[str, str]:
     """Return bucket and key of an address of S3; the key starts with no slash."""
     bucket, key = bucket_and_key(uri)

@@ -182,10 +182,16 @@ class Endpoint:
             return answered(
                 {"rehearsal": [job.record.name for job in list(self.service.jobs.values())]}
             )
-        if request.path != f"{CONTROL_PATH}interrupt" or request.method != "POST":
+        orders = {
+            "interrupt": self.service.interrupt,
+            "fault": self.service.inject,
+            "compare": self.service.compare,
+        }
+        order = orders.get(request.path.removeprefix(CONTROL_PATH))
+        if order is None or request.method != "POST":
             return answered({"error": f"{request.path} is not known"}, status=404)
         try:
-            return answered({"done": self.service.interrupt(json.loads(request.get_data()))})
+            return answered({"done": order(json.loads(request.get_data()))})
         # RecursionError: the JSON is nested too deeply.
         except (ValueError, RecursionError) as error:
             return answered({"error": str(error)}, status=409)

@@ -6,23 +6,29 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from sagemaker_rehearsal.api import listing, rules, tuning
+from sagemaker_rehearsal.api import clients, listing, rules, tuning
 from sagemaker_rehearsal.api.errors import Refused, invalid
 from sagemaker_rehearsal.api.listing import without_none
 from sagemaker_rehearsal.api.validation import input_shape, pruned, validate
+from sagemaker_rehearsal.faults.rules import parse as parse_fault
 from sagemaker_rehearsal.jobs import channels, layout
 from sagemaker_rehearsal.jobs.job import Job, Place
 from sagemaker_rehearsal.jobs.metrics import Metrics
-from sagemaker_rehearsal.jobs.record import ENDED, Record, Secondary
-from sagemaker_rehearsal.jobs.schedule import Due, ordered
+from sagemaker_rehearsal.jobs.record import ENDED, Record, Secondary, Status
+from sagemaker_rehearsal.jobs.schedule import Due, named, ordered
+from sagemaker_rehearsal.report.comparison import compare
 from sagemaker_rehearsal.settings import Settings
 
 # The longest time in seconds that jobs get to end by themselves after they were killed.
 HURRY_SECONDS = 30.0
 # The account number that moto uses.
 ACCOUNT = "123456789012"
+# The name of a job that is run once more without interruptions gets this end.
+LEFT_ALONE = "-left-alone"
+MAX_NAME_CHARACTERS = 63
 
 
 class Service:
@@ -42,6 +48,8 @@ class Service:
         self.tunings: dict[str, tuning.Tuning] = {}
         self.lock = threading.Lock()
         self.is_closing = False
+        # The comparisons that wait for a run, by the ARN of the job that is compared.
+        self.comparing: dict[str, threading.Thread] = {}
 
     def answer(self, operation: str, request: dict, region: str) -> dict:
         """Answer one of SageMaker's operations; Refused is the service's error."""
@@ -58,6 +66,13 @@ class Service:
 
     def CreateTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802 (the API's names)
         """Start a job."""
+        arn = self._create(request, region, self.settings)
+        if self.settings.compare:
+            self._start_comparison(arn, region)
+        return {"TrainingJobArn": arn}
+
+    def _create(self, request: dict, region: str, settings: Settings) -> str:
+        """Start a job with settings of its own; return its ARN."""
         notes = rules.check(request)
         if problem := channels.outside(request, self.settings.allow):
             raise invalid(problem)
@@ -81,13 +96,13 @@ class Service:
                     "Training job names must be unique within an AWS account and region, and a "
                     f"training job with this name already exists ({arn})",
                 )
-            job = self.jobs[arn] = Job(record, place, self.settings, metrics)
+            job = self.jobs[arn] = Job(record, place, settings, metrics)
             for note in notes:
                 job.note(note)
             self.tags[arn] = {tag["Key"]: tag["Value"] for tag in request.get("Tags") or []}
             # `close` waits for the jobs that run.
             job.start()
-        return {"TrainingJobArn": arn}
+        return arn
 
     def DescribeTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802
         """Return the description of a job."""
@@ -221,15 +236,7 @@ class Service:
         Raises ValueError if that is not possible, with the reason.
         """
         name, hosts, warned, gap = ordered(order)
-        jobs = list(self.jobs.values())
-        # A name may be used again, in another region, once its job has ended.
-        job = next((job for job in reversed(jobs) if job.record.name == name), None)
-        if job is None:
-            job_names = ", ".join(other.record.name for other in jobs)
-            raise ValueError(
-                f"JOB: found {name!r}, allowed is one of: "
-                f"{job_names or 'none, as there are no jobs'}"
-            )
+        job = self.jobs[self._arn_of_newest(name)]
         host_names = [host.name for host in job.hosts]
         if unknown := set(hosts) - set(host_names):
             raise ValueError(
@@ -245,6 +252,121 @@ class Service:
         return (
             f"{', '.join(hosts or host_names)} of {name} taken away, "
             f"{'warned' if warned else 'not warned'}"
+        )
+
+    def inject(self, order: object) -> str:
+        """Let a fault happen on a person's order; return a line about it.
+
+        Raises ValueError if that is not possible, with the reason. What comes of the fault is in
+        the job's record.
+        """
+        names = ["fault", "name"]
+        if not (
+            isinstance(order, dict)
+            and sorted(order) == names
+            and all(isinstance(value, str) for value in order.values())
+        ):
+            raise ValueError(
+                f"fault: found {ascii(order)[:100]}, allowed is an object of {', '.join(names)}"
+            )
+        fault = parse_fault(order["fault"], by_hand=True)
+        job = self.jobs[self._arn_of_newest(order["name"])]
+        host_names = [host.name for host in job.hosts]
+        if unknown := set(named(fault.hosts)) - set(host_names):
+            raise ValueError(
+                f"FAULT: found {', '.join(sorted(unknown))}, allowed is {', '.join(host_names)}"
+            )
+        if job.record.secondary != Secondary.TRAINING:
+            raise ValueError(
+                f"{job.record.name} is {job.record.secondary}; a fault is for a job in Training"
+            )
+        job.wishes.messages.put(fault)
+        return f"{fault.text} in {job.record.name}"
+
+    def compare(self, order: object) -> str:
+        """Run a job's request once more, without interruptions, on a person's order.
+
+        Returns the name of that run. Once it has ended, the job's record and report have the
+        comparison. Raises ValueError if that is not possible, with the reason.
+        """
+        if not (
+            isinstance(order, dict) and [*order] == ["name"] and isinstance(order["name"], str)
+        ):
+            raise ValueError(f"compare: found {ascii(order)[:100]}, allowed is an object of name")
+        arn = self._arn_of_newest(order["name"])
+        record = self.jobs[arn].record
+        if record.status != Status.COMPLETED:
+            raise ValueError(
+                f"JOB: found {record.name}, which is {record.status}; allowed is one that has "
+                "completed, as the others have no model to compare"
+            )
+        if arn in self.comparing:
+            raise ValueError(f"JOB: found {record.name}, which is compared already")
+        try:
+            left_alone = self._leave_alone(record, arn.split(":")[3])
+        except Refused as refused:
+            raise ValueError(str(refused)) from None
+        self._start_comparison(arn, arn.split(":")[3], left_alone)
+        return self.jobs[left_alone].record.name
+
+    def is_over(self, arn: str) -> bool:
+        """Return whether a job has ended, and nothing is compared with it any more."""
+        return self.jobs[arn].record.status in ENDED and arn not in self.comparing
+
+    def wait_for_comparisons(self, ended: threading.Event) -> None:
+        """Wait until all comparisons are made, or `ended` is set."""
+        while self.comparing and not ended.wait(0.2):
+            pass
+
+    def _leave_alone(self, record: Record, region: str) -> str:
+        """Start a run of a job's request that no rule takes anything from; return its ARN."""
+        request = copy.deepcopy(record.request)
+        stem = request["TrainingJobName"][: MAX_NAME_CHARACTERS - len(LEFT_ALONE)].rstrip("-")
+        request["TrainingJobName"] = name = f"{stem}{LEFT_ALONE}"
+        if config := request.get("CheckpointConfig"):
+            config["S3Uri"] = clients.beside(config["S3Uri"], name)
+        alone = replace(self.settings, interrupt=[], faults=[], compare=False)
+        return self._create(request, region, alone)
+
+    def _start_comparison(self, arn: str, region: str, left_alone: str | None = None) -> None:
+        """Compare a job, once it has ended, with `left_alone`, or with a run that begins then."""
+        thread = threading.Thread(
+            target=self._compare, args=(arn, region, left_alone), name=f"comparison of {arn}"
+        )
+        self.comparing[arn] = thread
+        thread.daemon = True
+        thread.start()
+
+    def _compare(self, arn: str, region: str, left_alone: str | None) -> None:
+        job = self.jobs[arn]
+        try:
+            _wait_for_end(job)
+            if left_alone is None:
+                if job.record.status != Status.COMPLETED or not job.record.disturbed:
+                    return
+                left_alone = self._leave_alone(job.record, region)
+            other = self.jobs[left_alone]
+            _wait_for_end(other)
+            job.record.set_comparison(compare(job.record, other.record))
+            job.last("its report could not be written", job.place.report, job.record, job.folder)
+        # The job itself has ended well.
+        except Refused as refused:
+            job.note(f"the job could not be compared: {refused}")
+        finally:
+            del self.comparing[arn]
+
+    def _arn_of_newest(self, name: str) -> str:
+        """Return the ARN of the newest job of a name; ValueError if there is none.
+
+        A name may be used again, in another region, once its job has ended.
+        """
+        jobs = list(self.jobs.items())
+        for arn, job in reversed(jobs):
+            if job.record.name == name:
+                return arn
+        job_names = ", ".join(job.record.name for _, job in jobs)
+        raise ValueError(
+            f"JOB: found {name!r}, allowed is one of: {job_names or 'none, as there are no jobs'}"
         )
 
     def shown(self) -> list[tuple[Record, dict[str, list[str]]]]:
@@ -271,6 +393,9 @@ class Service:
                 if not job.wishes.stop or hurry.is_set():
                     job.wishes.ask_to_stop(hurry.is_set())
             running[0].join(timeout=0.5)
+        # They write reports.
+        for thread in list(self.comparing.values()):
+            thread.join(HURRY_SECONDS)
 
     def _find_tuning(self, arn: str) -> tuning.Tuning:
         try:
@@ -291,6 +416,12 @@ class Service:
         if arn not in self.tags:
             raise Refused("ResourceNotFound", f"Resource {arn} does not exist")
         return self.tags[arn]
+
+
+def _wait_for_end(job: Job) -> None:
+    """Wait until a job has ended; one whose thread could not start has."""
+    while job.record.status not in ENDED:
+        time.sleep(0.1)
 
 
 def checked(request: dict, operation: str) -> dict:

@@ -14,6 +14,7 @@ from docker.errors import APIError, DockerException, NotFound
 from docker.types import DeviceRequest
 
 from sagemaker_rehearsal.engines import bridge
+from sagemaker_rehearsal.faults.containers import process_of_container
 from sagemaker_rehearsal.jobs.channels import JobFailed
 from sagemaker_rehearsal.jobs.layout import Layout
 from sagemaker_rehearsal.jobs.logs import lines
@@ -177,6 +178,14 @@ class Container:
         except (APIError, NotFound) as error:
             if error.status_code not in (404, 409):
                 raise
+
+    def first_process(self) -> int | None:
+        """Return the container's first process, None if it is none of this machine."""
+        try:
+            self.made.reload()
+        except APIError:
+            return None
+        return process_of_container(self.made.attrs["State"]["Pid"], self.made.id)
 
     def remove(self) -> None:
         """Remove the container and its volumes."""

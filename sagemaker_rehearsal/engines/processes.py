@@ -248,7 +248,7 @@ class Process:
 
     def signal(self, name: str) -> None:
         """Send SIGTERM or SIGKILL to the namespace's first process, if it still runs."""
-        if (first := self._first_process()) is not None:
+        if (first := self.first_process()) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(first, getattr(signal, name))
 
@@ -260,8 +260,11 @@ class Process:
         self.outer.kill()
         self.outer.wait()
 
-    def _first_process(self) -> int | None:
-        """Return the namespace's first process: the only child of the waiting shell."""
+    def first_process(self) -> int | None:
+        """Return the namespace's first process: the only child of the waiting shell.
+
+        None if the host has ended.
+        """
         children = Path(f"/proc/{self.outer.pid}/task/{self.outer.pid}/children")
         while self.outer.poll() is None:
             try:

@@ -1,16 +1,19 @@
 """Gathers, packs and uploads the model and the output of all hosts of a job."""
 
+import hashlib
 import os
 import posixpath
 import stat
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from sagemaker_rehearsal.api import clients
 from sagemaker_rehearsal.jobs.folders import Folder
+from sagemaker_rehearsal.jobs.record import MAX_MODEL_FILES
 
 # The archive's name, and its folder below /opt/ml.
 KINDS = {"model": "model", "output": "output/data"}
@@ -21,8 +24,11 @@ Found = dict[str, tuple[Folder, os.stat_result]]
 
 def upload(
     s3, request: dict, hosts: dict[str, Path], work: Path, note: Callable[[str], None]
-) -> str:
-    """Upload the model and the output of all hosts; return the model's address.
+) -> tuple[str, dict[str, str]]:
+    """Upload the model and the output of all hosts.
+
+    Returns the model's address, and the SHA-256 of each of its files by its name, of
+    MAX_MODEL_FILES at most.
 
     If two hosts have a file of the same name, the later host's file replaces the earlier one's, and
     `note` gets a line. Which file wins in the service is not documented.
@@ -30,10 +36,16 @@ def upload(
     bucket, folder = output_folder(request)
     base = f"{folder}/output"
     packed = request["OutputDataConfig"].get("CompressionType") != "NONE"
+    digests: dict[str, str] = {}
     for kind, folder_below in KINDS.items():
         files = gather(
             kind, {host: Folder(root, folder_below) for host, root in hosts.items()}, note
         )
+        if kind == "model":
+            digests = {
+                name: hashlib.file_digest(file, "sha256").hexdigest()
+                for name, file in islice(opened(files), MAX_MODEL_FILES)
+            }
         if packed:
             with tempfile.TemporaryFile(dir=work) as archive:
                 pack(files, archive)
@@ -46,7 +58,7 @@ def upload(
                 s3.upload_fileobj(
                     file, bucket, f"{base}/{kind}/{name}", Config=clients.ONE_PIECE_TRANSFER
                 )
-    return f"s3://{bucket}/{base}/model{'.tar.gz' if packed else '/'}"
+    return f"s3://{bucket}/{base}/model{'.tar.gz' if packed else '/'}", digests
 
 
 def output_folder(request: dict) -> tuple[str, str]:

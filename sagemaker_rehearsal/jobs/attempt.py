@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sagemaker_rehearsal.faults.injection import Injector
+from sagemaker_rehearsal.faults.rules import Fault
 from sagemaker_rehearsal.jobs import channels, checkpoint_sync, folders, layout, record
 from sagemaker_rehearsal.jobs.layout import Layout
 from sagemaker_rehearsal.jobs.record import Secondary
@@ -78,12 +80,19 @@ class Attempt:
         self.running: dict[str, Running] = {}
         self.network = None
         self.pumps = []
+        self.injector = Injector(self, job.faults.random)
+        # When the log last had a new step, or a line at all where it has no steps.
+        self.moved = time.time()
         job.record.attempts.append(self.kept)
 
     @property
     def folders(self) -> dict:
         """Each host's folder, by the host's name."""
         return {host.name: layout_of_host.folder for host, layout_of_host in self.layouts.items()}
+
+    def layout_of(self, name: str) -> Layout:
+        """Return the layout of a host, given its name."""
+        return next(layout for host, layout in self.layouts.items() if host.name == name)
 
     def prepare(self) -> None:
         """Prepare instances, data, checkpoints and image, and start all hosts."""
@@ -123,7 +132,9 @@ class Attempt:
         """
         job = self.job
         schedule = self.job.schedule
-        schedule.begin(time.time(), first=self.kept.number == 1)
+        self.moved = time.time()
+        for each in (schedule, job.faults.schedule):
+            each.begin(self.moved, first=self.kept.number == 1)
         while True:
             failed = [running_host for running_host in self.running.values() if running_host.status]
             if failed:
@@ -139,13 +150,27 @@ class Attempt:
                 job.changed(Secondary.STOPPING, "Stopping the training job")
                 self._end_hosts([*self.running], warned=True)
                 return Outcome(ended.status)
-            if due := schedule.due(
-                time.time(), self.kept.points[-1].step if self.kept.points else None
-            ):
+            now = time.time()
+            self.injector.end_due(now)
+            while fault := job.faults.due(now, self.kept.step):
+                job.injected(self.injector.inject(*fault))
+            if due := schedule.due(now, self.kept.step):
                 return self._interrupt(due)
-            message = job.wishes.next(min(filter(None, (until, job.latest, schedule.next()))))
+            if (hangs := self._hangs_at()) is not None and now >= hangs:
+                return self._end_hung()
+            moments = (
+                until,
+                job.latest,
+                schedule.next(),
+                job.faults.schedule.next(),
+                self.injector.next(),
+                hangs,
+            )
+            message = job.wishes.next(min(filter(None, moments)))
             if isinstance(message, Due):
                 return self._interrupt(message)
+            if isinstance(message, Fault):
+                job.injected(self.injector.inject(message, job.faults.now(message)))
             self._note_exit(message)
 
     def close(self) -> None:
@@ -162,6 +187,7 @@ class Attempt:
                     last_first.callback(running_host.uploader.finish)
             if self.network:
                 last_first.callback(self._close_network)
+            last_first.callback(self.injector.close)
 
     def _close_network(self) -> None:
         if line := self.network.close():
@@ -239,7 +265,11 @@ class Attempt:
         try:
             for text in container.lines():
                 self.kept.note_resume(text)
+                if not self.kept.points:
+                    self.moved = time.time()
                 if point := job.logs.line(host, text):
+                    if point.step != self.kept.step:
+                        self.moved = point.time
                     self.kept.points.append(point)
                     job.wishes.messages.put(None)
                 if line := job.metrics.line(text):
@@ -292,6 +322,21 @@ class Attempt:
         self._end_hosts(due.hosts, due.warned)
         self._end_hosts([*self.running], warned=True)
         return Outcome(again=due)
+
+    def _hangs_at(self) -> float | None:
+        """Return when the job hangs unless it moves; None if no fault has happened."""
+        times = [fault.time for fault in self.job.record.faults if fault.applied]
+        return max(self.moved, *times) + self.job.settings.hang_after if times else None
+
+    def _end_hung(self) -> Outcome:
+        """End a job that hangs after a fault, which the service would not do."""
+        self.job.record.note_hung()
+        self._end_hosts([*self.running], warned=False)
+        return Outcome(
+            Secondary.FAILED,
+            "InternalServerError: the rehearsal has ended the job, which hung: no new step for "
+            f"{self.job.settings.hang_after:g} s (--hang-after) after the last fault",
+        )
 
     def _failure_reason(self, failed: Running) -> str:
         """Return the FailureReason: the failed host's message, or another host's."""

@@ -17,7 +17,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from sagemaker_lightning.contract.errors import printable
 from sagemaker_rehearsal.api import rules
-from sagemaker_rehearsal.jobs import artifacts, folders, layout
+from sagemaker_rehearsal.faults.rules import Fault, Faults
+from sagemaker_rehearsal.jobs import artifacts, folders, layout, record
 from sagemaker_rehearsal.jobs.attempt import Attempt, Ended, Outcome
 from sagemaker_rehearsal.jobs.channels import JobFailed
 from sagemaker_rehearsal.jobs.logs import Logs, set_aside
@@ -101,6 +102,9 @@ class Job(threading.Thread):
         self.schedule = Schedule(
             self._rules_for_hosts(), [host.name for host in self.hosts], str(settings.seed)
         )
+        self.faults = Faults(
+            self._faults_for_hosts(), [host.name for host in self.hosts], str(settings.seed)
+        )
         self.wishes = Wishes()
         self.repairs = 0
         self.trained = 0.0
@@ -156,16 +160,20 @@ class Job(threading.Thread):
 
     def _rules_for_hosts(self) -> list[Rule]:
         """Return the rules for this job: none without spot, else those whose hosts it has."""
-        if not self.record.spot:
-            return []
+        return self._fitting("--interrupt", self.settings.interrupt) if self.record.spot else []
+
+    def _faults_for_hosts(self) -> list[Fault]:
+        """Return the faults for this job: those whose hosts it has."""
+        return self._fitting("--fault", self.settings.faults)
+
+    def _fitting(self, flag: str, rules: list) -> list:
+        """Return the rules whose hosts this job has; note the others."""
         host_names = {host.name for host in self.hosts}
-        fitting = [
-            rule for rule in self.settings.interrupt if host_names.issuperset(named(rule.hosts))
-        ]
-        for rule in self.settings.interrupt:
+        fitting = [rule for rule in rules if host_names.issuperset(named(rule.hosts))]
+        for rule in rules:
             if rule not in fitting:
                 self.note(
-                    f"--interrupt={rule.text!r} is not for this job, whose hosts are "
+                    f"{flag}={rule.text!r} is not for this job, whose hosts are "
                     f"{', '.join(sorted(host_names))}"
                 )
         return fitting
@@ -173,20 +181,21 @@ class Job(threading.Thread):
     def _note_rules_never_due(self) -> None:
         """Note which rules never came due, and why: a test by interruptions was none then."""
         record = self.record
+        if record.training_start is None:
+            reason = "the job ended before its training began"
+        else:
+            seconds = record.training_end - record.training_start
+            step = "without a line with step="
+            if record.step is not None:
+                step = f"at step {record.step}"
+            reason = f"the job's training ended after {seconds:.0f} s, {step}"
+        rules, why = self.schedule.never_due(), reason
         if not record.spot:
             rules = self.settings.interrupt
-            reason = "the job is no spot job (EnableManagedSpotTraining)"
-        else:
-            rules = self.schedule.never_due()
-            if record.training_start is None:
-                reason = "the job ended before its training began"
-            else:
-                seconds = record.training_end - record.training_start
-                step = "without a line with step="
-                if record.step is not None:
-                    step = f"at step {record.step}"
-                reason = f"the job's training ended after {seconds:.0f} s, {step}"
-        record.note_never_due([rule.text for rule in rules], reason)
+            why = "the job is no spot job (EnableManagedSpotTraining)"
+        record.note_never_due("--interrupt", [rule.text for rule in rules], why)
+        faults = [fault.text for fault in self.faults.never_due()]
+        record.note_never_due("--fault", faults, reason)
 
     def note(self, line: str) -> None:
         """Add a line for the person to the record, once.
@@ -280,12 +289,16 @@ class Job(threading.Thread):
         else:
             self.changed(Secondary.INTERRUPTED, "Training job interrupted")
 
+    def injected(self, faults: list[record.Fault]) -> None:
+        """Record faults that have happened, or that were not possible."""
+        self.record.faults += faults
+
     def _upload_artifacts(self, outcome: Outcome, attempt: Attempt) -> Outcome:
         """Upload the artifacts; if that fails, a completed job has failed."""
         self.changed(Secondary.UPLOADING, UPLOADING)
         try:
             self.record.set_artifacts(
-                artifacts.upload(
+                *artifacts.upload(
                     self.place.clients("s3"), self.request, attempt.folders, self.work, self.note
                 )
             )

@@ -64,6 +64,8 @@ MAX_SKIPPED = 10
 MAX_RESTARTS = 100
 # Checkpoints of one instance that are kept in mind: the last ones.
 MAX_CHECKPOINTS = 1000
+# Files of a model artifact whose digests are kept.
+MAX_MODEL_FILES = 10_000
 
 
 @dataclass
@@ -178,6 +180,11 @@ class Attempt:
     # What the log says of each restart of the program in its container.
     restarts: list[str] = field(default_factory=list)
 
+    @property
+    def step(self) -> int | None:
+        """The last step in its log."""
+        return self.points[-1].step if self.points else None
+
     def note_resume(self, line: str) -> None:
         """Note what a log line says of the run's resume, if it says anything."""
         if (begun := RESTARTS.search(line)) and len(self.restarts) < MAX_RESTARTS:
@@ -211,6 +218,35 @@ class Interruption:
 
 
 @dataclass
+class Fault:
+    """A fault that was to happen to a host."""
+
+    time: float
+    host: str
+    # One of KINDS in faults/rules.py.
+    kind: str
+    # What it has hit: a rank, a device, a file.
+    target: str
+    # The last step in the log.
+    step: int | None
+    # The rule that caused it, or "by hand".
+    why: str
+    # When it was over, if it ended before its host.
+    ended: float | None = None
+    # Why it did not happen; "" if it did.
+    failed: str = ""
+
+    @property
+    def applied(self) -> bool:
+        """Whether it happened."""
+        return not self.failed
+
+    def end(self) -> None:
+        """Note that it is over."""
+        self.ended = time.time()
+
+
+@dataclass
 class Transition:
     """One of SecondaryStatusTransitions."""
 
@@ -218,6 +254,34 @@ class Transition:
     message: str
     start: float
     end: float | None = None
+
+
+class Verdict(StrEnum):
+    """What a comparison with an uninterrupted run has shown of the model's bits."""
+
+    SAME_BITS = "same bits"
+    OTHER_BITS = "other bits"
+    NONE = "no verdict"
+
+
+@dataclass
+class Comparison:
+    """How a job compares with an uninterrupted run of the same request."""
+
+    # The name of that run.
+    other: str
+    verdict: Verdict
+    # Which files the verdict is of, or why there is none.
+    explanation: str
+    # Of that run: from its creation to its end, and of all its instances.
+    seconds: float
+    instance_seconds: float
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        other = "" if self.verdict == Verdict.NONE else f", compared with {self.other}"
+        return f"{self.verdict}{other}: {self.explanation}"
 
 
 @dataclass
@@ -232,14 +296,21 @@ class Record:
     transitions: list[Transition] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     interruptions: list[Interruption] = field(default_factory=list)
+    # Those that were to happen, and whether the job hung after them.
+    faults: list[Fault] = field(default_factory=list)
+    hung: bool = False
     # What differs from the service, name clashes of files, failed copies.
     notes: list[str] = field(default_factory=list)
-    # The rules of --interrupt that never came due, each with the reason.
+    # The rules of --interrupt and --fault that never came due, each with the reason.
     never_due: list[str] = field(default_factory=list)
     # FailureReason.
     failure: str | None = None
     # The address of model.tar.gz.
     artifacts: str | None = None
+    # The SHA-256 of each file in it, in hexadecimal digits, by its name.
+    model_files: dict[str, str] = field(default_factory=dict)
+    # With an uninterrupted run, if there was one.
+    comparison: Comparison | None = None
     training_start: float | None = None
     training_end: float | None = None
     modified: float = 0.0
@@ -250,6 +321,11 @@ class Record:
         return self.transitions[-1].status
 
     @property
+    def disturbed(self) -> bool:
+        """Whether an instance was taken away, or a fault has happened."""
+        return bool(self.interruptions or any(fault.applied for fault in self.faults))
+
+    @property
     def spot(self) -> bool:
         """Whether the job's instances can be taken away."""
         return bool(self.request.get("EnableManagedSpotTraining"))
@@ -257,8 +333,7 @@ class Record:
     @property
     def step(self) -> int | None:
         """The last step in the log of the latest attempt."""
-        points = self.attempts[-1].points if self.attempts else []
-        return points[-1].step if points else None
+        return self.attempts[-1].step if self.attempts else None
 
     def change(self, status: Secondary, message: str, is_final: bool) -> None:
         """Begin a secondary status; a final one ends at once."""
@@ -279,13 +354,22 @@ class Record:
         self.training_end = time.time() if self.training_start else None
         self.failure = failure and failure[:1024]
 
-    def set_artifacts(self, address: str | None) -> None:
-        """Set the address of model.tar.gz."""
+    def set_artifacts(self, address: str, files: dict[str, str]) -> None:
+        """Set the address of model.tar.gz, and the SHA-256 of each file in it by its name."""
         self.artifacts = address
+        self.model_files = files
 
-    def note_never_due(self, rules: list[str], reason: str) -> None:
-        """Note which rules of --interrupt never came due, and why."""
-        self.never_due = [f"--interrupt={rule!r} never came due: {reason}" for rule in rules]
+    def set_comparison(self, comparison: Comparison) -> None:
+        """Set what a comparison with an uninterrupted run has shown."""
+        self.comparison = comparison
+
+    def note_never_due(self, flag: str, rules: list[str], reason: str) -> None:
+        """Note which rules of a flag never came due, and why."""
+        self.never_due += [f"{flag}={rule!r} never came due: {reason}" for rule in rules]
+
+    def note_hung(self) -> None:
+        """Note that nothing came of the job any more after a fault."""
+        self.hung = True
 
     def finish(self, status: Status) -> None:
         """Set the status that the job ends with."""
@@ -309,9 +393,16 @@ class Record:
                 replace(item, message=mask.text(item.message)) for item in self.transitions
             ],
             interruptions=[replace(item, why=mask.text(item.why)) for item in self.interruptions],
+            faults=[
+                replace(item, target=mask.text(item.target), failed=mask.text(item.failed))
+                for item in self.faults
+            ],
             attempts=[_masked_attempt(item, mask) for item in self.attempts],
             notes=[mask.text(item) for item in self.notes],
             failure=self.failure and mask.text(self.failure),
+            model_files={mask.text(name): digest for name, digest in self.model_files.items()},
+            comparison=self.comparison
+            and replace(self.comparison, explanation=mask.text(self.comparison.explanation)),
         )
 
     def as_json(self) -> dict:

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 LONGEST_SECONDS = 28 * 86400
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600}
 DURATION = r"\d+(?:\.\d+)?[smh]"
-RULE = re.compile(
+TIME = re.compile(
     rf"(?:at (?P<at>{DURATION})|at step (?P<step>\d+)"
     rf"|every (?P<about>~?)(?P<every>{DURATION})(?: (?P<times>[1-9]\d*) times)?)"
+)
+RULE = re.compile(
+    rf"{TIME.pattern}"
     rf"(?: of (?P<hosts>all|any|algo-\d+(?:,algo-\d+)*))?"
     rf"(?: (?P<warned>warned|unwarned|either))?(?: gap (?P<gap>{DURATION}))?"
 )
@@ -49,16 +52,16 @@ class Rule:
     gap: float
 
 
-def parse(text: str) -> Rule:
-    """Return the rule that a text stands for; ValueError says what is allowed."""
+def parse(text: str, flag: str = "--interrupt") -> Rule:
+    """Return the rule that a text stands for; ValueError names the flag and what is allowed."""
     match = RULE.fullmatch(" ".join(text.split()))
     if not match:
-        raise ValueError(f"--interrupt: found {text!r}, allowed is {ALLOWED}")
+        raise ValueError(f"{flag}: found {text!r}, allowed is {ALLOWED}")
     if match["every"] and seconds(match["every"]) == 0:
-        raise ValueError(f"--interrupt: found {text!r}, allowed is a time above 0 after 'every'")
+        raise ValueError(f"{flag}: found {text!r}, allowed is a time above 0 after 'every'")
     if max(seconds(match[name]) or 0 for name in ("at", "every", "gap")) > LONGEST_SECONDS:
         raise ValueError(
-            f"--interrupt: found {text!r}, allowed are times up to {LONGEST_SECONDS // 3600}h"
+            f"{flag}: found {text!r}, allowed are times up to {LONGEST_SECONDS // 3600}h"
         )
     return Rule(
         text=match[0],
@@ -86,6 +89,8 @@ class Due:
     warned: bool
     gap: float
     why: str
+    # The number of the rule in its schedule; None without one.
+    rule: int | None = field(default=None, compare=False)
 
 
 def ordered(order: object) -> tuple[str, list[str], bool, float]:
@@ -141,11 +146,16 @@ class Schedule:
         """Note that an attempt's training begins."""
         for number, rule in enumerate(self.rules):
             if rule.every is not None:
-                self.due_at[number] = now + (
-                    self.random.expovariate(1 / rule.every) if rule.about else rule.every
-                )
+                self.set_next(number, now)
             elif rule.at is not None and first:
                 self.due_at[number] = now + rule.at
+
+    def set_next(self, number: int, now: float) -> None:
+        """Set when a rule with `every` is due next."""
+        rule = self.rules[number]
+        self.due_at[number] = now + (
+            self.random.expovariate(1 / rule.every) if rule.about else rule.every
+        )
 
     def next(self) -> float | None:
         """Return when the next rule by the clock is due, None if there is none."""
@@ -167,11 +177,12 @@ class Schedule:
                     self._draw_warned(rule.warned),
                     rule.gap,
                     rule.text,
+                    number,
                 )
         return None
 
     def never_due(self) -> list[Rule]:
-        """Return the rules that have taken no instance away."""
+        """Return the rules that never came due."""
         return [rule for number, rule in enumerate(self.rules) if number not in self.fired]
 
     def _has_left(self, number: int) -> bool:

@@ -16,6 +16,7 @@ from rich.text import Text
 from sagemaker_lightning.contract.errors import plain
 from sagemaker_rehearsal.jobs.masking import Mask
 from sagemaker_rehearsal.jobs.record import ENDED, Record, Status
+from sagemaker_rehearsal.report.fault_verdict import describe_injection
 from sagemaker_rehearsal.report.summary import (
     cells_of,
     describe_end,
@@ -119,6 +120,7 @@ class Printer:
         """Yield a line for each change of a job since the last call."""
         for kind, lines in (
             ("status", [f"{event.status}: {event.message}" for event in record.transitions]),
+            ("injection", [describe_injection(record.created, event) for event in record.faults]),
             (
                 "interruption",
                 [describe_interruption(record.created, event) for event in record.interruptions],

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from sagemaker_rehearsal.jobs.record import Record, Status
+from sagemaker_rehearsal.faults.rules import LASTING
+from sagemaker_rehearsal.jobs.record import Fault, Record, Status
 from sagemaker_rehearsal.report.charts import Chart, Line, figure
+from sagemaker_rehearsal.report.fault_verdict import judge
 from sagemaker_rehearsal.report.goodput import PHASES, Goodput, measure, moment
 from sagemaker_rehearsal.report.markup import clock, document, make_table, node, utc
 from sagemaker_rehearsal.report.resumes import describe_resume
@@ -56,6 +58,8 @@ def make_sections(
     contents = {
         "about": [_make_header(record, goodput, now)],
         "figures": [_make_figures(record, goodput, now)],
+        "comparison": _make_comparison(record, goodput, now, price, spot_price),
+        "faults": _make_faults(record),
         "timeline": _titled(
             "Timeline", [timeline] if timeline is not None else [], "No instance was started."
         ),
@@ -132,6 +136,68 @@ def _make_figures(record: Record, goodput: Goodput, now: float) -> Element:
     cells[0].set("class", "main")
     cells[0][1].set("class", goodput.status)
     return node("dl", *cells, class_="figures")
+
+
+def _make_comparison(
+    record: Record, goodput: Goodput, now: float, price: float | None, spot_price: float | None
+) -> list[Element]:
+    """Return the verdict on the bits, and the table of time and cost; nothing without a run."""
+    comparison = record.comparison
+    if comparison is None:
+        return []
+    runs = [
+        (record.name, now - record.created, goodput.instance_seconds),
+        (comparison.other, comparison.seconds, comparison.instance_seconds),
+    ]
+    prices = [
+        (f"cost {words}", each)
+        for words, each in (("on demand", price), ("on spot", spot_price))
+        if each is not None
+    ]
+    rows = [
+        [name, clock(seconds), clock(instance_seconds)]
+        + [f"{instance_seconds / 3600 * each:,.2f}" for _, each in prices]
+        for name, seconds, instance_seconds in runs
+    ]
+    columns = ["job", "from creation to end", "instance time", *(words for words, _ in prices)]
+    caption = "The job, and the same request without interruptions."
+    return [
+        node("h2", "Comparison with an uninterrupted run"),
+        node("p", node("strong", comparison.verdict), f": {comparison.explanation}"),
+        *make_table(caption, columns, rows, words=["job"]),
+    ]
+
+
+def _make_faults(record: Record) -> list[Element]:
+    """Return the verdict on a job that had faults, and their table; nothing without faults."""
+    if not record.faults:
+        return []
+    rows = [
+        [
+            f"+{clock(fault.time - record.created)}",
+            fault.kind,
+            fault.host,
+            fault.target or "–",
+            "–" if fault.step is None else f"{fault.step:,}",
+            fault.failed and f"did not happen: {fault.failed}" or _describe_length(fault),
+            fault.why,
+        ]
+        for fault in record.faults
+    ]
+    columns = ["time", "fault", "host", "hit", "last step", "for", "why"]
+    caption = "Faults; times since the job was created."
+    verdict = judge(record)
+    return [
+        node("h2", "Faults"),
+        *([node("p", "After them: ", node("strong", verdict))] if verdict else []),
+        *make_table(caption, columns, rows, words=["fault", "host", "hit", "for", "why"]),
+    ]
+
+
+def _describe_length(fault: Fault) -> str:
+    if fault.kind not in LASTING:
+        return "–"
+    return "its host's life" if fault.ended is None else clock(fault.ended - fault.time)
 
 
 def _make_charts(record: Record, goodput: Goodput) -> list[Element]:

@@ -28,6 +28,7 @@ WORDS = {
     "copied": "checkpoint in S3",
     "warned": "interrupted, warned by SIGTERM",
     "unwarned": "interrupted without a warning",
+    "fault": "fault",
 }
 
 
@@ -67,6 +68,7 @@ class Timeline:
         for host in self.hosts:
             svg.extend(self._draw_host(host))
         svg.extend(self._draw_interruptions())
+        svg.extend(self._draw_faults())
         svg.extend(
             node("text", host, class_="host", x=0, y=self._y(host) - 5) for host in self.hosts
         )
@@ -215,6 +217,20 @@ class Timeline:
                         cy=self._y(instance.host) + BAR_HEIGHT + 5,
                         r=3,
                     )
+
+    def _draw_faults(self) -> Iterable[Element]:
+        """Yield a mark above the host's bar for each fault that has happened."""
+        for fault in self.record.faults:
+            if not fault.applied or fault.host not in self.hosts:
+                continue
+            self.used.add("fault")
+            x = self._x(fault.time)
+            y = self._y(fault.host)
+            what = ", ".join(filter(None, ["fault", fault.kind, fault.target, fault.why]))
+            duration = "" if fault.ended is None else clock(fault.ended - fault.time)
+            self.rows.append((fault.time, fault.host, what, duration))
+            title = node("title", f"{fault.host}, {what}")
+            yield node("line", title, class_="fault", x1=x, x2=x, y1=y - 9, y2=y - 1)
 
     def _draw_interruptions(self) -> Iterable[Element]:
         """Yield a line for each interruption, and its number where there is room.

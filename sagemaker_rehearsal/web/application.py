@@ -13,7 +13,6 @@ from sagemaker_rehearsal.api import clients, gate
 from sagemaker_rehearsal.api.errors import Refused
 from sagemaker_rehearsal.api.gate import Closed
 from sagemaker_rehearsal.api.service import Service
-from sagemaker_rehearsal.jobs.record import ENDED
 from sagemaker_rehearsal.web import access, documents, log_file, objects, stream
 from sagemaker_rehearsal.web.access import PATH
 
@@ -56,6 +55,7 @@ class WebPage:
             ("GET", f"{PATH}file"): self._send_file,
             ("POST", f"{PATH}interrupt"): self._interrupt,
             ("POST", f"{PATH}stop"): self._stop,
+            ("POST", f"{PATH}compare"): self._compare,
         }
         route = routes.get((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
         if route is None:
@@ -77,7 +77,6 @@ class WebPage:
         """Send what changes, as long as the page is open."""
         if "job" in request.args:
             arn = self._arn(request)
-            record = self.service.jobs[arn].record
             # A browser that connects again says where it was.
             start = request.headers.get("Last-Event-ID") or request.args.get("start", "")
             log = stream.Follower(
@@ -86,7 +85,7 @@ class WebPage:
                 _find(request),
             )
             events = stream.events(
-                lambda: self.documents.job_parts(arn), lambda: record.status in ENDED, log
+                lambda: self.documents.job_parts(arn), lambda: self.service.is_over(arn), log
             )
         else:
             events = stream.events(self.documents.list_parts, lambda: False)
@@ -154,6 +153,16 @@ class WebPage:
             outcome = f"{name} is asked to stop"
         except Refused as refused:
             outcome = str(refused)
+        return self._back(arn, outcome)
+
+    def _compare(self, request: Request) -> Response:
+        """Run a job that has completed once more, without interruptions."""
+        arn = self._arn(request)
+        try:
+            other = self.service.compare({"name": self.service.jobs[arn].record.name})
+            outcome = f"{other} runs; the comparison is here once it has ended"
+        except ValueError as error:
+            outcome = str(error)
         return self._back(arn, outcome)
 
     def _back(self, arn: str, outcome: str) -> Response:

@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from sagemaker_rehearsal.api import clients
 from sagemaker_rehearsal.api.service import Service
 from sagemaker_rehearsal.jobs.job import Job
-from sagemaker_rehearsal.jobs.record import ENDED, Record
+from sagemaker_rehearsal.jobs.record import ENDED, Record, Status
 from sagemaker_rehearsal.report.markup import clock, document, html, make_table, node
 from sagemaker_rehearsal.report.page import STYLE, make_sections
 from sagemaker_rehearsal.report.summary import (
@@ -30,7 +30,17 @@ CSS = STYLE.read_text() + (FOLDER / "page.css").read_text()
 SCRIPT = (FOLDER / "page.js").read_text()
 # Jobs that are listed: the last ones.
 MAX_JOBS = 200
-FIRST_SECTIONS = ("about", "news", "figures", "outcome", "orders", "timeline", "curves")
+FIRST_SECTIONS = (
+    "about",
+    "news",
+    "figures",
+    "outcome",
+    "orders",
+    "comparison",
+    "faults",
+    "timeline",
+    "curves",
+)
 COLUMNS = ["job", "status", "hosts", "progress", "interruptions", "time"]
 
 
@@ -187,9 +197,14 @@ class Documents:
         return content
 
     def _orders(self, arn: str, job: Job) -> Element:
-        """Return the buttons that interrupt and stop a job; none once it has ended."""
+        """Return the buttons that interrupt and stop a job, or compare one that has completed."""
         orders = node("section", class_="orders", id="orders")
         if job.record.status in ENDED:
+            is_complete = job.record.status == Status.COMPLETED
+            if is_complete and not job.record.comparison and self.service.is_over(arn):
+                button = node("button", "Compare with an uninterrupted run", type="submit")
+                action = self.address(f"{PATH}compare", job=arn)
+                orders.append(node("form", button, method="post", action=action))
             return orders
         orders.append(node("h2", "Interrupt or stop"))
         if job.record.spot:

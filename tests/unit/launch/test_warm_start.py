@@ -145,6 +145,12 @@ def test_each_rank_finds_what_its_command_would_give_it(ranks, tmp_path):
     ]
 
 
+def test_a_forked_rank_is_known_by_its_name(ranks):
+    """Its variables in /proc are those of the process that forked it."""
+    codes = [f"assert open('/proc/self/comm').read() == 'rank-{rank}\\n'" for rank in (0, 1)]
+    assert ranks.run(*codes)[0] == 0 and ranks.has_forked
+
+
 def test_an_error_is_shown_as_python_shows_it(ranks):
     status, _, stderr = ranks.run("pass", "raise KeyError('the cause')")
     assert status == 1 and "warm_start" not in stderr

@@ -1,0 +1,265 @@
+"""What a job will cost, before it does: hours, prices, checkpoints, and what a budget allows.
+
+Prices are what --price and --spot-price say: SageMaker's spot prices are not published.
+"""
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
+from sagemaker_lightning.launcher import jobs
+from sagemaker_lightning.launcher.follower import ENDED
+from sagemaker_lightning.launcher.sites import Site
+
+HOUR = 3600.0
+# Seconds from the loss of an instance to the first new step, at a guess: instance, image, data,
+# checkpoint, imports.
+RESTART_SECONDS = 300.0
+# The metric of the number of steps (job_request.METRICS).
+STEP = "step"
+
+
+@dataclass(frozen=True)
+class Spot:
+    """How a job goes on spot instances.
+
+    Attributes:
+        seconds: Expected, with checkpoints, repeated steps and restarts.
+        interval: Seconds from one checkpoint to the next; None without checkpoints.
+    """
+
+    seconds: float
+    interval: float | None
+
+
+def check_flags(args: argparse.Namespace) -> None:
+    """Raise ValueError for flags of the cost that need each other, or exclude each other."""
+    for is_wrong, line in (
+        (
+            args.price is None
+            and (args.budget or args.expect or args.steps or args.spot_price is not None),
+            "--price: found none, but --budget, --expect, --steps and --spot-price need it; give "
+            "the price of an instance hour on demand",
+        ),
+        (
+            bool(args.steps) != bool(args.like),
+            "--steps, --like: found one of them, allowed is both or none: the steps of this job, "
+            "and a job whose steps per second are known",
+        ),
+        (
+            bool(args.expect and args.steps),
+            "--expect: not allowed with --steps; leave one of them out",
+        ),
+        (
+            bool(args.interrupted_every) and not args.spot,
+            "--interrupted-every: found without --spot; give both or neither",
+        ),
+        (
+            bool(args.budget) and not (args.checkpoints or args.yes),
+            "--budget: needs --checkpoints=s3://BUCKET/PREFIX, or what is stopped is lost; --yes "
+            "starts the job all the same",
+        ),
+    ):
+        if is_wrong:
+            raise ValueError(line)
+
+
+def limit_run(args: argparse.Namespace, resources: dict) -> int:
+    """Return the seconds that a job may run: --max-run, or less where --budget pays for less.
+
+    The service then stops the job with a checkpoint, whoever still follows it. The time from
+    SIGTERM to SIGKILL is paid from the budget, too; the start-up is not known.
+
+    Args:
+        args: The launcher's flags.
+        resources: ResourceConfig of the request.
+
+    Raises ValueError if the budget pays for no training.
+    """
+    paid = _paid_seconds(args, resources)
+    if paid < 1:
+        raise ValueError(
+            f"--budget: found {args.budget:g}, allowed is what pays for more than the "
+            f"{SAGEMAKER_KILLS:.0f} s of the last checkpoint, on all instances"
+        )
+    return int(min(args.max_run, paid))
+
+
+def _paid_seconds(args: argparse.Namespace, resources: dict) -> float:
+    """Return the seconds of training that --budget pays for, infinite without a budget."""
+    price = args.price if not args.spot or args.spot_price is None else args.spot_price
+    if not args.budget or not price:
+        return math.inf
+    return args.budget / (price * count_instances(resources)) * HOUR - SAGEMAKER_KILLS
+
+
+def count_instances(resources: dict) -> int:
+    """Return the number of instances of a ResourceConfig.
+
+    Raises ValueError if they are of several types, as there is one price.
+    """
+    groups = resources.get("InstanceGroups") or [resources]
+    types = {group["InstanceType"] for group in groups}
+    if len(types) > 1:
+        raise ValueError(
+            f"--price: found one price, but instances of several types: {', '.join(sorted(types))}"
+        )
+    return sum(group["InstanceCount"] for group in groups)
+
+
+def describe(args: argparse.Namespace, request: dict, site: Site) -> list[str]:
+    """Return the lines to print of what a job will cost; none without --price.
+
+    Raises ValueError if the job of --like says nothing of its steps.
+    """
+    if args.price is None:
+        return []
+    instances = count_instances(request["ResourceConfig"])
+    limit = request["StoppingCondition"]["MaxRuntimeInSeconds"]
+    expected = args.expect or (args.steps and args.steps / steps_per_second(site, args.like))
+    seconds = min(expected or limit, limit)
+    rows = [("on demand", args.price * instances, seconds)]
+    notes = []
+    if expected and expected > limit:
+        notes.append(
+            f"it is expected to take {_hours(expected)} h; it is stopped after {_hours(limit)} h, "
+            "with a checkpoint if it has a place for them (--max-run, --budget)"
+        )
+    elif not expected:
+        notes.append("at most: --expect, or --steps and --like, say what is likely")
+    if args.spot and args.spot_price is not None:
+        spot = Spot(seconds, None)
+        if args.interrupted_every:
+            saves = args.save_time if args.checkpoints else None
+            spot = on_spot(seconds, args.interrupted_every, saves)
+            notes += _spot_notes(spot, args)
+            if expected and spot.seconds > limit:
+                notes.append(
+                    f"on spot it is stopped after {_hours(limit)} h of training (--max-run, "
+                    "--budget), before its end"
+                )
+        rows.append(("on spot", args.spot_price * instances, spot.seconds))
+    table = [f"{'':12}{'per hour':>10}{'hours':>10}{'cost':>12}"]
+    table += [
+        f"{name:12}{per_hour:>10.2f}{_hours(each):>10}{_cost(per_hour * each / HOUR):>12}"
+        for name, per_hour, each in rows
+    ]
+    if _paid_seconds(args, request["ResourceConfig"]) < limit + 1:
+        notes.append(
+            f"--budget={args.budget:g} ends the training after {_hours(limit)} h; its start-up is "
+            "paid besides"
+        )
+    return table + notes
+
+
+def _hours(seconds: float) -> str:
+    return "never" if math.isinf(seconds) else f"{seconds / HOUR:,.2f}"
+
+
+def _cost(cost: float) -> str:
+    return "–" if math.isinf(cost) else f"{cost:,.2f}"
+
+
+def _spot_notes(spot: Spot, args: argparse.Namespace) -> list[str]:
+    each = f"interrupted each {_hours(args.interrupted_every)} h, {RESTART_SECONDS:.0f} s a restart"
+    if spot.interval is None:
+        return [f"on spot without checkpoints, {each}: each interruption begins it anew"]
+    return [
+        f"on spot, {each}, {args.save_time:g} s a checkpoint: one each {spot.interval / 60:.1f} "
+        "minutes costs the least time (Daly 2006)"
+    ]
+
+
+def steps_per_second(site: Site, name: str) -> float:
+    """Return the steps per second of a job that has ended, its start included.
+
+    Raises ValueError if there is no such job, or it has no metric `step`.
+    """
+    job = jobs.describe(site, name)
+    if job["TrainingJobStatus"] not in ENDED:
+        raise ValueError(f"--like: found {name}, which still runs; allowed is a job that has ended")
+    metrics = {each["MetricName"]: each["Value"] for each in job.get("FinalMetricDataList", [])}
+    seconds = job.get("TrainingTimeInSeconds", 0)
+    if not metrics.get(STEP) or not seconds:
+        raise ValueError(
+            f"--like: found {name}, which has no steps in a metric {STEP!r}; give a job that this "
+            "command has started, or --expect=DURATION"
+        )
+    return metrics[STEP] / seconds
+
+
+def on_spot(seconds: float, interrupted_every: float, save: float | None) -> Spot:
+    """Return how a job goes on spot instances, with the checkpoints that cost the least time.
+
+    J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+    Future Generation Computer Systems 22 (2006), has the interval and the time; the interval's
+    first term is J. W. Young's of 1974. Interruptions are independent of one another.
+
+    Args:
+        seconds: Of training, without interruptions.
+        interrupted_every: Seconds from one interruption to the next, on average.
+        save: Seconds that a checkpoint takes; None without checkpoints.
+    """
+    restarts = interrupted_every * _exp(RESTART_SECONDS / interrupted_every)
+    if save is None:
+        return Spot(restarts * (_exp(seconds / interrupted_every) - 1), None)
+    ratio = save / (2 * interrupted_every)
+    interval = interrupted_every
+    if ratio < 1:
+        factor = 1 + math.sqrt(ratio) / 3 + ratio / 9
+        interval = math.sqrt(2 * save * interrupted_every) * factor - save
+    # A checkpoint that takes no time is taken all the time.
+    interval = min(max(interval, 1.0), seconds)
+    part = _exp((interval + save) / interrupted_every) - 1
+    return Spot(restarts * part * seconds / interval, interval)
+
+
+def _exp(power: float) -> float:
+    try:
+        return math.exp(power)
+    except OverflowError:
+        return math.inf
+
+
+def amount(text: str) -> float:
+    """Return `text` as a number, 0 or more; ArgumentTypeError if it is anything else."""
+    if not re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"found {text!r}, allowed is a number, 0 or more")
+    return float(text)
+
+
+def add_flags(add: Callable, duration: Callable, positive: Callable) -> None:
+    """Add the flags of the cost, with `add`, a group's add_argument, and some of their types."""
+    for flag, text in (
+        (
+            "--price",
+            "of an instance hour on demand, in any currency: prints what the job will cost",
+        ),
+        ("--spot-price", "of an instance hour on spot"),
+    ):
+        add(flag, type=amount, metavar="PRICE", help=text)
+    add(
+        "--budget",
+        type=amount,
+        metavar="AMOUNT",
+        help="stops the job with a checkpoint before it costs more (a shorter --max-run)",
+    )
+    add("--expect", type=duration, metavar="DURATION", help="how long it is likely to train")
+    add("--steps", type=positive, metavar="N", help="its steps; --like says how fast they are")
+    add("--like", metavar="JOB", help="a job whose steps per second are those of this one")
+    add(
+        "--interrupted-every",
+        type=duration,
+        metavar="DURATION",
+        help="between two spot interruptions, on average: prints the best checkpoint interval",
+    )
+    add(
+        "--save-time",
+        type=duration,
+        default=10,
+        metavar="DURATION",
+        help="of one checkpoint (default: %(default)s s)",
+    )
