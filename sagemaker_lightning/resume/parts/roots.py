@@ -90,8 +90,8 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
     return objects | module_variables.held_variables(_mentioned(trainer, objects))
 
 
-_newest: tuple[Any, Any] = None, None
-"""What `_mentioned` was called with last, and what it has returned."""
+_newest: tuple[tuple[Any, ...], list[Any], module_variables.Mentioned] | None = None
+"""By what `_mentioned` knows what it was called with last, the owners, and what it has returned."""
 
 
 def _mentioned(trainer: Trainer, objects: dict[str, Any]) -> module_variables.Mentioned:
@@ -103,12 +103,10 @@ def _mentioned(trainer: Trainer, objects: dict[str, Any]) -> module_variables.Me
     global _newest
     owners = trainer.lightning_module, *callbacks_of(trainer)
     key = *map(id, owners), *objects
-    known, mentioned = _newest
-    if known is None or known[0] != key or any(each() is None for each in known[1]):
-        mentioned = module_variables.mentioned_variables(objects)
+    if _newest is None or _newest[0] != key or any(each() is None for each in _newest[1]):
         references = [weakref.ref(each) for each in owners if each is not None]
-        _newest = (key, references), mentioned
-    return mentioned
+        _newest = key, references, module_variables.mentioned_variables(objects)
+    return _newest[2]
 
 
 def functions_of(scheduler: Any) -> dict[str, Any]:
