@@ -47,6 +47,7 @@ from sagemaker_lightning.contract import rendezvous
 from sagemaker_lightning.contract.atomic_files import check_writable
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.restart import ContainerRestart
 from sagemaker_lightning.contract.shutdown import Stop
 from sagemaker_lightning.data.seeded_indices import unseeded
@@ -295,7 +296,7 @@ class ExactResume(EarlyCallback):
             )
         line = model_parallel.settle_sizes(strategy, trainer.num_devices * trainer.num_nodes)
         if line and trainer.is_global_zero:
-            print(line, flush=True)
+            log.info(line)
 
     def _join_callbacks(self, trainer: Trainer) -> None:
         """Put our callbacks into the trainer's.
@@ -371,10 +372,9 @@ class ExactResume(EarlyCallback):
         if not self.exact:
             self.seeding.leave_loaders_to_lightning(trainer)
             if trainer.is_global_zero:
-                print(
+                log.info(
                     "this run is trained and saved as Lightning does; an interruption makes it "
-                    "start anew",
-                    flush=True,
+                    "start anew"
                 )
             return
         if not supported:
@@ -386,7 +386,7 @@ class ExactResume(EarlyCallback):
         if self.saves and trainer.local_rank == 0:
             check_writable(self.folder.path, "checkpoints")
         if self.saves and trainer.is_global_zero and self.folder.home.lost:
-            print(self.folder.home.notice, flush=True)
+            log.warning(self.folder.home.notice)
         self.changed.callback(folder_lock.unlock, self.folder.path)
         self.run = Run(
             trainer,

@@ -3,6 +3,7 @@
 from pytorch_lightning import Trainer
 
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.restart import ContainerRestart
 from sagemaker_lightning.nodes.rank_progress import ProgressFile
 
@@ -34,10 +35,9 @@ class ContainerRestarts:
         if is_first and self.environment.restarts and trainer.is_global_zero:
             newest = self.all()[-1]
             lost = "" if newest.lost_steps is None else f", {newest.lost_steps} steps lost"
-            print(
+            log.info(
                 f"restart {len(self.environment.restarts)}: on from step {newest.resumed_step} "
-                f"within {newest.seconds:.1f} s{lost}",
-                flush=True,
+                f"within {newest.seconds:.1f} s{lost}"
             )
 
     def training_ends(self, trainer: Trainer) -> None:

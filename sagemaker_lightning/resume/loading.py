@@ -1,5 +1,6 @@
 """The start of a run that resumes: which checkpoint it is, and what is said of it."""
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from sagemaker_lightning.compat.model_parallel import mesh_of, mesh_sizes
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume import first_draws
 from sagemaker_lightning.resume.files import best_model, checkpoint_file, shards
 from sagemaker_lightning.resume.files.checkpoint_dir import choose_checkpoint
@@ -66,11 +68,10 @@ def warn_of_random_model(run: "Run") -> None:
     name = run.options.seed_name
     is_random = name and first_draws.are_random(run.trainer.lightning_module)
     if is_random and run.trainer.is_global_zero:
-        print(
+        log.warning(
             f"warning: {name}: the model was made before this callback, and nothing was "
             "seeded: what it has drawn, such as its first weights, is another draw whenever "
-            "the program begins anew; make the callback first",
-            flush=True,
+            "the program begins anew; make the callback first"
         )
 
 
@@ -143,12 +144,12 @@ def announce(run: "Run", resumed: Resumption, path: Path, given_path: Any) -> No
             "to one without an interruption"
         )
     )
-    print(f"resuming from step {resumed.step}: {path}{note}", flush=True)
+    level = logging.INFO if resumed.same_ranks else logging.WARNING
+    log.log(level, f"resuming from step {resumed.step}: {path}{note}")
     if given_path:
-        print(
+        log.warning(
             f"ckpt_path={given_path} is not loaded: this run began before, and resumes from "
-            f"its own newest checkpoint in {run.folder.path}",
-            flush=True,
+            f"its own newest checkpoint in {run.folder.path}"
         )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.process.threads import usable_cpus
 from sagemaker_lightning.resume.files import checkpoint_file
 
@@ -150,10 +151,9 @@ class MemoryCopies:
         """
         self.remove()
         if problem:
-            print(
+            log.warning(
                 f"no copies of the state are kept in memory: {problem}; ranks that die go on from "
-                "a checkpoint",
-                flush=True,
+                "a checkpoint"
             )
         self.problem = problem or "another rank has said it"
 

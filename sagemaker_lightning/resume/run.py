@@ -26,6 +26,7 @@ from sagemaker_lightning.compat.model_parallel import (
 )
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.loaders.resumable import digest_of
 from sagemaker_lightning.data.loaders.several import training_loaders
 from sagemaker_lightning.data.seeded_indices import seed_all
@@ -506,10 +507,9 @@ class Run:
                 if limit
                 else f"step {step} was the last one"
             )
-            print(
+            log.info(
                 f"nothing is left to train: {reached}; to train anew, move "
-                f"{self.folder.path} away or give another {self.folder.setting}",
-                flush=True,
+                f"{self.folder.path} away or give another {self.folder.setting}"
             )
 
     def epoch_begins(self, fetcher: Any, batches_done: int) -> int:
@@ -572,11 +572,10 @@ class Run:
         self.has_compared_batches = True
         digests = self.agreement.gather(digest_of(batch))
         if len(set(digests)) == 1 and self.trainer.is_global_zero:
-            print(
+            log.warning(
                 f"warning: all {len(digests)} ranks train on the same batch: they share the "
                 "samples of a dataset with indices, while an IterableDataset has to yield "
-                "the samples of its own rank",
-                flush=True,
+                "the samples of its own rank"
             )
 
     def training_on_batch(self) -> AbstractContextManager[None]:

@@ -8,6 +8,7 @@ from pytorch_lightning import Trainer
 from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.environment import in_container
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.reporting import report_stop
 from sagemaker_lightning.contract.shutdown import Stop, TrainingStop, loses_sigterm
 
@@ -104,4 +105,4 @@ class Signals:
         """Print, once, why no signal comes here."""
         if not self.has_warned:
             self.has_warned = True
-            print(f"warning: {why}", flush=True)
+            log.warning(f"warning: {why}")

@@ -8,6 +8,7 @@ from sagemaker_lightning.callbacks.rank_consistency import learning_rates
 from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoints
 from sagemaker_lightning.compat.model_parallel import mesh_of, mesh_sizes, reshard
 from sagemaker_lightning.contract.errors import UserError, with_article
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.files import checkpoint_file, shards
 from sagemaker_lightning.resume.files.entries import Entries, RankOverrides
 from sagemaker_lightning.resume.parts import counters
@@ -214,12 +215,11 @@ class Snapshot:
             (rank for rank, own_rates in enumerate(rates) if own_rates != rates[0]), 0
         )
         if other_rank and not self.has_warned_of_rates and self.trainer.is_global_zero:
-            print(
+            log.warning(
                 f"warning: the learning rates are {_formatted(rates[0])} on rank 0 and "
                 f"{_formatted(rates[other_rank])} on rank {other_rank}, so their weights "
                 "differ, too: after an interruption this run is not exact; set learning rates "
-                "from values that all ranks have, such as self.log(..., sync_dist=True)",
-                flush=True,
+                "from values that all ranks have, such as self.log(..., sync_dist=True)"
             )
         self.has_warned_of_rates = self.has_warned_of_rates or bool(other_rank)
 

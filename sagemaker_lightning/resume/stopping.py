@@ -11,6 +11,7 @@ from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode, grad
 from sagemaker_lightning.compat.lightning_trainer import end_failed_run
 from sagemaker_lightning.contract import deadlines, shutdown
 from sagemaker_lightning.contract.failures import explain
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.shutdown import Interrupted
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
@@ -152,10 +153,9 @@ class Stopping:
     def epoch_begins(self, why_only_epochs: str) -> None:
         """Learn why no run can be resumed within this epoch; "" if one can."""
         if why_only_epochs and not self.why_only_epochs and self.run.trainer.is_global_zero:
-            print(
+            log.warning(
                 f"{why_only_epochs}: checkpoints are saved only at the end of an epoch, and a "
-                "stopped run goes back to the last one",
-                flush=True,
+                "stopped run goes back to the last one"
             )
         self.why_only_epochs = why_only_epochs
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sagemaker_lightning.compat.lightning_loops import epoch_counts, fetcher, steps_draw_batches
 from sagemaker_lightning.contract.errors import UserError, printable
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.deterministic import position
 from sagemaker_lightning.resume import moments
 from sagemaker_lightning.resume.agreement import Comparison
@@ -378,7 +379,10 @@ class ResumeCheck:
             # steps.
             self._begun_journal.remove_after(self.last_recorded)
         if self.trainer.is_global_zero:
-            print(f"warning: {line}" if verdict["identical"] is False else line, flush=True)
+            if verdict["identical"] is False:
+                log.warning(f"warning: {line}")
+            else:
+                log.info(line)
 
     def close(self) -> None:
         """Write what is known without waiting for a GPU, and close the journal."""
@@ -568,7 +572,7 @@ class ResumeCheck:
         return position(self.trainer)
 
     def _warn(self, text: str) -> None:
-        print(f"warning: {text}", flush=True)
+        log.warning(f"warning: {text}")
 
 
 def _journal_step(batch: Batch, numbers: list[int], announced: bool = False) -> Step:

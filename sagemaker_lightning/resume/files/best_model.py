@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sagemaker_lightning.callbacks import divergence
 from sagemaker_lightning.compat.lightning_checkpoints import BestCheckpoint
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.files import checkpoint_file, user_checkpoints
 
 
@@ -56,10 +57,9 @@ class BestModel(BestCheckpoint):
         if unknown and not self.has_warned_of_name:
             self.has_warned_of_name = True
             if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
-                print(
+                log.warning(
                     f"warning: the best model's filename {self.filename}: {unknown[0]} is not "
-                    f"logged, and 0 stands for it; logged are {', '.join(sorted(metrics))[:300]}",
-                    flush=True,
+                    f"logged, and 0 stands for it; logged are {', '.join(sorted(metrics))[:300]}"
                 )
         return super().format_checkpoint_name(metrics, *args, **kwargs)
 
@@ -141,9 +141,7 @@ class BestModel(BestCheckpoint):
         else:
             name = ""
         for problem in problems:
-            print(
-                f"warning: {problem}; {name or 'the last one'} is written in its place", flush=True
-            )
+            log.warning(f"warning: {problem}; {name or 'the last one'} is written in its place")
         return name
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
@@ -196,9 +194,8 @@ class BestModel(BestCheckpoint):
             vars(self).update(attributes_before)
             if trainer.is_global_zero:
                 best = self.best_model_path or "none"
-                print(
-                    f"warning: training goes on, but {problem}; the best model is still {best}",
-                    flush=True,
+                log.warning(
+                    f"warning: training goes on, but {problem}; the best model is still {best}"
                 )
 
 

@@ -23,6 +23,7 @@ from sagemaker_lightning.contract.checkpoint_home import (
     outlook,
 )
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.files import shards
 from sagemaker_lightning.resume.files.checkpoint_file import (
     ENTRIES_KEY,
@@ -215,7 +216,7 @@ class CheckpointDir:
             return
         step = max(self.files_of)
         if not self._is_in_s3(step):
-            print(f"{self.path_of(step)} is complete; it is on its way to S3", flush=True)
+            log.info(f"{self.path_of(step)} is complete; it is on its way to S3")
         while not self._is_in_s3(step) and time.monotonic() < until:
             time.sleep(0.1)
 
@@ -340,11 +341,10 @@ class BackgroundWriter:
             raise self.problem
         if not self.writes:
             return
-        print(
+        log.warning(
             f"warning: {beginning} no checkpoint could be written to {self.folder.path} "
             f"({self.problem_text}); the newest intact one is "
-            f"{self.folder.path_of(self.folder.intact_steps[-1]).name}",
-            flush=True,
+            f"{self.folder.path_of(self.folder.intact_steps[-1]).name}"
         )
 
     def _write(
@@ -488,7 +488,7 @@ class _Survey:
         """Print which files are skipped, and why: those of a step or later."""
         for step, _, problem in self.problems:
             if step >= since:
-                print(f"warning: {problem}", flush=True)
+                log.warning(f"warning: {problem}")
 
     def _skip(self, step: float, path: Path, problem: str) -> None:
         """Note that a file is skipped, and why."""

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from sagemaker_lightning.compat import lightning_checkpoints
 from sagemaker_lightning.contract.errors import UserError, printable
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.parts.part import (
     Moment,
     Part,
@@ -142,11 +143,10 @@ class OptimizerClasses(Part):
         if point and names != self.at_start and not self.is_told:
             self.is_told = True
             if self.trainer.is_global_zero:
-                print(
+                log.warning(
                     f"the optimizers were replaced while training ({', '.join(self.at_start)} by "
                     f"{', '.join(names)}), and a resumed run makes the first ones: after an "
-                    "interruption this run cannot go on; return them from configure_optimizers()",
-                    flush=True,
+                    "interruption this run cannot go on; return them from configure_optimizers()"
                 )
         return names
 

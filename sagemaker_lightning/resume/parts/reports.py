@@ -12,6 +12,7 @@ from torch import nn
 
 from sagemaker_lightning.compat.torch_modules import parameters
 from sagemaker_lightning.contract.errors import printable, with_article
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import HINT
@@ -153,7 +154,7 @@ class Reports:
                     else f"{name} changes while training, and no checkpoint has it: a resumed run "
                     "starts with its first value; keep it"
                 )
-                print(f"{text} in an attribute of the model, or {HINT}", flush=True)
+                log.warning(f"{text} in an attribute of the model, or {HINT}")
             self.reported.add(name)
 
     def _report_files(self) -> None:
@@ -161,11 +162,10 @@ class Reports:
         for path in sorted(self.outside.changed_files - self.reported):
             self.reported.add(path)
             if self.trainer.is_global_zero:
-                print(
+                log.warning(
                     f"{printable(path)} is written and read again while training, and no "
                     "checkpoint has it: a resumed run finds it as the interrupted run left it, or "
-                    f"not at all; keep what it holds in an attribute of the model, or {HINT}",
-                    flush=True,
+                    f"not at all; keep what it holds in an attribute of the model, or {HINT}"
                 )
 
     def report_unsaved(self, others: Mapping[tuple[str, str], str]) -> None:
@@ -195,7 +195,7 @@ class Reports:
             if (owner_class, name_of_users) in self.reported:
                 continue
             self.reported.add((owner_class, name_of_users))
-            print(f"{class_name(owner_class)}.{name_of_users} {reason}", flush=True)
+            log.warning(f"{class_name(owner_class)}.{name_of_users} {reason}")
 
     def _report_modules(self) -> None:
         """Print, once for each, which modules were made while training and cannot be saved."""
@@ -204,11 +204,10 @@ class Reports:
             if isinstance(value, nn.Module) and path == "model" and key not in self.reported:
                 self.reported.add(key)
                 if self.trainer.is_global_zero:
-                    print(
+                    log.warning(
                         f"{path}.{name} is {with_article(kind)} that was made while training, and "
                         "a resumed run cannot make it to load its weights: after an interruption "
-                        "this run cannot go on; make it in __init__() or configure_model()",
-                        flush=True,
+                        "this run cannot go on; make it in __init__() or configure_model()"
                     )
 
     def _report_grown(self) -> None:
@@ -227,21 +226,19 @@ class Reports:
         if grown and self.parameters_at_start and "grown" not in self.reported:
             self.reported.add("grown")
             if self.trainer.is_global_zero:
-                print(
+                log.warning(
                     f"model.{grown[0]} was made while training, and an optimizer has got it: after "
                     "an interruption this run cannot go on, as optimizers that are made anew have "
-                    "it elsewhere; make it in __init__() or configure_model()",
-                    flush=True,
+                    "it elsewhere; make it in __init__() or configure_model()"
                 )
 
     def report_reordered(self) -> None:
         """Print, once for each, which sets have another order after an interruption."""
         for path in sorted(self.state.reordered - self.reported):
             if self.trainer.is_global_zero:
-                print(
+                log.warning(
                     f"{path} is a set, and after an interruption its elements may come in another "
-                    "order: if training depends on it, sort them first, or keep a list or a dict",
-                    flush=True,
+                    "order: if training depends on it, sort them first, or keep a list or a dict"
                 )
         self.reported |= self.state.reordered
 
@@ -258,11 +255,10 @@ class Reports:
                 and path not in self.reported
                 and self.trainer.is_global_zero
             ):
-                print(
+                log.warning(
                     f"warning: {path} is {with_article(type(value).__name__)}, and no checkpoint "
                     "can hold its position: after an interruption this run is not exact; keep a "
-                    "loader with state_dict(), or an index",
-                    flush=True,
+                    "loader with state_dict(), or an index"
                 )
             self.reported |= {path} if is_half_done else set()
 

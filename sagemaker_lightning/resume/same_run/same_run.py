@@ -10,6 +10,7 @@ from pytorch_lightning.callbacks import BatchSizeFinder
 from sagemaker_lightning.compat import lightning_callbacks
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.files.checkpoint_dir import CheckpointDir
 from sagemaker_lightning.resume.same_run import code_numbers, optimizer_arguments, run_settings
 from sagemaker_lightning.resume.same_run.differences import first_of
@@ -179,8 +180,7 @@ class SameRun:
     def _warn(self, differences: list[str]) -> None:
         """Warn that the code gives other values, which do not identify the run, than before."""
         if differences and self.trainer.is_global_zero:
-            print(
+            log.warning(
                 f"warning: {first_of(differences)}: this run goes on from its checkpoint, and may "
-                "end with other weights than a run that begins with these settings",
-                flush=True,
+                "end with other weights than a run that begins with these settings"
             )
