@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.gather import gather
 
 LOSSES_PER_READ = 50  # number of losses kept on a GPU before they are read, all at once
@@ -93,12 +94,11 @@ class Divergence(Callback):
             name: value for name, value in values.items() if not math.isfinite(value)
         }:
             self.warned |= not_finite.keys()
-            print(
+            log.warning(
                 f"warning: {', '.join(f'{name}={value}' for name, value in not_finite.items())} in "
                 f"the validation of epoch {trainer.current_epoch + 1}, step {trainer.global_step}; "
                 "no model becomes the best one by such a value; look for NaN in the validation "
-                "data and for what divides by zero; this warning comes once for each metric",
-                flush=True,
+                "data and for what divides by zero; this warning comes once for each metric"
             )
 
     def poll(self) -> bool:

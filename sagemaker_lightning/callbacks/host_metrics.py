@@ -8,6 +8,8 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from sagemaker_lightning.contract.log import log
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -70,11 +72,11 @@ class HostMetrics(Callback):
         if time.monotonic() < self.due:
             return
         values = self._measure(trainer.strategy.root_device)
-        print(
+        parts = [
             f"host={self.host}",
             *(f"{name}={_with_unit(name, value)}" for name, value in values.items()),
-            flush=True,
-        )
+        ]
+        log.info(" ".join(parts))
         if self.writer:
             for name, value in values.items():
                 self.writer.add_scalar(f"system/{name}", value, trainer.global_step)

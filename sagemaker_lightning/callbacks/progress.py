@@ -11,6 +11,7 @@ from pytorch_lightning.utilities.data import extract_batch_size
 
 from sagemaker_lightning.compat.model_parallel import data_ranks
 from sagemaker_lightning.contract.errors import printable
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.process import start_notice
 
 
@@ -143,7 +144,7 @@ class LogProgress(Callback):
         ]
         self.printed |= shown
         if trainer.is_global_zero:
-            print(*filter(None, parts), f"left={self._time_left(trainer)}", flush=True)
+            log.info(" ".join([*filter(None, parts), f"left={self._time_left(trainer)}"]))
         self._start_interval()
 
     def _time_left(self, trainer: Trainer) -> str:

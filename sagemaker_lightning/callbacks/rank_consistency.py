@@ -24,6 +24,7 @@ from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_modu
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.job_summary import masked
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.settings import differences
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.deterministic import divided
@@ -101,11 +102,10 @@ class RankConsistency(Callback):
                 arguments.setdefault("find_unused_parameters", True)
                 if arguments.get("static_graph") and trainer.is_global_zero:
                     # It reorders them in any case.
-                    print(
+                    log.warning(
                         "warning: DDP with static_graph adds the gradients of "
                         f"{trainer.world_size} ranks in another order after the first step: "
-                        "after an interruption this run is not exact; leave it out",
-                        flush=True,
+                        "after an interruption this run is not exact; leave it out"
                     )
             # It saves a copy of the gradients: two nodes were 1.42 instead of 1.38 times as fast as
             # one (benchmarks/scaling.py).
@@ -146,13 +146,12 @@ class RankConsistency(Callback):
             batch_size = getattr(loader, "batch_size", None) or getattr(
                 data_module_of(trainer), "batch_size", None
             )
-            print(
+            log.info(
                 f"world_size={ranks} hosts={len(self.environment.hosts)} "
                 f"lr_scaling={self.scaling.rule} lr={rates_before} -> {_rates(trainer)} "
                 "effective_batch_size="
                 f"{batch_size * ranks * accumulated if batch_size else 'unknown'} "
-                f"({batch_size or 'unknown'} x {ranks} ranks x {accumulated} accumulated)",
-                flush=True,
+                f"({batch_size or 'unknown'} x {ranks} ranks x {accumulated} accumulated)"
             )
 
     def on_before_backward(
@@ -212,10 +211,9 @@ def _warn_of_a_batch_larger_than_the_data(trainer: Trainer) -> None:
     epoch_plan = getattr(loader, "epoch_plan", None)  # None for a sampler without an end
     division = epoch_plan.division if epoch_plan else getattr(loader, "division", None)
     if division and division.batch_size * division.ranks > division.size and trainer.is_global_zero:
-        print(
+        log.warning(
             f"warning: a batch size of {division.batch_size} on {division.ranks} rank(s) is more "
-            f"than the {division.size} samples there are: each epoch is one step, with all of them",
-            flush=True,
+            f"than the {division.size} samples there are: each epoch is one step, with all of them"
         )
 
 
@@ -233,13 +231,12 @@ def _warn_of_shards_divided_again(trainer: Trainer, environment: SageMakerEnviro
     if shared and trainer.is_global_zero:
         channels = ", ".join(sorted(environment.sharded_channels))
         hosts = len(environment.hosts)
-        print(
+        log.warning(
             f"warning: each host has other files of the channel {channels} (ShardedByS3Key), and "
             f"all {trainer.world_size} ranks share the samples of each DataLoader: in an epoch, a "
             f"host trains on about one in {hosts} of its own samples; give the channel as "
             "FullyReplicated, or the Trainer use_distributed_sampler=false and the DataLoader a "
-            "sampler that shares a host's samples among its own ranks",
-            flush=True,
+            "sampler that shares a host's samples among its own ranks"
         )
 
 

@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from sagemaker_lightning.compat.random_generators import PROCESS_GENERATORS
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.partition import BatchDivision, EpochPlan
 from sagemaker_lightning.data.seeded_indices import (
     MAX_OBJECTS,
@@ -299,11 +300,10 @@ class Batches(Sampler):
         """Note that training changes the sampler; say so if a resumed run cannot follow it."""
         self.follows = True
         if self.loader.num_workers and rank_zero_only.rank == 0:
-            print(
+            log.warning(
                 f"{type(self.sampler).__name__} changes while an epoch is trained, and data "
                 "workers get its indices ahead: a run that is resumed within an epoch has other "
-                "batches; with num_workers=0 it has the same",
-                flush=True,
+                "batches; with num_workers=0 it has the same"
             )
 
     def _seed(self, epoch: int, *more: int) -> None:

@@ -22,6 +22,7 @@ from sagemaker_lightning.compat.torch_data import (
     is_map_style,
     replace_fetcher_function,
 )
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.seeded_indices import (
     Draws,
     SeededIndex,
@@ -305,11 +306,10 @@ class Watch:
         elif names := self.state.names_changed():
             self.warned[0] = 1
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            print(
+            log.warning(
                 f"{', '.join(names[:3])}{more} changes in the data workers, where no checkpoint "
                 "saves it: a resumed run has its value at a worker's start; if samples depend on "
-                "it, set num_workers=0",
-                flush=True,
+                "it, set num_workers=0"
             )
 
 

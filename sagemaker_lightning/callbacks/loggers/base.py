@@ -14,6 +14,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from sagemaker_lightning.compat import lightning_loggers
 from sagemaker_lightning.contract.atomic_files import atomic_write
+from sagemaker_lightning.contract.log import log
 
 
 class Continuation:
@@ -98,12 +99,11 @@ class Continuation:
 
     @rank_zero_only
     def _say_that_it_is_another(self, version: int | str | None) -> None:
-        print(
+        log.warning(
             f"{type(self.logger).__name__}: this run logs to {self.argument} {self.version}, the "
             f"interrupted run logged to {self.argument} {version}, so their values are not in one "
             f"curve; give the logger {self.argument}={version!r}, or use it only after fit has "
-            "begun",
-            flush=True,
+            "begun"
         )
 
 

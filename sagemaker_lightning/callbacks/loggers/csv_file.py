@@ -16,6 +16,7 @@ from sagemaker_lightning.callbacks.loggers.base import (
     replace_file,
 )
 from sagemaker_lightning.compat import csv_logger
+from sagemaker_lightning.contract.log import log
 
 
 class CSVContinuation(FileContinuation):
@@ -156,10 +157,7 @@ class ContinuedWriter(csv_logger.Writer):
             content = _with_columns(content, self.metrics_keys)  # columns have been added since
         kept = content.encode()[:size]
         if len(kept) < size:
-            print(
-                f"warning: {path} lacks rows of the interrupted run: the curves have a gap",
-                flush=True,
-            )
+            log.warning(f"warning: {path} lacks rows of the interrupted run: the curves have a gap")
         if kept:
             replace_file(self.files, path, kept)
         else:

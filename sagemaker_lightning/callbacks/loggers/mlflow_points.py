@@ -14,6 +14,7 @@ from pytorch_lightning.loggers import MLFlowLogger
 
 from sagemaker_lightning.callbacks.loggers.base import RunContinuation, are_counts
 from sagemaker_lightning.compat import mlflow_logger
+from sagemaker_lightning.contract.log import log
 
 
 class MLflowContinuation(RunContinuation):
@@ -63,10 +64,9 @@ class MLflowContinuation(RunContinuation):
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-        print(
+        log.warning(
             f"warning: MLflow has no run {run_id}, which the interrupted run logged to: the curves "
-            "begin in a new one",
-            flush=True,
+            "begin in a new one"
         )
         return False
 
@@ -197,10 +197,9 @@ class Points:
         run = self.runs[run_id] = self._read(run_id, counts)
         lacking = [key for key, count in counts.items() if run.there.get(key, 0) < count]
         if lacking:
-            print(
+            log.warning(
                 f"warning: MLflow's run {run_id} lacks points of the interrupted run: the curve of "
-                f"{min(lacking)} has a gap",
-                flush=True,
+                f"{min(lacking)} has a gap"
             )
         self.client.update_run(run_id, status="RUNNING")
 

@@ -21,6 +21,7 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from sagemaker_lightning.callbacks.loggers.base import FileContinuation, replace_file
 from sagemaker_lightning.compat import tensorboard_logger
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 
 EVENTS = ".tfevents."
 """What the name of each file of events has in it; the seconds since the epoch follow."""
@@ -211,10 +212,9 @@ def _size(sizes: Sizes, name: str) -> int:
 
 def _warn_of_gap(folder: str, lacking: Sequence[str]) -> None:
     if lacking:
-        print(
+        log.warning(
             f"warning: {folder} lacks points of the interrupted run (in {len(lacking)} of "
-            "TensorBoard's files): the curves have a gap",
-            flush=True,
+            "TensorBoard's files): the curves have a gap"
         )
 
 

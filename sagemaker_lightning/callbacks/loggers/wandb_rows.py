@@ -24,6 +24,7 @@ from sagemaker_lightning.callbacks.loggers.base import (
 )
 from sagemaker_lightning.compat import wandb_logger
 from sagemaker_lightning.contract.errors import with_article
+from sagemaker_lightning.contract.log import log
 
 TAIL_BYTES = 2**16
 """How many of the file's last bytes a checkpoint has: hundreds of rows."""
@@ -146,10 +147,9 @@ class Rows:
         self.file.seek(0)
         before = self.file.read(size - len(end))
         if len(before) + len(end) < size:
-            print(
+            log.warning(
                 f"warning: {self.path} lacks rows of the interrupted run: the curves in W&B may "
-                "have a gap",
-                flush=True,
+                "have a gap"
             )
             before = before[: before.rfind(b"\n") + 1]  # whole lines
             end = end.partition("\n")[2]
@@ -189,10 +189,9 @@ class Rows:
             except (TypeError, ValueError):
                 if name not in self.reported_names:
                     self.reported_names.add(name)
-                    print(
+                    log.warning(
                         f"W&B: {name} is {with_article(type(value).__name__)}, which is sent "
-                        "once: a resumed run does not send it again to where it is missing",
-                        flush=True,
+                        "once: a resumed run does not send it again to where it is missing"
                     )
         return plain
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from sagemaker_lightning.compat.torch_data import copied, end_workers, kept_iterators
 from sagemaker_lightning.contract.errors import printable
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.deterministic import plan, saves_between_epochs
 from sagemaker_lightning.data.loaders import strange
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
@@ -48,11 +49,10 @@ class Redrawn(UnplacedLoader):
         self.source: Any = None
         stays = not self.own and getattr(loader, "persistent_workers", False)
         if stays and rank_zero_only.rank == 0:
-            print(
+            log.warning(
                 f"persistent_workers: the workers of {self.name} start anew with each epoch, so "
                 "that an epoch can be resumed, and so does what it counts in them; to keep both, "
-                "use torchdata's StatefulDataLoader, and give the dataset a state_dict()",
-                flush=True,
+                "use torchdata's StatefulDataLoader, and give the dataset a state_dict()"
             )
 
     @property
@@ -90,10 +90,9 @@ class Redrawn(UnplacedLoader):
 
     def _tell_other_workers(self) -> None:
         if rank_zero_only.rank == 0:
-            print(
+            log.warning(
                 f"{self.name} had {printable(str(self.workers_before))[:20]} data workers, and has "
-                f"{self.workers} now: a resumed run has other batches than one left alone",
-                flush=True,
+                f"{self.workers} now: a resumed run has other batches than one left alone"
             )
 
     def _states(self, within: bool, source: Any) -> dict[str, Any]:
@@ -126,10 +125,9 @@ class Redrawn(UnplacedLoader):
             if next(self.iterator, self) is self:
                 break
         if done and rank_zero_only.rank == 0:
-            print(
+            log.info(
                 f"the training data cannot start at a batch ({self.name}): the {done} batches "
-                f"before this one were drawn again, in {time.monotonic() - began:.1f} s",
-                flush=True,
+                f"before this one were drawn again, in {time.monotonic() - began:.1f} s"
             )
 
     def begin(self, turn: int, start: int = 0) -> None:

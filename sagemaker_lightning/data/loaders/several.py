@@ -12,6 +12,7 @@ from sagemaker_lightning.compat.lightning_loaders import PositionedLoader
 from sagemaker_lightning.compat.lightning_loops import combined_loader, steps_draw_batches
 from sagemaker_lightning.compat.torch_data import end_workers
 from sagemaker_lightning.contract.errors import printable, with_article
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.deterministic import divided, is_strange, plan
 from sagemaker_lightning.data.loaders.kinds import resumable
@@ -146,10 +147,9 @@ class TrainingLoaders(EndingLoaders):
         with refusing(runs_users_code=True):
             ahead = values.decode(states["ahead"]) if states else []
             if done and states and states["why"] and rank_zero_only.rank == 0:
-                print(
+                log.warning(
                     f"{printable(states['why'])[:500]}: the rest of this epoch differs from that "
-                    "of an uninterrupted run",
-                    flush=True,
+                    "of an uninterrupted run"
                 )
             # A step may draw any number of batches.
             if done and states and steps_draw_batches(fetcher):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sagemaker_lightning.contract.errors import printable
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.state.graph import atoms, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.encoding import ARRAY_VIEW, TENSOR_VIEW
@@ -320,11 +321,10 @@ def _report_backward(name: str, tensor: Tensor) -> None:
 
     def report(_gradient: torch.Tensor) -> None:
         handle.remove()
-        print(
+        log.warning(
             f"warning: {printable(str(name))[:200]} was calculated before the interruption, and no "
             "checkpoint can hold how: this step lacks its gradients, and the run may end with "
-            "other weights; keep the batch there, and calculate from it in the step that uses it",
-            flush=True,
+            "other weights; keep the batch there, and calculate from it in the step that uses it"
         )
 
     handle = tensor.register_hook(report)
