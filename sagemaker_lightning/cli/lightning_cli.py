@@ -34,6 +34,7 @@ from sagemaker_lightning.compat import jsonargparse_types
 from sagemaker_lightning.compat.lightning_loaders import evaluate_everything_on_each_rank
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.shutdown import Stop
 from sagemaker_lightning.drill import causes
 from sagemaker_lightning.process import allocator
@@ -69,10 +70,7 @@ def _start_program_per_rank(strategy: Any) -> Any:
     starting_name = re.sub("^ddp_(spawn|fork|notebook)", "ddp", name)
     if starting_name != name:
         if rank_zero_only.rank == 0:
-            print(
-                f"--trainer.strategy={name}: runs as {starting_name}, which computes the same",
-                flush=True,
-            )
+            log.info(f"--trainer.strategy={name}: runs as {starting_name}, which computes the same")
         return starting_name
     return strategy
 

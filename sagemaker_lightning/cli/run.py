@@ -11,6 +11,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.process.lightning_import import check_version
 
 # Before imports that fail with another version of Lightning.
@@ -161,11 +162,10 @@ def warn_of_lost_folders(config: Mapping[str, Any], environment: SageMakerEnviro
     for flag, folder in folders:
         folder = str(folder or "/")
         if "://" not in folder and not Path(folder).is_absolute():
-            print(
+            log.warning(
                 f"warning: --{flag}={folder}: SageMaker keeps nothing of "
                 f"{Path(folder).absolute()}; leave the flag out, or give a folder below "
-                f"{environment.checkpoint_dir}",
-                flush=True,
+                f"{environment.checkpoint_dir}"
             )
 
 

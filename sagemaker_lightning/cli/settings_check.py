@@ -12,6 +12,7 @@ from sagemaker_lightning.cli.application import Application, class_path
 from sagemaker_lightning.cli.suggestions import shown
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.process.threads import usable_cpus
 from sagemaker_lightning.resume.files.best_model import metrics_in
 
@@ -91,10 +92,9 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
     nodes = config.trainer.num_nodes
     nodes_of_job = environment.num_nodes
     if nodes != nodes_of_job:
-        print(
+        log.warning(
             f"warning: --trainer.num_nodes={nodes} is ignored: there are {nodes_of_job}, as the "
-            "job says",
-            flush=True,
+            "job says"
         )
         config.trainer.num_nodes = nodes_of_job
 

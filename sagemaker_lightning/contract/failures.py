@@ -14,6 +14,7 @@ from typing import Any
 
 from sagemaker_lightning.contract.atomic_files import write_instead
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import say_last
 
 # SageMaker shows this many characters of the failure file (API reference, FailureReason).
 FAILURE_REASON_CHARACTERS = 1024
@@ -165,7 +166,7 @@ def reported(
             f"error: {reason}{f' ({more})' if more and more not in reason else ''}"
             f"{place and f' [{place}]'}"
         )
-        print(trace + line, file=sys.stderr, flush=True)
+        say_last(trace + line)
         if isinstance(error, (UserError, ImportError, SyntaxError)) or user_error:
             _note_mistake()
         tell(line)
@@ -173,11 +174,7 @@ def reported(
             try:
                 write(failure_file, line, trace)
             except OSError as unwritable:
-                print(
-                    f"error: {failure_file} could not be written: {unwritable.strerror}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                say_last(f"error: {failure_file} could not be written: {unwritable.strerror}")
         sys.exit(1)
 
 

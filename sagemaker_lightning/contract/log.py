@@ -1,4 +1,4 @@
-"""The runtime's logger, which writes plain lines until it has a handler of the user's.
+"""The runtime's logger, which writes plain lines unless the user gives it a handler.
 
     logging.getLogger("sagemaker_lightning").setLevel(logging.WARNING)
 
@@ -17,19 +17,19 @@ log = logging.getLogger("sagemaker_lightning")
 class PlainHandler(logging.Handler):
     """Writes each message as a line, to what is sys.stdout or sys.stderr at that moment.
 
-    It is silent as soon as the logger has another handler. It raises what writing raises, unlike
-    logging's own handlers: a training whose lines nobody reads ends (contract/streams.py).
+    It raises what writing raises, unlike logging's own handlers: a training whose lines nobody
+    reads ends (contract/streams.py).
     """
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message."""
-        if log.handlers == [self]:
-            stream = sys.stderr if getattr(record, "on_stderr", False) else sys.stdout
-            print(self.format(record), file=stream, flush=True)
+        stream = sys.stderr if getattr(record, "on_stderr", False) else sys.stdout
+        print(self.format(record), file=stream, flush=True)
 
 
-log.addHandler(PlainHandler())
-log.propagate = False  # SageMaker's toolkit gives the root logger a handler: each line came twice
+if not log.handlers:
+    log.addHandler(PlainHandler())
+    log.propagate = False  # SageMaker's toolkit gives the root logger a handler: lines came twice
 if log.level == logging.NOTSET:
     log.setLevel(logging.INFO)
 

@@ -10,7 +10,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from sagemaker_lightning.contract.deadlines import LONGEST_PAUSE
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import ON_STDERR, log
 
 # AWS's own containers use this port, so security groups made for them fit.
 MAIN_PORT = 7777
@@ -133,10 +133,9 @@ def network(
         if _has_efa_provider():
             variables["FI_PROVIDER"] = "efa"
         else:
-            print(
+            log.warning(
                 "warning: this host has EFA devices, but the image has no libfabric with the efa "
-                "provider: NCCL uses TCP; install AWS's EFA installer in the image",
-                flush=True,
+                "provider: NCCL uses TCP; install AWS's EFA installer in the image"
             )
     return variables
 
@@ -156,9 +155,9 @@ def forget_absent_interface(
     for variable in INTERFACES:
         if variables.get(variable) == named:
             del variables[variable]
-            print(
+            log.warning(
                 f"warning: {variable}={named} is ignored: this machine has no such interface",
-                file=sys.stderr,
+                extra=ON_STDERR,
             )
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
 from sagemaker_lightning.contract.failures import reported, write
+from sagemaker_lightning.contract.log import say_last
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def report_stop(why: str, loud: bool = True) -> None:
         return
     message = f"{why} [{place()}]"
     with suppress(OSError):  # nobody reads it, such as on a terminal that is closed
-        print(message, file=sys.stderr, flush=True)
+        say_last(message)
     if file := failure_file():
         with suppress(OSError):
             write(file, message)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import ON_STDERR, log
 
 
 class _Stream(io.TextIOWrapper):
@@ -64,9 +65,9 @@ def prepare() -> None:
         if stream is None or (type(stream) is io.TextIOWrapper and stream.fileno() == number):
             setattr(sys, name, _stream(number, stream))
     if 1 in closed and 2 not in closed:
-        print("warning: stdout is closed; what is printed goes to stderr", file=sys.stderr)
+        log.warning("warning: stdout is closed; what is printed goes to stderr", extra=ON_STDERR)
     elif 2 in closed and 1 not in closed:
-        print("warning: stderr is closed; errors go to stdout", flush=True)
+        log.warning("warning: stderr is closed; errors go to stdout")
 
 
 def _stream(number: int, previous: io.TextIOWrapper | None) -> _Stream:

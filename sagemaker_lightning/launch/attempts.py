@@ -15,6 +15,7 @@ from sagemaker_lightning.contract.environment import (
     SageMakerEnvironment,
     failure_file,
 )
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.restart import ContainerRestart
 from sagemaker_lightning.launch import job_end, job_watch
 from sagemaker_lightning.launch.memory_folder import memory_folder
@@ -84,10 +85,9 @@ def _run(
                     raise told from None
         restarts.taken.append(restart)
         _forget_failure()
-        print(
+        log.info(
             f"restart {len(restarts.taken)} in this container (at most {restarts.most} an hour)"
-            f"{'' if restart.step is None else f', after step {restart.step}'}: {restart.why}",
-            flush=True,
+            f"{'' if restart.step is None else f', after step {restart.step}'}: {restart.why}"
         )
 
 

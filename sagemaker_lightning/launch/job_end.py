@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from signal import Signals
 from sagemaker_lightning.contract import failures, shutdown
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log, say_last
 from sagemaker_lightning.launch import ownership
 from sagemaker_lightning.nodes import rank_progress
 from sagemaker_lightning.nodes.mesh import StopReason
@@ -44,9 +44,9 @@ def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog
     """
     watchdog.program_ended()
     if supervisor.grace is None or end.stop_signal:
-        print(f"{name}: {described(end.status, end.stop_signal)}", flush=True)
+        log.info(f"{name}: {described(end.status, end.stop_signal)}")
     else:  # this process ended the program, for a reason that something else has given
-        print(f"{name}: was ended because a rank or another host failed", flush=True)
+        log.info(f"{name}: was ended because a rank or another host failed")
     failed = ProgramFailed(name, end) if end.status else None
     # The program's own log may mislead: if a rank has lost a peer, the cause is elsewhere.
     is_unexplained = (
@@ -268,10 +268,6 @@ def report(
         failures.write(path, line, trace, replaces)
         return failures.written(path).splitlines()[0]
     except OSError as unwritable:
-        print(
-            f"{line}\nerror: {path} could not be written: {unwritable.strerror}",
-            file=sys.stderr,
-            flush=True,
-        )
+        say_last(f"{line}\nerror: {path} could not be written: {unwritable.strerror}")
         ownership.give_to_owners()
         os._exit(1)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from sagemaker_lightning.contract import deadlines, job_summary, rendezvous
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.doctor import checks
 from sagemaker_lightning.launch import job_end
 from sagemaker_lightning.launch.restarts import Restarts
@@ -100,6 +101,6 @@ def _print_summary(
     here: SageMakerEnvironment, program: str, hyperparameters: Mapping[str, object]
 ) -> None:
     for line in job_summary.lines(here, program, hyperparameters):
-        print(line, flush=True)
+        log.info(line)
     for line in checks.summary(checks.Machine(interface=here.network_interface)):
-        print(line, flush=True)
+        log.info(line)

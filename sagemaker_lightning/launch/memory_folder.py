@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from sagemaker_lightning.contract.log import log
+
 ROOT = Path("/dev/shm")
 PREFIX = "sagemaker-lightning-"
 
@@ -28,10 +30,9 @@ def memory_folder() -> Iterator[Path | None]:
     try:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=ROOT))
     except OSError as error:
-        print(
+        log.warning(
             f"no copies of the state are kept in memory: {ROOT}: {error.strerror}; ranks that die "
-            "go on from a checkpoint",
-            flush=True,
+            "go on from a checkpoint"
         )
         yield None
         return

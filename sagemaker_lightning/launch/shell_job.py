@@ -27,6 +27,7 @@ from sagemaker_lightning.contract.environment import (
     current_host,
     variables_of,
 )
+from sagemaker_lightning.contract.log import say_last
 from sagemaker_lightning.doctor import gpu_driver
 from sagemaker_lightning.launch import (
     attempts,
@@ -75,7 +76,7 @@ def main() -> None:
         if not isinstance(error, job_end.ERRORS):
             traceback.print_exception(error)
         line = job_end.report(error, BASE / "output/failure", current_host(), NO_REASON.match)
-        print(line, file=sys.stderr, flush=True)
+        say_last(line)
         status = shutdown.status(error.number) if isinstance(error, job_end.Interrupted) else 1
     ownership.give_to_owners(BASE)
     sys.exit(status)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.contract.log import ON_STDERR, log
 from sagemaker_lightning.launch.user_program import HOME
 from sagemaker_lightning.launch.warm_start import Answer, RankStart
 from sagemaker_lightning.nodes import rank_progress
@@ -148,10 +149,8 @@ class Standby:
         os.close(reading)
         self._end_process()
         if "why_not" in answer:
-            print(
-                f"starting anew, as no process can be forked: {answer['why_not']}",
-                file=sys.stderr,
-                flush=True,
+            log.warning(
+                f"starting anew, as no process can be forked: {answer['why_not']}", extra=ON_STDERR
             )
         return None
 

@@ -13,7 +13,6 @@ written or the hook leaves by SystemExit.
 import json
 import logging
 import os
-import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from sagemaker_lightning.contract import (
 from sagemaker_lightning.contract.atomic_files import write_instead
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.hyperparameters import MAX_RESTARTS
+from sagemaker_lightning.contract.log import log, say_last
 from sagemaker_lightning.launch import (
     attempts,
     job_end,
@@ -61,7 +61,7 @@ def main() -> None:
             # These variables name the folder of the checkpoints.
             environment.write_env_vars(environment.Environment().to_env_vars())
             error = job_end.Interrupted(str(error), supervisor.stop_signal)
-        print(_report(error), file=sys.stderr, flush=True)
+        say_last(_report(error))
         ownership.give_to_owners()
         # The toolkit itself can only end with a success or a failure; this is neither.
         os._exit(shutdown.status(error.number))
@@ -139,18 +139,16 @@ def _prepare(
         user_program.sent(hyperparameters, "sagemaker_program") or job.user_entry_point
     )
     if folder == user_program.HOME and not here.takes_part:
-        print(
+        log.info(
             f"{here.current_host} takes no part in the training, which is for "
-            f"{', '.join(here.hosts)}",
-            flush=True,
+            f"{', '.join(here.hosts)}"
         )
         return None
     taken = [each for each in MAX_RESTARTS if each in hyperparameters]
     if taken and folder == user_program.CODE_FOLDER:
-        print(
+        log.info(
             f"hyperparameter {taken[0]} sets how often {name} is started again in this container, "
-            "and is not passed to it",
-            flush=True,
+            "and is not passed to it"
         )
     requirements.install(user_program.CODE_FOLDER, name, own=folder == user_program.CODE_FOLDER)
     command, launcher, processes = user_program.command(job, here, folder, name, hyperparameters)
@@ -215,7 +213,7 @@ def _run_program(
                 if program_end.stop_signal
                 else job_end.NoModel(missing)
             )
-        print(f"warning: {missing}", flush=True)
+        log.warning(f"warning: {missing}")
     if reason := watchdog.wait_until_all_are_done():
         raise job_end.error_for(reason)
 

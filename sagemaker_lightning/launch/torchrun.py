@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 from torch.distributed.run import main
 
+from sagemaker_lightning.contract.log import say_last
 from sagemaker_lightning.contract.shutdown import SIGNALS, status
 from sagemaker_lightning.process.parent_process import become_launcher
 
@@ -34,7 +35,7 @@ if __name__ == "__main__":
     try:
         main()
     except SignalException as error:
-        print(f"torchrun: {error}", file=sys.stderr, flush=True)
+        say_last(f"torchrun: {error}")
         sys.exit(status(error.sigval))
     except ChildFailedError as error:
         statuses = {failure.exitcode for failure in error.failures.values()}

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from sagemaker_lightning.contract import failures, streams
+from sagemaker_lightning.contract.log import say_last
 from sagemaker_lightning.launch import ownership
 
 HOOK = "sagemaker_lightning.launch.toolkit_hook:main"
@@ -48,15 +49,11 @@ def main() -> None:
 def _report(failure: Path, reason: str, trace: str = "") -> None:
     """Print the reason, and write it and the end of `trace` to the failure file."""
     line = f"error: {reason}"
-    print(line, file=sys.stderr, flush=True)
+    say_last(line)
     try:
         failures.write(failure, line, trace, replaces=True)
     except OSError as unwritable:
-        print(
-            f"error: {failure} could not be written: {unwritable.strerror}",
-            file=sys.stderr,
-            flush=True,
-        )
+        say_last(f"error: {failure} could not be written: {unwritable.strerror}")
 
 
 if __name__ == "__main__":

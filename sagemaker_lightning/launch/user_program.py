@@ -15,6 +15,7 @@ from sagemaker_training import environment, errors, files, process
 from sagemaker_lightning.contract import hyperparameters, job_config
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.launch import torchrun_command
 
 HOME = Path(__file__).resolve().parents[2]
@@ -289,10 +290,9 @@ def command(
             return [sys.executable, str(folder / name), *args], "one process", 1
         return _own_command(name, args), "the job's own, one process", 1
     if enabled and (other_name := DISTRIBUTIONS[enabled[-1]]):
-        print(
+        log.warning(
             f"warning: distribution {other_name} runs as torch_distributed (torchrun over NCCL, or "
-            "gloo on CPUs): AWS has published no SMDDP build since PyTorch 2.5",
-            flush=True,
+            "gloo on CPUs): AWS has published no SMDDP build since PyTorch 2.5"
         )
     if not name.endswith(".py"):
         raise UserError(f"sagemaker_program: found {name}, torchrun allows a .py file only")

@@ -26,6 +26,7 @@ if __name__ == "__main__":
     # `python FILE` puts the file's folder first; the program's own folder comes later.
     sys.path.pop(0)
 
+from sagemaker_lightning.contract.log import say_last
 from sagemaker_lightning.contract.shutdown import SIGNALS, status
 from sagemaker_lightning.process.parent_process import LAUNCHER_VARIABLE
 
@@ -238,7 +239,7 @@ def wait_for(pids: list[int]) -> int:
         living.discard(pid)
         code = os.waitstatus_to_exitcode(raw)
         if code and not statuses and code not in map(status, SIGNALS):
-            print(FAILED.format(pid=pid, code=code), file=sys.stderr, flush=True)
+            say_last(FAILED.format(pid=pid, code=code))
             kills_at = time.monotonic() + OTHERS_END_SECONDS
         if code:
             statuses.append(status(-code) if code < 0 else code)

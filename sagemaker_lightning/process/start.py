@@ -1,9 +1,9 @@
 """What a program does first, before it imports torch, which takes seconds."""
 
 import os
-import sys
 
 from sagemaker_lightning.contract import streams
+from sagemaker_lightning.contract.log import ON_STDERR, log
 from sagemaker_lightning.contract.shutdown import leave_at_once
 from sagemaker_lightning.process.parent_process import end_with_launcher
 
@@ -26,7 +26,7 @@ def before_lightning() -> None:
 
     start_notice.begin("importing torch and Lightning")
     if limit := address_limit():  # glibc may end a process that needs more, without a word of why
-        print(f"warning: {limit}; importing torch takes several", file=sys.stderr, flush=True)
+        log.warning(f"warning: {limit}; importing torch takes several", extra=ON_STDERR)
     with reported(failure_file(), place()):
         try:
             import_lightning()

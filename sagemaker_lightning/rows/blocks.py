@@ -19,6 +19,7 @@ import numpy as np
 
 from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.rows import partition, parts
 
 Arrays = Mapping[str, np.ndarray]
@@ -68,9 +69,7 @@ class Blocks:
             except Exception as error:
                 damaged = str(error) or type(error).__name__
             if damaged:
-                print(
-                    f"warning: {path} is damaged ({damaged}); its rows are done again", flush=True
-                )
+                log.warning(f"warning: {path} is damaged ({damaged}); its rows are done again")
                 path.unlink()
             else:
                 intact.append(rows)

@@ -32,6 +32,7 @@ from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported, write
+from sagemaker_lightning.contract.log import log, say_last
 from sagemaker_lightning.contract.shutdown import handled_signals, interruption_message, status
 from sagemaker_lightning.process import allocator, start_notice, threads
 from sagemaker_lightning.rows import partition, parts
@@ -148,12 +149,11 @@ def run(
         signal.signal(number, partial(_report_and_exit, blocks, home, part))
     host = environment.current_host
     start_notice.end()
-    print(
-        f"{host}: rows {part.start} to {part.stop} of {len(table)}{' of its own files' * sharded}",
-        flush=True,
+    log.info(
+        f"{host}: rows {part.start} to {part.stop} of {len(table)}{' of its own files' * sharded}"
     )
     if home.notice:
-        print(home.notice, flush=True)
+        log.warning(home.notice)
     devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [
         torch.device("cpu")
     ]
@@ -192,7 +192,7 @@ def _rows_of_host(
 
 
 def _print_progress(worker: str, line: str) -> None:
-    print(f"{worker}: {line}", flush=True)
+    log.info(f"{worker}: {line}")
 
 
 def _report_and_exit(
@@ -215,7 +215,7 @@ def _report_and_exit(
         what += f": {only_here} of them are done, and not known to be in S3"
     name = signal.Signals(number).name
     line = f"{interruption_message(len(part) - missing_rows, f'{name}; {what}')} [{place()}]"
-    print(line, file=sys.stderr, flush=True)
+    say_last(line)
     if file := failure_file():
         with suppress(OSError):
             write(file, line)

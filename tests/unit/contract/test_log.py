@@ -41,7 +41,7 @@ def test_it_goes_to_what_is_stdout_at_that_moment(monkeypatch):
 
 
 def test_a_handler_of_the_users_takes_the_place_of_ours(users, capsys):
-    users.addHandler(theirs := logging.StreamHandler(file := io.StringIO()))
+    users.handlers = [theirs := logging.StreamHandler(file := io.StringIO())]
     theirs.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
     log.info("resuming from step 3")
     log.warning("warning: another seed", extra=ON_STDERR)
@@ -60,7 +60,7 @@ def test_a_level_leaves_the_warnings(users, capsys):
 
 
 def test_no_setting_hides_why_a_program_ends(users, capsys):
-    users.addHandler(logging.NullHandler())
+    users.handlers = [logging.NullHandler()]
     users.setLevel(logging.CRITICAL)
     say_last("error: no data")
     assert capsys.readouterr() == ("", "error: no data\n")
@@ -97,13 +97,13 @@ log.warning("warning: a warning")
         (
             "theirs.addHandler(logging.StreamHandler())",
             "",
-            "information\nwarning: a warning\n",
+            "information\nroot: information\nwarning: a warning\nroot: warning: a warning\n",
         ),
-        ("theirs.addHandler(logging.NullHandler())", "", ""),
+        ("theirs.addHandler(logging.NullHandler()); theirs.propagate = False", "", ""),
     ],
 )
 def test_what_was_set_before_the_import_stays(settings, stdout, stderr):
-    """A handler of the root logger, as SageMaker's toolkit gives it, writes no line again."""
+    """A handler of the root logger, as SageMaker's toolkit gives it, writes no line of ours."""
     ended = subprocess.run(
         [sys.executable, "-S", "-c", FIRST.format(settings=settings)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
