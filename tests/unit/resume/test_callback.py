@@ -6,9 +6,11 @@ They run in this process and take some hundredths of a second each.
 import csv
 import json
 import os
+import re
 import signal
 import threading
 from contextlib import nullcontext
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +43,7 @@ from torch._dynamo import config as dynamo
 from sagemaker_lightning import ExactResume, SageMakerEnvironment, UserError
 from sagemaker_lightning.contract import shutdown
 from sagemaker_lightning.contract.checkpoint_home import CheckpointHome
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.drill import drilled_run
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import callback
@@ -83,6 +86,19 @@ def test_the_process_is_left_as_it_was(tmp_path, moment, happens):
     used.callbacks[:] = [each for each in used.callbacks if type(each) is not At]
     used.fit(model)
     assert process() == before and type(used.fit_loop) is _FitLoop
+
+
+def test_a_run_says_two_lines_where_it_resumes_and_none_before(tmp_path, monkeypatch):
+    """A handler of the user's gets them, at the level INFO."""
+    monkeypatch.setattr(log, "handlers", [heard := BufferingHandler(100)])
+    with interrupted():
+        fit(tmp_path, At("batch 3", press_ctrl_c), model=Validated(), max_epochs=2)
+    assert heard.buffer == []
+    fit(tmp_path, model=Validated(), max_epochs=2)
+    assert [record.levelname for record in heard.buffer] == ["INFO", "INFO"]
+    first, second = (record.getMessage() for record in heard.buffer)
+    assert first == f"resuming from step 3: {tmp_path / 'step-000000003.ckpt'}"
+    assert re.fullmatch(r"resumed at step 3: .* bit for bit", second)
 
 
 def test_a_training_of_no_batch_leaves_the_process_as_it_was(tmp_path):
