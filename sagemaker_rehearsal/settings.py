@@ -187,15 +187,15 @@ def from_flags(args: argparse.Namespace) -> Settings:
             not 0 <= value < math.inf or (name == "sync_every" and value == 0)
         ):
             smallest = "above 0" if name == "sync_every" else "0 or more"
-            raise ValueError(f"--{name.replace('_', '-')}: found {value}, allowed is {smallest}")
+            raise ValueError(f"--{name.replace('_', '-')}: found {value}, expected {smallest}")
     if not 0 <= args.port < 2**16:
-        raise ValueError(f"--port: found {args.port}, allowed is 0 to 65535")
+        raise ValueError(f"--port: found {args.port}, expected 0 to 65535")
     if (args.price is None) != (args.spot_price is None):
-        raise ValueError("--price, --spot-price: found one of them, allowed is both or none")
+        raise ValueError("--price, --spot-price: found one of them, expected both or none")
     allow = args.allow or [Path.cwd()]
     for folder in allow:
         if not folder.is_dir():
-            raise ValueError(f"--allow: found {folder}, allowed is a folder that is there")
+            raise ValueError(f"--allow: found {folder}, expected a folder that is there")
     return Settings(
         port=args.port,
         folder=args.folder.resolve(),

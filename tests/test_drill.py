@@ -241,7 +241,7 @@ def test_a_program_that_does_not_train_with_us(desk: Desk):
     completed = desk.drill("--", "python", "hello.py")
     assert (
         completed.returncode == 1
-        and "trained nothing with ExactResume; allowed is" in completed.stdout
+        and "trained nothing with ExactResume; expected" in completed.stdout
     )
     completed = desk.drill("--", "./nowhere")
     assert (
@@ -407,7 +407,7 @@ def test_a_process_that_hangs_left_alone_is_ended(desk: Desk):
 def test_a_mistake_in_the_flags_is_one_line(desk: Desk):
     completed = desk.drill("--steps=0", "--", "python", "x.py")
     assert completed.returncode == 2 and completed.stdout.startswith(
-        "error: argument --steps: found '0', allowed is"
+        "error: argument --steps: found '0', expected"
     )
     completed = desk.drill("python", "x.py")
     assert completed.returncode == 2 and completed.stdout.count("\n") == 1

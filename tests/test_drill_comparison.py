@@ -937,11 +937,11 @@ def test_the_flags_of_the_drill(started, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["--steps=0", "--", "x"], "argument --steps: found '0', allowed is a whole number above"),
+        (["--steps=0", "--", "x"], "argument --steps: found '0', expected a whole number above"),
         (["--step=3", "--", "x"], "unrecognized arguments: --step=3"),
         (["python", "x.py"], "unrecognized arguments: python x.py"),
-        (["--"], "found no command; allowed is one after --, e.g. -- python app/train.py"),
-        ([], "found no command; allowed is one after --, e.g. -- python app/train.py"),
+        (["--"], "found no command; expected one after --, e.g. -- python app/train.py"),
+        ([], "found no command; expected one after --, e.g. -- python app/train.py"),
     ],
 )
 def test_a_mistake_in_the_flags_of_the_drill_is_one_line(started, capsys, args, line):
@@ -977,7 +977,7 @@ def test_how_a_drill_ends(started, capsys):
     "text", ["0", "-1", "1.5", "\N{SUPERSCRIPT TWO}", "\N{ARABIC-INDIC DIGIT ONE}", ""]
 )
 def test_numbers_of_the_flags_are_above_0(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="allowed is a whole number above 0"):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number above 0"):
         command.positive(text)
     assert command.positive("1") == 1
 

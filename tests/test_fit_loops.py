@@ -600,7 +600,7 @@ def test_new_loaders_are_prepared_and_the_old_ones_left(tmp_path):
         (
             5,
             {},
-            "--trainer.val_check_interval: found 5, allowed are 1 to 4, the batches of an epoch; "
+            "--trainer.val_check_interval: found 5, expected 1 to 4, the batches of an epoch; "
             "or give --trainer.check_val_every_n_epoch=null, which counts them on through the "
             "epochs",
         ),

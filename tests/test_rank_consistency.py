@@ -666,9 +666,7 @@ def test_the_weighting_asks_nothing_of_a_single_rank():
 
 
 def test_a_rule_that_there_is_not_is_refused():
-    with pytest.raises(
-        UserError, match=r"\(rule=...\): found 'cubic', allowed is one of none, lin"
-    ):
+    with pytest.raises(UserError, match=r"\(rule=...\): found 'cubic', expected one of none, lin"):
         LearningRateScaling("cubic")
 
 
@@ -739,7 +737,7 @@ def test_another_rate_is_that_of_the_flags_for_all_ranks(restored, expected):
     consistency.load_state_dict({"lr_factor": 2.0})
     trainer = rank_of(2, [{"lr": rate} for rate in restored])
     if expected is None:
-        says = r"by different factors \(0.1 to 0.2\), allowed is one factor for all"
+        says = r"by different factors \(0.1 to 0.2\), expected one factor for all"
         with pytest.raises(UserError, match=says):
             consistency.on_train_start(trainer, None)
         return

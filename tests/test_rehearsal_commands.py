@@ -78,9 +78,7 @@ def test_a_job_that_runs(endpoint):
     endpoint.wait_for(name, "Training")
     assert f"InProgress  {name}\n" in done(endpoint, "list", "--last=1")
     assert "its report is written at its end" in refused(endpoint, "report", name)
-    assert "which is InProgress; allowed is a job that has ended" in refused(
-        endpoint, "resume", name
-    )
+    assert "which is InProgress; expected a job that has ended" in refused(endpoint, "resume", name)
     assert "is stopping; it has" in done(endpoint, "stop", name)
     assert endpoint.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
     followed = run_command(endpoint, "logs", name, "--follow")
@@ -96,7 +94,7 @@ def test_a_job_that_runs(endpoint):
 
 def test_a_job_that_is_not_there(endpoint):
     for command in ("logs", "stop", "report", "rerun", "resume"):
-        assert "JOB: found none, allowed is a training job in us-east-1 of the re" in refused(
+        assert "JOB: found none, expected a training job in us-east-1 of the re" in refused(
             endpoint, command, "none"
         )
 

@@ -175,7 +175,7 @@ def test_the_rule_that_a_text_is(rule_text):
     ],
 )
 def test_a_text_that_is_no_rule(rule_text):
-    with pytest.raises(ValueError, match=r"--interrupt: found '.*', allowed is "):
+    with pytest.raises(ValueError, match=r"--interrupt: found '.*', expected "):
         parse(rule_text)
 
 
@@ -337,7 +337,7 @@ def test_settings_by_default_and_by_flags(tmp_path):
 )
 def test_a_wrong_flag_is_named(flag):
     name, _, value = flag.partition("=")
-    with pytest.raises(ValueError, match=rf"{name}\b.*: found .*, allowed is ") as error:
+    with pytest.raises(ValueError, match=rf"{name}\b.*: found .*, expected ") as error:
         settings_of(flag)
     assert "price" in name or value.removesuffix(".0") in str(error.value)
 

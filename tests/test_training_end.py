@@ -158,7 +158,7 @@ def test_a_mistake_that_somebodys_code_finds_is_one_line(fit, somebodys, tmp_pat
     [
         (
             "--trainer.val_check_interval=9",
-            "--trainer.val_check_interval: found 9, allowed are 1 to 8, the batches of",
+            "--trainer.val_check_interval: found 9, expected 1 to 8, the batches of",
         ),
         ("--checkpoint.monitor=nope", "`ModelCheckpoint(monitor='nope')` could not find"),
         (

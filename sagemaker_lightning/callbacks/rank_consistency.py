@@ -178,7 +178,7 @@ class RankConsistency(Callback):
         if factors and not math.isclose(min(factors), max(factors)):
             raise UserError(
                 "--resume.other_settings: found learning rates that have changed by different "
-                f"factors ({min(factors):g} to {max(factors):g}), allowed is one factor for all"
+                f"factors ({min(factors):g} to {max(factors):g}), expected one factor for all"
             )
         if factors and factors[0] != 1.0:
             scale_rates(trainer, factors[0])

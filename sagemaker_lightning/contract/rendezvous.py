@@ -106,7 +106,7 @@ def main_port(variables: Mapping[str, str]) -> int:
     """
     port = variables.get("MASTER_PORT", str(MAIN_PORT))
     if not port.isdigit() or not 0 < int(port) < 65535:
-        raise UserError(f"MASTER_PORT: found {port!r}, allowed is a number from 1 to 65534")
+        raise UserError(f"MASTER_PORT: found {port!r}, expected a number from 1 to 65534")
     return int(port)
 
 

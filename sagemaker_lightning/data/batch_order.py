@@ -172,7 +172,7 @@ class Batches(Sampler):
         if not len(self):
             raise UserError(
                 f"--data: {length} {'batches' if self.whole else 'samples'} for {world_size} ranks "
-                f"and a batch size of {size}; allowed is at least one batch for each rank"
+                f"and a batch size of {size}; expected at least one batch for each rank"
             )
 
     def __len__(self) -> int:

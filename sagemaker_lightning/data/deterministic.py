@@ -94,7 +94,7 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
         if not is_iterable and world_size > 1 and not isinstance(sampler, DistributedSampler):
             raise UserError(
                 f"--data: {with_article(type(loader).__name__)} cannot be shared out among "
-                f"{world_size} ranks; allowed is a torch.utils.data.DataLoader, or one with a "
+                f"{world_size} ranks; expected a torch.utils.data.DataLoader, or one with a "
                 "DistributedSampler"
             )
         if keeps_iterator(loader):
@@ -155,7 +155,7 @@ def make_deterministic(
     if why or not issubclass(type(loader), Exact):
         raise UserError(
             f"make_deterministic: {why or f'{type(loader).__name__} has an order of its own'}; "
-            "allowed is a torch.utils.data.DataLoader of a dataset with indices"
+            "expected a torch.utils.data.DataLoader of a dataset with indices"
         )
     return loader
 

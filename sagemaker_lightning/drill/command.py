@@ -420,7 +420,7 @@ class Drill:
         if not any(step["at"][0] == "batch" for step in done):
             raise Impossible(
                 "the command ended with exit status 0 and trained nothing with ExactResume; "
-                "allowed is a program whose Trainer has it: app/train.py, one with SageMakerCLI, "
+                "expected a program whose Trainer has it: app/train.py, one with SageMakerCLI, "
                 "or one with a Trainer of its own"
             )
         if not any(CheckpointHome(self.alone / "ml/checkpoints").steps()):
@@ -562,7 +562,7 @@ class Parser(argparse.ArgumentParser):
 def positive(text: str) -> int:
     """Return `text` as an integer above 0; ArgumentTypeError if it is anything else."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, allowed is a whole number above 0")
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number above 0")
     return int(text)
 
 
@@ -625,7 +625,7 @@ def main(args: list[str] | None = None) -> int:
     flags = parser().parse_args(args[:separator])
     command = args[separator + 1 :]
     if not command:
-        parser().error("found no command; allowed is one after --, e.g. -- python app/train.py")
+        parser().error("found no command; expected one after --, e.g. -- python app/train.py")
     for number in (SIGTERM, signal.SIGHUP):
         # Exit through `finally`, which ends the processes that the drill started.
         signal.signal(number, lambda number, frame: sys.exit(128 + number))

@@ -97,7 +97,7 @@ def most(hyperparameters: Mapping[str, object], variables: Mapping[str, str]) ->
     name, value = next(iter(asked.items()))
     text = str(value).strip("'\" ")
     if not re.fullmatch(r"[0-9]{1,6}", text):
-        raise UserError(f"{name}: found {value!r}, allowed is a number, 0 or more")
+        raise UserError(f"{name}: found {value!r}, expected a number, 0 or more")
     return int(text)
 
 

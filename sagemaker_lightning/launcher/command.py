@@ -79,7 +79,7 @@ class LaunchParser(Parser):
 def positive(text: str) -> int:
     """Return `text` as an integer above 0; ArgumentTypeError if it is anything else."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, allowed is a whole number above 0")
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number above 0")
     return int(text)
 
 

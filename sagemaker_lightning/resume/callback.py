@@ -310,7 +310,7 @@ class ExactResume(EarlyCallback):
             if isinstance(callback, ExactResume) and callback is not self:
                 raise UserError(
                     f"Trainer(callbacks=...): found two ExactResume, for {self.folder.path} and "
-                    f"{callback.folder.path}; allowed is one"
+                    f"{callback.folder.path}; expected one"
                 )
             if isinstance(callback, (Seeding, RankConsistency)):
                 raise UserError(
@@ -422,13 +422,13 @@ class ExactResume(EarlyCallback):
         sharded = "" if copies else sharded
         if "--trainer.strategy" in self.settings:
             return UserError(
-                f"--trainer.strategy: found {name}, whose runs cannot be resumed; allowed are ddp "
+                f"--trainer.strategy: found {name}, whose runs cannot be resumed; expected ddp "
                 "and its variants, or --resume.exact=false: it trains and saves as Lightning does"
                 f"{sharded}"
             )
         return UserError(
             f"Trainer(strategy=...): found {name}{', which copies this process' if copies else ''},"
-            " whose runs cannot be resumed; allowed are one device, or ddp and its variants in a "
+            " whose runs cannot be resumed; expected one device, or ddp and its variants in a "
             f"program of its own{sharded}"
         )
 

@@ -292,7 +292,7 @@ def _images(folder: Path, seed: int) -> tuple[list[tuple[Path, int]], tuple[str,
     if not files:
         raise UserError(
             f"{folder}: found no image in a folder of a class, expected CLASS/*.jpg or the like; "
-            f"allowed are {', '.join(IMAGES)}"
+            f"expected {', '.join(IMAGES)}"
         )
     files.sort()
     random.Random(seed).shuffle(files)

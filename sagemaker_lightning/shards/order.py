@@ -94,7 +94,7 @@ class ShardBatches(PlacedSampler):
         if not len(self):
             raise UserError(
                 f"{dataset.location}: found {len(dataset)} samples for {self.streams} streams and "
-                f"a batch size of {batch_size}; allowed is at least one batch for each stream"
+                f"a batch size of {batch_size}; expected at least one batch for each stream"
             )
 
     def set_epoch(self, epoch: int) -> None:

@@ -227,13 +227,12 @@ class Service:
         if job is None:
             job_names = ", ".join(other.record.name for other in jobs)
             raise ValueError(
-                f"JOB: found {name!r}, allowed is one of: "
-                f"{job_names or 'none, as there are no jobs'}"
+                f"JOB: found {name!r}, expected one of: {job_names or 'none, as there are no jobs'}"
             )
         host_names = [host.name for host in job.hosts]
         if unknown := set(hosts) - set(host_names):
             raise ValueError(
-                f"--host: found {', '.join(sorted(unknown))}, allowed is {', '.join(host_names)}"
+                f"--host: found {', '.join(sorted(unknown))}, expected {', '.join(host_names)}"
             )
         if not job.record.spot:
             raise ValueError(f"{name} is not a spot job; create it with EnableManagedSpotTraining")

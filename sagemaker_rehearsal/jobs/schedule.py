@@ -53,12 +53,12 @@ def parse(text: str) -> Rule:
     """Return the rule that a text stands for; ValueError says what is allowed."""
     match = RULE.fullmatch(" ".join(text.split()))
     if not match:
-        raise ValueError(f"--interrupt: found {text!r}, allowed is {ALLOWED}")
+        raise ValueError(f"--interrupt: found {text!r}, expected {ALLOWED}")
     if match["every"] and seconds(match["every"]) == 0:
-        raise ValueError(f"--interrupt: found {text!r}, allowed is a time above 0 after 'every'")
+        raise ValueError(f"--interrupt: found {text!r}, expected a time above 0 after 'every'")
     if max(seconds(match[name]) or 0 for name in ("at", "every", "gap")) > LONGEST_SECONDS:
         raise ValueError(
-            f"--interrupt: found {text!r}, allowed are times up to {LONGEST_SECONDS // 3600}h"
+            f"--interrupt: found {text!r}, expected times up to {LONGEST_SECONDS // 3600}h"
         )
     return Rule(
         text=match[0],
@@ -96,7 +96,7 @@ def ordered(order: object) -> tuple[str, list[str], bool, float]:
     names = ("name", "hosts", "warned", "gap")
     if not isinstance(order, dict) or set(order) != set(names):
         raise ValueError(
-            f"interrupt: found {ascii(order)[:100]}, allowed is an object of {', '.join(names)}"
+            f"interrupt: found {ascii(order)[:100]}, expected an object of {', '.join(names)}"
         )
     name, hosts, warned, gap = (order[each] for each in names)
     hosts_are_names = isinstance(hosts, list) and all(isinstance(host, str) for host in hosts)
@@ -111,7 +111,7 @@ def ordered(order: object) -> tuple[str, list[str], bool, float]:
     ):
         if not is_valid:
             raise ValueError(
-                f"{field_name}: found {ascii(order[field_name])[:100]}, allowed is {allowed}"
+                f"{field_name}: found {ascii(order[field_name])[:100]}, expected {allowed}"
             )
     return name, list(dict.fromkeys(hosts)), warned, gap
 

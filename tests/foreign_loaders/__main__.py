@@ -297,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
     names = sorted(path.stem for path in LIBRARIES.glob("*.py"))
     args = parser().parse_args(arguments)
     if unknown := sorted(set(args.libraries) - set(names)):
-        parser().error(f"LIBRARY: found {', '.join(unknown)}, allowed are {', '.join(names)}")
+        parser().error(f"LIBRARY: found {', '.join(unknown)}, expected {', '.join(names)}")
     home = (args.home or Path(tempfile.mkdtemp(prefix="loaders-"))).resolve()
     home.mkdir(parents=True, exist_ok=True)
     if args.here:

@@ -52,7 +52,7 @@ class Logger(TensorBoardLogger):
         flush_secs: int = 120,
     ) -> None:
         if flush_secs < 1:  # TensorBoard's thread would take a whole core
-            raise UserError(f"--logger.flush_secs: found {flush_secs}, allowed is 1 or more")
+            raise UserError(f"--logger.flush_secs: found {flush_secs}, expected 1 or more")
         # The timer of TensorBoard's thread does not accept every number; a day is as good as never.
         super().__init__(
             save_dir, name=name, version=version, flush_secs=min(flush_secs, 24 * 3600)

@@ -25,7 +25,7 @@ from sagemaker_lightning.state.graph.state import GraphState
 HOOKS = "on_fit_start", "on_train_start"
 CLOCKS = time.time, time.monotonic, time.perf_counter, time.process_time
 MIN_ELEMENTS = 1 << 20
-"""Elements that a value may have; also allowed are as many as the weights have.
+"""Elements that a value may have; as many as the weights have are good, too.
 
 A larger one is data that a hook has loaded.
 """
