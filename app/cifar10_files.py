@@ -100,7 +100,7 @@ _ALLOWED = {
 class Missing(FileNotFoundError, UserError):
     """A file is not there: a mistake of the user.
 
-    It is none if the folder is meant to have only some of the files.
+    It is not a mistake if the folder is meant to have only some of the files.
     """
 
 

@@ -46,7 +46,7 @@ class Similarity:
         top_k: How many neighbours of each row.
         threshold: Instead: all pairs whose score is at least this.
         dense: Instead: all scores.
-        precision: Of the products; sums are float32.
+        precision: That of the products; sums are float32.
         itself: Whether a row is a neighbour of itself.
         memory: GiB that scores, results and the rows that are compared may take, on each device.
     """

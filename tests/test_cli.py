@@ -964,7 +964,8 @@ MISTAKES = [
     ),
     (
         [f"--checkpoint.filename=a/{'x' * 3000}-{{epoch}}"],
-        "--checkpoint.filename: found 'a/x*[.]{3}', which makes a name that is no file's, of 3013 ",
+        "--checkpoint.filename: found 'a/x*[.]{3}', which makes a name that no file can have, "
+        "of 3013 ",
     ),
     (
         ["--trainer.val_check_interval=-1"],

@@ -336,7 +336,7 @@ def _may_be_null(path: str, name: str) -> bool:
 
 
 def _explain_wrong_file(flag: str, words: list[str], application: Application) -> str:
-    """Return the line for a --config that is no file of flags; "" if it is one."""
+    """Return the line for a --config that is not a file of flags; "" if it is one."""
     name = words[-1].removeprefix("--config=")
     if flag != "--config" or len(words) == 1 and words[0] == flag:
         return ""

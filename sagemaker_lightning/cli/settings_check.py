@@ -114,7 +114,7 @@ def check_file_name(callback: ModelCheckpoint) -> None:
         # While it is written, the name has an end; SageMaker's marks have another.
         if len(os.fsencode(path.name)) <= LONGEST_FILE_NAME and "\0" not in str(path):
             return
-        problem = f"which makes a name that is no file's, of {len(path.name)} characters"
+        problem = f"which makes a name that no file can have, of {len(path.name)} characters"
     raise UserError(
         f"--checkpoint.filename: found {shown(callback.filename)}, {problem}; expected a name, "
         "with metrics, epoch and step in braces, e.g. best-{epoch}-{val_loss:.3f}"

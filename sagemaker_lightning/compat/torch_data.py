@@ -85,7 +85,7 @@ def end_workers(loader: Any) -> None:
     """End a loader's workers, if it has any, and make it forget its position.
 
     Lightning ends the workers of torch's own iterators; torchdata's iterators are another class. If
-    Python's garbage collector ends them, they are not told, and the process waits 5 s for each, in
+    Python's garbage collector ends them, they do not notice, and the process waits 5 s for each, in
     the middle of a step.
     """
     if hasattr(loader, ITERATOR_ATTRIBUTE):

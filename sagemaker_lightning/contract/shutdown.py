@@ -273,7 +273,7 @@ class Stop:
             self.end_process(f"{why}, so there is no newer checkpoint")
 
     def end_process(self, why: str) -> None:
-        """End this process now, after it has told `why` and from which step to resume."""
+        """End this process now, after it has said `why` and from which step to resume."""
         number = signal.Signals(self.signal_number or signal.SIGTERM)
         try:
             self.tell(interruption_by_names(self.home, f"{number.name}; {why}"))

@@ -75,7 +75,7 @@ class Plan:
     """Whether the generators are seeded, in the loader's process, before anything draws after a
     batch."""
     warned: Tensor | None = None
-    """uint8 [1], shared by all workers: 1 once the user was told that a dataset changes there."""
+    """uint8 [1], shared by all workers: 1 once a line has said that a dataset changes there."""
 
     def begin(self, turn: int, first: tuple[tuple[int, int], ...] = ()) -> None:
         """Plan the next iteration.

@@ -67,12 +67,12 @@ MAX_ENTRIES = 10_000
 CAUSES = {
     "batch": (
         "something that the samples or their order depend on is not restored, such as a variable "
-        "of a module or in a closure, an object that is no plain value, a file"
+        "of a module or in a closure, an object that is not a plain value, a file"
     ),
     "learning rate": "what changes the rate counts by itself",
     "loss": (
         "the batch is the same, so something that the step depends on is not restored, such as a "
-        "variable of a module or in a closure, an object that is no plain value"
+        "variable of a module or in a closure, an object that is not a plain value"
     ),
     "steps": (
         "the length of an epoch, or what ends the training, depends on something that is not "

@@ -63,7 +63,7 @@ class Drilled(EarlyCallback):
         self.steps = asked["steps"]
         self.moment = asked["moment"]
         self.workers = asked["workers"]
-        # Data workers of the loader for training; None if that is no loader that takes a number.
+        # Data workers of the loader for training; None if that loader takes no number.
         self.found_workers: int | None = None
         # What is known of a step before it is done.
         self.begun: dict[str, Any] = {}

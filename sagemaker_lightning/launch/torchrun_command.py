@@ -41,7 +41,7 @@ def command(
         program: The program's file.
         max_restarts: How often torchrun may start all ranks again.
 
-    Raises UserError if `args` ask for too many processes, or for a number that is none.
+    Raises UserError if `args` ask for too many processes, or for what is not a number.
     """
     variables = rendezvous.torch_distributed(environment) | os.environ
     if len(environment.hosts) > 1:

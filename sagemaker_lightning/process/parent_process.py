@@ -33,7 +33,7 @@ def bound_to_launcher(variables: MutableMapping[str, str]) -> Iterator[None]:
 def bind_to_launcher(variables: MutableMapping[str, str]) -> None:
     """Let the kernel kill this process, if it is a rank, when its launcher ends.
 
-    Otherwise the rank would wait for its peers for ever. A process that is no rank may launch
+    Otherwise the rank would wait for its peers for ever. A process that is not a rank may launch
     ranks: `variables`, its environment, name it as their launcher from now on.
     """
     if _is_rank(variables):

@@ -120,8 +120,8 @@ class ExactResume(EarlyCallback):
 
     Raises:
         UserError: An argument is of another type, a number is too small, or `dirpath` is a URL.
-            From `fit`: a host's name does not resolve, or nobody has told a host which one it is,
-            the checkpoint is of another run, the strategy is none of one device, ddp and
+            From `fit`: a host's name does not resolve, or a host does not know which one it is,
+            the checkpoint is of another run, the strategy is not one of one device, ddp and
             ModelParallelStrategy, or its mesh does not have as many ranks or shards not all
             weights, another process trains with the folder, or a part of the state cannot be saved.
     """
@@ -252,7 +252,7 @@ class ExactResume(EarlyCallback):
 
         Raises:
             UserError: The trainer has a callback that does the same, a host's name does not
-                resolve, or this host was not told which one it is.
+                resolve, or this host does not know which one it is.
         """
         if self.joins_hosts and trainer.num_nodes > 1:
             if finds_hosts_by_variables(trainer.strategy):

@@ -1,4 +1,4 @@
-"""How far a training has come, for who watches it from outside, and what its restarts have cost."""
+"""How far a training has come, for watchers outside, and what its restarts have cost."""
 
 from pytorch_lightning import Trainer
 

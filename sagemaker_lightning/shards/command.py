@@ -49,7 +49,7 @@ class Written:
 
     shard: Shard
     samples: list[tuple[dict[str, tuple[int, int]], int]]
-    """Of each sample, the offset and the size of each field in the shard, and the checksum."""
+    """For each sample, the offset and the size of each field in the shard, and the checksum."""
 
     def save(self, path: Path) -> None:
         """Write it to a file."""

@@ -78,7 +78,7 @@ class Claim:
     date: str
     region: str
     service: str
-    # Of the signed headers.
+    # Those of the signed headers.
     names: list[str]
     signature: str
     time: str

@@ -86,7 +86,7 @@ class Goodput:
             return None
         if self.status == Status.FAILED:
             return (
-                "The job failed: nothing came of it. “Kept” is what a new job could go on from, at "
+                "The job failed: it has no result. “Kept” is what a new job could go on from, at "
                 "best."
             )
         if self.status == Status.STOPPED:

@@ -29,8 +29,8 @@ def write(
     Args:
         record: The job.
         path: The file to write.
-        price: Of an instance hour on demand, in any currency; None without costs.
-        spot_price: Of an instance hour on spot, in the same currency.
+        price: The price of an instance hour on demand, in any currency; None without costs.
+        spot_price: The price of an instance hour on spot, in the same currency.
     """
     record = record.masked()
     sections = make_sections(record, price=price, spot_price=spot_price)
@@ -45,8 +45,8 @@ def make_sections(
 
     Args:
         record: The job, without its secrets.
-        price: Of an instance hour on demand; None without costs.
-        spot_price: Of an instance hour on spot.
+        price: The price of an instance hour on demand; None without costs.
+        spot_price: The price of an instance hour on spot.
     """
     now = moment(record)
     goodput = measure(record, now=now, price=price, spot_price=spot_price)

@@ -168,7 +168,7 @@ def remove_later_events(
 ) -> list[str]:
     """Remove from TensorBoard's files what was logged after a checkpoint was taken.
 
-    Of the logger's own files, what they had then is known. In other files, such as those of another
+    What the logger's own files had then is known. In other files, such as those of another
     host, or below the logger's folder, everything after the checkpoint's step was logged later.
 
     Args:

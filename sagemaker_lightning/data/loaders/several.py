@@ -81,7 +81,7 @@ class TrainingLoaders(EndingLoaders):
     rank: int
     resumables: list[ResumableLoader]
     plans: list[Plan]
-    """Of the loaders whose samples are seeded."""
+    """Those of the loaders whose samples are seeded."""
     is_placed = False
     drawn = 0
     """Number of batches of the epoch that were drawn."""

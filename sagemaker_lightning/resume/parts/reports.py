@@ -284,7 +284,7 @@ def users_name(node: Node | None, name: str) -> tuple[type, str]:
 
 
 def _is_told(unsaved: Unsaved) -> bool:
-    """Return whether the user is told that a checkpoint cannot hold something.
+    """Return whether a line says that a checkpoint cannot hold something.
 
     An object that an attribute has got, such as a writer, is made again by the code that made it.
     """

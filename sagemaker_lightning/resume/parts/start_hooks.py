@@ -114,7 +114,7 @@ class StartHooks:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield what a value holds that is no container; of a long container, its first elements."""
+    """Yield what a value holds, without containers; of a long one, its first elements."""
     if dataclasses.is_dataclass(value):
         value = vars(value)
     if isinstance(value, dict):
