@@ -54,7 +54,7 @@ COMMANDS = {
     "report": ("print what a job's report says first, and where it is", "report JOB"),
     "rerun": ("start a job once more, from its beginning, under a new name", "rerun JOB"),
     "resume": (
-        "start a job that goes on from the checkpoints of one that was stopped or failed",
+        "start a job that continues from the checkpoints of one that was stopped or failed",
         "resume JOB",
     ),
     "interrupt": ("take spot instances of a job away", "interrupt JOB --host=algo-2 --unwarned"),

@@ -24,6 +24,7 @@ PHRASES = {
     r"\btold\b(?! apart)": "asked to, said, named, known",
     r"(?:^|[.:;] )Of (?=[a-z])": "begin with the subject",
     r"(?:^|[.:;] )Nor\b": "and not, neither",
+    r"\b(?:goes|go|going|went|gone) on\b": "continue",
     r"\bcame of\b": "the result of, caused",
     r"\ballowed (?:is|are)\b": "expected",
 }

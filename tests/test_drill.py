@@ -212,7 +212,7 @@ WRONG = {
     "without checkpoints": (
         "Model",
         ["--trainer.enable_checkpointing=false"],
-        "trains without checkpoints to go on from; leave out",
+        "trains without checkpoints to continue from; leave out",
     ),
     "another folder": (
         "Model",
@@ -252,10 +252,10 @@ def test_a_program_that_does_not_train_with_us(desk: Desk):
 
 SIGNALS = {
     "hangs": ("Hanging", "stop-in-epoch", "HUNG: 15 s after SIGTERM it had not ended"),
-    "goes on": (
+    "continues": (
         "Deaf",
         "stop-in-validation",
-        "NOT STOPPED: in spite of SIGTERM it went on to its end",
+        "NOT STOPPED: in spite of SIGTERM it continued to its end",
     ),
     "fails on resume": (
         "FailsOnResume",
@@ -322,7 +322,7 @@ def test_nothing_of_the_users_is_touched(desk: Desk, tmp_path: Path):
     )
     assert (
         completed.returncode == 0
-        and "go on with 2 data workers in place of 0: identical" in completed.stdout
+        and "continue with 2 data workers in place of 0: identical" in completed.stdout
     ), completed.stdout
     assert files(tmp_path) == files_before
 

@@ -139,7 +139,7 @@ def test_a_higher_limit_trains_on(tmp_path, capfd, alone):
 
 
 def test_an_epoch_that_ends_early_ends_once(tmp_path):
-    """After the validation that was interrupted; a longer training goes on within the epoch."""
+    """After the validation that was interrupted; a longer training continues within the epoch."""
     events = []
     for stop in ("", "validation 0:0"):
         folder = tmp_path / (stop or "alone")

@@ -698,7 +698,7 @@ def test_a_stopped_job_did_not_complete(aws, launch):
     assert "job-1: Stopped (MaxRuntimeExceeded), 400 s of training" in completed.stdout
     assert completed.stderr.splitlines()[-2:] == [
         "error: the job ended as Stopped",
-        "it cannot go on: it had no --checkpoints; start it again with one",
+        "it cannot continue: it had no --checkpoints; start it again with one",
     ]
 
 
@@ -710,7 +710,7 @@ def test_a_job_that_reached_its_limit_says_how_it_goes_on(capsys):
         state |= {"CheckpointConfig": {"S3Uri": "s3://my-bucket/c"}}
         assert follower.report(site, state) == 1
         assert capsys.readouterr().err.splitlines()[-1] == (
-            f"to go on where it was: launch resume job-1 --region={REGION}{says}"
+            f"to continue where it was: launch resume job-1 --region={REGION}{says}"
         )
 
 
@@ -742,7 +742,7 @@ def test_ctrl_c_stops_following_and_leaves_the_job_alone(aws, tmp_path):
         _, output = process.communicate(timeout=30)
         assert process.returncode == 130
         assert "StopTrainingJob" not in stand_in.names()
-        command = re.search(r"the job goes on. To stop it: (.*)\n", output)[1]
+        command = re.search(r"the job continues. To stop it: (.*)\n", output)[1]
         environment = aws_services.variables(aws, **endpoints)
         subprocess.run(command, shell=True, env=environment, check=True, capture_output=True)
         assert stand_in.calls[-1] == ("StopTrainingJob", {"TrainingJobName": "job-1"})

@@ -130,7 +130,7 @@ def test_a_job_that_never_trained_cost_nothing(capsys):
     ]
     says = (
         "error: the job ended as Stopped\n"
-        "it cannot go on: it had no --checkpoints; start it again with one\n"
+        "it cannot continue: it had no --checkpoints; start it again with one\n"
     )
     assert printed.err == says * 2
 
@@ -212,11 +212,11 @@ def test_a_log_that_is_not_there_yet_or_may_not_be_read(capsys):
 @pytest.mark.parametrize(
     ("error", "status", "says"),
     [
-        (KeyboardInterrupt(), 130, "no longer following; the job goes on. To stop it: "),
+        (KeyboardInterrupt(), 130, "no longer following; the job continues. To stop it: "),
         (
             refusal("ExpiredTokenException"),
             1,
-            "error: the job cannot be followed any longer, but goes on: Get",
+            "error: the job cannot be followed any longer, but continues: Get",
         ),
     ],
 )

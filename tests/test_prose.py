@@ -17,6 +17,7 @@ NONE = "is" + " none"  # not as one: this file may be read, too
         ("a.py", "x = 1\n# a host that\n# is no rank\ny = 2", [(3, "that is no")]),
         ("a.py", "x = 1\n# a host that\ny = 2\n# is no rank", []),
         ("a.py", "f'{x}: found {y}, allowed is {z}'", [(1, "allowed is")]),
+        ("a.py", "'the job goes '\n'on'; 'it went on'", [(2, "went on")]),
         ("a.py", "def f(told): told()", []),
     ],
 )

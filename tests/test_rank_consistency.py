@@ -470,7 +470,7 @@ def test_learning_rates_of_every_scheduler_are_scaled_and_once_only(tmp_path: Pa
     linear = ranks.run(curves, "linear", folder=tmp_path)[0]
     assert not linear.error, linear.output
     root = ranks.run(curves, "sqrt", nodes=[3], folder=tmp_path)[0].value
-    # Two ranks stop after three steps. Then three runs go on: two ranks, one rank alone, and two
+    # Two ranks stop after three steps. Then three runs continue: two ranks, one rank alone, and two
     # ranks that do not scale.
     until = ranks.run(curves, "linear", 3, folder=tmp_path)[0].value
     later_curves = ranks.run(curves, "linear", None, True, folder=tmp_path)[0].value
@@ -514,7 +514,7 @@ def rates_scaled_alone(goes_on: bool) -> list[list[float]]:
 
 @pytest.mark.slow
 def test_the_scaling_alone(tmp_path: Path):
-    """A run that goes on from Lightning's checkpoint does not scale again."""
+    """A run that continues from Lightning's checkpoint does not scale again."""
     rates = [
         rate
         for goes_on in (False, True)

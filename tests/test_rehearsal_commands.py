@@ -83,7 +83,7 @@ def test_a_job_that_runs(endpoint):
     assert endpoint.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
     followed = run_command(endpoint, "logs", name, "--follow")
     assert followed.returncode == 1
-    line = re.search("to go on where it was: .* (resume .*)", followed.stdout)[1]
+    line = re.search("to continue where it was: .* (resume .*)", followed.stdout)[1]
     words = [*line.split(), "--max-run=500"]
     resumed = re.match(r"started (\S+) in ", done(endpoint, *words))[1]
     assert endpoint.describe(resumed)["StoppingCondition"]["MaxRuntimeInSeconds"] == 500

@@ -217,7 +217,7 @@ def test_a_report_that_fails(rehearsed):
 
 
 def test_a_log_that_cannot_be_written(rehearsed):
-    """The job goes on, as its container is well."""
+    """The job continues, as its container is well."""
     job = rehearsed.job()
     host = rehearsed.container()
     (file_name,) = job.logs.last
@@ -523,7 +523,7 @@ SLOW_LINES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("regex", SLOW_LINES)
 def test_a_metric_that_stalls(rehearsed, regex):
-    """Its definition is left out with a note; the log and the other metrics go on."""
+    """Its definition is left out with a note; the log and the other metrics continue."""
     loss_definition = {"Name": "loss", "Regex": r"loss=(\S+)"}
     epoch_definition = {"Name": "epoch", "Regex": r"epoch=(\S+)"}
     job = rehearsed.job(

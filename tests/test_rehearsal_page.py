@@ -349,7 +349,7 @@ def test_a_job_is_followed_to_its_end(site, fast):
         id: part for name, _, content in rest if name == "parts" for id, part in content.items()
     }
     assert "Completed" in parts["about"] and parts["orders"] == ""
-    # A browser that connects again goes on after what it has.
+    # A browser that connects again continues after what it has.
     again = site.get(f"{access.PATH}stream", headers={"Last-Event-ID": number}, job=arn, start="0")
     assert [name for name, _, _ in events_of(again)] == ["parts", "end"]
 

@@ -984,7 +984,7 @@ def disturb_uploads(uploader: checkpoint_sync.Uploader, monkeypatch, disturb) ->
 
 @pytest.mark.parametrize("deleted", ["file", "folder", "a file in the folder's place"])
 def test_what_is_deleted_during_its_upload(s3, tmp_path, clock, monkeypatch, deleted):
-    """The copy goes on, with and without the folder of the markers."""
+    """The copy continues, with and without the folder of the markers."""
     uploader = make_uploader(s3, tmp_path, markers=True)
     write_files(tmp_path, "sub/a")
 

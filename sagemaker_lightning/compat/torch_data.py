@@ -58,8 +58,8 @@ def has_iterator(loader: Any) -> bool:
 def keeps_iterator(loader: Any) -> bool:
     """Return whether a loader's class has made an iterator before anybody iterates over it.
 
-    All its iterations go on with this one. What torch's class keeps by a name of its own, it begins
-    anew.
+    All its iterations continue with this one. What torch's class keeps by a name of its own, it
+    begins anew.
     """
     return bool(kept_iterators(loader))
 

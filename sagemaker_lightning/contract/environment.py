@@ -99,7 +99,7 @@ class SageMakerEnvironment:
     restarts: tuple[ContainerRestart, ...] = ()
     """The restarts of this program in its container so far, oldest first."""
     copies: Path | None = None
-    """The folder in memory for copies of the state, from which ranks that have died go on.
+    """The folder in memory for copies of the state, from which ranks that have died continue.
 
     None if nothing starts this program again in its container.
     """

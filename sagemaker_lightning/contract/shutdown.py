@@ -302,7 +302,7 @@ class TrainingStop(Stop):
         return self.signal_number != signal.SIGINT
 
     def _process_ends(self) -> bool:
-        return False  # whoever catches the SystemExit goes on
+        return False  # whoever catches the SystemExit continues
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         super()._handle(number, frame)

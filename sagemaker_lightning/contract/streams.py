@@ -71,7 +71,7 @@ def prepare() -> None:
 
 
 def _stream(number: int, previous: io.TextIOWrapper | None) -> _Stream:
-    """Return a stream like the previous one, which whoever has it already may go on using."""
+    """Return a stream like the previous one, which whoever has it already may continue using."""
     previous = previous or open(number, "w", closefd=False)  # noqa: SIM115
     previous.flush()
     return _Stream(

@@ -65,7 +65,7 @@ class DrawnAsAsked(list):
     """An order that a user's sampler is asked for batch by batch, as by a DataLoader.
 
     Training may change what the sampler draws, such as by its losses. If it does not, the order is
-    the one that is drawn at once: the process's generators go on where they were in it.
+    the one that is drawn at once: the process's generators continue where they were in it.
 
     Args:
         sampler: The sampler.
@@ -110,7 +110,7 @@ class DrawnAsAsked(list):
 
     @contextmanager
     def _continued_rng(self) -> Iterator[None]:
-        """Let the process's generators go on where this order has left them."""
+        """Let the process's generators continue where this order has left them."""
         outside = unseeded.number, unseeded.count
         with isolate_rng():
             if self.drawing:

@@ -250,7 +250,7 @@ def knows_its_end(loader: Any) -> bool:
 def leaves_its_rest(loader: Any) -> bool:
     """Return whether a loader drops an iteration that was left once the next one draws a batch.
 
-    streaming's does. Others go on with what was left, or `plan` has them begin anew.
+    streaming's does. Others continue with what was left, or `plan` has them begin anew.
     """
     return _is_of_library(loader, "streaming")
 
@@ -282,7 +282,7 @@ def plan(loader: Any, turn: int, done: int) -> None:
     if not done or not any(_is_of_library(loader, name) for name in ("litdata", "streaming")):
         return
     # The loader goes to its position, but its workers, which take turns, start counting from 0.
-    # litdata's goes on with the worker whose turn it is, streaming's with the first one.
+    # litdata's continues with the worker whose turn it is, streaming's with the first one.
     workers = max(1, loader.num_workers)
     size = loader.batch_size or 1
     shift = done if _is_of_library(loader, "streaming") else 0

@@ -61,7 +61,7 @@ class Decision:
     line: str
     """One line for the log; "" if there is nothing to say."""
     use: bool = False
-    """Whether the forward-compatibility libraries go on the library path."""
+    """Whether the forward-compatibility libraries are put on the library path."""
 
 
 def installed_cuda() -> str:

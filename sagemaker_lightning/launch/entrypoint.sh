@@ -46,7 +46,7 @@ what train uses, where it is mounted (--volume FOLDER:/opt/ml/...):
   /opt/ml/input/data/training                the data
   /opt/ml/input/config/hyperparameters.json  flags without their dashes: {"trainer.max_epochs": 2}
   /opt/ml/code                               source: modules, requirements.txt, a program
-  /opt/ml/checkpoints                        checkpoints: an interrupted training goes on from them
+  /opt/ml/checkpoints                        checkpoints: an interrupted training continues from them
   /opt/ml/model                              gets the trained model
   /opt/ml/output                             gets logs, and in the file failure the reason if it fails
 

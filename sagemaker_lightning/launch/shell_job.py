@@ -131,7 +131,7 @@ def program(base: Path) -> str:
 def is_the_sdks(command_line: list[str]) -> bool:
     """Return whether a process is one of SDK 3's own, given by its command line.
 
-    It dies of a signal, and the job's program, which may be saving, goes on without it.
+    It dies of a signal, and the job's program, which may be saving, continues without it.
     """
     return any(DRIVERS in word or SCRIPT in word for word in command_line)
 

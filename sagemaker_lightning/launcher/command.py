@@ -214,8 +214,8 @@ COMMANDS = {
     "list": "print the newest training jobs: when they were made, status and name",
     "logs": "print the log of a job",
     "stop": "stop a job, which has two minutes to save a checkpoint",
-    "resume": "go on from the checkpoints of a job that was stopped or failed, or whose time was "
-    "over: the same request and checkpoints, under a new name",
+    "resume": "continue from the checkpoints of a job that was stopped or failed, or whose time "
+    "was over: the same request and checkpoints, under a new name",
     "follow": "print what happens to a job until it ends, as after its start",
 }
 EXAMPLES = {

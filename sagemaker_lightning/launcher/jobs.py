@@ -86,7 +86,7 @@ def again(site: Site, job: dict) -> dict:
 
 
 def to_resume(site: Site, name: str, max_run: int | None, max_wait: int | None) -> dict:
-    """Return the request of a job that goes on from another's checkpoints.
+    """Return the request of a job that continues from another's checkpoints.
 
     It is that of the other job, under a new name.
 
@@ -97,7 +97,7 @@ def to_resume(site: Site, name: str, max_run: int | None, max_wait: int | None) 
         max_wait: Seconds that a spot job may wait and run; None for as many as the other, or as
             `max_run` where these are fewer.
 
-    Raises ValueError if the job cannot go on.
+    Raises ValueError if the job cannot continue.
     """
     job = describe_ended(site, name)
     if job["TrainingJobStatus"] == "Completed":

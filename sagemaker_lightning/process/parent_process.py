@@ -53,7 +53,7 @@ def end_with_launcher(variables: Mapping[str, str]) -> None:
 
 
 def outlive_launcher(variables: Mapping[str, str]) -> None:
-    """Let this process, if it is a rank, go on when its launcher ends.
+    """Let this process, if it is a rank, continue when its launcher ends.
 
     A program may have work for each rank after its training, and rank 0 may be done with its own
     first.

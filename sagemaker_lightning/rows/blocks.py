@@ -1,4 +1,4 @@
-"""Results in blocks of rows, committed one by one, so that a run can go on.
+"""Results in blocks of rows, committed one by one, so that a run can continue.
 
 A block is a file `START-STOP.npz` with arrays for the rows from START up to, but not including,
 STOP. It is complete or absent. Its checksums are those of the zip format. A run with other settings

@@ -5,7 +5,7 @@
     ... index FOLDER           makes the index of tar shards that are there, as WebDataset has them
     ... check FOLDER           reads all samples of a folder or s3://BUCKET/PREFIX
 
-A call that was interrupted goes on where it was. The same files and flags make the same bytes.
+A call that was interrupted continues where it was. The same files and flags make the same bytes.
 """
 
 import argparse

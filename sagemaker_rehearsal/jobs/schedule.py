@@ -29,7 +29,7 @@ class Rule:
         at: Seconds after the first attempt's training began.
         step: The step that triggers the rule, when a log line has it.
         every: Seconds from one interruption to the next. In each attempt they count from the time
-            when training began or went on.
+            when training began or continued.
         about: Whether `every` is the mean of an exponential distribution, as if each instant were
             equally likely.
         times: How often at most; None for no limit.

@@ -111,7 +111,7 @@ def _make_figures(record: Record, goodput: Goodput, now: float) -> Element:
     description = "goodput: instance time that became kept training"
     if goodput.status == Status.FAILED:
         share = "failed"
-        description = f"{goodput.share or 0:.0%} of the instance time was training to go on from"
+        description = f"{goodput.share or 0:.0%} of the instance time was training to continue from"
     figures = [
         (share, description),
         (
@@ -210,7 +210,7 @@ def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
     ]
     has_proof = any(attempt.proved for attempt in record.attempts)
     has_restarts = any(attempt.restarts for attempt in record.attempts)
-    columns += [RESTARTS] * has_restarts + ["went on"] * has_proof
+    columns += [RESTARTS] * has_restarts + ["continued"] * has_proof
     rows = []
     for place, (attempt, row) in enumerate(zip(record.attempts, goodput.rows, strict=True)):
         steps = [
@@ -245,7 +245,7 @@ def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
         caption,
         columns,
         rows,
-        words=["exit status", "from checkpoint", RESTARTS, "went on"],
+        words=["exit status", "from checkpoint", RESTARTS, "continued"],
     )
 
 

@@ -172,7 +172,7 @@ class Trial:
             if status not in expected and status != 0:
                 outcome = "hung" if status is None else "crashed"
                 return {"outcome": outcome, "why": f"{log}: {status}: {last_line(job.output)}"}
-            if status == 0:  # the moment has not come, as the run went on after it
+            if status == 0:  # the moment has not come, as the run continued after it
                 break
             if changes:
                 workers = others.pop()

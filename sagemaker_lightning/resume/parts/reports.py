@@ -207,7 +207,7 @@ class Reports:
                     log.warning(
                         f"{path}.{name} is {with_article(kind)} that was made while training, and "
                         "a resumed run cannot make it to load its weights: after an interruption "
-                        "this run cannot go on; make it in __init__() or configure_model()"
+                        "this run cannot continue; make it in __init__() or configure_model()"
                     )
 
     def _report_grown(self) -> None:
@@ -228,8 +228,8 @@ class Reports:
             if self.trainer.is_global_zero:
                 log.warning(
                     f"model.{grown[0]} was made while training, and an optimizer has got it: after "
-                    "an interruption this run cannot go on, as optimizers that are made anew have "
-                    "it elsewhere; make it in __init__() or configure_model()"
+                    "an interruption this run cannot continue, as optimizers that are made anew "
+                    "have it elsewhere; make it in __init__() or configure_model()"
                 )
 
     def report_reordered(self) -> None:

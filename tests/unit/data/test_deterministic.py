@@ -448,7 +448,7 @@ def test_a_loader_may_be_used_twice():
     loader, _ = exact(noisy(), 7, "train")
     loader.begin_epoch(1, 3)
     assert exact(loader, 7, "val") == (loader, "")
-    assert as_lists(loader) == batches(noisy(), epoch=1)[3:]  # training goes on where it is
+    assert as_lists(loader) == batches(noisy(), epoch=1)[3:]  # training continues where it is
 
 
 def test_a_loader_that_shares_its_batches_itself_keeps_its_order():
@@ -972,7 +972,7 @@ def test_each_generator_of_the_process_is_seeded(monkeypatch):
 
 
 def test_a_run_draws_what_earlier_versions_drew():
-    """Else a run that goes on with another version is another one."""
+    """Else a run that continues with another version is another one."""
     assert number_of("sample", 7, "train", 0, 3) == 8349078409027794008
     seed_all("sample", 1)
     assert [unseeded.bits(size) for size in (12, 32)] == [2174, 1028623734]

@@ -1,4 +1,4 @@
-"""callbacks/loggers/tensorboard_events.py: TensorBoard's files go on from the checkpoint."""
+"""callbacks/loggers/tensorboard_events.py: TensorBoard's files continue from the checkpoint."""
 
 import time
 from pathlib import Path
