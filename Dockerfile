@@ -202,7 +202,7 @@ RUN if [ -n "$LOGGERS" ]; then \
         export UV_FOLDER=/tmp/uv UV_NO_CACHE=1 UV_INSTALLER=/opt/conda/bin/python PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
      && for name in $LOGGERS; do \
             [[ $name =~ ^(mlflow|wandb)$ ]] \
-         || { echo "error: LOGGERS: found $name; allowed are mlflow and wandb" >&2; exit 1; }; \
+         || { echo "error: LOGGERS: found $name; expected mlflow or wandb" >&2; exit 1; }; \
             scripts/install_locked.sh "$(command -v python)" install "locks/$name.txt" || exit 1; \
         done \
      && rm -rf /tmp/uv* \

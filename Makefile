@@ -73,6 +73,7 @@ lint: $(VENV)/ready $(TOOLS)/locked.txt  ## check style, imports, types and the 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/python tests/prose.py
 	$(TOOLS)/bin/mypy --python-executable $(BIN)/python
 	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml

@@ -100,7 +100,7 @@ _ALLOWED = {
 class Missing(FileNotFoundError, UserError):
     """A file is not there: a mistake of the user.
 
-    It is none if the folder is meant to have only some of the files.
+    It is not a mistake if the folder is meant to have only some of the files.
     """
 
 
@@ -249,5 +249,5 @@ def _decode(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
         )
     wrong = [label for label in labels if type(label) is not int or not 0 <= label <= 9]
     if wrong:
-        raise UserError(f"{where}: label {reprlib.repr(wrong[0])} found, allowed are 0 to 9")
+        raise UserError(f"{where}: label {reprlib.repr(wrong[0])} found, expected 0 to 9")
     return images.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)

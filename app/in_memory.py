@@ -216,7 +216,7 @@ class ResidentDataModule(LightningDataModule, ABC):
             ("cutout", cutout, 0),
         ):
             if value < least:
-                raise UserError(f"--data.{flag}: found {value}, allowed is {least} or more")
+                raise UserError(f"--data.{flag}: found {value}, expected {least} or more")
         self.val_split = val_split
         self.num_workers = num_workers
         self.normalize = normalize
@@ -371,7 +371,7 @@ class ResidentDataModule(LightningDataModule, ABC):
                 f"{f' ({count_here} of them on this host)' if nodes > 1 and not is_share else ''}"
             )
             raise UserError(
-                f"--data.val_split: found {shown_value}, allowed are 1 to {size - 1} of the {size} "
+                f"--data.val_split: found {shown_value}, expected 1 to {size - 1} of the {size} "
                 "images, or a fraction between 0 and 1"
             )
         return size - held_out, held_out

@@ -38,7 +38,7 @@ class ResNet18(LightningModule):
         super().__init__()
         if not 0 <= label_smoothing < 1:
             raise UserError(
-                f"--model.label_smoothing: found {label_smoothing}, allowed is 0 to less than 1"
+                f"--model.label_smoothing: found {label_smoothing}, expected 0 to less than 1"
             )
         self.save_hyperparameters()
         self.network = resnet18(num_classes=num_classes)

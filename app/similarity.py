@@ -46,7 +46,7 @@ class Similarity:
         top_k: How many neighbours of each row.
         threshold: Instead: all pairs whose score is at least this.
         dense: Instead: all scores.
-        precision: Of the products; sums are float32.
+        precision: That of the products; sums are float32.
         itself: Whether a row is a neighbour of itself.
         memory: GiB that scores, results and the rows that are compared may take, on each device.
     """
@@ -66,15 +66,15 @@ class Similarity:
             self.top_k = 10
         if len(chosen) > 1:
             raise UserError(
-                f"--{chosen[0]}, --{chosen[1]}: found both, allowed is one of top_k, threshold and "
+                f"--{chosen[0]}, --{chosen[1]}: found both, expected one of top_k, threshold and "
                 "dense"
             )
         for name, least in (("top_k", 1), ("memory", 0.01)):
             value = getattr(self, name)
             if value is not None and not value >= least:
-                raise UserError(f"--{name}: found {value}, allowed is {least} or more")
+                raise UserError(f"--{name}: found {value}, expected {least} or more")
         if self.threshold is not None and not -1 <= self.threshold <= 1:
-            raise UserError(f"--threshold: found {self.threshold}, allowed is -1 to 1")
+            raise UserError(f"--threshold: found {self.threshold}, expected -1 to 1")
 
 
 class Compared:
@@ -83,7 +83,7 @@ class Compared:
     def __init__(self, settings: Similarity, table: Table, device: torch.device) -> None:
         if settings.top_k and settings.top_k > len(table) - (not settings.itself):
             raise UserError(
-                f"--top_k: found {settings.top_k}, allowed is 1 to "
+                f"--top_k: found {settings.top_k}, expected 1 to "
                 f"{len(table) - (not settings.itself)}: there are {len(table)} rows"
             )
         self.settings = settings
@@ -159,7 +159,7 @@ class Compared:
         if not greatest.all():
             row = rows.start + int((greatest[:, 0] == 0).nonzero()[0])
             raise UserError(
-                f"{self.table.channel}: row {row} is all 0, which has no direction; allowed are "
+                f"{self.table.channel}: row {row} is all 0, which has no direction; expected "
                 "other rows"
             )
         vectors /= greatest

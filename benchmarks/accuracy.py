@@ -52,9 +52,9 @@ class Run(NamedTuple):
     """The seconds and the accuracy of a training."""
 
     seconds: float
-    """Of training."""
+    """Those of training."""
     steady: float
-    """Of training, after its first two steps."""
+    """Those of training, after its first two steps."""
     process: float
     """Seconds of the whole process."""
     accuracy: float

@@ -37,7 +37,7 @@ def carry(folder: Path, python: str, packages: list[str], data: Path | None, mib
     SystemExit: one line says what is wrong.
     """
     if data and not data.is_dir():
-        raise SystemExit(f"error: --data: found {data}, allowed is a folder")
+        raise SystemExit(f"error: --data: found {data}, expected a folder")
     shutil.rmtree(folder, ignore_errors=True)
     wheels = folder / "wheels"
     wheels.mkdir(parents=True)
@@ -69,7 +69,7 @@ def carry(folder: Path, python: str, packages: list[str], data: Path | None, mib
     if size > mib:
         raise SystemExit(
             f"error: {folder}: {size:.1f} MiB travel with the checkout, "
-            f"allowed are {mib:g}; carry less"
+            f"expected {mib:g}; carry less"
         )
     return size
 

@@ -8,7 +8,7 @@ compiler, a data worker), is a validation of many slow batches, or waits for its
 the limit. After its last step, each rank hangs, which has to be seen.
 
 A rank that gets less than a twentieth of a processor for seconds is taken for one that hangs: with
-ten minutes, that is no matter, and here the machine has to be quiet.
+ten minutes, that does not matter, and here the machine has to be quiet.
 """
 
 import os

@@ -11,7 +11,7 @@ import sys
 from benchmarks import report
 
 # This benchmark sets the number of instances, and follows each job. With the checkpoints of the job
-# before, a job would go on where that one ended. A spot job's time includes its interruptions.
+# before, a job would continue where that one ended. A spot job's time includes its interruptions.
 REFUSED = (
     "--instance-count",
     "--instance-group",

@@ -101,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def refuse(self, status: int, code: str) -> None:
         """Answer with an error."""
-        text = f"<Error><Code>{code}</Code><Message>as it was told</Message></Error>"
+        text = f"<Error><Code>{code}</Code><Message>refused</Message></Error>"
         self.answer(status, text.encode())
 
     def list(self, bucket: str, prefix: str) -> None:

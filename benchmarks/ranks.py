@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 # Untimed steps at the start of a turn: the caches are full of another training's data.
 WARMUP_STEPS = 3
-# What a rank is told; silent: train without the other node.
+# What a rank gets; silent: train without the other node.
 EXCHANGE = "exchange"
 SILENT = "silent"
 END = "end"
@@ -29,7 +29,7 @@ class Turn:
     rate: float
     """images/s."""
     seconds: float
-    """Of the whole step."""
+    """Those of the whole step."""
     waited: float = 0.0
     """From the last gradient computed to the last one exchanged, with nothing else to do."""
     overlapped: float = 0.0

@@ -76,7 +76,7 @@ class Dies(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out what is planned."""
         _mark("start", trainer.is_global_zero)
-        self.stepped_in = 0  # a restarted run goes on with what it was
+        self.stepped_in = 0  # a restarted run continues with what it was
         self.plan = Plan(**json.loads(os.environ[PLAN]))
         self.resume = next(each for each in trainer.callbacks if isinstance(each, ExactResume))
         self.noted = self.spent = self.taken_at = 0.0  # and with these

@@ -169,7 +169,7 @@ def save(size: int, steps: int, folder: Path, is_ours: bool) -> float:
 
 
 def load(size: int, steps: int, folder: Path, is_ours: bool) -> float:
-    """Return the seconds from fit() to the first batch of a training that goes on."""
+    """Return the seconds from fit() to the first batch of a training that continues."""
     starts = Starts()
     checkpoint = None
     if not is_ours:

@@ -33,7 +33,7 @@ IMPORTS = ["-c", "import torch, torchvision, pytorch_lightning, time; print(time
 class FirstStep(Callback):
     """Prints the time of the first optimizer step's end, and ends the process.
 
-    The time is in seconds since 1970. A run of one step goes on to its end, so that the same
+    The time is in seconds since 1970. A run of one step continues to its end, so that the same
     callbacks train and write its checkpoint.
     """
 

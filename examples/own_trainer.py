@@ -2,7 +2,7 @@
 
     python examples/own_trainer.py --epochs=5
 
-Stop it (Ctrl-C, SIGTERM, SIGKILL) and start it again: it goes on where it was, says whether the
+Stop it (Ctrl-C, SIGTERM, SIGKILL) and start it again: it continues where it was, says whether the
 steps that it repeats are the same bit for bit, and prints the same loss at the end. As a SageMaker
 job, in our image or in another one that has torch: docs/your-own-trainer.md.
 """

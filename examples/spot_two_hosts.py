@@ -3,7 +3,7 @@
     python examples/spot_two_hosts.py --image=IMAGE --role=ARN --bucket=BUCKET
 
 Where AWS takes the instances away, SageMaker starts the job again with the checkpoints of its S3
-folder, and it goes on where it was. The rehearsal does the same on this machine: it prints the
+folder, and it continues where it was. The rehearsal does the same on this machine: it prints the
 address and the keys to set, as `AWS_ENDPOINT_URL=... AWS_ACCESS_KEY_ID=...`.
 """
 

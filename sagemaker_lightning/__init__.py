@@ -78,7 +78,7 @@ if not TYPE_CHECKING:  # a type checker would believe that it has any name
             import_module(f"{__name__}.compat.versions").check()
         value = globals()[name] = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
         if name == "ExactResume":
-            # A resumed run that differs says why, by a search that is no part of the training.
+            # A resumed run that differs says why, by a search that is not part of the training.
             import_module(f"{__name__}.drill.causes").register()
         return value
 

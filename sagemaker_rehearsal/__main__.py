@@ -75,7 +75,7 @@ COMMANDS = {
     ),
     "rerun": ("start a job once more, from its beginning, under a new name", "rerun JOB"),
     "resume": (
-        "start a job that goes on from the checkpoints of one that was stopped or failed",
+        "start a job that continues from the checkpoints of one that was stopped or failed",
         "resume JOB",
     ),
     "compare": (

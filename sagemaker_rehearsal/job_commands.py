@@ -125,7 +125,7 @@ def rerun(site: Site, name: str) -> None:
 
 
 def resume(site: Site, name: str, max_run: int | None, max_wait: int | None) -> None:
-    """Start a job that goes on from another's checkpoints, as jobs.to_resume says."""
+    """Start a job that continues from another's checkpoints, as jobs.to_resume says."""
     _say_how_to_follow(site, jobs.start(site, jobs.to_resume(site, name, max_run, max_wait)))
 
 

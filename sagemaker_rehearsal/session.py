@@ -62,7 +62,7 @@ def _check_end(settings: Settings, data: dict) -> None:
         comparison = Comparison(**data["comparison"])
         print(plain(comparison.sentence), flush=True)
         if comparison.verdict == Verdict.OTHER_BITS:
-            raise ValueError(f"--compare: found {comparison.verdict}, allowed are the same bits")
+            raise ValueError(f"--compare: found {comparison.verdict}, expected the same bits")
     if settings.fail_below is not None:
         goodput_data.check(data, settings.fail_below)
 

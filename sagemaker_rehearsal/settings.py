@@ -171,7 +171,7 @@ def share(text: str) -> float:
     """Return a percentage such as `90%` as a share, 0 to 1; ArgumentTypeError if it is none."""
     match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)%", text)
     if not match or float(match[1]) > 100:
-        raise argparse.ArgumentTypeError(f"found {text!r}, allowed is 0% to 100%, e.g. 90%")
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected 0% to 100%, e.g. 90%")
     return float(match[1]) / 100
 
 
@@ -232,11 +232,11 @@ def from_flags(args: argparse.Namespace) -> Settings:
         value = getattr(args, name)
         if value is not None and (not 0 <= value < math.inf or (name in ABOVE_0 and value == 0)):
             smallest = "above 0" if name in ABOVE_0 else "0 or more"
-            raise ValueError(f"--{name.replace('_', '-')}: found {value}, allowed is {smallest}")
+            raise ValueError(f"--{name.replace('_', '-')}: found {value}, expected {smallest}")
     if not 0 <= args.port < 2**16:
-        raise ValueError(f"--port: found {args.port}, allowed is 0 to 65535")
+        raise ValueError(f"--port: found {args.port}, expected 0 to 65535")
     if (args.price is None) != (args.spot_price is None):
-        raise ValueError("--price, --spot-price: found one of them, allowed is both or none")
+        raise ValueError("--price, --spot-price: found one of them, expected both or none")
     if args.fail_below is not None and not args.run:
         raise ValueError(
             "--fail-below: found without --run, which it is for; of a job of a served rehearsal, "
@@ -245,7 +245,7 @@ def from_flags(args: argparse.Namespace) -> Settings:
     allow = args.allow or [Path.cwd()]
     for folder in allow:
         if not folder.is_dir():
-            raise ValueError(f"--allow: found {folder}, allowed is a folder that is there")
+            raise ValueError(f"--allow: found {folder}, expected a folder that is there")
     return Settings(
         port=args.port,
         folder=args.folder.resolve(),

@@ -25,7 +25,7 @@ def read(path: Path) -> dict:
         raise ValueError(f"--run: {path} cannot be read: {error}") from error
     if not isinstance(request, dict):
         raise ValueError(
-            f"--run: found {type(request).__name__} in {path}, allowed is CreateTrainingJob's JSON"
+            f"--run: found {type(request).__name__} in {path}, expected CreateTrainingJob's JSON"
         )
     return request | {
         "TrainingJobName": (

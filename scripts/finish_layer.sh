@@ -17,7 +17,7 @@ find /opt -path '*/conda-meta/history' -size +0 -exec truncate --size=0 {} +
 rm -rf /root/.cache
 same_date
 if [[ $# -gt 0 ]]; then
-    # A package may have sources that are not for this Python: compileall names them and goes on.
+    # A package may have sources that are not for this Python: compileall names them and continues.
     site=$("$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     "$1" -m compileall -q -j 0 --invalidation-mode timestamp "$site" >/tmp/compileall.log || true
     rm -f /tmp/compileall.log

@@ -28,13 +28,13 @@ tag=${2:-$(git -C "$home" describe --tags --always --dirty 2>/dev/null || true)}
 region=${AWS_REGION:-$("$python" "$home/scripts/aws.py" region)}
 account=${ACCOUNT:-$("$python" "$home/scripts/aws.py" account --region="$region")}
 
-[[ $account =~ ^[0-9]{12}$ ]] || fail "ACCOUNT: found '$account', allowed are 12 digits"
-[[ $region =~ ^[a-z]+(-[a-z]+)+-[0-9]+$ ]] || fail "AWS_REGION: found '$region', allowed is the name of an AWS region, e.g. us-east-1"
+[[ $account =~ ^[0-9]{12}$ ]] || fail "ACCOUNT: found '$account', expected 12 digits"
+[[ $region =~ ^[a-z]+(-[a-z]+)+-[0-9]+$ ]] || fail "AWS_REGION: found '$region', expected the name of an AWS region, e.g. us-east-1"
 # The API's own rule (CreateRepository, repositoryName).
 [[ ${#repository} -ge 2 && $repository =~ ^([a-z0-9]+([._-][a-z0-9]+)*/)*[a-z0-9]+([._-][a-z0-9]+)*$ ]] ||
-    fail "REPOSITORY: found '$repository', allowed are lower-case letters, digits and single . _ - / between them"
+    fail "REPOSITORY: found '$repository', expected lower-case letters, digits and single . _ - / between them"
 [[ $tag =~ ^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$ ]] ||
-    fail "TAG: found '$tag', allowed are up to 128 letters, digits, . _ -"
+    fail "TAG: found '$tag', expected up to 128 letters, digits, . _ -"
 
 case $region in
 cn-*) suffix=amazonaws.com.cn ;;

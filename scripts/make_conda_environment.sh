@@ -14,9 +14,9 @@ fail() {
 
 home=$(dirname "$(dirname "$(readlink -f "$0")")")
 name=sagemaker-lightning
-[[ $PYTHON_VERSION =~ ^3\.1[123]$ ]] || fail "PYTHON_VERSION: found '$PYTHON_VERSION', allowed are 3.11, 3.12 and 3.13"
+[[ $PYTHON_VERSION =~ ^3\.1[123]$ ]] || fail "PYTHON_VERSION: found '$PYTHON_VERSION', expected 3.11, 3.12 and 3.13"
 [[ $TORCH =~ ^(cpu|cu[0-9]{3}|)$ ]] ||
-    fail "TORCH: found '$TORCH', allowed are cpu, and cu126 or another CUDA that PyTorch builds for; empty for PyPI's build"
+    fail "TORCH: found '$TORCH', expected cpu, and cu126 or another CUDA that PyTorch builds for; empty for PyPI's build"
 
 lock=conda-$PYTHON_VERSION${TORCH:+-$TORCH}.txt
 list=$(mktemp)

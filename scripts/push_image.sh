@@ -46,7 +46,7 @@ if [[ $repository != */* || ($host != *.* && $host != *:* && $host != localhost)
     repository=${address%:any}
     host=${repository%%/*}
 fi
-[[ ${repository#*/} =~ ^[a-z0-9._/-]+$ ]] || fail "REPOSITORY: found '$1', allowed is [HOST/]NAME[:TAG], NAME in lower case"
+[[ ${repository#*/} =~ ^[a-z0-9._/-]+$ ]] || fail "REPOSITORY: found '$1', expected [HOST/]NAME[:TAG], NAME in lower case"
 
 if [[ $host =~ ^[0-9]{12}\.dkr[.-]ecr(-fips)?\.([a-z0-9-]+)\. ]]; then
     region=${BASH_REMATCH[2]}

@@ -30,7 +30,7 @@ is_whole() {
 
 (($# == 1 || $# == 2)) || fail "upload_data.sh takes s3://BUCKET/PREFIX [FILE], found $# arguments: $*"
 [[ $1 =~ ^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$ ]] ||
-    fail "found '$1', allowed is s3://BUCKET/PREFIX, BUCKET of 3 to 63 lower-case letters, digits, dots and dashes"
+    fail "found '$1', expected s3://BUCKET/PREFIX, BUCKET of 3 to 63 lower-case letters, digits, dots and dashes"
 destination=${1%/}/
 file=${2:-$home/output/$name}
 [ $# -eq 1 ] || [ -f "$file" ] || fail "$file: there is no such file"
@@ -42,7 +42,7 @@ if [ $# -eq 1 ] && ! is_whole "$file"; then
         fail "$url could not be fetched; fetch it elsewhere, and give the file: upload_data.sh $1 FILE"
     mv "$file.part" "$file"
 fi
-is_whole "$file" || fail "$file: found MD5 $(md5sum <"$file" | cut -c-32), allowed is $md5, CIFAR-10's; fetch it again"
+is_whole "$file" || fail "$file: found MD5 $(md5sum <"$file" | cut -c-32), expected $md5, CIFAR-10's; fetch it again"
 
 "$python" "$home/scripts/aws.py" upload "$file" "$destination$name"
 echo "--channel=training=$destination"

@@ -93,7 +93,9 @@ MISTAKES: dict[str, Callable[[], None]] = {
     "an average is not restored": lambda: setattr(
         StochasticWeightAveraging, "_load_average_model_state", nothing
     ),
-    "an average does not go on": lambda: setattr(weight_averaging, "continue_averaging", nothing),
+    "an average does not continue": lambda: setattr(
+        weight_averaging, "continue_averaging", nothing
+    ),
     "hooks are not run again": lambda: setattr(user_objects, "run_creating_hooks", nothing),
     "what was seen is not skipped": lambda: setattr(Positioned, "go_to", not_skipped),
 }

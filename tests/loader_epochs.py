@@ -1,4 +1,4 @@
-"""Loaders of every kind, and epochs of them that are stopped and go on, without a trainer.
+"""Loaders of every kind, and epochs of them that are stopped and continue, without a trainer.
 
 New loaders play the part of a new process; Lightning's fetcher may be one batch ahead.
 """
@@ -294,7 +294,7 @@ class Samples(IterableDataset):
 class OfLitdata(DataLoader):
     """A loader that goes to its position, as litdata's, whose dataset does not count.
 
-    An iteration that was left before its end would go on.
+    An iteration that was left before its end would continue.
     """
 
     __module__ = "litdata.streaming.dataloader"
@@ -330,7 +330,7 @@ class Memory(dict):
 
 
 class Mosaic(IterableDataset):
-    """Numbers in the order of an epoch; workers take turns from where an epoch goes on."""
+    """Numbers in the order of an epoch; workers take turns from where an epoch continues."""
 
     epoch = first = 0
 

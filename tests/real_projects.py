@@ -345,7 +345,7 @@ def main(arguments: list[str] | None = None) -> int:
     names = sorted(path.stem for path in PROJECTS.glob("*.py"))
     args = parser().parse_args(arguments)
     if unknown := sorted(set(args.names) - set(names)):
-        parser().error(f"NAME: found {', '.join(unknown)}, allowed are {', '.join(names)}")
+        parser().error(f"NAME: found {', '.join(unknown)}, expected {', '.join(names)}")
     home = (args.home or Path(tempfile.mkdtemp(prefix="projects-"))).resolve()
     if args.here:
         report = examine(args.names[0], args.rounds, args.seed, home)

@@ -2,7 +2,7 @@
 
     python tests/rehearsal_endpoint.py FLAGS       in the rehearsal's environment
 
-Only the engine is missing: a job's hosts are threads that print their variables, and go on until
+Only the engine is missing: a job's hosts are threads that print their variables, and continue until
 they are ended, unless the variable LEAVE is one of them. 127.0.0.2 takes the place of the address
 on Docker's bridge.
 """

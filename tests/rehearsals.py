@@ -112,7 +112,9 @@ class Rehearsal:
         """Return what is left of this rehearsal: containers, networks, folders."""
         leftovers = [str(path) for path in self.cache.rglob("*") if path.is_file()]
         if no_engine() is None:
-            own_label = f"{LABEL}={self.cache}"  # the label goes on with the name of a folder in it
+            own_label = (
+                f"{LABEL}={self.cache}"  # the label continues with the name of a folder in it
+            )
             for command in (["ps", "--all"], ["network", "ls"]):
                 labels = docker(
                     *command,

@@ -97,7 +97,7 @@ class Dated(IterableDataset):
 
 
 class Measured(IterableDataset):
-    """A stream that begins with prepared samples, and goes on with times that it measures."""
+    """A stream that begins with prepared samples, and continues with times that it measures."""
 
     def __iter__(self):
         for index in range(SAMPLES):
@@ -208,7 +208,7 @@ class Walked(IterableDataset):
 
 
 class Hidden(IterableDataset):
-    """A stream as a library makes it, which goes on at the position of its last iterator.
+    """A stream as a library makes it, which continues at the position of its last iterator.
 
     It can save the position and go to a saved one.
     """

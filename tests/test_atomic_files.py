@@ -150,7 +150,7 @@ def test_a_folder_that_can_be_written_to_is_made_and_left_empty(tmp_path: Path):
     check_writable(tmp_path / "a/b", "the model")
     (tmp_path / "file").touch()
     with pytest.raises(
-        UserError, match=r"/file: the model cannot be written there \(File exists\); allowed is a"
+        UserError, match=r"/file: the model cannot be written there \(File exists\); expected a"
     ):
         check_writable(tmp_path / "file", "the model")
 

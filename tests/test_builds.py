@@ -360,7 +360,7 @@ def test_another_cuda_and_another_python(source: Path, tags):
     assert packages.split() == ["python=3.11", "pip", "cuda-compat=12.6"]
     for version, message in (
         ("3.13", "the system has no python3.13"),
-        ("3.10", "error: PYTHON_VERSION: found '3.10', allowed are 3.11, 3.12 and 3.13"),
+        ("3.10", "error: PYTHON_VERSION: found '3.10', expected 3.11, 3.12 and 3.13"),
     ):
         completed = build(
             tags[0], source, "--target=environment", **build_variables(), PYTHON_VERSION=version

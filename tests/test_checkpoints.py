@@ -849,8 +849,8 @@ def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(
     try:
         writer.write(state(40), 40, 1)
         writer.wait()
-        writer.warn_of_problem("training goes on, but")
-        assert "training goes on, but no checkpoint could be written" in (
+        writer.warn_of_problem("training continues, but")
+        assert "training continues, but no checkpoint could be written" in (
             output := capsys.readouterr().out
         )
         assert "the newest intact one is step-000000030.ckpt" in output
@@ -858,7 +858,7 @@ def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(
         nothing.write(state(40), 40, 1)
         nothing.wait()
         with pytest.raises(UserError, match="no checkpoint could be written there.*; make room"):
-            nothing.warn_of_problem("training goes on, but")
+            nothing.warn_of_problem("training continues, but")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
@@ -875,7 +875,7 @@ def test_whatever_a_writer_dies_of_is_said(folder: CheckpointDir, capsys):
     writer = BackgroundWriter(folder)
     writer.write(state(40) | {"lock": threading.Lock()}, 40, 1)
     writer.wait()
-    writer.warn_of_problem("training goes on, but")
+    writer.warn_of_problem("training continues, but")
     output = capsys.readouterr()
     assert (
         "no checkpoint could be written" in output.out
@@ -883,12 +883,12 @@ def test_whatever_a_writer_dies_of_is_said(folder: CheckpointDir, capsys):
     )
     assert "Traceback" in output.err
     writer.write(state(45) | {"lock": threading.Lock()}, 45, 1)
-    assert "warning: training goes on, but no checkpoint" in capsys.readouterr().out
+    assert "warning: training continues, but no checkpoint" in capsys.readouterr().out
     nothing = BackgroundWriter(CheckpointDir(CheckpointHome(folder.path.with_name("new")), 3))
     nothing.write({"lock": threading.Lock()}, 40, 1)
     nothing.wait()
     with pytest.raises(TypeError):
-        nothing.warn_of_problem("training goes on, but")
+        nothing.warn_of_problem("training continues, but")
     writer.write(state(50), 50, 1)
     writer.wait()
     assert not writer.problem_text and chosen(folder) == folder.path_of(50)
@@ -1164,7 +1164,7 @@ def test_a_best_model_that_could_not_be_written_leaves_the_one_before(
     assert read(tmp_path / "best/epoch=3.ckpt")["hyper_parameters"] == {"folder": "data"}
     lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert lines == [
-        f"warning: training goes on, but {tmp_path}/best/epoch=1.ckpt could not be written (No "
+        f"warning: training continues, but {tmp_path}/best/epoch=1.ckpt could not be written (No "
         f"space left on device); the best model is still {tmp_path}/best/epoch=0.ckpt"
     ]
 

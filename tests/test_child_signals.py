@@ -103,7 +103,7 @@ if __name__ == "__main__":
         print("ready", flush=True)
         while not stop.signal_number:
             time.sleep(0.01)
-        time.sleep(0.5)  # the batch goes on
+        time.sleep(0.5)  # the batch continues
         print("used:", use(), flush=True)
     sys.exit(143)
 """
@@ -273,7 +273,7 @@ if __name__ == "__main__":
 
 
 def test_a_data_worker_ends_with_its_loader_alone(tmp_path):
-    """Whether or not something is trained: who hears a signal may go on with its data."""
+    """Whether or not something is trained: who hears a signal may continue with its data."""
     with Program(tmp_path, WORKS) as program:
         os.killpg(program.process.pid, signal.SIGTERM)
         status, output = program.end()

@@ -189,9 +189,9 @@ def test_columns_of_an_array_may_be_stored_one_after_the_other(folder):
         (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}), "1 of them"),
         (
             pickle.dumps(batch(10, 0, labels=list(range(1, 11)))),
-            "label 10 found, allowed are 0 to 9",
+            "label 10 found, expected 0 to 9",
         ),
-        (pickle.dumps(batch(10, 0, labels=[0] * 9 + [-1])), "label -1 found, allowed are 0 to 9"),
+        (pickle.dumps(batch(10, 0, labels=[0] * 9 + [-1])), "label -1 found, expected 0 to 9"),
         (
             pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": ["cat"]}),
             "label 'cat' found",

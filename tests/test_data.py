@@ -520,15 +520,15 @@ def test_the_digits_are_scikit_learns():
 @pytest.mark.parametrize(
     ("options", "flag"),
     [
-        ({"val_split": 200}, "--data.val_split: found 200, allowed are 1 to 199"),
+        ({"val_split": 200}, "--data.val_split: found 200, expected 1 to 199"),
         ({"val_split": 0}, "--data.val_split"),
         ({"val_split": 1.5}, "--data.val_split"),
         ({"val_split": -0.1}, "--data.val_split"),
-        ({"val_split": float("nan")}, "--data.val_split: found nan, allowed are"),
-        ({"val_split": float("inf")}, "--data.val_split: found inf, allowed are"),
-        ({"batch_size": 0}, "--data.batch_size: found 0, allowed is 1 or more"),
-        ({"seed": -1}, "--data.seed: found -1, allowed is 0 or more"),
-        ({"cutout": -1}, "--data.cutout: found -1, allowed is 0 or more"),
+        ({"val_split": float("nan")}, "--data.val_split: found nan, expected"),
+        ({"val_split": float("inf")}, "--data.val_split: found inf, expected"),
+        ({"batch_size": 0}, "--data.batch_size: found 0, expected 1 or more"),
+        ({"seed": -1}, "--data.seed: found -1, expected 0 or more"),
+        ({"cutout": -1}, "--data.cutout: found -1, expected 0 or more"),
     ],
 )
 def test_a_wrong_setting_is_named(cifar, options, flag):

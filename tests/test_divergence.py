@@ -88,7 +88,7 @@ def test_a_loss_that_is_infinite_fails_the_job_at_its_step(fit, tmp_path: Path, 
 def test_weights_that_are_not_finite_are_never_saved(fit, tmp_path: Path):
     """The loss of step 5 is finite, and the weights after it are not.
 
-    A run could not go on from them.
+    A run could not continue from them.
     """
     output, status = fit("--model.how=gradient", "--resume.every_n_steps=1")
     assert status == 1

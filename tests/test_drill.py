@@ -212,7 +212,7 @@ WRONG = {
     "without checkpoints": (
         "Model",
         ["--trainer.enable_checkpointing=false"],
-        "trains without checkpoints to go on from; leave out",
+        "trains without checkpoints to continue from; leave out",
     ),
     "another folder": (
         "Model",
@@ -241,7 +241,7 @@ def test_a_program_that_does_not_train_with_us(desk: Desk):
     completed = desk.drill("--", "python", "hello.py")
     assert (
         completed.returncode == 1
-        and "trained nothing with ExactResume; allowed is" in completed.stdout
+        and "trained nothing with ExactResume; expected" in completed.stdout
     )
     completed = desk.drill("--", "./nowhere")
     assert (
@@ -252,10 +252,10 @@ def test_a_program_that_does_not_train_with_us(desk: Desk):
 
 SIGNALS = {
     "hangs": ("Hanging", "stop-in-epoch", "HUNG: 15 s after SIGTERM it had not ended"),
-    "goes on": (
+    "continues": (
         "Deaf",
         "stop-in-validation",
-        "NOT STOPPED: in spite of SIGTERM it went on to its end",
+        "NOT STOPPED: in spite of SIGTERM it continued to its end",
     ),
     "fails on resume": (
         "FailsOnResume",
@@ -322,7 +322,7 @@ def test_nothing_of_the_users_is_touched(desk: Desk, tmp_path: Path):
     )
     assert (
         completed.returncode == 0
-        and "go on with 2 data workers in place of 0: identical" in completed.stdout
+        and "continue with 2 data workers in place of 0: identical" in completed.stdout
     ), completed.stdout
     assert files(tmp_path) == files_before
 
@@ -407,7 +407,7 @@ def test_a_process_that_hangs_left_alone_is_ended(desk: Desk):
 def test_a_mistake_in_the_flags_is_one_line(desk: Desk):
     completed = desk.drill("--steps=0", "--", "python", "x.py")
     assert completed.returncode == 2 and completed.stdout.startswith(
-        "error: argument --steps: found '0', allowed is"
+        "error: argument --steps: found '0', expected"
     )
     completed = desk.drill("python", "x.py")
     assert completed.returncode == 2 and completed.stdout.count("\n") == 1

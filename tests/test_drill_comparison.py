@@ -384,7 +384,7 @@ def test_a_run_goes_on_with_another_number_of_workers(workers, other):
     assert interruptions[-1].workers == other
     assert (
         interruptions[-1].words
-        == f"stop within an epoch, go on with {other} data workers in place of {workers}"
+        == f"stop within an epoch, continue with {other} data workers in place of {workers}"
     )
 
 
@@ -686,7 +686,7 @@ def test_a_run_that_is_left_alone(tmp_path: Path, monkeypatch, capsys):
         (RunResult(None, False, ""), "", "had not ended after 600 s; give a larger --timeout"),
         (RunResult(3, False, "error: x\n"), "", "fails with exit status 3: error: x$"),
         (DONE, "steps-0.jsonl", "trained nothing with ExactResume"),
-        (DONE, "ml/checkpoints/step-000000002.ckpt", "trains without checkpoints to go on from"),
+        (DONE, "ml/checkpoints/step-000000002.ckpt", "trains without checkpoints to continue from"),
     ],
 )
 def test_what_cannot_be_drilled(tmp_path: Path, capsys, result, lacks, reason):
@@ -714,7 +714,7 @@ OUTCOMES = {
     "never interrupted": ([DONE], "NOT REPEATED: .* but it ended with status 0: it said nothing"),
     "hangs before": ([RunResult(None, False, "")], "NOT REPEATED: .* interrupted, but it hung"),
     "hangs": ([RunResult(None, True, "")], f"HUNG: {SAGEMAKER_KILLS:.0f} s after SIGTERM it had"),
-    "goes on": ([RunResult(0, True, "")], "NOT STOPPED: in spite of SIGTERM"),
+    "continues": ([RunResult(0, True, "")], "NOT STOPPED: in spite of SIGTERM"),
     "hangs again": ([STOPPED, RunResult(None, False, "")], "HUNG: started again, .* after 600 s"),
     "fails": ([STOPPED, RunResult(2, False, "error: x")], "FAILS .* exit status 2: error: x"),
     "": ([STOPPED, DONE], "identical, begun anew: it had no checkpoint yet"),
@@ -744,7 +744,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path):
     results = [RunResult(-9, True, "warning: resumed at step 1: x"), DONE]
     drill = Drill(Stage(tmp_path, results, {"starts": [0, 2]}), keeps=True)
     drill.alone = run_of(tmp_path / "alone")
-    assert drill.interrupt(KILL) == ("identical, gone on with from step 2", True)
+    assert drill.interrupt(KILL) == ("identical, continued from step 2", True)
     assert (tmp_path / "kill-in-epoch").is_dir()
 
 
@@ -863,7 +863,7 @@ def test_the_interruptions_of_a_drill(capsys):
     assert command.run(drill, names) == 0 and drill.asked == names[::-1]
     assert capsys.readouterr().out.splitlines() == [
         "kill within an epoch: identical",
-        "stop within an epoch, go on with 2 data workers in place of 0: identical",
+        "stop within an epoch, continue with 2 data workers in place of 0: identical",
         "identical: 2 interruptions; weights, optimizers, metrics, curves, model files",
     ]
     assert command.run(drill_of({}, run_positions(3, 4, 3, workers=0)), ["workers"]) == 0
@@ -937,11 +937,11 @@ def test_the_flags_of_the_drill(started, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["--steps=0", "--", "x"], "argument --steps: found '0', allowed is a whole number above"),
+        (["--steps=0", "--", "x"], "argument --steps: found '0', expected a whole number above"),
         (["--step=3", "--", "x"], "unrecognized arguments: --step=3"),
         (["python", "x.py"], "unrecognized arguments: python x.py"),
-        (["--"], "found no command; allowed is one after --, e.g. -- python app/train.py"),
-        ([], "found no command; allowed is one after --, e.g. -- python app/train.py"),
+        (["--"], "found no command; expected one after --, e.g. -- python app/train.py"),
+        ([], "found no command; expected one after --, e.g. -- python app/train.py"),
     ],
 )
 def test_a_mistake_in_the_flags_of_the_drill_is_one_line(started, capsys, args, line):
@@ -977,7 +977,7 @@ def test_how_a_drill_ends(started, capsys):
     "text", ["0", "-1", "1.5", "\N{SUPERSCRIPT TWO}", "\N{ARABIC-INDIC DIGIT ONE}", ""]
 )
 def test_numbers_of_the_flags_are_above_0(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="allowed is a whole number above 0"):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number above 0"):
         command.positive(text)
     assert command.positive("1") == 1
 

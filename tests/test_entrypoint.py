@@ -168,7 +168,7 @@ def test_a_folder_with_a_name_that_no_channel_has_is_one_line(job: Job):
     job.write('input/data/a"b/file', "")
     run = job.run()
     assert run.returncode == 1 and run.stdout == (
-        f'error: {job.base}/input/data/a"b/: is no name of a channel; allowed are up to 64 '
+        f'error: {job.base}/input/data/a"b/: is no name of a channel; expected up to 64 '
         "letters, digits and ._-\n"
     )
     assert job.failure == run.stdout
@@ -231,7 +231,7 @@ def test_a_program_that_fails_fails_the_job(code: Job):
         (
             "hyperparameters.json",
             '["a"]',
-            'hyperparameters.json: found ["a"]; allowed is a JSON object',
+            'hyperparameters.json: found ["a"]; expected a JSON object',
         ),
         ("inputdataconfig.json", "", "inputdataconfig.json: cannot be read (Expecting value"),
         (

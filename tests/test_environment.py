@@ -316,19 +316,19 @@ def test_the_groups_of_the_distribution_train(named, hosts):
             GROUPS
             | {"SM_FRAMEWORK_PARAMS": '{"sagemaker_distribution_instance_groups": ["gpus"]}'},
             "sagemaker_distribution_instance_groups: found 'gpus', "
-            "allowed are the groups: data, train, more",
+            "expected the groups: data, train, more",
         ),
         (
             {"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "soon"},
-            "SAGEMAKER_LIGHTNING_PEER_TIMEOUT: found 'soon', allowed is a",
+            "SAGEMAKER_LIGHTNING_PEER_TIMEOUT: found 'soon', expected a",
         ),
         (
             {"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "0"},
-            "found '0', allowed is a number of seconds, 1 or more",
+            "found '0', expected a number of seconds, 1 or more",
         ),
         (
             {"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "1000000"},
-            "found '1000000', allowed is a number of seconds, 1 or more",
+            "found '1000000', expected a number of seconds, 1 or more",
         ),
         (
             {"SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "nan"},

@@ -56,7 +56,7 @@ def test_hosts_find_each_other(tmp_path: Path, monkeypatch):
 def test_a_second_one_is_refused(tmp_path: Path):
     with pytest.raises(
         UserError,
-        match=r"^Trainer\(callbacks=...\): found two ExactResume, for .*; allowed is one$",
+        match=r"^Trainer\(callbacks=...\): found two ExactResume, for .*; expected one$",
     ):
         short_trainer(tmp_path / "a", ExactResume(tmp_path / "b")).fit(Classifier())
 
@@ -77,25 +77,25 @@ def test_what_it_has_itself_is_refused_beside_it(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"keep": 0}, r"ExactResume\(keep=...\): found 0, allowed is 1 or more"),
+        ({"keep": 0}, r"ExactResume\(keep=...\): found 0, expected 1 or more"),
         (
             {"keep": 0, "settings": {"--resume.keep": 0}},
-            "--resume.keep: found 0, allowed is 1 or more",
+            "--resume.keep: found 0, expected 1 or more",
         ),
         (
             {"every_n_minutes": float("nan")},
-            r"ExactResume\(every_n_minutes=...\): found nan, allowed is 0 or more",
+            r"ExactResume\(every_n_minutes=...\): found nan, expected 0 or more",
         ),
-        ({"seed": "42"}, r"ExactResume\(seed=...\): found '42', allowed is an integer"),
+        ({"seed": "42"}, r"ExactResume\(seed=...\): found '42', expected an integer"),
         (
             {"every_n_steps": 1.5},
-            r"ExactResume\(every_n_steps=...\): found 1.5, allowed is an integer",
+            r"ExactResume\(every_n_steps=...\): found 1.5, expected an integer",
         ),
-        ({"dirpath": None}, r"ExactResume\(dirpath=...\): found None, allowed is a folder"),
-        ({"settings": ["a"]}, r"ExactResume\(settings=...\): found \['a'\], allowed is a dict"),
+        ({"dirpath": None}, r"ExactResume\(dirpath=...\): found None, expected a folder"),
+        ({"settings": ["a"]}, r"ExactResume\(settings=...\): found \['a'\], expected a dict"),
         (
             {"dirpath": "s3://bucket/x"},
-            r"ExactResume\(dirpath=...\): found s3://bucket/x, allowed is a folder",
+            r"ExactResume\(dirpath=...\): found s3://bucket/x, expected a folder",
         ),
     ],
 )
@@ -271,7 +271,7 @@ def test_a_loader_is_deterministic_without_a_trainer():
         batch[0].tolist() for batch in make_deterministic(loader, 8)
     ] != first_batches  # another seed counts
     with pytest.raises(
-        UserError, match="^make_deterministic: an IterableDataset has no positions; allowed is"
+        UserError, match="^make_deterministic: an IterableDataset has no positions; expected"
     ):
         make_deterministic(DataLoader(iter_only()), 7)
 

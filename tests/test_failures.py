@@ -589,7 +589,7 @@ def test_a_wrong_variable_that_nobody_caught_is_reported(tmp_path, monkeypatch, 
     with pytest.raises(UserError) as raised:
         SageMakerEnvironment.read(variables)
     sys.excepthook(UserError, raised.value, None)
-    line = "error: SM_NUM_GPUS: found 'many', allowed is a JSON int, not empty"
+    line = "error: SM_NUM_GPUS: found 'many', expected a JSON int, not empty"
     assert capsys.readouterr().err == f"{line} [host localhost, rank 3]\n"
     assert (tmp_path / "failure").read_text().startswith(line)
 
@@ -653,9 +653,7 @@ ACCIDENTS = {
     "images, labels = 1, 2, 3": "ValueError: too many values to unpack",
     "dict()['x']": "KeyError: 'x'",
     "1 / 0": "ZeroDivisionError",
-    "raise ValueError('--flag: found 1, allowed is 2')": (
-        "ValueError: --flag: found 1, allowed is 2"
-    ),
+    "raise ValueError('--flag: found 1, expected 2')": ("ValueError: --flag: found 1, expected 2"),
 }
 
 
@@ -684,12 +682,12 @@ class Missing(FileNotFoundError, UserError):
 @pytest.mark.parametrize("folder", [ROOT / "app", Path("/opt/ml/code")], ids=["app", "code"])
 def test_a_mistake_is_one_line_wherever_its_code_is(tmp_path, capsys, folder, error_class):
     raising = code(
-        folder / "mine.py", "raise kind('--flag: found 1,\\n allowed is 2') from KeyError('x')"
+        folder / "mine.py", "raise kind('--flag: found 1,\\n expected 2') from KeyError('x')"
     )
     raising.__globals__["kind"] = error_class
     with pytest.raises(SystemExit) as raised, reported(tmp_path / "failure", "host algo-1"):
         raising()
-    line = "error: --flag: found 1, allowed is 2 [host algo-1]"
+    line = "error: --flag: found 1, expected 2 [host algo-1]"
     assert raised.value.code == 1
     assert capsys.readouterr().err == f"{line}\n" and (tmp_path / "failure").read_text() == line
 

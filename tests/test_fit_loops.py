@@ -139,7 +139,7 @@ def test_a_higher_limit_trains_on(tmp_path, capfd, alone):
 
 
 def test_an_epoch_that_ends_early_ends_once(tmp_path):
-    """After the validation that was interrupted; a longer training goes on within the epoch."""
+    """After the validation that was interrupted; a longer training continues within the epoch."""
     events = []
     for stop in ("", "validation 0:0"):
         folder = tmp_path / (stop or "alone")
@@ -600,7 +600,7 @@ def test_new_loaders_are_prepared_and_the_old_ones_left(tmp_path):
         (
             5,
             {},
-            "--trainer.val_check_interval: found 5, allowed are 1 to 4, the batches of an epoch; "
+            "--trainer.val_check_interval: found 5, expected 1 to 4, the batches of an epoch; "
             "or give --trainer.check_val_every_n_epoch=null, which counts them on through the "
             "epochs",
         ),

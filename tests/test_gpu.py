@@ -224,8 +224,8 @@ def test_a_machine_that_will_not_do_is_told_in_a_line(machine_state, message):
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--parts=step,stop"], "--parts: found stop, allowed are resume, step, fast"),
-        (["--data_dir=nowhere"], "--data_dir: found nowhere, allowed is a folder"),
+        (["--parts=step,stop"], "--parts: found stop, expected resume, step, fast"),
+        (["--data_dir=nowhere"], "--data_dir: found nowhere, expected a folder"),
         ([], "GPU: none is found here"),
         (["report", "nowhere.json"], "nowhere.json: cannot be read"),
     ],
@@ -326,12 +326,12 @@ def test_what_a_machine_lacks_is_carried_up_to_a_size(monkeypatch, tmp_path):
     assert carry.carry(folder, "3.12", ["one==1"], data, 64) == pytest.approx(1 + 1000 / 2**20)
     assert "--python-version=3.12" in lines[0] and (folder / "data/images").is_file()
     with pytest.raises(
-        SystemExit, match=r"carried: 1.0 MiB travel with the checkout, allowed are 0.5"
+        SystemExit, match=r"carried: 1.0 MiB travel with the checkout, expected 0.5"
     ):
         carry.carry(folder, "3.12", ["one==1"], data, 0.5)
     with pytest.raises(SystemExit, match=r"no wheel for Python 3.12: ERROR: No matching"):
         carry.carry(folder, "3.12", ["absent"], None, 64)
-    with pytest.raises(SystemExit, match=r"--data: found .*nowhere, allowed is a folder"):
+    with pytest.raises(SystemExit, match=r"--data: found .*nowhere, expected a folder"):
         carry.carry(folder, "3.12", ["one==1"], tmp_path / "nowhere", 64)
 
 

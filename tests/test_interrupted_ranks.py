@@ -189,7 +189,7 @@ def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
 def test_two_nodes(image: str, uninterrupted: Ranks, tmp_path: Path):
     """Both nodes stop at the step at which one is told to; one that is lost ends both.
 
-    Both go on, and end with the same weights.
+    Both continue, and end with the same weights.
     """
     hyperparameters = HYPERPARAMETERS | {"trainer.devices": "1"}
     job = Nodes(

@@ -366,7 +366,7 @@ def flip(file: Path) -> None:
     ],
 )
 def test_a_best_model_that_was_not_copied_yet_or_is_damaged(tmp_path: Path, mode, lose, problem):
-    """It goes on from a checkpoint that does not tell of it, and makes it again."""
+    """It continues from a checkpoint that does not tell of it, and makes it again."""
     flags = [
         "--checkpoint.monitor=val_loss",
         f"--checkpoint.mode={mode}",
@@ -519,7 +519,7 @@ def test_a_full_disk_costs_no_training(tmp_path: Path):
     run = Run(tmp_path / "run", ["--checkpoint.monitor=val_loss"])
     assert run.interrupt(signal.SIGTERM, lambda: run.steps >= 14) == 143
     output = run.finish(LIMIT_FILES="7000")
-    assert "warning: training goes on, but no checkpoint could be written" in output
+    assert "warning: training continues, but no checkpoint could be written" in output
     assert "warning: the training is done, and no checkpoint could be written" in output
     assert run.result[1] == uninterrupted.result[1]
     assert (

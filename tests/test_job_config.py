@@ -21,7 +21,7 @@ HOST = {"current_host": "a", "hosts": ["a"]}
 GROUP = {"instance_group_name": "g", "instance_type": "ml.g5.xlarge", "hosts": ["algo-1"]}
 DEEP = "[" * 100_000
 LONG = [1] * 99
-CUT = f"found {{}}{json.dumps(LONG)[:50]}{{}}; allowed"
+CUT = f"found {{}}{json.dumps(LONG)[:50]}{{}}; expected"
 BROKEN = {
     "depth": ("hyperparameters.json", '{"a": ' + DEEP, "cannot be read (maximum recursion depth"),
     "depth in a text": (
@@ -55,7 +55,7 @@ BROKEN = {
         "cannot be read (Exceeds the limit",
     ),
     "a name": ("hyperparameters.json", '{"a=b": "1"}', "found the name 'a=b'"),
-    "an empty name": ("hyperparameters.json", '{"": "1"}', "found the name ''; allowed are"),
+    "an empty name": ("hyperparameters.json", '{"": "1"}', "found the name ''; expected"),
     "too long": (
         "hyperparameters.json",
         json.dumps({"a": "x" * 200_000}),
@@ -64,44 +64,44 @@ BROKEN = {
     "a region": (
         "hyperparameters.json",
         '{"sagemaker_region": "5"}',
-        "found sagemaker_region=5; allowed is a text",
+        "found sagemaker_region=5; expected a text",
     ),
     "a level": (
         "hyperparameters.json",
         '{"sagemaker_container_log_level": "loud"}',
-        "allowed are DEBUG, INFO",
+        "expected DEBUG, INFO",
     ),
     "hosts": (
         "resourceconfig.json",
         '{"current_host": "a", "hosts": "abc"}',
-        'found hosts "abc"; allowed is a list',
+        'found hosts "abc"; expected a list',
     ),
     "a number of hosts": (
         "resourceconfig.json",
         '{"current_host": "a", "hosts": 5}',
-        "found hosts 5; allowed is",
+        "found hosts 5; expected",
     ),
     "one host twice": (
         "resourceconfig.json",
         '{"current_host": "a", "hosts": ["a", "a"]}',
-        "allowed is each name",
+        "expected each name",
     ),
     "no name": (
         "resourceconfig.json",
         '{"current_host": ["a"], "hosts": [["a"]]}',
-        "allowed is a list of names",
+        "expected a list of names",
     ),
     "an empty host": (
         "resourceconfig.json",
         '{"current_host": "", "hosts": [""]}',
-        "allowed is a list of names",
+        "expected a list of names",
     ),
     "another host": (
         "resourceconfig.json",
         '{"current_host": "b", "hosts": ["a"]}',
         "its current_host is not one of its hosts",
     ),
-    "no object": ("resourceconfig.json", "[]", "found []; allowed is a JSON object"),
+    "no object": ("resourceconfig.json", "[]", "found []; expected a JSON object"),
     "groups": (
         "resourceconfig.json",
         json.dumps(HOST | {"instance_groups": 5}),
@@ -140,20 +140,20 @@ BROKEN = {
     "a channel": (
         "inputdataconfig.json",
         '{"x": 5}',
-        "found 5 for channel x; allowed is a JSON object",
+        "found 5 for channel x; expected a JSON object",
     ),
     "a channel elsewhere": ("inputdataconfig.json", '{"../x": {}}', "found the channel '../x'"),
     "the folder of all channels": ("inputdataconfig.json", '{"..": {}}', "found the channel '..'"),
     "a channel's long name": (
         "inputdataconfig.json",
         json.dumps({"x" * 65: {}}),
-        "allowed are up to 64 letters",
+        "expected up to 64 letters",
     ),
     "an empty folder": ("checkpointconfig.json", '{"LocalPath": ""}', "JSON object with LocalPath"),
     "checkpoints": (
         "checkpointconfig.json",
         '{"LocalPath": 5}',
-        "allowed is a JSON object with LocalPath",
+        "expected a JSON object with LocalPath",
     ),
     "no checkpoints": ("checkpointconfig.json", DEEP, "cannot be read (maximum recursion depth"),
     "a folder": ("checkpointconfig.json", None, "cannot be read (it is no file)"),
@@ -178,7 +178,7 @@ BROKEN = {
     "hosts twice": (
         "resourceconfig.json",
         json.dumps({"current_host": "a", "hosts": ["a"] * 99}),
-        f"found hosts {json.dumps(['a'] * 99)[:50]}; allowed",
+        f"found hosts {json.dumps(['a'] * 99)[:50]}; expected",
     ),
     "a long interface": (
         "resourceconfig.json",
@@ -285,7 +285,7 @@ def test_the_check_is_a_program_that_needs_nothing_installed(tmp_path):
     (tmp_path / "resourceconfig.json").write_text(json.dumps(HOST))
     for content, output, status in (
         ("{}", "", 0),
-        ("[]", f"{tmp_path}/inputdataconfig.json: found []; allowed is a JSON object\n", 1),
+        ("[]", f"{tmp_path}/inputdataconfig.json: found []; expected a JSON object\n", 1),
     ):
         (tmp_path / "inputdataconfig.json").write_text(content)
         run = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True)
@@ -305,7 +305,7 @@ def test_the_check_prints_what_is_wrong_in_one_line(tmp_path, monkeypatch, capsy
     (folder / "inputdataconfig.json").write_text("[]")
     with pytest.raises(SystemExit) as left:
         job_config.main()
-    line = f"{tmp_path}/a b/inputdataconfig.json: found []; allowed is a JSON object\n"
+    line = f"{tmp_path}/a b/inputdataconfig.json: found []; expected a JSON object\n"
     assert left.value.code == 1 and capsys.readouterr().out == line
 
 

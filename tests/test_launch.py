@@ -312,11 +312,11 @@ def test_hyperparameters_go_out_as_they_were_typed(launch):
 
 
 MISTAKES = {
-    "no key": (["epochs"], "hyperparameter: found 'epochs', allowed is KEY=VALUE"),
+    "no key": (["epochs"], "hyperparameter: found 'epochs', expected KEY=VALUE"),
     "a key twice": (["a=1", "a=2"], "hyperparameter: found a twice"),
     "101 hyperparameters": (
         [f"k{k}=1" for k in range(101)],
-        "101 entries in its value, allowed is 0 to 100 entries",
+        "101 entries in its value, expected 0 to 100 entries",
     ),
     "a long value": (
         [f"a.b={'x' * 2501}"],
@@ -324,12 +324,12 @@ MISTAKES = {
     ),
     "a line break": (
         ["a.b=1\n2"],
-        "hyperparameter a.b: found '1\\n2', allowed is a value of one line that matches .*",
+        "hyperparameter a.b: found '1\\n2', expected a value of one line that matches .*",
     ),
     "a dash too many": (["--trainer.max_epochs=2"], "a hyperparameter has no dashes: KEY=VALUE"),
     "a short wait": (
         ["--spot", "--checkpoints=s3://my-bucket/c", "--max-run=100", "--max-wait=99"],
-        "--max-wait: found 99, allowed is --max-run (100) or more",
+        "--max-wait: found 99, expected --max-run (100) or more",
     ),
     "spot without checkpoints": (["--spot"], "--spot: needs --checkpoints=s3://BUCKET/PREFIX"),
     "a wait without spot": (["--max-wait=9"], "--max-wait: found 9, but only a --spot job waits"),
@@ -339,19 +339,19 @@ MISTAKES = {
     ),
     "a long keep-alive": (
         ["--keep-alive=21601"],
-        "--keep-alive: found 21601, allowed is 0 to 21600",
+        "--keep-alive: found 21601, expected 0 to 21600",
     ),
-    "31 retries": (["--retries=31"], "--retries: found 31, allowed is 1 to 30"),
+    "31 retries": (["--retries=31"], "--retries: found 31, expected 1 to 30"),
     "an instance type": (["--instance-type=ml.g5.xlrage"], "--instance-type: found 'ml.g5.xlrage'"),
     "no instance": (
         ["--instance-count=0"],
-        "--instance-count: found '0', allowed is a whole number above 0",
+        "--instance-count: found '0', expected a whole number above 0",
     ),
     "a role": (
         [f"--role={ACCOUNT}/SageMaker"],
-        "--role: found '123456789012/SageMaker', allowed is the ARN of a role, arn:aws:iam::",
+        "--role: found '123456789012/SageMaker', expected the ARN of a role, arn:aws:iam::",
     ),
-    "a role's name": (["--role=Trainer"], "--role: found 'Trainer', allowed is the ARN of a role"),
+    "a role's name": (["--role=Trainer"], "--role: found 'Trainer', expected the ARN of a role"),
     "a role elsewhere": (
         [f"--role=arn:aws-cn:iam::{ACCOUNT}:role/x"],
         "--role: found a role in aws-cn",
@@ -362,16 +362,16 @@ MISTAKES = {
     ),
     "an image nowhere": (
         ["--image=sagemaker-lightning"],
-        "--image: found 'sagemaker-lightning', allowed is an address",
+        "--image: found 'sagemaker-lightning', expected an address",
     ),
     "an image in capitals": (
         [f"--image={IMAGE.replace('sagemaker', 'SageMaker')}"],
-        "allowed is an address in Amazon ECR, ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG with",
+        "expected an address in Amazon ECR, ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG with",
     ),
     "a region": (["--region=mars"], "--region: found 'mars'"),
     "a bucket's name of one letter": (
         ["--output=s3://b/jobs"],
-        "--output: found 's3://b/jobs', allowed is s3://BUCKET/PREFIX, BUCKET of 3 to 63 lower-cas",
+        "--output: found 's3://b/jobs', expected s3://BUCKET/PREFIX, BUCKET of 3 to 63 lower-cas",
     ),
     "a metric's expression": (
         ["--metric=loss=loss=([0-9"],
@@ -381,27 +381,27 @@ MISTAKES = {
         ["--metric=loss=loss=[0-9.]+"],
         "--metric loss: found 'loss=[0-9.]+', which has no group; put the value into parentheses",
     ),
-    "three years": (["--max-run=99999999"], "--max-run: found 99999999, allowed is 1 to 2419200"),
+    "three years": (["--max-run=99999999"], "--max-run: found 99999999, expected 1 to 2419200"),
     "more than 32 bits": (
         ["--volume-size=2147483648"],
-        "--volume-size: found 2147483648, allowed is 0 to 2147483647",
+        "--volume-size: found 2147483648, expected 0 to 2147483647",
     ),
     "a group of none": (
         ["--instance-group=a=ml.g5.xlarge:0"],
-        "found 'a=ml.g5.xlarge:0', allowed is NAME=TYPE:COUNT with a COUNT above 0",
+        "found 'a=ml.g5.xlarge:0', expected NAME=TYPE:COUNT with a COUNT above 0",
     ),
     "a bucket's name": (
         ["--output=s3://My_Bucket/x"],
-        "--output: found 's3://My_Bucket/x', allowed is s3://BUCKET/PREFIX",
+        "--output: found 's3://My_Bucket/x', expected s3://BUCKET/PREFIX",
     ),
     "no address": (
         ["--channel=training=cifar10"],
-        "--channel training: found 'cifar10', allowed is s3://BUCKET/PREFIX",
+        "--channel training: found 'cifar10', expected s3://BUCKET/PREFIX",
     ),
     "a channel's name": (["--channel=my data=s3://my-bucket/x"], "--channel: found 'my data'"),
     "a mode": (
         [f"{DATA_FLAG},mode=Pipe"],
-        "--channel training: found mode=Pipe, allowed is one of File, FastFile",
+        "--channel training: found mode=Pipe, expected one of File, FastFile",
     ),
     "FastFile of half a name": (
         ["--channel=training=s3://my-bucket/cif,mode=FastFile"],
@@ -409,15 +409,15 @@ MISTAKES = {
     ),
     "a distribution": (
         [f"{DATA_FLAG},distribution=Sharded"],
-        "found distribution=Sharded, allowed is one of FullyReplicated",
+        "found distribution=Sharded, expected one of FullyReplicated",
     ),
     "a group without groups": (
         [f"{DATA_FLAG},group=a"],
-        "found group=a, allowed is none, as there is no --instance-group",
+        "found group=a, expected none, as there is no --instance-group",
     ),
     "another group": (
         [f"{DATA_FLAG},group=b", "--instance-group=a=ml.g5.xlarge:1"],
-        "found group=b, allowed is one of a",
+        "found group=b, expected one of a",
     ),
     "a group for some": (
         [
@@ -425,10 +425,10 @@ MISTAKES = {
             f"{DATA_FLAG},group=a",
             "--channel=b=s3://my-bucket/b",
         ],
-        "allowed is a group for all channels or for none",
+        "expected a group for all channels or for none",
     ),
     "a group's type": (["--instance-group=a=ml.x:1"], "--instance-group: found 'ml.x'"),
-    "a group's form": (["--instance-group=ml.g5.xlarge:1"], "allowed is NAME=TYPE:COUNT"),
+    "a group's form": (["--instance-group=ml.g5.xlarge:1"], "expected NAME=TYPE:COUNT"),
     "groups and a type": (
         ["--instance-group=a=ml.g5.xlarge:1", "--instance-type=ml.g5.xlarge"],
         "--instance-group: not allowed with --instance-type",
@@ -440,7 +440,7 @@ MISTAKES = {
     "a long job name": ([f"--job-name={'x' * 64}"], "--job-name: found 64 characters in its value"),
     "a job name": (
         ["--job-name=my_job"],
-        "--job-name: found 'my_job', allowed is up to 63 letters",
+        "--job-name: found 'my_job', expected up to 63 letters",
     ),
     "another flag": (
         ["--instance=ml.g5.xlarge"],
@@ -486,7 +486,7 @@ def test_the_region_is_the_environments_or_else_the_images(launch):
 
 def test_a_wrong_image_is_named_also_where_no_region_is(launch):
     completed = launch("--image=sagemaker-lightning", *NEEDED_FLAGS[1:], "--dry-run", AWS_REGION="")
-    assert completed.stderr.startswith("error: --image: found 'sagemaker-lightning', allowed is an")
+    assert completed.stderr.startswith("error: --image: found 'sagemaker-lightning', expected an")
 
 
 def test_without_credentials_a_dry_run_says_what_it_did_not_check_and_a_job_is_not_started(launch):
@@ -713,7 +713,7 @@ def test_a_stopped_job_did_not_complete(aws, launch):
     assert "job-1: Stopped (MaxRuntimeExceeded), 400 s of training" in completed.stdout
     assert completed.stderr.splitlines()[-2:] == [
         "error: the job ended as Stopped",
-        "it cannot go on: it had no --checkpoints; start it again with one",
+        "it cannot continue: it had no --checkpoints; start it again with one",
     ]
 
 
@@ -725,7 +725,7 @@ def test_a_job_that_reached_its_limit_says_how_it_goes_on(capsys):
         state |= {"CheckpointConfig": {"S3Uri": "s3://my-bucket/c"}}
         assert follower.report(site, state) == 1
         assert capsys.readouterr().err.splitlines()[-1] == (
-            f"to go on where it was: launch resume job-1 --region={REGION}{says}"
+            f"to continue where it was: launch resume job-1 --region={REGION}{says}"
         )
 
 
@@ -757,7 +757,7 @@ def test_ctrl_c_stops_following_and_leaves_the_job_alone(aws, tmp_path):
         _, output = process.communicate(timeout=30)
         assert process.returncode == 130
         assert "StopTrainingJob" not in stand_in.names()
-        command = re.search(r"the job goes on. To stop it: (.*)\n", output)[1]
+        command = re.search(r"the job continues. To stop it: (.*)\n", output)[1]
         environment = aws_services.variables(aws, **endpoints)
         subprocess.run(command, shell=True, env=environment, check=True, capture_output=True)
         assert stand_in.calls[-1] == ("StopTrainingJob", {"TrainingJobName": "job-1"})
@@ -774,9 +774,9 @@ def test_commands_for_a_job_that_is_there(aws, launch):
     logs = launch("logs", "spot-1", endpoint=aws)
     assert (logs.returncode, logs.stderr) == (0, "spot-1 has no log that can be shown\n")
     for words, says in (
-        (("stop", "spot-1"), "JOB: found spot-1, which is Completed; allowed is a job that runs"),
+        (("stop", "spot-1"), "JOB: found spot-1, which is Completed; expected a job that runs"),
         (("resume", "spot-1"), "JOB: found spot-1, which is Completed; there is nothing to resume"),
-        (("follow", "none"), "JOB: found none, allowed is a training job in us-east-1; "),
+        (("follow", "none"), "JOB: found none, expected a training job in us-east-1; "),
     ):
         completed = launch(*words, endpoint=aws)
         assert (completed.returncode, completed.stdout) == (1, "")

@@ -57,7 +57,7 @@ def test_a_wait_as_long_as_the_run_is_allowed(max_wait):
 
 def test_a_shorter_wait_is_not():
     with pytest.raises(
-        ValueError, match=r"--max-wait: found 99, allowed is --max-run \(100\) or more"
+        ValueError, match=r"--max-wait: found 99, expected --max-run \(100\) or more"
     ):
         contradictions.check_flags(argparse.Namespace(**FLAGS, max_wait=99))
 
@@ -136,7 +136,7 @@ def test_a_job_that_never_trained_cost_nothing(capsys):
     ]
     says = (
         "error: the job ended as Stopped\n"
-        "it cannot go on: it had no --checkpoints; start it again with one\n"
+        "it cannot continue: it had no --checkpoints; start it again with one\n"
     )
     assert printed.err == says * 2
 
@@ -218,11 +218,11 @@ def test_a_log_that_is_not_there_yet_or_may_not_be_read(capsys):
 @pytest.mark.parametrize(
     ("error", "status", "says"),
     [
-        (KeyboardInterrupt(), 130, "no longer following; the job goes on. To stop it: "),
+        (KeyboardInterrupt(), 130, "no longer following; the job continues. To stop it: "),
         (
             refusal("ExpiredTokenException"),
             1,
-            "error: the job cannot be followed any longer, but goes on: Get",
+            "error: the job cannot be followed any longer, but continues: Get",
         ),
     ],
 )
@@ -314,10 +314,10 @@ ALLOWED = [
     "--metric=loss=loss=(?:a|b)([0-9]+)",
 ]  # fmt: skip
 REFUSED = {
-    "--retries=31": "--retries: found 31, allowed is 1 to 30",
-    "--keep-alive=21601": "--keep-alive: found 21601, allowed is 0 to 21600",
+    "--retries=31": "--retries: found 31, expected 1 to 30",
+    "--keep-alive=21601": "--keep-alive: found 21601, expected 0 to 21600",
     f"--job-name={'x' * 64}": (
-        f"--job-name: found 64 characters in its value ({'x' * 40}...), allowed is 1 to 63 char"
+        f"--job-name: found 64 characters in its value ({'x' * 40}...), expected 1 to 63 char"
     ),
     f"--env=A={'x' * 513}": "--env A: found 513 characters in its value (xxx",
     f"--env={'A' * 513}=x": "--env: found 513 characters in its name (AAA",
@@ -339,7 +339,7 @@ def test_what_is_above_a_limit_is_not(flag, says):
 def test_as_many_of_each_as_sagemaker_takes():
     many = [f"k{number}=1" for number in range(100)]
     request_validation.validate(job_request.build(parsed(*many)))
-    with pytest.raises(ValueError, match="^hyperparameter: found 101 entries in its value, all"):
+    with pytest.raises(ValueError, match="^hyperparameter: found 101 entries in its value, exp"):
         request_validation.validate(job_request.build(parsed(*many, "k=1")))
 
 
@@ -348,7 +348,7 @@ def test_a_number_of_something_is_above_0(text, number):
     if number:
         assert command.positive(text) == number
         return
-    with pytest.raises(argparse.ArgumentTypeError, match="allowed is a whole number above 0"):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number above 0"):
         command.positive(text)
 
 
@@ -368,7 +368,7 @@ def test_the_name_of_a_bucket(uri, location):
     if location:
         assert aws.s3_location("--output", uri) == location
         return
-    with pytest.raises(ValueError, match=f"--output: found '{uri}', allowed is s3://BUCKET/PREF"):
+    with pytest.raises(ValueError, match=f"--output: found '{uri}', expected s3://BUCKET/PREF"):
         aws.s3_location("--output", uri)
 
 
@@ -440,7 +440,7 @@ def test_the_options_of_a_channel():
         with pytest.raises(ValueError, match="--instance-group: found"):
             job_request.group(wrong)
     for wrong in ("=x", "a"):
-        with pytest.raises(ValueError, match="--tag: found '.*', allowed is KEY=VALUE"):
+        with pytest.raises(ValueError, match="--tag: found '.*', expected KEY=VALUE"):
             job_request.pairs("--tag", [wrong])
 
 
@@ -536,11 +536,11 @@ def test_what_a_drill_cannot_have(tmp_path):
     for data, says in (
         ({}, "found none for the channel a, which is at s3://bucket/x"),
         ({"a": str(tmp_path / "file")}, "found .*file for the channel a"),
-        ({"a": str(tmp_path), "b": "."}, "found b, allowed are the channels: a$"),
+        ({"a": str(tmp_path), "b": "."}, "found b, expected the channels: a$"),
     ):
         with pytest.raises(ValueError, match=f"--drill-data: {says}"):
             drill.run(request, "image", data)
-    with pytest.raises(ValueError, match="--drill-data: found b, allowed are the channels: none"):
+    with pytest.raises(ValueError, match="--drill-data: found b, expected the channels: none"):
         drill.run({}, "image", {"b": "."})
     for text in ("a\nb", "a\rb"):
         image = {"AlgorithmSpecification": {"TrainingImage": IMAGE}, "Environment": {"KEY": text}}

@@ -460,9 +460,9 @@ CONTRADICTIONS = {
         contradict("settings", {"k": 2, "numbers": ["scores"]}),
         "scores is to have numbers of rows, and is <f4",
     ),
-    "no array": (contradict("arrays", {}), "it has 0 arrays; allowed are 1 to 100"),
+    "no array": (contradict("arrays", {}), "it has 0 arrays; expected 1 to 100"),
     "100 arrays": (with_arrays(100), "merge parts of one job"),
-    "101 arrays": (with_arrays(101), "it has 101 arrays; allowed are 1 to 100"),
+    "101 arrays": (with_arrays(101), "it has 101 arrays; expected 1 to 100"),
     "counts of too few rows": (
         contradict_array("counts", shape=[9]),
         "its arrays have .*'counts': 9",
@@ -552,7 +552,7 @@ def test_row_numbers_fit_their_kind_and_are_those_of_the_hosts_rows(tmp_path):
         numbers = np.array([0, 1, number], np.int8)
         models = small_numbers(tmp_path / str(number), [3, 3], host_1=numbers)
         line = refused(models, tmp_path / "more")
-        assert f"has {least_and_most}; allowed are numbers of its 3 rows" in line
+        assert f"has {least_and_most}; expected numbers of its 3 rows" in line
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -613,7 +613,7 @@ def test_the_name_of_an_array(name, allowed):
 
 
 def test_a_name_that_is_much_too_long_is_cut_in_its_error():
-    with pytest.raises(UserError, match=f"found an array '{'n' * 120}'; allowed"):
+    with pytest.raises(UserError, match=f"found an array '{'n' * 120}'; expected"):
         parts.check_name("n" * 300)
 
 

@@ -88,7 +88,8 @@ def test_other_numbers_of_the_code_are_said(tmp_path: Path, capfd, model, limits
     output = capfd.readouterr().out
     assert output.count("warning: ") == bool(says)
     assert (
-        f"warning: {says}: this run goes on from its checkpoint, and may end" in output or not says
+        f"warning: {says}: this run continues from its checkpoint, and may end" in output
+        or not says
     )
 
 
@@ -277,7 +278,7 @@ def test_another_argument_of_an_optimizer_or_schedule_is_one_line(
 
 @pytest.mark.slow
 def test_more_epochs_than_a_schedule_was_made_for_are_said(tmp_path: Path, capfd):
-    """Once: the run goes on with them."""
+    """Once: the run continues with them."""
 
     def cosine(model, optim, schedules):
         optimizer = optim.SGD(model.parameters(), 0.1)
@@ -289,7 +290,9 @@ def test_more_epochs_than_a_schedule_was_made_for_are_said(tmp_path: Path, capfd
         with pytest.raises(SystemExit) if step else contextlib.nullcontext():
             short_trainer(tmp_path, Stops(step), max_epochs=epochs).fit(Scheduled(cosine))
         outputs.append(capfd.readouterr().out)
-    says = "warning: T_max of CosineAnnealingLR was 11, is 22: this run goes on from its checkpoint"
+    says = (
+        "warning: T_max of CosineAnnealingLR was 11, is 22: this run continues from its checkpoint"
+    )
     assert [says in output for output in outputs] == [False, True, False, False]
 
 

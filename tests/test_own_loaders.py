@@ -278,5 +278,5 @@ def test_another_number_of_workers_cannot_go_on_with_their_state(tmp_path):
     assert run.start() == 1
     assert (
         "error: --data: streams.Resumable saved its state with 2 data workers, now there are "
-        "1; go on" in run.output
+        "1; continue" in run.output
     )

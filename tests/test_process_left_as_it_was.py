@@ -384,8 +384,7 @@ def test_processes_that_are_copies_of_this_one_are_refused(tmp_path: Path):
     trainer = short_trainer(tmp_path / "a", devices=2, strategy="ddp_spawn")
     error = resume._unsupported(trainer.strategy)
     assert (
-        "DDPStrategy, which copies this process, whose runs cannot be resumed; "
-        "allowed are one device"
+        "DDPStrategy, which copies this process, whose runs cannot be resumed; expected one device"
     ) in str(error)
 
 
@@ -421,7 +420,7 @@ def test_a_job_gets_a_line_and_the_failure_file(tmp_path: Path, monkeypatch, cap
 
 
 EARLY = {
-    "a variable": ("", {"SM_NUM_GPUS": "many"}, "error: SM_NUM_GPUS: found 'many', allowed is a"),
+    "a variable": ("", {"SM_NUM_GPUS": "many"}, "error: SM_NUM_GPUS: found 'many', expected a"),
     "a version": (
         "from sagemaker_lightning.compat import versions\nversions.version = lambda name: '3.0.0'",
         {},

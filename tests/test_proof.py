@@ -123,7 +123,7 @@ def interrupted(folder, *losses: float, **options) -> bytes:
 
 
 def resumed(folder, run_id: bytes, at=(0, 2, 2), **options) -> Ranks:
-    """Return the run that goes on from a checkpoint."""
+    """Return the run that continues from a checkpoint."""
     run = Ranks(folder, at, **options)
     run.begin(run_id)
     return run

@@ -470,7 +470,7 @@ def test_learning_rates_of_every_scheduler_are_scaled_and_once_only(tmp_path: Pa
     linear = ranks.run(curves, "linear", folder=tmp_path)[0]
     assert not linear.error, linear.output
     root = ranks.run(curves, "sqrt", nodes=[3], folder=tmp_path)[0].value
-    # Two ranks stop after three steps. Then three runs go on: two ranks, one rank alone, and two
+    # Two ranks stop after three steps. Then three runs continue: two ranks, one rank alone, and two
     # ranks that do not scale.
     until = ranks.run(curves, "linear", 3, folder=tmp_path)[0].value
     later_curves = ranks.run(curves, "linear", None, True, folder=tmp_path)[0].value
@@ -514,7 +514,7 @@ def rates_scaled_alone(goes_on: bool) -> list[list[float]]:
 
 @pytest.mark.slow
 def test_the_scaling_alone(tmp_path: Path):
-    """A run that goes on from Lightning's checkpoint does not scale again."""
+    """A run that continues from Lightning's checkpoint does not scale again."""
     rates = [
         rate
         for goes_on in (False, True)
@@ -666,9 +666,7 @@ def test_the_weighting_asks_nothing_of_a_single_rank():
 
 
 def test_a_rule_that_there_is_not_is_refused():
-    with pytest.raises(
-        UserError, match=r"\(rule=...\): found 'cubic', allowed is one of none, lin"
-    ):
+    with pytest.raises(UserError, match=r"\(rule=...\): found 'cubic', expected one of none, lin"):
         LearningRateScaling("cubic")
 
 
@@ -739,7 +737,7 @@ def test_another_rate_is_that_of_the_flags_for_all_ranks(restored, expected):
     consistency.load_state_dict({"lr_factor": 2.0})
     trainer = rank_of(2, [{"lr": rate} for rate in restored])
     if expected is None:
-        says = r"by different factors \(0.1 to 0.2\), allowed is one factor for all"
+        says = r"by different factors \(0.1 to 0.2\), expected one factor for all"
         with pytest.raises(UserError, match=says):
             consistency.on_train_start(trainer, None)
         return

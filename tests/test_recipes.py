@@ -205,7 +205,7 @@ def test_the_optimizer_that_is_used_if_none_is_named(shallow):
 def test_label_smoothing_is_a_share(smoothing):
     with pytest.raises(
         UserError,
-        match=rf"--model.label_smoothing: found {smoothing}, allowed is 0 to less than 1",
+        match=rf"--model.label_smoothing: found {smoothing}, expected 0 to less than 1",
     ):
         ResNet18(num_classes=10, label_smoothing=smoothing)
 

@@ -89,13 +89,13 @@ def test_goodput_for_a_program(endpoint):
     completed = run_command(endpoint, "report", name, "--fail-below=90%")
     assert completed.returncode == 1
     assert completed.stdout.endswith(
-        "error: goodput: found 0.00%, allowed is 90% or more (--fail-below); "
+        "error: goodput: found 0.00%, expected 90% or more (--fail-below); "
         f"{name} has 0 interruptions and lost 0 steps\n"
     )
     assert "JOB: found no goodput of none in " in refused(endpoint, "report", "none", folder)
     completed = run_command(endpoint, "report", name, "--fail-below=0.9")
     assert completed.returncode == 2
-    assert "found '0.9', allowed is 0% to 100%" in completed.stdout
+    assert "found '0.9', expected 0% to 100%" in completed.stdout
 
 
 def test_a_job_is_compared_with_one_that_is_left_alone(endpoint):
@@ -118,14 +118,12 @@ def test_a_job_that_runs(endpoint):
     endpoint.wait_for(name, "Training")
     assert f"InProgress  {name}\n" in done(endpoint, "list", "--last=1")
     assert "its report is written at its end" in refused(endpoint, "report", name)
-    assert "which is InProgress; allowed is a job that has ended" in refused(
-        endpoint, "resume", name
-    )
+    assert "which is InProgress; expected a job that has ended" in refused(endpoint, "resume", name)
     assert "is stopping; it has" in done(endpoint, "stop", name)
     assert endpoint.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
     followed = run_command(endpoint, "logs", name, "--follow")
     assert followed.returncode == 1
-    line = re.search("to go on where it was: .* (resume .*)", followed.stdout)[1]
+    line = re.search("to continue where it was: .* (resume .*)", followed.stdout)[1]
     words = [*line.split(), "--max-run=500"]
     resumed = re.match(r"started (\S+) in ", done(endpoint, *words))[1]
     assert endpoint.describe(resumed)["StoppingCondition"]["MaxRuntimeInSeconds"] == 500
@@ -135,9 +133,9 @@ def test_a_job_that_runs(endpoint):
 
 
 def test_a_job_that_is_not_there(endpoint):
-    assert "JOB: found 'none', allowed is one of: " in refused(endpoint, "compare", "none")
+    assert "JOB: found 'none', expected one of: " in refused(endpoint, "compare", "none")
     for command in ("logs", "stop", "report", "rerun", "resume"):
-        assert "JOB: found none, allowed is a training job in us-east-1 of the re" in refused(
+        assert "JOB: found none, expected a training job in us-east-1 of the re" in refused(
             endpoint, command, "none"
         )
 
@@ -171,7 +169,7 @@ def rehearse(folder, *flags: str) -> subprocess.CompletedProcess:
 def test_the_goodput_of_one_job_fails_a_ci(tmp_path):
     completed = rehearse(tmp_path, "--fail-below=90%", "--compare")
     assert completed.returncode == 1, completed.stdout
-    assert completed.stderr.startswith("error: goodput: found 0.00%, allowed is 90% or more")
+    assert completed.stderr.startswith("error: goodput: found 0.00%, expected 90% or more")
     assert "\nnot compared: nothing has disturbed the job\n" in completed.stdout
     assert rehearse(tmp_path, "--fail-below=0%").returncode == 0
 

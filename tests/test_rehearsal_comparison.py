@@ -192,10 +192,10 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     compared = Compared(tmp_path)
     service, _ = compared.serve()
     for order, words in (
-        ({"name": "job"}, "found job, which is InProgress; allowed is one that has completed"),
-        ({"name": "none"}, "found 'none', allowed is one of: job"),
-        ({"name": 3}, "allowed is an object of name"),
-        (["job"], "allowed is an object of name"),
+        ({"name": "job"}, "found job, which is InProgress; expected one that has completed"),
+        ({"name": "none"}, "found 'none', expected one of: job"),
+        ({"name": 3}, "expected an object of name"),
+        (["job"], "expected an object of name"),
     ):
         with pytest.raises(ValueError, match=words):
             service.compare(order)

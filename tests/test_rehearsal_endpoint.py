@@ -1024,7 +1024,7 @@ def test_a_channel_of_a_folder_that_is_not_allowed(endpoint, folder, path):
     (folder / "round").symlink_to("round")
     with pytest.raises(
         ClientError,
-        match=r"channel training: found file://.*, allowed is what is below .* --allow=FOLDER",
+        match=r"channel training: found file://.*, expected what is below .* --allow=FOLDER",
     ):
         endpoint.create("image", **channel(f"file://{path.format(folder)}"))
 
@@ -1040,7 +1040,7 @@ def test_a_link_out_of_an_allowed_folder(endpoint, folder, tmp_path):
     failed = endpoint.wait_until_ended(endpoint.create("image", **channel(f"file://{folder}/data")))
     assert failed["TrainingJobStatus"] == "Failed"
     assert re.search(
-        r"found \S+/data/file, a link out of it, allowed is .* --allow=FOLDER",
+        r"found \S+/data/file, a link out of it, expected .* --allow=FOLDER",
         failed["FailureReason"],
     )
 
@@ -1336,7 +1336,7 @@ def test_the_key_of_a_rehearsal(endpoint, tmp_path):
     completed = run(endpoint, python_of("rehearsal"), "-c", code)
     assert completed.stdout.split() == list(endpoint.key)
     completed = run_command(endpoint, "interrupt", "no-such-job")
-    assert completed.stdout.startswith("error: JOB: found 'no-such-job', allowed is ")
+    assert completed.stdout.startswith("error: JOB: found 'no-such-job', expected ")
     command = [
         python_of("rehearsal"),
         "-m",

@@ -32,20 +32,20 @@ def test_the_fault_that_a_text_is(text, kind, rank, hosts, seconds, step, at, ev
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("freeze", "allowed is one of kill rank, "),
-        ("kill rank", "allowed is one of"),  # when?
-        ("kill rank at noon", "allowed is one of"),
-        ("kill rank at 3s unwarned", "allowed is one of"),
-        ("kill rank at 3s gap 3s", "allowed is one of"),
-        ("kill rank at 3s of nobody", "allowed is one of"),
-        ("explode at 3s", "allowed is one of"),
-        ("fill disk 3 at 3s", "allowed is a number after 'rank' alone"),
-        ("kill rank at 3s for 5s", "allowed is 'for' with what lasts: cut network, "),
-        ("halve checkpoint at 3s for 5s", "allowed is 'for' with what lasts"),
+        ("freeze", "expected one of kill rank, "),
+        ("kill rank", "expected one of"),  # when?
+        ("kill rank at noon", "expected one of"),
+        ("kill rank at 3s unwarned", "expected one of"),
+        ("kill rank at 3s gap 3s", "expected one of"),
+        ("kill rank at 3s of nobody", "expected one of"),
+        ("explode at 3s", "expected one of"),
+        ("fill disk 3 at 3s", "expected a number after 'rank' alone"),
+        ("kill rank at 3s for 5s", "expected 'for' with what lasts: cut network, "),
+        ("halve checkpoint at 3s for 5s", "expected 'for' with what lasts"),
         ("freeze rank at 3s for 0s", "allowed after 'for' are times above 0"),
         ("freeze rank at 3s for 673h", "up to 672h"),
-        ("freeze rank every 0s", "allowed is a time above 0 after 'every'"),
-        ("freeze rank at 700h", "allowed are times up to 672h"),
+        ("freeze rank every 0s", "expected a time above 0 after 'every'"),
+        ("freeze rank at 700h", "expected times up to 672h"),
     ],
 )
 def test_a_text_that_is_no_fault(text, words):
@@ -57,9 +57,9 @@ def test_a_text_that_is_no_fault(text, words):
 def test_a_fault_by_hand_has_no_time():
     fault = parse("freeze rank 0 of algo-2 for 3s", by_hand=True)
     assert (fault.rule, fault.hosts, fault.seconds) == (None, "algo-2", 3.0)
-    with pytest.raises(ValueError, match="^FAULT: found .*, allowed is no time"):
+    with pytest.raises(ValueError, match="^FAULT: found .*, expected no time"):
         parse("freeze rank 0 at 3s", by_hand=True)
-    with pytest.raises(ValueError, match="^FAULT: found 'melt', allowed is one of "):
+    with pytest.raises(ValueError, match="^FAULT: found 'melt', expected one of "):
         parse("melt", by_hand=True)
 
 

@@ -94,13 +94,13 @@ def test_the_csv_of_a_job_without_an_attempt():
 def test_a_goodput_below_the_limit_is_refused_in_one_line():
     data = goodput_data.describe(interrupted())
     goodput_data.check(data, 0.583)
-    with pytest.raises(ValueError, match=r"^goodput: found 58\.33%, allowed is 90% or more"):
+    with pytest.raises(ValueError, match=r"^goodput: found 58\.33%, expected 90% or more"):
         goodput_data.check(data, 0.9)
 
 
 def test_a_failed_job_has_no_goodput_and_nothing_has_none():
     failed = goodput_data.describe(interrupted()) | {"status": "Failed"}
-    with pytest.raises(ValueError, match=r"found 0\.00% \(the job failed\), allowed is 1% or more"):
+    with pytest.raises(ValueError, match=r"found 0\.00% \(the job failed\), expected 1% or more"):
         goodput_data.check(failed, 0.01)
     with pytest.raises(ValueError, match="found none, as no instance was started"):
         goodput_data.check(goodput_data.describe(job(status="Stopped")), 0.0)

@@ -206,12 +206,12 @@ def test_a_fault_by_hand(injected):
     assert judge(record) == "failed without a reason"
     for order, words in (
         ({"name": "job", "fault": "kill rank"}, "job is Failed; a fault is for a job in Training"),
-        ({"name": "job", "fault": "kill rank of algo-3"}, "found algo-3, allowed is algo-1"),
-        ({"name": "none", "fault": "kill rank"}, "found 'none', allowed is one of: job"),
+        ({"name": "job", "fault": "kill rank of algo-3"}, "found algo-3, expected algo-1"),
+        ({"name": "none", "fault": "kill rank"}, "found 'none', expected one of: job"),
         ({"name": "job", "fault": "melt"}, "FAULT: found 'melt'"),
-        ({"name": "job"}, "allowed is an object of fault, name"),
-        ({"name": "job", "fault": 3}, "allowed is an object of fault, name"),
-        ([], "allowed is an object of fault, name"),
+        ({"name": "job"}, "expected an object of fault, name"),
+        ({"name": "job", "fault": 3}, "expected an object of fault, name"),
+        ([], "expected an object of fault, name"),
     ):
         with pytest.raises(ValueError, match=words):
             service.inject(order)

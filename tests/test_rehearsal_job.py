@@ -221,7 +221,7 @@ def test_a_report_that_fails(rehearsed):
 
 
 def test_a_log_that_cannot_be_written(rehearsed):
-    """The job goes on, as its container is well."""
+    """The job continues, as its container is well."""
     job = rehearsed.job()
     host = rehearsed.container()
     (file_name,) = job.logs.last
@@ -493,7 +493,7 @@ def test_a_wrong_order_is_refused(rehearsed, wrong):
     service.jobs["arn"] = job
     order = {"name": "job", "hosts": [], "warned": True, "gap": 0.0}
     is_a_change = isinstance(wrong, dict) and wrong not in ({}, {"name": "job"})
-    with pytest.raises(ValueError, match="found .*, allowed is ") as refused:
+    with pytest.raises(ValueError, match="found .*, expected ") as refused:
         service.interrupt(order | wrong if is_a_change else wrong)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
     container.end(0)
@@ -504,7 +504,7 @@ def test_a_wrong_order_is_refused(rehearsed, wrong):
     "rule", ["at 1s gap 99999999999h", "at 99999999999h", "every 9999999999999h"]
 )
 def test_a_rule_of_a_time_that_never_comes(rule):
-    with pytest.raises(ValueError, match="--interrupt: found .*, allowed are times up to 672h"):
+    with pytest.raises(ValueError, match="--interrupt: found .*, expected times up to 672h"):
         schedule.parse(rule)
 
 
@@ -527,7 +527,7 @@ SLOW_LINES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("regex", SLOW_LINES)
 def test_a_metric_that_stalls(rehearsed, regex):
-    """Its definition is left out with a note; the log and the other metrics go on."""
+    """Its definition is left out with a note; the log and the other metrics continue."""
     loss_definition = {"Name": "loss", "Regex": r"loss=(\S+)"}
     epoch_definition = {"Name": "epoch", "Regex": r"epoch=(\S+)"}
     job = rehearsed.job(
@@ -904,10 +904,10 @@ def test_an_order_at_the_border_of_a_gap():
     for gap in (0, schedule.LONGEST_SECONDS):
         assert schedule.ordered(order | {"gap": gap}) == ("job", ["a", "b"], False, gap)
     for gap in (-0.1, schedule.LONGEST_SECONDS + 1, True, math.nan):
-        with pytest.raises(ValueError, match="gap: found .*, allowed is seconds, 0 to 2419200"):
+        with pytest.raises(ValueError, match="gap: found .*, expected seconds, 0 to 2419200"):
             schedule.ordered(order | {"gap": gap})
     assert schedule.parse("every 672h").every == schedule.LONGEST_SECONDS
-    with pytest.raises(ValueError, match="allowed are times up to 672h"):
+    with pytest.raises(ValueError, match="expected times up to 672h"):
         schedule.parse("every 673h")
 
 
@@ -925,8 +925,8 @@ def test_what_can_be_interrupted_by_hand():
         service.interrupt(order)
     made.record.change(Secondary.TRAINING, "", is_final=False)
     for wrong, says in (
-        ({"hosts": ["b"]}, "--host: found b, allowed is algo-1"),
-        ({"name": "x"}, "JOB: found 'x', allowed is one of: job"),
+        ({"hosts": ["b"]}, "--host: found b, expected algo-1"),
+        ({"name": "x"}, "JOB: found 'x', expected one of: job"),
     ):
         with pytest.raises(ValueError, match=says):
             service.interrupt(order | wrong)

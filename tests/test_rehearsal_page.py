@@ -358,7 +358,7 @@ def test_a_job_is_followed_to_its_end(site, fast):
     }
     assert "Completed" in parts["about"]
     assert "Stop the job" not in parts["orders"] and "Interrupt" not in parts["orders"]
-    # A browser that connects again goes on after what it has.
+    # A browser that connects again continues after what it has.
     again = site.get(f"{access.PATH}stream", headers={"Last-Event-ID": number}, job=arn, start="0")
     assert [name for name, _, _ in events_of(again)] == ["parts", "end"]
 
@@ -473,7 +473,7 @@ def test_a_job_that_has_completed_is_compared(site, monkeypatch):
     site.service.comparing.clear()
     monkeypatch.undo()
     site.post(f"{access.PATH}compare", {}, job=arn)
-    assert "found job, which is Failed; allowed is one that has completed" in site.get(job=arn).text
+    assert "found job, which is Failed; expected one that has completed" in site.get(job=arn).text
 
 
 def test_a_job_on_demand_is_not_interrupted(site):

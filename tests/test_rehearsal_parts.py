@@ -176,7 +176,7 @@ def test_the_rule_that_a_text_is(rule_text):
     ],
 )
 def test_a_text_that_is_no_rule(rule_text):
-    with pytest.raises(ValueError, match=r"--interrupt: found '.*', allowed is "):
+    with pytest.raises(ValueError, match=r"--interrupt: found '.*', expected "):
         parse(rule_text)
 
 
@@ -341,7 +341,7 @@ def test_settings_by_default_and_by_flags(tmp_path):
 )
 def test_a_wrong_flag_is_named(flag):
     name, _, value = flag.partition("=")
-    with pytest.raises(ValueError, match=rf"{name}\b.*: found .*, allowed is ") as error:
+    with pytest.raises(ValueError, match=rf"{name}\b.*: found .*, expected ") as error:
         settings_of(flag)
     assert "price" in name or value.removesuffix(".0") in str(error.value)
 
@@ -349,7 +349,7 @@ def test_a_wrong_flag_is_named(flag):
 def test_a_percentage():
     assert [settings.share(text) for text in ("0%", "90%", "99.5%", "100%")] == [0, 0.9, 0.995, 1]
     for text in ("0.9", "90", "101%", "-1%", "nan%", "%", "1e1%", "100.01%"):
-        with pytest.raises(argparse.ArgumentTypeError, match="allowed is 0% to 100%"):
+        with pytest.raises(argparse.ArgumentTypeError, match="expected 0% to 100%"):
             settings.share(text)
 
 
@@ -995,7 +995,7 @@ def disturb_uploads(uploader: checkpoint_sync.Uploader, monkeypatch, disturb) ->
 
 @pytest.mark.parametrize("deleted", ["file", "folder", "a file in the folder's place"])
 def test_what_is_deleted_during_its_upload(s3, tmp_path, clock, monkeypatch, deleted):
-    """The copy goes on, with and without the folder of the markers."""
+    """The copy continues, with and without the folder of the markers."""
     uploader = make_uploader(s3, tmp_path, markers=True)
     write_files(tmp_path, "sub/a")
 

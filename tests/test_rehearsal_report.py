@@ -65,7 +65,7 @@ def test_goodput_without_the_step_that_the_log_names():
 def test_goodput_of_work_after_the_last_line():
     """A checkpoint newer than the last line shows that the attempt got there.
 
-    The attempt is taken to have gone on at its pace, no longer than it ran.
+    The attempt is taken to have continued at its pace, no longer than it ran.
     """
     record = interrupted()
     record.attempts[1].resumed = 44
@@ -312,10 +312,10 @@ def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
     record = interrupted()
     log_line = "warning: resumed at step 30: step 33 is not that of the interrupted run: ..."
     text = write_page(record, tmp_path).text
-    assert "went on" not in text and "restarts in the container" not in text
+    assert "continued" not in text and "restarts in the container" not in text
     record.attempts[1].proved = PROVED.search(log_line)[1]
     text = write_page(record, tmp_path).text
-    assert "went on" in text and "step 33 is not that of the interrupted run: ..." in text
+    assert "continued" in text and "step 33 is not that of the interrupted run: ..." in text
     record.attempts[1].restarts = ["after step 17", "after step 40, on from step 36 within 9.3 s"]
     text = write_page(record, tmp_path).text
     assert "restarts in the container" in text

@@ -49,7 +49,7 @@ def test_the_port_that_the_user_set(port):
     assert rendezvous.main_port({}) == 7777
     for allowed in (1, 29500, 65534):
         assert rendezvous.main_port({"MASTER_PORT": str(allowed)}) == allowed
-    with pytest.raises(UserError, match=f"MASTER_PORT: found '{port}', allowed is a number"):
+    with pytest.raises(UserError, match=f"MASTER_PORT: found '{port}', expected a number"):
         rendezvous.main_port({"MASTER_PORT": port})
 
 

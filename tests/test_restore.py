@@ -127,8 +127,8 @@ def test_other_numbers_of_the_code_are_told(tmp_path, capfd, allowed):
     capfd.readouterr()
     trainer(tmp_path, other_settings=allowed).fit(Smooth(0.75))
     says = (
-        "warning: factor of model was 0.5, is 0.75: this run goes on from its checkpoint, and may "
-        "end with other weights than a run that begins with these settings"
+        "warning: factor of model was 0.5, is 0.75: this run continues from its checkpoint, and "
+        "may end with other weights than a run that begins with these settings"
     )
     assert (says in capfd.readouterr().out) is not allowed
 

@@ -123,7 +123,7 @@ def test_the_fingerprint_is_that_of_all_rows_however_many_are_read_at_a_time(tmp
         ({"e": [[1.0], [2.0]], "f": [[1.0], [2.0]]}, "it has 2 columns"),
         ({"e": [[1.0], [2.0]], "f": [1.0, 2.0]}, "it has 2 columns"),
         ({"e": [1.0, 2.0], "f": ["a", "b"]}, "its columns are of several types: double, string"),
-        ({"e": ["a", "b"]}, "allowed is [rows, columns] of float16, float32, float64"),
+        ({"e": ["a", "b"]}, "expected [rows, columns] of float16, float32, float64"),
         ({"e": [1, 2]}, "is int64 [2, 1]"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_file_that_only_has_the_name_of_rows_is_not_opened_as_something_else(t
 
 def test_a_folder_without_rows_is_named(tmp_path):
     (tmp_path / "README.txt").write_text("no rows")
-    with pytest.raises(UserError, match=f"x: {tmp_path} holds no .npy or .parquet file; allowed"):
+    with pytest.raises(UserError, match=f"x: {tmp_path} holds no .npy or .parquet file; expected"):
         Table.read(tmp_path, "x")
 
 
@@ -161,7 +161,7 @@ def test_files_of_different_widths_are_named(tmp_path):
     np.save(tmp_path / "a.npy", ROWS)
     np.save(tmp_path / "b.npy", ROWS)
     np.save(tmp_path / "c.npy", ROWS[:, :2])
-    says = "x: c.npy has 2 columns, a.npy has 3; allowed are files of equal width"
+    says = "x: c.npy has 2 columns, a.npy has 3; expected files of equal width"
     with pytest.raises(UserError, match=says):
         Table.read(tmp_path, "x")
 
@@ -416,8 +416,8 @@ def test_only_rows_that_come_back_are_done(host, monkeypatch, capsys, job_has, s
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--rows=0"], "--rows: found 0, allowed is 1 or more"),
-        (["--block_rows=0"], "--block_rows: found 0, allowed is 1 or more"),
+        (["--rows=0"], "--rows: found 0, expected 1 or more"),
+        (["--block_rows=0"], "--block_rows: found 0, expected 1 or more"),
         (["--rows=9"], "--rows: found 9, but channel channel has 10"),
         (["--rows=11"], "--rows: found 11, but channel channel has 10"),
     ],
@@ -444,7 +444,7 @@ def test_all_flags_that_are_wrong_are_named(host, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["program", *arguments])
         with pytest.raises(UserError, match="--row: is no flag here") as error:
             job.parse(job.parser(""), host.environment, args)
-        assert "--block_rows: found 'x', allowed is int" in str(error.value)
+        assert "--block_rows: found 'x', expected int" in str(error.value)
 
 
 def test_without_rows_the_job_says_which_channels_there_are(host):

@@ -56,7 +56,7 @@ def test_after_the_last_step_the_rate_stays_at_its_end(warmup):
 
 @pytest.mark.parametrize("warmup", [-0.1, 1.5, math.nan])
 def test_a_warmup_that_is_no_share(warmup):
-    with pytest.raises(UserError, match=r"--lr_scheduler.warmup: found .* allowed is 0 to 1"):
+    with pytest.raises(UserError, match=r"--lr_scheduler.warmup: found .* expected 0 to 1"):
         triangle(4, warmup=warmup)
 
 

@@ -92,9 +92,9 @@ def test_account_region_repository_and_tag_have_defaults(aws):
 
 
 MISTAKES = {
-    "an account": (["a"], {"ACCOUNT": "123"}, "ACCOUNT: found '123', allowed are 12 digits"),
+    "an account": (["a"], {"ACCOUNT": "123"}, "ACCOUNT: found '123', expected 12 digits"),
     "a region": (["a1"], {"AWS_REGION": "mars"}, "AWS_REGION: found 'mars'"),
-    "a repository": (["My-App"], {}, "REPOSITORY: found 'My-App', allowed are lower-case letters"),
+    "a repository": (["My-App"], {}, "REPOSITORY: found 'My-App', expected lower-case letters"),
     "a host": (["example.com:5000/app"], {}, "REPOSITORY: found 'example.com:5000/app'"),
     "a tag": (["app", "a b"], {}, "TAG: found 'a b'"),
     "three arguments": (["a", "b", "c"], {}, "found 3 arguments: a b c"),
@@ -434,16 +434,16 @@ def test_a_mistake_in_an_upload_is_one_line(checkout, aws, tmp_path):
     (tmp_path / "other.gz").write_bytes(b"dogs")
     error_line = failed(upload(checkout, aws, "s3://my-bucket/x", str(tmp_path / "other.gz")))
     assert (
-        f"found MD5 {hashlib.md5(b'dogs').hexdigest()}, allowed is "
+        f"found MD5 {hashlib.md5(b'dogs').hexdigest()}, expected "
         f"{hashlib.md5(b'cifar').hexdigest()}" in error_line
     )
     assert "there is no such file" in failed(
         upload(checkout, aws, "s3://my-bucket/x", str(tmp_path / "absent"))
     )
-    assert "found 's3://b/x', allowed is s3://BUCKET/PREFIX, BUCKET of 3 to 63 lower" in failed(
+    assert "found 's3://b/x', expected s3://BUCKET/PREFIX, BUCKET of 3 to 63 lower" in failed(
         upload(checkout, aws, "s3://b/x")
     )
-    assert "found 'my-bucket', allowed is s3://BUCKET/PREFIX" in failed(
+    assert "found 'my-bucket', expected s3://BUCKET/PREFIX" in failed(
         upload(checkout, aws, "my-bucket")
     )
     assert "found 0 arguments" in failed(upload(checkout, aws))

@@ -233,9 +233,7 @@ def test_a_row_is_its_own_neighbour_where_that_is_asked_for():
     assert result["neighbours"][:, 0].tolist() == [1, 2]
     assert result["scores"][:, 0] == pytest.approx([1, 1])
     for itself, most in ((False, 4), (True, 5)):
-        with pytest.raises(
-            UserError, match=f"--top_k: found 6, allowed is 1 to {most}: there are 5"
-        ):
+        with pytest.raises(UserError, match=f"--top_k: found 6, expected 1 to {most}: there are 5"):
             compared(table, top_k=6, itself=itself)
 
 
@@ -277,10 +275,10 @@ def test_pairs_at_the_threshold_count_and_come_row_by_row():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"memory": 0.009}, "--memory: found 0.009, allowed is 0.01 or more"),
-        ({"memory": float("nan")}, "--memory: found nan, allowed"),
-        ({"threshold": -1.5}, "--threshold: found -1.5, allowed is -1 to 1"),
-        ({"threshold": 1.5}, "--threshold: found 1.5, allowed is -1 to 1"),
+        ({"memory": 0.009}, "--memory: found 0.009, expected 0.01 or more"),
+        ({"memory": float("nan")}, "--memory: found nan, expected"),
+        ({"threshold": -1.5}, "--threshold: found -1.5, expected -1 to 1"),
+        ({"threshold": 1.5}, "--threshold: found 1.5, expected -1 to 1"),
         ({"threshold": float("nan")}, "--threshold: found nan"),
         ({"top_k": 1, "threshold": 0.0}, "--top_k, --threshold: found both"),
     ],
@@ -463,7 +461,7 @@ MISTAKES = {
     "of another kind": (
         {"r.npy": np.zeros((4, 4), np.int32)},
         [],
-        "r.npy is int32 [4, 4]; allowed is [rows, columns]",
+        "r.npy is int32 [4, 4]; expected [rows, columns]",
     ),
     "objects": (
         {"r.npy": np.array([[{}]], dtype=object)},
@@ -485,18 +483,18 @@ MISTAKES = {
     "too many neighbours": (
         {"r.npy": rows(5)},
         ["--top_k=5"],
-        "--top_k: found 5, allowed is 1 to 4",
+        "--top_k: found 5, expected 1 to 4",
     ),
-    "no neighbours": ({"r.npy": rows(5)}, ["--top_k=0"], "--top_k: found 0, allowed is 1 or more"),
+    "no neighbours": ({"r.npy": rows(5)}, ["--top_k=0"], "--top_k: found 0, expected 1 or more"),
     "two results": (
         {"r.npy": rows(5)},
         ["--top_k=1", "--dense=true"],
-        "found both, allowed is one of",
+        "found both, expected one of",
     ),
     "a threshold": (
         {"r.npy": rows(5)},
         ["--threshold=2"],
-        "--threshold: found 2.0, allowed is -1 to 1",
+        "--threshold: found 2.0, expected -1 to 1",
     ),
     "no flag": ({"r.npy": rows(5)}, ["--topk=1"], "--topk: is no flag here; did you mean --top_k?"),
 }

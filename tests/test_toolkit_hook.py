@@ -480,7 +480,7 @@ def test_why_a_program_failed(stderr, status, says):
 # What is told and written -------------------------------------------------------------------------
 
 TOLD = {
-    "a mistake": (UserError("--a: found 1,\n allowed is 2"), ": --a: found 1, allowed is 2"),
+    "a mistake": (UserError("--a: found 1,\n expected 2"), ": --a: found 1, expected 2"),
     "an accident": (ValueError("x"), ": ValueError: x"),
     "a program": (ProgramFailed("x", ProgramEnd(1, None, "")), f": {TELLS['nothing'][2]}"),
 }

@@ -158,7 +158,7 @@ def test_a_mistake_that_somebodys_code_finds_is_one_line(fit, somebodys, tmp_pat
     [
         (
             "--trainer.val_check_interval=9",
-            "--trainer.val_check_interval: found 9, allowed are 1 to 8, the batches of",
+            "--trainer.val_check_interval: found 9, expected 1 to 8, the batches of",
         ),
         ("--checkpoint.monitor=nope", "`ModelCheckpoint(monitor='nope')` could not find"),
         (
@@ -188,7 +188,7 @@ def test_what_lightning_finds_in_a_setting_when_it_trains_is_one_line(
 def test_the_checkpoints_of_a_finished_job_are_no_output(fit, tmp_path: Path):
     folder = tmp_path / "job/output/data/checkpoints"
     assert fit("--model.how=loss", "--resume.every_n_steps=1")[1] == 1
-    assert (folder / "step-000000004.ckpt").is_file()  # who repairs it goes on from there
+    assert (folder / "step-000000004.ckpt").is_file()  # who repairs it continues from there
     (folder / "notes.txt").write_text("somebody else's")
     (folder / "wandb-mine.jsonl").touch()  # callbacks/loggers/wandb_rows.py keeps rows there
     for path in folder.glob("*.ckpt"):

@@ -129,7 +129,7 @@ def test_a_source_that_an_isolated_job_cannot_fetch(code, monkeypatch, error):
     with pytest.raises(UserError, match=says):
         user_program.unpack("s3://bucket/s.tar.gz")
     error = ClientError({"Error": {"Code": "403", "Message": "Forbidden"}}, "HeadObject")
-    with pytest.raises(UserError, match=r"Forbidden\); allowed is .* may read, or a folder$"):
+    with pytest.raises(UserError, match=r"Forbidden\); expected .* may read, or a folder$"):
         user_program.unpack("s3://bucket/s.tar.gz")
 
 
@@ -173,7 +173,7 @@ def test_which_program_is_found(code, tmp_path):
 
 def test_a_program_that_is_not_there_is_named_with_what_is(code):
     for name in (None, ""):
-        with pytest.raises(UserError, match="^SAGEMAKER_PROGRAM: not given; allowed is a file"):
+        with pytest.raises(UserError, match="^SAGEMAKER_PROGRAM: not given; expected a file"):
             user_program.find(name)
     for there, made in (("nothing", code.parent), ("nothing", code), ("a, b", code)):
         made.mkdir(exist_ok=True)
@@ -519,7 +519,7 @@ def test_the_command_line_of_a_distribution(code, tmp_path, monkeypatch):
         assert log.read_text().startswith(says)
     with pytest.raises(UserError, match="found x.sh, torchrun allows a .py file only"):
         command(code, "x.sh", DDP)
-    with pytest.raises(UserError, match="distribution: found mpi, allowed are torch_distributed"):
+    with pytest.raises(UserError, match="distribution: found mpi, expected torch_distributed"):
         command(code, "x.py", {"sagemaker_mpi_enabled": True})
 
 
@@ -547,7 +547,7 @@ def test_how_many_ranks_a_node_has(args, gpus, ranks):
 
 @pytest.mark.parametrize("devices", ["0", "00", "two", "1,two", "-2", "1.5", ","])
 def test_a_number_of_devices_that_is_none(devices):
-    with pytest.raises(UserError, match=rf"--trainer.devices: found '{devices}', allowed are -1"):
+    with pytest.raises(UserError, match=rf"--trainer.devices: found '{devices}', expected -1"):
         torchrun_command.processes([f"--trainer.devices={devices}"], 2)
 
 
@@ -626,7 +626,7 @@ def test_torchrun_waits_for_the_names_of_the_hosts(started, monkeypatch):
 def test_a_number_of_restarts_that_is_none(started, capsys, often):
     with pytest.raises(SystemExit) as left:
         torchrun_command.main(Path("x.py"), [f"--max_restarts={often}"])
-    says = f"error: --max_restarts: found '{often}', allowed is a number, 0 or more ["
+    says = f"error: --max_restarts: found '{often}', expected a number, 0 or more ["
     assert left.value.code == 1 and capsys.readouterr().err.startswith(says) and started == []
 
 

@@ -106,7 +106,7 @@ def test_a_step_of_several_batches_is_saved_once(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_checkpoint_has_the_state_of_its_step_whenever_it_is_written(tmp_path: Path, monkeypatch):
-    """It is a copy: training goes on while it is written."""
+    """It is a copy: training continues while it is written."""
     saved = {}
     monkeypatch.setattr(
         checkpoint_dir, "write", lambda path, state, step, number: saved.update({step: state})

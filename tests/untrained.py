@@ -111,7 +111,7 @@ def resumed(
 
     Args:
         run: The run; it is changed.
-        point: When it was saved; None if training goes on already.
+        point: When it was saved; None if training continues already.
         world_size: How many ranks have saved it; None for as many as there are.
         ranks: What each has saved; None if each has saved `parts`.
         checkpoint: What Lightning loads.

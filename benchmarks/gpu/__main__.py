@@ -45,10 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     unknown = [name for name in args.parts if name not in PARTS]
     if unknown:
-        return _error(f"--parts: found {unknown[0]}, allowed are {', '.join(PARTS)}")
+        return _error(f"--parts: found {unknown[0]}, expected {', '.join(PARTS)}")
     if args.data_dir and not args.data_dir.is_dir():
         return _error(
-            f"--data_dir: found {args.data_dir}, allowed is a folder with CIFAR-10's python version"
+            f"--data_dir: found {args.data_dir}, expected a folder with CIFAR-10's python version"
         )
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         try:

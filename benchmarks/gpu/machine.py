@@ -31,7 +31,7 @@ class Machine:
     gpu_free: float
     """GiB that are free."""
     driver: str
-    """Of the GPU, as nvidia-smi has it; "" where that finds none."""
+    """That of the GPU, as nvidia-smi has it; "" where that finds none."""
     trouble: str
     """What torch says where it finds no GPU."""
     cpu: str

@@ -12,7 +12,7 @@ from typing import Any
 from sagemaker_lightning.contract.atomic_files import atomic_write
 
 SAME_FIELDS = ("gpu", "driver", "versions", "commit", "miniature")
-"""What has to be alike for a run to go on with an earlier one's file."""
+"""What has to be alike for a run to continue with an earlier one's file."""
 
 
 @dataclass

@@ -111,7 +111,7 @@ def run(
 ) -> Iterator[str]:
     """Run the tasks that are not in the results yet, in order; yield a line for each.
 
-    It takes at most so many seconds. A setting that fails is left out; the others go on.
+    It takes at most so many seconds. A setting that fails is left out; the others continue.
     """
     part = results.part(name)
     began = time.monotonic()

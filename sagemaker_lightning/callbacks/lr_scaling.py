@@ -49,8 +49,7 @@ class LearningRateScaling(Callback):
     def __init__(self, rule: str = "linear") -> None:
         if rule not in RULES:
             raise UserError(
-                f"LearningRateScaling(rule=...): found {rule!r}, allowed is one of "
-                f"{', '.join(RULES)}"
+                f"LearningRateScaling(rule=...): found {rule!r}, expected one of {', '.join(RULES)}"
             )
         self.rule = rule
         self.factor = 1.0

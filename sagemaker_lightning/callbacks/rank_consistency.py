@@ -178,7 +178,7 @@ class RankConsistency(Callback):
         if factors and not math.isclose(min(factors), max(factors)):
             raise UserError(
                 "--resume.other_settings: found learning rates that have changed by different "
-                f"factors ({min(factors):g} to {max(factors):g}), allowed is one factor for all"
+                f"factors ({min(factors):g} to {max(factors):g}), expected one factor for all"
             )
         if factors and factors[0] != 1.0:
             scale_rates(trainer, factors[0])
@@ -220,7 +220,7 @@ def _warn_of_a_batch_larger_than_the_data(trainer: Trainer) -> None:
 def _warn_of_shards_divided_again(trainer: Trainer, environment: SageMakerEnvironment) -> None:
     """Warn if hosts may have other samples and all ranks share the samples of a DataLoader.
 
-    Of the samples of its own files, a host then trains on the share of its ranks alone.
+    A host then trains on its ranks' share of its own files' samples alone.
     """
     if len(environment.hosts) < 2 or not environment.sharded_channels:
         return
@@ -247,7 +247,7 @@ def refuse_contradictions(answers: list[tuple[str, dict[str, str], dict[str, str
     contradiction.
 
     Args:
-        answers: Of each rank, in order: its host, the host's places, and its settings.
+        answers: Each rank's, in order: its host, the host's places, and its settings.
     """
     first_host, reference_places, reference = answers[0]
     for rank, (host, places, settings) in enumerate(answers):

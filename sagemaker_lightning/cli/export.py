@@ -153,7 +153,7 @@ def save(
         config: The text of config.yaml, all flags with their values; `--config` reads it.
         best: The name of the best model's checkpoint, if the weights are from it; "" for the
             weights of the last step. model.json has it as well.
-        resumes: One entry for each resumption, with whether the run went on as before
+        resumes: One entry for each resumption, with whether the run continued as before
             (resume/check/verification.py).
         restarts: One entry for each restart of the program in its container (contract/restart.py).
         weights: The state dict, if the model has only a part of each of its tensors.

@@ -140,11 +140,11 @@ def settings_in(name: str) -> dict:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = first_line(error).replace('in "<unicode string>", ', "")
         raise UserError(
-            f"--config: {shown(name)} cannot be read ({reason}); allowed is YAML"
+            f"--config: {shown(name)} cannot be read ({reason}); expected YAML"
         ) from None
     if not isinstance(settings, dict):
         raise UserError(
-            f"--config: {shown(name)} has no flags; allowed is YAML such as trainer: {{max_epochs: "
+            f"--config: {shown(name)} has no flags; expected YAML such as trainer: {{max_epochs: "
             f"5}}"
         )
     return settings

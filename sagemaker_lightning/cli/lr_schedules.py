@@ -36,7 +36,7 @@ class Triangle(LambdaLR):
     ) -> None:
         if not 0 <= warmup <= 1:
             raise UserError(
-                f"--lr_scheduler.warmup: found {warmup}, allowed is 0 to 1: a share of the steps"
+                f"--lr_scheduler.warmup: found {warmup}, expected 0 to 1: a share of the steps"
             )
         self.warmup = warmup
         self.start = start
@@ -91,7 +91,7 @@ def configured(
         steps = trainer.estimated_stepping_batches
         if steps == float("inf"):
             raise UserError(
-                "--lr_scheduler=Triangle: the run has no end; allowed is one with "
+                "--lr_scheduler=Triangle: the run has no end; expected one with "
                 "--trainer.max_epochs or max_steps"
             )
         scheduler.set_steps(int(steps))

@@ -138,11 +138,11 @@ def _line(mistake: jsonargparse_errors.Mistake, parser: ArgumentParser) -> str:
         case jsonargparse_errors.LackingFlag():
             return f"{flag}: is needed, and not given"
         case jsonargparse_errors.NoSettings(found=found):
-            return f"{flag}: found {shown(found)}, allowed are its settings: {flag}.NAME=VALUE"
+            return f"{flag}: found {shown(found)}, expected its settings: {flag}.NAME=VALUE"
         case jsonargparse_errors.WrongValue(found=found, allowed=allowed):
-            return f"{flag}: found {shown(found)}, allowed is {' or '.join(allowed)}"
+            return f"{flag}: found {shown(found)}, expected {' or '.join(allowed)}"
         case jsonargparse_errors.WrongClass(found=found, bases=bases):
-            return f"{flag}: found {shown(found)}{why_not(found)}, allowed {choice(found, bases)}"
+            return f"{flag}: found {shown(found)}{why_not(found)}, expected {choice(found, bases)}"
         case jsonargparse_errors.SettingOfNoClass(setting=setting, bases=bases):
             return _explain_lacking_class(flag, setting, bases)
         case jsonargparse_errors.UnknownSetting(setting=setting, owner=owner, bases=bases):
@@ -290,18 +290,16 @@ def unwanted(config: Namespace) -> str:
     """Return the line for a value that only the parser accepts; "" if there is none."""
     device = config.get("trainer.accelerator")
     if device in OLD_ACCELERATORS:
-        allowed = "allowed is the kind of device, e.g. gpu or auto"
+        allowed = "expected the kind of device, e.g. gpu or auto"
         return f"--trainer.accelerator: found {device!r}, {allowed}; use --trainer.strategy=ddp"
     for name, value in config.items():
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             flag = flags.BARE.sub("", name)
-            return (
-                f"--{flag}: found {shortened(str(value), 60)}, allowed are whole numbers of 64 bits"
-            )
+            return f"--{flag}: found {shortened(str(value), 60)}, expected whole numbers of 64 bits"
     seed = config.get("seed_everything")
     # NumPy's limit. It must be checked first: the seed is used before anything else is checked.
     if isinstance(seed, int) and not 0 <= seed < 2**32:
-        return f"--seed_everything: found {seed}, allowed is 0 to {2**32 - 1}, true or false"
+        return f"--seed_everything: found {seed}, expected 0 to {2**32 - 1}, true or false"
     for group, component in vars(config).items():
         values = (
             component.get("init_args")
@@ -338,7 +336,7 @@ def _may_be_null(path: str, name: str) -> bool:
 
 
 def _explain_wrong_file(flag: str, words: list[str], application: Application) -> str:
-    """Return the line for a --config that is no file of flags; "" if it is one."""
+    """Return the line for a --config that is not a file of flags; "" if it is one."""
     name = words[-1].removeprefix("--config=")
     if flag != "--config" or len(words) == 1 and words[0] == flag:
         return ""
@@ -346,7 +344,7 @@ def _explain_wrong_file(flag: str, words: list[str], application: Application) -
         known = ", ".join(application.recipe_files)
         allowed = f"a file, or one of {known}" if known else "a file"
         return (
-            f"--config: found {shown(name)}, which is no file in {Path.cwd()}; allowed is {allowed}"
+            f"--config: found {shown(name)}, which is no file in {Path.cwd()}; expected {allowed}"
         )
     try:
         flags.settings_in(name)

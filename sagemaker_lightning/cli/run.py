@@ -131,7 +131,7 @@ def main(application: Application, args: list[str] | None = None) -> None:
 def went_otherwise(resume_callbacks: list[ExactResume]) -> str:
     """Return the line for a failed run that did not resume exactly.
 
-    It is "" if the run went on as before, or was never resumed.
+    It is "" if the run continued as before, or was never resumed.
     """
     changed = [
         resumption

@@ -47,13 +47,13 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
         # `not >=` refuses nan, too.
         if isinstance(value, (int, float)) and not value >= smallest:
             raise UserError(
-                f"--{key.replace('.init_args', '')}: found {value}, allowed is {smallest} or more"
+                f"--{key.replace('.init_args', '')}: found {value}, expected {smallest} or more"
             )
     workers = config.get("data.init_args.num_workers")
     largest = max(ALWAYS_ALLOWED_WORKERS, WORKERS_PER_CPU * usable_cpus())
     if isinstance(workers, int) and workers > largest:
         raise UserError(
-            f"--data.num_workers: found {workers}, allowed are at most {largest} on this machine: "
+            f"--data.num_workers: found {workers}, expected at most {largest} on this machine: "
             "each is a process of its own"
         )
     for what in ("epochs", "steps"):
@@ -65,14 +65,14 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
             )
     if config.trainer.val_check_interval == 0:
         raise UserError(
-            "--trainer.val_check_interval: found 0, allowed is a number of batches or a fraction "
+            "--trainer.val_check_interval: found 0, expected a number of batches or a fraction "
             "of an epoch; for no validation, --trainer.limit_val_batches=0"
         )
     accelerator = config.trainer.accelerator
     if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(
-            f"--trainer.accelerator={accelerator}: this machine has no GPU; allowed here are cpu "
-            "and auto; or start it where there is a GPU"
+            f"--trainer.accelerator={accelerator}: this machine has no GPU; expected cpu or "
+            "auto; or start it where there is a GPU"
         )
     _check_loggers(config.trainer.logger)
     channels = environment.channels
@@ -114,9 +114,9 @@ def check_file_name(callback: ModelCheckpoint) -> None:
         # While it is written, the name has an end; SageMaker's marks have another.
         if len(os.fsencode(path.name)) <= LONGEST_FILE_NAME and "\0" not in str(path):
             return
-        problem = f"which makes a name that is no file's, of {len(path.name)} characters"
+        problem = f"which makes a name that no file can have, of {len(path.name)} characters"
     raise UserError(
-        f"--checkpoint.filename: found {shown(callback.filename)}, {problem}; allowed is a name, "
+        f"--checkpoint.filename: found {shown(callback.filename)}, {problem}; expected a name, "
         "with metrics, epoch and step in braces, e.g. best-{epoch}-{val_loss:.3f}"
     )
 

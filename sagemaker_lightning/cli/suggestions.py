@@ -74,8 +74,8 @@ def choice(given: str, bases: Sequence[str]) -> str:
     kinds = " or ".join(kinds)
     matches = closest(given, names)
     suggestion = f"; did you mean {matches[0]}?" if matches else ""
-    allowed = f"are {listed(names, 450)} or" if names else "is"
-    return f"{allowed} the import path of a subclass of {kinds}{suggestion}"
+    found = f"{listed(names, 450)} or " if names else ""
+    return f"{found}the import path of a subclass of {kinds}{suggestion}"
 
 
 def subclasses(path: str) -> set[type]:

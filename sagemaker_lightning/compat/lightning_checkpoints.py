@@ -105,10 +105,10 @@ def state_of(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a checkpoint, as Lightning makes it, and what its hooks have replaced.
 
-    Of the user's hooks, those are called whose additions something may load: the others would run
-    more often than with Lightning alone, for nobody. An `on_save_checkpoint` may change the file:
-    put an average in the weights' place, drop the optimizers' states, or rename what it has. All
-    ranks may call this.
+    Only those of the user's hooks are called whose additions something may load: the others would
+    run more often than with Lightning alone, for nobody. An `on_save_checkpoint` may change the
+    file: put an average in the weights' place, drop the optimizers' states, or rename what it has.
+    All ranks may call this.
 
     Args:
         trainer: Lightning's trainer.
@@ -147,7 +147,7 @@ BETWEEN = (
     "on_train_epoch_end",
     "lr_scheduler_step",
 )
-"""Hooks that run when, or after, Lightning writes a file that is no batch's."""
+"""Hooks that run when, or after, Lightning writes a file that belongs to no batch."""
 
 
 class OfFile(NamedTuple):

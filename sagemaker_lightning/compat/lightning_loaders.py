@@ -81,7 +81,7 @@ def prepare_as_lightning(trainer: Trainer, dataloader: Any, shuffle: bool, mode:
 def replace_preparation(trainer: Trainer, prepare: Callable[..., Any]) -> None:
     """Have `prepare` called for each loader instead of the function before it.
 
-    Strategy.process_dataloader, which is public, is not told for which stage the loader is. The
+    Strategy.process_dataloader, which is public, does not get the stage that the loader is for. The
     trainer's state does not say it either: code of a validation may ask for
     `trainer.num_training_batches`, which sets up the training loaders.
     """

@@ -28,7 +28,7 @@ from pytorch_lightning.utilities import CombinedLoader
 class _TakesLoaders:
     """A loop whose `take_loaders` gets its loaders before Lightning iterates.
 
-    `setup_data` sets `_combined_loader` and goes on to iter(), with no hook in between.
+    `setup_data` sets `_combined_loader` and continues with iter(), with no hook in between.
     """
 
     @property

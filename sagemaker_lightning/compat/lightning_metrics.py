@@ -96,8 +96,8 @@ def _settings_and_state(metric: _ResultMetric) -> dict[str, Any]:
     saved |= {
         "cache": metric._forward_cache,
         "state": metrics.state_of(metric) if metric.is_tensor else {},
-        # Of another dtype than the sums: those have that of the values, and the precision plugin
-        # may have changed these.
+        # It may have another dtype than the sums: those have that of the values, and the precision
+        # plugin may have changed these.
         "defaults": dict(metric._defaults),
     }
     return saved

@@ -17,7 +17,7 @@ def writer(logger: TensorBoardLogger) -> Any:
 
 
 def event_folders(logger: TensorBoardLogger) -> set[str]:
-    """Return the folders of the files that a TensorBoardLogger writes when it is told to.
+    """Return the folders of the files that a TensorBoardLogger writes when it is asked to.
 
     `SummaryWriter.add_scalars` makes folders of their own.
     """

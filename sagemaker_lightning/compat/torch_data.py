@@ -58,8 +58,8 @@ def has_iterator(loader: Any) -> bool:
 def keeps_iterator(loader: Any) -> bool:
     """Return whether a loader's class has made an iterator before anybody iterates over it.
 
-    All its iterations go on with this one. What torch's class keeps by a name of its own, it begins
-    anew.
+    All its iterations continue with this one. What torch's class keeps by a name of its own, it
+    begins anew.
     """
     return bool(kept_iterators(loader))
 
@@ -85,7 +85,7 @@ def end_workers(loader: Any) -> None:
     """End a loader's workers, if it has any, and make it forget its position.
 
     Lightning ends the workers of torch's own iterators; torchdata's iterators are another class. If
-    Python's garbage collector ends them, they are not told, and the process waits 5 s for each, in
+    Python's garbage collector ends them, they do not notice, and the process waits 5 s for each, in
     the middle of a step.
     """
     if hasattr(loader, ITERATOR_ATTRIBUTE):

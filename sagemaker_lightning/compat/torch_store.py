@@ -15,7 +15,7 @@ from typing import Any
 rendezvous = importlib.import_module("torch.distributed.rendezvous")
 POLL_SECONDS = 0.01
 LONGEST_SECONDS = 10.0
-"""After so many, torch goes on as it would have at once."""
+"""After so many, torch continues as it would have at once."""
 
 
 def connect_soon() -> None:

@@ -34,6 +34,6 @@ def copies_tensorboard(logger: WandbLogger) -> bool:
 
 
 def set_run_if_none(logger: WandbLogger, run_id: int | str) -> None:
-    """Have a logger go on in a run, unless it has another."""
+    """Have a logger continue in a run, unless it has another."""
     if logger.version is None:
         logger._id = logger._wandb_init["id"] = run_id

@@ -122,7 +122,7 @@ def check_writable(folder: Path, what: str) -> None:
             pass
     except OSError as error:
         raise UserError(
-            f"{folder.absolute()}: {what} cannot be written there ({error.strerror}); allowed is a "
+            f"{folder.absolute()}: {what} cannot be written there ({error.strerror}); expected a "
             "writable folder"
         ) from None
 

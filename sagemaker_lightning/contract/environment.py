@@ -99,7 +99,7 @@ class SageMakerEnvironment:
     restarts: tuple[ContainerRestart, ...] = ()
     """The restarts of this program in its container so far, oldest first."""
     copies: Path | None = None
-    """The folder in memory for copies of the state, from which ranks that have died go on.
+    """The folder in memory for copies of the state, from which ranks that have died continue.
 
     None if nothing starts this program again in its container.
     """
@@ -129,7 +129,7 @@ class SageMakerEnvironment:
         current_host = variables.get("SM_CURRENT_HOST", all_hosts[0] if len(all_hosts) == 1 else "")
         if current_host not in all_hosts:
             raise UserError(
-                f"SM_CURRENT_HOST: found {current_host!r}, allowed is one of SM_HOSTS: "
+                f"SM_CURRENT_HOST: found {current_host!r}, expected one of SM_HOSTS: "
                 f"{', '.join(all_hosts)}"
             )
         output_data_dir = Path(variables.get("SM_OUTPUT_DATA_DIR", cls.output_data_dir))
@@ -352,7 +352,7 @@ def _json(variables: Mapping[str, str], name: str, expected_type: type, default:
         value = None
     if not isinstance(value, expected_type) or (value == [] and default):
         raise UserError(
-            f"{name}: found {variables[name]!r}, allowed is a JSON {expected_type.__name__}, "
+            f"{name}: found {variables[name]!r}, expected a JSON {expected_type.__name__}, "
             "not empty"
         )
     return value
@@ -380,7 +380,7 @@ def _seconds(variables: Mapping[str, str], name: str, default: float) -> float:
         value = 0
     if not 1 <= value < 1e6:  # false for NaN, too
         raise UserError(
-            f"{name}: found {variables[name]!r}, allowed is a number of seconds, 1 or more"
+            f"{name}: found {variables[name]!r}, expected a number of seconds, 1 or more"
         )
     return value
 
@@ -398,7 +398,7 @@ def _training_hosts(variables: Mapping[str, str]) -> tuple[str, ...]:
     groups = _json(variables, GROUPS_VARIABLE, dict, {})
     if wrong := [name for name in named if name not in groups] if groups else []:
         raise UserError(
-            f"sagemaker_distribution_instance_groups: found {wrong[0]!r}, allowed are the groups: "
+            f"sagemaker_distribution_instance_groups: found {wrong[0]!r}, expected the groups: "
             f"{', '.join(groups)}"
         )
     return tuple(sorted(host for name in named if name in groups for host in groups[name]["hosts"]))

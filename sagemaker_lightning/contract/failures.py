@@ -351,8 +351,8 @@ def class_of(trace: str) -> str:
 def ended_rank(stderr: str) -> tuple[str, int]:
     """Return (rank in words, exit status) of the rank whose end its launcher reports.
 
-    The status is -N if signal N killed the rank. Return ("", 0) if there is no such report. Of
-    several ranks, one that SIGKILL has ended is the cause, because the others only miss it.
+    The status is -N if signal N killed the rank. Return ("", 0) if there is no such report. If
+    SIGKILL has ended one of several ranks, that is the cause, because the others only miss it.
     """
     # torchrun's report has the first rank that ended at its end.
     reports = [

@@ -42,12 +42,12 @@ def read(path: Path) -> dict[str, Any]:
             _check_texts(content)
     except OSError as error:
         raise UserError(
-            f"{path}: cannot be read ({error.strerror}); allowed is a JSON object"
+            f"{path}: cannot be read ({error.strerror}); expected a JSON object"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); allowed is a JSON object") from None
+        raise UserError(f"{path}: cannot be read ({error}); expected a JSON object") from None
     if type(content) is not dict:
-        raise UserError(f"{path}: found {json.dumps(content)[:50]}; allowed is a JSON object")
+        raise UserError(f"{path}: found {json.dumps(content)[:50]}; expected a JSON object")
     return content
 
 
@@ -122,11 +122,11 @@ def check(folder: Path) -> None:
 def _check_hyperparameters(content: dict[str, Any]) -> str:
     for name, value in content.items():
         if not name or "=" in name:
-            return f"found the name {name!r}; allowed are names without ="
+            return f"found the name {name!r}; expected names without ="
         try:
             decoded = json.loads(value) if type(value) is str else value
         except RecursionError:
-            return f"{name} is a list or object that is nested too deeply; allowed are some levels"
+            return f"{name} is a list or object that is nested too deeply; expected some levels"
         except ValueError:
             decoded = value
         try:
@@ -135,10 +135,10 @@ def _check_hyperparameters(content: dict[str, Any]) -> str:
             return f"{name} cannot be an argument: {error}"
         # The toolkit uses the values of the SDKs without a check, as variables and paths.
         if name in TEXT_HYPERPARAMETERS and decoded is not None and type(decoded) is not str:
-            return f"found {name}={json.dumps(decoded)[:50]}; allowed is a text"
+            return f"found {name}={json.dumps(decoded)[:50]}; expected a text"
         if name == LOG_LEVEL and type(decoded) is not int and decoded not in LOG_LEVELS:
             return (
-                f"found {name}={json.dumps(decoded)[:50]}; allowed are {', '.join(LOG_LEVELS)} and "
+                f"found {name}={json.dumps(decoded)[:50]}; expected {', '.join(LOG_LEVELS)} and "
                 "their numbers"
             )
     return ""
@@ -160,17 +160,17 @@ def _check_resources(content: dict[str, Any]) -> str:
     hosts = content.get("hosts", [])
     groups = content.get("instance_groups", [])
     if type(hosts) is not list or not all(type(host) is str and host for host in hosts):
-        return f"found hosts {json.dumps(hosts)[:50]}; allowed is a list of names"
+        return f"found hosts {json.dumps(hosts)[:50]}; expected a list of names"
     if content.get("current_host") not in hosts:
-        return "its current_host is not one of its hosts; allowed is a name of that list"
+        return "its current_host is not one of its hosts; expected a name of that list"
     if len({*hosts}) < len(hosts):
-        return f"found hosts {json.dumps(hosts)[:50]}; allowed is each name once"
+        return f"found hosts {json.dumps(hosts)[:50]}; expected each name once"
     for name in ("network_interface_name", "current_group_name", "current_instance_type"):
         if type(content.get(name, "")) is not str:
-            return f"found {name} {json.dumps(content[name])[:50]}; allowed is a name"
+            return f"found {name} {json.dumps(content[name])[:50]}; expected a name"
     if type(groups) is not list or not all(map(_is_group, groups)):
         return (
-            "its instance_groups are wrong; allowed is a list of {instance_group_name, "
+            "its instance_groups are wrong; expected a list of {instance_group_name, "
             "instance_type, hosts}"
         )
     return ""
@@ -188,9 +188,9 @@ def _is_group(group: Any) -> bool:
 def _check_channels(content: dict[str, Any]) -> str:
     for name, channel in content.items():
         if not CHANNEL_NAME.fullmatch(name) or name in (".", ".."):
-            return f"found the channel {name!r}; allowed are up to 64 letters, digits and ._-"
+            return f"found the channel {name!r}; expected up to 64 letters, digits and ._-"
         if type(channel) is not dict:
-            return f"found {json.dumps(channel)[:50]} for channel {name}; allowed is a JSON object"
+            return f"found {json.dumps(channel)[:50]} for channel {name}; expected a JSON object"
     return ""
 
 
@@ -199,7 +199,7 @@ def _check_checkpoints(content: dict[str, Any]) -> str:
     return (
         ""
         if type(path) is str and path
-        else "allowed is a JSON object with LocalPath, the path of a folder"
+        else "expected a JSON object with LocalPath, the path of a folder"
     )
 
 

@@ -1,7 +1,7 @@
 """Tells torch.distributed where the hosts are, and waits for their names.
 
-It turns the job's hosts into the variables of torch.distributed, NCCL, gloo and libfabric. Of this
-process's environment, `join_hosts` alone sets them. Nothing overwrites what the user has set:
+It turns the job's hosts into the variables of torch.distributed, NCCL, gloo and libfabric. Only
+`join_hosts` sets them in this process's environment. Nothing overwrites what the user has set:
 launchers let the user's variables win over these.
 """
 
@@ -73,7 +73,7 @@ def join_hosts(environment: SageMakerEnvironment | None = None) -> None:
 
 
 def check_joined(environment: SageMakerEnvironment, variables: Mapping[str, str]) -> None:
-    """Raise UserError if Lightning was not told where this host is among several."""
+    """Raise UserError if Lightning does not know where this host is among several."""
     needed = torch_distributed(environment)
     if missing := [name for name in needed if name != "MASTER_PORT" and name not in variables]:
         raise UserError(
@@ -106,7 +106,7 @@ def main_port(variables: Mapping[str, str]) -> int:
     """
     port = variables.get("MASTER_PORT", str(MAIN_PORT))
     if not port.isdigit() or not 0 < int(port) < 65535:
-        raise UserError(f"MASTER_PORT: found {port!r}, allowed is a number from 1 to 65534")
+        raise UserError(f"MASTER_PORT: found {port!r}, expected a number from 1 to 65534")
     return int(port)
 
 

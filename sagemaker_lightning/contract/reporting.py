@@ -23,7 +23,7 @@ def report_failures(job: SageMakerEnvironment | None = None) -> Iterator[None]:
     FailureReason, and the line names host and rank. An interruption, which is a SystemExit, passes.
 
     Outside of a job, a notebook, an interactive session and a test of pytest get the exception
-    itself: they show it, and go on.
+    itself: they show it, and continue.
 
     Args:
         job: The job's environment; None if it is not known yet. It names the host.
@@ -58,7 +58,7 @@ def report_stop(why: str, loud: bool = True) -> None:
 
 
 def _shows_exceptions() -> bool:
-    """Return whether this process shows an exception and goes on.
+    """Return whether this process shows an exception and continues.
 
     Python sets `sys.ps1` in an interactive session, IPython and with it Jupyter `__IPYTHON__`, and
     pytest PYTEST_CURRENT_TEST, each of them documented.

@@ -16,7 +16,7 @@ class ContainerRestart:
     at: float
     """When it came, in seconds of time.monotonic() of this host."""
     resumed_step: int | None = None
-    """The optimizer step with which the training went on; None as long as it has not."""
+    """The optimizer step with which the training continued; None as long as it has not."""
     seconds: float | None = None
     """From the fault to the end of the first batch after it."""
 
@@ -33,10 +33,10 @@ class ContainerRestart:
         return max(self.step - self.resumed_step, 0)
 
     def continued(self, step: int, at: float) -> Self:
-        """Return it with what is known once the training goes on.
+        """Return it with what is known once the training continues.
 
         Args:
-            step: The optimizer step with which it goes on.
+            step: The optimizer step with which it continues.
             at: When its first batch was done, in seconds of time.monotonic().
         """
         return replace(self, resumed_step=step, seconds=at - self.at)

@@ -273,7 +273,7 @@ class Stop:
             self.end_process(f"{why}, so there is no newer checkpoint")
 
     def end_process(self, why: str) -> None:
-        """End this process now, after it has told `why` and from which step to resume."""
+        """End this process now, after it has said `why` and from which step to resume."""
         number = signal.Signals(self.signal_number or signal.SIGTERM)
         try:
             self.tell(interruption_by_names(self.home, f"{number.name}; {why}"))
@@ -302,7 +302,7 @@ class TrainingStop(Stop):
         return self.signal_number != signal.SIGINT
 
     def _process_ends(self) -> bool:
-        return False  # whoever catches the SystemExit goes on
+        return False  # whoever catches the SystemExit continues
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         super()._handle(number, frame)

@@ -14,8 +14,8 @@ from sagemaker_lightning.contract.log import ON_STDERR, log
 class _Stream(io.TextIOWrapper):
     """Stdout or stderr. Once it cannot be written to, it leads to nowhere.
 
-    Of stdout, the first failure is a UserError: a training whose lines nobody reads ends. A
-    terminal that is gone is none: SIGHUP says so, or the program was meant to outlive it. Without
+    The first failure of stdout is a UserError: a training whose lines nobody reads ends. A terminal
+    that is gone is not a failure: SIGHUP says so, or the program was meant to outlive it. Without
     stderr, there is nowhere to say anything.
     """
 
@@ -71,7 +71,7 @@ def prepare() -> None:
 
 
 def _stream(number: int, previous: io.TextIOWrapper | None) -> _Stream:
-    """Return a stream like the previous one, which whoever has it already may go on using."""
+    """Return a stream like the previous one, which whoever has it already may continue using."""
     previous = previous or open(number, "w", closefd=False)  # noqa: SIM115
     previous.flush()
     return _Stream(

@@ -31,7 +31,7 @@ PROCESS = (torch.default_generator, *PROCESS_GENERATORS)
 
 
 class PlacedOrder(Sequence, ABC):
-    """An order of batches that can be told for any batch, without those before it."""
+    """An order of batches that is known for any batch, without those before it."""
 
     @abstractmethod
     def reach(self, batch: int) -> None:
@@ -65,14 +65,14 @@ class DrawnAsAsked(list):
     """An order that a user's sampler is asked for batch by batch, as by a DataLoader.
 
     Training may change what the sampler draws, such as by its losses. If it does not, the order is
-    the one that is drawn at once: the process's generators go on where they were in it.
+    the one that is drawn at once: the process's generators continue where they were in it.
 
     Args:
         sampler: The sampler.
         length: Number of elements, at most.
         seed: Seeds what the sampler draws.
-        told: Called, once, when the sampler was changed between two draws; it is looked at before
-            the first batches and before every 64th.
+        on_change: Called, once, when the sampler was changed between two draws; it is looked at
+            before the first batches and before every 64th.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class DrawnAsAsked(list):
         sampler: Sampler,
         length: int,
         seed: Callable[[], None],
-        told: Callable[[], None] | None,
+        on_change: Callable[[], None] | None,
     ) -> None:
         super().__init__()
         self.sampler = sampler
         self.length = length
         self.seed = seed
-        self.told = told
+        self.on_change = on_change
         self.samples: Iterator | None = None
         self.drawing: tuple = ()  # the states of the process's generators between two draws
         self.state = GraphState(lambda: {"sampler": sampler}, (Dataset,))
@@ -94,9 +94,9 @@ class DrawnAsAsked(list):
 
     def reach(self, batch: int, length: int) -> None:
         """Draw until there are `length` elements, those of a batch and before it."""
-        if self.told and self.marked == batch and self.state.changes():
-            self.told()
-            self.told = None
+        if self.on_change and self.marked == batch and self.state.changes():
+            self.on_change()
+            self.on_change = None
         with self._continued_rng():
             self.samples = self.samples or iter(self.sampler)
             more = max(0, min(length, self.length) - len(self))
@@ -104,13 +104,13 @@ class DrawnAsAsked(list):
             if len(self) == self.length:
                 next(self.samples, None)  # it may come to its end
         following = batch + 1
-        if self.told and (following <= 4 or not following % 64):
+        if self.on_change and (following <= 4 or not following % 64):
             self.state.mark()
             self.marked = following
 
     @contextmanager
     def _continued_rng(self) -> Iterator[None]:
-        """Let the process's generators go on where this order has left them."""
+        """Let the process's generators continue where this order has left them."""
         outside = unseeded.number, unseeded.count
         with isolate_rng():
             if self.drawing:
@@ -172,7 +172,7 @@ class Batches(Sampler):
         if not len(self):
             raise UserError(
                 f"--data: {length} {'batches' if self.whole else 'samples'} for {world_size} ranks "
-                f"and a batch size of {size}; allowed is at least one batch for each rank"
+                f"and a batch size of {size}; expected at least one batch for each rank"
             )
 
     def __len__(self) -> int:
@@ -270,14 +270,14 @@ class Batches(Sampler):
         """Return what the sampler draws in an epoch, up to its length.
 
         A sampler of the user's is drawn from as its indices are asked for. Ranks that share its
-        batches draw all at once: training has told each of them something else.
+        batches draw all at once: training gives each of them other values.
         """
         if isinstance(self.sampler, PlacedSampler):
             return self.sampler.placed(number_of("order", *self._key(epoch, turn)))
         if self.ranks == 1 and not is_library_class(type(self.sampler)):
             self._begin_epoch(epoch)
-            told = None if self.follows else self._note_that_it_follows
-            return DrawnAsAsked(self.sampler, self.length, lambda: self._seed(epoch, turn), told)
+            note = None if self.follows else self._note_that_it_follows
+            return DrawnAsAsked(self.sampler, self.length, lambda: self._seed(epoch, turn), note)
         with isolate_rng():
             self._seed(epoch, turn)
             self._begin_epoch(epoch)

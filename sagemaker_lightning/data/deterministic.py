@@ -94,7 +94,7 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
         if not is_iterable and world_size > 1 and not isinstance(sampler, DistributedSampler):
             raise UserError(
                 f"--data: {with_article(type(loader).__name__)} cannot be shared out among "
-                f"{world_size} ranks; allowed is a torch.utils.data.DataLoader, or one with a "
+                f"{world_size} ranks; expected a torch.utils.data.DataLoader, or one with a "
                 "DistributedSampler"
             )
         if keeps_iterator(loader):
@@ -155,7 +155,7 @@ def make_deterministic(
     if why or not issubclass(type(loader), Exact):
         raise UserError(
             f"make_deterministic: {why or f'{type(loader).__name__} has an order of its own'}; "
-            "allowed is a torch.utils.data.DataLoader of a dataset with indices"
+            "expected a torch.utils.data.DataLoader of a dataset with indices"
         )
     return loader
 
@@ -250,7 +250,7 @@ def knows_its_end(loader: Any) -> bool:
 def leaves_its_rest(loader: Any) -> bool:
     """Return whether a loader drops an iteration that was left once the next one draws a batch.
 
-    streaming's does. Others go on with what was left, or `plan` has them begin anew.
+    streaming's does. Others continue with what was left, or `plan` has them begin anew.
     """
     return _is_of_library(loader, "streaming")
 
@@ -282,7 +282,7 @@ def plan(loader: Any, turn: int, done: int) -> None:
     if not done or not any(_is_of_library(loader, name) for name in ("litdata", "streaming")):
         return
     # The loader goes to its position, but its workers, which take turns, start counting from 0.
-    # litdata's goes on with the worker whose turn it is, streaming's with the first one.
+    # litdata's continues with the worker whose turn it is, streaming's with the first one.
     workers = max(1, loader.num_workers)
     size = loader.batch_size or 1
     shift = done if _is_of_library(loader, "streaming") else 0

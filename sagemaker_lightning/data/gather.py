@@ -12,14 +12,14 @@ Value = TypeVar("Value")
 def own_group() -> distributed.ProcessGroup:
     """Return a new group of all ranks, by gloo; all ranks call it."""
     group = distributed.new_group(backend="gloo")
-    assert not isinstance(group, int)  # what a rank gets that is no member
+    assert not isinstance(group, int)  # what a rank that is not a member gets
     return group
 
 
 def gather(value: Value, group: distributed.ProcessGroup | None = None) -> list[Value]:
     """Return the values of all ranks, by rank; all ranks call it.
 
-    A process that is no rank of any group is alone.
+    A process that is not a rank of any group is alone.
 
     Args:
         value: The value of this rank: anything that torch.save takes.

@@ -61,7 +61,7 @@ def agree(read: Callable[[], tuple[int, int]], node: int) -> list[Shard]:
             if size < shard.ranks:
                 raise UserError(
                     f"--data.{flag}: found {size} {kind} images on {shard.host}, which has "
-                    f"{shard.ranks} ranks; allowed is one for each or more: use more files, fewer "
+                    f"{shard.ranks} ranks; expected one for each or more: use more files, fewer "
                     "hosts, or the channel as FullyReplicated"
                 )
     return shards

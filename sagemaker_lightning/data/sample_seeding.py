@@ -67,7 +67,7 @@ class Plan:
     turn: int = 0
     """Number of the iteration that the next fetcher is made for."""
     first: tuple[tuple[int, int], ...] = ()
-    """For each worker, which worker's samples it goes on with, and how many of these were drawn
+    """For each worker, which worker's samples it continues with, and how many of these were drawn
     before; () if the loader knows it itself."""
     samples_draw: bool | None = None
     """Whether samples draw random numbers in the loader's process; None before the first batch."""
@@ -75,7 +75,7 @@ class Plan:
     """Whether the generators are seeded, in the loader's process, before anything draws after a
     batch."""
     warned: Tensor | None = None
-    """uint8 [1], shared by all workers: 1 once the user was told that a dataset changes there."""
+    """uint8 [1], shared by all workers: 1 once a line has said that a dataset changes there."""
 
     def begin(self, turn: int, first: tuple[tuple[int, int], ...] = ()) -> None:
         """Plan the next iteration.

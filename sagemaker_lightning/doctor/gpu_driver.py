@@ -61,7 +61,7 @@ class Decision:
     line: str
     """One line for the log; "" if there is nothing to say."""
     use: bool = False
-    """Whether the forward-compatibility libraries go on the library path."""
+    """Whether the forward-compatibility libraries are put on the library path."""
 
 
 def installed_cuda() -> str:
@@ -108,7 +108,7 @@ def decide(host: Host, cuda: str, library: str) -> Decision:
         advice = f"no library helps below R{oldest}; use another instance type, or a newer driver"
     elif others or not host.models:
         model = others[0] if others else "an unknown GPU"
-        advice = f"no library helps for {model}, which is none of the data centre; update it"
+        advice = f"no library helps for {model}, which is not a data centre's; update it"
     elif _numbers(library) <= _numbers(host.driver):
         advice = (
             "the compatibility libraries, which would help, are not in this environment; install "

@@ -10,7 +10,7 @@
 The drill starts the command, unchanged, several times, each time in a new folder that looks like
 the working folder. Each run trains a few short epochs. The first run is left alone. Then there is
 one run for each interruption: within an epoch, at an epoch's end and in a validation, each by
-SIGKILL and by SIGTERM; and one that goes on with another number of data workers. The drill starts
+SIGKILL and by SIGTERM; and one that continues with another number of data workers. The drill starts
 each interrupted run again and lets it train to its end. Weights, optimizers, metrics, curves and
 model files must then be the same to the last bit. If they are not, the drill names the first
 difference and its likely cause.
@@ -67,12 +67,12 @@ MAX_ENTRIES = 10_000
 CAUSES = {
     "batch": (
         "something that the samples or their order depend on is not restored, such as a variable "
-        "of a module or in a closure, an object that is no plain value, a file"
+        "of a module or in a closure, an object that is not a plain value, a file"
     ),
     "learning rate": "what changes the rate counts by itself",
     "loss": (
         "the batch is the same, so something that the step depends on is not restored, such as a "
-        "variable of a module or in a closure, an object that is no plain value"
+        "variable of a module or in a closure, an object that is not a plain value"
     ),
     "steps": (
         "the length of an epoch, or what ends the training, depends on something that is not "
@@ -132,7 +132,7 @@ class Interruption:
     moment: tuple
     """Kind, epoch and batch, as drill/drilled_run.py records them."""
     workers: int | None = None
-    """Number of data workers with which the run goes on afterwards; None for the loaders' own."""
+    """Number of data workers with which the run continues afterwards; None for the loaders' own."""
 
 
 @dataclass(frozen=True)
@@ -375,7 +375,7 @@ def planned(done: Sequence[dict]) -> tuple[list[Interruption], list[str]]:
         )
     else:
         other = 1 if workers == 2 else 2
-        words = f"stop within an epoch, go on with {other} data workers in place of {workers}"
+        words = f"stop within an epoch, continue with {other} data workers in place of {workers}"
         interruptions.append(Interruption("workers", words, SIGTERM, first, other))
     return interruptions, lacking
 
@@ -420,12 +420,12 @@ class Drill:
         if not any(step["at"][0] == "batch" for step in done):
             raise Impossible(
                 "the command ended with exit status 0 and trained nothing with ExactResume; "
-                "allowed is a program whose Trainer has it: app/train.py, one with SageMakerCLI, "
+                "expected a program whose Trainer has it: app/train.py, one with SageMakerCLI, "
                 "or one with a Trainer of its own"
             )
         if not any(CheckpointHome(self.alone / "ml/checkpoints").steps()):
             raise Impossible(
-                "the command trains without checkpoints to go on from; leave out "
+                "the command trains without checkpoints to continue from; leave out "
                 "--resume.exact=false, --trainer.enable_checkpointing=false and "
                 "--trainer.fast_dev_run"
             )
@@ -452,7 +452,7 @@ class Drill:
         if wrong:
             return wrong, False
         continuation = (
-            f"gone on with from step {starts[-1]}"
+            f"continued from step {starts[-1]}"
             if starts[-1]
             else "begun anew: it had no checkpoint yet"
         )
@@ -482,7 +482,7 @@ class Drill:
             return f"HUNG: {seconds:.0f} s after SIGTERM it had not ended"
         if interruption.number == SIGTERM and not result.status:
             return (
-                "NOT STOPPED: in spite of SIGTERM it went on to its end; SageMaker would have "
+                "NOT STOPPED: in spite of SIGTERM it continued to its end; SageMaker would have "
                 "killed it on the way"
             )
         saved = any(CheckpointHome(self.bench.run / "ml/checkpoints").steps())
@@ -562,7 +562,7 @@ class Parser(argparse.ArgumentParser):
 def positive(text: str) -> int:
     """Return `text` as an integer above 0; ArgumentTypeError if it is anything else."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, allowed is a whole number above 0")
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number above 0")
     return int(text)
 
 
@@ -625,7 +625,7 @@ def main(args: list[str] | None = None) -> int:
     flags = parser().parse_args(args[:separator])
     command = args[separator + 1 :]
     if not command:
-        parser().error("found no command; allowed is one after --, e.g. -- python app/train.py")
+        parser().error("found no command; expected one after --, e.g. -- python app/train.py")
     for number in (SIGTERM, signal.SIGHUP):
         # Exit through `finally`, which ends the processes that the drill started.
         signal.signal(number, lambda number, frame: sys.exit(128 + number))

@@ -63,7 +63,7 @@ class Drilled(EarlyCallback):
         self.steps = asked["steps"]
         self.moment = asked["moment"]
         self.workers = asked["workers"]
-        # Data workers of the loader for training; None if that is no loader that takes a number.
+        # Data workers of the loader for training; None if that loader takes no number.
         self.found_workers: int | None = None
         # What is known of a step before it is done.
         self.begun: dict[str, Any] = {}
@@ -178,7 +178,7 @@ class Drilled(EarlyCallback):
         for logger in trainer.loggers:
             if isinstance(logger, (MLFlowLogger, WandbLogger)):
                 raise UserError(
-                    f"{type(logger).__name__}: a drill would log to its server, too; allowed are "
+                    f"{type(logger).__name__}: a drill would log to its server, too; expected "
                     "loggers of files; drill the program without it, as by --trainer.logger=true"
                 )
         settings = [(callback, "dirpath") for callback in trainer.callbacks] + [
@@ -191,7 +191,7 @@ class Drilled(EarlyCallback):
             ):
                 raise UserError(
                     f"{type(owner).__name__}: found {name}={path}, to which a drill would write, "
-                    "too; allowed is a relative folder, or none"
+                    "too; expected a relative folder, or none"
                 )
 
     def _limit(self, trainer: Trainer) -> None:

@@ -46,7 +46,7 @@ what train uses, where it is mounted (--volume FOLDER:/opt/ml/...):
   /opt/ml/input/data/training                the data
   /opt/ml/input/config/hyperparameters.json  flags without their dashes: {"trainer.max_epochs": 2}
   /opt/ml/code                               source: modules, requirements.txt, a program
-  /opt/ml/checkpoints                        checkpoints: an interrupted training goes on from them
+  /opt/ml/checkpoints                        checkpoints: an interrupted training continues from them
   /opt/ml/model                              gets the trained model
   /opt/ml/output                             gets logs, and in the file failure the reason if it fails
 
@@ -104,7 +104,7 @@ prepare() {
         make_way "$file" || true
     done
     { head -c 1048576 /dev/zero >"$base/output/.probe"; } 2>/dev/null ||
-        fail "$base/output: cannot be written or is full; allowed is a writable folder with space left"
+        fail "$base/output: cannot be written or is full; expected a writable folder with space left"
     rm -f "$base/output/.probe"
 
     local interface=lo
@@ -141,7 +141,7 @@ channels() {
     for folder in "$base"/input/data/*/; do
         [[ -d $folder ]] || continue
         [[ $(basename "$folder") =~ ^[A-Za-z0-9._-]{1,64}$ ]] ||
-            fail "$folder: is no name of a channel; allowed are up to 64 letters, digits and ._-"
+            fail "$folder: is no name of a channel; expected up to 64 letters, digits and ._-"
         list+="${list:+, }\"$(basename "$folder")\": {\"TrainingInputMode\": \"File\"}"
     done
     echo "{$list}"

@@ -26,7 +26,7 @@ OF_A_DEVICE = re.compile(
     r"\b(CUDA|NCCL|cuDNN|cuBLAS)|OutOfMemoryError|out of (GPU|host) memory|uncorrectable ECC",
     re.IGNORECASE,
 )
-# Exit statuses of a program that something other than this process told to stop, each with the
+# Exit statuses of a program that something other than this process asked to stop, each with the
 # signal that it used.
 STOP_SIGNALS = {
     sign: number for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))
@@ -126,7 +126,7 @@ def tell_hosts(
         watchdog: Tells them.
         host: The name of this host.
         error: What has ended it.
-        stop_signal: The signal that told this process to stop; None if none did.
+        stop_signal: The signal that asked this process to stop; None if none did.
     """
     if isinstance(error, StoppedBeforeStart):
         error = Interrupted(str(error), stop_signal)
@@ -190,11 +190,11 @@ class NoModel(UserError):
 
 
 class Interrupted(Exception):
-    """The job was told to stop; the text says from which step to resume.
+    """The job was asked to stop; the text says from which step to resume.
 
     Args:
         reason: What stopped it, or a line about that which the program has made already.
-        number: The signal that told it to stop; SIGTERM if None.
+        number: The signal that asked it to stop; SIGTERM if None.
     """
 
     def __init__(self, reason: str, number: int | None = None) -> None:
@@ -209,7 +209,7 @@ class Interrupted(Exception):
 def error_for(reason: StopReason, asked: int | None = None) -> Exception:
     """Return what to raise for a reason to end that another host, or a rank of this one, has given.
 
-    `asked` is the signal that told the program of this host to stop, if one did.
+    `asked` is the signal that asked the program of this host to stop, if one did.
     """
     return Interrupted(reason.why, asked) if reason.is_request else OtherFailed(reason)
 
@@ -251,7 +251,7 @@ def described(status: int, asked: int | None = None) -> str:
 
     Args:
         status: Its exit status, -N if signal N killed it.
-        asked: The signal that told it to stop before, if one did.
+        asked: The signal that asked it to stop before, if one did.
     """
     after = f" after {Signals(asked).name}" if asked else ""
     return (

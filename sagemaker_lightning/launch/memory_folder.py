@@ -1,4 +1,4 @@
-"""A folder in memory that lasts as long as a job: for copies of its state, from which ranks go on.
+"""A folder in memory that lasts as long as a job: for copies of its state, to continue from.
 
 What is in it is resume/memory_copies.py's. Each job's folder has a name of its own, and the process
 that has made it locks it (flock(2)) until it ends, however it ends. So the next one that starts can
@@ -32,7 +32,7 @@ def memory_folder() -> Iterator[Path | None]:
     except OSError as error:
         log.warning(
             f"no copies of the state are kept in memory: {ROOT}: {error.strerror}; ranks that die "
-            "go on from a checkpoint"
+            "continue from a checkpoint"
         )
         yield None
         return

@@ -46,7 +46,7 @@ class Restarts:
         known = {host: fault for host, fault in faults.items() if fault}
         kinds = {fault.kind for fault in known.values()}
         if FaultKind.STOP in kinds:
-            return "the job was told to stop"
+            return "the job was asked to stop"
         if FaultKind.MISTAKE in kinds:
             return "the same would happen again"
         step = last_step(known.values())
@@ -78,7 +78,7 @@ class Restarts:
 
 
 def cause(faults: Mapping[str, Fault]) -> Fault:
-    """Return the fault that the others came of: the first of the least doubtful kind."""
+    """Return the fault that caused the others: the first of the least doubtful kind."""
     return min(faults.values(), key=lambda fault: list(FaultKind).index(fault.kind))
 
 
@@ -90,14 +90,14 @@ def last_step(faults: Iterable[Fault]) -> int | None:
 def most(hyperparameters: Mapping[str, object], variables: Mapping[str, str]) -> int:
     """Return how many restarts the job allows.
 
-    Raises UserError, which names the hyperparameter or the variable, if that is no number.
+    Raises UserError, which names the hyperparameter or the variable, if that is not a number.
     """
     flags = {f"--{name}": hyperparameters[name] for name in MAX_RESTARTS if name in hyperparameters}
     asked = flags or {VARIABLE: variables.get(VARIABLE, MOST)}
     name, value = next(iter(asked.items()))
     text = str(value).strip("'\" ")
     if not re.fullmatch(r"[0-9]{1,6}", text):
-        raise UserError(f"{name}: found {value!r}, allowed is a number, 0 or more")
+        raise UserError(f"{name}: found {value!r}, expected a number, 0 or more")
     return int(text)
 
 

@@ -86,7 +86,7 @@ def _run(command: str, supervisor: Supervisor) -> int:
     """Meet the other hosts and run the command while they live; return 0.
 
     Raises an exception, such as UserError, ProgramFailed, OtherFailed or Interrupted, if the job
-    does not end well; the other hosts are told of it.
+    does not end well; the other hosts learn of it.
     """
     job_config.check(BASE / "input/config")
     # The SDK's script sets more of them, for its own program.
@@ -131,13 +131,13 @@ def program(base: Path) -> str:
 def is_the_sdks(command_line: list[str]) -> bool:
     """Return whether a process is one of SDK 3's own, given by its command line.
 
-    It dies of a signal, and the job's program, which may be saving, goes on without it.
+    It dies of a signal, and the job's program, which may be saving, continues without it.
     """
     return any(DRIVERS in word or SCRIPT in word for word in command_line)
 
 
 def of_program(end: ProgramEnd) -> ProgramEnd:
-    """Return how the job's program ended, of which SDK 3's script and driver have told.
+    """Return how the job's program ended, as SDK 3's script and driver have said.
 
     Args:
         end: How the script ended, and what all of them printed.

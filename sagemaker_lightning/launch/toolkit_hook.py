@@ -48,7 +48,7 @@ def main() -> None:
     """Run the job's program; return if it ended well on all hosts.
 
     Raises sagemaker_training.errors.ClientError otherwise, which makes the toolkit exit with
-    status 1. If the job was told to stop, this process exits here, with the signal's status.
+    status 1. If the job was asked to stop, this process exits here, with the signal's status.
     """
     supervisor = Supervisor()
     try:
@@ -75,7 +75,7 @@ def _run(supervisor: Supervisor) -> None:
     """Meet the other hosts and run the program while they live.
 
     Raises an exception, such as UserError, ProgramFailed, OtherFailed or Interrupted, if the job
-    does not end well; the other hosts are told of it.
+    does not end well; the other hosts learn of it.
     """
     # The toolkit's log of the job's settings is left out: our summary says it better.
     logging.getLogger("sagemaker-training-toolkit").setLevel(logging.WARNING)

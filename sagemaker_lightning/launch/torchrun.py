@@ -41,5 +41,5 @@ if __name__ == "__main__":
         statuses = {failure.exitcode for failure in error.failures.values()}
         if not statuses <= {status(number) for number in SIGNALS}:
             raise
-        # Only a rank was told to stop, not torchrun, and all ranks have agreed to stop.
+        # Only a rank was asked to stop, not torchrun, and all ranks have agreed to stop.
         sys.exit(max(statuses))

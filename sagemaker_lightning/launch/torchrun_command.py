@@ -41,7 +41,7 @@ def command(
         program: The program's file.
         max_restarts: How often torchrun may start all ranks again.
 
-    Raises UserError if `args` ask for too many processes, or for a number that is none.
+    Raises UserError if `args` ask for too many processes, or for what is not a number.
     """
     variables = rendezvous.torch_distributed(environment) | os.environ
     if len(environment.hosts) > 1:
@@ -81,7 +81,7 @@ def processes(args: list[str], gpus: int) -> int:
     names = [name for name in devices.strip("[] ").split(",") if name.strip()]
     if devices.isdigit() or not names or not all(name.strip().isdigit() for name in names):
         raise UserError(
-            f"--trainer.devices: found {devices!r}, allowed are -1, auto, a number or a list of "
+            f"--trainer.devices: found {devices!r}, expected -1, auto, a number or a list of "
             "numbers"
         )
     return len(names)
@@ -97,7 +97,7 @@ def _restarts(args: list[str] | None) -> tuple[int, list[str]]:
     known, other_args = parser.parse_known_args(args)
     if not known.max_restarts.isdigit():
         raise UserError(
-            f"--max_restarts: found {known.max_restarts!r}, allowed is a number, 0 or more"
+            f"--max_restarts: found {known.max_restarts!r}, expected a number, 0 or more"
         )
     return int(known.max_restarts), other_args
 

@@ -97,7 +97,7 @@ def unpack(archive: str | None) -> None:
             why = f"{path}: {why}"
         raise UserError(
             f"sagemaker_submit_directory: found {archive}, which could not be unpacked ({why}); "
-            "allowed is a .tar.gz that the job's role may read, or a folder"
+            "expected a .tar.gz that the job's role may read, or a folder"
         ) from None
 
 
@@ -144,7 +144,7 @@ def find(name: str | None) -> tuple[Path, str]:
     """
     if not name:
         raise UserError(
-            "SAGEMAKER_PROGRAM: not given; allowed is a file of the job's source or of the image"
+            "SAGEMAKER_PROGRAM: not given; expected a file of the job's source or of the image"
         )
     try:
         process.validate_entry_point(name)
@@ -162,7 +162,7 @@ def find(name: str | None) -> tuple[Path, str]:
     )
     raise UserError(
         f"sagemaker_program: found {name}, which is neither in the job's source (which has: "
-        f"{files_there or 'nothing'}) nor in the image; allowed is the path of a file there, e.g. "
+        f"{files_there or 'nothing'}) nor in the image; expected the path of a file there, e.g. "
         "train.py"
     )
 
@@ -246,7 +246,7 @@ def _torchrun_of_tuner(drivers: Path) -> int | None:
     distributed = job_config.read(file) if file.is_file() else {}
     if "mpi_additional_options" in distributed:
         raise UserError(
-            "distributed: found MPI, allowed are Torchrun() and none: the image has nothing else"
+            "distributed: found MPI, expected Torchrun() or none: the image has nothing else"
         )
     if "process_count_per_node" not in distributed:
         return None
@@ -280,7 +280,7 @@ def command(
     options = job.additional_framework_parameters
     if refused := [words for option, words in REFUSED_DISTRIBUTIONS.items() if options.get(option)]:
         raise UserError(
-            f"distribution: found {refused[0]}, allowed are torch_distributed and none: the image "
+            f"distribution: found {refused[0]}, expected torch_distributed or none: the image "
             "has nothing else"
         )
     enabled = [option for option in DISTRIBUTIONS if options.get(option)]

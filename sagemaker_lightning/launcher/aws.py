@@ -60,7 +60,7 @@ def region(region_flag: str | None, otherwise: str | None = None) -> str:
         )
     if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-\d+", name):
         raise ValueError(
-            f"--region: found {name!r}, allowed is the name of an AWS region, e.g. us-east-1"
+            f"--region: found {name!r}, expected the name of an AWS region, e.g. us-east-1"
         )
     return name
 
@@ -157,7 +157,7 @@ def s3_location(name: str, uri: str) -> tuple[str, str]:
     bucket, key = bucket_and_key(uri)
     if not uri.startswith(SCHEME) or not BUCKET.fullmatch(bucket):
         raise ValueError(
-            f"{name}: found {uri!r}, allowed is s3://BUCKET/PREFIX, BUCKET of 3 to 63 lower-case "
+            f"{name}: found {uri!r}, expected s3://BUCKET/PREFIX, BUCKET of 3 to 63 lower-case "
             "letters, digits, dots and dashes"
         )
     return bucket, key

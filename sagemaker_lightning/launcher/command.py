@@ -84,7 +84,7 @@ class LaunchParser(Parser):
 def positive(text: str) -> int:
     """Return `text` as an integer above 0; ArgumentTypeError if it is anything else."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, allowed is a whole number above 0")
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number above 0")
     return int(text)
 
 
@@ -97,7 +97,7 @@ def duration(text: str) -> int:
     seconds = float(match[1]) * SECONDS_OF[match[2]] if match else 0.0
     if seconds < 1 or not seconds.is_integer():
         raise argparse.ArgumentTypeError(
-            f"found {text!r}, allowed is a whole number of seconds above 0, or a duration such as "
+            f"found {text!r}, expected a whole number of seconds above 0, or a duration such as "
             "90m, 12h or 2d"
         )
     return int(seconds)
@@ -261,8 +261,8 @@ COMMANDS = {
     "list": "print the newest training jobs: when they were made, status and name",
     "logs": "print the log of a job",
     "stop": "stop a job, which has two minutes to save a checkpoint",
-    "resume": "go on from the checkpoints of a job that was stopped or failed, or whose time was "
-    "over: the same request and checkpoints, under a new name",
+    "resume": "continue from the checkpoints of a job that was stopped or failed, or whose time "
+    "was over: the same request and checkpoints, under a new name",
     "follow": "print what happens to a job until it ends, as after its start",
 }
 EXAMPLES = {

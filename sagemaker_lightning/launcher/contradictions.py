@@ -24,7 +24,7 @@ def check_flags(args: argparse.Namespace) -> None:
         ),
         (
             max_wait and max_wait < args.max_run,
-            f"--max-wait: found {max_wait}, allowed is --max-run ({args.max_run}) or more: waiting "
+            f"--max-wait: found {max_wait}, expected --max-run ({args.max_run}) or more: waiting "
             "and running count",
         ),
         (
@@ -56,7 +56,7 @@ def check_flags(args: argparse.Namespace) -> None:
         ),
         (
             not aws.ECR.fullmatch(args.image) and not args.subnet,
-            f"--image: found {args.image!r}, allowed is an address in Amazon ECR, "
+            f"--image: found {args.image!r}, expected an address in Amazon ECR, "
             "ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG with NAME in lower case "
             f"({images.HOW_TO_NAME}), or one in a registry that --subnet and "
             "--security-group lead to",

@@ -46,7 +46,7 @@ def check_flags(args: argparse.Namespace) -> None:
         ),
         (
             bool(args.steps) != bool(args.like),
-            "--steps, --like: found one of them, allowed is both or none: the steps of this job, "
+            "--steps, --like: found one of them, expected both or none: the steps of this job, "
             "and a job whose steps per second are known",
         ),
         (
@@ -82,7 +82,7 @@ def limit_run(args: argparse.Namespace, resources: dict) -> int:
     paid = _paid_seconds(args, resources)
     if paid < 1:
         raise ValueError(
-            f"--budget: found {args.budget:g}, allowed is what pays for more than the "
+            f"--budget: found {args.budget:g}, expected what pays for more than the "
             f"{SAGEMAKER_KILLS:.0f} s of the last checkpoint, on all instances"
         )
     return int(min(args.max_run, paid))
@@ -180,7 +180,7 @@ def steps_per_second(site: Site, name: str) -> float:
     """
     job = jobs.describe(site, name)
     if job["TrainingJobStatus"] not in ENDED:
-        raise ValueError(f"--like: found {name}, which still runs; allowed is a job that has ended")
+        raise ValueError(f"--like: found {name}, which still runs; expected a job that has ended")
     metrics = {each["MetricName"]: each["Value"] for each in job.get("FinalMetricDataList", [])}
     seconds = job.get("TrainingTimeInSeconds", 0)
     if not metrics.get(STEP) or not seconds:
@@ -227,7 +227,7 @@ def _exp(power: float) -> float:
 def amount(text: str) -> float:
     """Return `text` as a number, 0 or more; ArgumentTypeError if it is anything else."""
     if not re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"found {text!r}, allowed is a number, 0 or more")
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number, 0 or more")
     return float(text)
 
 

@@ -37,7 +37,7 @@ def run(request: dict, where: str, data: Mapping[str, str]) -> None:
             )
     if unknown := sorted(data.keys() - channels.keys()):
         raise ValueError(
-            f"--drill-data: found {unknown[0]}, allowed are the channels: "
+            f"--drill-data: found {unknown[0]}, expected the channels: "
             f"{', '.join(channels) or 'none'}"
         )
     with tempfile.TemporaryDirectory() as base:

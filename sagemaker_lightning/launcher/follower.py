@@ -68,14 +68,14 @@ def follow(site: Site, name: str, seconds: float) -> int:
         return report(site, job)
     except KeyboardInterrupt:
         print(
-            f"\nno longer following; the job goes on. To stop it: {site.command('stop', name)}\n"
+            f"\nno longer following; the job continues. To stop it: {site.command('stop', name)}\n"
             f"{again}",
             file=sys.stderr,
         )
         return 130
     except (aws.ClientError, aws.BotoCoreError) as error:
         print(
-            f"error: the job cannot be followed any longer, but goes on: {aws.explain(error)}; "
+            f"error: the job cannot be followed any longer, but continues: {aws.explain(error)}; "
             f"{again}",
             file=sys.stderr,
         )
@@ -100,7 +100,8 @@ def patiently(ask: Callable[[], Any], seconds: float, patience: float) -> Any:
                 raise
             if not waited:
                 print(
-                    f"no answer ({aws.explain(error)}); the job goes on, and it is asked for again",
+                    f"no answer ({aws.explain(error)}); the job continues, and it is asked for "
+                    "again",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -167,11 +168,11 @@ def report(site: Site, job: dict) -> int:
 
 
 def _how_to_go_on(site: Site, job: dict) -> str:
-    """Return the line that says how a job that was stopped goes on."""
+    """Return the line that says how a job that was stopped continues."""
     if "CheckpointConfig" not in job:
-        return "it cannot go on: it had no --checkpoints; start it again with one"
+        return "it cannot continue: it had no --checkpoints; start it again with one"
     more = " --max-wait=SECONDS" if job.get("SecondaryStatus") == "MaxWaitTimeExceeded" else ""
-    return f"to go on where it was: {site.command('resume', job['TrainingJobName'])}{more}"
+    return f"to continue where it was: {site.command('resume', job['TrainingJobName'])}{more}"
 
 
 class Log:

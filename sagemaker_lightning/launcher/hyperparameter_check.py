@@ -28,7 +28,7 @@ def check(request: dict, where: str) -> list[str]:
 
     Args:
         request: The request of CreateTrainingJob.
-        where: Whose parser checks: "local" is this checkout's, "image" the image's; "no" is none.
+        where: Whose parser checks: "local" is this checkout's, "image" the image's; "no": nobody's.
 
     Raises ValueError with what the parser refuses.
     """

@@ -150,7 +150,7 @@ def group(text: str) -> dict:
     match = re.fullmatch(r"([^=]+)=([^=:]+):([1-9]\d*)", text)
     if not match:
         raise ValueError(
-            f"--instance-group: found {text!r}, allowed is NAME=TYPE:COUNT with a COUNT above 0, "
+            f"--instance-group: found {text!r}, expected NAME=TYPE:COUNT with a COUNT above 0, "
             "e.g. workers=ml.g5.xlarge:2"
         )
     return {"InstanceGroupName": match[1], "InstanceType": match[2], "InstanceCount": int(match[3])}
@@ -168,7 +168,7 @@ def channels(args: argparse.Namespace) -> list[dict]:
     ]
     if bound and len(bound) < len(configs):
         raise ValueError(
-            f"--channel: found a group for {', '.join(bound)} only; allowed is a group for all "
+            f"--channel: found a group for {', '.join(bound)} only; expected a group for all "
             "channels or for none"
         )
     return configs
@@ -202,7 +202,7 @@ def channel(name: str, text: str, groups: list[str]) -> dict:
                 if allowed
                 else "none, as there is no --instance-group"
             )
-            raise ValueError(f"--channel {name}: found {key}={refused[0]}, allowed is {rule}")
+            raise ValueError(f"--channel {name}: found {key}={refused[0]}, expected {rule}")
     if mode[-1] == "FastFile" and not text.endswith("/"):
         raise ValueError(
             f"--channel {name}: found {text!r}, but FastFile mounts a whole folder; end it with /"
@@ -236,9 +236,9 @@ def pairs(flag: str, texts: list[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not key or not equals:
-            raise ValueError(f"{flag}: found {text!r}, allowed is KEY=VALUE")
+            raise ValueError(f"{flag}: found {text!r}, expected KEY=VALUE")
         if key in values:
-            raise ValueError(f"{flag}: found {key} twice, allowed is once")
+            raise ValueError(f"{flag}: found {key} twice, expected once")
         values[key] = value
     return values
 

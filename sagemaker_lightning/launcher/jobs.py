@@ -33,7 +33,7 @@ def describe(site: Site, name: str) -> dict:
         if error.response["Error"].get("Code") != "ValidationException":
             raise
         raise ValueError(
-            f"JOB: found {plain(name)}, allowed is a training job in {site.name}; the command list "
+            f"JOB: found {plain(name)}, expected a training job in {site.name}; the command list "
             "prints them"
         ) from None
 
@@ -55,7 +55,7 @@ def stop(site: Site, name: str) -> None:
     """Stop a job; ValueError if there is none that runs."""
     status = describe(site, name)["TrainingJobStatus"]
     if status in follower.ENDED:
-        raise ValueError(f"JOB: found {name}, which is {status}; allowed is a job that runs")
+        raise ValueError(f"JOB: found {name}, which is {status}; expected a job that runs")
     site.client("sagemaker").stop_training_job(TrainingJobName=name)
     print(
         f"{name} is stopping; it has {SAGEMAKER_KILLS:.0f} seconds to end by itself",
@@ -68,7 +68,7 @@ def describe_ended(site: Site, name: str) -> dict:
     job = describe(site, name)
     if job["TrainingJobStatus"] not in follower.ENDED:
         raise ValueError(
-            f"JOB: found {name}, which is {job['TrainingJobStatus']}; allowed is a job that has "
+            f"JOB: found {name}, which is {job['TrainingJobStatus']}; expected a job that has "
             f"ended: {site.command('stop', name)}"
         )
     return job
@@ -86,7 +86,7 @@ def again(site: Site, job: dict) -> dict:
 
 
 def to_resume(site: Site, name: str, max_run: int | None, max_wait: int | None) -> dict:
-    """Return the request of a job that goes on from another's checkpoints.
+    """Return the request of a job that continues from another's checkpoints.
 
     It is that of the other job, under a new name.
 
@@ -97,7 +97,7 @@ def to_resume(site: Site, name: str, max_run: int | None, max_wait: int | None) 
         max_wait: Seconds that a spot job may wait and run; None for as many as the other, or as
             `max_run` where these are fewer.
 
-    Raises ValueError if the job cannot go on.
+    Raises ValueError if the job cannot continue.
     """
     job = describe_ended(site, name)
     if job["TrainingJobStatus"] == "Completed":
@@ -119,7 +119,7 @@ def to_resume(site: Site, name: str, max_run: int | None, max_wait: int | None) 
         )
         if limits["MaxWaitTimeInSeconds"] < limits["MaxRuntimeInSeconds"]:
             raise ValueError(
-                f"--max-wait: found {max_wait}, allowed is --max-run "
+                f"--max-wait: found {max_wait}, expected --max-run "
                 f"({limits['MaxRuntimeInSeconds']}) or more: waiting and running count"
             )
     return request

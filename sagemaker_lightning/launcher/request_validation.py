@@ -96,18 +96,17 @@ def limits(value, shape: Shape, path: str, of: str = "value") -> Iterator[str]:
     regex = shape.metadata.get("pattern")
     is_short = least is not None and size < least
     if is_short and allowed:
-        yield f"{name}: found {value!r}, allowed is {allowed}"
+        yield f"{name}: found {value!r}, expected {allowed}"
     elif is_short or (most is not None and size > most):
         bound = f"{least or 0} to {most}" if most is not None else f"{least} or more"
         size_found = f"{size}{unit} in its {of}{shown(value)}" if unit else size
-        yield f"{name}: found {size_found}, allowed is {bound}{unit}"
+        yield f"{name}: found {size_found}, expected {bound}{unit}"
     elif shape.metadata.get("enum") and value not in shape.metadata["enum"]:
-        yield f"{name}: found {value!r}, allowed is {choices(value, shape.metadata['enum'])}"
+        yield f"{name}: found {value!r}, expected {choices(value, shape.metadata['enum'])}"
     elif isinstance(value, str) and regex and not re.fullmatch(in_python(regex), value):
         lines = " of one line" if "\n" in value else ""
         yield (
-            f"{name}: found {value!r}, allowed is "
-            f"{allowed or f'a {of}{lines} that matches {regex}'}"
+            f"{name}: found {value!r}, expected {allowed or f'a {of}{lines} that matches {regex}'}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Notices that the ranks of a node hang: none goes on, and none uses a processor.
+"""Notices that the ranks of a node hang: none continues, and none uses a processor.
 
 A long step, a compilation and a validation use one. A rank that waits for a peer in a collective
 does not, and neither does one that is frozen. A rank that loops for ever looks like a long step,
@@ -33,7 +33,7 @@ class HangWatch:
     def __init__(self, watch: Path, limit: float) -> None:
         self.watch = watch
         self.limit = limit
-        self.moved_at = 0.0  # when a rank last went on
+        self.moved_at = 0.0  # when a rank last continued
         self.looked_at = self.worked_at = 0.0
         self.ticks: dict[int, int] = {}  # of each process, when it was last looked at
 

@@ -42,7 +42,7 @@ class StopReason:
     is_local: bool
     """Whether the cause is on this node."""
     is_request: bool = False
-    """Whether the cause is that a node was told to stop.
+    """Whether the cause is that a node was asked to stop.
 
     Its ranks may then be saving a checkpoint, and so may the ranks of this node.
     """

@@ -74,7 +74,7 @@ class ProgressFile:
         self.move(step)
 
     def move(self, step: int) -> None:
-        """Note that this rank goes on."""
+        """Note that this rank continues."""
         if self.memory:
             moved_at = time.monotonic_ns()
             record = (self.pid, self.began_with, step, self.first_step_at, moved_at)

@@ -196,7 +196,7 @@ class Watchdog:
 
         Args:
             why: The reason, in one line.
-            is_request: Whether the cause is that this host was told to stop.
+            is_request: Whether the cause is that this host was asked to stop.
         """
         self.on_reason = lambda reason: None
         reason = StopReason(why, is_local=True, is_request=is_request)
@@ -207,7 +207,7 @@ class Watchdog:
         self._send_to_hosts(HostMessage(fault=fault))
 
     def wait_for_faults(self, limit: float) -> dict[str, Fault | None]:
-        """Wait until all other hosts have told how their programs ended; return it by host.
+        """Wait until all other hosts have said how their programs ended; return it by host.
 
         It is None for a host that is gone, or has said nothing within `limit` seconds.
         """
@@ -373,7 +373,7 @@ class Watchdog:
     def _likeliest_suspicion(self) -> StopReason | None:
         """Return the suspicion with the least doubt; None if there is none.
 
-        Of several with the same doubt, it is the first.
+        It is the first of several with the same doubt.
         """
         return min(self.suspicions, key=lambda suspicion: suspicion.doubt, default=None)
 

@@ -33,7 +33,7 @@ def bound_to_launcher(variables: MutableMapping[str, str]) -> Iterator[None]:
 def bind_to_launcher(variables: MutableMapping[str, str]) -> None:
     """Let the kernel kill this process, if it is a rank, when its launcher ends.
 
-    Otherwise the rank would wait for its peers for ever. A process that is no rank may launch
+    Otherwise the rank would wait for its peers for ever. A process that is not a rank may launch
     ranks: `variables`, its environment, name it as their launcher from now on.
     """
     if _is_rank(variables):
@@ -53,7 +53,7 @@ def end_with_launcher(variables: Mapping[str, str]) -> None:
 
 
 def outlive_launcher(variables: Mapping[str, str]) -> None:
-    """Let this process, if it is a rank, go on when its launcher ends.
+    """Let this process, if it is a rank, continue when its launcher ends.
 
     A program may have work for each rank after its training, and rank 0 may be done with its own
     first.

@@ -26,7 +26,7 @@ _ended = threading.Event()
 def begin(what: str) -> None:
     """Start to print what this process does if it takes long: first, `what`.
 
-    Of the ranks on a node, only the first prints.
+    Only the first of a node's ranks prints.
     """
     global _started
     if os.environ.get("LOCAL_RANK", "0") == "0":

@@ -34,7 +34,7 @@ MARK_VARIABLE = "SAGEMAKER_LIGHTNING_TRAIN"
 
 
 class StoppedBeforeStart(BaseException):
-    """The job was told to stop before its program was started.
+    """The job was asked to stop before its program was started.
 
     It is no Exception: the toolkit would take that for a failure of pip.
     """
@@ -47,7 +47,7 @@ class ProgramEnd:
     status: int
     """Exit status; -N if signal N killed it."""
     stop_signal: int | None
-    """The signal that told it to stop; None if it got none."""
+    """The signal that asked it to stop; None if it got none."""
     stderr: str
     """The last STDERR_BYTES_KEPT bytes of its stderr, or of both streams."""
 
@@ -83,7 +83,7 @@ class Supervisor:
             has started: it gets none then. None if all processes of the group get signals.
 
     Attributes:
-        stop_signal: The last signal that told the job to stop; None before.
+        stop_signal: The last signal that asked the job to stop; None before.
         grace: Seconds that `terminate` left the program; None if `terminate` was not called.
     """
 
@@ -186,7 +186,7 @@ class Supervisor:
     def prepare_again(self) -> None:
         """Forget the program that has ended: `run` may be called again.
 
-        Raises StoppedBeforeStart if the job was told to stop meanwhile.
+        Raises StoppedBeforeStart if the job was asked to stop meanwhile.
         """
         self.starting = False
         self.child = self.grace = None
@@ -203,7 +203,7 @@ class Supervisor:
         """
         self.grace = grace
         if self.child:
-            # A program that was told to stop may be saving, so it gets no second signal.
+            # A program that was asked to stop may be saving, so it gets no second signal.
             self._stop(None if self.stop_signal else signal.SIGTERM, grace)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:

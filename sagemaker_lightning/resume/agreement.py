@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 class Comparison(IntEnum):
     """How the comparison of a resumed run with the interrupted one stands.
 
-    Of several ranks, the greatest counts.
+    The greatest of several ranks counts.
     """
 
     IDENTICAL = 0

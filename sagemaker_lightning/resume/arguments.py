@@ -29,13 +29,13 @@ def check(arguments: Mapping[str, Any], name: Callable[[str], str]) -> None:
     for argument, (kind, words) in KINDS.items():
         value = arguments[argument]
         if not isinstance(value, kind):
-            raise UserError(f"{name(argument)}: found {value!r}, allowed is {words}")
+            raise UserError(f"{name(argument)}: found {value!r}, expected {words}")
     for argument, minimum in MINIMUMS.items():
         value = arguments[argument]
         if not value >= minimum:  # this refuses NaN, too
-            raise UserError(f"{name(argument)}: found {value}, allowed is {minimum} or more")
+            raise UserError(f"{name(argument)}: found {value}, expected {minimum} or more")
     if "://" in str(arguments["dirpath"]):
         raise UserError(
-            f"{name('dirpath')}: found {arguments['dirpath']}, allowed is a folder; SageMaker "
+            f"{name('dirpath')}: found {arguments['dirpath']}, expected a folder; SageMaker "
             "copies it to S3"
         )

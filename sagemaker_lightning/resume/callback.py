@@ -120,8 +120,8 @@ class ExactResume(EarlyCallback):
 
     Raises:
         UserError: An argument is of another type, a number is too small, or `dirpath` is a URL.
-            From `fit`: a host's name does not resolve, or nobody has told a host which one it is,
-            the checkpoint is of another run, the strategy is none of one device, ddp and
+            From `fit`: a host's name does not resolve, or a host does not know which one it is,
+            the checkpoint is of another run, the strategy is not one of one device, ddp and
             ModelParallelStrategy, or its mesh does not have as many ranks or shards not all
             weights, another process trains with the folder, or a part of the state cannot be saved.
     """
@@ -252,7 +252,7 @@ class ExactResume(EarlyCallback):
 
         Raises:
             UserError: The trainer has a callback that does the same, a host's name does not
-                resolve, or this host was not told which one it is.
+                resolve, or this host does not know which one it is.
         """
         if self.joins_hosts and trainer.num_nodes > 1:
             if finds_hosts_by_variables(trainer.strategy):
@@ -310,7 +310,7 @@ class ExactResume(EarlyCallback):
             if isinstance(callback, ExactResume) and callback is not self:
                 raise UserError(
                     f"Trainer(callbacks=...): found two ExactResume, for {self.folder.path} and "
-                    f"{callback.folder.path}; allowed is one"
+                    f"{callback.folder.path}; expected one"
                 )
             if isinstance(callback, (Seeding, RankConsistency)):
                 raise UserError(
@@ -422,13 +422,13 @@ class ExactResume(EarlyCallback):
         sharded = "" if copies else sharded
         if "--trainer.strategy" in self.settings:
             return UserError(
-                f"--trainer.strategy: found {name}, whose runs cannot be resumed; allowed are ddp "
+                f"--trainer.strategy: found {name}, whose runs cannot be resumed; expected ddp "
                 "and its variants, or --resume.exact=false: it trains and saves as Lightning does"
                 f"{sharded}"
             )
         return UserError(
             f"Trainer(strategy=...): found {name}{', which copies this process' if copies else ''},"
-            " whose runs cannot be resumed; allowed are one device, or ddp and its variants in a "
+            " whose runs cannot be resumed; expected one device, or ddp and its variants in a "
             f"program of its own{sharded}"
         )
 

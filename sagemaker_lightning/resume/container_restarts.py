@@ -1,4 +1,4 @@
-"""How far a training has come, for who watches it from outside, and what its restarts have cost."""
+"""How far a training has come, for watchers outside, and what its restarts have cost."""
 
 from pytorch_lightning import Trainer
 
@@ -25,7 +25,7 @@ class ContainerRestarts:
         self.progress.begin(trainer.global_step)
 
     def moves(self, trainer: Trainer) -> None:
-        """Note that this rank goes on."""
+        """Note that this rank continues."""
         self.progress.move(trainer.global_step)
 
     def batch_ended(self, trainer: Trainer) -> None:

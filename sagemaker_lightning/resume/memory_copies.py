@@ -1,4 +1,4 @@
-"""Copies of the state in memory, from which ranks that have died go on in their container.
+"""Copies of the state in memory, from which ranks that have died continue in their container.
 
 A copy is a checkpoint like any other, in a folder that the launcher has made (launch/
 memory_folder.py), and newer than those on the disk. It is taken as often as that takes a hundredth
@@ -152,8 +152,8 @@ class MemoryCopies:
         self.remove()
         if problem:
             log.warning(
-                f"no copies of the state are kept in memory: {problem}; ranks that die go on from "
-                "a checkpoint"
+                f"no copies of the state are kept in memory: {problem}; ranks that die continue "
+                "from a checkpoint"
             )
         self.problem = problem or "another rank has said it"
 

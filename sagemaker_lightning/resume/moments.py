@@ -131,7 +131,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         validates = trainer.limit_val_batches > 0 and trainer.check_val_every_n_epoch is not None
         if validates and isinstance(interval, int) and interval > self.max_batches:
             raise UserError(
-                f"--trainer.val_check_interval: found {interval}, allowed are 1 to "
+                f"--trainer.val_check_interval: found {interval}, expected 1 to "
                 f"{self.max_batches}, the batches of an epoch; or give "
                 "--trainer.check_val_every_n_epoch=null, which counts them on through the epochs"
             ) from None

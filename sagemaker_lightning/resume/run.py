@@ -69,7 +69,7 @@ LOCK_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Options:
-    """What a run is told by the arguments of ExactResume.
+    """What the arguments of ExactResume say to a run.
 
     Args:
         saves: Whether checkpoints are saved and read.
@@ -102,7 +102,7 @@ class Run:
         folder: The folder of the checkpoints.
         seeding: Knows the seed of the whole run.
         signals: The signals that request a stop.
-        options: What the run is told.
+        options: What the arguments say.
 
     Raises:
         UserError: Another process trains with the folder.

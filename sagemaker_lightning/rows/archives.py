@@ -164,8 +164,7 @@ def opened(name: str, folder: Path) -> Model:
             exists = False
         if not exists:
             raise ValueError(
-                f"{name}: found no such file; allowed are model.tar.gz, s3://BUCKET/KEY and a "
-                "folder"
+                f"{name}: found no such file; expected model.tar.gz, s3://BUCKET/KEY and a folder"
             )
         return Model(name, Path(name))
     try:

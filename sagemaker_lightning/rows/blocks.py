@@ -1,4 +1,4 @@
-"""Results in blocks of rows, committed one by one, so that a run can go on.
+"""Results in blocks of rows, committed one by one, so that a run can continue.
 
 A block is a file `START-STOP.npz` with arrays for the rows from START up to, but not including,
 STOP. It is complete or absent. Its checksums are those of the zip format. A run with other settings
@@ -175,6 +175,6 @@ def check(arrays: Any, rows: range) -> dict[str, np.ndarray]:
         if array.ndim == 0 or len(array) != expected_length or not parts.plain(array.dtype):
             raise UserError(
                 f"the function returned {name}: {array.dtype} {list(array.shape)} for {len(rows)} "
-                f"rows; allowed are arrays of numbers whose first dimension is {expected_length}"
+                f"rows; expected arrays of numbers whose first dimension is {expected_length}"
             )
     return by_name

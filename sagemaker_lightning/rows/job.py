@@ -86,7 +86,7 @@ def parse(
         ) from None
     for name in ("rows", "block_rows"):
         if getattr(flags, name) is not None and getattr(flags, name) < 1:
-            raise UserError(f"--{name}: found {getattr(flags, name)}, allowed is 1 or more")
+            raise UserError(f"--{name}: found {getattr(flags, name)}, expected 1 or more")
     return flags
 
 
@@ -99,7 +99,7 @@ def read(environment: SageMakerEnvironment, flags: Any) -> Table:
     if folder is None:
         raise UserError(
             "--input: not given, and the channels are "
-            f"{', '.join(environment.channels) or 'none'}; allowed is a folder or file, one "
+            f"{', '.join(environment.channels) or 'none'}; expected a folder or file, one "
             "channel, or a channel `training`"
         )
     table = Table.read(
@@ -248,7 +248,7 @@ def main(args: list[str] | None = None) -> None:
                 reason = str(error)
         if function is None:
             raise UserError(
-                f"--function: found {flags.function!r} ({reason}); allowed is MODULE.FUNCTION of "
+                f"--function: found {flags.function!r} ({reason}); expected MODULE.FUNCTION of "
                 "the job's source"
             )
         table = read(environment, flags)

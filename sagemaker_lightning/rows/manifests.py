@@ -98,7 +98,7 @@ def _check_manifest(manifest: Any) -> None:
     if type(numbers) is not list or not all(type(name) is str for name in numbers):
         raise ValueError("numbers, of its settings, is no list of names")
     if len(arrays) > MAX_ARRAYS or (not arrays and rows[0] < rows[1]):
-        raise ValueError(f"it has {len(arrays)} arrays; allowed are 1 to {MAX_ARRAYS}")
+        raise ValueError(f"it has {len(arrays)} arrays; expected 1 to {MAX_ARRAYS}")
     for name, array in arrays.items():
         check_name(name)
         _check_array(name, array)
@@ -137,7 +137,7 @@ def _check_array(name: str, array: Any) -> None:
         dtype = np.dtype(object)
     if not plain(dtype) or dtype.str != array["dtype"]:
         raise ValueError(
-            f"{name} is of dtype {array['dtype']!r}; allowed are numbers, and what else has a "
+            f"{name} is of dtype {array['dtype']!r}; expected numbers, and what else has a "
             "fixed size"
         )
     header(dtype, tuple(array["shape"]))

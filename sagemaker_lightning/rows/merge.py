@@ -52,11 +52,11 @@ def merge(names: list[str], output: Path) -> dict[str, Any]:
         first_entry = next(output.iterdir(), None)
     except OSError as error:
         raise ValueError(
-            f"--output: found {output}: {error.strerror}; allowed is a new or empty folder"
+            f"--output: found {output}: {error.strerror}; expected a new or empty folder"
         ) from None
     if first_entry:
         raise ValueError(
-            f"--output: {output} holds {first_entry.name} already; allowed is a new or empty folder"
+            f"--output: {output} holds {first_entry.name} already; expected a new or empty folder"
         )
     try:
         with tempfile.TemporaryDirectory(dir=output) as downloads:
@@ -191,8 +191,7 @@ def _shift_numbers(piece: bytes, dtype: np.dtype, rows: int, offset: int, where:
         return b""
     if numbers.min() < 0 or numbers.max() >= rows:
         raise ValueError(
-            f"{where} has {numbers.min()} to {numbers.max()}; allowed are numbers of its {rows} "
-            "rows"
+            f"{where} has {numbers.min()} to {numbers.max()}; expected numbers of its {rows} rows"
         )
     if rows + offset - 1 > np.iinfo(dtype).max:
         raise ValueError(

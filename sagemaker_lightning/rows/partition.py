@@ -23,7 +23,7 @@ def rows(total: int, hosts: int, host: int) -> range:
     """
     if total < 0 or not 0 <= host < hosts:
         raise ValueError(
-            f"rows: host {host} of {hosts}, {total} rows; allowed are a host below {hosts}, rows "
+            f"rows: host {host} of {hosts}, {total} rows; expected a host below {hosts}, rows "
             "from 0"
         )
     return range(round(host * total / hosts), round((host + 1) * total / hosts))
@@ -38,7 +38,7 @@ def weighted(total: int, weights: Sequence[float]) -> list[range]:
     exact = [Fraction(weight) for weight in weights]
     if total < 0 or not exact or min(exact) < 0 or not sum(exact):
         raise UserError(
-            f"weights: found {list(weights)} for {total} rows; allowed are numbers from 0, one "
+            f"weights: found {list(weights)} for {total} rows; expected numbers from 0, one "
             "above it"
         )
     bounds = [0]
@@ -71,8 +71,7 @@ def groups(
     """
     if missing := [name for name in hosts if name not in weights]:
         raise UserError(
-            f"weights: found none for the instance group {missing[0]}; allowed is one for each "
-            "group"
+            f"weights: found none for the instance group {missing[0]}; expected one for each group"
         )
     order = sorted((host, name) for name, members in hosts.items() for host in members)
     parts = weighted(total, [weights[name] for _, name in order])

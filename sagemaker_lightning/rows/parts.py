@@ -31,7 +31,7 @@ def check_name(name: object) -> None:
     """
     if type(name) is not str or not ARRAY_NAME.fullmatch(name) or len(name.encode()) > 100:
         raise UserError(
-            f"found an array {str(name)[:120]!r}; allowed are names of up to 100 letters, digits, "
+            f"found an array {str(name)[:120]!r}; expected names of up to 100 letters, digits, "
             "blanks and _.+-, the first a letter or a digit"
         )
 

@@ -44,7 +44,7 @@ class Table:
         paths = [path for path in paths if path.suffix in (".npy", ".parquet") and path.is_file()]
         if not paths:
             raise UserError(
-                f"{channel}: {folder} holds no .npy or .parquet file; allowed are both, of rows of "
+                f"{channel}: {folder} holds no .npy or .parquet file; expected both, of rows of "
                 "numbers"
             )
         root = folder.parent if folder.is_file() else folder
@@ -57,7 +57,7 @@ class Table:
             if array.shape[1] != first.shape[1]:
                 raise UserError(
                     f"{channel}: {name} has {array.shape[1]} columns, {first_name} has "
-                    f"{first.shape[1]}; allowed are files of equal width"
+                    f"{first.shape[1]}; expected files of equal width"
                 )
         return cls(root, arrays, channel)
 
@@ -98,7 +98,7 @@ class Table:
                     )
                     raise UserError(
                         f"{self.channel}: {name}, row {row} has a number that is not finite in "
-                        "float32; allowed are finite ones"
+                        "float32; expected finite ones"
                     )
         return result
 
@@ -135,7 +135,7 @@ def _open_rows(path: Path, where: str) -> np.ndarray:
         raise UserError(f"{where} cannot be read: {reason}; copy it again") from None
     if rows.ndim != 2 or rows.dtype.name not in DTYPES or 0 in rows.shape:
         raise UserError(
-            f"{where} is {rows.dtype} {list(rows.shape)}; allowed is [rows, columns] of "
+            f"{where} is {rows.dtype} {list(rows.shape)}; expected [rows, columns] of "
             f"{', '.join(sorted(DTYPES))}, at least one of each"
         )
     return rows
@@ -161,7 +161,7 @@ def _read_parquet(path: Path) -> np.ndarray:
         return np.column_stack([column.to_numpy() for column in table.columns])
     if len(table.columns) > 1:
         raise ValueError(
-            f"it has {len(table.columns)} columns; allowed is one of lists, or all of numbers"
+            f"it has {len(table.columns)} columns; expected one of lists, or all of numbers"
         )
     column = lists[0].combine_chunks()
     lengths = (
@@ -171,7 +171,7 @@ def _read_parquet(path: Path) -> np.ndarray:
     )
     if len(lengths) != 1:
         raise ValueError(
-            f"its lists have {min(lengths)} to {max(lengths)} numbers; allowed is one length"
+            f"its lists have {min(lengths)} to {max(lengths)} numbers; expected one length"
         )
     flat = column.flatten()
     if flat.null_count:

@@ -5,7 +5,7 @@
     ... index FOLDER           makes the index of tar shards that are there, as WebDataset has them
     ... check FOLDER           reads all samples of a folder or s3://BUCKET/PREFIX
 
-A call that was interrupted goes on where it was. The same files and flags make the same bytes.
+A call that was interrupted continues where it was. The same files and flags make the same bytes.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Written:
 
     shard: Shard
     samples: list[tuple[dict[str, tuple[int, int]], int]]
-    """Of each sample, the offset and the size of each field in the shard, and the checksum."""
+    """For each sample, the offset and the size of each field in the shard, and the checksum."""
 
     def save(self, path: Path) -> None:
         """Write it to a file."""
@@ -292,7 +292,7 @@ def _images(folder: Path, seed: int) -> tuple[list[tuple[Path, int]], tuple[str,
     if not files:
         raise UserError(
             f"{folder}: found no image in a folder of a class, expected CLASS/*.jpg or the like; "
-            f"allowed are {', '.join(IMAGES)}"
+            f"expected {', '.join(IMAGES)}"
         )
     files.sort()
     random.Random(seed).shuffle(files)

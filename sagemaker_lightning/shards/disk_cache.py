@@ -165,7 +165,7 @@ def _copy(source: Source, shard: Shard, file: BinaryIO) -> None:
 class Prefetcher:
     """Fetches shards in a thread, in the order in which they are needed.
 
-    An error is not told here: it is told where a sample is needed.
+    An error is not raised here: it is raised where a sample is needed.
     """
 
     def __init__(self, cache: DiskCache, source: Source, shards: Sequence[Shard]) -> None:

@@ -245,7 +245,7 @@ def table(
     """Return the rows of a shard's samples.
 
     Args:
-        samples: Of each sample, the offset and the size of each field, and the checksum.
+        samples: For each sample, the offset and the size of each field, and the checksum.
         fields: The names of the fields, sorted.
     """
     rows = np.zeros(len(samples), row_type(len(fields)))

@@ -5,8 +5,8 @@ An epoch's order is made so:
 1. The shards are shuffled, and their samples, in the order that they have in a shard, are one line.
 2. The line is cut into `streams` pieces of equal length; a stream's samples are in few shards.
 3. Each stream is cut into windows of `window` samples, and the samples of a window are shuffled.
-4. Batch b of the epoch is the next batch of stream b modulo `streams`. Of n ranks, rank r trains on
-   the batches r, r + n, r + 2n ... So with as many streams as ranks, each rank reads a piece of the
+4. Batch b of the epoch is the next batch of stream b modulo `streams`. Rank r of n trains on the
+   batches r, r + n, r + 2n ... So with as many streams as ranks, each rank reads a piece of the
    line, and no other.
 
 With shards that each host has for itself (ShardedByS3Key), there is a line for each host, cut into
@@ -94,7 +94,7 @@ class ShardBatches(PlacedSampler):
         if not len(self):
             raise UserError(
                 f"{dataset.location}: found {len(dataset)} samples for {self.streams} streams and "
-                f"a batch size of {batch_size}; allowed is at least one batch for each stream"
+                f"a batch size of {batch_size}; expected at least one batch for each stream"
             )
 
     def set_epoch(self, epoch: int) -> None:

@@ -64,7 +64,7 @@ class Source(ABC):
     def sizes(self) -> dict[str, int]:
         """Return the size of each file that is there, in bytes, by name.
 
-        Raises UserError if that cannot be told.
+        Raises UserError if that cannot be found out.
         """
 
     @abstractmethod

@@ -37,8 +37,8 @@ LeafDigest = int | Tensor
 def leaf_digests(value: Any) -> list[LeafDigest]:
     """Return the digests of a batch's leaves, for `combine`.
 
-    Leaves are tensors, arrays, numbers and text in containers and plain objects. Of any other
-    object, the name of its class counts. Nothing waits for a GPU, and `value` may change
+    Leaves are tensors, arrays, numbers and text in containers and plain objects. Any other
+    object counts by the name of its class. Nothing waits for a GPU, and `value` may change
     afterwards.
     """
     digests: list[LeafDigest] = []
@@ -60,7 +60,7 @@ def combine(digests: Iterable[int]) -> int:
 def float_bits(value: float | Tensor) -> LeafDigest:
     """Return the bits of a number as a float64.
 
-    Of a tensor with several elements, the mean counts. A tensor on a GPU gives a tensor on the GPU,
+    The mean of a tensor with several elements counts. A tensor on a GPU gives a tensor on the GPU,
     int64 of shape ().
     """
     if isinstance(value, Tensor):
@@ -116,7 +116,7 @@ def _add_members(value: Any, digests: list[LeafDigest], depth: int) -> None:
 def _tensor_digests(value: Tensor) -> tuple[LeafDigest, ...]:
     """Return the digests of a tensor: of type and shape, and of its words if any.
 
-    Of a tensor that is shared out, this rank's part counts.
+    This rank's part of a tensor that is shared out counts.
     """
     if (
         type(value) is Tensor

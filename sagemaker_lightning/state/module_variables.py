@@ -292,7 +292,7 @@ def _digests_of_objects(objects: Mapping[str, Any], saved_ids: set[int]) -> dict
         elif isinstance(owner, Metric):
             digests[path] = digest(owner.update_count)
         elif isinstance(owner, nn.Module):
-            # Of a network that is trained or averaged, the small tensors change, too.
+            # The small tensors of a network that is trained or averaged change, too.
             tensors = parameters(owner) | buffers(owner)
             values |= {
                 name: each

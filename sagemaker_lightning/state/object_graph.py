@@ -439,7 +439,7 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
 
 @functools.cache
 def _own_classes(class_: type) -> tuple[tuple[str, type], ...]:
-    """Return name and class of each of a class's bases, and of itself, that is no library's."""
+    """Return name and class of each of a class's bases, and of itself, unless it is a library's."""
     return tuple(
         (f"({base.__name__})", base) for base in class_.__mro__ if not is_library_class(base)
     )
@@ -459,9 +459,9 @@ def namespace(value: Any) -> Mapping[str, Any]:
 def attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of a user's object by name.
 
-    Those that a library's own code handles are left out. Of a function, return the variables that
+    Those that a library's own code handles are left out. For a function, return the variables that
     it has closed over. A library's iterator has none: its position, and what its workers do, are
-    more than its attributes. Nor has a trainer: what a user has added to it is a root of its own.
+    more than its attributes. A trainer has none: what a user has added to it is a root of its own.
     A library's callback has only the functions that it was given, and what replaces its methods.
     """
     class_ = type(value)
@@ -594,7 +594,7 @@ def added_to(owner: Any, but: tuple[str, ...] = ()) -> Added:
 def _set_by_libraries(class_: type, but: tuple[str, ...]) -> frozenset[str]:
     """Return the names of attributes, but for some, that the libraries' bases have or set."""
     names = {*LOADER_ATTRIBUTES}
-    # Of a loader whose class data/deterministic.py has changed, it is the class before.
+    # If data/deterministic.py has changed a loader's class, it is the class before.
     class_ = getattr(class_, "users_class", class_)
     if issubclass(class_, torch.optim.Optimizer):
         names |= OPTIMIZER_ATTRIBUTES
@@ -607,8 +607,8 @@ def _own_attributes(base: type) -> set[str]:
     """Return the names of attributes that a library's class declares, or sets on its own objects.
 
     Names that its code has for other objects are not among them: a user's `self.step` is no state
-    of Lightning's because Lightning calls `optimizer.step()`. Nor are its methods: what an object
-    has in place of one, a user has put there.
+    of Lightning's because Lightning calls `optimizer.step()`. Its methods are not, either: what an
+    object has in place of one, a user has put there.
     """
     names = {*getattr(base, "__annotations__", ())}
     for name, member in vars(base).items():

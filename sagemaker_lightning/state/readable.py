@@ -48,8 +48,8 @@ def readable(value: Any, others: dict[tuple, Any] | None = None, copies: bool = 
 
     Args:
         value: The value.
-        others: Gets what is not plain, by its path, to be saved, too. Of what is large there, the
-            copy has no more than the name of its class.
+        others: Gets what is not plain, by its path, to be saved, too. The copy has
+            no more of a large one than the name of its class.
         copies: Whether tensors are copied to the CPU. If not, they are left as they are.
     """
     return _readable(value, (), others, copies, frozenset())

@@ -82,7 +82,7 @@ def own(endpoint: str) -> str:
     )
     if not is_local:
         raise ValueError(
-            f"--endpoint: found {endpoint!r}, allowed is a rehearsal's address, e.g. "
+            f"--endpoint: found {endpoint!r}, expected a rehearsal's address, e.g. "
             "http://127.0.0.1:4571"
         )
     return endpoint

@@ -78,7 +78,7 @@ class Claim:
     date: str
     region: str
     service: str
-    # Of the signed headers.
+    # Those of the signed headers.
     names: list[str]
     signature: str
     time: str
@@ -93,7 +93,7 @@ def keep_pages_out(environ: dict) -> None:
     check_host(environ)
     is_cross_site = environ.get("HTTP_SEC_FETCH_SITE", "none") not in ("none", "same-origin")
     if is_cross_site or "HTTP_ORIGIN" in environ or environ["REQUEST_METHOD"].upper() == "OPTIONS":
-        raise Closed("found a request of a web page, allowed is none")
+        raise Closed("found a request of a web page, expected none")
 
 
 def check_host(environ: dict) -> None:
@@ -109,7 +109,7 @@ def check_host(environ: dict) -> None:
         or host.lower() not in allowed_hosts
         or not environ["REQUEST_URI"].startswith("/")
     ):
-        raise Closed(f"found a request for {host or 'no host'}, allowed is {allowed_hosts[0]}")
+        raise Closed(f"found a request for {host or 'no host'}, expected {allowed_hosts[0]}")
 
 
 def caller(environ: dict, find: Callable[[str], Key | None]) -> Caller:

@@ -135,7 +135,7 @@ def confine(environ: dict, allowed: Reach) -> None:
         bucket, _, key = unquote_to_bytes(path.encode("latin-1")).decode()[1:].partition("/")
         pairs = [(name.decode(), value.decode()) for name, value in gate.pairs(query)]
     except UnicodeDecodeError:
-        raise allowed.refusal("a request that is no UTF-8") from None
+        raise allowed.refusal("a request that is not UTF-8") from None
     parameters = {name: value for name, value in pairs if not FREE_PARAMETER.fullmatch(name)}
     is_form = environ.get("CONTENT_TYPE", "").strip().lower().startswith(FORMS)
     if is_form or len({name for name, _ in pairs}) < len(pairs):
@@ -220,7 +220,7 @@ def _confined_source(header: str, allowed: Reach) -> str:
     try:
         name = unquote_to_bytes(source.encode("latin-1")).decode().lstrip("/")
     except UnicodeDecodeError:
-        raise allowed.refusal("a source that is no UTF-8") from None
+        raise allowed.refusal("a source that is not UTF-8") from None
     bucket, _, key = name.partition("/")
     if not allowed.may_read(bucket, key):
         raise allowed.refusal(f"a copy of s3://{bucket}/{key}")

@@ -188,8 +188,7 @@ def _check_checkpoints(config: dict) -> None:
     if not path.startswith("/opt/ml/") or is_taken or ".." in parts_below or ":" in path:
         allowed = "a folder below /opt/ml/ that has no other use"
         raise invalid(
-            f"Invalid CheckpointConfig.LocalPath: the rehearsal found {path!r}, allowed is "
-            f"{allowed}"
+            f"Invalid CheckpointConfig.LocalPath: the rehearsal found {path!r}, expected {allowed}"
         )
 
 

@@ -240,7 +240,7 @@ class Service:
         host_names = [host.name for host in job.hosts]
         if unknown := set(hosts) - set(host_names):
             raise ValueError(
-                f"--host: found {', '.join(sorted(unknown))}, allowed is {', '.join(host_names)}"
+                f"--host: found {', '.join(sorted(unknown))}, expected {', '.join(host_names)}"
             )
         if not job.record.spot:
             raise ValueError(f"{name} is not a spot job; create it with EnableManagedSpotTraining")
@@ -267,14 +267,14 @@ class Service:
             and all(isinstance(value, str) for value in order.values())
         ):
             raise ValueError(
-                f"fault: found {ascii(order)[:100]}, allowed is an object of {', '.join(names)}"
+                f"fault: found {ascii(order)[:100]}, expected an object of {', '.join(names)}"
             )
         fault = parse_fault(order["fault"], by_hand=True)
         job = self.jobs[self._arn_of_newest(order["name"])]
         host_names = [host.name for host in job.hosts]
         if unknown := set(named(fault.hosts)) - set(host_names):
             raise ValueError(
-                f"FAULT: found {', '.join(sorted(unknown))}, allowed is {', '.join(host_names)}"
+                f"FAULT: found {', '.join(sorted(unknown))}, expected {', '.join(host_names)}"
             )
         if job.record.secondary != Secondary.TRAINING:
             raise ValueError(
@@ -292,12 +292,12 @@ class Service:
         if not (
             isinstance(order, dict) and [*order] == ["name"] and isinstance(order["name"], str)
         ):
-            raise ValueError(f"compare: found {ascii(order)[:100]}, allowed is an object of name")
+            raise ValueError(f"compare: found {ascii(order)[:100]}, expected an object of name")
         arn = self._arn_of_newest(order["name"])
         record = self.jobs[arn].record
         if record.status != Status.COMPLETED:
             raise ValueError(
-                f"JOB: found {record.name}, which is {record.status}; allowed is one that has "
+                f"JOB: found {record.name}, which is {record.status}; expected one that has "
                 "completed, as the others have no model to compare"
             )
         if arn in self.comparing:
@@ -366,7 +366,7 @@ class Service:
                 return arn
         job_names = ", ".join(job.record.name for _, job in jobs)
         raise ValueError(
-            f"JOB: found {name!r}, allowed is one of: {job_names or 'none, as there are no jobs'}"
+            f"JOB: found {name!r}, expected one of: {job_names or 'none, as there are no jobs'}"
         )
 
     def shown(self) -> list[tuple[Record, dict[str, list[str]]]]:

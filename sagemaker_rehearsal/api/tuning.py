@@ -72,7 +72,7 @@ class Tuning(threading.Thread):
         return self.config.get("HyperParameterTuningJobObjective", {}).get("MetricName")
 
     def begin(self) -> None:
-        """Start the first training job, and go on in the background.
+        """Start the first training job, and continue in the background.
 
         Raises Refused, the service's error, if it cannot be started.
         """

@@ -59,8 +59,8 @@ def input_shape(operation: str) -> StructureShape | None:
 def pruned(value: Any, shape: Shape) -> Any:
     """Return a copy of a value that has no more than its shape, and no nulls in structures.
 
-    So it is no deeper and has no more text than the model allows, once `validate` accepts it. Of a
-    field that the model does not have, the name stays, to be noted.
+    So it is no deeper and has no more text than the model allows, once `validate` accepts it. The
+    name of a field that the model does not have stays, to be noted.
     """
     type_name = shape.type_name
     if type_name == "structure" and isinstance(value, dict):

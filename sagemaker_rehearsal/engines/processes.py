@@ -105,8 +105,8 @@ class Processes:
         explanation = "No Docker engine answers, so the rehearsal runs jobs as processes"
         if instances > 1 and self.net is None:
             raise invalid(
-                f"{explanation}: found {instances} instances, allowed is 1 for who is not root or "
-                "has no iproute2"
+                f"{explanation}: found {instances} instances, expected 1: more than one needs "
+                "root and iproute2"
             )
         algorithm = request["AlgorithmSpecification"]
         needs = request | {

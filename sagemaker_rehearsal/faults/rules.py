@@ -70,18 +70,18 @@ def parse(text: str, by_hand: bool = False) -> Fault:
         by_hand: Whether it happens now; then the text has no time.
     """
     name = "FAULT" if by_hand else "--fault"
-    wrong = ValueError(f"{name}: found {text[:200]!r}, allowed is {ALLOWED}")
+    wrong = ValueError(f"{name}: found {text[:200]!r}, expected {ALLOWED}")
     match = FAULT.fullmatch(" ".join(text.split()))
     if not match:
         raise wrong
     if by_hand and match["when"]:
-        raise ValueError(f"{name}: found {text[:200]!r}, allowed is no time: it happens at once")
+        raise ValueError(f"{name}: found {text[:200]!r}, expected no time: it happens at once")
     kind = match["kind"]
     if match["rank"] and kind not in OF_RANKS:
-        raise ValueError(f"{name}: found {text[:200]!r}, allowed is a number after 'rank' alone")
+        raise ValueError(f"{name}: found {text[:200]!r}, expected a number after 'rank' alone")
     if match["time"] and kind not in LASTING | {ANY}:
         raise ValueError(
-            f"{name}: found {text[:200]!r}, allowed is 'for' with what lasts: "
+            f"{name}: found {text[:200]!r}, expected 'for' with what lasts: "
             f"{', '.join(sorted(LASTING))}"
         )
     seconds = schedule.seconds(match["time"])

@@ -47,7 +47,7 @@ def allowed(allow: list[Path]) -> str:
     """Return what to do about a path that is below none of the folders."""
     folders = " or ".join(map(str, allow))
     return (
-        f"allowed is what is below {folders}; start the rehearsal with --allow=FOLDER to allow "
+        f"expected what is below {folders}; start the rehearsal with --allow=FOLDER to allow "
         "another one"
     )
 

@@ -156,7 +156,7 @@ class Uploader(threading.Thread):
         moment = time.monotonic()
         files = self._files()
         steps = {name: step for name in files if (step := step_in(name)) is not None}
-        # Beside the runtime's own checkpoints, other files are not what it goes on from.
+        # Beside the runtime's own checkpoints, other files are not what it continues from.
         steps = {name: steps[name] for name in steps if CHECKPOINT_NAME.fullmatch(name)} or steps
         if not steps:
             return None

@@ -280,7 +280,7 @@ class Job(threading.Thread):
         return Outcome(Secondary.FAILED, f"InternalServerError: {explanation}")
 
     def interrupted(self, due: Due) -> None:
-        """Record an interruption that begins; the hosts' program may go on for a while."""
+        """Record an interruption that begins; the hosts' program may continue for a while."""
         self.record.interruptions.append(
             Interruption(time.time(), due.hosts, due.warned, due.why, due.gap, self.record.step)
         )
@@ -319,7 +319,7 @@ class Job(threading.Thread):
     def _send_all(self) -> None:
         try:
             self.logs.send()
-        # The job goes on.
+        # The job continues.
         except Exception as error:
             self.note(f"log lines were lost: {type(error).__name__}: {error}")
 

@@ -191,7 +191,7 @@ class Attempt:
             self.restarts.append(begun[1] or "before the first step")
         if (restarted := RESTARTED.search(line)) and self.restarts:
             self.restarts[-1] = f"{self.restarts[-1].partition(',')[0]}, {restarted[1]}"
-        # A restart in the container resumes, too: where the instances went on is said before.
+        # A restart in the container resumes, too: where the instances continued is said before.
         if not self.restarts and (resumed := RESUMED.search(line)):
             self.resumed = int(resumed[1])
             self.resumed_from = PurePosixPath(resumed[2] or "").name

@@ -32,7 +32,7 @@ class Rule:
         at: Seconds after the first attempt's training began.
         step: The step that triggers the rule, when a log line has it.
         every: Seconds from one interruption to the next. In each attempt they count from the time
-            when training began or went on.
+            when training began or continued.
         about: Whether `every` is the mean of an exponential distribution, as if each instant were
             equally likely.
         times: How often at most; None for no limit.
@@ -56,12 +56,12 @@ def parse(text: str, flag: str = "--interrupt") -> Rule:
     """Return the rule that a text stands for; ValueError names the flag and what is allowed."""
     match = RULE.fullmatch(" ".join(text.split()))
     if not match:
-        raise ValueError(f"{flag}: found {text!r}, allowed is {ALLOWED}")
+        raise ValueError(f"{flag}: found {text!r}, expected {ALLOWED}")
     if match["every"] and seconds(match["every"]) == 0:
-        raise ValueError(f"{flag}: found {text!r}, allowed is a time above 0 after 'every'")
+        raise ValueError(f"{flag}: found {text!r}, expected a time above 0 after 'every'")
     if max(seconds(match[name]) or 0 for name in ("at", "every", "gap")) > LONGEST_SECONDS:
         raise ValueError(
-            f"{flag}: found {text!r}, allowed are times up to {LONGEST_SECONDS // 3600}h"
+            f"{flag}: found {text!r}, expected times up to {LONGEST_SECONDS // 3600}h"
         )
     return Rule(
         text=match[0],
@@ -101,7 +101,7 @@ def ordered(order: object) -> tuple[str, list[str], bool, float]:
     names = ("name", "hosts", "warned", "gap")
     if not isinstance(order, dict) or set(order) != set(names):
         raise ValueError(
-            f"interrupt: found {ascii(order)[:100]}, allowed is an object of {', '.join(names)}"
+            f"interrupt: found {ascii(order)[:100]}, expected an object of {', '.join(names)}"
         )
     name, hosts, warned, gap = (order[each] for each in names)
     hosts_are_names = isinstance(hosts, list) and all(isinstance(host, str) for host in hosts)
@@ -116,7 +116,7 @@ def ordered(order: object) -> tuple[str, list[str], bool, float]:
     ):
         if not is_valid:
             raise ValueError(
-                f"{field_name}: found {ascii(order[field_name])[:100]}, allowed is {allowed}"
+                f"{field_name}: found {ascii(order[field_name])[:100]}, expected {allowed}"
             )
     return name, list(dict.fromkeys(hosts)), warned, gap
 

@@ -20,7 +20,7 @@ MAX_RESTART_LINES = 25
 # Points of a name, all attempts together; if there are more, those of every n-th x are drawn, the
 # same in all attempts.
 MAX_POINTS = 2000
-# Stretches of x whose last values are told, on hover and in the table.
+# Stretches of x whose last values are shown, on hover and in the table.
 MAX_STRETCHES = 50
 # Seconds between the marks of a time axis.
 TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
@@ -142,7 +142,7 @@ def ticks(low: float, high: float, *, as_time: bool = False, at_least: float = 0
 def _drawable_lines(lines: Sequence[Line]) -> list[Line]:
     """Return the lines without what cannot be drawn, and with about MAX_POINTS different x.
 
-    Of several values at one x, the last counts. Lines that have nothing to draw are left out.
+    The last of several values at one x counts. Lines that have nothing to draw are left out.
     """
     points = [
         {x: y for x, y in line.points if _is_drawable(x) and _is_drawable(y)} for line in lines

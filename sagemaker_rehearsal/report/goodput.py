@@ -86,8 +86,8 @@ class Goodput:
             return None
         if self.status == Status.FAILED:
             return (
-                "The job failed: nothing came of it. “Kept” is what a new job could go on from, at "
-                "best."
+                "The job failed: it has no result. “Kept” is what a new job could continue from, "
+                "at best."
             )
         if self.status == Status.STOPPED:
             return "The job was stopped. “Kept” is all until its last line of progress."

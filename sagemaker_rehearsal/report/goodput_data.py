@@ -122,7 +122,7 @@ def read(folder: Path, name: str) -> dict:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"JOB: found no goodput of {name} in {folder} ({error}); allowed is a job that a "
+            f"JOB: found no goodput of {name} in {folder} ({error}); expected a job that a "
             "rehearsal with this folder has run to its end"
         ) from None
 
@@ -141,7 +141,7 @@ def check(data: dict, least: float) -> None:
     if share is None or share < least:
         found = "none, as no instance was started" if share is None else f"{100 * share:.2f}%"
         raise ValueError(
-            f"goodput: found {found}{' (the job failed)' if failed else ''}, allowed is "
+            f"goodput: found {found}{' (the job failed)' if failed else ''}, expected "
             f"{100 * least:g}% or more (--fail-below); {data['job']} has {data['interruptions']} "
             f"interruptions and lost {data['steps_lost']} steps"
         )

@@ -31,8 +31,8 @@ def write(
     Args:
         record: The job.
         path: The file to write.
-        price: Of an instance hour on demand, in any currency; None without costs.
-        spot_price: Of an instance hour on spot, in the same currency.
+        price: The price of an instance hour on demand, in any currency; None without costs.
+        spot_price: The price of an instance hour on spot, in the same currency.
     """
     record = record.masked()
     sections = make_sections(record, price=price, spot_price=spot_price)
@@ -47,8 +47,8 @@ def make_sections(
 
     Args:
         record: The job, without its secrets.
-        price: Of an instance hour on demand; None without costs.
-        spot_price: Of an instance hour on spot.
+        price: The price of an instance hour on demand; None without costs.
+        spot_price: The price of an instance hour on spot.
     """
     now = moment(record)
     goodput = measure(record, now=now, price=price, spot_price=spot_price)
@@ -115,7 +115,7 @@ def _make_figures(record: Record, goodput: Goodput, now: float) -> Element:
     description = "goodput: instance time that became kept training"
     if goodput.status == Status.FAILED:
         share = "failed"
-        description = f"{goodput.share or 0:.0%} of the instance time was training to go on from"
+        description = f"{goodput.share or 0:.0%} of the instance time was training to continue from"
     figures = [
         (share, description),
         (
@@ -276,7 +276,7 @@ def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
     ]
     has_proof = any(attempt.proved for attempt in record.attempts)
     has_restarts = any(attempt.restarts for attempt in record.attempts)
-    columns += [RESTARTS] * has_restarts + ["went on"] * has_proof
+    columns += [RESTARTS] * has_restarts + ["continued"] * has_proof
     rows = []
     for place, (attempt, row) in enumerate(zip(record.attempts, goodput.rows, strict=True)):
         steps = [
@@ -311,7 +311,7 @@ def _attempts_table(record: Record, goodput: Goodput) -> list[Element]:
         caption,
         columns,
         rows,
-        words=["exit status", "from checkpoint", RESTARTS, "went on"],
+        words=["exit status", "from checkpoint", RESTARTS, "continued"],
     )
 
 

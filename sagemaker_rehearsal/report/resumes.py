@@ -1,10 +1,10 @@
-"""Says from which checkpoint each attempt went on, and why not from the newest one."""
+"""Says from which checkpoint each attempt continued, and why not from the newest one."""
 
 from sagemaker_rehearsal.jobs.record import Attempt, Record
 
 
 def describe_resume(record: Record, place: int) -> str:
-    """Return from where an attempt went on, and why not from the newest checkpoint.
+    """Return from where an attempt continued, and why not from the newest checkpoint.
 
     It is "" for a first attempt that had no checkpoint.
 

@@ -31,7 +31,7 @@ def describe_fault(error: Exception) -> str:
 def cells_of(record: Record) -> list[str]:
     """Return a job's row: name, status, hosts, progress, number of interruptions, time.
 
-    Of a job that cannot be shown, the progress says why.
+    The progress of a job that cannot be shown says why.
     """
     try:
         cells = _cells(record)

@@ -33,7 +33,7 @@ def check(environ: dict, token: str) -> None:
     """Raise Closed unless a request for the page may pass; it then has more time."""
     gate.check_host(environ)
     if environ["SERVER_NAME"] != LOOPBACK:
-        raise Closed(f"found a request for the page at another address, allowed is {LOOPBACK}")
+        raise Closed(f"found a request for the page at another address, expected {LOOPBACK}")
     own = f"http://{environ['HTTP_HOST'].lower()}"
     # A browser says where a POST comes from.
     origins = (None, own) if environ["REQUEST_METHOD"] == "GET" else (own,)

@@ -31,7 +31,7 @@ class Excerpt:
 def read(path: Path, start: int, find: str = "") -> Excerpt:
     """Return the whole lines from an offset on that have a text, whatever its case.
 
-    Of a log that is too long, the last lines are returned.
+    The last lines of a log that is too long are returned.
     """
     most = MAX_SEARCHED_BYTES if find else MAX_SHOWN_BYTES
     try:

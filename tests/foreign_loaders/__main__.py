@@ -172,7 +172,7 @@ class Trial:
             if status not in expected and status != 0:
                 outcome = "hung" if status is None else "crashed"
                 return {"outcome": outcome, "why": f"{log}: {status}: {last_line(job.output)}"}
-            if status == 0:  # the moment has not come, as the run went on after it
+            if status == 0:  # the moment has not come, as the run continued after it
                 break
             if changes:
                 workers = others.pop()
@@ -297,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
     names = sorted(path.stem for path in LIBRARIES.glob("*.py"))
     args = parser().parse_args(arguments)
     if unknown := sorted(set(args.libraries) - set(names)):
-        parser().error(f"LIBRARY: found {', '.join(unknown)}, allowed are {', '.join(names)}")
+        parser().error(f"LIBRARY: found {', '.join(unknown)}, expected {', '.join(names)}")
     home = (args.home or Path(tempfile.mkdtemp(prefix="loaders-"))).resolve()
     home.mkdir(parents=True, exist_ok=True)
     if args.here:

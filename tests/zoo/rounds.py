@@ -391,7 +391,7 @@ def forgotten_promise(output: str) -> str:
             )
         ]
         if int(promise[1]) > max(later, default=0):
-            return f"{promise[0]} and then it went on from {later}"
+            return f"{promise[0]} and then it continued from {later}"
     return ""
 
 

@@ -162,7 +162,7 @@ def config_writers(trainer: Trainer) -> list[Callback]:
 def write_config_again(trainer: Trainer) -> None:
     """Let a LightningCLI write its config.yaml, although the interrupted run has written one.
 
-    It refuses to, unless told otherwise (`save_config_kwargs`), and a logger's folder is a new one
+    It refuses to, unless asked to (`save_config_kwargs`), and a logger's folder is a new one
     in each run that resumes nothing.
     """
     for callback in config_writers(trainer):

@@ -1,4 +1,4 @@
-"""How a resumed run goes on with one logger: the verbs, for any logger, and two kinds of them.
+"""How a resumed run continues with one logger: the verbs, for any logger, and two kinds of them.
 
 A logger of files is cut back: what was logged after the checkpoint will be logged again. From a
 server nothing can be removed: what it has is not sent again.
@@ -200,7 +200,7 @@ class RunContinuation(Continuation):
         """Do not send what the interrupted run has sent.
 
         Args:
-            run_id: The run, in which the logger goes on.
+            run_id: The run, in which the logger continues.
             trains: See `resume`.
         """
         raise NotImplementedError

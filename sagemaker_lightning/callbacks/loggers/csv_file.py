@@ -1,4 +1,4 @@
-"""A CSVLogger in a resumed run: its file is cut back to the checkpoint, and goes on."""
+"""A CSVLogger in a resumed run: its file is cut back to the checkpoint, and continues."""
 
 import csv
 import io

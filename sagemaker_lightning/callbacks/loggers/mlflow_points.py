@@ -34,7 +34,7 @@ class MLflowContinuation(RunContinuation):
         return mlflow_logger.run_id(self.logger)
 
     def take_version(self, version: int | str) -> None:
-        """Have the logger go on in a run, unless it has another."""
+        """Have the logger continue in a run, unless it has another."""
         mlflow_logger.set_run_if_none(self.logger, version)
 
     @property
@@ -188,7 +188,7 @@ class Points:
         """Continue a run after as many points of each metric as `counts` says.
 
         Points that were kept back are among them. If the server has fewer, a warning says so. A run
-        that this process has begun goes on by itself.
+        that this process has begun continues by itself.
         """
         if run_id in self.begun:
             return

@@ -52,7 +52,7 @@ class Logger(TensorBoardLogger):
         flush_secs: int = 120,
     ) -> None:
         if flush_secs < 1:  # TensorBoard's thread would take a whole core
-            raise UserError(f"--logger.flush_secs: found {flush_secs}, allowed is 1 or more")
+            raise UserError(f"--logger.flush_secs: found {flush_secs}, expected 1 or more")
         # The timer of TensorBoard's thread does not accept every number; a day is as good as never.
         super().__init__(
             save_dir, name=name, version=version, flush_secs=min(flush_secs, 24 * 3600)
@@ -168,7 +168,7 @@ def remove_later_events(
 ) -> list[str]:
     """Remove from TensorBoard's files what was logged after a checkpoint was taken.
 
-    Of the logger's own files, what they had then is known. In other files, such as those of another
+    What the logger's own files had then is known. In other files, such as those of another
     host, or below the logger's folder, everything after the checkpoint's step was logged later.
 
     Args:

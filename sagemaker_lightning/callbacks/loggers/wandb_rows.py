@@ -37,7 +37,7 @@ class WandbContinuation(RunContinuation):
     argument = "id"
 
     def take_version(self, version: int | str) -> None:
-        """Have the logger go on in a run, unless it has another."""
+        """Have the logger continue in a run, unless it has another."""
         wandb_logger.set_run_if_none(self.logger, version)
 
     def prepare(self, folder: Path | None) -> None:
@@ -139,7 +139,7 @@ class Rows:
         """Continue the run after as many rows, whose file had `size` bytes, the last being `end`.
 
         Rows that were kept back are among them. If bytes before `end` are missing, a warning says
-        so. A run that this process has begun goes on by itself.
+        so. A run that this process has begun continues by itself.
         """
         if self.held is None:
             return

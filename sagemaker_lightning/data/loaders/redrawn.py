@@ -185,7 +185,7 @@ class Redrawn(UnplacedLoader):
         self.why = strange.why(self.name, reason)
 
     def _next_of_kept(self) -> Any:
-        """Return the next batch of an iterator that the loader goes on with if it is begun again.
+        """Return the next batch of an iterator that the loader continues with if it is begun again.
 
         It is NO_BATCH if there is none: a loader may also keep one that it then makes anew.
         """

@@ -30,7 +30,7 @@ class EndingLoaders(PositionedLoader):
     """Several loaders; their data workers end when nobody iterates any more."""
 
     def leave(self, other: CombinedLoader | None = None) -> None:
-        """End the workers of all loaders except those that `other` goes on with."""
+        """End the workers of all loaders except those that `other` continues with."""
         self.forget_iterators()
         for loader in self.flattened:
             if other is None or not any(loader is kept for kept in other.flattened):
@@ -81,7 +81,7 @@ class TrainingLoaders(EndingLoaders):
     rank: int
     resumables: list[ResumableLoader]
     plans: list[Plan]
-    """Of the loaders whose samples are seeded."""
+    """Those of the loaders whose samples are seeded."""
     is_placed = False
     drawn = 0
     """Number of batches of the epoch that were drawn."""
@@ -259,7 +259,7 @@ class TrainingLoaders(EndingLoaders):
         self.is_placed = False
 
     def leave(self, other: CombinedLoader | None = None) -> None:
-        """End the workers of all loaders except those that `other` goes on with."""
+        """End the workers of all loaders except those that `other` continues with."""
         for each in self.resumables:
             each.stop()
         super().leave(other)

@@ -28,7 +28,7 @@ class Stateful(UnplacedLoader):
         super().__init__(loader, seed, mode, own=True)
 
     def is_proved(self) -> bool:
-        """Return whether a fresh loader that gets the loader's state goes on as the loader does.
+        """Return whether a fresh loader that gets the loader's state continues as the loader does.
 
         Both are copies. They draw the next batches, and begin another iteration: the state may
         forget what was read ahead, or stay for iterations to come. Where the loader moves with its

@@ -64,7 +64,7 @@ class UnplacedLoader(ResumableLoader):
         number = printable(str(before))[:20]
         return UserError(
             f"--data: {self.name} {has} with {number} data workers, now there are {self.workers}; "
-            f"go on with num_workers={number}"
+            f"continue with num_workers={number}"
         )
 
     def _key(self) -> tuple:

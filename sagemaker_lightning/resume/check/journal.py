@@ -36,8 +36,8 @@ class Step(NamedTuple):
         step: The optimizer step that it belongs to, from 1.
         epoch: Its epoch, from 0.
         batch: Its number in the epoch, from 0.
-        data: Digest of the batch as training_step got it. Of a batch that was fetched ahead: as the
-            loader returned it.
+        data: Digest of the batch as training_step got it. If it was fetched ahead: as the loader
+            returned it.
         rates: Digest of the learning rates.
         loss: Digest of the losses. 0 for the batch that was to come when the run was stopped,
             FETCHED_AHEAD for the one after it.

@@ -195,7 +195,7 @@ class BestModel(BestCheckpoint):
             if trainer.is_global_zero:
                 best = self.best_model_path or "none"
                 log.warning(
-                    f"warning: training goes on, but {problem}; the best model is still {best}"
+                    f"warning: training continues, but {problem}; the best model is still {best}"
                 )
 
 

@@ -307,7 +307,7 @@ class BackgroundWriter:
             Exception: The previous checkpoint could not be written, and there is no older one.
         """
         self.wait()
-        self.warn_of_problem("training goes on, but")
+        self.warn_of_problem("training continues, but")
         self.thread = threading.Thread(
             target=partial(self._write, checkpoint, step, number, best, parts or {}),
             name="checkpoint",

@@ -88,7 +88,7 @@ def write(path: Path, checkpoint: Mapping[str, Any], step: int = 0, number: int 
         path: The file.
         checkpoint: What torch.save writes.
         step: Its optimizer step.
-        number: The number of the save; 0 if it is none to resume from.
+        number: The number of the save; 0 if no run resumes from it.
 
     Raises:
         OSError: It could not be written.
@@ -197,7 +197,7 @@ def _size_problem(path: Path) -> str:
     A checkpoint is input. By a few bytes, pickle makes a list that holds another one many times,
     and torch a tensor whose elements are all one number in memory. Whoever copies them makes each
     part anew. So the parts of a checkpoint to resume from are not larger together than its file.
-    Nor is there anything but plain values: torch reads functions and classes, too.
+    They have plain values alone: torch reads functions and classes, too.
     """
     try:
         state = read(path, mmap=True)
@@ -366,7 +366,7 @@ class CheckedIO(TorchCheckpointIO):
         self.problem = ""
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a file, unless a newer one could not be written; a folder is none of ours."""
+        """Remove a file, unless a newer one could not be written; folders are not ours."""
         files, path_in_files = url_to_fs(str(path))
         if not self.problem and files.isfile(path_in_files):
             files.rm_file(path_in_files)

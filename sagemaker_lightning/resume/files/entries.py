@@ -50,7 +50,7 @@ class RankOverrides(TypedDict):
 
 
 class ResumeResult(TypedDict):
-    """What came of a resume, as model.json has it."""
+    """The result of a resume, as model.json has it."""
 
     step: int
     """The optimizer step of the checkpoint."""

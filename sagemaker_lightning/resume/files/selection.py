@@ -63,7 +63,7 @@ def newest_common(hosts: Sequence[HostCheckpoints], setting: str) -> CheckpointI
         for name, version in host.other_formats:
             raise UserError(
                 f"{setting}: {name} (on {host.host}) has checkpoint format "
-                f"{version}, this version of the program has format {FORMAT_VERSION}; go on "
+                f"{version}, this version of the program has format {FORMAT_VERSION}; continue "
                 "with the version that wrote it, or move the checkpoints away to start anew"
             )
     common = [save for save in hosts[0].saves if all(save in host.saves for host in hosts)]

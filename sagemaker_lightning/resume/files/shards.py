@@ -172,7 +172,7 @@ class ShardWriter:
 
     Args:
         host: The name of this host.
-        group: The ranks' group; None for a new one, as training goes on, with collectives of its
+        group: The ranks' group; None for a new one, as training continues, with collectives of its
             own, while they write.
     """
 

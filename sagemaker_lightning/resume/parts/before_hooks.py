@@ -1,4 +1,4 @@
-"""What the user's `on_save_checkpoint` has replaced in a checkpoint: training goes on with it.
+"""What the user's `on_save_checkpoint` has replaced in a checkpoint: training continues with it.
 
 A hook may put an average in the weights' place, drop the optimizers' states, or rename what there
 is. The file has what it has made, and beside it what was trained.

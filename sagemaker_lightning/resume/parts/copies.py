@@ -1,4 +1,4 @@
-"""Copies of what a checkpoint gets: training goes on while it is written."""
+"""Copies of what a checkpoint gets: training continues while it is written."""
 
 from typing import TypeVar
 

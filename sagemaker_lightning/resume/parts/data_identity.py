@@ -107,8 +107,8 @@ class DataIdentity(Part):
 class Structure(Part):
     """The class of each of the model's modules, and how many hooks modules and optimizers have.
 
-    A module that was replaced while training, or that has got a hook, is in no checkpoint. Nor is a
-    hook of an optimizer.
+    A module that was replaced while training, or that has got a hook, is in no checkpoint, and
+    neither is a hook of an optimizer.
     """
 
     key = "structure"

@@ -40,12 +40,12 @@ class Parts:
     """
 
     def __init__(self, objects: Mapping[str, Any] = MappingProxyType({})) -> None:
-        allowed = f"allowed is a dict of objects with {METHODS[0]}() and {METHODS[1]}()"
+        allowed = f"expected a dict of objects with {METHODS[0]}() and {METHODS[1]}()"
         if not isinstance(objects, Mapping):
             raise UserError(f"{ARGUMENT}: found {objects!r}, {allowed}, such as {{'env': env}}")
         for name, object_ in objects.items():
             if not isinstance(name, str) or not name:
-                raise UserError(f"{ARGUMENT}: found the name {name!r}, allowed is a text")
+                raise UserError(f"{ARGUMENT}: found the name {name!r}, expected a text")
             # A class has the methods, too, but not those of an object.
             lacking = [each for each in METHODS if not callable(getattr(object_, each, None))]
             if lacking or isinstance(object_, type):

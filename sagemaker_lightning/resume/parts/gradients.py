@@ -57,7 +57,7 @@ class Gradients(Part):
             gradients_by_name = of_ranks[0] if own is None else own
         else:
             all_saved = [of_ranks[0] if each is None else each for each in of_ranks]
-            # Of weights that were shared out, the ranks had the parts of one mean.
+            # The ranks had the parts of one mean where weights were shared out.
             gradients_by_name = dict(of_ranks[0])
             gradients_by_name |= {
                 name: sum(each[name] for each in all_saved if name in each) / len(all_saved)

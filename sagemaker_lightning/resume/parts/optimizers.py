@@ -100,7 +100,7 @@ class Optimizers(Part):
         """Let a batch be trained on in the block.
 
         Raises:
-            UserError: An optimizer's first step cannot go on from the loaded state.
+            UserError: An optimizer's first step cannot continue from the loaded state.
         """
         try:
             yield
@@ -152,7 +152,7 @@ class OptimizerClasses(Part):
                 log.warning(
                     f"the optimizers were replaced while training ({', '.join(self.at_start)} by "
                     f"{', '.join(names)}), and a resumed run makes the first ones: after an "
-                    "interruption this run cannot go on; return them from configure_optimizers()"
+                    "interruption this run cannot continue; return them from configure_optimizers()"
                 )
         return names
 
@@ -168,7 +168,7 @@ class OptimizerClasses(Part):
             raise UserError(
                 f"{self.run.folder.label}: {self.resumed.file_name}: found states of the "
                 f"optimizers {printable(found)[:200]}, expected {', '.join(names)}, as "
-                "configure_optimizers() returns them; return those from it that training goes on "
+                "configure_optimizers() returns them; return those from it that training continues "
                 "with, or move the checkpoints away to start anew"
             )
 
@@ -199,7 +199,7 @@ class Schedulers(Part):
         """Let the schedulers set the next rates in the block.
 
         Raises:
-            UserError: A scheduler of torch's cannot go on from the loaded state.
+            UserError: A scheduler of torch's cannot continue from the loaded state.
         """
         file_name = self.resumed.file_name
         try:
@@ -228,7 +228,7 @@ class Schedulers(Part):
 
 
 def check(optimizer: Optimizer) -> None:
-    """Raise an error if an optimizer has got a state that no training can go on from.
+    """Raise an error if an optimizer has got a state that no training can continue from.
 
     All else is noticed by its next step. Fused kernels notice nothing: they would read and write
     what is beyond the memory of a state that is smaller than its parameter.

@@ -155,7 +155,7 @@ def refusal(run: "Run", file_name: str, what: str, reason: str) -> UserError:
 
 
 def named_values(name: str, value: Any) -> dict[str, Any]:
-    """Return each value that is no list and no dict, by name.
+    """Return each value that is neither a list nor a dict, by name.
 
     Args:
         name: The name of all.

@@ -103,8 +103,8 @@ class RankBuffers(Part):
 def _buffers_by_name(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
     """Yield the model's buffers, and tensors of modules kept beside it, by name.
 
-    An example of the latter is an average of the weights. Of modules that Lightning's own callbacks
-    keep, only the buffers are yielded: the callbacks save the rest.
+    An example of the latter is an average of the weights. Modules that Lightning's own callbacks
+    keep have only their buffers yielded: the callbacks save the rest.
     """
     model = trainer.lightning_module
     yield from (

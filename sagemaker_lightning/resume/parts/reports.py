@@ -207,7 +207,7 @@ class Reports:
                     log.warning(
                         f"{path}.{name} is {with_article(kind)} that was made while training, and "
                         "a resumed run cannot make it to load its weights: after an interruption "
-                        "this run cannot go on; make it in __init__() or configure_model()"
+                        "this run cannot continue; make it in __init__() or configure_model()"
                     )
 
     def _report_grown(self) -> None:
@@ -296,7 +296,7 @@ def _name_of_holder(value: Any) -> str:
 
 
 def _is_told(unsaved: Unsaved) -> bool:
-    """Return whether the user is told that a checkpoint cannot hold something.
+    """Return whether a line says that a checkpoint cannot hold something.
 
     An object that an attribute has got, such as a writer, is made again by the code that made it.
     """

@@ -25,7 +25,7 @@ from sagemaker_lightning.state.graph.state import GraphState
 HOOKS = "on_fit_start", "on_train_start"
 CLOCKS = time.time, time.monotonic, time.perf_counter, time.process_time
 MIN_ELEMENTS = 1 << 20
-"""Elements that a value may have; also allowed are as many as the weights have.
+"""Elements that a value may have; as many as the weights have are good, too.
 
 A larger one is data that a hook has loaded.
 """
@@ -114,7 +114,7 @@ class StartHooks:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield what a value holds that is no container; of a long container, its first elements."""
+    """Yield what a value holds, without containers; of a long one, its first elements."""
     if dataclasses.is_dataclass(value):
         value = vars(value)
     if isinstance(value, dict):

@@ -44,8 +44,8 @@ MAX_CHARACTERS = 60  # of a value; a longer one is cut off, and has a hash
 def describe(trainer: Trainer) -> dict[str, Any]:
     """Return what `configure_optimizers` has made, in plain values.
 
-    Call it before anything is trained. Of an optimizer or scheduler that a training has used
-    before, such as one made in `__init__`, only the optimizer's defaults are in it.
+    Call it before anything is trained. If a training has used an optimizer or
+    scheduler before, such as one made in `__init__`, it has only the optimizer's defaults.
 
     Returns:
         The classes of the optimizers and schedulers; the arguments of both, each as text by name;

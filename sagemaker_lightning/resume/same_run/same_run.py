@@ -144,7 +144,7 @@ class SameRun:
             raise UserError(
                 f"{self.folder.label}: {self.file_name}: while it trained, the model had got "
                 f"{first_of(self.grown)}, which optimizers that are made anew have elsewhere: this "
-                "run cannot go on; make all that is trained in __init__() or configure_model(), "
+                "run cannot continue; make all that is trained in __init__() or configure_model(), "
                 "and move the checkpoints away to start anew"
             )
         self._refuse(arguments + ([] if other_length else schedule))
@@ -181,6 +181,6 @@ class SameRun:
         """Warn that the code gives other values, which do not identify the run, than before."""
         if differences and self.trainer.is_global_zero:
             log.warning(
-                f"warning: {first_of(differences)}: this run goes on from its checkpoint, and may "
-                "end with other weights than a run that begins with these settings"
+                f"warning: {first_of(differences)}: this run continues from its checkpoint, and "
+                "may end with other weights than a run that begins with these settings"
             )

@@ -110,7 +110,7 @@ def is_atom(class_: type) -> bool:
 
 
 def encode(value: Any) -> list:
-    """Return an atom that is no scalar as a list of its kind and plain values.
+    """Return an atom that is not a scalar as a list of its kind and plain values.
 
     Raises:
         NotSaved: A record cannot hold it.

@@ -308,7 +308,7 @@ def _is_filled(content: Any) -> bool:
 
 
 def _report_backward(name: str, tensor: Tensor) -> None:
-    """Print once a gradient reaches a restored tensor, from where it would have gone on.
+    """Print once a gradient reaches a restored tensor, from where it would have continued.
 
     Most tensors that were calculated before are only logged, or are calculated anew before that.
 

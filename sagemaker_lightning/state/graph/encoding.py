@@ -129,7 +129,7 @@ def encode(
 def values_changed(roots: Mapping[str, Any], start: Start) -> dict[tuple[int, str], Any]:
     """Return what has changed since the start: by what its object is known and name, the value.
 
-    Of a container or an array that has changed itself, the name is "".
+    The name is "" for a container or an array that has changed itself.
 
     Args:
         roots: The objects to start from, by name.

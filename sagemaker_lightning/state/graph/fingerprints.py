@@ -150,7 +150,7 @@ class _ShallowPickler(pickle.Pickler):
 class _HolderPickler(_ShallowPickler):
     """Pickles what Python's own library holds values in, such as queues and weak dictionaries.
 
-    What makes them unfit for a file, such as a lock, is none of their content.
+    What makes them unfit for a file, such as a lock, is not part of their content.
     """
 
     def reducer_override(self, value: Any) -> Any:

@@ -82,7 +82,7 @@ KINDS: dict[str, Kind] = {
 }
 """The kinds of which a record has nodes, by name."""
 NAMESPACES = types.SimpleNamespace, argparse.Namespace
-# Of the first of these that an object is of, it has the kind.
+# An object has the kind of the first of these that it is an instance of.
 BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (Added, OBJECT),
     (Tensor, TENSOR),
@@ -218,7 +218,7 @@ def scan(
     nodes: dict[int, Node] = {}
     waiting: deque = deque()
     # What stands for what was added to an object comes first: it says which attributes are meant.
-    # Nor is what is handled elsewhere entered, whatever else leads to it.
+    # What is handled elsewhere is not entered, whatever else leads to it.
     marks = Elsewhere, Added
     for name, root in sorted(roots.items(), key=lambda item: not isinstance(item[1], marks)):
         if isinstance(root, Elsewhere):

@@ -1,4 +1,4 @@
-"""When the user's save hooks are called; a resume goes on whatever they put into the file."""
+"""When the user's save hooks are called; a resume continues whatever they put into the file."""
 
 from collections import Counter
 from pathlib import Path
@@ -155,7 +155,7 @@ def test_an_optimizer_put_in_anothers_place_is_said_at_once_and_refused_in_a_lin
     assert said == [
         "the optimizers were replaced while training (torch.optim.sgd.SGD by "
         "torch.optim.adam.Adam), and a resumed run makes the first ones: after an interruption "
-        "this run cannot go on; return them from configure_optimizers()"
+        "this run cannot continue; return them from configure_optimizers()"
     ]
     with pytest.raises(UserError, match="found states of the optimizers torch.optim.adam.Adam"):
         trainer(tmp_path).fit(Replaced())

@@ -318,7 +318,7 @@ def test_batches_of_ones_own_go_to_the_ranks_in_turn():
     ranks = [batches(make(), rank=rank, world_size=2) for rank in range(2)]
     assert ranks == [all_batches[0:8:2], all_batches[1:8:2]]
     assert exact(make(), 7, rank=1, world_size=2)[0].exactly.sizes(0, 3) == [1, 1]
-    few = "--data: 9 batches for 10 ranks and a batch size of 1; allowed is at least one batch"
+    few = "--data: 9 batches for 10 ranks and a batch size of 1; expected at least one batch"
     with pytest.raises(UserError, match=few):
         exact(make(), 7, rank=0, world_size=10)
 
@@ -346,7 +346,7 @@ def test_the_sampler_within_a_sampler_of_batches_is_told_the_epoch():
 
 
 def test_too_few_samples_for_all_ranks_are_an_error():
-    few = "--data: 3 samples for 4 ranks and a batch size of 5; allowed is at least one batch for"
+    few = "--data: 3 samples for 4 ranks and a batch size of 5; expected at least one batch for"
     with pytest.raises(UserError, match=few):
         exact(DataLoader(range(3), 5), 7, rank=3, world_size=4)
     loader, _ = exact(DataLoader(range(4), 5), 7, rank=3, world_size=4)
@@ -448,7 +448,7 @@ def test_a_loader_may_be_used_twice():
     loader, _ = exact(noisy(), 7, "train")
     loader.begin_epoch(1, 3)
     assert exact(loader, 7, "val") == (loader, "")
-    assert as_lists(loader) == batches(noisy(), epoch=1)[3:]  # training goes on where it is
+    assert as_lists(loader) == batches(noisy(), epoch=1)[3:]  # training continues where it is
 
 
 def test_a_loader_that_shares_its_batches_itself_keeps_its_order():
@@ -462,7 +462,7 @@ def test_a_loader_that_shares_its_batches_itself_keeps_its_order():
     loader = Own()
     assert exact(loader, 7) == (loader, "") and divided(loader) is loader
     assert not keeps_workers(loader)
-    says = "^make_deterministic: Own has an order of its own; allowed is a torch.utils.data"
+    says = "^make_deterministic: Own has an order of its own; expected a torch.utils.data"
     with pytest.raises(UserError, match=says):
         make_deterministic(loader, 7)
 
@@ -972,7 +972,7 @@ def test_each_generator_of_the_process_is_seeded(monkeypatch):
 
 
 def test_a_run_draws_what_earlier_versions_drew():
-    """Else a run that goes on with another version is another one."""
+    """Else a run that continues with another version is another one."""
     assert number_of("sample", 7, "train", 0, 3) == 8349078409027794008
     seed_all("sample", 1)
     assert [unseeded.bits(size) for size in (12, 32)] == [2174, 1028623734]

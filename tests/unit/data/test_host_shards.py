@@ -175,12 +175,12 @@ def test_a_run_goes_on_in_mid_epoch_where_it_stopped(tmp_path: Path):
         (
             [12, 1],
             {"val_split": 0.25},
-            r"--data.val_split: found 0.25, allowed are 1 to 0 of .*\(on host node-1\)",
+            r"--data.val_split: found 0.25, expected 1 to 0 of .*\(on host node-1\)",
         ),
         (
             [12, 3],
             {"val_split": 6},
-            r"--data.val_split: found 6 \(3 of them on this host\), allowed are 1 to 2 of "
+            r"--data.val_split: found 6 \(3 of them on this host\), expected 1 to 2 of "
             r"the 3 images.*\(on host node-1\)",
         ),
         (
@@ -306,8 +306,8 @@ def test_nodes_with_the_same_images_read_and_split_them_alone(node, capsys):
 @pytest.mark.parametrize(
     ("val_split", "says"),
     [
-        (6, r"found 6 \(3 of them on this host\), allowed are 1 to 2 of the 3 images, or a"),
-        (0.2, "found 0.2, allowed are 1 to 2 of the 3 images, or a"),
+        (6, r"found 6 \(3 of them on this host\), expected 1 to 2 of the 3 images, or a"),
+        (0.2, "found 0.2, expected 1 to 2 of the 3 images, or a"),
     ],
 )
 def test_the_validation_images_of_a_small_part(val_split, says):

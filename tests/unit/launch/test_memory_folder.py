@@ -87,5 +87,5 @@ def test_without_such_a_file_system_a_line_says_so(root, monkeypatch, capsys):
         assert folder is None
     assert capsys.readouterr().out == (
         f"no copies of the state are kept in memory: {root}/none: No such file or directory; ranks "
-        "that die go on from a checkpoint\n"
+        "that die continue from a checkpoint\n"
     )

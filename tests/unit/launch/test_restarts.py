@@ -16,7 +16,7 @@ ERROR = Fault("ValueError: boom", FaultKind.ERROR, 7)
 EARLY_ERROR = Fault("ValueError: boom", FaultKind.ERROR)
 EFFECT = Fault(KILLED, FaultKind.EFFECT, 7)
 STOP = Fault("interrupted, resume from step 3: SIGTERM", FaultKind.STOP, 7)
-MISTAKE = Fault("--a: found 1, allowed is 2", FaultKind.MISTAKE)
+MISTAKE = Fault("--a: found 1, expected 2", FaultKind.MISTAKE)
 
 
 def taken(why: str = "another fault", step: int | None = 3, ago: float = 1.0) -> ContainerRestart:
@@ -31,8 +31,8 @@ TABLE = {
     "an error before the first step": ([EARLY_ERROR], [], "no step was trained"),
     "a mistake": ([MISTAKE], [], "the same would happen again"),
     "a mistake on one of two hosts": ([DEATH, MISTAKE], [], "the same would happen again"),
-    "a stop": ([STOP], [], "the job was told to stop"),
-    "a stop while a rank of another host dies": ([DEATH, STOP], [], "the job was told to stop"),
+    "a stop": ([STOP], [], "the job was asked to stop"),
+    "a stop while a rank of another host dies": ([DEATH, STOP], [], "the job was asked to stop"),
     "a rank of another host was killed": ([EFFECT, DEATH], [], ""),
     "nobody knows the cause": ([EFFECT, EFFECT], [], ""),
     "hosts never met": ([Fault("lost algo-2", FaultKind.EFFECT)], [], "no step was trained"),
@@ -94,7 +94,7 @@ def test_the_hyperparameter_comes_before_the_variable():
 
 @pytest.mark.parametrize("value", ["often", "-1", "1.5", "", "9" * 7, "٣"])
 def test_a_number_that_is_none(value):
-    with pytest.raises(UserError, match=r"^--max_restarts: found .*, allowed is a number, 0 or mo"):
+    with pytest.raises(UserError, match=r"^--max_restarts: found .*, expected a number, 0 or mo"):
         restarts.most({"max_restarts": value}, {})
     with pytest.raises(UserError, match=f"^{VARIABLE}: found "):
         restarts.most({}, {VARIABLE: value})

@@ -109,7 +109,7 @@ def test_a_budget_limits_the_run(flags, seconds):
 
 def test_a_budget_that_pays_for_nothing():
     args = parsed(CHECKPOINTS, "--price=30", "--budget=1")
-    with pytest.raises(ValueError, match="--budget: found 1, allowed is what pays for more than t"):
+    with pytest.raises(ValueError, match="--budget: found 1, expected what pays for more than t"):
         costs.limit_run(args, job_request.resources(args))
 
 
@@ -150,7 +150,7 @@ def test_what_may_lose_all_is_started_with_yes():
 def test_an_amount():
     assert [costs.amount(text) for text in ("0", "1.50", "20")] == [0, 1.5, 20]
     for text in ("-1", "nan", "inf", "1e3", "", "1,5", "٣"):
-        with pytest.raises(argparse.ArgumentTypeError, match="allowed is a number, 0 or more"):
+        with pytest.raises(argparse.ArgumentTypeError, match="expected a number, 0 or more"):
             costs.amount(text)
 
 

@@ -43,7 +43,7 @@ def test_a_variable_that_is_not_set(monkeypatch):
     with pytest.raises(ValueError, match="--env: found A twice"):
         monkeypatch.setenv("A", "b")
         job_request.build(parsed("--env=A", "--env=A=c"))
-    with pytest.raises(ValueError, match="allowed is KEY=VALUE"):
+    with pytest.raises(ValueError, match="expected KEY=VALUE"):
         job_request.build(parsed("--env="))
 
 

@@ -100,11 +100,11 @@ def test_what_is_resumed_again_has_one_time_in_its_name(stub, site):
 @pytest.mark.parametrize(
     ("changes", "max_wait", "says"),
     [
-        ({"TrainingJobStatus": "InProgress"}, None, "which is InProgress; allowed is a job that h"),
+        ({"TrainingJobStatus": "InProgress"}, None, "which is InProgress; expected a job that h"),
         ({"TrainingJobStatus": "Completed"}, None, "which is Completed; there is nothing to res"),
         ({"CheckpointConfig": None}, None, "which has no checkpoints; start it anew"),
         ({"EnableManagedSpotTraining": None}, 9, "--max-wait: found 9, but only a spot job waits"),
-        ({}, 99, r"--max-wait: found 99, allowed is --max-run \(100\) or more"),
+        ({}, 99, r"--max-wait: found 99, expected --max-run \(100\) or more"),
     ],
 )
 def test_what_cannot_be_resumed(stub, site, changes, max_wait, says):
@@ -120,7 +120,7 @@ def test_a_job_that_is_not_there(stub, site, does):
     stub.add_client_error(
         "describe_training_job", "ValidationException", "Requested resource not found."
     )
-    with pytest.raises(ValueError, match="JOB: found job-1, allowed is a training job in us-"):
+    with pytest.raises(ValueError, match="JOB: found job-1, expected a training job in us-"):
         does(site, "job-1")
 
 
@@ -144,7 +144,7 @@ def test_the_newest_jobs_are_listed(stub, site, capsys):
 
 def test_only_a_job_that_runs_is_stopped(stub, site):
     described(stub)
-    with pytest.raises(ValueError, match="JOB: found job-1, which is Stopped; allowed is a job th"):
+    with pytest.raises(ValueError, match="JOB: found job-1, which is Stopped; expected a job th"):
         jobs.stop(site, "job-1")
 
 

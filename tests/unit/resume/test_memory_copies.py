@@ -1,6 +1,6 @@
 """resume/memory_copies.py: when a copy is taken, where it has no room, and what a kill leaves.
 
-Ranks that go on from one: tests/test_container_restarts.py.
+Ranks that continue from one: tests/test_container_restarts.py.
 """
 
 import os
@@ -199,7 +199,7 @@ def test_a_full_file_system_ends_no_training(folder, monkeypatch, capsys):
     take(copies, 7)
     assert capsys.readouterr().out == (
         f"no copies of the state are kept in memory: {folder}: No space left on device; ranks that "
-        "die go on from a checkpoint\n"
+        "die continue from a checkpoint\n"
     )
     assert names(folder) == [] and copies.problem and not copies.ask()
 
@@ -216,7 +216,7 @@ def test_what_has_no_room_is_said_before_it_is_written(folder, room, capsys):
     assert capsys.readouterr().out == (
         "no copies of the state are kept in memory: a copy has 0 MiB, and "
         f"{folder.parents[1]} has 0 MiB free; 4 times a copy are needed, half of it for data "
-        "workers (docker run --shm-size); ranks that die go on from a checkpoint\n"
+        "workers (docker run --shm-size); ranks that die continue from a checkpoint\n"
     )
     assert names(folder) == []
 

@@ -228,7 +228,7 @@ def test_a_run_that_is_resumed_only_at_the_end_of_an_epoch_says_so(
 def test_another_model_with_the_same_folder_is_one_line(tmp_path, moment, options, refused):
     """It would get the weights of the first one. The same model may be trained on.
 
-    A training that was interrupted goes on with any.
+    A training that was interrupted continues with any.
     """
     used = trainer(tmp_path, At(moment, press_ctrl_c), **options)
     with nullcontext() if moment == "never" else interrupted():
@@ -256,7 +256,7 @@ def test_another_seed_is_one_line(tmp_path):
 
 
 def test_numbers_that_a_program_changes_between_two_trainings_are_no_matter(tmp_path, capfd):
-    """They are compared where a new process goes on."""
+    """They are compared where a new process continues."""
     model = Line()
     model.patience = 3
     with interrupted():
@@ -358,7 +358,7 @@ def test_a_tuner_may_search_before_the_training(tmp_path):
 
 @pytest.mark.parametrize("began", [True, False])
 def test_ckpt_path_is_where_a_run_begins(tmp_path, capfd, began):
-    """A run that began before goes on, and says so."""
+    """A run that began before continues, and says so."""
     first = trainer(tmp_path / "first", max_epochs=2)
     first.fit(Line())
     first.save_checkpoint(path := tmp_path / "first.ckpt")

@@ -280,7 +280,7 @@ class MaskedLM(LightningModule):
 
 
 class TruncatedBPTT(LightningModule):
-    """The hidden state goes on from batch to batch.
+    """The hidden state continues from batch to batch.
 
     Manual optimization, as in Lightning's documentation of 2.x.
     """

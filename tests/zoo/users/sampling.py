@@ -235,7 +235,7 @@ class EpochSampler(Sampler):
 
 
 class BalancedBatchSampler(Sampler):
-    """Batches with as many of each class, from a RandomState that goes on from epoch to epoch."""
+    """Batches with as many of each class, from a RandomState that continues from epoch to epoch."""
 
     def __init__(self, labels, per_class=2, batches=9):
         self.labels, self.per_class, self.batches = np.asarray(labels), per_class, batches

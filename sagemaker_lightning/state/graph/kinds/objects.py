@@ -61,7 +61,7 @@ MADE_BY_THE_PROGRAM = (
 
 
 def base_of(value: Any) -> type | None:
-    """Return which of Python's containers an object is; None if it is none."""
+    """Return which of Python's containers an object is; None if it is not one."""
     return next((base for base in BASES if isinstance(value, base)), None)
 
 
@@ -69,7 +69,7 @@ class ObjectKind(Kind):
     """An object with attributes, which may be a container besides.
 
     Its note has the names of its attributes. Those of a module's parameters, buffers and modules
-    have a word before them. Of an object of the start, a record has what has changed alone.
+    have a word before them. A record of an object of the start has what has changed alone.
     """
 
     name = "object"

@@ -1,4 +1,4 @@
-"""callbacks/loggers/csv_file.py: a CSVLogger's file goes on from the checkpoint."""
+"""callbacks/loggers/csv_file.py: a CSVLogger's file continues from the checkpoint."""
 
 import csv
 import warnings
@@ -26,7 +26,7 @@ def csv_rows(folder: Path) -> list[dict[str, str]]:
 
 
 def test_a_validation_before_the_training_adds_its_rows(tmp_path: Path):
-    """If the training goes on, they are not there: the interrupted run has logged them."""
+    """If the training continues, they are not there: the interrupted run has logged them."""
     first = CSVLogger(tmp_path, "logs")
     prepare_files([first], [])
     assert save_states([first])[0]["size"] == 0  # there is no file yet

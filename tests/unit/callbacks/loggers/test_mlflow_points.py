@@ -1,4 +1,4 @@
-"""callbacks/loggers/mlflow_points.py: a run of MLflow goes on, each point once.
+"""callbacks/loggers/mlflow_points.py: a run of MLflow continues, each point once.
 
 In one process, with a server that is made of a list. tests/test_tracking.py has MLflow's own.
 """

@@ -1,4 +1,4 @@
-"""callbacks/loggers/tensorboard_events.py: TensorBoard's files go on from the checkpoint."""
+"""callbacks/loggers/tensorboard_events.py: TensorBoard's files continue from the checkpoint."""
 
 import time
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_tensorboards_values_are_written_each_so_many_seconds(tmp_path: Path, mo
         logger.save()
     assert written == [0.0, 10.0, 19.0, 29.0]
     assert Logger(tmp_path, flush_secs=1)._kwargs["flush_secs"] == 1
-    with pytest.raises(UserError, match="^--logger.flush_secs: found 0, allowed is 1 or more$"):
+    with pytest.raises(UserError, match="^--logger.flush_secs: found 0, expected 1 or more$"):
         Logger(tmp_path, flush_secs=0)
     never = Logger(tmp_path, flush_secs=10**12)
     assert never._kwargs["flush_secs"] == 24 * 3600 and never.seconds_between_saves == 10**12

@@ -124,7 +124,7 @@ class Gradual(Sampler):
 
 
 def test_a_sampler_draws_the_same_as_asked_and_at_once():
-    """At once with two ranks: one may begin an epoch that two go on with."""
+    """At once with two ranks: one may begin an epoch that two continue with."""
 
     def indices(ranks: int) -> list[int]:
         parts = []

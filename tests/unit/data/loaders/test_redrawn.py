@@ -250,7 +250,7 @@ def test_another_number_of_workers_cannot_draw_the_batches_again():
     combined, fetcher = begin(made("sharded", workers=1))
     says = (
         "--data: streams.Sharded has drawn this epoch's batches with 2 data workers, now there "
-        "are 1; go on with num_workers=2"
+        "are 1; continue with num_workers=2"
     )
     with pytest.raises(UserError, match=says):
         combined.begin(fetcher, 0, 2, states)

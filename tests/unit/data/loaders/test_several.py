@@ -1,4 +1,4 @@
-"""data/loaders/several.py: the training loaders of an epoch go on with the right batches.
+"""data/loaders/several.py: the training loaders of an epoch continue with the right batches.
 
 A new process begins where another one stopped, and its batches are those of an uninterrupted run.
 New loaders play the part of the new process; Lightning's fetcher may be one batch ahead.
@@ -286,7 +286,7 @@ def test_nothing_is_left_of_an_epoch_of_data_that_have_become_shorter(make, ahea
 
 
 def test_other_loaders_than_before_begin_without_a_state():
-    """A loader that is there again goes on; none of a run fails for others."""
+    """A loader that is there again continues; none of a run fails for others."""
     three = [streams.Keeping, Looping, streams.Keeping]
 
     def batches(begins: list, states: dict) -> list:

@@ -289,7 +289,7 @@ def test_a_mistake_is_found_in_the_batch_that_was_announced(tmp_path: Path, mist
 def test_state_that_is_not_given_back_is_named(tmp_path: Path, mistake, flags, words):
     run = Broken(tmp_path, *flags)
     run.stop()
-    run.start(BREAK=mistake)  # some of them cannot go on at all
+    run.start(BREAK=mistake)  # some of them cannot continue at all
     (verdict,) = run.verdicts
     assert re.match(rf"warning: resumed at step 17: {STATE}.*{words}", verdict), verdict
 

@@ -99,6 +99,6 @@ def test_another_format_is_refused_on_all_hosts(version: int):
         newest_common(hosts, "--resume.dirpath=/folder")
     assert str(raised.value) == (
         f"--resume.dirpath=/folder: step-9.ckpt (on b) has checkpoint format {version}, this "
-        f"version of the program has format {FORMAT_VERSION}; go on with the version that wrote "
+        f"version of the program has format {FORMAT_VERSION}; continue with the version that wrote "
         "it, or move the checkpoints away to start anew"
     )

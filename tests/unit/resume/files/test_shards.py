@@ -124,7 +124,7 @@ def test_what_is_saved_is_read_again(tmp_path: Path, mesh: DeviceMesh):
     shared = shards.SharedOut()
     saved = shared.take({"state_dict": {"weight": tensor, "count": 3}, "list": [tensor * 2]})
     assert saved["state_dict"] == {"weight": {shards.MARK: "state_dict/weight"}, "count": 3}
-    tensor.zero_()  # training goes on while it is written
+    tensor.zero_()  # training continues while it is written
     writer = shards.ShardWriter("algo-1")
     checksums = writer.write(tmp_path, STEP, NUMBER, shared.parts)
     description = shared.described(lambda value: [value]) | {"checksums": checksums}

@@ -1,4 +1,4 @@
-"""What a hook of the user's has replaced in a checkpoint is what training goes on with."""
+"""What a hook of the user's has replaced in a checkpoint is what training continues with."""
 
 import pytest
 from untrained import in_epoch_5, resumed, run_of

@@ -1,4 +1,4 @@
-"""Counters of an epoch's end: what Lightning saves, and what a resumed run goes on with."""
+"""Counters of an epoch's end: what Lightning saves, and what a resumed run continues with."""
 
 import copy
 

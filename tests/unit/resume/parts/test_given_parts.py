@@ -19,7 +19,7 @@ from sagemaker_lightning import ExactResume, UserError
 from sagemaker_lightning.resume.parts.given_parts import Parts
 from sagemaker_lightning.state.graph.values import decode
 
-ALLOWED = "allowed is a dict of objects with state_dict() and load_state_dict()"
+ALLOWED = "expected a dict of objects with state_dict() and load_state_dict()"
 
 
 class World:
@@ -178,10 +178,10 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_at_the_first_checkpoint(
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (3, "found 3, allowed is a dict of objects with"),
+        (3, "found 3, expected a dict of objects with"),
         ([World()], "found [<"),
-        ({3: World()}, "found the name 3, allowed is a text"),
-        ({"": World()}, "found the name '', allowed is a text"),
+        ({3: World()}, "found the name 3, expected a text"),
+        ({"": World()}, "found the name '', expected a text"),
         (
             {"env": SimpleNamespace()},
             f"found 'env': a types.SimpleNamespace without state_dict(), {ALLOWED}",

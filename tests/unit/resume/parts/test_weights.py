@@ -74,8 +74,8 @@ def test_a_layer_that_no_start_makes_is_said_at_once_and_refused_in_a_line(tmp_p
     said = [line for line in capsys.readouterr().out.splitlines() if "model.more" in line]
     assert said == [
         "model.more is a torch.nn.modules.linear.Bilinear that was made while training, and a "
-        "resumed run cannot make it to load its weights: after an interruption this run cannot go "
-        "on; make it in __init__() or configure_model()"
+        "resumed run cannot make it to load its weights: after an interruption this run cannot "
+        "continue; make it in __init__() or configure_model()"
     ]
     with pytest.raises(UserError, match=r"found weights more\.weight, which the model has not got"):
         fitted(tmp_path, Grown)

@@ -62,8 +62,8 @@ def compared(tmp_path, trainer, other_settings=False, world_size=1, same_limits=
 
 
 LONGER = (
-    "warning: T_max of CosineAnnealingLR was 10, is 20: this run goes on from its checkpoint, and "
-    "may end with other weights than a run that begins with these settings\n"
+    "warning: T_max of CosineAnnealingLR was 10, is 20: this run continues from its checkpoint, "
+    "and may end with other weights than a run that begins with these settings\n"
 )
 
 

@@ -1,4 +1,4 @@
-"""StochasticWeightAveraging goes on in its epochs."""
+"""StochasticWeightAveraging continues in its epochs."""
 
 from types import SimpleNamespace
 

@@ -1,0 +1,48 @@
+"""tests/prose.py: what `make lint` finds in texts."""
+
+import pytest
+from prose import phrases, unknown_names
+
+NONE = "is" + " none"  # not as one: this file may be read, too
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("docs/a.md", f"A lock {NONE}.", [(1, NONE)]),
+        ("docs/a.md", "One line,\nand what came\nof it.", [(3, "came of")]),
+        ("docs/a.md", "It ends. Of each host, two.\n\nNor does it.", [(1, "Of"), (3, "Nor")]),
+        ("docs/a.md", "```\nallowed is 1\n```\nallowed are 2", [(4, "allowed are")]),
+        ("a.py", f'def f():\n    """A lock\n    {NONE.replace(" ", chr(10))}."""\n', [(4, NONE)]),
+        ("a.py", "x = 1\n# a host that\n# is no rank\ny = 2", [(3, "that is no")]),
+        ("a.py", "x = 1\n# a host that\ny = 2\n# is no rank", []),
+        ("a.py", "f'{x}: found {y}, allowed is {z}'", [(1, "allowed is")]),
+        ("a.py", "'the job goes '\n'on'; 'it went on'", [(2, "went on")]),
+        ("a.py", "def f(told): told()", []),
+    ],
+)
+def test_phrases(name, content, found):
+    """In pages, docstrings, comments and messages, also over the ends of lines."""
+    lines = list(phrases(name, content))
+    assert len(lines) == len(found)
+    for (line, phrase), text in zip(found, sorted(lines), strict=True):
+        assert text.startswith(f"{name}:{line}: {phrase!r}: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["There is none.", "None if there is none", "that is no longer", "told apart", "the end of Of"],
+)
+def test_phrases_that_are_plain(text):
+    assert list(phrases("docs/a.md", text)) == []
+
+
+def test_names_that_no_code_has():
+    gone = "settle" + "_searches"
+    page = f"`ExactResume`, `trainer.fit()`,\n`contract/log.py`, `{gone}` and `resume/{gone}.py`\n"
+    page += f"```\n`{gone}`\n```\n"
+    lines = list(unknown_names("docs/a.md", page))
+    assert [line.partition(": no code")[0] for line in lines] == [
+        f"docs/a.md:2: `{gone}`",
+        f"docs/a.md:2: `resume/{gone}.py`",
+    ]
