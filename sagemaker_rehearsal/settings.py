@@ -168,7 +168,7 @@ def add_fail_below(group: argparse._ActionsContainer, of: str = "") -> None:
 
 
 def share(text: str) -> float:
-    """Return a percentage such as `90%` as a share, 0 to 1; ArgumentTypeError if it is none."""
+    """Return a percentage such as `90%` as a share, 0 to 1; ArgumentTypeError if it is not one."""
     match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)%", text)
     if not match or float(match[1]) > 100:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected 0% to 100%, e.g. 90%")

@@ -37,8 +37,8 @@ class Outcome(Enum):
     """What the end of a job's program on this host comes to."""
 
     SUCCESS = "it ended well"
-    STOPPED = "it was told to stop"
-    STOPPED_ELSEWHERE = "another host, or a rank, was told to stop"
+    STOPPED = "it was asked to stop"
+    STOPPED_ELSEWHERE = "another host, or a rank, was asked to stop"
     FAILED = "it failed"
     FAILED_ELSEWHERE = "another host, or a rank, is the cause"
 
@@ -49,7 +49,7 @@ class Known(NamedTuple):
     failed: bool
     """Whether its exit status is not 0."""
     told: bool = False
-    """Whether a signal told it to stop: through this process, or from elsewhere."""
+    """Whether a signal asked it to stop: through this process, or from elsewhere."""
     ended_by_us: bool = False
     """Whether this process ended it because of a rank or another host."""
     unexplained: bool = False
@@ -97,7 +97,7 @@ def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog
     lost_a_peer = failed.lost_a_peer or (watchdog.lost_peer and not watchdog.known_reason)
     unexplained = bool(end.status) and not (failed.killed or end.stop_signal) and lost_a_peer
     reason = watchdog.wait_for_reason() if unexplained else watchdog.known_reason
-    # The signal by which something other than this process has told the program to stop.
+    # The signal by which something other than this process has asked the program to stop.
     number = end.stop_signal or (None if ended_by_us else STOP_SIGNALS.get(end.status))
     known = Known(
         failed=bool(end.status),

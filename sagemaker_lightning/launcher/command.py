@@ -91,7 +91,7 @@ def positive(text: str) -> int:
 def duration(text: str) -> int:
     """Return a duration in seconds, e.g. `12h`, or seconds as they are.
 
-    Raises ArgumentTypeError if it is none above 0.
+    Raises ArgumentTypeError if it is not above 0.
     """
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)([smhd]?)", text, re.ASCII)
     seconds = float(match[1]) * SECONDS_OF[match[2]] if match else 0.0

@@ -24,7 +24,7 @@ STEP = "step"
 
 @dataclass(frozen=True)
 class Spot:
-    """How a job goes on spot instances.
+    """What a job takes on spot instances.
 
     Attributes:
         seconds: Expected, with checkpoints, repeated steps and restarts.
@@ -192,14 +192,14 @@ def steps_per_second(site: Site, name: str) -> float:
 
 
 def on_spot(seconds: float, interrupted_every: float, save: float | None) -> Spot:
-    """Return how a job goes on spot instances, with the checkpoints that cost the least time.
+    """Return what a job takes on spot instances, with the checkpoints that cost the least time.
 
     J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
     Future Generation Computer Systems 22 (2006), has the interval and the time; the interval's
     first term is J. W. Young's of 1974. Interruptions are independent of one another.
 
     Args:
-        seconds: Of training, without interruptions.
+        seconds: Seconds of training, without interruptions.
         interrupted_every: Seconds from one interruption to the next, on average.
         save: Seconds that a checkpoint takes; None without checkpoints.
     """

@@ -126,7 +126,7 @@ class AllBut:
 class Added:
     """What a user has added to an object of a library's, such as a trainer or a parameter.
 
-    Of a module or a class of the user's own, it is some of its variables.
+    It stands for some variables, too, if the owner is a module or a class of the user's.
 
     Args:
         owner: The object; what is set here is set there.

@@ -180,7 +180,7 @@ class Container:
                 raise
 
     def first_process(self) -> int | None:
-        """Return the container's first process, None if it is none of this machine."""
+        """Return the container's first process, None if it is not on this machine."""
         try:
             self.made.reload()
         except APIError:

@@ -140,7 +140,7 @@ class Injector:
             ]
             if not found:
                 raise CannotInject("S3 has no checkpoint yet")
-            # Beside the runtime's own checkpoints, other files are not what it goes on from.
+            # Beside the runtime's own checkpoints, other files are not what it continues from.
             own = [each for each in found if CHECKPOINT_NAME.fullmatch(each[2][len(prefix) :])]
             _, size, key = max(own or found)
             content = s3.get_object(Bucket=bucket, Key=key)["Body"].read()

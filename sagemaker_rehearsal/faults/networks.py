@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from sagemaker_rehearsal.faults.errors import CannotInject, check_namespace, run
 
-# Of all packets, in both directions.
+# Share of all packets, in both directions.
 LOST_SHARE = 0.1
-# Of what the host sends; the queue holds what comes within so many milliseconds.
+# Rate at which the host sends; the queue holds what comes within so many milliseconds.
 SLOW_RATE = "1mbit"
 QUEUE_MILLISECONDS = 400
 BURST_BYTES = 32 * 1024
@@ -33,7 +33,7 @@ def lose_packets(
     Args:
         pid: A process in the network namespace.
         interface: The device that leads out of it.
-        share: Of all packets, 0 to 1.
+        share: Share of all packets, 0 to 1.
     """
     at_random = ["-m", "statistic", "--mode", "random", "--probability", f"{share:.6f}"]
     return _drop(pid, interface, at_random)

@@ -55,7 +55,7 @@ def kill(rank: int) -> None:
 
 
 def freeze(rank: int) -> Callable[[], None]:
-    """Freeze a process with SIGSTOP; return the function that lets it go on."""
+    """Freeze a process with SIGSTOP; return the function that lets it continue."""
     started = _start_of(rank)
     _signal(rank, signal.SIGSTOP)
     return lambda: _continue(rank, started)

@@ -106,7 +106,7 @@ class Faults:
     Args:
         faults: Those with a rule.
         hosts: The names of the job's hosts.
-        seed: Of what is drawn.
+        seed: Seed of what is drawn.
     """
 
     def __init__(self, faults: list[Fault], hosts: list[str], seed: str) -> None:

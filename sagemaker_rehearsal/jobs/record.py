@@ -273,7 +273,7 @@ class Comparison:
     verdict: Verdict
     # Which files the verdict is of, or why there is none.
     explanation: str
-    # Of that run: from its creation to its end, and of all its instances.
+    # The time of that run: from its creation to its end, and of all its instances.
     seconds: float
     instance_seconds: float
 
@@ -368,7 +368,7 @@ class Record:
         self.never_due += [f"{flag}={rule!r} never came due: {reason}" for rule in rules]
 
     def note_hung(self) -> None:
-        """Note that nothing came of the job any more after a fault."""
+        """Note that the job has hung after a fault."""
         self.hung = True
 
     def finish(self, status: Status) -> None:

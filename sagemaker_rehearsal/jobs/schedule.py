@@ -60,9 +60,7 @@ def parse(text: str, flag: str = "--interrupt") -> Rule:
     if match["every"] and seconds(match["every"]) == 0:
         raise ValueError(f"{flag}: found {text!r}, expected a time above 0 after 'every'")
     if max(seconds(match[name]) or 0 for name in ("at", "every", "gap")) > LONGEST_SECONDS:
-        raise ValueError(
-            f"{flag}: found {text!r}, expected times up to {LONGEST_SECONDS // 3600}h"
-        )
+        raise ValueError(f"{flag}: found {text!r}, expected times up to {LONGEST_SECONDS // 3600}h")
     return Rule(
         text=match[0],
         at=seconds(match["at"]),

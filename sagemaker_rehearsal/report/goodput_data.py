@@ -38,8 +38,8 @@ def describe(
 
     Args:
         record: The job, without its secrets.
-        price: Of an instance hour on demand; None without costs.
-        spot_price: Of an instance hour on spot.
+        price: Price of an instance hour on demand; None without costs.
+        spot_price: Price of an instance hour on spot.
     """
     now = moment(record)
     goodput = measure(record, now=now, price=price, spot_price=spot_price)
@@ -130,7 +130,7 @@ def read(folder: Path, name: str) -> dict:
 def check(data: dict, least: float) -> None:
     """Raise ValueError unless a job's goodput is `least` or more.
 
-    The goodput of a job that failed is 0: nothing came of it.
+    The goodput of a job that failed is 0.
 
     Args:
         data: What `describe` has returned.

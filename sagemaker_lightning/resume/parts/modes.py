@@ -26,7 +26,7 @@ def _frozen(module: nn.Module) -> list[str]:
 class Modes(Part):
     """The names of the modules in eval mode, and of the parameters without gradients.
 
-    Of modules beside the model, such as a teacher that a callback has, it is what each has.
+    Modules beside the model, such as a teacher that a callback has, have theirs by path.
     """
 
     key = "modes"

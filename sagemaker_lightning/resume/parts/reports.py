@@ -266,7 +266,7 @@ class Reports:
 def users_name(node: Node | None, name: str) -> tuple[str, str]:
     """Return the class of the user's object that holds an object's attribute, and in which of its.
 
-    Of a variable, it is the module or the class that has it.
+    A variable is held by its module or its class.
 
     What an installed package calls its own attributes says nothing to the user.
 
