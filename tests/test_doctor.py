@@ -160,7 +160,7 @@ def test_the_version_of_the_libraries_is_that_of_their_file(tmp_path):
             "13.2",
             "595.45.04",
             False,
-            "RTX 4090, which is none of the data",
+            "RTX 4090, which is not a data",
         ),
         ("535.183.01", "NVIDIA A10G", "13.2", "", False, "install conda-forge's cuda-compat=13.2"),
         ("580", "NVIDIA A10G", "13.2", "595.45.04", False, ""),
@@ -192,7 +192,7 @@ GPUS = {
         "NVIDIA H800, NVIDIA B100, NVIDIA B200, NVIDIA B300 SXM6 AC, NVIDIA GH200 480GB, "
         "NVIDIA GB200, NVIDIA GB300"
     ),
-    "none of the data centre": "NVIDIA RTX A4000, NVIDIA GeForce GTX 1080, NVIDIA T400",
+    "not a data centre": "NVIDIA RTX A4000, NVIDIA GeForce GTX 1080, NVIDIA T400",
     "dropped": (
         "Tesla K80, Tesla M60, Tesla P4, Tesla P40, Tesla P100-PCIE-16GB, Tesla V100-SXM2-32GB, "
         "Tesla V100S-PCIE-32GB, NVIDIA TITAN V"
@@ -272,7 +272,7 @@ def test_the_entry_point_puts_the_libraries_on_the_path_for_an_older_driver(
     [
         ("580.65.06", "NVIDIA A10G", ""),
         ("470.57.02", "NVIDIA A10G", "below R535"),
-        ("535.1", "NVIDIA GeForce RTX 4090", "none of the data centre"),
+        ("535.1", "NVIDIA GeForce RTX 4090", "not a data centre"),
     ],
 )
 def test_the_entry_point_leaves_the_path_alone(tmp_path, torch_for_cuda, driver, model, says):

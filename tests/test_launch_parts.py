@@ -611,7 +611,8 @@ def test_a_bucket_that_may_not_be_looked_at_is_no_mistake_of_the_address():
 )
 def test_what_could_not_be_checked_is_a_line_each(monkeypatch, credentials, dry_run, lines):
     session = SimpleNamespace(get_credentials=lambda: credentials)
-    monkeypatch.setattr(aws, "boto3", SimpleNamespace(Session=lambda: session))
+    boto3 = SimpleNamespace(DEFAULT_SESSION=None, Session=lambda: session)
+    monkeypatch.setattr(aws, "boto3", boto3)
     monkeypatch.setattr(aws, "client", lambda service, region: Buckets(code="403"))
     monkeypatch.setattr(aws, "explain", lambda error: "not allowed")
     request = {"AlgorithmSpecification": {"TrainingImage": "mine"}}

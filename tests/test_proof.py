@@ -323,7 +323,7 @@ def test_a_damaged_journal_is_told(tmp_path, capsys):
             "read or drawn anew, and are others; the run",
         ),
         (["the numbers in train.0.dataset"], {}, "the numbers in train.0.dataset differ; likely"),
-        (["the length of train.0.dataset", "a"], {}, "differ; likely because of a name that has"),
+        (["the length of train.0.dataset", "a"], {}, "differ; likely because of data that were"),
         (
             ["a"],
             {"--model.a": 1, "--model.b": 2, "--model.c": 3, "--model.d": 4},

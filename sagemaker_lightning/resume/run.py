@@ -455,6 +455,7 @@ class Run:
             loggers.begin_files(self.trainer.loggers if self.trainer.is_global_zero else ())
         # What is still to be logged comes after the checkpoint.
         self.restore(Moment.COMPARED)
+        self.part(UserObjects).graph.end_start()
 
     def _digests(
         self, saved: Mapping[str, Any], of_rank: Mapping[str, Any]

@@ -5,6 +5,7 @@ objects in them hold, and iterators.
 """
 
 import builtins
+import enum
 import functools
 import operator
 import pickle
@@ -78,7 +79,7 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
                 found.of_modules[module.__name__] |= names
             for other in _modules_in(object_):
                 found.of_modules[other.__name__] |= names
-        elif isinstance(object_, type) and is_own(object_):
+        elif isinstance(object_, type) and is_own(object_) and not issubclass(object_, enum.Enum):
             found.classes.append(object_)
     return found
 

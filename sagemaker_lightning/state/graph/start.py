@@ -76,7 +76,8 @@ class Start:
         self.tensors: dict[str, tuple[nn.Module, str, str]] = {}
         """Where the parameters and buffers of modules are: module, space and name."""
         self.optimizers: dict[str, Optimizer] = {}
-        self.is_marked = False
+        self.is_over = False
+        """Whether the program has done all that it does at its start, and trains."""
         self.include(roots)
 
     def include(self, roots: Mapping[str, Any]) -> None:
@@ -92,7 +93,7 @@ class Start:
             # A known object may have got one of these since: where all is taken in at once, as
             # `mark_again` does, it is known by that path. What comes while training is of its root.
             taken: dict[int, Node] = {}
-            nodes = {} if self.is_marked else scan(roots, self.skip)
+            nodes = {} if self.is_over else scan(roots, self.skip)
             for key, node in nodes.items():
                 is_reached = node.parent is None or key_of(node.parent.value) in taken
                 if key in self.nodes or (key in new_nodes and is_reached):
@@ -116,7 +117,6 @@ class Start:
         self.kept_bytes = 0
         self._add(scan(roots, self.skip), made)
         self.include(roots)
-        self.is_marked = True
 
     def _add(self, nodes: dict[int, Node], made: Mapping[int, Any]) -> None:
         """Take in nodes, also known ones, and mark their content; but for those that are `made`."""

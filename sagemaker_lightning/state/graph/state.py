@@ -62,6 +62,10 @@ class GraphState:
         """Take the present state as the one at the start."""
         self.begin().mark_again(self.roots(), self.made)
 
+    def end_start(self) -> None:
+        """Note that what the objects get from now on they get while training."""
+        self.begin().is_over = True
+
     def include(self) -> None:
         """Take in roots that the program has just made anew, such as loaders."""
         self.begin().include(self.roots())

@@ -284,8 +284,8 @@ NO_STATE = "state that no checkpoint holds, or a kernel that is not deterministi
 @pytest.mark.parametrize(
     ("held", "says"),
     [
-        (itertools.cycle([1]), f"as in {HERE}.Holding.held (a itertools.cycle)"),
-        ([itertools.cycle([1])], f"as in {HERE}.Holding.held (a itertools.cycle)"),
+        (itertools.cycle({1}), f"as in {HERE}.Holding.held (a itertools.cycle)"),
+        ([itertools.cycle({1})], f"as in {HERE}.Holding.held (a itertools.cycle)"),
         (Engine(io.StringIO()), f"as in {HERE}.Engine.inner (a _io.StringIO)"),
         (Engine(3), ""),
         (logging.getLogger("x"), ""),
