@@ -292,7 +292,7 @@ def _values(
     column: Mapping[str, Any], blocks: list[list], classes: Mapping[str, type], depth: int
 ) -> list:
     """Return the values of a column."""
-    if depth > 2 * MAX_DEPTH:
+    if depth > 2 * (MAX_DEPTH + 1):  # rows in rows, each of which may be absent
         raise refusal("a column")
     if "numbers" in column:
         return _numbers(column["numbers"], OF_NUMBERS.values())

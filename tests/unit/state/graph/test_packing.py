@@ -142,6 +142,25 @@ def test_an_array_that_is_changed_in_place_is_written():
     assert model.memory[5][0].tolist() == [9, 9, 9]
 
 
+def test_a_text_that_is_changed_in_place_is_written():
+    trained = Thing(memory=MEMORIES["dicts"]())
+    record = saved(trained, lambda model: model.memory[5].update(text="other"))
+    assert restored(record, memory=MEMORIES["dicts"]()).memory[5]["text"] == "other"
+
+
+def nested(number: int, depth: int):
+    """Return tuples within each other, in one of which is None."""
+    return None if number == depth else (nested(number, depth - 1),) if depth else number
+
+
+@pytest.mark.parametrize("depth", [1, packing.MAX_DEPTH])
+def test_rows_that_are_nested_as_deep_as_they_are_packed_come_back(depth):
+    rows = [(nested(number, depth),) for number in range(ROWS)]
+    record = saved(Thing(memory=[]), lambda model: model.memory.extend(rows))
+    assert is_packed(record)
+    assert restored(record, memory=[]).memory == rows
+
+
 def share_row(model):
     model.best = model.memory[7]
 
