@@ -11,6 +11,7 @@ from sagemaker_lightning.contract.checkpoint_home import (
     CheckpointHome,
     container_began,
     ends_with_container,
+    outlook,
     outlook_by_names,
 )
 
@@ -70,3 +71,9 @@ def test_a_mark_of_an_earlier_job_is_none(tmp_path: Path):
     os.utime(mark, (5000.0, 5000.0))
     assert not home.has_marks() and not home.is_in_s3(file)
     assert not CheckpointHome(tmp_path).is_in_s3(file)
+
+
+def test_a_folder_that_is_lost_has_no_newest_checkpoint(tmp_path):
+    found = outlook(CheckpointHome(tmp_path, lost="it is gone"), [3], [3])
+    assert (found.step, found.is_newest) == (0, False)
+    assert found.said == "it is gone, so the next run begins anew"

@@ -3,6 +3,7 @@
 Each test has real processes, which import no torch. A Stop stands for the training.
 """
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 from containers import ROOT
+
+from sagemaker_lightning.process import child_signals
 
 HANG_SECONDS = 120
 # What a user's code starts, by kind: a function that makes use of it.
@@ -275,3 +278,26 @@ def test_a_data_worker_ends_with_its_loader_alone(tmp_path):
         os.killpg(program.process.pid, signal.SIGTERM)
         status, output = program.end()
     assert (status, output.split()) == (0, ["works", "0", "works", "0"]), output
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_start_leaves_nothing_behind(fails):
+    """Nor does one that fails."""
+    during = []
+
+    def start(process) -> None:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        during.append((child_signals._thread.starts_child, set(child_signals.SIGNALS) <= blocked))
+        if fails:
+            raise OSError
+
+    process = multiprocessing.get_context("fork").Process(target=print)
+    attributes = dict(vars(process))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        child_signals._keeping(start)(process)
+    except OSError:
+        assert fails
+    assert during == [(True, True)]
+    assert not child_signals._thread.starts_child and vars(process) == attributes
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

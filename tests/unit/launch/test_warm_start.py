@@ -56,6 +56,24 @@ exec(sys.argv[1 + int(rank)])
 """
 
 
+def test_the_first_rank_that_fails_decides_how_the_others_end(monkeypatch, capsys):
+    ended = iter([(11, 0), (0, 0), (99, 9 << 8), (12, 3 << 8), (13, 4 << 8)])
+    monkeypatch.setattr(warm_start.os, "waitpid", lambda *_: next(ended))
+    assert warm_start.wait_for([11, 12, 13]) == 3
+    assert capsys.readouterr().err == warm_start.FAILED.format(pid=12, code=3) + "\n"
+    assert next(ended, None) is None
+
+
+def test_ranks_that_do_not_end_with_the_one_that_fails_are_killed(monkeypatch, capsys):
+    ended = iter([(11, 5 << 8), (0, 0), (0, 0), (12, 9)])
+    killed = []
+    monkeypatch.setattr(warm_start.os, "waitpid", lambda *_: next(ended))
+    monkeypatch.setattr(warm_start.os, "kill", lambda *given: killed.append(given))
+    monkeypatch.setattr(warm_start, "OTHERS_END_SECONDS", -1)
+    assert warm_start.wait_for([11, 12]) == 5
+    assert killed == [(12, signal.SIGKILL)] and "PID 11" in capsys.readouterr().err
+
+
 class Ranks:
     """Ranks of a script, started warm in a folder: by one process, as often as is asked."""
 

@@ -4,6 +4,7 @@ They run in this process and take some hundredths of a second each.
 """
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,10 +35,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sagemaker_lightning import SageMakerEnvironment, UserError
 from sagemaker_lightning.callbacks.divergence import Divergence
+from sagemaker_lightning.compat import lightning_checkpoints
 from sagemaker_lightning.contract import reporting
 from sagemaker_lightning.resume.check import journal
 from sagemaker_lightning.resume.files import checkpoint_dir, checkpoint_file, folder_lock
 from sagemaker_lightning.resume.files.best_model import BestModel
+from sagemaker_lightning.resume.run import Run
 from sagemaker_lightning.resume.same_run import earlier_fits
 
 
@@ -467,3 +470,23 @@ def test_a_model_that_nothing_seeds_is_named(tmp_path, capfd, order, warnings):
         "program begins anew; make the callback first"
     )
     assert capfd.readouterr().out.splitlines().count(warning) == warnings
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_first", "said"),
+    [
+        ("", True, ["short_trainings.Line.on_save_checkpoint is called for checkpoints alone"]),
+        ("", False, [""]),
+        ("there is no room", True, []),
+    ],
+)
+def test_hooks_that_save_are_called_for_checkpoints_alone(monkeypatch, problem, is_first, said):
+    """Then no copies are kept in memory, which one rank says, once."""
+    hooks = SimpleNamespace(read=[(Line(), "on_save_checkpoint")])
+    monkeypatch.setattr(lightning_checkpoints, "save_hooks", lambda trainer: hooks)
+    given = []
+    run = object.__new__(Run)
+    run.copies = SimpleNamespace(problem=problem, give_up=given.append)
+    run.trainer = SimpleNamespace(is_global_zero=is_first)
+    run._leave_save_hooks_alone()
+    assert given == said

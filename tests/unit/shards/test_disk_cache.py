@@ -74,6 +74,20 @@ def test_what_another_process_is_fetching_is_left_to_it(cache, origin):
     assert not list(cache.folder.glob("*.part"))
 
 
+def test_a_shard_that_is_there_waits_for_no_other_process(cache, origin):
+    assert fetch(cache, origin, 0)
+    with cache.path(0).with_suffix(".part").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert fetch(cache, origin, 0)
+
+
+def test_a_shard_that_is_wanted_is_in_use_at_once(cache, origin):
+    assert fetch(cache, origin, 0)
+    cache.release([0])
+    disk_cache.Prefetcher(cache, origin, [Shard("0.tar", SIZE, 3)]).want([0])
+    assert cache.path(0).stat().st_mtime > 0
+
+
 def test_a_shard_that_ends_early_is_one_line_and_leaves_nothing(cache, origin, tmp_path):
     (tmp_path / "origin/0.tar").write_bytes(b"short")
     with pytest.raises(UserError, match=r"0.tar: found its end before byte \d+, expected 1000"):

@@ -51,6 +51,13 @@ def test_the_lines_of_the_page(tmp_path: Path, mesh: DeviceMesh, monkeypatch):
     assert moments.equal(optimizer.state_dict()["state"][0]["exp_avg"].full_tensor())
 
 
+def test_no_rank_goes_on_before_the_manifest_is_there(tmp_path: Path, mesh, monkeypatch):
+    found = []
+    monkeypatch.setattr(distributed, "barrier", lambda: found.append([*tmp_path.glob("*.ckpt")]))
+    path = sharded_state.save(tmp_path, {"weight": torch.ones(2)}, 5)
+    assert found[-1] == [path]
+
+
 def saved_by_a_rank(folder: Path) -> None:
     """Save a tensor of which each of three ranks has rows: 2, 2 and 1."""
     distributed.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=3)

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 from untrained import in_epoch_5, resumed, run_of
 
+from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import DataIdentity, Structure
 from sagemaker_lightning.resume.parts.generators import Generators
@@ -397,6 +398,23 @@ def test_data_that_are_made_anew_while_training_are_told_for_training_alone():
     data = state.encode_changes()["data_identity"]
     assert "the length of train.0.dataset" in data and "the batch_size of train.0" in data
     assert not any("val." in name for name in data)
+
+
+@pytest.mark.parametrize(
+    ("point", "is_due", "is_saved"),
+    [
+        (ResumePoint.EPOCH, False, True),
+        (ResumePoint.EPOCH, True, False),
+        (ResumePoint.BATCH, True, True),
+    ],
+)
+def test_data_that_the_next_epoch_makes_anew_are_not_saved(monkeypatch, point, is_due, is_saved):
+    monkeypatch.setattr(lightning_loops, "loaders_are_due", lambda trainer: is_due)
+    points = Points(level=1.0)
+    state = state_of(train=[DataLoader(points)])
+    points.level = 2.0
+    saved = values_of(state.objects.save(point, None))
+    assert any(name.endswith("dataset.level") for name in saved) is is_saved
 
 
 # What is told -------------------------------------------------------------------------------------

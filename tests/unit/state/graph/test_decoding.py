@@ -3,6 +3,7 @@
 import json
 import os
 import types
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph.decoding import restore
-from sagemaker_lightning.state.graph.kinds.containers import MAX_ALIKE
+from sagemaker_lightning.state.graph.kinds.containers import MAX_ALIKE, check_hashes
 from sagemaker_lightning.state.graph.start import Start
 
 
@@ -83,6 +84,20 @@ def test_a_reference_that_no_encoding_writes_is_refused_in_one_line(reference):
     with pytest.raises(UserError, match=r"^a checkpoint holds .*") as refusal:
         forged(model, sets("value", reference))
     assert "\n" not in str(refusal.value) and model.value == 0
+
+
+class Alike:
+    """Has the hash of all others."""
+
+    def __hash__(self):
+        return 1
+
+
+@pytest.mark.parametrize("number", [MAX_ALIKE, MAX_ALIKE + 1])
+def test_how_many_keys_of_one_hash_a_checkpoint_may_hold(number):
+    keys = [*(Alike() for _ in range(number)), "another"]
+    with pytest.raises(UserError) if number > MAX_ALIKE else nullcontext():
+        check_hashes(keys)
 
 
 @pytest.mark.parametrize(

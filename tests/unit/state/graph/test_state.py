@@ -152,6 +152,28 @@ def test_values_that_were_computed_are_saved_with_all_that_they_hold():
     assert resumed.anchor["rows"][0].tolist() == [1, 1]
 
 
+class Bag(list):
+    """A list of a user's own."""
+
+
+def test_a_list_of_ones_own_that_was_computed_is_saved_with_its_elements_and_attributes():
+    def begin():
+        model = Thing(bag=Bag())
+        model.bag.label = None
+        return model, state_of(model)
+
+    trained, state = begin()
+    trained.bag.append(1.5)
+    trained.bag.label = "full"
+    state.touch(state.changes())
+    state.mark()
+    resumed, other = begin()
+    resumed.bag.append(0.5)
+    other.mark()
+    other.restore(state.encode())
+    assert resumed.bag == [1.5] and resumed.bag.label == "full"
+
+
 def test_what_a_check_before_training_changes_and_makes_is_saved():
     def begin():
         model = Thing(seen=[], last=None)
