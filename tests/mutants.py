@@ -6,7 +6,8 @@
                             [--tests tests/test_launch.py ...] [--marks "not docker and not soak"]
                             [--seconds 120] [--measured FILE] [--again OUTPUT]
 
-A change is one operator, constant, condition, return or call (tests/mutations.py). First, the quick
+A change is one operator, constant, condition, return or call (tests/mutations.py); none is made
+where no test could show it. First, the quick
 tests run once, and coverage finds which of them run each line, also in the processes that they
 start. Other tests are asked for by `--marks`: all but those of containers take hours.
 
@@ -137,6 +138,7 @@ class Judge:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.survivors = 0
+        self.children: set[int] = set()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
@@ -158,8 +160,18 @@ class Judge:
             mutations.functions_of_files()  # once, before each change's process is forked
             self._judge_all()
         finally:
+            for pid in self.children:  # if a signal ends this one
+                self._kill(pid)
             shutil.rmtree(self.folder, ignore_errors=True)
         return True
+
+    def _kill(self, pid: int) -> None:
+        """Kill a child and its group, which it may not have made yet."""
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
 
     def _print(self, text: str) -> None:
         reporter = self.session.config.pluginmanager.get_plugin("terminalreporter")
@@ -187,11 +199,13 @@ class Judge:
                 seconds = time.monotonic() - began
                 if not ended and seconds < limit:
                     continue
+                self.children.discard(pid)
                 verdict = self._verdict(pid) if ended else "found: the tests hang"
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
-                if not ended:
-                    os.waitpid(pid, 0)
+                if ended:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(pid, signal.SIGKILL)
+                else:
+                    self._kill(pid)
                 del running[pid]
                 done += 1
                 self._say(mutant, verdict, f"{done}/{len(chosen)}", seconds)
@@ -220,6 +234,7 @@ class Judge:
     def _fork(self, judge: Callable[[], str]) -> int:
         """Start a process that writes what `judge` returns into a file; return its number."""
         if pid := os.fork():
+            self.children.add(pid)
             return pid
         try:
             try:
@@ -291,6 +306,7 @@ class Judge:
         lines: dict[str, dict[str, list[str]]] = {}
         for pid in pids:
             os.waitpid(pid, 0)
+            self.children.discard(pid)
             text = self._verdict(pid)
             if text.startswith("found"):
                 pytest.exit(f"the tests could not be measured: {text}", 1)
@@ -398,6 +414,7 @@ def main() -> int:
     # A process that has run several of OpenMP's threads cannot fork.
     os.environ["OMP_NUM_THREADS"] = "1"
     os.chdir(ROOT)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as conftest.py, but from now on
     with hook_of_new_processes():
         return pytest.main(
             ["-q", "-p", "no:cacheprovider", "-m", args.marks, *args.tests], plugins=[Judge(args)]

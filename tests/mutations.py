@@ -106,9 +106,45 @@ def mutants(path: Path) -> list[Mutant]:
     ]
 
 
+def _without_effect(tree: ast.Module) -> set[ast.AST]:
+    """Return the nodes whose change nothing that runs in a test can show.
+
+    They are what type checkers alone read, the start of a file as a script, whether a line is
+    printed at once (the image sets PYTHONUNBUFFERED), an assertion that lengths are equal, and the
+    limits of time: another second is the same to a test that does not go by the clock.
+    """
+    parts: list[ast.AST] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If):
+            test = ast.unparse(node.test)
+            if test in ("TYPE_CHECKING", "__name__ == '__main__'"):
+                parts += [node.test, *node.body]
+        elif isinstance(node, ast.arg | ast.AnnAssign):
+            parts += [node.annotation] if node.annotation else []
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            parts += [node.returns] if node.returns else []
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            what_nobody_sees = {("print", "flush", "True"), ("zip", "strict", "True")}
+            parts += [
+                each.value
+                for each in node.keywords
+                if (name, each.arg, ast.unparse(each.value)) in what_nobody_sees
+            ]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node in tree.body:
+            (target, *_) = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if isinstance(target, ast.Name) and target.id.endswith("_SECONDS"):
+                parts += [node.value] if node.value else []
+    return {node for part in parts for node in ast.walk(part)}
+
+
 def _changes(tree: ast.Module) -> Iterator[tuple[str, ast.AST, ast.AST]]:
     """Yield (kind, node, node that replaces it) for each change."""
+    without_effect = _without_effect(tree)
     for node in ast.walk(tree):
+        # Of an `if`, the condition is what changes.
+        if getattr(node, "test", node) in without_effect:
+            continue
         changed = copy.copy(node)
         if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED_OPERATORS:
             changed.ops = [SWAPPED_OPERATORS[type(node.ops[0])](), *node.ops[1:]]
