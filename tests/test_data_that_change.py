@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 import pytorch_lightning as pl
 import torch
-from own_fits import PressCtrlC, Sees, StopsAt, Untested, short_trainer
+from own_fits import Sees, StopsAt, Untested, short_trainer
 from own_trainer import Classifier, Noisy
 from torch.utils.data import DataLoader, default_collate
 from torchmetrics import MeanMetric, MetricTracker
@@ -108,14 +108,15 @@ class Darkening(Classifier):
 
 
 def resumed_and_alone(
-    folder: Path, model: Classifier, at: tuple[int, int], **options
+    folder: Path, model: Classifier, *places: tuple[int, int], **options
 ) -> list[Classifier]:
-    """Train a model with an interruption and without one; return both models."""
+    """Train a model with a stop at each (epoch, batch) and without one; return both models."""
     options = {"max_epochs": 3} | options
     short_trainer(folder / "alone", **options).fit(alone := copy.deepcopy(model))
-    with pytest.raises(SystemExit):
-        trainer = short_trainer(folder / "interrupted", StopsAt(*at), **options)
-        trainer.fit(copy.deepcopy(model))
+    for place in places:
+        with pytest.raises(SystemExit):
+            trainer = short_trainer(folder / "interrupted", StopsAt(*place), **options)
+            trainer.fit(copy.deepcopy(model))
     short_trainer(folder / "interrupted", **options).fit(resumed := copy.deepcopy(model))
     return [resumed, alone]
 
@@ -138,10 +139,10 @@ CHANGING = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [(0, 5), (1, 0), (1, 5)])
 @pytest.mark.parametrize("case", CHANGING)
-def test_what_changes_in_the_data_is_as_it_was(tmp_path: Path, case: str, at: tuple[int, int]):
-    resumed, alone = resumed_and_alone(tmp_path, CHANGING[case](), at)
+def test_what_changes_in_the_data_is_as_it_was(tmp_path: Path, case: str):
+    """In the first epoch, as the second one begins, and within it."""
+    resumed, alone = resumed_and_alone(tmp_path, CHANGING[case](), (0, 5), (1, 0), (1, 5))
     assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
     if isinstance(resumed, Curriculum):
         assert resumed.changing().noise == alone.changing().noise < 1
@@ -180,13 +181,12 @@ def test_data_that_are_made_anew_while_training_are_as_they_were(tmp_path: Path,
     model = Redrawn()
     options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 2}
     short_trainer(tmp_path / "alone", **options).fit(alone := copy.deepcopy(model))
-    for at in ((3, 1), (1, 3)):
-        folder = tmp_path / str(at[0])
+    for place in ((1, 3), (3, 1)):
         with pytest.raises(SystemExit):
-            short_trainer(folder, StopsAt(*at), **options).fit(copy.deepcopy(model))
-        short_trainer(folder, **options).fit(resumed := copy.deepcopy(model))
-        assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
-        assert resumed.level == alone.level
+            short_trainer(tmp_path / "run", StopsAt(*place), **options).fit(copy.deepcopy(model))
+    short_trainer(tmp_path / "run", **options).fit(resumed := copy.deepcopy(model))
+    assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
+    assert resumed.level == alone.level
     assert "warning: resumed" not in capfd.readouterr().out
 
 
@@ -250,12 +250,9 @@ ADDING = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [(0, 5), (1, 5)])
 @pytest.mark.parametrize("case", ADDING)
-def test_what_is_added_to_a_librarys_object_is_there_again(
-    tmp_path: Path, case: str, at: tuple[int, int]
-):
-    resumed, alone = resumed_and_alone(tmp_path, ADDING[case](), at)
+def test_what_is_added_to_a_librarys_object_is_there_again(tmp_path: Path, case: str):
+    resumed, alone = resumed_and_alone(tmp_path, ADDING[case](), (0, 5), (1, 5))
     assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
 
 
@@ -379,15 +376,10 @@ class Mining(Classifier):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", [0, 7, 10])
-def test_what_training_changes_in_a_sampler_counts_for_the_next_epoch(tmp_path: Path, batch: int):
-    model = Mining()
-    short_trainer(tmp_path / "alone", max_epochs=3).fit(alone := copy.deepcopy(model))
-    with pytest.raises(SystemExit):
-        trainer = short_trainer(tmp_path / "interrupted", PressCtrlC(1, batch), max_epochs=3)
-        trainer.fit(copy.deepcopy(model))
-    resumed = copy.deepcopy(model)
-    short_trainer(tmp_path / "interrupted", max_epochs=3).fit(resumed)
+def test_what_training_changes_in_a_sampler_counts_for_the_next_epoch(tmp_path: Path):
+    """A training is stopped as an epoch begins, within it and at its end."""
+    places = (0, 0), (0, 7), (0, 10)
+    resumed, alone = resumed_and_alone(tmp_path, Mining(), *places)
     assert all(map(torch.equal, resumed.state_dict().values(), alone.state_dict().values()))
     assert (resumed.sampler.weights == alone.sampler.weights).all()
     assert resumed.seen == alone.seen == 33 and resumed.draws.random() == alone.draws.random()

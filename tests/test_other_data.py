@@ -94,27 +94,26 @@ class Drawn(Classifier):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("epoch", "every", "reloads"),
-    [(1, 1, 2), (2, 1, 2), (3, 1, 2), (1, 3, 2), (4, 3, 2), (1, 1, 0)],
+    ("stops", "epochs", "every", "reloads"),
+    [((6, 9, 13), 4, 1, 2), ((6, 16), 6, 3, 2), ((6,), 2, 1, 0)],
 )
 def test_validation_data_that_are_drawn_anew_every_other_epoch(
-    tmp_path: Path, epoch, every, reloads
+    tmp_path: Path, stops, epochs, every, reloads
 ):
-    """Or only once."""
+    """Or only once. An epoch has four batches."""
     options = {"reload_dataloaders_every_n_epochs": reloads, "check_val_every_n_epoch": every}
-    options["max_epochs"] = 4 if every == 1 else 6
-    if not reloads:
-        options["max_epochs"] = 2
+    options |= {"max_epochs": epochs, "limit_train_batches": 4}
     uninterrupted = Drawn()
     short_trainer(tmp_path / "whole", **options).fit(uninterrupted)
     draws = len(set(uninterrupted.first_numbers.values()))
     assert draws == (1 if not reloads else 2 if every == 1 else 3)
-    interrupted = Drawn()
-    with pytest.raises(SystemExit):
-        short_trainer(tmp_path / "run", Stops(epoch * 10 + 4), **options).fit(interrupted)
-    resumed = Drawn()
-    short_trainer(tmp_path / "run", **options).fit(resumed)
-    assert interrupted.first_numbers | resumed.first_numbers == uninterrupted.first_numbers
+    drawn = {}
+    for step in stops:
+        with pytest.raises(SystemExit):
+            short_trainer(tmp_path / "run", Stops(step), **options).fit(interrupted := Drawn())
+        drawn |= interrupted.first_numbers
+    short_trainer(tmp_path / "run", **options).fit(resumed := Drawn())
+    assert drawn | resumed.first_numbers == uninterrupted.first_numbers
 
 
 @pytest.mark.slow
