@@ -267,11 +267,12 @@ def test_another_argument_of_an_optimizer_or_schedule_is_one_line(
     tmp_path: Path, before, now, says
 ):
     """It would have no effect: the checkpoint has its own. The same ones are not refused."""
+    few = {"limit_train_batches": 4}
     with pytest.raises(SystemExit):
-        short_trainer(tmp_path / "run", PressCtrlC(1)).fit(Scheduled(before))
+        short_trainer(tmp_path, PressCtrlC(1, batch=0), **few).fit(Scheduled(before))
     with pytest.raises(UserError, match=f"is of another run: {says}"):
-        short_trainer(tmp_path / "run").fit(Scheduled(now))
-    short_trainer(tmp_path / "run").fit(Scheduled(before))
+        short_trainer(tmp_path, **few).fit(Scheduled(now))
+    short_trainer(tmp_path, **few).fit(Scheduled(before))
 
 
 @pytest.mark.slow

@@ -15,13 +15,40 @@ from sagemaker_lightning.callbacks import progress
 from sagemaker_lightning.callbacks.progress import LogProgress
 from sagemaker_lightning.launcher import job_request
 
-from app.data import DigitsDataModule
-from app.model import ResNet18
-
 LINE = re.compile(
     r"epoch=(\d+)/2 step=(\d+)/(\d+) train_loss=\d\.\d+ train_acc=[01](?:\.\d+)? "
     r"(val_loss=\d+\.\d+ val_acc=[01](?:\.\d+)? )?images/s=\d+\.\d+ left=\d:\d\d:\d\d"
 )
+
+
+class Small(LightningModule):
+    """Logs what the example's model logs; its epochs have four batches of 32 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 10)
+
+    def step(self, name: str, batch) -> torch.Tensor:
+        images, labels = batch
+        scores = self.layer(images)
+        loss = torch.nn.functional.cross_entropy(scores, labels)
+        accuracy = (scores.argmax(1) == labels).float().mean()
+        self.log_dict({f"{name}_loss": loss, f"{name}_acc": accuracy})
+        return loss
+
+    def training_step(self, batch, batch_idx):
+        return self.step("train", batch)
+
+    def validation_step(self, batch, batch_idx):
+        self.step("val", batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.rand(128, 4), torch.arange(128) % 10), 32)
+
+    val_dataloader = train_dataloader
 
 
 def train(tmp_path, capsys, every_n_seconds: float, **settings) -> list[str]:
@@ -34,10 +61,10 @@ def train(tmp_path, capsys, every_n_seconds: float, **settings) -> list[str]:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **{"max_epochs": 2, "limit_train_batches": 4, "limit_val_batches": 1} | settings,
+        **{"max_epochs": 2, "limit_val_batches": 1} | settings,
     )
     capsys.readouterr()
-    trainer.fit(ResNet18(num_classes=10), DigitsDataModule())
+    trainer.fit(Small())
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch=")]
 
 
@@ -256,7 +283,7 @@ def test_without_a_known_end_the_time_left_is_unknown(tmp_path, capsys):
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(ResNet18(num_classes=10), DigitsDataModule())
+    trainer.fit(Small())
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch=")]
     assert re.fullmatch(
         r"epoch=1 step=1 train_loss=\S+ train_acc=\S+ images/s=\S+ left=unknown", lines[0]
