@@ -98,13 +98,21 @@ class Faulty(Ranks):
     def log(self) -> str:
         return (self.base / "log").read_text()
 
-    def prepare_own(self, hyperparameters: dict[str, str]) -> None:
+    def prepare_own(self, hyperparameters: dict[str, str], program: str = OWN) -> None:
         """Write a program of a user's own, what it imports, and the job's hyperparameters."""
-        sources = {"own.py": OWN, "faulty.py": FAULTY, "interruptible.py": SOURCE}
+        sources = {"own.py": program, "faulty.py": FAULTY, "interruptible.py": SOURCE}
         for name, text in sources.items():
             self.write(f"code/{name}", text)
         self.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
         (self.base / "checkpoints").mkdir()
+
+    def train_own(self, program: str = OWN, **hyperparameters: str) -> str:
+        """Run a program of a user's own to its end; return the hash of its weights."""
+        self.prepare_own({"sagemaker_program": "own.py"} | hyperparameters, program)
+        with (self.base / "log").open("a") as file:
+            process = self.start(file.fileno(), **self.own)
+        assert process.wait(HANG_SECONDS) == 0, self.log[-3000:]
+        return interruptible.weights(self.base / "model/model.pt")
 
     @property
     def restarts(self) -> list[dict]:
@@ -130,6 +138,15 @@ def uninterrupted(tmp_path_factory) -> Ranks:
     job = Ranks(tmp_path_factory.mktemp("whole") / "ml")
     assert job.begin().wait(HANG_SECONDS) == 0, (job.base / "log").read_text()[-3000:]
     return job
+
+
+@pytest.fixture(scope="module")
+def own_weights(tmp_path_factory) -> str:
+    """The hash of the weights of a program of a user's own, without a fault."""
+    job = Faulty(tmp_path_factory.mktemp("own") / "ml")
+    weights = job.train_own()
+    assert "restart 1" not in job.log
+    return weights
 
 
 @pytest.mark.parametrize("program", ["app/train_multi_node.py", "app/train_torchrun.py"])
@@ -209,25 +226,13 @@ def test_a_frozen_rank_is_ended_and_all_start_again(uninterrupted, tmp_path: Pat
     assert job.result == uninterrupted.result and not job.processes()
 
 
-def test_a_rank_that_loops_for_ever_ends_with_the_collective_of_the_others(tmp_path: Path):
+def test_a_rank_that_loops_for_ever_ends_with_the_collective_of_the_others(own_weights, tmp_path):
     """It uses a processor, as a long step does: the limit of a collective tells them apart."""
-    results = []
-    for fault in ("", "while True: pass"):
-        job = Faulty(tmp_path / f"ml{len(results)}")
-        strategy = "pl.strategies.DDPStrategy(timeout=__import__('datetime').timedelta(seconds=8))"
-        job.write("code/own.py", OWN.replace('"ddp"', strategy))
-        job.write("code/faulty.py", FAULTY)
-        job.write("code/interruptible.py", SOURCE)
-        hyperparameters = {"sagemaker_program": "own.py", "fault": fault}
-        job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
-        (job.base / "checkpoints").mkdir()
-        with (job.base / "log").open("a") as file:
-            process = job.start(file.fileno(), **job.own)
-        assert process.wait(HANG_SECONDS) == 0, job.log[-3000:]
-        results.append(interruptible.weights(job.base / "model/model.pt"))
-        assert ("restart 1 in this container" in job.log) == bool(fault), job.log
-        assert not job.processes()
-    assert results[0] == results[1]
+    job = Faulty(tmp_path / "ml")
+    strategy = "pl.strategies.DDPStrategy(timeout=__import__('datetime').timedelta(seconds=8))"
+    weights = job.train_own(OWN.replace('"ddp"', strategy), fault="while True: pass")
+    assert "restart 1 in this container" in job.log and not job.processes()
+    assert weights == own_weights
 
 
 def test_restarts_may_be_off(tmp_path: Path):
@@ -237,39 +242,25 @@ def test_restarts_may_be_off(tmp_path: Path):
     assert "was killed by SIGKILL" in job.failure and "restart" not in job.failure
 
 
-MISTAKES = {
-    "UserError": "from sagemaker_lightning import UserError; raise UserError('--a: found 1')",
-    "an import": "import no_such_module",
-    "a syntax error": "compile('x =', 'mine.py', 'exec')",
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_not_tried_again(tmp_path: Path, mistake):
-    """Not even in the middle of a training."""
+def test_a_mistake_is_not_tried_again(tmp_path: Path):
+    """Not even in the middle of a training. Other kinds of mistakes are test_attempts.py's."""
     job = Faulty(tmp_path / "ml")
+    mistake = "from sagemaker_lightning import UserError; raise UserError('--a: found 1')"
     process = job.begin(**{"model.fault": mistake, "model.once": "true"})
     assert process.wait(HANG_SECONDS) == 1, job.log[-3000:]
     assert "restart" not in job.log
 
 
 @pytest.mark.parametrize("how", ["by itself", "torchrun"])
-def test_a_program_of_ones_own_is_started_again(tmp_path: Path, how):
-    results = []
-    for fault in ("", KILL):
-        job = Faulty(tmp_path / f"ml{len(results)}")
-        hyperparameters = {"sagemaker_program": "own.py", "fault": fault, "max_restarts": "2"}
-        if how == "torchrun":
-            hyperparameters |= {"sagemaker_torch_distributed_enabled": "true"}
-            hyperparameters |= {"trainer.devices": "2"}  # how many ranks torchrun starts
-        job.prepare_own(hyperparameters)
-        with (job.base / "log").open("a") as file:
-            process = job.start(file.fileno(), **job.own)
-        assert process.wait(HANG_SECONDS) == 0, job.log[-3000:]
-        results.append(interruptible.weights(job.base / "model/model.pt"))
-        assert ("restart 1 in this container (at most 2 an hour)" in job.log) == bool(fault)
-        assert bool(re.search(r"restart 1: on from step [89] within ", job.log)) == bool(fault)
-    assert results[0] == results[1]
+def test_a_program_of_ones_own_is_started_again(own_weights, tmp_path: Path, how):
+    job = Faulty(tmp_path / "ml")
+    hyperparameters = {"fault": KILL, "max_restarts": "2"}
+    if how == "torchrun":
+        hyperparameters |= {"sagemaker_torch_distributed_enabled": "true"}
+        hyperparameters |= {"trainer.devices": "2"}  # how many ranks torchrun starts
+    assert job.train_own(**hyperparameters) == own_weights
+    assert "restart 1 in this container (at most 2 an hour)" in job.log
+    assert re.search(r"restart 1: on from step [89] within ", job.log)
 
 
 def test_a_stop_during_a_restart_is_a_stop(tmp_path: Path):
@@ -288,37 +279,35 @@ def test_a_stop_during_a_restart_is_a_stop(tmp_path: Path):
     "how",
     [
         "by Lightning",
-        pytest.param("by torchrun", marks=pytest.mark.thorough),
+        pytest.param("by torchrun", marks=pytest.mark.soak),
         pytest.param("by itself", marks=pytest.mark.thorough),
     ],
 )
-def test_a_restarted_rank_imports_nothing_anew(tmp_path: Path, how):
+def test_a_restarted_rank_imports_nothing_anew(uninterrupted, own_weights, tmp_path: Path, how):
     """It is forked, once a process has made the imports meanwhile; and it has the same bits.
 
-    These jobs start as a container does, not warm as those above.
+    This job starts as a container does, not warm as those above.
     """
-    results = []
-    for fault in ("", KILL_WITH_STANDBY):
-        job = Faulty(tmp_path / f"ml{len(results)}")
-        program = "app/train_torchrun.py" if how == "by torchrun" else "app/train_multi_node.py"
-        hyperparameters = HYPERPARAMETERS | {"model": "faulty.Model", "model.fault": fault}
-        hyperparameters |= {"model.once": "true", "model.at": "17"}
-        if how == "by itself":
-            hyperparameters = {"fault": fault}
-            program = "own.py"
-        hyperparameters["sagemaker_program"] = program
-        job.prepare_own(hyperparameters)
-        run = job.run(cold=True, **job.own)
-        assert run.returncode == 0, run.stdout[-3000:]
-        results.append(interruptible.weights(job.base / "model/model.pt"))
-        assert ("restart 1: on from step " in run.stdout) == bool(fault)
-        if fault:
-            assert "starting anew" not in run.stdout
-            assert (job.base / "code/parents").read_text().count("warm_start.py") == 2
-        assert not job.processes()
-    assert results[0] == results[1]
+    job = Faulty(tmp_path / "ml")
+    program = "app/train_torchrun.py" if how == "by torchrun" else "app/train_multi_node.py"
+    hyperparameters = HYPERPARAMETERS | {"model": "faulty.Model", "model.fault": KILL_WITH_STANDBY}
+    hyperparameters |= {"model.once": "true", "model.at": "17"}
+    if how == "by itself":
+        hyperparameters = {"fault": KILL_WITH_STANDBY}
+        program = "own.py"
+    job.prepare_own(hyperparameters | {"sagemaker_program": program})
+    run = job.run(cold=True, **job.own)
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert "restart 1: on from step " in run.stdout and "starting anew" not in run.stdout
+    assert (job.base / "code/parents").read_text().count("warm_start.py") == 2
+    weights = interruptible.weights(job.base / "model/model.pt")
+    assert weights == (own_weights if how == "by itself" else uninterrupted.result[0])
+    assert not job.processes()
 
 
+# All hosts decide alike: tests/unit/launch/test_attempts.py. By which checkpoint:
+# tests/test_sharded.py.
+@pytest.mark.thorough
 @pytest.mark.docker
 def test_two_hosts_start_again_from_the_checkpoint_that_both_have(
     image: str, uninterrupted: Ranks, tmp_path: Path
