@@ -46,7 +46,7 @@ def test_a_folder(folder, tmp_path, name, workers, stays, changes):
     check(name, workers, stays, changes, 1, tmp_path / "jobs")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.soak)])
 def test_s3_by_a_cache_that_is_smaller(folder, tmp_path, monkeypatch, workers):
     monkeypatch.setenv("SHARDS", f"s3://{tar_shards.BUCKET}/train")
     with tar_shards.on_s3(tmp_path, monkeypatch, latency=0.005) as server:

@@ -118,7 +118,8 @@ def test_the_same_seed_gives_the_same_weights(job: Job, tmp_path: Path):
         ("c", workers | {"seed_everything": 7}),
     ):
         seeded_job = Job(tmp_path / name)
-        seeded_job.write("input/config/hyperparameters.json", json.dumps(SHORT_TRAINING | own))
+        hyperparameters = SHORT_TRAINING | {"trainer.max_epochs": "1"} | own
+        seeded_job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
         assert seeded_job.run().returncode == 0
         weights.append((seeded_job.base / "model/model.pt").read_bytes())
     assert weights[0] == weights[1] != weights[2]

@@ -109,7 +109,6 @@ KILLED_STRANGERS = {
     name: flags for name, flags in STRANGERS.items() if "min_size" not in "".join(flags)
 }
 ALWAYS_RUN = [
-    "the control",
     "two optimizers, by hand",
     "accumulated gradients",
     "an iterable dataset in workers",
