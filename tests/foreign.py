@@ -3,6 +3,8 @@
 The model has no num_classes and no network, the data have no test set.
 """
 
+import time
+
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -36,6 +38,14 @@ class Model(pl.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Slow(Model):
+    """A step takes a tenth of a second, which leaves the processors to others."""
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(0.1)
+        return super().training_step(batch, batch_idx)
 
 
 class Shares(Model):

@@ -120,7 +120,14 @@ def test_torchrun_of_our_own(trained):
 
 
 @pytest.mark.thorough  # without a client: tests/unit/launch/test_shell_job.py
-@pytest.mark.parametrize("ranks", [{"torchrun": {"process_count_per_node": 2}}, {}])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        # A program that torchrun starts again: tests/unit/resume/test_container_restarts.py.
+        pytest.param({"torchrun": {"process_count_per_node": 2}}, marks=pytest.mark.soak),
+        {},
+    ],
+)
 def test_a_rank_that_dies_is_back_in_the_same_container(trained, ranks):
     """The SDK's own script, and all after it, start again."""
     source = {"entry_script": "dies.py", "source_dir": SOURCE}

@@ -159,6 +159,7 @@ def test_the_command_may_be_left_out(container):
     )
 
 
+@pytest.mark.thorough  # outside of it: tests/test_train.py; mounted: tests/test_clients_docker.py
 def test_a_channel_and_hyperparameters(container, cifar: Path, tmp_path: Path):
     """The hyperparameters are those of the original's run_sagemaker.py, without its GPU.
 

@@ -126,12 +126,14 @@ DISTRIBUTION = {
         pytest.param(
             ["algo-1", "algo-10", "algo-2", "algo-3"], 1, LAUNCHERS[1], {}, marks=pytest.mark.soak
         ),
-        pytest.param(  # two hosts, as processes: tests/test_rehearsal_processes.py
+        # The ranks alone: tests/test_rank_consistency.py. Groups: tests/test_rendezvous.py. Two
+        # hosts, as processes: tests/test_rehearsal_processes.py.
+        pytest.param(
             ["algo-1", "algo-2", "algo-3"],
             2,
             LAUNCHERS[0],
             DISTRIBUTION,
-            marks=pytest.mark.thorough,
+            marks=pytest.mark.soak,
         ),
     ],
     ids=[

@@ -126,10 +126,17 @@ def test_an_interrupted_sharded_job_has_the_same_weights_however_s3_is_copied(
         assert same_weights(*(weights(rehearsal, name) for name in names))
 
 
+# A training that leaves most of the processors to others, and does not end by itself.
+LONG_TRAINING = CPU_HYPERPARAMETERS | {
+    "model": "tests.foreign.Slow",
+    "data": "tests.foreign.Data",
+    "trainer.max_epochs": "1000",
+    "progress.every_n_seconds": "1",
+}
+
+
 def test_a_stop_reaches_the_program(rehearsal):
-    name = rehearsal.create(
-        "none", HyperParameters=CPU_HYPERPARAMETERS | {"trainer.max_epochs": "1000"}
-    )
+    name = rehearsal.create("none", HyperParameters=LONG_TRAINING)
     rehearsal.wait_for_line(name, "step=")
     rehearsal.sagemaker.stop_training_job(TrainingJobName=name)
     assert rehearsal.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
@@ -140,7 +147,7 @@ def test_a_stop_reaches_the_program(rehearsal):
 def test_a_job_that_reaches_max_runtime_saves_and_goes_on(rehearsal):
     """As one that is stopped by hand."""
     fields = {
-        "HyperParameters": CPU_HYPERPARAMETERS | {"trainer.max_epochs": "100000"},
+        "HyperParameters": LONG_TRAINING,
         "CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/runtime"},
         "Environment": {"OMP_NUM_THREADS": "1"},
     }
