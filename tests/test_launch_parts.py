@@ -4,12 +4,18 @@ Some waiting times contradict the run's limit.
 """
 
 import argparse
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
-from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
+from botocore.exceptions import (
+    ClientError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    ReadTimeoutError,
+)
 
 from sagemaker_lightning.launcher import (
     account_checks,
@@ -540,3 +546,97 @@ def test_what_a_drill_cannot_have(tmp_path):
         image = {"AlgorithmSpecification": {"TrainingImage": IMAGE}, "Environment": {"KEY": text}}
         with pytest.raises(ValueError, match="found a line break in the variable KEY"):
             drill.run(image, "image", {})
+
+
+# What AWS has of a job ----------------------------------------------------------------------------
+
+
+class Buckets:
+    """Stands for a client of S3 in us-east-1, with one bucket and one key."""
+
+    meta = SimpleNamespace(region_name="us-east-1")
+
+    def __init__(self, region: str = "us-east-1", code: str = "") -> None:
+        self.region = region
+        self.code = code
+
+    def head_bucket(self, Bucket: str) -> dict:  # noqa: N803
+        if self.code:
+            raise ClientError({"Error": {"Code": self.code}}, "HeadBucket")
+        return {"BucketRegion": self.region}
+
+    def list_objects_v2(self, Bucket: str, Prefix: str, MaxKeys: int) -> dict:  # noqa: N803
+        return {"KeyCount": 1 if "data/a".startswith(Prefix) else 0}
+
+
+@pytest.mark.parametrize(
+    ("buckets", "uri", "says"),
+    [
+        (Buckets(), "s3://bucket/data", ""),
+        (Buckets(region=""), "s3://bucket/data", ""),
+        (
+            Buckets(),
+            "s3://bucket/other",
+            "^--channel x: found nothing stored at s3://bucket/other; upload",
+        ),
+        (
+            Buckets("eu-west-1"),
+            "s3://bucket/data",
+            "--channel x: found a bucket in eu-west-1, but the",
+        ),
+        (
+            Buckets(code="404"),
+            "s3://bucket/data",
+            "--channel x: found s3://bucket/data, but there is no bu",
+        ),
+    ],
+)
+def test_data_are_where_the_job_looks_for_them(buckets, uri, says):
+    with pytest.raises(ValueError, match=says) if says else nullcontext():
+        account_checks.check_data(buckets, "--channel x", uri)
+
+
+def test_a_bucket_that_may_not_be_looked_at_is_no_mistake_of_the_address():
+    with pytest.raises(ClientError):
+        account_checks.check_bucket(Buckets(code="403"), "--output", "s3://bucket/c")
+
+
+@pytest.mark.parametrize(
+    ("credentials", "dry_run", "lines"),
+    [
+        (None, True, [f"the data, the buckets and the image: {aws.NO_CREDENTIALS}"]),
+        (None, False, None),
+        ("some", False, ["--output: not allowed"]),
+    ],
+)
+def test_what_could_not_be_checked_is_a_line_each(monkeypatch, credentials, dry_run, lines):
+    session = SimpleNamespace(get_credentials=lambda: credentials)
+    monkeypatch.setattr(aws, "boto3", SimpleNamespace(Session=lambda: session))
+    monkeypatch.setattr(aws, "client", lambda service, region: Buckets(code="403"))
+    monkeypatch.setattr(aws, "explain", lambda error: "not allowed")
+    request = {"AlgorithmSpecification": {"TrainingImage": "mine"}}
+    request |= {"OutputDataConfig": {"S3OutputPath": "s3://bucket/c"}}
+    if lines is None:
+        with pytest.raises(NoCredentialsError):
+            account_checks.check(request, "us-east-1", dry_run)
+        return
+    assert account_checks.check(request, "us-east-1", dry_run) == lines
+    with_checkpoints = request | {"CheckpointConfig": {"S3Uri": "s3://bucket/d"}}
+    more = ["--checkpoints: not allowed"] if credentials else []
+    assert account_checks.check(with_checkpoints, "us-east-1", dry_run) == lines + more
+
+
+@pytest.mark.parametrize(
+    ("allowed", "says"),
+    [
+        (["File", "Pipe"], "one of File, Pipe"),
+        ([f"ml.m{number}" for number in range(10)], "one of ml.m0, ml.m1, "),
+        (
+            [*(f"ml.m{number}" for number in range(10)), "ml.g5.xlarge"],
+            "one of the 11 that this boto3 knows, such as ml.g5.xlarge",
+        ),
+        (["x" * number for number in range(20, 31)], "one of the 11 that this boto3 knows; pip"),
+    ],
+)
+def test_of_many_choices_the_closest_are_named(allowed, says):
+    assert request_validation.choices("ml.g5.xlage", allowed).startswith(says)

@@ -1,5 +1,6 @@
 """The order of shards' samples: a function of (seed, epoch), each sample once."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -129,3 +130,39 @@ def test_a_deterministic_loader_begins_at_any_batch_with_any_number_of_ranks(tmp
     assert drawn(0, 2) == whole[::2] and drawn(1, 2) == whole[1::2]
     assert drawn(1, 2, batch=2) == whole[1::2][2:]
     assert drawn(streams=1) != whole
+
+
+def test_what_tells_an_order_from_others():
+    data = Sized(13, 20)
+    data.identity = 5
+    batches = ShardBatches(data, 4, window=8, streams=2, shuffle=False, drop_last=True)
+    marks = batches.marks
+    assert marks.pop("shards of hosts") != ShardBatches(other_hosts(), 4).marks["shards of hosts"]
+    expected = {"streams": 2, "batch_size": 4, "window": 8, "shuffle": 0, "drop_last": 1}
+    assert marks == {order.indexes.NAME: 5} | expected
+
+
+def other_hosts() -> Sized:
+    data = Sized(13, 20, owned=((0,), (1,)))
+    data.identity = 5
+    return data
+
+
+@pytest.mark.parametrize(
+    ("marks", "says"),
+    [
+        ({}, ""),
+        ({"batch_size": 4, "streams": 2}, ""),
+        ({"batch_size": 5}, "^ShardBatches: found batch_size=4, expected batch_size=5, as the run"),
+        ({"shards of hosts": 1}, "^ShardBatches: found others, expected shards of hosts, as the "),
+        ({order.indexes.NAME: 6}, "^here: found other shards than the interrupted run had"),
+    ],
+)
+def test_another_order_is_refused_within_an_epoch_and_other_shards_always(marks, says):
+    data = Sized(13, 20)
+    data.identity = 5
+    batches = ShardBatches(data, 4, window=8, streams=2)
+    for within in (True, False):
+        is_refused = says and (within or order.indexes.NAME in marks)
+        with pytest.raises(UserError, match=says) if is_refused else nullcontext():
+            batches.check_same(marks, within)

@@ -1,11 +1,15 @@
-"""resume/check/explanation.py: what is said of a difference, its kind and what has changed."""
+"""resume/check/explanation.py: what is said of a difference, its kind and what has changed.
+
+And what of a step differs (verification.py, of which the rest takes real runs).
+"""
 
 import pytest
 import pytorch_lightning as pl
 import torch
 
-from sagemaker_lightning.resume.check import explanation
+from sagemaker_lightning.resume.check import explanation, verification
 from sagemaker_lightning.resume.check.explanation import DifferenceKind, likely_causes
+from sagemaker_lightning.resume.check.journal import Step
 
 
 class Fake:
@@ -87,3 +91,38 @@ def test_what_has_changed_is_said_without_secrets():
         "same, which was a=b and is a=c",
     ]
     assert explanation.describe_changes([], "", now) == []
+
+
+STEP = Step(step=7, epoch=1, batch=2, data=11, rates=12, loss=13)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words", "kinds"),
+    [
+        ({}, "", []),
+        ({"data": 5}, "the batch differs", [DifferenceKind.BATCH]),
+        ({"rates": 5}, "the learning rate differs", [DifferenceKind.RATE]),
+        (
+            {"data": 5, "loss": 5},
+            "the batch and the loss differ",
+            [DifferenceKind.BATCH, DifferenceKind.LOSS],
+        ),
+        (
+            {"epoch": 2, "batch": 0},
+            "only the interrupted run had batch 2 of epoch 1 (an epoch has another length)",
+            [DifferenceKind.LENGTH],
+        ),
+        (
+            {"batch": 1},
+            "the interrupted run did not have it (an epoch has another length)",
+            [DifferenceKind.LENGTH],
+        ),
+    ],
+)
+def test_what_differs_in_a_step_in_words(changed, words, kinds):
+    assert verification._difference(STEP, STEP._replace(**changed)) == (words, kinds)
+
+
+@pytest.mark.parametrize("name", ["rates", "loss"])
+def test_what_was_not_noted_does_not_differ(name):
+    assert verification._difference(STEP._replace(**{name: 0}), STEP) == ("", [])
