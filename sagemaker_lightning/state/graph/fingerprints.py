@@ -100,12 +100,11 @@ class _Checksum:
         self.length = 0
         self.checksum = 0
 
-    def write(self, content: Any) -> int:
+    def write(self, content: Any) -> None:
         self.length += len(content)
         if self.limit is not None and self.length > self.limit:
             raise _Unlike
         self.checksum = zlib.crc32(content, self.checksum)
-        return len(content)
 
     def digest(self) -> bytes:
         return b"%d %d" % (self.length, self.checksum)

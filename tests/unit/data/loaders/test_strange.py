@@ -1,6 +1,7 @@
 """data/loaders/strange.py: loaders that are left as Lightning has them."""
 
 import itertools
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
+from sagemaker_lightning.data.loaders import strange
 from sagemaker_lightning.data.seeding import Seeding
 
 
@@ -115,3 +117,26 @@ def test_an_iterator_that_is_made_anew_for_each_iteration_is_none_that_is_kept()
     combined.begin(fetcher, 0, 0, proves=True)
     assert not combined.why
     assert train(make, [(0, 2), (1, 1)]) == train(make)
+
+
+class Own:
+    """A loader of a class of the user's."""
+
+    def __iter__(self):
+        return iter(range(4))
+
+
+def wait(event: threading.Event) -> None:
+    event.wait(10)
+
+
+def test_threads_of_the_users_draw_for_no_loader_of_a_library():
+    ends = threading.Event()
+    thread = threading.Thread(target=wait, args=(ends,))
+    thread.start()
+    try:
+        assert strange.users_threads(DataLoader(range(4))) == set()
+        assert thread in strange.users_threads(Own())
+    finally:
+        ends.set()
+        thread.join()
