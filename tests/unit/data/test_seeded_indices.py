@@ -3,7 +3,7 @@
 import pytest
 
 from sagemaker_lightning.data import seeded_indices
-from sagemaker_lightning.data.seeded_indices import UserGenerators
+from sagemaker_lightning.data.seeded_indices import UserGenerators, number_of
 
 
 class Thing:
@@ -34,3 +34,9 @@ def test_an_attribute_that_is_added_or_replaced_has_them_looked_for(monkeypatch)
     found["model.other"] = 2
     model.rng = 2.0
     assert generators.more()
+
+
+def test_the_numbers_of_keys_stay_what_they_are():
+    """A run that is resumed by a later version draws the same."""
+    assert number_of("order", 7, 1) == 2783794320948527944
+    assert number_of("sample", 0, 3, 2) == 624489107352743323
