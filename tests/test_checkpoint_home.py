@@ -9,6 +9,7 @@ import pytest
 from sagemaker_lightning.contract import checkpoint_home
 from sagemaker_lightning.contract.checkpoint_home import (
     CheckpointHome,
+    Outlook,
     container_began,
     ends_with_container,
     outlook,
@@ -77,3 +78,34 @@ def test_a_folder_that_is_lost_has_no_newest_checkpoint(tmp_path):
     found = outlook(CheckpointHome(tmp_path, lost="it is gone"), [3], [3])
     assert (found.step, found.is_newest) == (0, False)
     assert found.said == "it is gone, so the next run begins anew"
+
+
+@pytest.mark.parametrize(
+    ("steps", "in_s3", "mark", "found"),
+    [
+        ([], [], "", (0, "there is no checkpoint", True)),
+        ([3, 7], [3, 7], "", (7, "PATH is in S3", True)),
+        ([3, 7], [], "", (7, "PATH is complete here; no mark tells whether it is in S3", True)),
+        ([3, 7], [3], "", (3, "step-000000003.ckpt is in S3, NAME is so far only here", False)),
+        (
+            [7],
+            [],
+            "step-000000007.ckpt.sagemaker-uploading",
+            (0, "no checkpoint is known to be in S3, NAME is so far only here", False),
+        ),
+    ],
+)
+def test_from_where_the_next_run_resumes(tmp_path, steps, in_s3, mark, found):
+    home = CheckpointHome(tmp_path, is_copied=True)
+    if mark:
+        (tmp_path / mark).touch()
+    path = home.path_of(steps[-1] if steps else 0)
+    step, said, is_newest = found
+    expected = said.replace("PATH", str(path)).replace("NAME", path.name)
+    assert outlook(home, steps, in_s3) == Outlook(step, expected, is_newest)
+
+
+def test_a_folder_that_nothing_copies_has_the_newest_checkpoint(tmp_path):
+    home = CheckpointHome(tmp_path)
+    expected = Outlook(7, f"{home.path_of(7)} is complete", is_newest=True)
+    assert outlook(home, [3, 7], []) == expected

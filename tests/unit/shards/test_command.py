@@ -10,6 +10,7 @@ import pytest
 import tar_shards
 from PIL import Image
 
+from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.shards import command
 from sagemaker_lightning.shards.dataset import ShardedDataset
 
@@ -206,3 +207,14 @@ def test_sizes(text, bytes_):
 def test_a_size_that_is_none(text):
     with pytest.raises(SystemExit):
         call("make", "a", "b", f"--shard-bytes={text}")
+
+
+def test_a_check_reads_every_sample(tmp_path):
+    folder = tar_shards.write(tmp_path / "shards")
+    assert command.check(str(folder)) > 0
+    (*_, last) = sorted(folder.glob("*.tar"))
+    content = bytearray(last.read_bytes())
+    content[512] ^= 1  # where the first sample of it begins
+    last.write_bytes(content)
+    with pytest.raises(UserError, match="found other bytes"):
+        command.check(str(folder))

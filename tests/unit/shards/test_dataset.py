@@ -107,6 +107,26 @@ def test_other_bytes_than_the_index_says_are_told(folder, bucket, tmp_path, dama
         data[len(data) // 2]
 
 
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_bytes_that_are_damaged_on_the_way_are_read_once_more(folder, monkeypatch, damaged):
+    data = ShardedDataset(folder, cache_dir="")
+    expected = data[0]
+    read = sources.Folder.read
+    reads = []
+
+    def read_damaged(self, name, start, stop):
+        reads.append(name)
+        content = read(self, name, start, stop)
+        return bytes(len(content)) if len(reads) <= damaged else content
+
+    monkeypatch.setattr(sources.Folder, "read", read_damaged)
+    with (
+        pytest.raises(UserError, match="found other") if damaged == 2 else contextlib.nullcontext()
+    ):
+        assert data[0] == expected
+    assert len(reads) == 2
+
+
 def test_a_shard_that_vanishes_is_told_by_its_name(folder):
     data = ShardedDataset(folder)
     (folder / "shard-0.tar").unlink()

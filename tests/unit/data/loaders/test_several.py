@@ -40,6 +40,7 @@ from pytorch_lightning.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from sagemaker_lightning.compat.lightning_loops import _TakesLoaders
+from sagemaker_lightning.data.loaders import several
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume.moments import _Loaders
 from sagemaker_lightning.state.graph import values
@@ -351,3 +352,14 @@ def test_what_the_program_gives_anew_is_in_no_checkpoint(loader, within):
         states = combined.states(fetcher, within)
         combined.reset()
         assert "folder" not in str(states)
+
+
+def test_workers_of_loaders_that_stay_go_on(monkeypatch):
+    ended = []
+    monkeypatch.setattr(several, "end_workers", ended.append)
+    first, second = DataLoader(range(2)), DataLoader(range(2))
+    loaders = several.EndingLoaders([first, second], "sequential")
+    loaders.leave(several.EndingLoaders([first], "sequential"))
+    assert ended == [second]
+    loaders.leave()
+    assert ended == [second, first, second]

@@ -161,6 +161,14 @@ def test_rows_that_are_nested_as_deep_as_they_are_packed_come_back(depth):
     assert restored(record, memory=[]).memory == rows
 
 
+@pytest.mark.parametrize("row", [{"a": 1}, [1], (2, 3), Step(array(1), True)], ids=str)
+def test_one_row_among_none_comes_back(row):
+    rows = [(row if number == 5 else None, number) for number in range(ROWS)]
+    record = saved(Thing(memory=[]), lambda model: model.memory.extend(rows))
+    assert is_packed(record)
+    assert described(restored(record, memory=[]).memory) == described(rows)
+
+
 def share_row(model):
     model.best = model.memory[7]
 
