@@ -254,7 +254,8 @@ def parts_of_modules(node: list[Any]) -> list[Any] | None:
     if not kept:
         return None
     gone = [name for name in note.get("gone", ()) if f"module {name}" in names]
-    note = {"names": [names[n] for n in kept], "gone": gone}
+    unsaved = {"unsaved": note["unsaved"]} if "unsaved" in note else {}
+    note = {"names": [names[n] for n in kept], "gone": gone} | unsaved
     return [kind, path, note, [references[n] for n in kept], content]
 
 

@@ -121,6 +121,8 @@ class ObjectKind(Kind):
         content = node.parts[len(node.note) :]
         content_before = start.parts[len(start.note) :]
         note: dict[str, Any] = {"names": changed}
+        if any(name.startswith("buffer ") and name not in before for name in changed):
+            note["unsaved"] = sorted(unsaved_buffers(node.value))
         parts = [now[name] for name in changed]
         if list(before) != list(now):
             note["order"] = list(now)

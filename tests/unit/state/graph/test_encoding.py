@@ -658,6 +658,16 @@ def test_iterators_over_a_sequence_go_on_where_they_were(make_sequence, taken, i
         assert next(resumed.again) == next(trained.again)
 
 
+def test_a_buffer_that_a_module_gets_while_training_is_saved_by_it_or_not_as_before():
+    def change(model):
+        model.net.register_buffer("cos", torch.ones(2), persistent=False)
+        model.net.register_buffer("seen", torch.ones(1))
+
+    _, resumed = train(lambda: Thing(net=torch.nn.Linear(1, 1)), change)
+    assert set(resumed.net.state_dict()) == {"weight", "bias", "seen"}
+    assert resumed.net.cos.tolist() == [1, 1]
+
+
 def test_an_iterator_over_a_list_that_grows_yields_what_comes_later():
     def make():
         return Thing(rows=[1, 2], place=None)
