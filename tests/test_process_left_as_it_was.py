@@ -47,13 +47,22 @@ from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import signals
 from sagemaker_lightning.resume.files import folder_lock
 
+OTHERS: set[str] = set()
+"""The names of threads that earlier tests have left, and that may end at any time."""
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    """Note the threads that are there before each test."""
+    OTHERS.update(thread.name for thread in threading.enumerate())
+
 
 def installed_handlers() -> list:
-    """Return the process's signal handlers and its threads."""
+    """Return the process's signal handlers and its threads, but for what other tests have left."""
     fd = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(fd)
     signal_handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    return [*signal_handlers, fd, {thread.name for thread in threading.enumerate()}]
+    return [*signal_handlers, fd, {thread.name for thread in threading.enumerate()} - OTHERS]
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ class Modes(Part):
                 is_training, frozen_here = saved[BESIDE][path]
                 module.training = bool(is_training)
                 for name, own in parameters(module).items():
-                    if own is not None and own.is_leaf:
+                    if own is not None and own.requires_grad is (name in frozen_here):
                         own.requires_grad_(name not in frozen_here)
 
     def _beside(self) -> dict[str, nn.Module]:
