@@ -48,7 +48,7 @@ class Known(NamedTuple):
 
     failed: bool
     """Whether its exit status is not 0."""
-    told: bool = False
+    asked: bool = False
     """Whether a signal asked it to stop: through this process, or from elsewhere."""
     ended_by_us: bool = False
     """Whether this process ended it because of a rank or another host."""
@@ -64,11 +64,11 @@ class Known(NamedTuple):
 
 def outcome(known: Known) -> Outcome:
     """Return what the end of a job's program comes to."""
-    # What a rank of this host gives as its reason, its program's own end says better.
+    # The end of the program says more than the reason that a rank of this host gives.
     counts = known.unexplained or known.ended_by_us or not known.reason_is_local
     if known.reason_is_request and (known.failed or counts):
         return Outcome.STOPPED_ELSEWHERE
-    if known.failed and known.told:
+    if known.failed and known.asked:
         return Outcome.STOPPED
     if known.reason and counts:
         return Outcome.FAILED_ELSEWHERE
@@ -101,7 +101,7 @@ def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog
     number = end.stop_signal or (None if ended_by_us else STOP_SIGNALS.get(end.status))
     known = Known(
         failed=bool(end.status),
-        told=bool(number),
+        asked=bool(number),
         ended_by_us=ended_by_us,
         unexplained=unexplained,
         reason=bool(reason),

@@ -245,7 +245,7 @@ def check(optimizer: Optimizer) -> None:
 def keep_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Give an optimizer back the tensors that loading has brought to their parameters' dtypes.
 
-    torch does so with all but `step` (Optimizer._process_value_according_to_param_policy): of a
+    torch does so with all but `step` (torch.optim.Optimizer.load_state_dict): of a
     float64 sum beside a float32 weight, half is lost.
 
     Args:

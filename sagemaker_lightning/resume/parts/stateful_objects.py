@@ -24,11 +24,6 @@ from sagemaker_lightning.state.graph.kinds.base import NotSaved, kind_text
 from sagemaker_lightning.state.graph.nodes import key_of
 
 
-def is_lightnings(object_: Any) -> bool:
-    """Return whether an object is Lightning's for one of its own, such as for an optimizer."""
-    return isinstance(object_, LightningOptimizer)
-
-
 class StatefulObjects(Part):
     """The states of objects that have `state_dict` and `load_state_dict`."""
 
@@ -67,7 +62,7 @@ class StatefulObjects(Part):
         start = self.run.part(UserObjects).graph.begin()
         for path, object_ in self._stateful().items():
             owner, _, name = path.rpartition(".")
-            if key_of(object_) not in start.paths and not is_lightnings(object_):
+            if key_of(object_) not in start.paths and not isinstance(object_, LightningOptimizer):
                 holder, attribute = owner, name
                 while holder and holder not in start.by_path:  # new, too
                     holder, _, attribute = holder.rpartition(".")

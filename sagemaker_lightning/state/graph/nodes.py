@@ -135,11 +135,11 @@ def kind_of_class(class_: type) -> Kind | None:
 def kind_of(value: Any) -> Kind | None:
     """Return the kind of an object; None if it has no identity of its own."""
     class_ = type(value)
-    if class_ in ITERATORS and place_in_sequence(value):
-        return KINDS["iterator"]
-    if class_ is itertools.cycle and place_in_cycle(value):
-        return KINDS["cycle"]
     kind = kind_of_class(class_)
+    if kind is LIBRARYS and class_ in ITERATORS and place_in_sequence(value):
+        return KINDS["iterator"]
+    if kind is LIBRARYS and class_ is itertools.cycle and place_in_cycle(value):
+        return KINDS["cycle"]
     is_librarys = kind is FUNCTION and (value.__module__ or "").partition(".")[0] in LIBRARIES
     return CODE if is_librarys else kind
 

@@ -10,15 +10,15 @@ TO_STOP = REASON | {"reason_is_request": True}
 CASES = {
     "it ended well": ({}, Outcome.SUCCESS),
     "it failed": ({"failed": True}, Outcome.FAILED),
-    "it was told to stop": ({"failed": True, "told": True}, Outcome.STOPPED),
-    "it was told to stop, and ended well first": ({"told": True}, Outcome.SUCCESS),
+    "it was asked to stop": ({"failed": True, "asked": True}, Outcome.STOPPED),
+    "it was asked to stop, and ended well first": ({"asked": True}, Outcome.SUCCESS),
     "another host failed": (REASON, Outcome.FAILED_ELSEWHERE),
     "another host failed, and this one, too": (
         REASON | {"failed": True},
         Outcome.FAILED_ELSEWHERE,
     ),
     "a signal came, and another host failed": (
-        REASON | {"failed": True, "told": True},
+        REASON | {"failed": True, "asked": True},
         Outcome.STOPPED,
     ),
     "a rank failed, and the program says why": (OF_A_RANK | {"failed": True}, Outcome.FAILED),
@@ -35,16 +35,16 @@ CASES = {
         {"failed": True, "unexplained": True},
         Outcome.FAILED,
     ),
-    "another host was told to stop": (TO_STOP, Outcome.STOPPED_ELSEWHERE),
-    "both hosts were told to stop": (
-        TO_STOP | {"failed": True, "told": True},
+    "another host was asked to stop": (TO_STOP, Outcome.STOPPED_ELSEWHERE),
+    "both hosts were asked to stop": (
+        TO_STOP | {"failed": True, "asked": True},
         Outcome.STOPPED_ELSEWHERE,
     ),
-    "a rank was told to stop": (
+    "a rank was asked to stop": (
         TO_STOP | OF_A_RANK | {"failed": True},
         Outcome.STOPPED_ELSEWHERE,
     ),
-    "a rank was told to stop, and all ended well": (TO_STOP | OF_A_RANK, Outcome.SUCCESS),
+    "a rank was asked to stop, and all ended well": (TO_STOP | OF_A_RANK, Outcome.SUCCESS),
 }
 
 
