@@ -62,7 +62,7 @@ def bare(clock: Clock, setting: Setting) -> None:
     network.to(device)
     layout = torch.channels_last if setting.channels_last else torch.contiguous_format
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=setting.precision == "bf16-mixed")
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, fused=device.type == "cpu")
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, fused=device.type == "cpu" or None)
     for _, (images, labels) in zip(
         range(clock.total_steps), datamodule.train_dataloader(), strict=False
     ):

@@ -41,17 +41,19 @@ class Job(Process):
 
 
 def left_alone(flags: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """Return the weights of two uninterrupted jobs, and the seconds of the second one."""
+    """Return the weights of two uninterrupted jobs side by side, and the seconds of both."""
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        weights = []
-        for number in range(2):
-            job = Job(Path(work, str(number)), flags)
-            began = time.monotonic()
+        jobs = [Job(Path(work, str(number)), flags) for number in range(2)]
+        began = time.monotonic()
+        for job in jobs:
             job.start()
+        for job in jobs:
             if job.wait(600) != 0:
                 raise SystemExit((job.folder / "log").read_text())
-            weights.append(job.result())
-        return {"weights": weights, "seconds": time.monotonic() - began}
+        return {
+            "weights": [job.result() for job in jobs],
+            "seconds": time.monotonic() - began,
+        }
 
 
 def interrupted(

@@ -75,13 +75,13 @@ BF16 = {"trainer.precision": "bf16-mixed"}
 RECIPES_OWN = {"model.stem": "small", "model.channels_last": "true"}
 RESUMED = {
     "fp32, deterministic": DETERMINISTIC,
-    "fp32": {},
     "bf16, deterministic": BF16 | RECIPES_OWN | DETERMINISTIC,
     "bf16, compiled, deterministic": BF16 | RECIPES_OWN | DETERMINISTIC | {"model.compile": "true"},
+    "fp32": {},
     "bf16": BF16 | RECIPES_OWN,
     "bf16, compiled": BF16 | RECIPES_OWN | {"model.compile": "true"},
 }
-TOGETHER = 5  # jobs that are interrupted side by side: nothing is timed there
+TOGETHER = 10  # jobs that are interrupted side by side: nothing is timed there
 
 
 def resume(options: Options) -> list[Task]:
@@ -97,18 +97,13 @@ def resume(options: Options) -> list[Task]:
         | {"trainer.accelerator": options.accelerator}
         for setting, setting_flags in settings.items()
     }
-    tasks = [
-        Task(setting, 0, partial(exactness.left_alone, flags, options.folder))
-        for setting, flags in flags_of_settings.items()
-    ]
-    for number in options.rounds(10 // TOGETHER):
-        for setting, flags in flags_of_settings.items():
-            jobs = 1 if options.miniature else TOGETHER
-            setting_records = partial(options.results.records, "resume", setting)
-            work = partial(
-                exactness.interrupted, flags, options.folder, setting_records, number, jobs
-            )
-            tasks.append(Task(setting, number, work))
+    tasks = []
+    jobs = 1 if options.miniature else TOGETHER
+    for setting, flags in flags_of_settings.items():
+        tasks.append(Task(setting, 0, partial(exactness.left_alone, flags, options.folder)))
+        setting_records = partial(options.results.records, "resume", setting)
+        work = partial(exactness.interrupted, flags, options.folder, setting_records, 1, jobs)
+        tasks.append(Task(setting, 1, work))
     return tasks
 
 
