@@ -222,3 +222,10 @@ def test_the_loss_of_training_has_the_share_of_all_classes_that_is_asked_for(
     expected = -((1 - share) * logits[range(8), labels].mean() + share * logits.mean())
     loss = model.training_step((images, labels), 0)
     assert loss.requires_grad and torch.allclose(loss, expected, atol=1e-5)
+
+
+def test_off_a_cpu_adam_updates_all_parameters_at_once():
+    """fused=False would keep torch from choosing `foreach`, which it does if fused is None."""
+    model = ResNet18(10)
+    assert model.configure_optimizers().defaults["fused"] is True
+    assert model.to("meta").configure_optimizers().defaults["fused"] is None
