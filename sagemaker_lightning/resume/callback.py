@@ -34,7 +34,7 @@ from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
 from sagemaker_lightning.compat import model_parallel, torch_compile
 from sagemaker_lightning.compat.lightning_callbacks import (
     EarlyCallback,
-    calling_no_empty_hooks,
+    calling_hooks_directly,
     is_search_only,
 )
 from sagemaker_lightning.compat.lightning_trainer import (
@@ -265,7 +265,7 @@ class ExactResume(EarlyCallback):
         if self.arguments["exact"]:
             self.changed.enter_context(entropy_replaced(unseeded.bits))
             self.changed.enter_context(torch_compile.compile_each_shape())
-            self.changed.enter_context(calling_no_empty_hooks())
+            self.changed.enter_context(calling_hooks_directly())
         trains = trainer.state.fn == TrainerFn.FITTING
         if trains:
             self._join_callbacks(trainer)

@@ -3,17 +3,20 @@
 import ast
 import inspect
 import textwrap
+import types
 
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.loops import training_epoch_loop
 from pytorch_lightning.profilers import SimpleProfiler
 from pytorch_lightning.strategies import SingleDeviceStrategy
 from pytorch_lightning.trainer import call
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch.utils.data import DataLoader, TensorDataset
 
 from sagemaker_lightning.compat import lightning_callbacks
-from sagemaker_lightning.compat.lightning_callbacks import EMPTY_HOOKS, calling_no_empty_hooks
+from sagemaker_lightning.compat.lightning_callbacks import EMPTY_HOOKS, calling_hooks_directly
 
 
 @pytest.mark.parametrize("hook", EMPTY_HOOKS)
@@ -110,7 +113,7 @@ def test_hooks_that_do_something_are_called_as_lightning_calls_them(tmp_path):
     expected = fit(tmp_path)
     names = {name for name, *_ in expected[0]}
     assert names == {"Hooks", "Model", "Strategy"} and len(expected[0]) > 20
-    with calling_no_empty_hooks():
+    with calling_hooks_directly():
         assert fit(tmp_path) == expected
 
 
@@ -124,7 +127,7 @@ def test_empty_hooks_are_not_called_without_a_profiler(tmp_path, monkeypatch):
         return function(trainer, hook_name, *args, **options)
 
     monkeypatch.setattr(call, "_call_lightning_module_hook", noting)
-    with calling_no_empty_hooks():
+    with calling_hooks_directly():
         fit(tmp_path)
         not_called = EMPTY_HOOKS.keys() - {*called}
         fit(tmp_path, profiler=SimpleProfiler(tmp_path, "profile"))
@@ -148,7 +151,7 @@ def test_a_class_that_answers_names_itself_is_asked():
 
 def test_lightnings_own_functions_are_back_afterwards():
     before = [call._call_callback_hooks, call._call_lightning_module_hook, call._call_strategy_hook]
-    with pytest.raises(ZeroDivisionError), calling_no_empty_hooks():
+    with pytest.raises(ZeroDivisionError), calling_hooks_directly():
         assert call._call_callback_hooks is not before[0]
         raise ZeroDivisionError
     assert before == [
@@ -156,3 +159,28 @@ def test_lightnings_own_functions_are_back_afterwards():
         call._call_lightning_module_hook,
         call._call_strategy_hook,
     ]
+    assert training_epoch_loop.is_param_in_hook_signature is is_param_in_hook_signature
+
+
+def test_a_signature_is_read_once_for_each_method():
+    calls = []
+
+    def has_parameter(hook, name, min_args=None):
+        calls.append(hook)
+        return is_param_in_hook_signature(hook, name, min_args=min_args)
+
+    class Unhashable:
+        __hash__ = None
+
+        def __call__(self, batch):
+            """Do nothing."""
+
+    known = lightning_callbacks._once_for_each_method(has_parameter)
+    model = Model()
+    unhashable = Unhashable()
+    for hook in (model.training_step, unhashable, model.training_step, unhashable):
+        has = known(hook, "batch_idx", min_args=2)
+        assert has == (hook is not unhashable)
+    model.training_step = types.MethodType(lambda self, batch: None, model)
+    assert not known(model.training_step, "batch_idx", min_args=2)
+    assert len(calls) == 4
