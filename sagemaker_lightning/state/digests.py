@@ -41,7 +41,7 @@ def digest(value: Any) -> bytes:
     They are the same in each process, and read all of it.
     """
     try:
-        if type(value) in SCALARS:
+        if _is_plain(value):
             return hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
         if type(value) is Tensor:
             return _of_tensor(value)
@@ -50,6 +50,15 @@ def digest(value: Any) -> bytes:
         return bytes.fromhex(values.digest(record, of_tensors))
     except (NotSaved, NotImplementedError, RuntimeError):  # such as a tensor without values
         return b""
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value's text says all of it: as defaults of functions mostly do."""
+    if type(value) is dict:
+        return all(type(each) in SCALARS for pair in value.items() for each in pair)
+    if type(value) in (tuple, list):
+        return all(type(each) in SCALARS for each in value)
+    return type(value) in SCALARS
 
 
 def _of_tensor(tensor: Tensor) -> bytes:
