@@ -1,6 +1,7 @@
 """Lightning calls no hook of a batch that does nothing, and all others as ever."""
 
 import ast
+import functools
 import inspect
 import textwrap
 import types
@@ -184,3 +185,22 @@ def test_a_signature_is_read_once_for_each_method():
     model.training_step = types.MethodType(lambda self, batch: None, model)
     assert not known(model.training_step, "batch_idx", min_args=2)
     assert len(calls) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "hook"),
+    [("_call_lightning_module_hook", "optimizer_step"), ("_call_strategy_hook", "training_step")],
+)
+def test_a_function_in_the_place_of_lightnings_is_called(name, hook, tmp_path, monkeypatch):
+    called = []
+    function = getattr(call, name)
+
+    @functools.wraps(function)
+    def noting(trainer, hook_name, *args, **options):
+        called.append(hook_name)
+        return function(trainer, hook_name, *args, **options)
+
+    monkeypatch.setattr(call, name, noting)
+    with calling_hooks_directly():
+        fit(tmp_path)
+    assert hook in called
