@@ -21,6 +21,7 @@ from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, kind_text
+from sagemaker_lightning.state.graph.kinds.optimizers import OPTIMIZERS
 from sagemaker_lightning.state.graph.nodes import key_of
 
 
@@ -56,13 +57,20 @@ class StatefulObjects(Part):
         return "" if is_there else "an object that was made while training, which no file can hold"
 
     def _encode_stateful(self) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
-        """Return records of the states of `_stateful`, and why others have none."""
+        """Return records of the states of `_stateful`, and why others have none.
+
+        An optimizer that was made since the start is one of the user's objects, with its state.
+        """
         states = {}
         unsaved = {}
-        start = self.run.part(UserObjects).graph.begin()
+        graph = self.run.part(UserObjects).graph
+        start = graph.begin()
         for path, object_ in self._stateful().items():
+            is_new = key_of(object_) not in start.paths
+            if is_new and isinstance(object_, OPTIMIZERS) and key_of(object_) in graph.recorded:
+                continue
             owner, _, name = path.rpartition(".")
-            if key_of(object_) not in start.paths and not isinstance(object_, LightningOptimizer):
+            if is_new and not isinstance(object_, LightningOptimizer):
                 holder, attribute = owner, name
                 while holder and holder not in start.by_path:  # new, too
                     holder, _, attribute = holder.rpartition(".")

@@ -501,11 +501,18 @@ def told(capsys, state: UserState) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+def hooked() -> SGD:
+    """Return an optimizer with a function that no checkpoint can name."""
+    optimizer = SGD([nn.Parameter(torch.ones(1))], 0.1)
+    optimizer.register_step_post_hook(lambda *arguments: None)
+    return optimizer
+
+
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1),
-        lambda: {1: torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)},
+        hooked,
+        lambda: {1: hooked()},
         lambda: {1: torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))},
     ],
 )
@@ -724,6 +731,16 @@ def test_a_state_that_cannot_be_saved_is_told(capsys):
     model.inner.param_groups[0]["thing"] = Row()
     (line,) = told(capsys, state_of(model))
     assert line.startswith(f"{HERE}.Model.inner holds a {HERE}.Row{UNSAVED}")
+
+
+def test_an_optimizer_made_while_training_comes_back_with_its_object(capsys):
+    state = state_of(model := Model(inner=None))
+    model.inner = SGD(model.body.parameters(), 0.5)
+    assert not told(capsys, state)
+    saved = state.encode_changes()
+    assert saved["stateful_objects"] == {}
+    state_of(other := Model(inner=None)).restore(saved)
+    assert other.inner.param_groups[0]["params"][0] is other.body[0].weight
 
 
 class OfLibrary:
