@@ -266,7 +266,7 @@ class Reports:
 def users_name(node: Node | None, name: str) -> tuple[str, str]:
     """Return the class of the user's object that holds an object's attribute, and in which of its.
 
-    A variable is held by its module or its class.
+    A variable is held by its module, its class or its function.
 
     What an installed package calls its own attributes says nothing to the user.
 
@@ -283,16 +283,19 @@ def users_name(node: Node | None, name: str) -> tuple[str, str]:
             return _name_of_holder(node.value), attribute
         if (parent := node.parent) is not None:
             attribute = parent.kind.step(parent.note, parent.parts, node.index).lstrip(".")
+        elif node.index.startswith(module_variables.VARIABLES):
+            function, _, variable = node.index.rpartition(".")
+            return function.removeprefix(module_variables.VARIABLES), variable
         node = parent
     return holder, name
 
 
 def _name_of_holder(value: Any) -> str:
-    """Return the name of a module or a class that has variables, or of an object's class."""
+    """Return the name of what has variables, or of an object's class."""
     owner = owner_of(value)
     if isinstance(owner, types.ModuleType):
         return owner.__name__
-    return class_name(owner if isinstance(owner, type) else type(owner))
+    return class_name(owner if object_graph.has_variables(owner) else type(owner))
 
 
 def _is_told(unsaved: Unsaved) -> bool:
