@@ -237,10 +237,11 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                     continue
                 if name in cells and id(cells[name]) in saved_ids:
                     continue
-                if name == "defaults":
-                    value = tuple(each for each in value if id(each) not in saved_ids)
-                elif name == "kwdefaults":
-                    value = {key: each for key, each in value.items() if id(each) not in saved_ids}
+                if name in DEFAULTS:
+                    values = value.values() if name == "kwdefaults" else value
+                    value = [each for each in values if id(each) not in saved_ids]
+                    if not value:
+                        continue
                 if (
                     id(object_) in saved_ids
                     and name in variables_closed_over
@@ -396,6 +397,8 @@ def _digests_of_objects(objects: Mapping[str, Any], saved_ids: set[int]) -> dict
 
 def _digest_or_position(value: Any) -> bytes:
     """Return bytes that identify a value; empty if it cannot be compared."""
+    if isinstance(value, CODE):
+        return b""
     if isinstance(value, CACHE):
         return digest(value.cache_info().currsize)
     if not _is_counter(value):
