@@ -50,8 +50,6 @@ class Reports:
     def __init__(self, trainer: Trainer, graph: GraphState) -> None:
         self.trainer = trainer
         self.state = graph
-        self.parameters_at_start: set[str] = set()
-        """The names of the model's parameters."""
         self.variables_at_start: dict[str, bytes] = {}
         """Digests of variables of modules and classes, by name."""
         self.packages = PackageVariables()
@@ -66,9 +64,6 @@ class Reports:
     def mark_start(self) -> None:
         """Take the present variables as those at the start."""
         self.package_searches = 0
-        self.parameters_at_start = {
-            name for name, _ in self.trainer.lightning_module.named_parameters()
-        }
         self.variables_at_start = self._variables(self.packages.values())
         self.packages.note(anew=True)
 
@@ -176,7 +171,6 @@ class Reports:
         """
         start = self.state.begin()
         self._report_modules()
-        self._report_grown()
         unsaved = {
             (each.path, each.name): FUNCTION_MADE
             if isinstance(each.value, CODE)
@@ -209,28 +203,6 @@ class Reports:
                         "a resumed run cannot make it to load its weights: after an interruption "
                         "this run cannot continue; make it in __init__() or configure_model()"
                     )
-
-    def _report_grown(self) -> None:
-        """Print, once, that optimizers have got parameters which the model has got as well."""
-        trained = {
-            id(parameter)
-            for optimizer in self.trainer.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
-        grown = [
-            name
-            for name, parameter in self.trainer.lightning_module.named_parameters()
-            if id(parameter) in trained and name not in self.parameters_at_start
-        ]
-        if grown and self.parameters_at_start and "grown" not in self.reported:
-            self.reported.add("grown")
-            if self.trainer.is_global_zero:
-                log.warning(
-                    f"model.{grown[0]} was made while training, and an optimizer has got it: after "
-                    "an interruption this run is refused where optimizers that are made anew have "
-                    "it elsewhere; make it in __init__() or configure_model()"
-                )
 
     def report_reordered(self) -> None:
         """Print, once for each, which sets have another order after an interruption."""
