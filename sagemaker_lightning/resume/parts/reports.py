@@ -27,6 +27,8 @@ from sagemaker_lightning.state.outside_process import OutsideState
 from sagemaker_lightning.state.package_variables import PackageVariables
 
 CODE = *FUNCTIONS, types.BuiltinFunctionType, type
+MAKING = "on_train_epoch_start", "on_validation_start", "on_validation_epoch_start"
+"""Hooks that make what an epoch or a validation needs: a resumed run calls them, too."""
 UNSAVED = (
     ", which no checkpoint can hold: a resumed run starts without it; keep numbers, text, arrays, "
     f"tensors, tuples and dataclasses there, or {HINT}"
@@ -176,7 +178,7 @@ class Reports:
             if isinstance(each.value, CODE)
             else f"{'holds' if each.is_part else 'is'} {with_article(each.kind)}{UNSAVED}"
             for each in self.state.unsaved
-            if _is_told(each)
+            if _is_told(each) and not self._is_made_again(each)
         } | {key: f"{reason}{UNSAVED}" for key, reason in others.items()}
         for (path, name), reason in unsaved.items():
             if (path, name) in self.reported:
@@ -195,7 +197,7 @@ class Reports:
         """Print, once for each, which modules were made while training and cannot be saved."""
         for path, name, kind, value, *_ in self.state.unsaved:
             key = path, name, "module"
-            if isinstance(value, nn.Module) and path == "model" and key not in self.reported:
+            if _has_weights(value) and path == "model" and key not in self.reported:
                 self.reported.add(key)
                 if self.trainer.is_global_zero:
                     log.warning(
@@ -203,6 +205,15 @@ class Reports:
                         "a resumed run cannot make it to load its weights: after an interruption "
                         "this run cannot continue; make it in __init__() or configure_model()"
                     )
+
+    def _is_made_again(self, unsaved: Unsaved) -> bool:
+        """Return whether a hook of the model's makes a module without weights, such as a metric."""
+        model = type(self.trainer.lightning_module)
+        return (
+            isinstance(unsaved.value, nn.Module)
+            and unsaved.path == "model"
+            and any(unsaved.name in start_hooks.names_in_hook(model, hook) for hook in MAKING)
+        )
 
     def report_reordered(self) -> None:
         """Print, once for each, which sets have another order after an interruption."""
@@ -270,13 +281,19 @@ def _name_of_holder(value: Any) -> str:
     return class_name(owner if object_graph.has_variables(owner) else type(owner))
 
 
+def _has_weights(value: Any) -> bool:
+    """Return whether a value is a module of which a checkpoint has weights or buffers."""
+    return isinstance(value, nn.Module) and bool(value.state_dict())
+
+
 def _is_told(unsaved: Unsaved) -> bool:
     """Return whether a line says that a checkpoint cannot hold something.
 
     An object that an attribute has got, such as a writer, is made again by the code that made it.
     """
     if isinstance(unsaved.refused, nn.Module):  # its weights are lost
-        return unsaved.is_part or unsaved.path != "model"  # else see `_report_modules`
+        is_models = not unsaved.is_part and unsaved.path == "model"
+        return not (is_models and _has_weights(unsaved.value))  # else see `_report_modules`
     if is_table(unsaved.value):
         return not unsaved.path.startswith((TRAINING, VALIDATION, "datamodule"))
     if not unsaved.is_part:

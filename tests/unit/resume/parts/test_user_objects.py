@@ -599,6 +599,29 @@ def test_what_has_state_and_is_made_while_training_is_told_before_an_interruptio
     assert told(capsys, state) == []
 
 
+class Measuring(Model):
+    """Gets a metric, or a loss, in a hook or on first use."""
+
+    def on_train_epoch_start(self):
+        self.mean = MeanMetric()
+
+    def on_validation_epoch_start(self):
+        self.error = MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        self.loss = nn.MSELoss()
+
+
+def test_a_metric_that_a_hook_makes_is_not_told_and_one_that_a_step_makes_is(capsys):
+    state = state_of(model := Measuring())
+    model.on_train_epoch_start()
+    model.on_validation_epoch_start()
+    assert told(capsys, state) == []
+    model.training_step(None, 0)
+    (line,) = told(capsys, state)
+    assert line.startswith(f"{HERE}.Measuring.loss is a torch.nn.modules.loss.MSELoss{UNSAVED}")
+
+
 def test_a_function_that_a_module_gets_in_place_of_another_is_told(monkeypatch, capsys):
     state = state_of(Chooses())
     in_training(state)
