@@ -59,7 +59,7 @@ def _has_generator(loader: Any) -> bool:
 
 
 def _members_of(loader: Any) -> dict[str, Any]:
-    """Return what a loader has that is none of torch's, by name."""
+    """Return what a loader has that torch has not made, by name."""
     if not isinstance(loader, DataLoader):
         return {"loader": loader}
     parts = {name: getattr(loader, name, None) for name in ("dataset", "collate_fn")}

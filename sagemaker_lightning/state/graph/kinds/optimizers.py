@@ -32,7 +32,7 @@ class OptimizerKind(ObjectKind):
     """An optimizer or a scheduler that the program does not make again at its start.
 
     All that it holds is content, as torch keeps it: groups of parameters, which are known by
-    identity, and their states. Of one of the start, other parts of a checkpoint have these.
+    identity, and their states. Other parts of a checkpoint have these of one of the start.
     """
 
     name = "optimizer"
@@ -78,6 +78,6 @@ def _is_wrapper(owner: Any, function: Any) -> bool:
 
 
 def _is_settable(class_: type, name: str) -> bool:
-    """Return whether an attribute is none of Python's, and in the place of no method."""
+    """Return whether an attribute is not one of Python's, and not in the place of a method."""
     is_pythons = name.startswith("__")
     return not is_pythons and not callable(inspect.getattr_static(class_, name, None))
