@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 from sagemaker_lightning.contract.errors import with_article
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.files.acceptance import saved_part
-from sagemaker_lightning.resume.parts.optimizers import sharing_groups
+from sagemaker_lightning.resume.parts.optimizers import check, sharing_groups
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -40,12 +40,16 @@ class StatefulObjects(Part):
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Let the objects load their states."""
-        with sharing_groups(self._stateful().values()):
-            for path, object_ in self._stateful().items():
+        objects = self._stateful()
+        with sharing_groups(objects.values()):
+            for path, object_ in objects.items():
                 if path in saved:
                     state = values.decode(saved[path])
                     is_schedule = isinstance(getattr(object_, "optimizer", None), Optimizer)
                     object_.load_state_dict(saved_part(object_, state) if is_schedule else state)
+        for object_ in objects.values():
+            if isinstance(object_, Optimizer) and hasattr(object_, "param_groups"):
+                check(object_)  # also those that the user's objects have got with their states
 
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each state."""

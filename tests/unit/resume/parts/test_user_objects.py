@@ -839,6 +839,16 @@ def test_an_optimizer_made_while_training_comes_back_with_its_object(capsys):
     assert other.inner.param_groups[0]["params"][0] is other.body[0].weight
 
 
+def test_a_state_beyond_whose_memory_a_fused_kernel_would_write_is_refused():
+    state = state_of(model := Model(inner=None))
+    weight = model.body[0].weight
+    model.inner = SGD([weight], 0.5, momentum=0.5, fused=True)
+    model.inner.state[weight] = {"momentum_buffer": torch.zeros(0)}
+    saved = state.encode_changes()
+    with pytest.raises(ValueError, match="momentum_buffer is no tensor of the shape"):
+        state_of(Model(inner=None)).restore(saved)
+
+
 class OfLibrary:
     """A library's object whose state cannot be had before it is used."""
 
