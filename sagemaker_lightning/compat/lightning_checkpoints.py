@@ -332,13 +332,18 @@ def load_data_module_within(
     _call_within(trainer._checkpoint_connector, "restore_datamodule", context)
 
 
-def _call_within(owner: Any, name: str, context: Callable[[], AbstractContextManager]) -> None:
-    """Have a method without arguments be called within a context, once."""
+def make_optimizers_within(trainer: Trainer, context: Callable[[], AbstractContextManager]) -> None:
+    """Have Lightning make the next optimizers within a context."""
+    _call_within(trainer.strategy, "setup_optimizers", context)
 
-    def method() -> None:
+
+def _call_within(owner: Any, name: str, context: Callable[[], AbstractContextManager]) -> None:
+    """Have a method be called within a context, once."""
+
+    def method(*arguments: Any) -> None:
         delattr(owner, name)
         with context():
-            getattr(owner, name)()
+            getattr(owner, name)(*arguments)
 
     setattr(owner, name, method)
 

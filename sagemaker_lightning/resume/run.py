@@ -247,13 +247,13 @@ class Run:
                 {part.key: resumed.saved(part) for part in self.parts}, resumed.rank_state
             )
         resumed.checkpoint = checkpoint = loading.decoded(self, resumed)
-        model = self.trainer.lightning_module
-        made = {name for name, _ in model.named_parameters()}
         self.restore(Moment.LOADING)
-        self.same_run.grown = [name for name, _ in model.named_parameters() if name not in made]
         lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
         lightning_checkpoints.load_data_module_within(
             self.trainer, self.part(DataEpoch).data_module_loads
+        )
+        lightning_checkpoints.make_optimizers_within(
+            self.trainer, self.part(UserObjects).grown.without_what_they_got
         )
         self.check.continue_results(resumed.entries["resumes"])
 

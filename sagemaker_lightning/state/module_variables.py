@@ -25,6 +25,7 @@ from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.digests import digest, is_small
 from sagemaker_lightning.state.graph.fingerprints import of_holder
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
+from sagemaker_lightning.state.graph.kinds.optimizers import OPTIMIZERS
 from sagemaker_lightning.state.graph.nodes import (
     ARRAY,
     KINDS,
@@ -37,6 +38,19 @@ from sagemaker_lightning.state.graph.nodes import (
 COUNTERS = ("builtins", "itertools")  # modules whose iterators can be asked for their position
 MAX_REMAINING = 10_000  # an iterator with more elements left is not examined
 SAMPLED = 4096  # elements of a larger list or array that are compared
+VARIABLES = "variables."
+"""How the names of variables begin, among those of the user's objects."""
+WRAPPERS = (
+    staticmethod,
+    classmethod,
+    property,
+    functools.partial,
+    functools.cached_property,
+    types.MethodType,
+    type(functools.lru_cache(len)),
+)
+WRAPPED = "__func__", "__wrapped__", "func", "fget", "fset"
+"""Attributes by which such refer to functions."""
 CODE = types.FunctionType, types.ModuleType, type
 DEFAULTS = "defaults", "kwdefaults"
 REGISTRIES = "weakref", "_weakrefset"
@@ -62,6 +76,9 @@ class Mentioned(NamedTuple):
     """The names that functions mention, by the module that may have them as variables."""
     classes: list[type]
     """The classes, all of whose variables are meant."""
+    of_functions: dict[str, Any]
+    """By name: cells that functions have closed over, mutable defaults, and functions that may have
+    attributes, as `object_graph.Added`."""
 
 
 def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
@@ -70,7 +87,7 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
     Args:
         roots: The objects from which the code is reached, by name.
     """
-    found = Mentioned(defaultdict(set), [])
+    found = Mentioned(defaultdict(set), [], {})
     for _, object_ in _reached(roots):
         if isinstance(object_, types.FunctionType) and is_own(object_):
             names = object_graph.names_in_code(object_.__code__)
@@ -81,14 +98,68 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
                 found.of_modules[other.__name__] |= names
         elif isinstance(object_, type) and is_own(object_) and not issubclass(object_, enum.Enum):
             found.classes.append(object_)
+    numbers: dict[str, int] = defaultdict(int)
+    for function, is_global in _functions(found):
+        name = f"{function.__module__}.{function.__qualname__}"
+        number = numbers[name]
+        numbers[name] += 1
+        name += f"#{number}" if number else ""  # one that the same line has made
+        found.of_functions.update(_members_of(name, function, is_global))
     return found
 
 
-def held_variables(mentioned: Mentioned) -> dict[str, object_graph.Added]:
+def _functions(mentioned: Mentioned) -> Iterator[tuple[types.FunctionType, bool]]:
+    """Yield the user's functions that classes and modules have, and whether a module has each."""
+    seen_ids = set()
+    classes = sorted(mentioned.classes, key=lambda each: (each.__module__, each.__qualname__))
+    waiting = [(member, False) for class_ in classes for member in vars(class_).values()]
+    waiting += [
+        (vars(sys.modules[module])[name], True)
+        for module, names in sorted(mentioned.of_modules.items())
+        if module in sys.modules
+        for name in sorted(names & vars(sys.modules[module]).keys())
+    ]
+    waiting.reverse()
+    while waiting:
+        value, is_global = waiting.pop()
+        if id(value) in seen_ids:
+            continue
+        seen_ids.add(id(value))
+        if isinstance(value, types.FunctionType) and is_own(value):
+            yield value, is_global
+            within = [*object_graph.closure(value).values(), *vars(value).values()]
+        elif isinstance(value, WRAPPERS):
+            within = [getattr(value, name, None) for name in WRAPPED]
+        else:
+            continue
+        waiting += [(each, False) for each in reversed(within)]
+
+
+def _members_of(name: str, function: types.FunctionType, is_global: bool) -> dict[str, Any]:
+    """Return what a function keeps from one call to the next, by name."""
+    variables = function.__code__.co_freevars
+    found: dict[str, Any] = {
+        f"{name}.{variable}": cell
+        for variable, cell in zip(variables, function.__closure__ or (), strict=True)
+        if variable != "__class__"
+    }
+    defaults = enumerate(function.__defaults__ or ())
+    members = {f"defaults{n}": each for n, each in defaults} | (function.__kwdefaults__ or {})
+    found |= {
+        f"{name}.{member}": value
+        for member, value in members.items()
+        if kind_of(value) is not None and _is_held(value)
+    }
+    if is_global or any(map(_is_held, vars(function).values())):
+        found[name] = object_graph.Added(function, ())
+    return found
+
+
+def held_variables(mentioned: Mentioned) -> dict[str, Any]:
     """Return the variables that a checkpoint can have as it has attributes, by owner.
 
-    They are those of modules and classes that have numbers, text, containers, tensors, arrays or
-    objects of the user's now.
+    They are those of modules, classes and functions that have numbers, text, containers, tensors,
+    arrays or objects of the user's now.
     """
     modules = {name: sys.modules[name] for name in mentioned.of_modules if name in sys.modules}
     classes = {f"{each.__module__}.{each.__qualname__}": each for each in mentioned.classes}
@@ -104,7 +175,15 @@ def held_variables(mentioned: Mentioned) -> dict[str, object_graph.Added]:
             and _is_held(variables.get(each))
         }
         if own & variables.keys():
-            held[f"variables.{name}"] = object_graph.Added(owner, object_graph.AllBut(own))
+            held[f"{VARIABLES}{name}"] = object_graph.Added(owner, object_graph.AllBut(own))
+    for name, member in mentioned.of_functions.items():
+        if isinstance(member, object_graph.Added):
+            attributes = vars(member.owner)
+            other = {each for each, value in attributes.items() if not _is_held(value)}
+            member = object_graph.Added(member.owner, other)
+        elif isinstance(member, types.CellType) and not _is_held(object_graph.value_of(member)):
+            continue
+        held[f"{VARIABLES}{name}"] = member
     return held
 
 
@@ -113,7 +192,7 @@ def _is_held(value: Any) -> bool:
     if object_graph.is_code(value):
         return False
     kind = kind_of(value)
-    if kind is None or kind in HELD_KINDS:
+    if kind is None or kind in HELD_KINDS or object_graph.is_of(type(value), *OPTIMIZERS):
         return True
     is_librarys = object_graph.is_library_class(type(value)) and not isinstance(value, nn.Module)
     return kind is OBJECT and not (is_librarys and isinstance(value, object_graph.ENTERED_CLASSES))
@@ -134,13 +213,14 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     variables: dict[str, Any] = {}
     of_modules: dict[str, Any] = {}
     held = {
-        f"{name.removeprefix('variables.')}.{attribute}"
+        f"{name.removeprefix(VARIABLES)}.{attribute}"
         for name, root in saved.items()
         if isinstance(root, object_graph.Added) and object_graph.has_variables(root.owner)
         for attribute in object_graph.attributes(root)
     }
     saved_objects = [object_ for _, object_ in object_graph.walk(saved, code=False)]
     saved_ids = set(map(id, saved_objects))
+    saved_ids |= {id(root) for name, root in saved.items() if name.startswith(VARIABLES)}
     elsewhere = _elsewhere(roots)
     seen_ids = set()
     for path, object_ in _reached(roots):
@@ -149,13 +229,22 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
             # wraps, and members of its own.
             label = f"{object_.__module__}.{object_.__qualname__}"
             label += " (wrapped)" if "__wrapped__" in vars(object_) else ""
+            variables_closed_over = object_.__code__.co_freevars
+            cells = dict(zip(variables_closed_over, object_.__closure__ or (), strict=True))
             for name, value in object_graph.function_members(object_):
                 seen_ids.add(id(value))
                 if name in DEFAULTS and not is_own(object_):
                     continue
+                if name in cells and id(cells[name]) in saved_ids:
+                    continue
+                if name in DEFAULTS:
+                    values = value.values() if name == "kwdefaults" else value
+                    value = [each for each in values if id(each) not in saved_ids]
+                    if not value:
+                        continue
                 if (
                     id(object_) in saved_ids
-                    and name in object_.__code__.co_freevars
+                    and name in variables_closed_over
                     and not _is_counter(value)
                 ):
                     continue
@@ -308,6 +397,8 @@ def _digests_of_objects(objects: Mapping[str, Any], saved_ids: set[int]) -> dict
 
 def _digest_or_position(value: Any) -> bytes:
     """Return bytes that identify a value; empty if it cannot be compared."""
+    if isinstance(value, CODE):
+        return b""
     if isinstance(value, CACHE):
         return digest(value.cache_info().currsize)
     if not _is_counter(value):

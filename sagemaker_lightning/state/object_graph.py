@@ -126,7 +126,7 @@ class AllBut:
 class Added:
     """What a user has added to an object of a library's, such as a trainer or a parameter.
 
-    It stands for some variables, too, if the owner is a module or a class of the user's.
+    It stands for variables, too, if the owner is a module, a class or a function of the user's.
 
     Args:
         owner: The object; what is set here is set there.
@@ -165,8 +165,8 @@ def owner_of(value: Any) -> Any:
 
 
 def has_variables(owner: Any) -> bool:
-    """Return whether an object is a module or a class, which have variables."""
-    return isinstance(owner, (types.ModuleType, type))
+    """Return whether an object is a module, a class or a function, which have variables."""
+    return isinstance(owner, (types.ModuleType, type, types.FunctionType))
 
 
 ENTERED_CLASSES = (
@@ -413,6 +413,8 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
         yield "func", value.__func__
     elif isinstance(value, types.FunctionType):
         yield from (function_members(value) if code else attributes(value).items())
+    elif class_ is types.CellType:
+        yield "value", value_of(value)
     elif isinstance(value, type):
         if code and not is_library_class(value):
             yield from (
@@ -646,6 +648,11 @@ def set_on_self(class_: type) -> set[str]:
         and isinstance(node.value, ast.Name)
         and node.value.id == "self"
     }
+
+
+def value_of(cell: types.CellType) -> Any:
+    """Return the value of a variable that functions have closed over; None if it has none yet."""
+    return None if cell == types.CellType() else cell.cell_contents
 
 
 def closure(function: types.FunctionType) -> dict[str, Any]:

@@ -98,6 +98,7 @@ class Redrawn(UnplacedLoader):
     def _states(self, within: bool, source: Any) -> dict[str, Any]:
         begun = self.earlier if within else self.begun
         own = {"source": source, "begun": begun, "differs": self.differs}
+        own["strange"] = self.strange_because
         return super().states(within) | own
 
     def go_to(self, done: int) -> None:
@@ -153,8 +154,9 @@ class Redrawn(UnplacedLoader):
         threads = strange.users_threads(self.loader)
         self.begin(0)
         batch = next(self.iterator, NO_BATCH)
-        if strange.users_threads(self.loader) - threads:
-            self._leave("draws in a thread of its own")
+        has_threads = bool(strange.users_threads(self.loader) - threads)
+        if has_threads or strange.draws_in_pool(self.loader):
+            self._leave(strange.IN_THREAD)
             self._put_back(batch)
             return
         if (following := self._next_of_kept()) is not NO_BATCH:

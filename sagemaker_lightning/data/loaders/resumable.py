@@ -163,6 +163,7 @@ class ResumableLoader(ABC):
             "draw": getattr(getattr(self.loader, "planned", None), "samples_draw", None),
             "within": within,
             "workers": self.workers,
+            "strange": "",
         }
 
     @property

@@ -15,11 +15,11 @@ from sagemaker_lightning.contract.errors import printable, with_article
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.deterministic import divided, is_strange, plan
+from sagemaker_lightning.data.loaders import strange
 from sagemaker_lightning.data.loaders.kinds import resumable
 from sagemaker_lightning.data.loaders.redrawn import Redrawn
 from sagemaker_lightning.data.loaders.resumable import ResumableLoader
 from sagemaker_lightning.data.loaders.stateful import Stateful
-from sagemaker_lightning.data.loaders.strange import Strange
 from sagemaker_lightning.data.sample_seeding import Plan
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.state.graph import values
@@ -190,11 +190,12 @@ class TrainingLoaders(EndingLoaders):
             if isinstance(each, Stateful) and (
                 saved["own"] is None if saved else not each.begun and not each.is_proved()
             ):
-                self.resumables[number] = Redrawn(each.loader, each.seed, each.mode)
-            elif isinstance(each, Redrawn) and each.strange_because:
-                self.resumables[number] = Strange(
-                    each.loader, each.seed, each.mode, each.strange_because
-                )
+                each = Redrawn(each.loader, each.seed, each.mode)
+            if isinstance(each, Redrawn) and (
+                reason := each.strange_because or strange.known_reason(saved)
+            ):
+                each = strange.Strange(each.loader, each.seed, each.mode, reason)
+            self.resumables[number] = each
 
     @property
     def shared_orders(self) -> dict[str, int]:

@@ -2,13 +2,22 @@
 
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.dummy import DummyProcess
+from multiprocessing.pool import ThreadPool
 from typing import Any
+
+from torch.utils.data import DataLoader, Sampler
 
 from sagemaker_lightning.compat.torch_data import code_of_thread
 from sagemaker_lightning.data.loaders.resumable import ResumableLoader
-from sagemaker_lightning.state.object_graph import LIBRARIES
+from sagemaker_lightning.state import generators, object_graph
+from sagemaker_lightning.state.graph.kinds.base import refusal
 
+POOL = ThreadPoolExecutor, ThreadPool
+TORCHS = DataLoader, Sampler
 KEEPS = "keeps an iterator from one epoch to the next"
+IN_THREAD = "draws in a thread of its own"
 
 
 def why(name: str, reason: str) -> str:
@@ -23,18 +32,62 @@ def users_threads(loader: Any) -> set[threading.Thread]:
     """Return the threads that may draw for a loader; none for one that a library iterates over.
 
     They run the code of no library: those of data workers, and by which a library reads files, draw
-    nothing.
+    nothing. Those of a pool run what they are given: see `draws_in_pool`.
     """
     iter_method = getattr(type(loader), "__iter__", None)
     if _is_of_library(getattr(iter_method, "__module__", None) or ""):
         return set()
+    may_draw = _has_generator(loader)
     return {
-        thread for thread in threading.enumerate() if not _is_of_library(code_of_thread(thread))
+        thread
+        for thread in threading.enumerate()
+        if not _is_of_library(code_of_thread(thread)) or (may_draw and _is_of_pool(thread))
     }
 
 
+def draws_in_pool(loader: Any) -> bool:
+    """Return whether a loader holds a pool of threads, and a generator from which these may draw.
+
+    A loader of torch's within it, or a sampler, draws in the thread that iterates over it.
+    """
+    held = object_graph.walk(_members_of(loader), TORCHS)
+    return _has_generator(loader) and any(isinstance(object_, POOL) for _, object_ in held)
+
+
+def _has_generator(loader: Any) -> bool:
+    return bool(generators.find(_members_of(loader), TORCHS))
+
+
+def _members_of(loader: Any) -> dict[str, Any]:
+    """Return what a loader has that torch has not made, by name."""
+    if not isinstance(loader, DataLoader):
+        return {"loader": loader}
+    parts = {name: getattr(loader, name, None) for name in ("dataset", "collate_fn")}
+    return parts | {"loader": object_graph.added_to(loader)}
+
+
+def _is_of_pool(thread: threading.Thread) -> bool:
+    """Return whether a thread is one of a pool's, and not of asyncio's, which looks up names."""
+    is_executors = code_of_thread(thread) == ThreadPoolExecutor.__module__
+    return isinstance(thread, DummyProcess) or (
+        is_executors and not thread.name.startswith("asyncio")
+    )
+
+
 def _is_of_library(module: str) -> bool:
-    return module.partition(".")[0] in LIBRARIES
+    return module.partition(".")[0] in object_graph.LIBRARIES
+
+
+def known_reason(saved: Mapping[str, Any] | None) -> str:
+    """Return why an interrupted run has left a loader alone; "" if it has not.
+
+    Args:
+        saved: What a checkpoint has of the loader.
+    """
+    reason = saved["strange"] if saved else ""
+    if reason not in ("", KEEPS, IN_THREAD):
+        raise refusal(reason)
+    return reason
 
 
 class Strange(ResumableLoader):
@@ -55,7 +108,12 @@ class Strange(ResumableLoader):
         reason: str = KEEPS,
     ) -> None:
         super().__init__(loader, seed, mode, own=True)
+        self.reason = reason
         self.why = why(self.name, reason)
+
+    def states(self, within: bool) -> dict[str, Any]:
+        """Return what `prepare` takes as `saved`."""
+        return super().states(within) | {"strange": self.reason}
 
     def give_back(self, saved: Mapping[str, Any], data: str = "now") -> None:
         """Restore nothing."""

@@ -27,6 +27,8 @@ from sagemaker_lightning.state.outside_process import OutsideState
 from sagemaker_lightning.state.package_variables import PackageVariables
 
 CODE = *FUNCTIONS, types.BuiltinFunctionType, type
+MAKING = "on_train_epoch_start", "on_validation_start", "on_validation_epoch_start"
+"""Hooks that make what an epoch or a validation needs: a resumed run calls them, too."""
 UNSAVED = (
     ", which no checkpoint can hold: a resumed run starts without it; keep numbers, text, arrays, "
     f"tensors, tuples and dataclasses there, or {HINT}"
@@ -50,8 +52,6 @@ class Reports:
     def __init__(self, trainer: Trainer, graph: GraphState) -> None:
         self.trainer = trainer
         self.state = graph
-        self.parameters_at_start: set[str] = set()
-        """The names of the model's parameters."""
         self.variables_at_start: dict[str, bytes] = {}
         """Digests of variables of modules and classes, by name."""
         self.packages = PackageVariables()
@@ -66,9 +66,6 @@ class Reports:
     def mark_start(self) -> None:
         """Take the present variables as those at the start."""
         self.package_searches = 0
-        self.parameters_at_start = {
-            name for name, _ in self.trainer.lightning_module.named_parameters()
-        }
         self.variables_at_start = self._variables(self.packages.values())
         self.packages.note(anew=True)
 
@@ -176,13 +173,12 @@ class Reports:
         """
         start = self.state.begin()
         self._report_modules()
-        self._report_grown()
         unsaved = {
             (each.path, each.name): FUNCTION_MADE
             if isinstance(each.value, CODE)
             else f"{'holds' if each.is_part else 'is'} {with_article(each.kind)}{UNSAVED}"
             for each in self.state.unsaved
-            if _is_told(each)
+            if _is_told(each) and not self._is_made_again(each)
         } | {key: f"{reason}{UNSAVED}" for key, reason in others.items()}
         for (path, name), reason in unsaved.items():
             if (path, name) in self.reported:
@@ -201,7 +197,7 @@ class Reports:
         """Print, once for each, which modules were made while training and cannot be saved."""
         for path, name, kind, value, *_ in self.state.unsaved:
             key = path, name, "module"
-            if isinstance(value, nn.Module) and path == "model" and key not in self.reported:
+            if _has_weights(value) and path == "model" and key not in self.reported:
                 self.reported.add(key)
                 if self.trainer.is_global_zero:
                     log.warning(
@@ -210,27 +206,14 @@ class Reports:
                         "this run cannot continue; make it in __init__() or configure_model()"
                     )
 
-    def _report_grown(self) -> None:
-        """Print, once, that optimizers have got parameters which the model has got as well."""
-        trained = {
-            id(parameter)
-            for optimizer in self.trainer.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
-        grown = [
-            name
-            for name, parameter in self.trainer.lightning_module.named_parameters()
-            if id(parameter) in trained and name not in self.parameters_at_start
-        ]
-        if grown and self.parameters_at_start and "grown" not in self.reported:
-            self.reported.add("grown")
-            if self.trainer.is_global_zero:
-                log.warning(
-                    f"model.{grown[0]} was made while training, and an optimizer has got it: after "
-                    "an interruption this run is refused where optimizers that are made anew have "
-                    "it elsewhere; make it in __init__() or configure_model()"
-                )
+    def _is_made_again(self, unsaved: Unsaved) -> bool:
+        """Return whether a hook of the model's makes a module without weights, such as a metric."""
+        model = type(self.trainer.lightning_module)
+        return (
+            isinstance(unsaved.value, nn.Module)
+            and unsaved.path == "model"
+            and any(unsaved.name in start_hooks.names_in_hook(model, hook) for hook in MAKING)
+        )
 
     def report_reordered(self) -> None:
         """Print, once for each, which sets have another order after an interruption."""
@@ -266,7 +249,7 @@ class Reports:
 def users_name(node: Node | None, name: str) -> tuple[str, str]:
     """Return the class of the user's object that holds an object's attribute, and in which of its.
 
-    A variable is held by its module or its class.
+    A variable is held by its module, its class or its function.
 
     What an installed package calls its own attributes says nothing to the user.
 
@@ -283,16 +266,24 @@ def users_name(node: Node | None, name: str) -> tuple[str, str]:
             return _name_of_holder(node.value), attribute
         if (parent := node.parent) is not None:
             attribute = parent.kind.step(parent.note, parent.parts, node.index).lstrip(".")
+        elif node.index.startswith(module_variables.VARIABLES):
+            function, _, variable = node.index.rpartition(".")
+            return function.removeprefix(module_variables.VARIABLES), variable
         node = parent
     return holder, name
 
 
 def _name_of_holder(value: Any) -> str:
-    """Return the name of a module or a class that has variables, or of an object's class."""
+    """Return the name of what has variables, or of an object's class."""
     owner = owner_of(value)
     if isinstance(owner, types.ModuleType):
         return owner.__name__
-    return class_name(owner if isinstance(owner, type) else type(owner))
+    return class_name(owner if object_graph.has_variables(owner) else type(owner))
+
+
+def _has_weights(value: Any) -> bool:
+    """Return whether a value is a module of which a checkpoint has weights or buffers."""
+    return isinstance(value, nn.Module) and bool(value.state_dict())
 
 
 def _is_told(unsaved: Unsaved) -> bool:
@@ -301,7 +292,8 @@ def _is_told(unsaved: Unsaved) -> bool:
     An object that an attribute has got, such as a writer, is made again by the code that made it.
     """
     if isinstance(unsaved.refused, nn.Module):  # its weights are lost
-        return unsaved.is_part or unsaved.path != "model"  # else see `_report_modules`
+        is_models = not unsaved.is_part and unsaved.path == "model"
+        return not (is_models and _has_weights(unsaved.value))  # else see `_report_modules`
     if is_table(unsaved.value):
         return not unsaved.path.startswith((TRAINING, VALIDATION, "datamodule"))
     if not unsaved.is_part:

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 from sagemaker_lightning.contract.errors import with_article
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.files.acceptance import saved_part
-from sagemaker_lightning.resume.parts.optimizers import sharing_groups
+from sagemaker_lightning.resume.parts.optimizers import check, sharing_groups
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -21,6 +21,7 @@ from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, kind_text
+from sagemaker_lightning.state.graph.kinds.optimizers import OPTIMIZERS
 from sagemaker_lightning.state.graph.nodes import key_of
 
 
@@ -39,12 +40,16 @@ class StatefulObjects(Part):
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Let the objects load their states."""
-        with sharing_groups(self._stateful().values()):
-            for path, object_ in self._stateful().items():
+        objects = self._stateful()
+        with sharing_groups(objects.values()):
+            for path, object_ in objects.items():
                 if path in saved:
                     state = values.decode(saved[path])
                     is_schedule = isinstance(getattr(object_, "optimizer", None), Optimizer)
                     object_.load_state_dict(saved_part(object_, state) if is_schedule else state)
+        for object_ in objects.values():
+            if isinstance(object_, Optimizer) and hasattr(object_, "param_groups"):
+                check(object_)  # also those that the user's objects have got with their states
 
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each state."""
@@ -56,13 +61,20 @@ class StatefulObjects(Part):
         return "" if is_there else "an object that was made while training, which no file can hold"
 
     def _encode_stateful(self) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
-        """Return records of the states of `_stateful`, and why others have none."""
+        """Return records of the states of `_stateful`, and why others have none.
+
+        An optimizer that was made since the start is one of the user's objects, with its state.
+        """
         states = {}
         unsaved = {}
-        start = self.run.part(UserObjects).graph.begin()
+        graph = self.run.part(UserObjects).graph
+        start = graph.begin()
         for path, object_ in self._stateful().items():
+            is_new = key_of(object_) not in start.paths
+            if is_new and isinstance(object_, OPTIMIZERS) and key_of(object_) in graph.recorded:
+                continue
             owner, _, name = path.rpartition(".")
-            if key_of(object_) not in start.paths and not isinstance(object_, LightningOptimizer):
+            if is_new and not isinstance(object_, LightningOptimizer):
                 holder, attribute = owner, name
                 while holder and holder not in start.by_path:  # new, too
                     holder, _, attribute = holder.rpartition(".")

@@ -9,11 +9,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from torch import nn
 
 from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.contract.errors import printable, with_article
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import HINT
+from sagemaker_lightning.resume.parts.grown_modules import GrownModules
 from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.reports import Reports
@@ -45,6 +47,7 @@ class UserObjects(Part):
         """What hooks compute while they begin the training."""
         self.computed: dict[tuple[int, str], Any] = {}
         """Values that these hooks have computed, by what their object is known and attribute."""
+        self.grown = GrownModules()
 
     def hooks_begin(self) -> None:
         """Note that hooks at the start of training run next."""
@@ -108,6 +111,8 @@ class UserObjects(Part):
 
         It is done before Lightning loads the weights, of which there are some for these parts.
         """
+        modules = (node.value for node in self.graph.begin().nodes.values())
+        self.grown = GrownModules(each for each in modules if isinstance(each, nn.Module))
         self.graph.restore(self.resumed.of(self)["graph"], parts_of_modules)
 
     def recreate(self) -> None:

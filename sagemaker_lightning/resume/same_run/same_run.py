@@ -46,8 +46,6 @@ class SameRun:
         """What configure_optimizers has made, before hooks and the checkpoint change it."""
         self.code_numbers: Mapping[str, str] | None = None
         """The numbers that the code gives; None if they are not known."""
-        self.grown: list[str] = []
-        """The names of parameters that the model had got while it was trained."""
         self.has_trained_before = False
         """Whether this program has trained the model: it may have changed its arrays since."""
 
@@ -140,13 +138,6 @@ class SameRun:
         arguments, schedule = optimizer_arguments.differences(
             before, self.optimizer_arguments, other_rates
         )
-        if arguments and self.grown:
-            raise UserError(
-                f"{self.folder.label}: {self.file_name}: while it trained, the model had got "
-                f"{first_of(self.grown)}, which optimizers that are made anew have elsewhere: this "
-                "run cannot continue; make all that is trained in __init__() or configure_model(), "
-                "and move the checkpoints away to start anew"
-            )
         self._refuse(arguments + ([] if other_length else schedule))
         self._warn(schedule)
 

@@ -46,6 +46,7 @@ from sagemaker_lightning.state.graph.nodes import (
     KINDS,
     LIBRARYS,
     OBJECT,
+    OPTIMIZER,
     TENSOR,
     Node,
     key_of,
@@ -94,6 +95,8 @@ class Encoded(NamedTuple):
     """What the record lacks."""
     reordered: list[str]
     """The paths of sets whose elements come in another order, now or later, when made anew."""
+    recorded: set[int]
+    """By what the objects are known that the record has."""
 
 
 class Draft(NamedTuple):
@@ -123,7 +126,8 @@ def encode(
         encoder = Encoder(roots, start, touched)
         encoder.draft_all()
         encoder.refuse_holders()
-        return Encoded(encoder.record(), encoder.unsaved, encoder.reordered)
+        record = encoder.record()
+        return Encoded(record, encoder.unsaved, encoder.reordered, encoder.recorded)
 
 
 def values_changed(roots: Mapping[str, Any], start: Start) -> dict[tuple[int, str], Any]:
@@ -174,7 +178,7 @@ class Encoder:
         self.touched = touched
         self.nodes: dict[int, Node] = {}
         self.replaced: set[int] = set()
-        self.nodes = scan(roots, start.skip)
+        self.nodes = scan(roots, start.skip, start.nodes)
         self.by_others = {id(value): name for name, value in start.saved_by_others().items()}
         self.references: dict[int, list] = {}
         self.drafts: dict[int, Draft] = {}
@@ -185,6 +189,7 @@ class Encoder:
         self.origins: set[int] = set()
         self.unsaved: list[Unsaved] = []
         self.reordered: list[str] = []
+        self.recorded: set[int] = set()
         self.replaced = self._replaced()
         self.kept: list = []  # keeps what was made here, whose ids are in use
 
@@ -230,7 +235,7 @@ class Encoder:
         if kind in self.start.refused_kinds:
             raise NotSaved(kind_text(node.value))
         note = kind.note_of_new(node.value, node.note)
-        if kind in (OBJECT, TENSOR, TUPLE):
+        if kind in (OBJECT, OPTIMIZER, TENSOR, TUPLE):
             self._check_class(type(node.value))
         if node.pack:
             return self._of_pack(None, node, note)
@@ -508,7 +513,7 @@ class Encoder:
         """Return the record: what has changed of the start, and what is reached from there."""
         nodes: list[list] = []
         waiting = deque(key for key, draft in self.drafts.items() if draft.path is not None)
-        numbered = set(waiting)
+        numbered = self.recorded = set(waiting)
         while waiting:
             key = waiting.popleft()
             draft = self.drafts[key]

@@ -13,7 +13,7 @@ import types
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from sagemaker_lightning.state.graph.kinds.objects import (
     ReferenceKind,
     WeakReferenceKind,
 )
+from sagemaker_lightning.state.graph.kinds.optimizers import OPTIMIZERS, OptimizerKind
 from sagemaker_lightning.state.graph.kinds.states import (
     ITERATORS,
     BytesKind,
@@ -52,6 +53,7 @@ from sagemaker_lightning.state.object_graph import (
     Added,
     Elsewhere,
     is_library_class,
+    is_of,
     owner_of,
 )
 
@@ -60,8 +62,10 @@ TENSOR = TensorKind()
 ARRAY = ArrayKind()
 FUNCTION = FunctionKind()
 GENERATOR = GeneratorKind()
+OPTIMIZER = OptimizerKind()
 CODE = ReferenceKind("class")
 LIBRARYS = ReferenceKind("library")
+MAYBE_OPTIMIZERS = OBJECT, LIBRARYS
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
@@ -71,6 +75,7 @@ KINDS: dict[str, Kind] = {
         ARRAY,
         FUNCTION,
         GENERATOR,
+        OPTIMIZER,
         BytesKind(),
         CountKind(),
         IteratorKind(),
@@ -132,10 +137,18 @@ def kind_of_class(class_: type) -> Kind | None:
     return OBJECT if is_entered else LIBRARYS
 
 
-def kind_of(value: Any) -> Kind | None:
-    """Return the kind of an object; None if it has no identity of its own."""
+def kind_of(value: Any, known: Container[int] | None = None) -> Kind | None:
+    """Return the kind of an object; None if it has no identity of its own.
+
+    Args:
+        value: The object.
+        known: By what the objects of a start are known, if optimizers that are made later are kinds
+            of their own.
+    """
     class_ = type(value)
     kind = kind_of_class(class_)
+    if known is not None and kind in MAYBE_OPTIMIZERS and is_of(class_, *OPTIMIZERS):
+        return kind if id(value) in known else OPTIMIZER
     if kind is LIBRARYS and class_ in ITERATORS and place_in_sequence(value):
         return KINDS["iterator"]
     if kind is LIBRARYS and class_ is itertools.cycle and place_in_cycle(value):
@@ -206,14 +219,14 @@ class Node:
 
 
 def scan(
-    roots: Mapping[str, Any],
-    skip: tuple = (),
+    roots: Mapping[str, Any], skip: tuple = (), known: Container[int] | None = None
 ) -> dict[int, Node]:
     """Return the nodes that are reached from `roots`, by what they are known.
 
     Args:
         roots: The objects to start from, by name.
         skip: Classes whose objects are nodes without parts.
+        known: As in `kind_of`: of optimizers that are made later, groups and states are reached.
     """
     nodes: dict[int, Node] = {}
     waiting: deque = deque()
@@ -247,7 +260,7 @@ def scan(
                 continue
             if class_ is tuple and SCALARS.issuperset(map(type, part)):
                 continue
-            if (kind := kind_of(part)) is None:
+            if (kind := kind_of(part, known)) is None:
                 continue
             if key in packs:
                 waiting.append(_unpack(packs[key], packs))

@@ -16,6 +16,7 @@ from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, class_name
 from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind, classes_of_module
+from sagemaker_lightning.state.graph.kinds.optimizers import CLASSES_OF_TORCH
 from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, Node, key_of, scan
 from sagemaker_lightning.state.object_graph import (
     LIGHTNINGS,
@@ -246,10 +247,10 @@ class Start:
     def classes(self) -> dict[str, type]:
         """The classes of which a record may have new objects, by name.
 
-        They are those of the objects of the start, and those that the user's own modules have in
-        which these are defined.
+        They are those of the objects of the start, those that the user's own modules have in which
+        these are defined, and torch's optimizers and schedulers.
         """
-        found: dict[str, type] = {}
+        found = {**CLASSES_OF_TORCH}
         modules: set[str] = set()
         owners = (owner_of(node.value) for node in self.nodes.values())
         for class_ in {type(owner) for owner in owners if not has_variables(owner)}:

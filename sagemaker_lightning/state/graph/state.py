@@ -48,6 +48,8 @@ class GraphState:
         """Objects, by what they are known, that count as changed, or which of their attributes."""
         self.unsaved: list[Unsaved] = []
         """What has changed, and is not in the newest record."""
+        self.recorded: set[int] = set()
+        """By what the objects are known that the newest record has."""
         self.reordered: set[str] = set()
         """Sets whose elements come in another order after a restart."""
         self.restored: tuple[Mapping[str, Any], list[Any]] | None = None
@@ -113,7 +115,7 @@ class GraphState:
             start.include(roots)
             roots = {name: root for name, root in roots.items() if not name.startswith(but)}
             start = start.without(but)
-        record, self.unsaved, reordered = encode(roots, start, self.touched)
+        record, self.unsaved, reordered, self.recorded = encode(roots, start, self.touched)
         self.reordered |= set(reordered)
         return record
 

@@ -1,13 +1,20 @@
 """Variables of the user's modules, classes and functions are compared by name."""
 
 import contextvars
+import functools
 import threading
 
 import pytest
 import torch
 from torch.optim import Optimizer
 
-from sagemaker_lightning.state.module_variables import changed_variables, variable_digests
+from sagemaker_lightning.state.graph.state import GraphState
+from sagemaker_lightning.state.module_variables import (
+    changed_variables,
+    held_variables,
+    mentioned_variables,
+    variable_digests,
+)
 
 
 class Lookahead(Optimizer):
@@ -93,3 +100,142 @@ def test_what_a_thread_or_a_context_has_is_named(change, name):
     change()
     after = variable_digests({"model": model}, {"model": model})
     assert changed_variables(before, after) == [f"test_module_variables.{name}"]
+
+
+# What functions keep ------------------------------------------------------------------------------
+
+
+class Pool:
+    """An object of a user's."""
+
+    def __init__(self) -> None:
+        self.samples: list[int] = []
+
+
+def focal() -> int:
+    """Count its calls in an attribute, which it makes itself."""
+    vars(focal)["calls"] = vars(focal).get("calls", 0) + 1
+    return focal.calls
+
+
+def noted(function):
+    """Return a function that counts the calls of another one."""
+    calls = 0
+
+    @functools.wraps(function)
+    def wrapper(*arguments):
+        nonlocal calls
+        calls += 1
+        return calls, function(*arguments)
+
+    return wrapper
+
+
+def program():
+    """Return a model, as a program that starts makes it."""
+    vars(focal).pop("calls", None)
+    pool, count = Pool(), 0
+
+    class Local:
+        def step(self, seen=[], *, rows={}):  # noqa: B006
+            nonlocal count
+            count += 1
+            pool.samples.append(count)
+            seen.append(count)
+            rows[count] = focal()
+            return count, pool.samples, seen, rows
+
+        @noted
+        def first(self):
+            return super().__hash__() and count
+
+        @staticmethod
+        @noted
+        def second():
+            return count
+
+        @property
+        def third(self):
+            return pool.samples
+
+    return Local()
+
+
+def state_of(model) -> GraphState:
+    """Return the state of a model and of the variables that its code uses."""
+
+    def roots():
+        return {"model": model} | held_variables(mentioned_variables({"model": model}))
+
+    state = GraphState(roots)
+    state.mark()
+    state.end_start()
+    return state
+
+
+def used(model) -> list:
+    """Let a model use all that its functions keep, and return that."""
+    return [model.step(), model.first(), model.first(), model.second(), list(model.third)]
+
+
+def test_what_functions_keep_comes_back():
+    """Closed over, in defaults, and in attributes."""
+    model = program()
+    state = state_of(model)
+    for _ in range(3):
+        used(model)
+    record = state.encode()
+    assert not state.unsaved
+    left_alone = used(model)
+    resumed = program()
+    state_of(resumed).restore(record)
+    assert used(resumed) == left_alone
+
+
+def test_what_comes_back_of_functions_is_not_named():
+    model = program()
+
+    def digests():
+        held = held_variables(mentioned_variables({"model": model}))
+        return variable_digests({"model": model}, {"model": model} | held)
+
+    before = digests()
+    used(model)
+    assert changed_variables(before, digests()) == []
+
+
+def test_a_library_s_iterator_that_a_function_keeps_is_named():
+    pairs = zip([1, 2], [3, 4], strict=True)
+
+    class Local:
+        def step(self):
+            return next(pairs)
+
+    roots = {"model": Local()} | held_variables(mentioned_variables({"model": Local()}))
+    before = variable_digests(roots, roots)
+    next(pairs)
+    (name,) = changed_variables(before, variable_digests(roots, roots))
+    assert name.endswith("Local.step.pairs")
+
+
+def counting():
+    """Return a function that counts."""
+    count = 0
+
+    def step(self):
+        nonlocal count
+        count += 1
+        return count
+
+    return step
+
+
+def test_functions_that_the_same_line_has_made_keep_their_own():
+    def make():
+        return type("Local", (), {"first": counting(), "second": counting()})()
+
+    model = make()
+    state = state_of(model)
+    model.first(), model.first(), model.second()
+    state_of(resumed := make()).restore(state.encode())
+    assert (resumed.first(), resumed.second()) == (3, 2)

@@ -12,6 +12,7 @@ from pytorch_lightning import Callback, LightningDataModule, LightningModule, Tr
 from pytorch_lightning.core.mixins import HyperparametersMixin
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
 from sagemaker_lightning.compat.torch_modules import (
@@ -55,9 +56,10 @@ MADE_BY_THE_PROGRAM = (
     Callback,
     Trainer,
     Optimizer,
+    LRScheduler,
     Metric,
 )
-"""Classes of which no object is made of a record."""
+"""Classes of which no object is made as one with plain attributes."""
 
 
 def base_of(value: Any) -> type | None:

@@ -1,12 +1,16 @@
 """data/loaders/redrawn.py: loaders that are begun anew and drawn to the position."""
 
 import queue
+import random
 import re
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 import streams
+import torch
 from loader_epochs import (
     LOADERS,
     STATEFUL,
@@ -22,6 +26,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.loaders.strange import Strange
 from sagemaker_lightning.state.graph import values
 
 
@@ -241,6 +246,86 @@ def test_a_loader_that_draws_in_a_thread_is_told():
     combined.begin(fetcher, 0, 0, proves=True)
     assert combined.why.startswith("test_redrawn.InThread draws in a thread of its own, so ")
     assert [batch for batch, _, _ in rest(fetcher)] == [0, 1, 2, 3]
+
+
+class InPool:
+    """A loader that prepares its batches in a pool of threads, by numbers that these draw."""
+
+    def __init__(self, pool=ThreadPoolExecutor) -> None:
+        self.pool = pool(1)
+        self.rng = random.Random(1)
+
+    def __iter__(self):
+        prepared = [self.pool.submit(self.rng.random) for _ in range(4)]
+        yield from (each.result() for each in prepared)
+
+
+class OfThreadPool(ThreadPool):
+    """A pool of multiprocessing's, asked as those of concurrent.futures are."""
+
+    def submit(self, function):
+        asked = self.apply_async(function)
+        return SimpleNamespace(result=asked.get)
+
+
+class Shuffled(InPool):
+    """One that draws nothing in its pool: the order is drawn as its loader is iterated over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = None
+        self.loader = DataLoader(range(8), 4, shuffle=True, generator=torch.Generator())
+
+    def __iter__(self):
+        yield from (self.pool.submit(batch.add, 1).result() for batch in self.loader)
+
+
+class InLocalPool(InPool):
+    """One that makes its pool for each iteration."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(1)
+
+    def __iter__(self):
+        with ThreadPoolExecutor(1) as pool:
+            yield from pool.map(lambda _: self.rng.random(), range(4))
+
+
+@pytest.mark.parametrize("make", [InPool, lambda: InPool(OfThreadPool), InLocalPool])
+def test_a_loader_that_draws_in_a_pool_of_threads_is_told_and_left_alone(make):
+    combined, fetcher = begin(make)
+    combined.begin(fetcher, 0, 0, proves=True)
+    assert re.match(r"test_redrawn\.In\w*Pool draws in a thread of its own, so ", combined.why)
+    assert len(list(rest(fetcher))) == 4
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("make", [InThread, InPool])
+def test_a_loader_that_was_left_alone_still_is_after_an_epochs_end(make, epochs):
+    combined, fetcher = begin(make)
+    for epoch in range(epochs):
+        combined.begin(fetcher, epoch, 0, proves=True)
+        rest(fetcher)
+    states = combined.states(fetcher, False)
+    combined, fetcher = begin(make)
+    combined.give_back(states)
+    combined.begin(fetcher, epochs, 0, states, proves=True)
+    assert type(combined.resumables[0]) is Strange
+    assert len(list(rest(fetcher))) == 4
+
+
+def test_a_loader_is_left_alone_for_a_reason_that_there_is():
+    combined, fetcher = begin(InThread)
+    states = combined.states(fetcher, False)
+    states["loaders"][0]["strange"] = "says something else"
+    with pytest.raises(UserError, match="a checkpoint holds"):
+        combined.give_back(states)
+
+
+def test_a_loader_that_draws_nothing_in_its_pool_of_threads_is_not_told():
+    combined, fetcher = begin(Shuffled)
+    combined.begin(fetcher, 0, 0, proves=True)
+    assert combined.why == "" and len(list(rest(fetcher))) == 2
 
 
 @pytest.mark.slow

@@ -2,11 +2,10 @@
 
 from types import SimpleNamespace
 
-import pytest
-from short_fits import Noted, as_in_a_new_process, interrupted, trainer
+import pytorch_lightning as pl
+from short_fits import Noted, interrupted, trainer, weights
 from torch import nn
 
-from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.parts.reports import Reports
 
 
@@ -23,14 +22,24 @@ class Growing(Noted):
             self.optimizers().optimizer.add_param_group({"params": self.layers[-1].parameters()})
 
 
-def test_layers_that_are_made_while_training_and_trained_are_named_and_refused(tmp_path, capfd):
-    with interrupted():
-        trainer(tmp_path, max_epochs=3).fit(Growing(stop="batch 1:2"))
-    said = capfd.readouterr().out
-    assert said.count("model.layers.0.weight was made while training, and an optimizer has") == 1
-    as_in_a_new_process()
-    with pytest.raises(UserError, match=r"the model had got layers\.0\.weight; .*make all that"):
-        trainer(tmp_path, max_epochs=3).fit(Growing())
+def trained(folder, **moments: str) -> pl.Trainer:
+    """Return a trainer that has trained a growing model."""
+    made = trainer(folder, max_epochs=3)
+    made.fit(Growing(**moments))
+    return made
+
+
+def test_layers_that_are_made_while_training_and_trained_come_back(tmp_path, capfd):
+    alone = trained(tmp_path / "alone")
+    for moment in ("batch 1:2", "batch 2:1"):
+        with interrupted():
+            trained(tmp_path / "run", stop=moment)
+    resumed = trained(tmp_path / "run")
+    assert weights(resumed.lightning_module) == weights(alone.lightning_module)
+    assert len(resumed.lightning_module.layers) == 2
+    rates = [[group["lr"] for group in of.optimizers[0].param_groups] for of in (resumed, alone)]
+    assert rates[0] == rates[1] and len(rates[0]) == 3
+    assert "made while training" not in capfd.readouterr().out
 
 
 def test_a_model_that_stays_as_it_is_made_is_not_named(tmp_path, capfd):

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+from torchmetrics import MeanMetric
 from untrained import in_epoch_5, resumed, run_of
 
 from sagemaker_lightning.compat import lightning_loops
@@ -23,6 +24,7 @@ from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import DataIdentity, Structure
 from sagemaker_lightning.resume.parts.generators import Generators
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
+from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.modes import Modes
 from sagemaker_lightning.resume.parts.part import Moment
 from sagemaker_lightning.resume.parts.roots import objects_of_module, user_objects
@@ -501,11 +503,89 @@ def told(capsys, state: UserState) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+def test_what_a_function_keeps_and_no_checkpoint_can_hold_is_told(capsys):
+    row = None
+
+    def fill():
+        nonlocal row
+        row = Row()
+
+    class Filling(Model):
+        def training_step(self, batch, batch_idx):
+            fill()
+            return row
+
+    state = state_of(model := Filling())
+    assert told(capsys, state) == []
+    model.training_step(None, 0)
+    (line,) = told(capsys, state)
+    name = f"{HERE}.test_what_a_function_keeps_and_no_checkpoint_can_hold_is_told.<locals>"
+    assert line.startswith(f"{name}.Filling.training_step.row holds a {HERE}.Row{UNSAVED}")
+
+
+INNER = None
+
+
+class Adapts(Model):
+    def training_step(self, batch, batch_idx):
+        return INNER.step()
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_an_optimizer_in_a_variable_comes_back(monkeypatch, capsys, at_start):
+    def make(model):
+        return SGD(model.body.parameters(), 0.5, momentum=0.5)
+
+    def begun():
+        model = Adapts()
+        monkeypatch.setitem(globals(), "INNER", make(model) if at_start else None)
+        return state_of(model), model
+
+    state, model = begun()
+    monkeypatch.setitem(globals(), "INNER", INNER or make(model))
+    model.body[0](torch.ones(1)).sum().backward()
+    model.training_step(None, 0)
+    saved = state.encode_changes(None)
+    other, restored = begun()
+    other.restore(saved)
+    state_of_weight = INNER.state[restored.body[0].weight]
+    assert torch.equal(state_of_weight["momentum_buffer"], torch.ones(1, 1))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_metric_that_only_a_function_has_comes_back():
+    def make():
+        mean = MeanMetric()
+
+        class Measuring(Model):
+            def training_step(self, batch, batch_idx):
+                mean.update(batch)
+                return mean.compute().item()
+
+        return Measuring()
+
+    state = state_of(model := make())
+    metrics = state.run.part(Metrics)
+    model.training_step(1.0, 0), model.training_step(2.0, 1)
+    saved = metrics.save(None, None)
+    other = state_of(resumed_model := make())
+    resumed(other.run, metrics=saved)
+    other.run.part(Metrics).restore(saved, Moment.TRAINING)
+    assert resumed_model.training_step(6.0, 2) == 3
+
+
+def hooked() -> SGD:
+    """Return an optimizer with a function that no checkpoint can name."""
+    optimizer = SGD([nn.Parameter(torch.ones(1))], 0.1)
+    optimizer.register_step_post_hook(lambda *arguments: None)
+    return optimizer
+
+
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1),
-        lambda: {1: torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)},
+        hooked,
+        lambda: {1: hooked()},
         lambda: {1: torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))},
     ],
 )
@@ -517,6 +597,29 @@ def test_what_has_state_and_is_made_while_training_is_told_before_an_interruptio
     (line,) = told(capsys, state)
     assert line.startswith(f"{HERE}.Model.own ") and "which no checkpoint can hold" in line
     assert told(capsys, state) == []
+
+
+class Measuring(Model):
+    """Gets a metric, or a loss, in a hook or on first use."""
+
+    def on_train_epoch_start(self):
+        self.mean = MeanMetric()
+
+    def on_validation_epoch_start(self):
+        self.error = MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        self.loss = nn.MSELoss()
+
+
+def test_a_metric_that_a_hook_makes_is_not_told_and_one_that_a_step_makes_is(capsys):
+    state = state_of(model := Measuring())
+    model.on_train_epoch_start()
+    model.on_validation_epoch_start()
+    assert told(capsys, state) == []
+    model.training_step(None, 0)
+    (line,) = told(capsys, state)
+    assert line.startswith(f"{HERE}.Measuring.loss is a torch.nn.modules.loss.MSELoss{UNSAVED}")
 
 
 def test_a_function_that_a_module_gets_in_place_of_another_is_told(monkeypatch, capsys):
@@ -724,6 +827,26 @@ def test_a_state_that_cannot_be_saved_is_told(capsys):
     model.inner.param_groups[0]["thing"] = Row()
     (line,) = told(capsys, state_of(model))
     assert line.startswith(f"{HERE}.Model.inner holds a {HERE}.Row{UNSAVED}")
+
+
+def test_an_optimizer_made_while_training_comes_back_with_its_object(capsys):
+    state = state_of(model := Model(inner=None))
+    model.inner = SGD(model.body.parameters(), 0.5)
+    assert not told(capsys, state)
+    saved = state.encode_changes()
+    assert saved["stateful_objects"] == {}
+    state_of(other := Model(inner=None)).restore(saved)
+    assert other.inner.param_groups[0]["params"][0] is other.body[0].weight
+
+
+def test_a_state_beyond_whose_memory_a_fused_kernel_would_write_is_refused():
+    state = state_of(model := Model(inner=None))
+    weight = model.body[0].weight
+    model.inner = SGD([weight], 0.5, momentum=0.5, fused=True)
+    model.inner.state[weight] = {"momentum_buffer": torch.zeros(0)}
+    saved = state.encode_changes()
+    with pytest.raises(ValueError, match="momentum_buffer is no tensor of the shape"):
+        state_of(Model(inner=None)).restore(saved)
 
 
 class OfLibrary:

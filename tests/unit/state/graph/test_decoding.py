@@ -236,6 +236,29 @@ def test_of_a_module_the_places_of_its_own_take_what_belongs_there():
     assert {"a", "b", "c"}.isdisjoint(dir(model))
 
 
+@pytest.mark.parametrize(
+    "note",
+    [
+        {"class": "test_decoding.Thing", "names": []},
+        {"class": "torch.nn.modules.linear.Linear", "names": []},
+        {"class": "torch.optim.optimizer.Optimizer", "names": ["step"]},
+        {"class": "torch.optim.adam.Adam", "names": ["__class__"]},
+        {"class": "torch.optim.adam.Adam", "names": [3]},
+    ],
+)
+def test_an_optimizer_is_one_and_keeps_its_methods(note):
+    model = Thing(net=torch.nn.Linear(1, 1))
+    optimizer = ["optimizer", None, note, [1] * len(note["names"]), None]
+    with pytest.raises(UserError, match="a checkpoint holds"):
+        forged(model, sets("value", [1]), optimizer)
+
+
+def test_no_optimizer_is_made_as_an_object_with_attributes():
+    made = {"class": "torch.optim.lr_scheduler.StepLR", "names": []}
+    with pytest.raises(UserError, match="a checkpoint holds"):
+        forged(Thing(), sets("value", [1]), ["object", None, made, [], None])
+
+
 def test_functions_and_modules_are_not_reached_by_a_path_of_their_code():
     model = Thing(function=lambda: os.name)
     missing = forged(model, sets("value", ["at", "model.function.__globals__['os']"]))

@@ -103,7 +103,7 @@ def train(make, change):
     trained = make()
     start = Start({"model": trained})
     change(trained)
-    record, unsaved, _ = encode({"model": trained}, start)
+    record, unsaved, *_ = encode({"model": trained}, start)
     assert unsaved == []
     resumed = make()
     restored = restore({"model": resumed}, Start({"model": resumed}), through_a_file(record))
@@ -226,7 +226,7 @@ def test_an_alias_of_an_optimizers_state_is_the_optimizers():
     step(model, optimizer)
     weight = model.body.weight
     model.momentum = optimizer.state[weight]["momentum_buffer"]
-    record, unsaved, _ = encode({"model": model, "optimizers.0": optimizer}, start)
+    record, unsaved, *_ = encode({"model": model, "optimizers.0": optimizer}, start)
     resumed, its_optimizer = make()
     start = Start({"model": resumed, "optimizers.0": its_optimizer})
     its_optimizer.load_state_dict(optimizer.state_dict())
@@ -904,7 +904,7 @@ def changed_pool(make, change=lambda pool: None):
     start = Start({"model": trained})
     trained.pool = make()
     change(trained.pool)
-    record, _, reordered = encode({"model": trained}, start)
+    record, _, reordered, _ = encode({"model": trained}, start)
     resumed = Thing(pool=set())
     restored = restore({"model": resumed}, Start({"model": resumed}), record)
     assert resumed.pool == trained.pool
@@ -969,7 +969,7 @@ def test_hyperparameters_that_change_while_training_come_back():
     module = Module(parts=[object()])
     start = Start({"model": module})
     module.hparams.rate = 0.2
-    record, unsaved, _ = encode({"model": module}, start)
+    record, unsaved, *_ = encode({"model": module}, start)
     assert unsaved == []
     resumed = Module(parts=[3])
     hyperparameters = resumed.hparams
@@ -1005,7 +1005,7 @@ def test_a_class_that_the_resumed_program_has_not_got_is_refused():
     trained = Thing(one=Local())
     start = Start({"model": trained})
     trained.two = Local()
-    record, unsaved, _ = encode({"model": trained}, start)
+    record, unsaved, *_ = encode({"model": trained}, start)
     assert unsaved == []
     resumed = Thing(one=None)
     with pytest.raises(UserError, match="Local, which this program does not have"):
@@ -1019,6 +1019,6 @@ def test_a_memory_map_that_training_writes_is_named(tmp_path, mode):
     model = Thing(scores=np.memmap(tmp_path / "map", np.float32, mode, shape=(4,)))
     start = Start({"model": model})
     np.memmap(tmp_path / "map", np.float32, "r+", shape=(4,))[0] = 1
-    _, unsaved, _ = encode({"model": model}, start)
+    _, unsaved, *_ = encode({"model": model}, start)
     named = [(each.path, each.name, each.kind) for each in unsaved]
     assert named == ([("model", "scores", "numpy.memmap")] if mode == "w+" else [])

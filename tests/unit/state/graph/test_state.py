@@ -852,3 +852,88 @@ def test_a_lock_and_a_pool_of_threads_are_no_state():
     state.encode()
     model.pool.shutdown()
     assert not state.unsaved
+
+
+class Halving(torch.optim.lr_scheduler.LRScheduler):
+    """A scheduler of a user's."""
+
+    def get_lr(self):
+        return [group["lr"] / 2 for group in self.optimizer.param_groups]
+
+
+class Descent(torch.optim.SGD):
+    """An optimizer of a user's that counts."""
+
+    def step(self, closure=None):
+        self.steps = getattr(self, "steps", 0) + 1
+        return super().step(closure)
+
+
+def learning(model, steps):
+    """Let a model train by what its first step makes."""
+    for _ in range(steps):
+        if model.optimizer is None:
+            model.own = torch.ones(3, requires_grad=True)
+            groups = [{"params": model.net.parameters()}, {"params": [model.own], "lr": 0.5}]
+            model.optimizer = model.makes(groups, lr=0.25)
+            model.schedule = model.schedules(model.optimizer)
+
+        def closure():
+            model.optimizer.zero_grad()
+            error = (model.net(model.own) - 3).square().sum()
+            error.backward()
+            return error
+
+        model.optimizer.step(closure)
+        model.schedule.step()
+    return [each.tolist() for each in (*model.net.parameters(), model.own)]
+
+
+def with_none(makes, schedules):
+    """Return a model that has made no optimizer yet."""
+    torch.manual_seed(1)
+    net = torch.nn.Linear(3, 1)
+    return Thing(net=net, optimizer=None, makes=makes, schedules=schedules)
+
+
+SGD = functools.partial(torch.optim.SGD, momentum=0.5)
+StepLR = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=2)
+
+
+@pytest.mark.parametrize("schedules", [StepLR, Halving])
+@pytest.mark.parametrize("makes", [SGD, torch.optim.Adam, torch.optim.ASGD, Descent])
+def test_an_optimizer_that_is_made_on_first_use_comes_back(makes, schedules):
+    model = with_none(makes, schedules)
+    state = state_of(model)
+    learning(model, 3)
+    record = state.encode()
+    assert not state.unsaved
+    resumed = with_none(makes, schedules)
+    resumed.net.load_state_dict(copy.deepcopy(model.net.state_dict()))
+    state_of(resumed).restore(record)
+    assert type(resumed.optimizer) is type(model.optimizer)
+    assert resumed.optimizer.param_groups[1]["params"][0] is resumed.own
+    assert resumed.optimizer.param_groups[0]["params"][0] is resumed.net.weight
+    assert resumed.schedule.optimizer is resumed.optimizer
+    assert learning(resumed, 3) == learning(model, 3)
+
+
+def test_an_optimizer_that_comes_back_calls_hooks_again():
+    model = with_none(torch.optim.Adamax, StepLR)
+    state = state_of(model)
+    learning(model, 1)
+    resumed = with_none(torch.optim.Adamax, StepLR)
+    state_of(resumed).restore(state.encode())
+    calls = []
+    resumed.optimizer.register_step_post_hook(lambda *arguments: calls.append(1))
+    learning(resumed, 2)
+    assert len(calls) == 2
+
+
+def test_an_optimizer_with_a_function_of_its_own_does_not_come_back():
+    model = with_none(SGD, StepLR)
+    state = state_of(model)
+    learning(model, 1)
+    model.optimizer.register_step_post_hook(lambda *arguments: None)
+    names = {each.name for each in (state.encode(), state.unsaved)[1]}
+    assert names == {"optimizer", "schedule"}

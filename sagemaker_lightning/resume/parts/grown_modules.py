@@ -1,0 +1,61 @@
+"""What modules get from a checkpoint that they had got while they were trained.
+
+The optimizers were made before. So they are made anew of the modules as they are at the start.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from sagemaker_lightning.state.graph.kinds.objects import SPACES
+
+
+class GrownModules:
+    """Modules as they are before they get what they had got while they were trained.
+
+    Args:
+        modules: The modules.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module] = ()) -> None:
+        self.before = [(module, dict(vars(module)), _members_of(module)) for module in modules]
+
+    @contextmanager
+    def without_what_they_got(self) -> Iterator[None]:
+        """Leave modules without what they have got, and with the attributes that this has replaced.
+
+        Members in the place of others stay.
+        """
+        taken: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        attributes: list[tuple[nn.Module, dict[str, Any]]] = []
+        for module, variables, members in self.before:
+            for space, names in zip(_spaces_of(module), members, strict=True):
+                if not space.keys() <= names:
+                    taken.append((space, dict(space)))
+                    for name in space.keys() - names:
+                        del space[name]
+            gone = {name: variables[name] for name in variables.keys() - vars(module).keys()}
+            attributes.append((module, gone))
+            vars(module).update(gone)
+        try:
+            yield
+        finally:
+            for space, whole in taken:
+                made_within = dict(space)
+                space.clear()
+                space.update(whole | made_within)
+            for module, gone in attributes:
+                for name in gone:
+                    vars(module).pop(name, None)
+
+
+def _spaces_of(module: nn.Module) -> list[dict[str, Any]]:
+    """Return the dicts of a module's own parameters, buffers and modules."""
+    return [members_of(module) for members_of, _ in SPACES.values()]
+
+
+def _members_of(module: nn.Module) -> list[set[str]]:
+    """Return the names of a module's own parameters, buffers and modules."""
+    return [set(space) for space in _spaces_of(module)]

@@ -1,0 +1,76 @@
+"""Optimizers are made anew of the modules as they are at the start."""
+
+import torch
+from short_fits import Noted, interrupted, trainer, weights
+from torch import nn
+
+from sagemaker_lightning.resume.parts.grown_modules import GrownModules
+
+
+class Growing(nn.Module):
+    """Has no head yet, and gets one and a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(1, 1)
+        self.head = None
+
+    def grow(self) -> None:
+        del self.head
+        self.head = nn.Linear(1, 1)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("count", torch.zeros(1))
+        self.add_module("last", nn.Identity())
+
+
+def test_what_a_module_has_got_is_away_within_the_block():
+    module = Growing()
+    grown = GrownModules([module])
+    names_at_start = [name for name, _ in module.named_parameters()]
+    module.grow()
+    head = module.head
+    state = list(module.state_dict())
+    children = [name for name, _ in module.named_children()]
+    with grown.without_what_they_got():
+        assert module.head is None and not hasattr(module, "scale") and not hasattr(module, "count")
+        assert [name for name, _ in module.named_parameters()] == names_at_start
+    assert module.head is head and list(module.state_dict()) == state
+    assert [name for name, _ in module.named_children()] == children
+
+
+def test_what_the_block_makes_stays():
+    module = Growing()
+    grown = GrownModules([module])
+    module.grow()
+    with grown.without_what_they_got():
+        module.made = nn.Identity()
+    assert isinstance(module.made, nn.Identity) and isinstance(module.head, nn.Linear)
+
+
+class Aided(Noted):
+    """Has its optimizer train all that it has at its start, and gets a head with its own."""
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.aid = nn.Linear(2, 1)
+            self.of_aid = torch.optim.Adam(self.aid.parameters(), 0.1)
+
+    def training_step(self, batch, batch_idx):
+        if self.current_epoch:
+            self.of_aid.zero_grad()
+            self.aid(batch[0]).square().mean().backward()
+            self.of_aid.step()
+        return super().training_step(batch, batch_idx)
+
+
+def trained(folder, **moments):
+    made = trainer(folder)
+    made.fit(model := Aided(**moments))
+    return weights(model)
+
+
+def test_a_head_with_an_optimizer_of_its_own_that_is_made_while_training_comes_back(tmp_path):
+    alone = trained(tmp_path / "alone")
+    with interrupted():
+        trained(tmp_path / "run", stop="batch 1:2")
+    assert trained(tmp_path / "run") == alone and len(alone) == 6
