@@ -35,8 +35,11 @@ METADATA = (
     "metric_attribute",
 )
 """The fields of _Metadata that are plain values."""
-REDUCTIONS = {each.__name__: each for each in (torch.mean, torch.sum, torch.min, torch.max)}
-"""What `log(reduce_fx=...)` takes."""
+REDUCTIONS = {
+    **{each.__name__: each for each in (torch.mean, torch.sum, torch.min, torch.max)},
+    **{f"builtins.{each.__name__}": each for each in (sum, min, max)},
+}
+"""What `log(reduce_fx=...)` takes, by name. Lightning refuses a second `log` with another one."""
 NEWEST_VALUES = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 """Attributes that have the newest values. A checkpoint contains them by these names."""
 
@@ -83,7 +86,7 @@ def _settings_and_state(metric: _ResultMetric) -> dict[str, Any]:
     sync = metric.meta.sync
     saved = {name: getattr(meta, name) for name in METADATA}
     saved |= {
-        "reduce": meta.reduce_fx.__name__,
+        "reduce": next(name for name, each in REDUCTIONS.items() if each is meta.reduce_fx),
         "sync": sync.should,
         "op": sync.op,
         "zero_only": sync.rank_zero_only,

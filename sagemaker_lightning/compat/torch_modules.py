@@ -25,17 +25,26 @@ INNER_SCHEDULERS = "_schedulers"
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """Return a module's own parameters by name, to be read or changed."""
-    return module._parameters
+    return _by_name(module._parameters)
 
 
 def buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """Return a module's own buffers by name, to be read or changed."""
-    return module._buffers
+    return _by_name(module._buffers)
 
 
 def children(module: nn.Module) -> dict[str, nn.Module | None]:
     """Return a module's own modules by name, to be read or changed."""
-    return module._modules
+    return _by_name(module._modules)
+
+
+def _by_name(members: Any) -> dict[str, Any]:
+    """Return members as they are, or those of a scripted or traced module, to be read alone.
+
+    Such a module has a view of C++ that cannot be iterated over, and takes and loses no members
+    (torch/jit/_script.py, `OrderedDictWrapper`).
+    """
+    return members if isinstance(members, dict) else dict(members.items())
 
 
 def unsaved_buffers(module: nn.Module) -> set[str]:
@@ -45,7 +54,7 @@ def unsaved_buffers(module: nn.Module) -> set[str]:
 
 def members(module: nn.Module) -> set[str]:
     """Return the names of a module's own parameters, buffers and modules."""
-    return {*module._parameters, *module._buffers, *module._modules}
+    return {*parameters(module), *buffers(module), *children(module)}
 
 
 def hooks(module: nn.Module) -> list[Callable]:

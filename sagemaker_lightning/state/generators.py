@@ -14,6 +14,10 @@ from sagemaker_lightning.state.object_graph import GENERATORS, walk
 PLACES = {"MT19937": 624, "Philox": 4}
 """How many numbers an engine of numpy's makes at a time, if its state says which is the next."""
 
+SPAWNED = "n_children_spawned"
+"""In a state, how many generators were spawned from a generator of numpy's, if there are some."""
+MAX_SPAWNED = 1 << 20
+
 
 def find(roots: Mapping[str, Any], skip: tuple = ()) -> dict[str, Any]:
     """Return the generators that are reached from `roots`, by their paths.
@@ -66,11 +70,15 @@ def state_of(generator: Any) -> Any:
         return generator.getstate()
     if isinstance(generator, np.random.RandomState):
         return generator.get_state(legacy=False)
-    return (
-        generator.get_state()
-        if isinstance(generator, torch.Generator)
-        else generator.bit_generator.state
-    )
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    spawned = _spawned(generator)
+    return {**generator.bit_generator.state} | ({SPAWNED: spawned} if spawned else {})
+
+
+def _spawned(generator: np.random.Generator) -> int:
+    """Return how many generators were spawned from one; numpy's `state` does not have it."""
+    return getattr(generator.bit_generator.seed_seq, SPAWNED, 0)
 
 
 def restore(generator: Any, state: Any) -> None:
@@ -90,6 +98,11 @@ def restore(generator: Any, state: Any) -> None:
         generator.set_state(state)
     else:
         generator.bit_generator.state = state
+        missing = state.get(SPAWNED, 0) - _spawned(generator)
+        if missing > MAX_SPAWNED:
+            raise ValueError(f"{missing} generators to spawn")
+        if missing > 0:  # there is no other way to count them
+            generator.bit_generator.seed_seq.spawn(missing)
 
 
 def _has_place(state: Mapping[str, Any]) -> bool:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import StochasticWeightAveraging
 from torch import Tensor
 from torch.optim import Optimizer
 
 from sagemaker_lightning.compat import lightning_checkpoints
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.parts.part import (
@@ -137,24 +139,33 @@ class OptimizerClasses(Part):
     def __init__(self, run: "Run") -> None:
         super().__init__(run)
         self.at_start: list[str] = []
-        self.is_told = False
+        self.schedulers_at_start: list[str] = []
+        self.told: set[str] = set()
 
     def mark_start(self) -> None:
         """Note the classes of the optimizers that the program has made."""
-        self.at_start = class_names(self.trainer)
+        self.at_start = class_names(self.trainer.optimizers)
+        self.schedulers_at_start = class_names(schedulers_of(self.trainer))
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> Any:
         """Return the classes; print, once, that they are others than at the start."""
-        names = class_names(self.trainer)
-        if point and names != self.at_start and not self.is_told:
-            self.is_told = True
+        names = class_names(self.trainer.optimizers)
+        if point:
+            self._tell("optimizers", self.at_start, names, "cannot continue")
+            schedulers = class_names(schedulers_of(self.trainer))
+            self._tell("schedulers", self.schedulers_at_start, schedulers, "has other rates")
+        return names
+
+    def _tell(self, what: str, at_start: list[str], names: list[str], effect: str) -> None:
+        """Print, once, that there are others than at the start."""
+        if names != at_start and what not in self.told:
+            self.told.add(what)
             if self.trainer.is_global_zero:
                 log.warning(
-                    f"the optimizers were replaced while training ({', '.join(self.at_start)} by "
+                    f"the {what} were replaced while training ({', '.join(at_start)} by "
                     f"{', '.join(names)}), and a resumed run makes the first ones: after an "
-                    "interruption this run cannot continue; return them from configure_optimizers()"
+                    f"interruption this run {effect}; return them from configure_optimizers()"
                 )
-        return names
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Refuse states of other optimizers.
@@ -162,7 +173,7 @@ class OptimizerClasses(Part):
         Raises:
             UserError: They were replaced while training.
         """
-        names = class_names(self.trainer)
+        names = class_names(self.trainer.optimizers)
         if names != saved:
             found = ", ".join(map(str, saved))
             raise UserError(
@@ -173,9 +184,19 @@ class OptimizerClasses(Part):
             )
 
 
-def class_names(trainer: Trainer) -> list[str]:
-    """Return the name of the class of each optimizer."""
-    return [class_name(type(optimizer)) for optimizer in trainer.optimizers]
+def class_names(objects: Iterable[Any]) -> list[str]:
+    """Return the name of the class of each object."""
+    return [class_name(type(object_)) for object_ in objects]
+
+
+def schedulers_of(trainer: Trainer) -> list[Any]:
+    """Return the schedulers of learning rates that Lightning steps.
+
+    Those that its StochasticWeightAveraging puts in their place are its own to put there again.
+    """
+    if any(isinstance(each, StochasticWeightAveraging) for each in callbacks_of(trainer)):
+        return []
+    return [config.scheduler for config in trainer.lr_scheduler_configs]
 
 
 class Schedulers(Part):

@@ -87,13 +87,15 @@ class RankBuffers(Part):
 
     @torch.no_grad()
     def restore(self, saved: Any, moment: Moment) -> None:
-        """Restore the buffers that are there in the same shape."""
+        """Restore the buffers that are there; one may have got another shape while training."""
         weights = self.trainer.lightning_module.named_parameters()
         changed = [(f"model.{name}", value) for name, value in weights if name in self.at_start]
         for name, buffer in (*_buffers_by_name(self.trainer), *changed):
             value = saved.get(name)
             if value is not None and value.shape == buffer.shape:
                 buffer.copy_(value)
+            elif value is not None:
+                buffer.data = value.to(buffer)
 
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each buffer."""

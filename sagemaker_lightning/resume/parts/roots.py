@@ -50,6 +50,15 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         )
         for position, optimizer in enumerate(trainer.optimizers)
     }
+    plugins = {
+        "strategy": trainer.strategy,
+        "precision": getattr(trainer.strategy, "precision_plugin", None),
+    }
+    objects |= {
+        name: added_to(plugin)
+        for name, plugin in plugins.items()
+        if not object_graph.is_library_class(type(plugin))
+    }
     # Those that keep what they log in memory; libraries' loggers write files.
     objects |= {
         f"loggers.{position} {type(object_).__name__}": object_

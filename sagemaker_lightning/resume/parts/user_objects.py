@@ -23,11 +23,16 @@ from sagemaker_lightning.resume.parts.roots import TRAINING, user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.atoms import SCALARS
+from sagemaker_lightning.state.graph.kinds.base import refusing
 from sagemaker_lightning.state.graph.nodes import scan
-from sagemaker_lightning.state.graph.state import GraphState, digests, names_in
+from sagemaker_lightning.state.graph.state import GraphState, digests, names_in, nodes_of
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
+
+
+MEMBERS = "module ", "parameter ", "buffer "
+"""How the names of members of modules begin in a record."""
 
 
 class UserObjects(Part):
@@ -114,6 +119,13 @@ class UserObjects(Part):
         modules = (node.value for node in self.graph.begin().nodes.values())
         self.grown = GrownModules(each for each in modules if isinstance(each, nn.Module))
         self.graph.restore(self.resumed.of(self)["graph"], parts_of_modules)
+
+    def removed_members(self) -> set[str]:
+        """Return the paths of what modules have lost while training.
+
+        A resumed program makes it again, and its optimizers with it. It is removed after that.
+        """
+        return removed_members(self.resumed.of(self)["graph"])
 
     def recreate(self) -> None:
         """Run again the hooks that created objects that no checkpoint can hold.
@@ -254,7 +266,7 @@ def parts_of_modules(node: list[Any]) -> list[Any] | None:
     kept = [
         n
         for n, name in enumerate(names)
-        if name.startswith(("module ", "parameter ", "buffer ")) and name not in pruned
+        if name.startswith(MEMBERS) and name not in pruned and not _is_of_start(references[n])
     ]
     if not kept:
         return None
@@ -262,6 +274,31 @@ def parts_of_modules(node: list[Any]) -> list[Any] | None:
     unsaved = {"unsaved": note["unsaved"]} if "unsaved" in note else {}
     note = {"names": [names[n] for n in kept], "gone": gone} | unsaved
     return [kind, path, note, [references[n] for n in kept], content]
+
+
+@refusing()
+def removed_members(record: Mapping[str, Any]) -> set[str]:
+    """Return the paths of the modules, parameters and buffers that a record has removed."""
+    removed = set()
+    for _, path, note, references, _ in nodes_of(record):
+        if path is None or not isinstance(note, dict):
+            continue
+        names = note.get("names", ())
+        nothing = [name for name, part in zip(names, references, strict=False) if part is None]
+        removed |= {
+            f"{path}.{name.partition(' ')[2]}"
+            for name in (*nothing, *note.get("gone", ()))
+            if name.startswith(MEMBERS)
+        }
+    return removed
+
+
+def _is_of_start(reference: Any) -> bool:
+    """Return whether a member of a module is nothing, or a weight that is there at the start.
+
+    Where such was put in the place of a weight, the optimizers are made before.
+    """
+    return reference is None or (isinstance(reference, list) and reference[:1] == ["by others"])
 
 
 def without_pruning(node: list[Any]) -> list[Any]:

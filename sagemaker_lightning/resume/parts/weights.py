@@ -69,6 +69,7 @@ class Weights(Part):
         to_come = start_hooks.names_in_start_hooks(self.trainer)
         self.later = take_later_weights(weights, model, to_come)
         resize_buffers(model, weights)
+        keep_removed(model, weights, self.run.part(UserObjects).removed_members())
         if other := other_weights(self.trainer, weights):
             raise UserError(
                 f"{self.run.folder.label}: {self.resumed.file_name}: found {first_of(other)}; "
@@ -154,6 +155,20 @@ def resize_buffers(model: nn.Module, state: Mapping[str, Any]) -> None:
             parameter.data = value.to(parameter.device, copy=True)
         elif current is None and not hasattr(owner, last):
             owner.register_buffer(last, value.clone())
+
+
+def keep_removed(model: nn.Module, state: dict[str, Any], removed: set[str]) -> None:
+    """Give a saved state dict what the model has of parts that it lost while it was trained.
+
+    Args:
+        model: The model that is going to load the state.
+        state: The saved state dict of the model; it is changed in place.
+        removed: The paths of these parts.
+    """
+    prefixes = tuple(f"{path}." for path in removed)
+    for name, value in model.state_dict().items():
+        if f"model.{name}.".startswith(prefixes):
+            state.setdefault(name, value)
 
 
 def other_weights(trainer: Trainer, state: Mapping[str, Any]) -> list[str]:

@@ -222,7 +222,9 @@ class _Decoder:
         _, path, note, references, content = entry
         is_object = isinstance(kind, ObjectKind)
         if path is not None:
-            names = note["names"] + [""] * ("elements" in note) if is_object else None
+            names = None
+            if is_object:
+                names = note["names"] + note.get("gone", []) + [""] * ("elements" in note)
             self.filled[key_of(self.made[number])] = names
         if is_object:
             self._fill_object(number, kind, note, references)

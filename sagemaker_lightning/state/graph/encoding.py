@@ -30,7 +30,7 @@ from sagemaker_lightning.state.graph.kinds.containers import (
     may_be_address,
 )
 from sagemaker_lightning.state.graph.kinds.memory import pointer_of
-from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
+from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind
 from sagemaker_lightning.state.graph.kinds.views import (
     ArrayViewKind,
     TensorViewKind,
@@ -179,7 +179,11 @@ class Encoder:
         self.nodes: dict[int, Node] = {}
         self.replaced: set[int] = set()
         self.nodes = scan(roots, start.skip, start.nodes)
-        self.by_others = {id(value): name for name, value in start.saved_by_others().items()}
+        self.by_others: dict[int, str] = {}
+        for name, value in start.saved_by_others().items():
+            # A weight that was tied while training has two names: that of a start counts.
+            if id(value) not in self.by_others or start.paths.get(id(value)) == name:
+                self.by_others[id(value)] = name
         self.references: dict[int, list] = {}
         self.drafts: dict[int, Draft] = {}
         self.refused: dict[int, str] = {}
@@ -260,7 +264,11 @@ class Encoder:
             note, parts = changes
             if "gone" in note:  # such as the hooks of a lazy module, which are the library's matter
                 held = dict(zip(before.note, before.parts, strict=False))
-                note["gone"] = [name for name in note["gone"] if not _is_librarys(held[name])]
+                note["gone"] = [
+                    name
+                    for name in note["gone"]
+                    if name.partition(" ")[0] in SPACES or not _is_librarys(held.get(name))
+                ]
             return Draft(path, note, parts, self._refer(parts)[1], self._content(node))
         mark = (node.mark or self.start.mark(node)) if before.mark else b""
         if kind is LIBRARYS:

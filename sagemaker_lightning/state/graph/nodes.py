@@ -109,7 +109,8 @@ BY_CLASS: tuple[tuple[Any, Kind], ...] = (
         KINDS["bytes"],
     ),
     (itertools.count, KINDS["count"]),
-    (Trainer, LIBRARYS),
+    # A structure may have addresses, which are those of one process.
+    ((Trainer, ctypes.Structure, ctypes.Union), LIBRARYS),
     (NAMESPACES, OBJECT),
 )
 

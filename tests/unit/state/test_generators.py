@@ -35,6 +35,21 @@ def test_a_state_comes_back(name, draws):
     assert [draw(generator) for _ in range(5)] == [draw(other) for _ in range(5)]
 
 
+@pytest.mark.parametrize("name", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
+def test_the_next_generator_that_is_spawned_is_another_one(name):
+    generator, other = MAKES[name](), MAKES[name]()
+    generator.spawn(3)
+    generators.restore(other, generators.state_of(generator))
+    assert draw(other.spawn(1)[0]) == draw(generator.spawn(1)[0])
+
+
+def test_no_more_generators_are_spawned_than_a_training_has():
+    generator = MAKES["PCG64"]()
+    state = generators.state_of(generator) | {generators.SPAWNED: 10**12}
+    with pytest.raises(ValueError, match="generators to spawn"):
+        generators.restore(generator, state)
+
+
 @pytest.mark.parametrize("place", [-(10**9), -1, 625, 10**9])
 @pytest.mark.parametrize("name", ["MT19937", "Philox", "RandomState"])
 def test_a_place_outside_of_an_engines_memory_is_refused(name, place):

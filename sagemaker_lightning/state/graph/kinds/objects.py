@@ -109,8 +109,8 @@ class ObjectKind(Kind):
             start: The object's node at the start.
             node: Its node now.
             is_same: Returns whether two parts are the same.
-            touched: The names of attributes that are written even if they have not changed; "" for
-                what the container holds.
+            touched: The names of attributes that are written even if they have not changed, or
+                are gone; "" for what the container holds.
         """
         before = dict(zip(start.note, start.parts, strict=False))
         now = dict(zip(node.note, node.parts, strict=False))
@@ -126,9 +126,10 @@ class ObjectKind(Kind):
         if any(name.startswith("buffer ") and name not in before for name in changed):
             note["unsaved"] = sorted(unsaved_buffers(node.value))
         parts = [now[name] for name in changed]
-        if list(before) != list(now):
+        gone = [name for name in dict.fromkeys((*before, *touched)) if name and name not in now]
+        if gone or list(before) != list(now):
             note["order"] = list(now)
-            note["gone"] = [name for name in before if name not in now]
+            note["gone"] = gone
         is_changed = len(content) != len(content_before) or "" in touched
         if is_changed or not all(map(is_same, content_before, content)):
             note["elements"] = len(content)

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from pytorch_lightning.callbacks import StochasticWeightAveraging
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
+from torch.optim.swa_utils import SWALR
 from untrained import in_epoch_5, run_of
 
 from sagemaker_lightning.resume.parts.optimizers import (
@@ -130,3 +132,39 @@ def test_a_generator_of_an_optimizers_goes_on(tmp_path):
     with interrupted():
         fitted("run", stop="batch 1:1")
     assert fitted("run") == alone
+
+
+class Rescheduled(Noted):
+    """Trains on with another schedule from its second epoch on."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 5)]
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            (config,) = self.trainer.lr_scheduler_configs
+            optimizer = config.scheduler.optimizer
+            config.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)
+
+
+def replaced(capsys):
+    """Return the lines that were printed of something that was replaced."""
+    return [line for line in capsys.readouterr().out.splitlines() if "replaced" in line]
+
+
+def test_a_scheduler_put_in_anothers_place_is_said_at_once(tmp_path, capsys):
+    trainer(tmp_path, every_n_steps=1).fit(Rescheduled())
+    assert replaced(capsys) == [
+        "the schedulers were replaced while training (torch.optim.lr_scheduler.StepLR by "
+        "torch.optim.lr_scheduler.CosineAnnealingLR), and a resumed run makes the first ones: "
+        "after an interruption this run has other rates; return them from configure_optimizers()"
+    ]
+
+
+def test_the_schedule_of_lightnings_averaging_is_no_matter_of_the_users(tmp_path, capsys):
+    averaging = StochasticWeightAveraging(0.1, swa_epoch_start=1)
+    fit = trainer(tmp_path, averaging, every_n_steps=1)
+    fit.fit(Noted())
+    assert type(fit.lr_scheduler_configs[0].scheduler) is SWALR
+    assert replaced(capsys) == []

@@ -11,6 +11,8 @@ import pytest
 import torch
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.plugins import Precision
+from pytorch_lightning.strategies import SingleDeviceStrategy
 from pytorch_lightning.utilities import CombinedLoader
 from torch import nn
 from torch.optim import SGD
@@ -250,6 +252,37 @@ def test_the_objects_of_a_training(tmp_path):
     }
     assert objects["train.2.loader"] is loaders[2] and objects["train.3.dataset"] is None
     assert isinstance(objects["train.0.loader"], Added)
+
+
+class Raised(Precision):
+    """A precision of a user's own, with a number of its own."""
+
+    def __init__(self, raised: float) -> None:
+        super().__init__()
+        self.raised = raised
+
+
+class Counting(SingleDeviceStrategy):
+    """A strategy of a user's own, with a number of its own."""
+
+    def __init__(self, raised: float, count: int) -> None:
+        super().__init__(device="cpu", precision_plugin=Raised(raised))
+        self.count = count
+
+
+def test_what_a_strategy_of_ones_own_counts_comes_back():
+    def part_of(strategy):
+        trainer = Trainer(strategy=strategy, logger=False, enable_checkpointing=False)
+        trainer.strategy.connect(LightningModule())
+        return run_of(trainer).part(UserObjects)
+
+    trained, resumed = Counting(1.0, 0), Counting(1.0, 0)
+    parts = [part_of(each) for each in (trained, resumed)]
+    for part in parts:
+        part.mark_start()
+    trained.count, trained.precision_plugin.raised = 3, 2.0
+    parts[1].graph.restore(parts[0].save(None, None)["graph"])
+    assert resumed.count == 3 and resumed.precision_plugin.raised == 2
 
 
 def test_an_object_is_known_by_its_name_in_the_module():

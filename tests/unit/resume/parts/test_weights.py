@@ -41,6 +41,33 @@ class Taught(Noted):
         return torch.optim.SGD(self.line.parameters(), 0.1)
 
 
+class Helped(Noted):
+    """Has a second layer, which it loses or ties in its second epoch."""
+
+    def __init__(self, change, **moments):
+        super().__init__(**moments)
+        self.change = change
+        self.aid = nn.Linear(2, 1)
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.change(self)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if getattr(self, "aid", None) is not None:
+            loss = loss + (self.aid(batch[0]) - batch[0].sum()).square().mean()
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 0.1)
+
+
+def tie(model):
+    """Have both layers have one weight."""
+    model.aid.weight = model.line.weight
+
+
 class Grown(Noted):
     """Gets a layer of a class that it has not got at its start."""
 
@@ -66,6 +93,22 @@ def test_a_teacher_copied_while_training_is_there_again(tmp_path, capsys):
     assert weights(resumed) == weights(alone) and "teacher.weight" in resumed.state_dict()
     assert not resumed.teacher.weight.requires_grad
     assert "cannot" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change",
+    [tie, lambda model: delattr(model, "aid"), lambda model: setattr(model, "aid", None)],
+    ids=["tied", "deleted", "None"],
+)
+def test_a_layer_that_is_tied_or_removed_while_training_is_so_after_each_resume(tmp_path, change):
+    alone = fitted(tmp_path / "alone", Helped, change=change)
+    for stop in ("batch 1:1", "batch 1:2"):
+        with interrupted():
+            fitted(tmp_path / "run", Helped, change=change, stop=stop)
+    resumed = fitted(tmp_path / "run", Helped, change=change)
+    assert weights(resumed) == weights(alone)
+    has_aid = getattr(resumed, "aid", None) is not None
+    assert not has_aid or resumed.aid.weight is resumed.line.weight
 
 
 def test_a_layer_that_no_start_makes_is_said_at_once_and_refused_in_a_line(tmp_path, capsys):

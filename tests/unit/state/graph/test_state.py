@@ -2,6 +2,7 @@
 
 import contextvars
 import copy
+import ctypes
 import functools
 import operator
 import queue
@@ -817,6 +818,12 @@ def test_a_weak_reference_to_nothing_is_not_saved():
     assert "now" not in str(state.encode()) and [each.name for each in state.unsaved] == ["now"]
 
 
+class Pair(ctypes.Structure):
+    """A structure of a user's."""
+
+    _fields_ = (("first", ctypes.c_int), ("second", ctypes.c_double))
+
+
 HOLDERS = {
     "a queue": (queue.Queue, lambda held, key: held.put(1)),
     "a queue by priority": (queue.PriorityQueue, lambda held, key: held.put(1)),
@@ -828,6 +835,7 @@ HOLDERS = {
     "a weak set": (weakref.WeakSet, lambda held, key: held.add(key)),
     "a thread's own": (threading.local, lambda held, key: setattr(held, "count", 1)),
     "a context variable": (lambda: contextvars.ContextVar("own"), lambda held, key: held.set(1)),
+    "a structure of C": (Pair, lambda held, key: setattr(held, "first", 1)),
     "a user's dict": (UserDict, lambda held, key: held.update({1: 2})),
 }
 
