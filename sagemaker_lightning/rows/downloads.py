@@ -83,7 +83,7 @@ def _region_of(s3: Any, bucket: str) -> str | None:
 
     try:
         return s3.head_bucket(Bucket=bucket).get("BucketRegion")
-    # Whoever may not look at the bucket is told its region all the same.
+    # The refusal says the region, too.
     except ClientError as error:
         headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         return headers.get("x-amz-bucket-region")

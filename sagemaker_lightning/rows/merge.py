@@ -9,7 +9,7 @@ that name the part; then nothing is left in FOLDER. The parts of hosts with file
 (ShardedByS3Key) follow one another by host; manifest.json says which rows belong to which file.
 
 What is on S3 is downloaded into FOLDER/.downloads, from the bucket's region, and removed at the
-end. Of a download that was interrupted, this folder stays: the same command continues it.
+end. It stays if a download was interrupted: the same command continues it.
 """
 
 import argparse

@@ -84,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
 def s3(monkeypatch) -> Iterator[S3]:
     """The server, which botocore takes for AWS."""
     with S3() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_port}")
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.setenv(name, "x")
