@@ -63,6 +63,7 @@ class Settings:
     compare: bool
     gpus: bool
     run: Path | None
+    no_capacity: list[str]
     sync: Sync
 
 
@@ -102,6 +103,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="run one job, a CreateTrainingJob request in JSON, and leave",
     )
     add("--gpus", action="store_true", help="give the containers this machine's GPUs")
+    add(
+        "--no-capacity",
+        action="append",
+        default=[],
+        metavar="TYPE",
+        help="there are no instances of this type: InstancePreferences choose another, an "
+        "on-demand job fails, a spot job waits; may be repeated",
+    )
     spot = parser.add_argument_group("spot interruptions, of jobs with EnableManagedSpotTraining")
     spot.add_argument(
         "--interrupt",
@@ -263,6 +272,7 @@ def from_flags(args: argparse.Namespace) -> Settings:
         compare=args.compare,
         gpus=args.gpus,
         run=args.run,
+        no_capacity=args.no_capacity,
         sync=Sync(
             every=args.sync_every,
             lag=args.sync_lag,

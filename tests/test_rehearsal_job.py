@@ -933,3 +933,34 @@ def test_what_can_be_interrupted_by_hand():
     assert service.interrupt(order) == "algo-1 of job taken away, not warned"
     assert made.wishes.messages.get_nowait() == Due(["algo-1"], False, 1.0, "by hand")
     assert made.wishes.messages.empty()
+
+
+# Capacity
+
+
+def test_without_capacity_an_on_demand_job_fails_as_on_aws(rehearsed):
+    rehearsed.settings = {"no_capacity": ["ml.p5.48xlarge", "ml.m5.large"]}
+    record = wait_until_ended(rehearsed.job())
+    assert record.status == "Failed" and not record.attempts
+    assert record.failure.startswith("CapacityError: Unable to provision requested ML compute cap")
+    assert record.failure.endswith("error: ml.m5.large")
+
+
+def test_without_capacity_a_spot_job_waits_for_its_longest_time(rehearsed):
+    rehearsed.settings = {"no_capacity": ["ml.m5.large"]}
+    stopping = {"StoppingCondition": {"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 1}}
+    record = wait_until_ended(rehearsed.job(**SPOT, **stopping))
+    assert record.secondary == "MaxWaitTimeExceeded" and not record.attempts
+
+
+def test_a_job_runs_on_the_type_that_was_chosen(rehearsed):
+    resources = {"InstancePreferences": [{"InstanceType": "ml.g5.xlarge", "InstanceCount": 2}]}
+    resources |= {"SelectedInstanceType": "ml.g5.xlarge", "SelectedInstanceCount": 2}
+    job = rehearsed.job(ResourceConfig=resources)
+    for number in range(2):
+        rehearsed.container(number).end(0)
+    record = wait_until_ended(job)
+    assert [(host.host, host.instance_type) for host in record.attempts[0].instances] == [
+        ("algo-1", "ml.g5.xlarge"),
+        ("algo-2", "ml.g5.xlarge"),
+    ]

@@ -74,6 +74,7 @@ class Service:
     def _create(self, request: dict, region: str, settings: Settings) -> str:
         """Start a job with settings of its own; return its ARN."""
         notes = rules.check(request)
+        request = rules.with_chosen(request, settings.no_capacity)
         if problem := channels.outside(request, self.settings.allow):
             raise invalid(problem)
         name = request["TrainingJobName"]
@@ -320,7 +321,7 @@ class Service:
 
     def _leave_alone(self, record: Record, region: str) -> str:
         """Start a run of a job's request that no rule takes anything from; return its ARN."""
-        request = copy.deepcopy(record.request)
+        request = rules.without_chosen(copy.deepcopy(record.request))
         stem = request["TrainingJobName"][: MAX_NAME_CHARACTERS - len(LEFT_ALONE)].rstrip("-")
         request["TrainingJobName"] = name = f"{stem}{LEFT_ALONE}"
         if config := request.get("CheckpointConfig"):

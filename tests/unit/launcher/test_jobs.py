@@ -7,7 +7,7 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from sagemaker_lightning.launcher import command, jobs
+from sagemaker_lightning.launcher import command, jobs, request_validation
 from sagemaker_lightning.launcher.sites import Site
 
 ARN = "arn:aws:sagemaker:us-east-1:123456789012:training-job/job-1"
@@ -87,6 +87,25 @@ def test_a_job_is_resumed_by_its_request_under_a_new_name(stub, site, max_run, m
     assert re.fullmatch(r"job-1-\d{4}(-\d\d){5}-\d{3}", name)
     conditions = dict(zip(REQUEST["StoppingCondition"], limits, strict=True))
     assert request == REQUEST | {"Tags": TAGS[:1], "StoppingCondition": conditions}
+
+
+def test_newer_members_of_a_request_are_passed_through(stub, site):
+    """What DescribeTrainingJob says of them; it does not say SessionChainingConfig."""
+    account = "arn:aws:sagemaker:us-east-1:123456789012"
+    newer = {
+        "InfraCheckConfig": {"EnableInfraCheck": True},
+        "MlflowConfig": {"MlflowResourceArn": f"{account}:mlflow-app/a"},
+        "ModelPackageConfig": {"ModelPackageGroupArn": f"{account}:model-package-group/a"},
+        "ServerlessJobConfig": {
+            "BaseModelArn": f"{account}:hub-content/hub/Model/a",
+            "JobType": "FineTuning",
+        },
+    }
+    described(stub, **newer)
+    tagged(stub)
+    request = jobs.to_resume(site, "job-1", None, None)
+    assert {name: request[name] for name in newer} == newer
+    request_validation.validate(request)
 
 
 def test_what_is_resumed_again_has_one_time_in_its_name(stub, site):
