@@ -49,7 +49,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -435,19 +435,13 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_request(
-    site: sites.Site, request: dict, args: argparse.Namespace, hidden: Collection[str] = ()
-) -> int:
+def run_request(site: sites.Site, request: dict, args: argparse.Namespace) -> int:
     """Start and follow the job of a request, as the flags say; return the exit status.
 
-    Args:
-        site: Where it runs.
-        request: The request of CreateTrainingJob.
-        args: The flags.
-        hidden: The environment variables whose values are not to be shown.
+    A request that is printed has no value of its hidden variables.
     """
     if args.dry_run:
-        print(json.dumps(job_request.without_values(request, hidden), indent=2))
+        print(json.dumps(job_request.without_values(request), indent=2))
         return 0
     if args.no_follow:
         jobs.start(site, request)
@@ -471,8 +465,7 @@ def main() -> None:
         contradictions.check_places(args, region)
         args.max_run = costs.limit_run(args, job_request.resources(args))
         request = job_request.build(args)
-        hidden = job_request.taken_variables(args)
-        request_validation.validate(request, hidden)
+        request_validation.validate(request)
         site = sites.of_region(region, args.profile)
         for line in costs.describe(args, request, site):
             print(line, file=sys.stderr)
@@ -484,7 +477,7 @@ def main() -> None:
             data = job_request.pairs("--drill-data", args.drill_data)
             data = {name: str(Path(folder).absolute()) for name, folder in data.items()}
             drill.run(request, args.check_hyperparameters, data)
-        sys.exit(run_request(site, request, args, hidden))
+        sys.exit(run_request(site, request, args))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ Names are those of its API reference.
 import argparse
 import os
 import re
-from collections.abc import Collection
 from datetime import UTC, datetime
 
 import botocore.session
 
+from sagemaker_lightning.contract.job_summary import HIDDEN_VARIABLES, MASK, hidden_variables
 from sagemaker_lightning.launcher import aws
 
 # CloudWatch metrics of the job: the regular expressions of what the image prints
@@ -31,8 +31,6 @@ OPTION = re.compile(r",(mode|distribution|group|access)=([^,]*)$")
 FILE_SYSTEM = re.compile(r"(efs|fsx)://([^/]*)(/.*)")
 FILE_SYSTEM_TYPES = {"efs": "EFS", "fsx": "FSxLustre"}
 JOB_NAME_CHARACTERS = 63
-# Stands for a value that is not shown.
-HIDDEN = "******"
 # The time at the end of a name that is made here.
 STAMP = re.compile(r"-\d{4}(-\d\d){5}-\d{3}$")
 
@@ -53,6 +51,8 @@ def build(args: argparse.Namespace) -> dict:
         request["HyperParameters"] = pairs("hyperparameter", args.hyperparameters)
     if args.env:
         request["Environment"] = variables(args.env)
+        if taken := taken_variables(args):
+            request["Environment"][HIDDEN_VARIABLES] = ",".join(sorted(taken))
     if args.tag:
         request["Tags"] = [
             {"Key": key, "Value": value} for key, value in pairs("--tag", args.tag).items()
@@ -90,13 +90,11 @@ def taken_variables(args: argparse.Namespace) -> set[str]:
     return {text for text in args.env if "=" not in text}
 
 
-def without_values(request: dict, names: Collection[str]) -> dict:
-    """Return a request to be shown: without the values of these environment variables."""
-    shown = {
-        name: HIDDEN if name in names else value
-        for name, value in request.get("Environment", {}).items()
-    }
-    return request | ({"Environment": shown} if shown else {})
+def without_values(request: dict) -> dict:
+    """Return a request to be shown: without the values of its hidden environment variables."""
+    environment = request.get("Environment", {})
+    hidden = dict.fromkeys(hidden_variables(environment), MASK)
+    return request | ({"Environment": environment | hidden} if environment else {})
 
 
 def algorithm(args: argparse.Namespace) -> dict:

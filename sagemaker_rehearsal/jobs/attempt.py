@@ -265,6 +265,7 @@ class Attempt:
         try:
             for text in container.lines():
                 self.kept.note_resume(text)
+                job.record.note_results(text)
                 if not self.kept.points:
                     self.moved = time.time()
                 if point := job.logs.line(host, text):

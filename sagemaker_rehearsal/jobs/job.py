@@ -137,6 +137,8 @@ class Job(threading.Thread):
     def _finish(self, status: Secondary, failure: str | None) -> None:
         """Write the record and the report, and remove everything else."""
         self.record.end_training(failure)
+        if status == Secondary.FAILED:
+            self.record.note_log_end(self.logs.shown())
         self._note_rules_never_due()
         for instance in (
             host_instance for attempt in self.record.attempts for host_instance in attempt.instances

@@ -58,6 +58,8 @@ def make_sections(
     contents = {
         "about": [_make_header(record, goodput, now)],
         "figures": [_make_figures(record, goodput, now)],
+        "log-end": _make_log_end(record),
+        "results": _make_results(record),
         "comparison": _make_comparison(record, goodput, now, price, spot_price),
         "faults": _make_faults(record),
         "timeline": _titled(
@@ -127,6 +129,8 @@ def _make_figures(record: Record, goodput: Goodput, now: float) -> Element:
         (f"{goodput.steps_lost:,}", f"steps lost; {goodput.steps_redone:,} done again"),
         (f"{len(record.interruptions)}", "interruptions"),
     ]
+    accuracies = [name for name in sorted(record.results) if "acc" in name.lower()]
+    figures += [(f"{record.results[name]:.4g}", name) for name in accuracies[:1]]
     if cost := goodput.cost:
         figures.append((f"{cost.on_demand:,.2f}", "cost on demand, without interruptions"))
     if cost and cost.spot is not None:
@@ -136,6 +140,35 @@ def _make_figures(record: Record, goodput: Goodput, now: float) -> Element:
     cells[0].set("class", "main")
     cells[0][1].set("class", goodput.status)
     return node("dl", *cells, class_="figures")
+
+
+def _make_log_end(record: Record) -> list[Element]:
+    """Return the end of the log of the host that failed; nothing if the job did not fail."""
+    if not record.log_end:
+        return []
+    title = f"End of the log of {record.failed_host}, which failed first"
+    lines = node("pre", "\n".join(record.log_end), tabindex=0, role="region", aria_label=title)
+    return [node("h2", title), lines]
+
+
+def _make_results(record: Record) -> list[Element]:
+    """Return what the test has found, and where in S3 the job's files are; nothing without both."""
+    rows = [[name, f"{value:.6g}"] for name, value in sorted(record.results.items())]
+    rows += [[name, address] for name, address in _addresses(record).items()]
+    caption = "Values of the test, as the log has them, and addresses in S3."
+    table = make_table(caption, ["what", "result"], rows, words=["what", "result"])
+    return [node("h2", "Results"), *table] if rows else []
+
+
+def _addresses(record: Record) -> dict[str, str]:
+    """Return the addresses of what a job has left."""
+    addresses = {}
+    if record.artifacts:
+        folder, _, model = record.artifacts.rpartition("/model")
+        addresses = {"model": record.artifacts, "output": f"{folder}/output{model}"}
+    if config := record.request.get("CheckpointConfig"):
+        addresses["checkpoints"] = str(config.get("S3Uri"))
+    return addresses
 
 
 def _make_comparison(

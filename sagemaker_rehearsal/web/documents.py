@@ -36,6 +36,8 @@ FIRST_SECTIONS = (
     "figures",
     "outcome",
     "orders",
+    "log-end",
+    "results",
     "comparison",
     "faults",
     "timeline",

@@ -30,17 +30,17 @@ def test_a_variable_is_taken_from_the_environment_and_not_shown(monkeypatch, cap
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     args = parsed("--env=WANDB_API_KEY", "--env=A=b=c", "--dry-run")
     request = job_request.build(args)
-    assert request["Environment"] == {"WANDB_API_KEY": SECRET, "A": "b=c"}
-    hidden = job_request.taken_variables(args)
-    assert command.run_request(None, request, args, hidden) == 0
+    named = {"SAGEMAKER_LIGHTNING_HIDDEN_VARIABLES": "WANDB_API_KEY"}
+    assert request["Environment"] == {"WANDB_API_KEY": SECRET, "A": "b=c"} | named
+    assert command.run_request(None, request, args) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["Environment"] == {"WANDB_API_KEY": "******", "A": "b=c"}
+    assert printed["Environment"] == {"WANDB_API_KEY": "******", "A": "b=c"} | named
     assert request["Environment"]["WANDB_API_KEY"] == SECRET  # what is sent
 
 
 def test_a_request_without_variables_is_shown_as_it_is():
     request = job_request.build(parsed())
-    assert job_request.without_values(request, set()) == request and "Environment" not in request
+    assert job_request.without_values(request) == request and "Environment" not in request
 
 
 def test_a_variable_that_is_not_set(monkeypatch):
@@ -59,7 +59,7 @@ def test_a_mistake_in_a_hidden_value_does_not_show_it(monkeypatch):
     args = parsed("--env=LONG")
     request = job_request.build(args)
     with pytest.raises(ValueError, match="--env LONG: found 1080 characters in its val") as caught:
-        request_validation.validate(request, job_request.taken_variables(args))
+        request_validation.validate(request)
     assert SECRET[:10] not in str(caught.value)
 
 

@@ -1,5 +1,6 @@
 """Commands for existing jobs, with SageMaker's answers given by botocore's stub."""
 
+import json
 import re
 from datetime import UTC, datetime
 
@@ -7,6 +8,7 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
+from sagemaker_lightning.contract.job_summary import HIDDEN_VARIABLES
 from sagemaker_lightning.launcher import command, jobs, request_validation
 from sagemaker_lightning.launcher.sites import Site
 
@@ -106,6 +108,18 @@ def test_newer_members_of_a_request_are_passed_through(stub, site):
     request = jobs.to_resume(site, "job-1", None, None)
     assert {name: request[name] for name in newer} == newer
     request_validation.validate(request)
+
+
+def test_a_request_that_is_printed_hides_what_was_taken_from_an_environment(stub, site, capsys):
+    """The job's description has the value, and the names of those that are hidden."""
+    described(stub, Environment={"A": "hidden", "B": "b", HIDDEN_VARIABLES: "A"})
+    tagged(stub)
+    request = jobs.to_resume(site, "job-1", None, None)
+    assert request["Environment"]["A"] == "hidden"
+    args = command.command_parser().parse_args(["resume", "job-1", "--dry-run"])
+    assert command.run_request(site, request, args) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["Environment"] == {"A": "******", "B": "b", HIDDEN_VARIABLES: "A"}
 
 
 def test_what_is_resumed_again_has_one_time_in_its_name(stub, site):
