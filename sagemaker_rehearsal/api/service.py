@@ -20,7 +20,7 @@ from sagemaker_rehearsal.jobs.metrics import Metrics
 from sagemaker_rehearsal.jobs.record import ENDED, Record, Secondary, Status
 from sagemaker_rehearsal.jobs.schedule import Due, named, ordered
 from sagemaker_rehearsal.report.comparison import compare
-from sagemaker_rehearsal.settings import Settings
+from sagemaker_rehearsal.settings import Settings, describe_prices
 
 # The longest time in seconds that jobs get to end by themselves after they were killed.
 HURRY_SECONDS = 30.0
@@ -77,6 +77,7 @@ class Service:
         request = rules.with_chosen(request, settings.no_capacity)
         if problem := channels.outside(request, self.settings.allow):
             raise invalid(problem)
+        notes += describe_prices(settings, {host.instance_type for host in layout.hosts(request)})
         name = request["TrainingJobName"]
         arn = arn_of(name, region)
         place = self.place(region, arn, name)

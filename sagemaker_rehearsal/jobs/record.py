@@ -330,6 +330,13 @@ class Record:
         return self.transitions[-1].status
 
     @property
+    def instance_types(self) -> set[str]:
+        """The types of all instances that the job has had."""
+        return {
+            instance.instance_type for attempt in self.attempts for instance in attempt.instances
+        }
+
+    @property
     def disturbed(self) -> bool:
         """Whether an instance was taken away, or a fault has happened."""
         return bool(self.interruptions or any(fault.applied for fault in self.faults))
