@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sagemaker_lightning.contract.s3_address import SCHEME
-from sagemaker_lightning.rows import downloads
+from sagemaker_lightning.rows.downloads import fetch
 
 # Bytes of an archive between two files: tarfile reads long names and other headers into memory.
 MAX_HEADER_BYTES = 2**20
@@ -167,4 +167,4 @@ def opened(name: str, folder: Path) -> Model:
                 f"{name}: found no such file; expected model.tar.gz, s3://BUCKET/KEY and a folder"
             )
         return Model(name, Path(name))
-    return Model(name, downloads.fetch(name, folder))
+    return Model(name, fetch(name, folder))
