@@ -1,7 +1,8 @@
 """Launches one SageMaker training job of the image, and follows it to its end.
 
 Installed as a package, its name is sagemaker-lightning-launch. It has commands for existing
-jobs: list, logs JOB, stop JOB, resume JOB, follow JOB; `... COMMAND --help` says more.
+jobs: list, logs JOB, stop JOB, resume JOB, follow JOB; and completion, for a shell; `... COMMAND
+--help` says more.
 
     python scripts/launch.py --image=URI --role=ARN --output=s3://BUCKET/PREFIX \\
         [FLAG]... [KEY=VALUE]...
