@@ -30,7 +30,7 @@ try:
     from botocore.exceptions import BotoCoreError, ClientError
 
     from sagemaker_lightning.contract.errors import printable
-    from sagemaker_lightning.launcher import aws, jobs
+    from sagemaker_lightning.launcher import aws, completion, jobs
     from sagemaker_lightning.launcher.command import add_limits, positive
     from sagemaker_rehearsal import job_commands, owner, session, settings
     from sagemaker_rehearsal.api import clients, gate
@@ -85,6 +85,11 @@ COMMANDS = {
     ),
     "interrupt": ("take spot instances of a job away", "interrupt JOB --host=algo-2 --unwarned"),
     "fault": ("let a fault happen in a job now", "fault JOB 'freeze rank 0 of algo-2 for 30s'"),
+    "completion": (
+        "print the script by which a shell completes commands and flags",
+        "completion bash > ~/.local/share/bash-completion/completions/"
+        "sagemaker-lightning-rehearsal",
+    ),
     "exec": ("run a client with this endpoint as its AWS", "exec -- python my_estimator.py"),
 }
 """What each command for a rehearsal that runs does, and an example."""
@@ -117,6 +122,9 @@ def _parser() -> argparse.ArgumentParser:
             description=f"{text[0].upper()}{text[1:]}.",
             epilog=f"example: {parser.prog} {example}",
         )
+        if name == "completion":
+            command.add_argument("shell", choices=completion.SHELLS)
+            continue
         command.add_argument(
             "--endpoint", default=default, help="of the rehearsal (default: %(default)s)"
         )
@@ -168,7 +176,13 @@ def main() -> None:
     args = _parser().parse_args(
         sys.argv[1:] if known_words & set(sys.argv[1:2]) else ["serve", *sys.argv[1:]]
     )
-    own = {"serve": _serve, "exec": _exec, "interrupt": _interrupt, "fault": _inject}
+    own = {
+        "completion": _complete,
+        "serve": _serve,
+        "exec": _exec,
+        "interrupt": _interrupt,
+        "fault": _inject,
+    }
     try:
         sys.exit(own.get(args.command, _for_jobs)(args))
     except (ValueError, OSError, ClientError, BotoCoreError) as error:
@@ -208,6 +222,13 @@ def _for_jobs(args: argparse.Namespace) -> int | None:
         }
         does[args.command](site, args.job)
     return None
+
+
+def _complete(args: argparse.Namespace) -> None:
+    parser = _parser()
+    # Without a command, its flags are those of the program.
+    settings.add_flags(parser)
+    completion.show(parser, "sagemaker-lightning-rehearsal", args.shell)
 
 
 def _serve(args: argparse.Namespace) -> None:

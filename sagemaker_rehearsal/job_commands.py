@@ -79,6 +79,10 @@ def _show_text(name: str, folder: Path, data: dict) -> None:
         raise ValueError(f"JOB: the record of {name} cannot be read: {error}") from None
     share = "none" if data["goodput"] is None else f"{data['goodput']:.1%}"
     print(f"goodput: {share}, {data['steps_lost']} steps lost, {data['steps_redone']} done again")
+    if results := record.get("results"):
+        # In JSON, null stands for what is not finite.
+        texts = ("nan" if value is None else f"{value:.6g}" for value in results.values())
+        print(plain(" ".join(f"{name}={text}" for name, text in zip(results, texts, strict=True))))
     if comparison := data["comparison"]:
         print(plain(Comparison(**comparison).sentence))
     lines = [

@@ -20,9 +20,9 @@ from sagemaker_rehearsal.engines.processes import IS_CHECKOUT, Processes, job_py
 from sagemaker_rehearsal.jobs.job import Place
 from sagemaker_rehearsal.jobs.record import Comparison, Record, Verdict
 from sagemaker_rehearsal.owner import Owner
-from sagemaker_rehearsal.report import goodput_data, page
+from sagemaker_rehearsal.report import goodput_data, index, page
 from sagemaker_rehearsal.report.live_view import View
-from sagemaker_rehearsal.settings import Settings
+from sagemaker_rehearsal.settings import Settings, prices_for
 from sagemaker_rehearsal.web.access import TOKEN
 
 
@@ -143,7 +143,7 @@ def _serve_endpoint(
 
 def write(settings: Settings, record: Record, folder: Path) -> None:
     """Write a job's record, report and goodput into its folder."""
-    prices = {"price": settings.price, "spot_price": settings.spot_price}
+    prices = prices_for(settings, record.instance_types)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "job.json").write_text(json_text(record.as_json(), indent=1))
@@ -152,6 +152,7 @@ def write(settings: Settings, record: Record, folder: Path) -> None:
         with atomic_write(folder / goodput_data.FILE_NAME, sync=False) as file:
             file.write(json_text(data, indent=1).encode())
         page.write(record, folder / "report.html", **prices)
+        index.write(folder.parent)
     # The job ends as it would have ended with a report.
     except OSError as error:
         print(f"warning: the report of {record.name} could not be written: {error}", flush=True)

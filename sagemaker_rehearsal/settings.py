@@ -6,10 +6,14 @@ What the service leaves to chance, or decides by itself, is a flag here.
 import argparse
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
+from sagemaker_lightning.launcher import completion, prices
+from sagemaker_lightning.launcher.prices import Price
 from sagemaker_rehearsal.faults.rules import Fault
 from sagemaker_rehearsal.faults.rules import parse as parse_fault
 from sagemaker_rehearsal.jobs.schedule import Rule, parse
@@ -63,7 +67,36 @@ class Settings:
     compare: bool
     gpus: bool
     run: Path | None
+    no_capacity: list[str]
+    prices: dict[str, Price]
     sync: Sync
+
+
+def prices_for(settings: Settings, types: Collection[str]) -> dict[str, Any]:
+    """Return the prices of a job's instance hours, as the arguments of the report.
+
+    Args:
+        settings: The rehearsal's settings.
+        types: The types of the job's instances. There is no price of several.
+    """
+    if settings.price is not None:
+        return {"price": settings.price, "spot_price": settings.spot_price, "currency": ""}
+    found = settings.prices.get(next(iter(types))) if len(types) == 1 else None
+    if found is None:
+        return {"price": None, "spot_price": None, "currency": ""}
+    return {"price": found.on_demand, "spot_price": found.spot, "currency": found.currency}
+
+
+def describe_prices(settings: Settings, types: Collection[str]) -> list[str]:
+    """Return a line on the prices of --prices for a job; none where they are not used."""
+    if settings.price is not None or not settings.prices:
+        return []
+    listed = ", ".join(sorted(types))
+    if len(types) > 1:
+        return [f"no cost is said: the job has instances of several types, {listed}"]
+    if found := settings.prices.get(listed):
+        return [f"prices of {listed}: in {found.currency}, of {found.day}, {found.source}"]
+    return [f"no cost is said: --prices has no price of {listed}"]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -75,13 +108,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=PORT,
         help="of the endpoint; 0 takes a free one (default: %(default)s)",
     )
-    add(
+    folder_flag = add(
         "--folder",
         type=Path,
         default=Path("output/rehearsal"),
         help="gets each job's report, log and record",
     )
-    add(
+    allow_flag = add(
         "--allow",
         type=Path,
         action="append",
@@ -95,13 +128,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="what runs the jobs; auto: Docker where an engine answers",
     )
-    add(
+    run_flag = add(
         "--run",
         type=Path,
         metavar="REQUEST",
         help="run one job, a CreateTrainingJob request in JSON, and leave",
     )
+    for flag in (folder_flag, allow_flag, run_flag):
+        flag.complete = completion.FILES
     add("--gpus", action="store_true", help="give the containers this machine's GPUs")
+    add(
+        "--no-capacity",
+        action="append",
+        default=[],
+        metavar="TYPE",
+        help="there are no instances of this type: InstancePreferences choose another, an "
+        "on-demand job fails, a spot job waits; may be repeated",
+    )
     spot = parser.add_argument_group("spot interruptions, of jobs with EnableManagedSpotTraining")
     spot.add_argument(
         "--interrupt",
@@ -146,6 +189,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--price", type=float, help="of an instance hour on demand, in any currency"
     )
     report.add_argument("--spot-price", type=float, help="of an instance hour on spot")
+    prices_flag = report.add_argument(
+        "--prices",
+        metavar="FILE",
+        help=f"CSV or JSON with {', '.join(prices.COLUMNS)} for each type of instance, in place of "
+        "--price",
+    )
+    prices_flag.complete = completion.FILES
     add_fail_below(report, "of --run: ")
     report.add_argument(
         "--compare",
@@ -263,6 +313,8 @@ def from_flags(args: argparse.Namespace) -> Settings:
         compare=args.compare,
         gpus=args.gpus,
         run=args.run,
+        no_capacity=args.no_capacity,
+        prices=prices.read(args.prices) if args.prices else {},
         sync=Sync(
             every=args.sync_every,
             lag=args.sync_lag,

@@ -200,7 +200,8 @@ def test_the_cost_is_printed_before_and_a_budget_ends_the_job(launch):
     )
     request = request_of(completed)
     assert request["StoppingCondition"]["MaxRuntimeInSeconds"] == 12 * 3600 - 120
-    assert request["Environment"] == {"MY_TOKEN": "******"}
+    named = {"SAGEMAKER_LIGHTNING_HIDDEN_VARIABLES": "MY_TOKEN"}
+    assert request["Environment"] == {"MY_TOKEN": "******"} | named
     assert re.search(r"^on demand +2\.00 +10\.00 +20\.00$", completed.stderr, re.MULTILINE)
     assert re.search(r"^on spot +0\.50 +10\.00 +5\.00$", completed.stderr, re.MULTILINE)
     assert "--budget=6 ends the training after 11.97 h" in completed.stderr

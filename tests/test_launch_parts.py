@@ -47,7 +47,9 @@ FLAGS |= {
     "security_group": None,
     "drill": False,
 }
-FLAGS |= {"drill_data": [], "capacity_wait": 0}
+FLAGS |= {"drill_data": [], "capacity_wait": 0, "channel": [], "hyperparameters": []}
+FLAGS |= {"instance_preference": [], "network_isolation": False}
+FLAGS |= {"volume_kms_key": None, "output_kms_key": None, "training_plan": None}
 
 
 @pytest.mark.parametrize("max_wait", [None, 100, 101, 200])
@@ -419,8 +421,9 @@ def test_flags_that_exclude_each_other(flags, says):
 def test_a_role_may_be_a_name():
     """What is no ARN is the request's to judge; a part of one, too."""
     for role in ("SageMaker", "arn:aws", "arn:aws:iam::123456789012:role/x"):
-        contradictions.check_places(argparse.Namespace(image=IMAGE, role=role), "us-east-1")
-    china = argparse.Namespace(image="x", role="arn:aws:iam::123456789012:role/x")
+        args = argparse.Namespace(**FLAGS | {"image": IMAGE}, role=role)
+        contradictions.check_places(args, "us-east-1")
+    china = argparse.Namespace(**FLAGS | {"image": "x"}, role="arn:aws:iam::123456789012:role/x")
     with pytest.raises(ValueError, match="found a role in aws, but region cn-north-1 is in aws-cn"):
         contradictions.check_places(china, "cn-north-1")
 
@@ -430,7 +433,7 @@ def test_the_options_of_a_channel():
     text = "--channel=x=s3://bucket/a,b/,group=b,mode=FastFile,group=a,distribution=ShardedByS3Key"
     (channel,) = job_request.channels(parsed(*flags, text))
     assert channel["InputMode"] == "FastFile"
-    assert job_request.source(channel) == {
+    assert channel["DataSource"]["S3DataSource"] == {
         "S3DataType": "S3Prefix",
         "S3Uri": "s3://bucket/a,b/",
         "S3DataDistributionType": "ShardedByS3Key",

@@ -18,10 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import boto3
 import numpy as np
 import pytest
-from botocore.exceptions import ClientError
 from containers import ROOT
 
 from sagemaker_lightning.contract.errors import UserError
@@ -191,32 +189,19 @@ def test_a_part_without_rows_fits_anywhere(tmp_path):
     assert same(loaded(tmp_path / "merged"), {"x": np.arange(30)})
 
 
-def test_models_on_s3_are_downloaded_and_leave_nothing(tmp_path, monkeypatch):
+def test_models_on_s3_are_downloaded_and_leave_nothing(tmp_path, monkeypatch, bucket):
     expected = write_parts(tmp_path / "parts")
-    made_with = []
-
-    class Client:
-        """A client of S3: there is one bucket."""
-
-        def __init__(self, service: str, **options) -> None:
-            made_with.append((service, options["region_name"]))
-            config = options["config"]
-            assert (config.connect_timeout, config.retries) == (5, {"mode": "standard"})
-
-        def download_file(self, bucket: str, key: str, path: str) -> None:
-            if bucket != "bucket":
-                raise ClientError({"Error": {"Code": "404", "Message": "no bucket"}}, "HeadObject")
-            archived(tmp_path / "parts" / key, Path(path))
-
-    monkeypatch.setattr(boto3, "client", Client)
-    monkeypatch.setenv("AWS_REGION", "eu-central-1")
-    addresses = [f"s3://bucket/algo-{number}" for number in (1, 2, 3)]
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, bucket.variables[name])
+    for number in range(1, HOST_COUNT + 1):
+        archive = archived(tmp_path / f"parts/algo-{number}", tmp_path / f"{number}.tar.gz")
+        bucket.client.upload_file(str(archive), bucket.name, f"algo-{number}")
+    addresses = [bucket.uri(f"algo-{number}") for number in (1, 2, 3)]
     merge.merge(addresses, tmp_path / "merged")
     assert same(loaded(tmp_path / "merged"), expected)
     assert len(list((tmp_path / "merged").iterdir())) == len(expected) + 1
-    assert made_with == [("s3", "eu-central-1")] * 3
-    line = refused(["s3://other/algo-1"], tmp_path / "more")
-    assert line.startswith("s3://other/algo-1 could not be fetched: ") and "no bucket" in line
+    line = refused([addresses[0].replace("algo", "other")], tmp_path / "more")
+    assert "other-1 could not be fetched: " in line and "404" in line
 
 
 def test_a_part_may_be_larger_than_the_headers_of_an_archive(tmp_path):

@@ -1367,3 +1367,26 @@ def test_each_rehearsal_has_a_key_of_its_own(endpoint, tmp_path):
         )
         with pytest.raises(ClientError, match="is not this rehearsal's"):
             client("s3", another_endpoint.endpoint, key=endpoint.key).list_buckets()
+
+
+def test_a_client_sees_which_of_the_preferred_types_was_chosen(tmp_path):
+    """And the launcher's commands start the same request again."""
+    preferred = [
+        {"InstanceType": "ml.p5.48xlarge", "InstanceCount": 1},
+        {"InstanceType": "ml.g5.xlarge", "InstanceCount": 2},
+    ]
+    with Endpoint(tmp_path, "--no-capacity=ml.p5.48xlarge") as endpoint:
+        resources = {"InstancePreferences": preferred, "VolumeSizeInGB": 1}
+        name = endpoint.create("image", ResourceConfig=resources, Environment={"LEAVE": "1"})
+        job = endpoint.wait_until_ended(name)
+        assert job["TrainingJobStatus"] == "Completed"
+        chosen = {"SelectedInstanceType": "ml.g5.xlarge", "SelectedInstanceCount": 2}
+        assert job["ResourceConfig"] == resources | chosen
+        completed = run_command(endpoint, "rerun", name)
+        assert completed.returncode == 0, completed.stdout
+        (again, _) = endpoint.sagemaker.list_training_jobs()["TrainingJobSummaries"]
+        endpoint.wait_until_ended(again["TrainingJobName"])
+        with pytest.raises(ClientError, match="does not emulate ResourceConfig.SelectedInstanceT"):
+            endpoint.create("image", ResourceConfig=resources | chosen)
+        completed = run_command(endpoint, "compare", name)
+        assert f"{name}-left-alone runs without interruptions" in completed.stdout

@@ -339,3 +339,36 @@ def test_they_are_there_without_anything_else():
         " & set(sys.modules))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
+
+
+CLOCKS = """
+import time
+monotonic, wall = time.monotonic(), time.time()
+for _ in range(200):
+    time.sleep(0.05)
+    print(round(time.time() - wall - (time.monotonic() - monotonic)), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_clock_is_an_hour_ahead_and_right_again(tmp_path):
+    """Monotonic time, by which waits are measured, stays as it is."""
+    pytest.importorskip("libfaketime", reason="it takes a C compiler to install libfaketime")
+    variables = faults.preload_clock(tmp_path / "clock")
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLOCKS],
+        env={"PATH": "/usr/bin:/bin"} | variables,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    lines = iter(process.stdout.readline, "")
+    assert next(lines) == "0\n"
+    set_right = faults.shift_clock(tmp_path / "clock")
+    assert any(line == "3600\n" for line in lines)
+    set_right()
+    assert any(line == "0\n" for line in lines)
+    set_back = faults.shift_clock(tmp_path / "clock", -60)
+    assert any(line == "-60\n" for line in lines)
+    set_back()
+    process.kill()
+    process.wait()

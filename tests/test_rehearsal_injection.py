@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -327,3 +328,42 @@ def test_a_containers_first_process_is_one_of_this_machine(monkeypatch, name, is
 
 def test_a_container_that_has_ended_has_no_process():
     assert process_of_container(0, "x") is None
+
+
+@pytest.mark.slow
+def test_the_clock_of_a_host_is_shifted_for_a_time(injected, monkeypatch, tmp_path):
+    """The host gets what libfaketime reads; the library itself is not needed here."""
+    (tmp_path / "libfaketime/vendor/libfaketime/src").mkdir(parents=True)
+    (tmp_path / "libfaketime/__init__.py").touch()
+    library = tmp_path / "libfaketime/vendor/libfaketime/src/libfaketime.so.1"
+    library.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "libfaketime", raising=False)
+    started = []
+    start = injected.engine.start
+    injected.engine.start = lambda *arguments: started.append(arguments[-1]) or start()
+    rehearsed = with_faults(injected, "shift clock at step 3 for 0.3s")
+    container = injected.container()
+    file = Path(started[0]["FAKETIME_TIMESTAMP_FILE"])
+    assert started[0]["LD_PRELOAD"] == str(library) and file.read_text() == "+0\n"
+    container.line_queue.put("step=3")
+    wait_until(lambda: rehearsed.record.faults, "the fault")
+    (fault,) = rehearsed.record.faults
+    assert (fault.target, fault.failed) == ("3600 s ahead", "")
+    wait_until(lambda: fault.ended is not None, "its end")
+    assert file.read_text() == "+0\n"
+    container.end(0)
+    wait_until_ended(rehearsed)
+
+
+@pytest.mark.slow
+def test_without_libfaketime_a_clock_is_not_shifted(injected, monkeypatch):
+    monkeypatch.setitem(sys.modules, "libfaketime", None)
+    rehearsed = with_faults(injected, "shift clock at step 3")
+    container = injected.container()
+    container.line_queue.put("step=3")
+    wait_until(lambda: rehearsed.record.faults, "the fault")
+    (fault,) = rehearsed.record.faults
+    assert "the host was not started with libfaketime: it needs the extra `clock`" in fault.failed
+    container.end(0)
+    assert judge(wait_until_ended(rehearsed)) is None

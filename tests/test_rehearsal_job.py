@@ -22,6 +22,7 @@ from types import SimpleNamespace
 import pytest
 from records import interrupted
 
+from sagemaker_lightning.contract.job_summary import HIDDEN_VARIABLES
 from sagemaker_rehearsal import settings
 from sagemaker_rehearsal.api.errors import Refused
 from sagemaker_rehearsal.api.service import Service
@@ -35,6 +36,7 @@ from sagemaker_rehearsal.jobs.metrics import Metrics
 from sagemaker_rehearsal.jobs.record import (
     ENDED,
     MAX_RESTARTS,
+    MAX_RESULTS,
     MAX_SKIPPED,
     Attempt,
     Record,
@@ -933,3 +935,124 @@ def test_what_can_be_interrupted_by_hand():
     assert service.interrupt(order) == "algo-1 of job taken away, not warned"
     assert made.wishes.messages.get_nowait() == Due(["algo-1"], False, 1.0, "by hand")
     assert made.wishes.messages.empty()
+
+
+# Capacity
+
+
+def test_without_capacity_an_on_demand_job_fails_as_on_aws(rehearsed):
+    rehearsed.settings = {"no_capacity": ["ml.p5.48xlarge", "ml.m5.large"]}
+    record = wait_until_ended(rehearsed.job())
+    assert record.status == "Failed" and not record.attempts
+    assert record.failure.startswith("CapacityError: Unable to provision requested ML compute cap")
+    assert record.failure.endswith("error: ml.m5.large")
+
+
+def test_without_capacity_a_spot_job_waits_for_its_longest_time(rehearsed):
+    rehearsed.settings = {"no_capacity": ["ml.m5.large"]}
+    stopping = {"StoppingCondition": {"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 1}}
+    record = wait_until_ended(rehearsed.job(**SPOT, **stopping))
+    assert record.secondary == "MaxWaitTimeExceeded" and not record.attempts
+
+
+def test_a_job_runs_on_the_type_that_was_chosen(rehearsed):
+    resources = {"InstancePreferences": [{"InstanceType": "ml.g5.xlarge", "InstanceCount": 2}]}
+    resources |= {"SelectedInstanceType": "ml.g5.xlarge", "SelectedInstanceCount": 2}
+    job = rehearsed.job(ResourceConfig=resources)
+    for number in range(2):
+        rehearsed.container(number).end(0)
+    record = wait_until_ended(job)
+    assert [(host.host, host.instance_type) for host in record.attempts[0].instances] == [
+        ("algo-1", "ml.g5.xlarge"),
+        ("algo-2", "ml.g5.xlarge"),
+    ]
+
+
+# Results, and the end of the log
+
+
+def test_what_the_test_has_found_is_in_the_report(rehearsed, tmp_path):
+    job = rehearsed.job(CheckpointConfig=None, OutputDataConfig={"S3OutputPath": "s3://bucket/o"})
+    host = rehearsed.container()
+    for line in ("step=1 loss=2", "test_loss=0.5 test_acc=0.25", "test_acc=0.875 x=1", "a test"):
+        host.line_queue.put(line)
+    host.end(0)
+    record = wait_until_ended(job)
+    assert record.results == {"test_loss": 0.5, "test_acc": 0.875} and record.log_end == []
+    sections = page.make_sections(replace(record, request=record.request | CHECKPOINTS).masked())
+    cells = [cell.text for cell in sections["results"].iter("td")]
+    assert dict(zip(cells[::2], cells[1::2], strict=True)) == {
+        "test_acc": "0.875",
+        "test_loss": "0.5",
+        "model": "s3://bucket/o/job/output/model.tar.gz",
+        "output": "s3://bucket/o/job/output/output.tar.gz",
+        "checkpoints": "s3://bucket/ck",
+    }
+    figures = [text for text in sections["figures"].itertext()]
+    assert figures[figures.index("test_acc") + 1] == "0.875"
+
+
+CHECKPOINTS = {"CheckpointConfig": {"S3Uri": "s3://bucket/ck"}}
+
+
+def test_a_report_without_results(rehearsed):
+    rehearsed.settings = {"no_capacity": ["ml.m5.large"]}
+    sections = page.make_sections(wait_until_ended(rehearsed.job()))
+    assert len(sections["results"]) == len(sections["log-end"]) == 0
+
+
+def test_results_have_a_limit():
+    record = Record("job", {}, 0.0)
+    for number in range(MAX_RESULTS + 9):
+        record.note_results(f"test{number}=1")
+    record.note_results("test1=2 tests latest=3 untested=4 test_nan=nan")
+    assert len(record.results) == MAX_RESULTS and record.results["test1"] == 2
+
+
+def test_the_end_of_the_log_of_the_host_that_failed_first(rehearsed):
+    job = rehearsed.job(
+        ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 2},
+        Environment={"API_TOKEN": "very-secret-word"},
+    )
+    first, second = rehearsed.container(0), rehearsed.container(1)
+    first.line_queue.put("of algo-1")
+    for number in range(60):
+        second.line_queue.put(f"line {number} \x1b[2Jvery-secret-word")
+    second.end(3)
+    record = wait_until_ended(job)
+    assert record.failed_host == "algo-2" and len(record.log_end) == 50
+    assert record.log_end[-1] == "line 59 very-secret-word"  # no control sequence
+    kept = record.masked()
+    assert kept.log_end[-1] == "line 59 ******"
+    section = page.make_sections(kept)["log-end"]
+    title, lines = section
+    assert title.text == "End of the log of algo-2, which failed first"
+    assert lines.text.splitlines()[-1] == "line 59 ******" and len(lines.text.splitlines()) == 50
+    assert "very-secret-word" not in json.dumps(record.as_json())
+
+
+# Variables that the launcher has taken from its environment
+
+
+def test_a_variable_whose_value_was_taken_from_an_environment_is_in_no_report(rehearsed):
+    """Whatever its name and its value look like."""
+    value = "plain words"
+    listed = {HIDDEN_VARIABLES: "MY_WORDS,ELSEWHERE"}
+    job = rehearsed.job(Environment={"MY_WORDS": value, "OTHER": "shown"} | listed)
+    host = rehearsed.container()
+    host.line_queue.put(f"it prints {value}")
+    host.end(1)
+    record = wait_until_ended(job)
+    kept = record.masked()
+    assert kept.request["Environment"] == {"MY_WORDS": "******", "OTHER": "shown"} | listed
+    assert kept.log_end == ["it prints ******"]
+    assert value not in json.dumps(record.as_json())
+    assert value in json.dumps(record.request)  # what the job has had
+
+
+@pytest.mark.parametrize("environment", [None, {}, {"A": "b"}, {"HIDDEN": ""}])
+def test_a_job_without_hidden_variables(environment):
+    if environment and "HIDDEN" in environment:
+        environment = {HIDDEN_VARIABLES: "", "A": "b"}
+    request = {"Environment": environment}
+    assert Mask(request).request == request

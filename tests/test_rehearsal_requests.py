@@ -53,6 +53,7 @@ JOB = {
     "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 1},
 }
 ABSENT = object()
+PLAN = f"{ARN}:training-plan/a"
 
 
 class Checked(Service):
@@ -516,15 +517,10 @@ REFUSED_FIELDS = [
     "InputDataConfig.DataSource.FileSystemDataSource",
     "InputDataConfig.DataSource.DatasetSource",
     "InputDataConfig.ShuffleConfig",
-    "OutputDataConfig.KmsKeyId",
-    "ResourceConfig.VolumeKmsKeyId",
     "ResourceConfig.KeepAlivePeriodInSeconds",
-    "ResourceConfig.TrainingPlanArn",
     "ResourceConfig.InstancePlacementConfig",
-    "ResourceConfig.InstancePreferences",
     "ResourceConfig.SelectedInstanceType",
     "ResourceConfig.SelectedInstanceCount",
-    "StoppingCondition.MaxPendingTimeInSeconds",
     "DebugRuleConfigurations",
     "TensorBoardOutputConfig",
     "ProfilerRuleConfigurations",
@@ -555,9 +551,17 @@ def test_each_field_of_the_model_is_emulated_or_refused_or_noted():
     assert sorted(dotted(path) for path in field_paths(REQUEST_SHAPE)) == sorted(LISTED_FIELDS)
 
 
+PREFERRED = {
+    "InstancePreferences": [{"InstanceType": "ml.g5.xlarge"}, {"InstanceType": "ml.m5.xlarge"}],
+    "InstanceCount": 2,
+}
+
+
 def with_field(listed: str) -> dict:
     """Return a job with one more field, and the fields that it needs."""
     request = JOB | {"InputDataConfig": [channel("a")]}
+    if "InstancePreferences" in listed:
+        request |= {"ResourceConfig": PREFERRED}
     path = next(path for path in VALUE_SHAPES if dotted(path) == listed)
     inner = request = copy.deepcopy(request)
     for step in path[:-1]:
@@ -576,6 +580,72 @@ def test_a_field_that_is_not_emulated_is_refused(listed):
         Refused, match=f"The rehearsal does not emulate {re.escape(listed)}; leave it out"
     ):
         answer(with_field(listed))
+
+
+COUNTED = [
+    {"InstanceType": "ml.p5.48xlarge", "InstanceCount": 1},
+    {"InstanceType": "ml.g5.xlarge", "InstanceCount": 8},
+]
+
+
+@pytest.mark.parametrize(
+    ("resources", "lacking", "chosen"),
+    [
+        (PREFERRED, [], ("ml.g5.xlarge", 2)),
+        (PREFERRED, ["ml.g5.xlarge"], ("ml.m5.xlarge", 2)),
+        (PREFERRED, ["ml.g5.xlarge", "ml.m5.xlarge"], ("ml.g5.xlarge", 2)),
+        ({"InstancePreferences": COUNTED}, ["ml.p5.48xlarge"], ("ml.g5.xlarge", 8)),
+    ],
+)
+def test_the_first_preferred_type_with_capacity_is_chosen(resources, lacking, chosen):
+    request = JOB | {"ResourceConfig": resources}
+    assert answer(request) == []
+    made = rules.with_chosen(request, lacking)
+    names = ("SelectedInstanceType", "SelectedInstanceCount")
+    assert made["ResourceConfig"] == resources | dict(zip(names, chosen, strict=True))
+    assert [(host.instance_type, len(layout.hosts(made))) for host in layout.hosts(made)[:1]] == [
+        chosen
+    ]
+    assert rules.without_chosen(made) == request
+    assert rules.with_chosen(JOB, ["ml.m5.xlarge"]) == rules.without_chosen(JOB) == JOB
+
+
+@pytest.mark.parametrize(
+    ("fields", "resources", "says"),
+    [
+        ({}, {"InstanceType": "ml.m5.xlarge"}, "cannot be given together with InstanceType, Ins"),
+        (
+            {
+                "EnableManagedSpotTraining": True,
+                "StoppingCondition": {"MaxWaitTimeInSeconds": 86400},
+            },
+            {},
+            "cannot be given together with InstanceType, InstanceGroups or EnableManagedSpot",
+        ),
+        ({}, {"InstancePreferences": COUNTED}, "InstanceCount must be given for every entry of In"),
+        ({}, {"InstanceCount": None}, "InstanceCount must be given for every entry"),
+        (
+            {},
+            {"InstancePreferences": [COUNTED[0], {"InstanceType": "ml.g5.xlarge"}]}
+            | {"InstanceCount": None},
+            "InstanceCount must be given for every entry",
+        ),
+        ({}, {"InstancePreferences": [COUNTED[0]] * 2, "InstanceCount": None}, "only once in Inst"),
+        (
+            {},
+            {"InstancePreferences": [{"InstanceType": "ml.g5.xlarge", "TrainingPlanArns": [PLAN]}]}
+            | {"TrainingPlanArn": PLAN},
+            "TrainingPlanArns cannot be given together with TrainingPlanArn",
+        ),
+        ({}, {"InstanceCount": 251}, "runs jobs of 250 instances at most"),
+        ({}, {"InstanceCount": 0}, "InstanceCount must be greater than or equal to 1"),
+        ({}, {"SelectedInstanceType": "ml.g5.xlarge"}, "does not emulate ResourceConfig.Selected"),
+    ],
+)
+def test_preferences_that_the_service_refuses(fields, resources, says):
+    resources = {k: v for k, v in (PREFERRED | resources).items() if v is not None}
+    with pytest.raises(Refused, match=says):
+        answer(JOB | {"ResourceConfig": resources} | fields)
 
 
 @pytest.mark.parametrize("listed", rules.WITHOUT_EFFECT)

@@ -506,18 +506,20 @@ def test_a_script_runs_from_anywhere_and_through_a_link(name, tmp_path):
 def test_the_launcher_imports_only_boto3_and_the_standard_library():
     """The launcher imports only boto3 and the standard library.
 
-    The merging of parts imports numpy as well. Both import modules of ours that need no more
-    (pyproject.toml).
+    The merging of parts imports numpy as well, and the command `completion`, which says so where it
+    is not there, shtab. They import modules of ours that need no more (pyproject.toml).
     """
     import ast
 
     allowed = sys.stdlib_module_names | {"boto3", "botocore"}
-    names = ("hyperparameters", "atomic_files", "deadlines", "s3_address")
+    names = ("hyperparameters", "atomic_files", "deadlines", "job_summary", "s3_address")
     contract = {f"sagemaker_lightning.contract.{name}" for name in names}
     row_modules = {
-        f"sagemaker_lightning.rows.{name}" for name in ("archives", "manifests", "merge", "parts")
+        f"sagemaker_lightning.rows.{name}"
+        for name in ("archives", "byte_progress", "downloads", "manifests", "merge", "parts")
     }
     paths = {path: contract for path in (ROOT / "sagemaker_lightning/launcher").glob("*.py")}
+    paths[ROOT / "sagemaker_lightning/launcher/completion.py"] = {"shtab"}
     paths |= {
         ROOT / f"{name.replace('.', '/')}.py": contract | row_modules | {"numpy"}
         for name in row_modules - {"parts"}

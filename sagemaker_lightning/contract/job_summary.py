@@ -14,6 +14,8 @@ from sagemaker_lightning.contract.hyperparameters import is_own
 # The most files of a channel that we count. A channel that is streamed from S3 may have millions.
 MAX_COUNTED_FILES = 100_000
 MASK = "******"
+HIDDEN_VARIABLES = "SAGEMAKER_LIGHTNING_HIDDEN_VARIABLES"
+"""The variable of a job that names, with commas, those whose values are shown nowhere."""
 SECRET_NAME = re.compile(
     r"secret|password|passwd|token|credential|api[-_.]?key|(private|access)[-_.]?key", re.IGNORECASE
 )
@@ -23,6 +25,12 @@ SECRET_VALUE = re.compile(
     r"\b(AKIA|ASIA)[0-9A-Z]{16}\b|(?<![\w/+])[\w/+]{40}(?![\w/+=])|-----BEGIN"
     r"|\b(gh[pousr]_|github_pat_|hf_|sk-|xox[bpas]-)\w{10}|\beyJ[\w-]{10}|://[^/\s@]+@"
 )
+
+
+def hidden_variables(environment: Mapping[str, str] | None) -> set[str]:
+    """Return the names of a job's environment variables whose values are shown nowhere."""
+    named = (environment or {}).get(HIDDEN_VARIABLES, "").split(",")
+    return set(named).intersection(environment or {})
 
 
 def masked(name: str, value: object) -> str:

@@ -8,7 +8,7 @@ same holds for missing credentials or network.
 from botocore.exceptions import ClientError, HTTPClientError, NoCredentialsError
 from botocore.exceptions import ConnectionError as NoConnectionError
 
-from sagemaker_lightning.launcher import aws, images
+from sagemaker_lightning.launcher import aws, images, job_request
 
 FORBIDDEN = {"403", "AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
 MISSING_BUCKET = {"404", "NoSuchBucket"}
@@ -32,14 +32,19 @@ def check(request: dict, region: str, dry_run: bool) -> list[str]:
     s3 = aws.client("s3", region)
     image = request["AlgorithmSpecification"]["TrainingImage"]
     checks = [(check_image, (aws.client("ecr", region), image))] if aws.ECR.fullmatch(image) else []
+    lines = []
     for channel in request.get("InputDataConfig", []):
-        uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
-        checks.append((check_data, (s3, f"--channel {channel['ChannelName']}", uri)))
+        flag = f"--channel {channel['ChannelName']}"
+        if "S3DataSource" in channel["DataSource"]:
+            checks.append((check_data, (s3, flag, job_request.address(channel))))
+        else:
+            lines.append(
+                f"{flag}: only its VPC sees the file system {job_request.address(channel)}"
+            )
     locations = {"--output": request["OutputDataConfig"]["S3OutputPath"]}
     if "CheckpointConfig" in request:
         locations["--checkpoints"] = request["CheckpointConfig"]["S3Uri"]
     checks += [(check_bucket, (s3, flag, uri)) for flag, uri in locations.items()]
-    lines = []
     for check_one, arguments in checks:
         try:
             check_one(*arguments)

@@ -1,7 +1,8 @@
 """Launches one SageMaker training job of the image, and follows it to its end.
 
 Installed as a package, its name is sagemaker-lightning-launch. It has commands for existing
-jobs: list, logs JOB, stop JOB, resume JOB, follow JOB; `... COMMAND --help` says more.
+jobs: list, logs JOB, stop JOB, resume JOB, follow JOB; and completion, for a shell; `... COMMAND
+--help` says more.
 
     python scripts/launch.py --image=URI --role=ARN --output=s3://BUCKET/PREFIX \\
         [FLAG]... [KEY=VALUE]...
@@ -19,12 +20,18 @@ commas:
 
     NAME=s3://BUCKET/PREFIX[,mode=File|FastFile]
         [,distribution=FullyReplicated|ShardedByS3Key][,group=NAME]
+    NAME=efs://fs-ID/FOLDER[,access=ro|rw]
+    NAME=fsx://fs-ID/MOUNT-NAME/FOLDER[,access=ro|rw]
 
-group is the name of an --instance-group, and may be repeated; the first mode and the first
-distribution are the defaults. --dry-run prints the request as JSON and starts nothing. --drill
-first runs the job's first steps on this machine, left alone and interrupted
-(sagemaker_lightning/drill/command.py), and starts the job only if all these runs end alike. A job
-with channels needs --drill-data=NAME=FOLDER for it.
+group is the name of an --instance-group, and may be repeated; the first of each is the default. A
+file system needs a VPC.
+
+--defaults=FILE takes flags from a file, in TOML: `max-run = "12h"`, `spot = true`, a list or a
+table for what may be repeated, and a table [hyperparameters]. What is given here comes before it.
+
+--dry-run prints the request as JSON and starts nothing. --drill first runs the job's first steps on
+this machine, left alone and interrupted (sagemaker_lightning/drill/command.py), and starts the job
+only if all these runs end alike. A job with channels needs --drill-data=NAME=FOLDER for it.
 
 Before the job costs anything, the launcher checks the request against SageMaker's service model,
 the flags against each other, the hyperparameters against the application's own parser, and that the
@@ -43,15 +50,18 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from sagemaker_lightning.launcher import (
     account_checks,
     aws,
     capacity,
+    completion,
     contradictions,
     costs,
+    defaults,
     drill,
     hyperparameter_check,
     job_request,
@@ -60,6 +70,8 @@ from sagemaker_lightning.launcher import (
     sites,
 )
 
+# Flags that the command line or the file of defaults must have.
+NEEDED = ("image", "role", "output")
 SECONDS_OF = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -72,13 +84,21 @@ class Parser(argparse.ArgumentParser):
 
 
 class LaunchParser(Parser):
-    """Says of a hyperparameter that was typed as a flag what to do."""
+    """Says of a hyperparameter that was typed as a flag what to do.
+
+    Args:
+        source: The file that it parses; "" for the command line.
+    """
+
+    def __init__(self, *, source: str = "", **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.source = f"{source}: " if source else ""
 
     def error(self, message: str) -> None:
         """Print the error line, without the usage, and exit with status 2."""
         is_flag = message.startswith("unrecognized arguments: --")
         hint = "; a hyperparameter has no dashes: KEY=VALUE" if is_flag else ""
-        super().error(f"{message}{hint}")
+        super().error(f"{self.source}{message}{hint}")
 
 
 def positive(text: str) -> int:
@@ -153,9 +173,14 @@ def add_poll(add: Callable) -> None:
     )
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the launcher's flags."""
+def parser(source: str = "") -> argparse.ArgumentParser:
+    """Return the parser of the launcher's flags.
+
+    Args:
+        source: The file that it is to parse; "" for the command line.
+    """
     flag_parser = LaunchParser(
+        source=source,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -163,14 +188,19 @@ def parser() -> argparse.ArgumentParser:
     flag_parser.add_argument(
         "hyperparameters", nargs="*", metavar="KEY=VALUE", help="hyperparameters"
     )
+    add_flags(flag_parser)
+    return flag_parser
+
+
+def add_flags(flag_parser: argparse.ArgumentParser) -> None:
+    """Add the flags that describe a job, and how it is launched."""
     add = flag_parser.add_argument_group("what runs").add_argument
     add(
         "--image",
-        required=True,
         metavar="URI",
-        help="the image in Amazon ECR; in a checkout, scripts/image_uri.sh prints it",
+        help="needed: the image in Amazon ECR; in a checkout, scripts/image_uri.sh prints it",
     )
-    add("--role", required=True, metavar="ARN", help="the IAM role that the job has")
+    add("--role", metavar="ARN", help="needed: the IAM role that the job has")
     add("--job-name", metavar="NAME", help="(default: the image's name and the time)")
     add_repeated(
         add,
@@ -182,14 +212,21 @@ def parser() -> argparse.ArgumentParser:
     add_repeated(add, "--metric", "NAME=REGEX", "a metric besides the image's own")
     add_repeated(add, "--tag", "KEY=VALUE", "a tag of the job")
     add = flag_parser.add_argument_group("data").add_argument
-    add_repeated(add, "--channel", "NAME=S3URI", "input data")
-    add("--output", required=True, metavar="S3URI", help="where model.tar.gz and output.tar.gz go")
+    add_repeated(add, "--channel", "NAME=ADDRESS", "input data: see above")
+    add("--output", metavar="S3URI", help="needed: where model.tar.gz and output.tar.gz go")
+    add("--output-kms-key", metavar="KEY", help="the KMS key for these: its ID, alias or ARN")
     add("--checkpoints", metavar="S3URI", help="where checkpoints go, and come from")
     add = flag_parser.add_argument_group("where").add_argument
     add_region(add, ", the image's")
     add("--instance-type", metavar="TYPE", help="(default: ml.g5.xlarge)")
     add("--instance-count", type=positive, metavar="N", help="(default: 1)")
     add_repeated(add, "--instance-group", "NAME=TYPE:COUNT", "instead of both")
+    add_repeated(
+        add,
+        "--instance-preference",
+        "TYPE[:COUNT][,plan=ARN]",
+        "instead of --instance-type: the job has the first that has capacity, 5 at most",
+    )
     add(
         "--volume-size",
         type=positive,
@@ -197,8 +234,15 @@ def parser() -> argparse.ArgumentParser:
         metavar="GB",
         help="storage of an instance (default: %(default)s)",
     )
+    add("--volume-kms-key", metavar="KEY", help="the KMS key that encrypts it, by ID or ARN")
+    add("--training-plan", metavar="ARN", help="the plan whose reserved capacity the job has")
     add_repeated(add, "--subnet", "ID", "a subnet of the VPC")
     add_repeated(add, "--security-group", "ID", "a security group")
+    add(
+        "--network-isolation",
+        action="store_true",
+        help="no network for the program but that between its hosts",
+    )
     add = flag_parser.add_argument_group("how long").add_argument
     add(
         "--max-run",
@@ -207,7 +251,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="DURATION",
         help="e.g. 90m, 12h, 2d, or seconds (default: %(default)s, a day)",
     )
-    add("--spot", action="store_true", help="on spot instances; needs --checkpoints, or --yes")
+    add(
+        "--spot",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="on spot instances; needs --checkpoints, or --yes",
+    )
     add(
         "--max-wait",
         type=duration,
@@ -230,6 +279,10 @@ def parser() -> argparse.ArgumentParser:
         flag_parser.add_argument_group("what it costs").add_argument, duration, positive
     )
     add = flag_parser.add_argument_group("this command").add_argument
+    defaults_flag = add(
+        "--defaults", metavar="FILE", help="TOML with flags; those given here come before it"
+    )
+    defaults_flag.complete = completion.FILES
     add(
         "--yes",
         action="store_true",
@@ -254,7 +307,36 @@ def parser() -> argparse.ArgumentParser:
             "%(default)s); --drill, too"
         ),
     )
-    return flag_parser
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """Return the flags of a command line, and those of its --defaults where it has others.
+
+    Exits with status 2 after a line for a mistake in either; ValueError for a file that cannot be
+    read.
+    """
+    finder = Parser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--defaults")
+    path = finder.parse_known_args(words)[0].defaults
+    of_file = None
+    listed: dict[str, list[str]] = {}
+    if path:
+        blank = vars(parser().parse_args([]))
+        blank = {name.replace("_", "-"): value for name, value in blank.items()}
+        del blank["defaults"], blank[defaults.HYPERPARAMETERS]
+        of_file = parser(path).parse_intermixed_args(defaults.read(path, blank))
+        listed = {name: value for name, value in vars(of_file).items() if isinstance(value, list)}
+        for name in listed:
+            setattr(of_file, name, [])
+        # argparse takes a positional argument only where the namespace does not have it yet.
+        delattr(of_file, defaults.HYPERPARAMETERS)
+    flag_parser = parser()
+    args = flag_parser.parse_intermixed_args(words, of_file)
+    for name, texts in listed.items():
+        setattr(args, name, defaults.over(name, texts, getattr(args, name)))
+    if missing := [f"--{name}" for name in NEEDED if getattr(args, name) is None]:
+        flag_parser.error(f"the following arguments are required: {', '.join(missing)}")
+    return args
 
 
 COMMANDS = {
@@ -264,6 +346,7 @@ COMMANDS = {
     "resume": "continue from the checkpoints of a job that was stopped or failed, or whose time "
     "was over: the same request and checkpoints, under a new name",
     "follow": "print what happens to a job until it ends, as after its start",
+    "completion": "print the script by which a shell completes commands and flags",
 }
 EXAMPLES = {
     "list": "list --region=us-east-1",
@@ -271,17 +354,28 @@ EXAMPLES = {
     "stop": "stop my-job",
     "resume": "resume my-job --max-run=86400",
     "follow": "follow my-job",
+    "completion": "completion bash > ~/.local/share/bash-completion/completions/"
+    "sagemaker-lightning-launch",
 }
 
 
 def command_parser() -> argparse.ArgumentParser:
     """Return the parser of the commands for existing jobs."""
-    program = Path(sys.argv[0]).name
     all_commands = Parser(allow_abbrev=False)
-    commands = all_commands.add_subparsers(dest="command", required=True)
+    add_commands(all_commands)
+    return all_commands
+
+
+def add_commands(all_commands: argparse.ArgumentParser) -> None:
+    """Add the commands for existing jobs, each a parser of its own."""
+    program = Path(sys.argv[0]).name
+    commands = all_commands.add_subparsers(
+        dest="command", required=True, parser_class=Parser, metavar="COMMAND"
+    )
     for name, text in COMMANDS.items():
         command = commands.add_parser(
             name,
+            help=text,
             allow_abbrev=False,
             description=f"{text[0].upper()}{text[1:]}.",
             epilog=f"example: {program} {EXAMPLES[name]}",
@@ -295,6 +389,9 @@ def command_parser() -> argparse.ArgumentParser:
                 metavar="N",
                 help="as many, at most (default: %(default)s)",
             )
+        elif name == "completion":
+            add("shell", choices=completion.SHELLS)
+            continue
         else:
             add("job", metavar="JOB")
         add_region(add)
@@ -307,11 +404,21 @@ def command_parser() -> argparse.ArgumentParser:
             add_capacity_wait(add)
         if name in ("logs", "resume", "follow"):
             add_poll(add)
-    return all_commands
+
+
+def show_completion(shell: str) -> None:
+    """Print the script by which a shell completes commands and flags."""
+    everything = Parser(allow_abbrev=False)
+    add_flags(everything)
+    add_commands(everything)
+    completion.show(everything, completion.program_name("sagemaker-lightning-launch"), shell)
 
 
 def run_command(args: argparse.Namespace) -> int:
     """Run a command for an existing job; return the exit status."""
+    if args.command == "completion":
+        show_completion(args.shell)
+        return 0
     aws.use_profile(args.profile)
     site = sites.of_region(aws.region(args.region), args.profile)
     if args.command == "list":
@@ -329,19 +436,13 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_request(
-    site: sites.Site, request: dict, args: argparse.Namespace, hidden: Collection[str] = ()
-) -> int:
+def run_request(site: sites.Site, request: dict, args: argparse.Namespace) -> int:
     """Start and follow the job of a request, as the flags say; return the exit status.
 
-    Args:
-        site: Where it runs.
-        request: The request of CreateTrainingJob.
-        args: The flags.
-        hidden: The environment variables whose values are not to be shown.
+    A request that is printed has no value of its hidden variables.
     """
     if args.dry_run:
-        print(json.dumps(job_request.without_values(request, hidden), indent=2))
+        print(json.dumps(job_request.without_values(request), indent=2))
         return 0
     if args.no_follow:
         jobs.start(site, request)
@@ -355,8 +456,8 @@ def main() -> None:
         args = command_parser().parse_args()
         with aws.reported():
             sys.exit(run_command(args))
-    args = parser().parse_intermixed_args()
     with aws.reported():
+        args = parse(sys.argv[1:])
         contradictions.check_flags(args)
         costs.check_flags(args)
         aws.use_profile(args.profile)
@@ -365,8 +466,7 @@ def main() -> None:
         contradictions.check_places(args, region)
         args.max_run = costs.limit_run(args, job_request.resources(args))
         request = job_request.build(args)
-        hidden = job_request.taken_variables(args)
-        request_validation.validate(request, hidden)
+        request_validation.validate(request)
         site = sites.of_region(region, args.profile)
         for line in costs.describe(args, request, site):
             print(line, file=sys.stderr)
@@ -378,7 +478,7 @@ def main() -> None:
             data = job_request.pairs("--drill-data", args.drill_data)
             data = {name: str(Path(folder).absolute()) for name, folder in data.items()}
             drill.run(request, args.check_hyperparameters, data)
-        sys.exit(run_request(site, request, args, hidden))
+        sys.exit(run_request(site, request, args))
 
 
 if __name__ == "__main__":

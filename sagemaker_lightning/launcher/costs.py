@@ -1,16 +1,18 @@
 """What a job will cost, before it does: hours, prices, checkpoints, and what a budget allows.
 
-Prices are what --price and --spot-price say: SageMaker's spot prices are not published.
+Prices are what --price, --spot-price and the user's file of --prices say: this package has no list,
+and SageMaker's spot prices are not published.
 """
 
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
-from sagemaker_lightning.launcher import jobs
+from sagemaker_lightning.launcher import jobs, prices
 from sagemaker_lightning.launcher.follower import ENDED
 from sagemaker_lightning.launcher.sites import Site
 
@@ -35,14 +37,32 @@ class Spot:
     interval: float | None
 
 
+@dataclass(frozen=True)
+class Hour:
+    """What an hour of all instances of a job costs.
+
+    Attributes:
+        on_demand: On demand.
+        spot: On spot; None where it is not known.
+        currency: The currency of both; "" where it is not known.
+        notes: Lines on where this comes from.
+    """
+
+    on_demand: float
+    spot: float | None
+    currency: str = ""
+    notes: tuple[str, ...] = ()
+
+
 def check_flags(args: argparse.Namespace) -> None:
     """Raise ValueError for flags of the cost that need each other, or exclude each other."""
     for is_wrong, line in (
         (
             args.price is None
+            and not args.prices
             and (args.budget or args.expect or args.steps or args.spot_price is not None),
             "--price: found none, but --budget, --expect, --steps and --spot-price need it; give "
-            "the price of an instance hour on demand",
+            "the price of an instance hour on demand, or a file with --prices",
         ),
         (
             bool(args.steps) != bool(args.like),
@@ -90,39 +110,89 @@ def limit_run(args: argparse.Namespace, resources: dict) -> int:
 
 def _paid_seconds(args: argparse.Namespace, resources: dict) -> float:
     """Return the seconds of training that --budget pays for, infinite without a budget."""
-    price = args.price if not args.spot or args.spot_price is None else args.spot_price
-    if not args.budget or not price:
+    hour = hour_of(args, resources) if args.budget else None
+    if hour is None:
         return math.inf
-    return args.budget / (price * count_instances(resources)) * HOUR - SAGEMAKER_KILLS
+    price = hour.on_demand if not args.spot or hour.spot is None else hour.spot
+    return args.budget / price * HOUR - SAGEMAKER_KILLS if price else math.inf
 
 
-def count_instances(resources: dict) -> int:
-    """Return the number of instances of a ResourceConfig.
+def hour_of(args: argparse.Namespace, resources: dict) -> Hour | None:
+    """Return what an hour of a ResourceConfig costs; None without a price.
 
-    Raises ValueError if they are of several types, as there is one price.
+    It is the dearest's where the job gets one of several types (InstancePreferences).
+
+    Raises ValueError if the price of a type is not known.
     """
-    groups = resources.get("InstanceGroups") or [resources]
-    types = {group["InstanceType"] for group in groups}
-    if len(types) > 1:
-        raise ValueError(
-            f"--price: found one price, but instances of several types: {', '.join(sorted(types))}"
+    choices = _choices(resources)
+    types = sorted({name for choice in choices for name in choice})
+    if args.price is not None:
+        if len(types) > 1:
+            raise ValueError(
+                "--price: found one price, but instances of several types: "
+                f"{', '.join(types)}; --prices=FILE has one for each"
+            )
+        count = choices[0][types[0]]
+        return Hour(
+            args.price * count, None if args.spot_price is None else args.spot_price * count
         )
-    return sum(group["InstanceCount"] for group in groups)
+    if not args.prices:
+        return None
+    listed = prices.read(args.prices)
+    if missing := [name for name in types if name not in listed]:
+        raise ValueError(
+            f"--prices: found no price of {', '.join(missing)} in {args.prices}; add it, or give "
+            "--price"
+        )
+    hour = max(
+        (_hour_of_choice(choice, listed, args.spot_price) for choice in choices),
+        key=lambda hour: hour.on_demand,
+    )
+    dearest = (f"of {', '.join(types)}, the dearest",) if len(choices) > 1 else ()
+    return Hour(hour.on_demand, hour.spot, hour.currency, (*dearest, *hour.notes))
+
+
+def _choices(resources: dict) -> list[Mapping[str, int]]:
+    """Return what a job may run on: for each choice, how many instances of each type."""
+    if preferences := resources.get("InstancePreferences"):
+        count = resources.get("InstanceCount", 0)
+        return [{each["InstanceType"]: each.get("InstanceCount", count)} for each in preferences]
+    counts: Counter[str] = Counter()
+    for group in resources.get("InstanceGroups") or [resources]:
+        counts[group["InstanceType"]] += group["InstanceCount"]
+    return [counts]
+
+
+def _hour_of_choice(
+    choice: Mapping[str, int], listed: Mapping[str, prices.Price], spot_price: float | None
+) -> Hour:
+    used = {name: listed[name] for name in choice}
+    currencies = sorted({price.currency for price in used.values()})
+    if len(currencies) > 1:
+        raise ValueError(f"--prices: found {' and '.join(currencies)}, expected one currency")
+    spot = [price.spot if spot_price is None else spot_price for price in used.values()]
+    counts = choice.values()
+    return Hour(
+        sum(price.on_demand * choice[name] for name, price in used.items()),
+        None if None in spot else sum(map(math.prod, zip(spot, counts, strict=True))),
+        currencies[0],
+        tuple(f"{name}: prices of {price.day}, {price.source}" for name, price in used.items()),
+    )
 
 
 def describe(args: argparse.Namespace, request: dict, site: Site) -> list[str]:
-    """Return the lines to print of what a job will cost; none without --price.
+    """Return the lines to print of what a job will cost; none without a price.
 
     Raises ValueError if the job of --like says nothing of its steps.
     """
-    if args.price is None:
+    hour = hour_of(args, request["ResourceConfig"])
+    if hour is None:
         return []
-    instances = count_instances(request["ResourceConfig"])
     limit = request["StoppingCondition"]["MaxRuntimeInSeconds"]
     expected = args.expect or (args.steps and args.steps / steps_per_second(site, args.like))
     seconds = min(expected or limit, limit)
-    rows = [("on demand", args.price * instances, seconds)]
-    notes = []
+    rows = [("on demand", hour.on_demand, seconds)]
+    notes = [*hour.notes]
     if expected and expected > limit:
         notes.append(
             f"it is expected to take {_hours(expected)} h; it is stopped after {_hours(limit)} h, "
@@ -130,7 +200,7 @@ def describe(args: argparse.Namespace, request: dict, site: Site) -> list[str]:
         )
     elif not expected:
         notes.append("at most: --expect, or --steps and --like, say what is likely")
-    if args.spot and args.spot_price is not None:
+    if args.spot and hour.spot is not None:
         spot = Spot(seconds, None)
         if args.interrupted_every:
             saves = args.save_time if args.checkpoints else None
@@ -141,8 +211,8 @@ def describe(args: argparse.Namespace, request: dict, site: Site) -> list[str]:
                     f"on spot it is stopped after {_hours(limit)} h of training (--max-run, "
                     "--budget), before its end"
                 )
-        rows.append(("on spot", args.spot_price * instances, spot.seconds))
-    table = [f"{'':12}{'per hour':>10}{'hours':>10}{'cost':>12}"]
+        rows.append(("on spot", hour.spot, spot.seconds))
+    table = [f"{'':12}{'per hour':>10}{'hours':>10}{f'cost {hour.currency}'.rstrip():>12}"]
     table += [
         f"{name:12}{per_hour:>10.2f}{_hours(each):>10}{_cost(per_hour * each / HOUR):>12}"
         for name, per_hour, each in rows
@@ -241,6 +311,12 @@ def add_flags(add: Callable, duration: Callable, positive: Callable) -> None:
         ("--spot-price", "of an instance hour on spot"),
     ):
         add(flag, type=amount, metavar="PRICE", help=text)
+    add(
+        "--prices",
+        metavar="FILE",
+        help=f"CSV or JSON with {', '.join(prices.COLUMNS)} for each type of instance, in place of "
+        "--price; --price and --spot-price come before it",
+    )
     add(
         "--budget",
         type=amount,

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from sagemaker_lightning.launcher import hyperparameter_check
+from sagemaker_lightning.launcher import hyperparameter_check, job_request
 from sagemaker_lightning.launcher.hyperparameter_check import IS_CHECKOUT, ROOT
 
 DRILL_COMMAND = ("-m", "sagemaker_lightning.drill", "--", "train")
@@ -30,10 +30,10 @@ def run(request: dict, where: str, data: Mapping[str, str]) -> None:
     channels = {channel["ChannelName"]: channel for channel in request.get("InputDataConfig", [])}
     for name, channel in channels.items():
         if name not in data or not Path(data[name]).is_dir():
-            uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
             raise ValueError(
                 f"--drill-data: found {data.get(name, 'none')} for the channel {name}, which is at "
-                f"{uri}; give {name}=FOLDER, a folder with some of it on this machine"
+                f"{job_request.address(channel)}; give {name}=FOLDER, a folder with some of it on "
+                "this machine"
             )
     if unknown := sorted(data.keys() - channels.keys()):
         raise ValueError(

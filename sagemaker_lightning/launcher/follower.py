@@ -148,7 +148,9 @@ def report(site: Site, job: dict) -> int:
     if billable is not None:
         resources = job.get("ResourceConfig", {})
         groups = resources.get("InstanceGroups") or [resources]
-        instances = sum(group.get("InstanceCount", 1) for group in groups)
+        instances = resources.get("SelectedInstanceCount") or sum(
+            group.get("InstanceCount", 1) for group in groups
+        )
         line += (
             f", {billable} s billable on each of {instances} instances"
             if instances > 1

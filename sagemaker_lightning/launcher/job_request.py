@@ -6,11 +6,11 @@ Names are those of its API reference.
 import argparse
 import os
 import re
-from collections.abc import Collection
 from datetime import UTC, datetime
 
 import botocore.session
 
+from sagemaker_lightning.contract.job_summary import HIDDEN_VARIABLES, MASK, hidden_variables
 from sagemaker_lightning.launcher import aws
 
 # CloudWatch metrics of the job: the regular expressions of what the image prints
@@ -26,10 +26,11 @@ METRICS = {
     "step": f"{NAME}step=([0-9]+)",
 }
 
-OPTION = re.compile(r",(mode|distribution|group)=([^,]*)$")
+OPTION = re.compile(r",(mode|distribution|group|access)=([^,]*)$")
+# A folder of a file system in the VPC, as --channel names it, and SageMaker's name of its kind.
+FILE_SYSTEM = re.compile(r"(efs|fsx)://([^/]*)(/.*)")
+FILE_SYSTEM_TYPES = {"efs": "EFS", "fsx": "FSxLustre"}
 JOB_NAME_CHARACTERS = 63
-# Stands for a value that is not shown.
-HIDDEN = "******"
 # The time at the end of a name that is made here.
 STAMP = re.compile(r"-\d{4}(-\d\d){5}-\d{3}$")
 
@@ -40,7 +41,7 @@ def build(args: argparse.Namespace) -> dict:
         "TrainingJobName": args.job_name or job_name(args.image),
         "AlgorithmSpecification": algorithm(args),
         "RoleArn": args.role,
-        "OutputDataConfig": {"S3OutputPath": folder("--output", args.output)},
+        "OutputDataConfig": output(args),
         "ResourceConfig": resources(args),
         "StoppingCondition": {"MaxRuntimeInSeconds": args.max_run},
     }
@@ -50,12 +51,16 @@ def build(args: argparse.Namespace) -> dict:
         request["HyperParameters"] = pairs("hyperparameter", args.hyperparameters)
     if args.env:
         request["Environment"] = variables(args.env)
+        if taken := taken_variables(args):
+            request["Environment"][HIDDEN_VARIABLES] = ",".join(sorted(taken))
     if args.tag:
         request["Tags"] = [
             {"Key": key, "Value": value} for key, value in pairs("--tag", args.tag).items()
         ]
     if args.subnet:
         request["VpcConfig"] = {"Subnets": args.subnet, "SecurityGroupIds": args.security_group}
+    if args.network_isolation:
+        request["EnableNetworkIsolation"] = True
     if args.checkpoints:
         request["CheckpointConfig"] = {"S3Uri": folder("--checkpoints", args.checkpoints)}
     if args.retries:
@@ -85,13 +90,11 @@ def taken_variables(args: argparse.Namespace) -> set[str]:
     return {text for text in args.env if "=" not in text}
 
 
-def without_values(request: dict, names: Collection[str]) -> dict:
-    """Return a request to be shown: without the values of these environment variables."""
-    shown = {
-        name: HIDDEN if name in names else value
-        for name, value in request.get("Environment", {}).items()
-    }
-    return request | ({"Environment": shown} if shown else {})
+def without_values(request: dict) -> dict:
+    """Return a request to be shown: without the values of its hidden environment variables."""
+    environment = request.get("Environment", {})
+    hidden = dict.fromkeys(hidden_variables(environment), MASK)
+    return request | ({"Environment": environment | hidden} if environment else {})
 
 
 def algorithm(args: argparse.Namespace) -> dict:
@@ -130,11 +133,23 @@ def own_metrics(args: argparse.Namespace) -> dict[str, str]:
     return metrics
 
 
+def output(args: argparse.Namespace) -> dict:
+    """Return OutputDataConfig: where the model goes, and the key that encrypts it."""
+    config = {"S3OutputPath": folder("--output", args.output)}
+    return config | ({"KmsKeyId": args.output_kms_key} if args.output_kms_key else {})
+
+
 def resources(args: argparse.Namespace) -> dict:
-    """Return ResourceConfig: instances or groups, volumes, keep-alive period."""
+    """Return ResourceConfig: instances, groups or preferences, volumes, keep-alive period, plan."""
     config = {"VolumeSizeInGB": args.volume_size}
+    if args.volume_kms_key:
+        config["VolumeKmsKeyId"] = args.volume_kms_key
+    if args.training_plan:
+        config["TrainingPlanArn"] = args.training_plan
     if args.instance_group:
         config["InstanceGroups"] = [group(text) for text in args.instance_group]
+    elif args.instance_preference:
+        config |= preferences(args.instance_preference, args.instance_count)
     else:
         config |= {
             "InstanceType": args.instance_type or "ml.g5.xlarge",
@@ -156,6 +171,43 @@ def group(text: str) -> dict:
     return {"InstanceGroupName": match[1], "InstanceType": match[2], "InstanceCount": int(match[3])}
 
 
+def preferences(texts: list[str], count: int | None) -> dict:
+    """Return InstancePreferences, and InstanceCount where the preferences have none.
+
+    Args:
+        texts: TYPE[:COUNT][,plan=ARN], the best first.
+        count: --instance-count.
+
+    Raises ValueError for what the reference of InstancePreference does not allow.
+    """
+    listed = [preference(text) for text in texts]
+    types = [each["InstanceType"] for each in listed]
+    counted = [name for name, each in zip(types, listed, strict=True) if "InstanceCount" in each]
+    if len(set(types)) < len(types):
+        raise ValueError(
+            f"--instance-preference: found {', '.join(types)}, expected each type once"
+        )
+    if counted and (count or len(counted) < len(listed)):
+        raise ValueError(
+            f"--instance-preference: found a COUNT for {', '.join(counted)}, expected one for all "
+            "types and no --instance-count, or none"
+        )
+    return {"InstancePreferences": listed} | ({} if counted else {"InstanceCount": count or 1})
+
+
+def preference(text: str) -> dict:
+    """Return one of InstancePreferences; ValueError unless it is TYPE[:COUNT][,plan=ARN]."""
+    match = re.fullmatch(r"([^=:,]+)(?::([1-9]\d*))?(?:,plan=([^,]+))?", text)
+    if not match:
+        raise ValueError(
+            f"--instance-preference: found {text!r}, expected TYPE[:COUNT][,plan=ARN] with a COUNT "
+            "above 0, e.g. ml.p5.48xlarge:2"
+        )
+    count = {"InstanceCount": int(match[2])} if match[2] else {}
+    plan = {"TrainingPlanArns": [match[3]]} if match[3] else {}
+    return {"InstanceType": match[1]} | count | plan
+
+
 def channels(args: argparse.Namespace) -> list[dict]:
     """Return InputDataConfig; ValueError if only some channels are bound to a group."""
     groups = [group(text)["InstanceGroupName"] for text in args.instance_group]
@@ -164,7 +216,7 @@ def channels(args: argparse.Namespace) -> list[dict]:
     bound = [
         name
         for name, item in zip(names, configs, strict=True)
-        if "InstanceGroupNames" in source(item)
+        if "InstanceGroupNames" in item["DataSource"].get("S3DataSource", {})
     ]
     if bound and len(bound) < len(configs):
         raise ValueError(
@@ -179,30 +231,27 @@ def channel(name: str, text: str, groups: list[str]) -> dict:
 
     Args:
         name: The channel's name.
-        text: An S3 address, with options after commas.
+        text: An S3 address, or a file system's, with options after commas.
         groups: The names of the instance groups.
     """
-    options: dict[str, list[str]] = {"mode": [], "distribution": [], "group": []}
+    options: dict[str, list[str]] = {"mode": [], "distribution": [], "group": [], "access": []}
     while match := OPTION.search(text):
         options[match[1]].insert(0, match[2])
         text = text[: match.start()]
+    if is_file_system(text):
+        return file_system_channel(name, text, options)
     aws.s3_location(f"--channel {name}", text)
     mode, distribution = (
         options[key] or [default]
         for key, default in (("mode", "File"), ("distribution", "FullyReplicated"))
     )
-    for key, values, allowed in (
-        ("mode", mode, ["File", "FastFile"]),
-        ("distribution", distribution, ["FullyReplicated", "ShardedByS3Key"]),
-        ("group", options["group"], groups),
+    for key, allowed, otherwise in (
+        ("mode", ["File", "FastFile"], ""),
+        ("distribution", ["FullyReplicated", "ShardedByS3Key"], ""),
+        ("group", groups, "none, as there is no --instance-group"),
+        ("access", [], "none, as only a file system has it"),
     ):
-        if refused := [value for value in values if value not in allowed]:
-            rule = (
-                f"one of {', '.join(allowed)}"
-                if allowed
-                else "none, as there is no --instance-group"
-            )
-            raise ValueError(f"--channel {name}: found {key}={refused[0]}, expected {rule}")
+        check_option(name, key, options[key], allowed, otherwise)
     if mode[-1] == "FastFile" and not text.endswith("/"):
         raise ValueError(
             f"--channel {name}: found {text!r}, but FastFile mounts a whole folder; end it with /"
@@ -213,9 +262,63 @@ def channel(name: str, text: str, groups: list[str]) -> dict:
     return {"ChannelName": name, "InputMode": mode[-1], "DataSource": {"S3DataSource": s3}}
 
 
-def source(item: dict) -> dict:
-    """Return a channel's S3DataSource."""
-    return item["DataSource"]["S3DataSource"]
+def check_option(name: str, key: str, values: list[str], allowed: list[str], rule: str) -> None:
+    """Raise ValueError for a value of a channel's option that is not allowed.
+
+    Args:
+        name: The channel's name.
+        key: The option.
+        values: Its values.
+        allowed: Those that it may have.
+        rule: What is expected if it may have none.
+    """
+    if refused := [value for value in values if value not in allowed]:
+        rule = f"one of {', '.join(allowed)}" if allowed else rule
+        raise ValueError(f"--channel {name}: found {key}={refused[0]}, expected {rule}")
+
+
+def is_file_system(text: str) -> bool:
+    """Return whether the address of a channel is that of a file system."""
+    return text.startswith(tuple(f"{kind}://" for kind in FILE_SYSTEM_TYPES))
+
+
+def file_system_channel(name: str, text: str, options: dict[str, list[str]]) -> dict:
+    """Return one of InputDataConfig, for a folder of a file system.
+
+    Args:
+        name: The channel's name.
+        text: efs://fs-ID/FOLDER or fsx://fs-ID/MOUNT-NAME/FOLDER.
+        options: The values of each option.
+    """
+    match = FILE_SYSTEM.fullmatch(text)
+    if not match:
+        raise ValueError(
+            f"--channel {name}: found {text!r}, expected efs://fs-ID/FOLDER, or "
+            "fsx://fs-ID/MOUNT-NAME/FOLDER"
+        )
+    for key, values in options.items():
+        allowed = ["ro", "rw"] if key == "access" else []
+        check_option(name, key, values, allowed, "none, as a file system has only access=ro|rw")
+    system = {
+        "FileSystemId": match[2],
+        "FileSystemAccessMode": (options["access"] or ["ro"])[-1],
+        "FileSystemType": FILE_SYSTEM_TYPES[match[1]],
+        "DirectoryPath": match[3],
+    }
+    return {
+        "ChannelName": name,
+        "InputMode": "File",
+        "DataSource": {"FileSystemDataSource": system},
+    }
+
+
+def address(item: dict) -> str:
+    """Return where a channel's data are, as a user knows it."""
+    source = item["DataSource"]
+    if "S3DataSource" in source:
+        return source["S3DataSource"]["S3Uri"]
+    system = source["FileSystemDataSource"]
+    return f"{system['FileSystemId']}:{system['DirectoryPath']}"
 
 
 def folder(flag: str, uri: str) -> str:
@@ -270,6 +373,13 @@ def again(job: dict, tags: list[dict]) -> dict:
     fields = model.operation_model("CreateTrainingJob").input_shape.members
     request = {name: job[name] for name in fields if name in job}
     request["TrainingJobName"] = renamed(job["TrainingJobName"])
+    # What the service has chosen from InstancePreferences is an answer's alone.
+    if "ResourceConfig" in request:
+        request["ResourceConfig"] = {
+            name: value
+            for name, value in request["ResourceConfig"].items()
+            if name not in ("SelectedInstanceType", "SelectedInstanceCount")
+        }
     if own_tags := [tag for tag in tags if not tag["Key"].startswith("aws:")]:
         request["Tags"] = own_tags
     return request

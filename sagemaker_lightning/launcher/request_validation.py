@@ -6,12 +6,13 @@ this module checks maxima, patterns and enumerations.
 
 import difflib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import botocore.session
 from botocore.model import Shape
 from botocore.validate import ParamValidator
 
+from sagemaker_lightning.contract.job_summary import hidden_variables
 from sagemaker_lightning.launcher.shapes import parts
 
 # By field of the request: the flag that sets it, and what is allowed, where the model's own pattern
@@ -24,12 +25,19 @@ FLAGS = {
         "--role",
         "the ARN of a role, arn:aws:iam::ACCOUNT:role/NAME with an ACCOUNT of 12 digits",
     ),
+    "OutputDataConfig.KmsKeyId": ("--output-kms-key", "a key's ID, alias or ARN"),
     "OutputDataConfig": ("--output", None),
     "CheckpointConfig": ("--checkpoints", None),
     "ResourceConfig.InstanceGroups": ("--instance-group", None),
+    "ResourceConfig.InstancePreferences": ("--instance-preference", None),
     "ResourceConfig.InstanceType": ("--instance-type", None),
     "ResourceConfig.InstanceCount": ("--instance-count", None),
     "ResourceConfig.KeepAlivePeriodInSeconds": ("--keep-alive", None),
+    "ResourceConfig.TrainingPlanArn": (
+        "--training-plan",
+        "the ARN of a training plan, arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
+    ),
+    "ResourceConfig.VolumeKmsKeyId": ("--volume-kms-key", "a key's ID or ARN"),
     "ResourceConfig.VolumeSizeInGB": ("--volume-size", None),
     "InputDataConfig": ("--channel", None),
     "HyperParameters": ("hyperparameter", None),
@@ -49,17 +57,15 @@ LARGEST_INTEGER = 2**31 - 1
 UNITS = {"string": " characters", "list": " entries", "map": " entries"}
 
 
-def validate(request: dict, hidden: Collection[str] = ()) -> None:
+def validate(request: dict) -> None:
     """Raise ValueError for the first thing that the service model does not allow.
 
-    Args:
-        request: The request of CreateTrainingJob.
-        hidden: The environment variables of which no value may be shown.
+    The line shows no value of the request's hidden variables.
     """
     model = botocore.session.get_session().get_service_model("sagemaker")
     shape = model.operation_model("CreateTrainingJob").input_shape
     for line in problems(request, shape, ""):
-        for name in hidden:
+        for name in hidden_variables(request.get("Environment")):
             line = line.replace(shown(request["Environment"][name]), "")
         raise ValueError(line)
     report = ParamValidator().validate(request, shape)

@@ -6,7 +6,6 @@ and known by their names without folders; links are not followed.
 
 import os
 import stat
-import sys
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -15,7 +14,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sagemaker_lightning.contract.s3_address import SCHEME, bucket_and_key
+from sagemaker_lightning.contract.s3_address import SCHEME
+from sagemaker_lightning.rows.downloads import fetch
 
 # Bytes of an archive between two files: tarfile reads long names and other headers into memory.
 MAX_HEADER_BYTES = 2**20
@@ -152,7 +152,7 @@ class _LimitedFile:
 def opened(name: str, folder: Path) -> Model:
     """Return the MODEL of a path or an s3:// address.
 
-    What is on S3 is downloaded into `folder`.
+    What is on S3 is downloaded into `folder`, or is there already.
 
     Raises ValueError if there is no such file, or if it cannot be downloaded.
     """
@@ -167,23 +167,4 @@ def opened(name: str, folder: Path) -> Model:
                 f"{name}: found no such file; expected model.tar.gz, s3://BUCKET/KEY and a folder"
             )
         return Model(name, Path(name))
-    try:
-        import boto3
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError, ClientError
-    except ImportError:
-        raise ValueError(
-            f"{name}: {sys.executable} has no boto3; pip install boto3, or give a file"
-        ) from None
-
-    bucket, key = bucket_and_key(name)
-    path = folder / f"{len(list(folder.iterdir()))}.tar.gz"
-    try:
-        region = os.environ.get("AWS_REGION") or boto3.Session().region_name or "us-east-1"
-        client_config = Config(connect_timeout=5, retries={"mode": "standard"})
-        boto3.client("s3", region_name=region, config=client_config).download_file(
-            bucket, key, str(path)
-        )
-    except (BotoCoreError, ClientError) as error:
-        raise ValueError(f"{name} could not be fetched: {error}") from None
-    return Model(name, path)
+    return Model(name, fetch(name, folder))

@@ -7,14 +7,17 @@ nothing is overwritten. The parts must have each row exactly once, and must come
 with one set of settings. A gap, an overlap, a part of another job and a damaged part are errors
 that name the part; then nothing is left in FOLDER. The parts of hosts with files of their own
 (ShardedByS3Key) follow one another by host; manifest.json says which rows belong to which file.
+
+What is on S3 is downloaded into FOLDER/.downloads, from the bucket's region, and removed at the
+end. It stays if a download was interrupted: the same command continues it.
 """
 
 import argparse
 import contextlib
 import hashlib
 import math
+import shutil
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +28,7 @@ try:
     from sagemaker_lightning.contract.atomic_files import atomic_write, json_text
     from sagemaker_lightning.contract.errors import printable
     from sagemaker_lightning.rows.archives import Model, opened
+    from sagemaker_lightning.rows.byte_progress import ByteProgress, say
     from sagemaker_lightning.rows.manifests import LARGEST_NUMBER, manifests, ordered, title
     from sagemaker_lightning.rows.parts import HEADER_BYTES, header
 except ImportError as missing:
@@ -35,6 +39,8 @@ except ImportError as missing:
 
 # Bytes that are copied at a time; a multiple of the size of every kind of number.
 PIECE_BYTES = 2**24
+# The folder in the output for what is downloaded.
+DOWNLOADS = ".downloads"
 
 
 def merge(names: list[str], output: Path) -> dict[str, Any]:
@@ -44,12 +50,18 @@ def merge(names: list[str], output: Path) -> dict[str, Any]:
         names: The MODELs: paths, or s3:// addresses.
         output: A new or empty folder.
 
-    Raises ValueError if anything is wrong; then `output` is left as it was.
+    Raises ValueError if anything is wrong; then `output` is left as it was, but for what is already
+    downloaded where a download, or the room on the disk, has an early end.
     """
     is_new = not output.exists()
+    downloads = output / DOWNLOADS
     try:
         output.mkdir(parents=True, exist_ok=True)
-        first_entry = next(output.iterdir(), None)
+        # A link would lead what is downloaded elsewhere.
+        is_ours = downloads.is_dir() and not downloads.is_symlink()
+        first_entry = next(
+            (path for path in output.iterdir() if path != downloads or not is_ours), None
+        )
     except OSError as error:
         raise ValueError(
             f"--output: found {output}: {error.strerror}; expected a new or empty folder"
@@ -59,17 +71,24 @@ def merge(names: list[str], output: Path) -> dict[str, Any]:
             f"--output: {output} holds {first_entry.name} already; expected a new or empty folder"
         )
     try:
-        with tempfile.TemporaryDirectory(dir=output) as downloads:
-            return _merge_models([opened(name, Path(downloads)) for name in names], output)
+        models = [opened(name, downloads) for name in names]
+        try:
+            manifest = _merge_models(models, output)
+        # What is wrong may be in what was downloaded.
+        except ValueError:
+            shutil.rmtree(downloads, ignore_errors=True)
+            raise
+        shutil.rmtree(downloads, ignore_errors=True)
+        return manifest
     except OSError as error:
         raise ValueError(
             f"--output: {output} cannot be written ({error.strerror}); give it space"
         ) from None
     finally:
-        if is_new:
-            # The folder is not empty: the merge has succeeded.
+        # What is not empty stays: what was downloaded, and what was merged.
+        for folder in (downloads, output) if is_new else (downloads,):
             with contextlib.suppress(OSError):
-                output.rmdir()
+                folder.rmdir()
 
 
 def _merge_models(models: list[Model], output: Path) -> dict[str, Any]:
@@ -84,6 +103,9 @@ def _merge_models(models: list[Model], output: Path) -> dict[str, Any]:
                 raise ValueError(
                     f"{array['file']} is of both {title(other)} and {title(part)}; copy them again"
                 )
+    sizes = [_byte_count(kind) for kind, _ in plan.values()]
+    progress = ByteProgress("merging", sum(sizes))
+    merged = 0
     with contextlib.ExitStack() as stack:
         stack.push(partial(_remove_unless_complete, [output / f"{name}.npy" for name in plan]))
         # The manifest gets its name last.
@@ -105,6 +127,8 @@ def _merge_models(models: list[Model], output: Path) -> dict[str, Any]:
                         name,
                         _number_offset(parts, part, name),
                     )
+                    merged += _byte_count(part["arrays"][name])
+                    progress.reach(merged)
         if wanted:
             model_name, file_name = min(wanted)
             raise ValueError(f"{model_name}: {file_name} is missing, which its manifest names")
@@ -138,11 +162,16 @@ def _plan(parts: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], dict[i
                 )
             begins[id(part)] = kind["shape"][0]
             kind["shape"][0] += array["shape"][0]
-            if math.prod(kind["shape"]) * np.dtype(kind["dtype"]).itemsize > LARGEST_NUMBER:
+            if _byte_count(kind) > LARGEST_NUMBER:
                 raise ValueError(
                     f"{name} is {kind['dtype']} {kind['shape']} in all, which is too large"
                 )
     return plan
+
+
+def _byte_count(array: dict[str, Any]) -> int:
+    """Return the bytes of an array's numbers, given its dtype and shape."""
+    return math.prod(array["shape"]) * np.dtype(array["dtype"]).itemsize
 
 
 def _number_offset(parts: list[dict[str, Any]], part: dict[str, Any], name: str) -> int:
@@ -225,9 +254,19 @@ def main() -> None:
         # The names in the message come from whoever made the parts: they must not put new lines or
         # control sequences on the terminal.
         line = printable(str(error))
+        _say_what_stays(args.output)
         sys.exit(f"error: {line if len(line) <= 1000 else f'{line[:997]}...'}")
+    except KeyboardInterrupt:
+        _say_what_stays(args.output)
+        sys.exit(130)
     for name, kind in manifest["arrays"].items():
         print(f"{args.output / name}.npy: {np.dtype(kind['dtype'])} {kind['shape']}")
+
+
+def _say_what_stays(output: Path) -> None:
+    """Say how a download that was interrupted continues, if there is one."""
+    if (output / DOWNLOADS).is_dir():
+        say(f"what is downloaded stays in {output / DOWNLOADS}; the same command continues")
 
 
 if __name__ == "__main__":

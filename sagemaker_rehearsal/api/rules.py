@@ -4,7 +4,7 @@ They say which fields go together, and which are not emulated. Messages in the s
 its own where a user has quoted them (Kenza-AI/sagify#111, for one).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import PurePosixPath
 
 from botocore.model import StructureShape
@@ -41,6 +41,8 @@ EMULATED = {
     "ResourceConfig.InstanceType",
     "ResourceConfig.InstanceCount",
     "ResourceConfig.InstanceGroups",
+    "ResourceConfig.InstancePreferences.InstanceType",
+    "ResourceConfig.InstancePreferences.InstanceCount",
     "StoppingCondition.MaxRuntimeInSeconds",
     "StoppingCondition.MaxWaitTimeInSeconds",
     "CheckpointConfig",
@@ -52,7 +54,12 @@ EMULATED = {
 WITHOUT_EFFECT = {
     "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries": "each metric's last value is kept",
     "InputDataConfig.DataSource.S3DataSource.ModelAccessConfig": "no model's licence is asked for",
+    "OutputDataConfig.KmsKeyId": "nothing leaves this machine",
     "ResourceConfig.VolumeSizeInGB": "a job has what room this machine's disk has",
+    "ResourceConfig.VolumeKmsKeyId": "the disk is this machine's",
+    "ResourceConfig.TrainingPlanArn": "the instances are this machine",
+    "ResourceConfig.InstancePreferences.TrainingPlanArns": "the instances are this machine",
+    "StoppingCondition.MaxPendingTimeInSeconds": "a job is pending for no time",
     "VpcConfig": "the containers are on a network of their own",
     "EnableInterContainerTrafficEncryption": "nothing leaves this machine",
     "ProfilerConfig": "profilerconfig.json is written; no system metrics are collected",
@@ -63,6 +70,8 @@ WITHOUT_EFFECT = {
     "SessionChainingConfig": "roles are not assumed",
 }
 MOST_INSTANCES = 250
+# Fields of ResourceConfig that are an answer's alone: what was chosen from InstancePreferences.
+CHOSEN = ("SelectedInstanceType", "SelectedInstanceCount")
 
 
 def check(request: dict) -> list[str]:
@@ -76,7 +85,9 @@ def check(request: dict) -> list[str]:
             raise not_emulated(name)
         notes[name] = WITHOUT_EFFECT.get(name, "the service's model does not have it")
     _check_algorithm(request.get("AlgorithmSpecification") or {})
-    _check_resources(request.get("ResourceConfig") or {})
+    _check_resources(
+        request.get("ResourceConfig") or {}, bool(request.get("EnableManagedSpotTraining"))
+    )
     _check_stopping(request)
     _check_channels(request)
     _check_checkpoints(request.get("CheckpointConfig") or {})
@@ -112,14 +123,51 @@ def groups(request: dict) -> list[dict]:
     resources = request["ResourceConfig"]
     if resources.get("InstanceGroups"):
         return resources["InstanceGroups"]
+    instance_type, count = chosen(resources)
     # SageMaker gives the only group of a job without groups this name in resourceconfig.json.
     return [
         {
             "InstanceGroupName": "homogeneousCluster",
-            "InstanceType": resources["InstanceType"],
-            "InstanceCount": resources["InstanceCount"],
+            "InstanceType": instance_type,
+            "InstanceCount": count,
         }
     ]
+
+
+def chosen(resources: dict, lacking: Collection[str] = ()) -> tuple[str, int]:
+    """Return the type and the number of the instances of a job without groups.
+
+    It is the first of InstancePreferences that is not in `lacking`, the types without capacity; the
+    first of all if each is.
+    """
+    if CHOSEN[0] in resources:
+        return resources[CHOSEN[0]], resources[CHOSEN[1]]
+    preferences = resources.get("InstancePreferences") or [resources]
+    first = next(
+        (each for each in preferences if each["InstanceType"] not in lacking), preferences[0]
+    )
+    return first["InstanceType"], first.get("InstanceCount") or resources["InstanceCount"]
+
+
+def with_chosen(request: dict, lacking: Collection[str]) -> dict:
+    """Return a request, and in it, as the service answers it, what was chosen.
+
+    Args:
+        request: The request of a job.
+        lacking: The types of instances without capacity.
+    """
+    resources = request.get("ResourceConfig") or {}
+    if not resources.get("InstancePreferences"):
+        return request
+    found = dict(zip(CHOSEN, chosen(resources, lacking), strict=True))
+    return request | {"ResourceConfig": resources | found}
+
+
+def without_chosen(request: dict) -> dict:
+    """Return the request that with_chosen was given."""
+    resources = request.get("ResourceConfig") or {}
+    own = {name: value for name, value in resources.items() if name not in CHOSEN}
+    return request | ({"ResourceConfig": own} if resources else {})
 
 
 def longest(request: dict) -> int:
@@ -138,9 +186,11 @@ def _check_algorithm(algorithm: dict) -> None:
         raise not_emulated("TrainingInputMode Pipe; File and FastFile are emulated")
 
 
-def _check_resources(resources: dict) -> None:
+def _check_resources(resources: dict, is_spot: bool) -> None:
     single = (resources.get("InstanceType"), resources.get("InstanceCount"))
-    if instance_groups := resources.get("InstanceGroups"):
+    if preferences := resources.get("InstancePreferences"):
+        counts = _count_preferred(preferences, resources, is_spot)
+    elif instance_groups := resources.get("InstanceGroups"):
         if any(value is not None for value in single):
             raise invalid(
                 "InstanceGroups cannot be given together with InstanceType or InstanceCount"
@@ -157,11 +207,38 @@ def _check_resources(resources: dict) -> None:
         counts = [single[1]]
     if min(counts) < 1:
         raise invalid("InstanceCount must be greater than or equal to 1")
-    if sum(counts) > MOST_INSTANCES:
+    # One of those that are preferred is chosen.
+    if (max(counts) if preferences else sum(counts)) > MOST_INSTANCES:
         raise Refused(
             "ResourceLimitExceeded",
             f"The rehearsal runs jobs of {MOST_INSTANCES} instances at most",
         )
+
+
+def _count_preferred(preferences: list[dict], resources: dict, is_spot: bool) -> list[int]:
+    """Return the numbers of instances in InstancePreferences; Refused if they cannot be.
+
+    The rules are those of the reference of ResourceConfig and InstancePreference.
+    """
+    if is_spot or resources.get("InstanceType") or resources.get("InstanceGroups"):
+        raise invalid(
+            "InstancePreferences cannot be given together with InstanceType, InstanceGroups or "
+            "EnableManagedSpotTraining"
+        )
+    types = [each["InstanceType"] for each in preferences]
+    if len(set(types)) < len(types):
+        raise invalid("An instance type can appear only once in InstancePreferences")
+    plans = [each for each in preferences if each.get("TrainingPlanArns")]
+    if plans and resources.get("TrainingPlanArn"):
+        raise invalid("TrainingPlanArns cannot be given together with TrainingPlanArn")
+    for_job = resources.get("InstanceCount")
+    counts = [each["InstanceCount"] for each in preferences if "InstanceCount" in each]
+    if (for_job is None and len(counts) < len(preferences)) or (for_job is not None and counts):
+        raise invalid(
+            "InstanceCount must be given for every entry of InstancePreferences, or for none and "
+            "in ResourceConfig"
+        )
+    return counts or [for_job]
 
 
 def _check_stopping(request: dict) -> None:

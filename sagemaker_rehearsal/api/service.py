@@ -20,7 +20,7 @@ from sagemaker_rehearsal.jobs.metrics import Metrics
 from sagemaker_rehearsal.jobs.record import ENDED, Record, Secondary, Status
 from sagemaker_rehearsal.jobs.schedule import Due, named, ordered
 from sagemaker_rehearsal.report.comparison import compare
-from sagemaker_rehearsal.settings import Settings
+from sagemaker_rehearsal.settings import Settings, describe_prices
 
 # The longest time in seconds that jobs get to end by themselves after they were killed.
 HURRY_SECONDS = 30.0
@@ -74,8 +74,10 @@ class Service:
     def _create(self, request: dict, region: str, settings: Settings) -> str:
         """Start a job with settings of its own; return its ARN."""
         notes = rules.check(request)
+        request = rules.with_chosen(request, settings.no_capacity)
         if problem := channels.outside(request, self.settings.allow):
             raise invalid(problem)
+        notes += describe_prices(settings, {host.instance_type for host in layout.hosts(request)})
         name = request["TrainingJobName"]
         arn = arn_of(name, region)
         place = self.place(region, arn, name)
@@ -320,7 +322,7 @@ class Service:
 
     def _leave_alone(self, record: Record, region: str) -> str:
         """Start a run of a job's request that no rule takes anything from; return its ARN."""
-        request = copy.deepcopy(record.request)
+        request = rules.without_chosen(copy.deepcopy(record.request))
         stem = request["TrainingJobName"][: MAX_NAME_CHARACTERS - len(LEFT_ALONE)].rstrip("-")
         request["TrainingJobName"] = name = f"{stem}{LEFT_ALONE}"
         if config := request.get("CheckpointConfig"):

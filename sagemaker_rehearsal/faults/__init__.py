@@ -1,7 +1,8 @@
 """Faults for the processes, the network, the disk and the checkpoints of a training.
 
 The rehearsal uses them by rules (`--fault`) and by hand (`fault JOB`). They are useful without it,
-too, to whoever tests a training of their own: nothing but Linux and the standard library is needed.
+too, to whoever tests a training of their own: nothing but Linux and the standard library is needed,
+and libfaketime for a clock.
 
     from sagemaker_rehearsal import faults
 
@@ -14,6 +15,7 @@ What lasts is returned as a function that ends it. Raises CannotInject where a f
 possible, with the reason in one line.
 """
 
+from sagemaker_rehearsal.faults.clocks import preload_clock, shift_clock
 from sagemaker_rehearsal.faults.contents import flip_bit, halve
 from sagemaker_rehearsal.faults.disks import fill_disk
 from sagemaker_rehearsal.faults.errors import CannotInject
@@ -30,6 +32,8 @@ __all__ = [
     "halve",
     "kill",
     "lose_packets",
+    "preload_clock",
+    "shift_clock",
     "slow",
     "slow_network",
 ]

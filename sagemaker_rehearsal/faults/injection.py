@@ -12,6 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from sagemaker_lightning.contract.checkpoint_home import CHECKPOINT_NAME
 from sagemaker_rehearsal import faults
 from sagemaker_rehearsal.api import clients
+from sagemaker_rehearsal.faults.clocks import SHIFT_SECONDS
 from sagemaker_rehearsal.faults.errors import CannotInject
 from sagemaker_rehearsal.faults.rules import (
     ANY,
@@ -120,6 +121,14 @@ class Injector:
         if kind in NETWORK_FAULTS:
             interface = self.attempt.network.interface
             return interface, NETWORK_FAULTS[kind](pid, interface)
+        if kind == "shift clock":
+            file = self.attempt.clocks.get(host)
+            if file is None:
+                raise CannotInject(
+                    "the host was not started with libfaketime: it needs the extra `clock`, a rule "
+                    "of --fault with 'shift clock', and jobs that run as processes"
+                )
+            return f"{SHIFT_SECONDS} s ahead", faults.shift_clock(file)
         folder = self.attempt.layout_of(host).checkpoints
         if folder is None:
             raise CannotInject("the job has no CheckpointConfig")

@@ -15,6 +15,7 @@ KINDS = {
     "slow network": "a host sends 1 Mbit/s",
     "lossy network": "a tenth of a host's packets is dropped",
     "fill disk": "a host's checkpoint folder takes no byte more",
+    "shift clock": "a host's clock is an hour ahead, within a second",
     "halve checkpoint": "the largest file of the newest checkpoint in S3 is cut in half",
     "flip checkpoint": "one bit of that file is changed",
 }
@@ -28,6 +29,7 @@ LASTING = {
     "slow network",
     "lossy network",
     "fill disk",
+    "shift clock",
 }
 OF_RANKS = {"kill rank", "freeze rank", "slow rank"}
 OF_CHECKPOINTS = {"halve checkpoint", "flip checkpoint"}

@@ -4,8 +4,11 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sagemaker_rehearsal.faults.clocks import preload_clock
+from sagemaker_rehearsal.faults.errors import CannotInject
 from sagemaker_rehearsal.faults.injection import Injector
 from sagemaker_rehearsal.faults.rules import Fault
 from sagemaker_rehearsal.jobs import channels, checkpoint_sync, folders, layout, record
@@ -81,6 +84,8 @@ class Attempt:
         self.network = None
         self.pumps = []
         self.injector = Injector(self, job.faults.random)
+        # By host, the file with the shift of its clock, where it can be shifted.
+        self.clocks: dict[str, Path] = {}
         # When the log last had a new step, or a line at all where it has no steps.
         self.moved = time.time()
         job.record.attempts.append(self.kept)
@@ -229,6 +234,7 @@ class Attempt:
             variables = {
                 name: value for name, value in variables.items() if not name.startswith("AWS_")
             }
+        variables |= self._preload_clock(host.name)
         job.logs.open(host.name)
         config = self.request.get("CheckpointConfig")
         uploader = None
@@ -259,12 +265,27 @@ class Attempt:
         self.pumps.append(pump)
         pump.start()
 
+    def _preload_clock(self, host: str) -> dict[str, str]:
+        """Return the variables of a host whose clock a rule is to shift; none where it cannot."""
+        is_due = any(fault.kind == "shift clock" for fault in self.job.faults.faults)
+        if not is_due or self.engine.name == "docker":
+            return {}
+        file = self.work / f"clock-{host}"
+        try:
+            variables = preload_clock(file)
+        # The fault says so when it is due.
+        except CannotInject:
+            return {}
+        self.clocks[host] = file
+        return variables
+
     def _read_log(self, host: str, container) -> None:
         """Read a host's log until it ends."""
         job = self.job
         try:
             for text in container.lines():
                 self.kept.note_resume(text)
+                job.record.note_results(text)
                 if not self.kept.points:
                     self.moved = time.time()
                 if point := job.logs.line(host, text):

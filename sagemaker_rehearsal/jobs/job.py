@@ -3,6 +3,7 @@
 Each attempt has new, empty instances.
 """
 
+import math
 import queue
 import sys
 import threading
@@ -27,6 +28,10 @@ from sagemaker_rehearsal.jobs.record import ENDED, Interruption, Record, Seconda
 from sagemaker_rehearsal.jobs.schedule import Due, Rule, Schedule, named
 from sagemaker_rehearsal.settings import Settings
 
+NO_CAPACITY = (
+    "CapacityError: Unable to provision requested ML compute capacity due to "
+    "InsufficientInstanceCapacity error"
+)
 UPLOADING = "Uploading generated training model"
 # Notes of a job, and characters of each, at most.
 MAX_NOTES = 200
@@ -132,6 +137,8 @@ class Job(threading.Thread):
     def _finish(self, status: Secondary, failure: str | None) -> None:
         """Write the record and the report, and remove everything else."""
         self.record.end_training(failure)
+        if status == Secondary.FAILED:
+            self.record.note_log_end(self.logs.shown())
         self._note_rules_never_due()
         for instance in (
             host_instance for attempt in self.record.attempts for host_instance in attempt.instances
@@ -215,6 +222,7 @@ class Job(threading.Thread):
     def _run_attempts(self) -> tuple[Secondary, str | None]:
         """Run attempts until the job ends; return its final status and the failure."""
         try:
+            self._wait_for_instances()
             while True:
                 outcome = self._run_attempt()
                 if outcome.again is None:
@@ -232,6 +240,17 @@ class Job(threading.Thread):
             raise Ended(Secondary.STOPPED)
         if self.latest is not None and time.time() >= self.latest:
             raise Ended(Secondary.MAX_WAIT_TIME_EXCEEDED)
+
+    def _wait_for_instances(self) -> None:
+        """Wait, as a spot job does, while --no-capacity has one of the types; else JobFailed."""
+        types = {host.instance_type for host in self.hosts}
+        lacking = sorted(types.intersection(self.settings.no_capacity))
+        if not lacking:
+            return
+        if not self.record.spot:
+            raise JobFailed(f"{NO_CAPACITY}: {', '.join(lacking)}")
+        names = [host.name for host in self.hosts]
+        self._wait_for_capacity(Due(names, False, math.inf, "--no-capacity"))
 
     def _wait_for_capacity(self, due: Due) -> None:
         """Wait until there is capacity again."""

@@ -6,7 +6,7 @@ The rules are those of the job's own log (job_summary.py of the runtime).
 import re
 from typing import Any
 
-from sagemaker_lightning.contract.job_summary import MASK, masked
+from sagemaker_lightning.contract.job_summary import MASK, hidden_variables, masked
 
 # Fields with any content of the user's. In the others, the name of a commit or a path may look like
 # a key.
@@ -26,6 +26,10 @@ class Mask:
 
     def __init__(self, request: dict) -> None:
         self.secrets: set[str] = set()
+        variables = request.get("Environment")
+        if hidden := hidden_variables(variables):
+            self.secrets.update(variables[name] for name in hidden)
+            request = request | {"Environment": variables | dict.fromkeys(hidden, MASK)}
         self.request = self._mask_value(request)
 
     def text(self, text: str) -> str:

@@ -6,11 +6,13 @@ since the epoch, as `time.time()` gives them.
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
 from pathlib import PurePosixPath
 
+from sagemaker_lightning.contract.errors import plain
 from sagemaker_rehearsal.jobs.masking import Mask
 
 
@@ -64,6 +66,8 @@ MAX_SKIPPED = 10
 MAX_RESTARTS = 100
 # Checkpoints of one instance that are kept in mind: the last ones.
 MAX_CHECKPOINTS = 1000
+# Names of results that are kept.
+MAX_RESULTS = 100
 # Files of a model artifact whose digests are kept.
 MAX_MODEL_FILES = 10_000
 
@@ -305,6 +309,11 @@ class Record:
     never_due: list[str] = field(default_factory=list)
     # FailureReason.
     failure: str | None = None
+    # The newest value that the log has of each name that begins with `test`.
+    results: dict[str, float] = field(default_factory=dict)
+    # The host that failed first, and the last lines of its log; empty if the job did not fail.
+    failed_host: str = ""
+    log_end: list[str] = field(default_factory=list)
     # The address of model.tar.gz.
     artifacts: str | None = None
     # The SHA-256 of each file in it, in hexadecimal digits, by its name.
@@ -319,6 +328,13 @@ class Record:
     def secondary(self) -> Secondary:
         """The job's secondary status now."""
         return self.transitions[-1].status
+
+    @property
+    def instance_types(self) -> set[str]:
+        """The types of all instances that the job has had."""
+        return {
+            instance.instance_type for attempt in self.attempts for instance in attempt.instances
+        }
 
     @property
     def disturbed(self) -> bool:
@@ -353,6 +369,27 @@ class Record:
         """Note that the training, if it has begun, ends now, and why it failed, if it did."""
         self.training_end = time.time() if self.training_start else None
         self.failure = failure and failure[:1024]
+
+    def note_results(self, line: str) -> None:
+        """Note what a log line says of a test: name=value pairs whose names begin with `test`."""
+        if "test" not in line:
+            return
+        for pair in islice(PAIR.finditer(line), MAX_PAIRS):
+            is_known = pair[1] in self.results
+            if pair[1].startswith("test") and (is_known or len(self.results) < MAX_RESULTS):
+                self.results[pair[1]] = float(pair[2])
+
+    def note_log_end(self, shown: Mapping[str, list[str]]) -> None:
+        """Note the end of the log of the host that failed first, given each host's last lines."""
+        failed = [
+            instance
+            for attempt in self.attempts[-1:]
+            for instance in attempt.instances
+            if instance.exit_status and instance.ended
+        ]
+        if failed:
+            self.failed_host = min(failed, key=lambda instance: instance.ended).host
+            self.log_end = [plain(line) for line in shown.get(self.failed_host, [])]
 
     def set_artifacts(self, address: str, files: dict[str, str]) -> None:
         """Set the address of model.tar.gz, and the SHA-256 of each file in it by its name."""
@@ -400,6 +437,7 @@ class Record:
             attempts=[_masked_attempt(item, mask) for item in self.attempts],
             notes=[mask.text(item) for item in self.notes],
             failure=self.failure and mask.text(self.failure),
+            log_end=[mask.text(line) for line in self.log_end],
             model_files={mask.text(name): digest for name, digest in self.model_files.items()},
             comparison=self.comparison
             and replace(self.comparison, explanation=mask.text(self.comparison.explanation)),

@@ -15,7 +15,7 @@ from sagemaker_rehearsal.report.goodput import PHASES, Row, measure, moment
 SCHEMA = Path(__file__).with_name("goodput.schema.json")
 # The file in a job's folder of reports.
 FILE_NAME = "goodput.json"
-VERSION = 1
+VERSION = 2
 SECONDS = {name: f"{name.replace('-', '_')}_seconds" for name in PHASES}
 COLUMNS = [
     "attempt",
@@ -32,7 +32,11 @@ ALL = "all"
 
 
 def describe(
-    record: Record, *, price: float | None = None, spot_price: float | None = None
+    record: Record,
+    *,
+    price: float | None = None,
+    spot_price: float | None = None,
+    currency: str = "",
 ) -> dict:
     """Return what became of a job's steps and time, as SCHEMA describes it.
 
@@ -40,6 +44,7 @@ def describe(
         record: The job, without its secrets.
         price: Price of an instance hour on demand; None without costs.
         spot_price: Price of an instance hour on spot.
+        currency: The currency; "" where it is not known.
     """
     now = moment(record)
     goodput = measure(record, now=now, price=price, spot_price=spot_price)
@@ -63,12 +68,15 @@ def describe(
         and {
             "price": price,
             "spot_price": spot_price,
+            "currency": currency,
             "on_demand": cost.on_demand,
             "spot": cost.spot,
             "saving_percent": cost.saving,
         },
         "faults": [asdict(fault) for fault in record.faults],
         "verdict": judge(record),
+        "never_due": record.never_due,
+        "results": record.results,
         "comparison": record.comparison and asdict(record.comparison),
         "attempts": [
             _describe_row(row, len(attempt.instances))

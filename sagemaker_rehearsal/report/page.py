@@ -24,7 +24,12 @@ RESTARTS = "restarts in the container"
 
 
 def write(
-    record: Record, path: Path, *, price: float | None = None, spot_price: float | None = None
+    record: Record,
+    path: Path,
+    *,
+    price: float | None = None,
+    spot_price: float | None = None,
+    currency: str = "",
 ) -> None:
     """Write the report of a job that ended, or still runs.
 
@@ -33,15 +38,20 @@ def write(
         path: The file to write.
         price: The price of an instance hour on demand, in any currency; None without costs.
         spot_price: The price of an instance hour on spot, in the same currency.
+        currency: The currency; "" where it is not known.
     """
     record = record.masked()
-    sections = make_sections(record, price=price, spot_price=spot_price)
+    sections = make_sections(record, price=price, spot_price=spot_price, currency=currency)
     body = node("body", *sections.values())
     path.write_text(document(record.name, body, STYLE.read_text()), encoding="utf-8")
 
 
 def make_sections(
-    record: Record, *, price: float | None = None, spot_price: float | None = None
+    record: Record,
+    *,
+    price: float | None = None,
+    spot_price: float | None = None,
+    currency: str = "",
 ) -> dict[str, Element]:
     """Return the sections of a job's report, in their order, by their ids.
 
@@ -49,6 +59,7 @@ def make_sections(
         record: The job, without its secrets.
         price: The price of an instance hour on demand; None without costs.
         spot_price: The price of an instance hour on spot.
+        currency: The currency; "" where it is not known.
     """
     now = moment(record)
     goodput = measure(record, now=now, price=price, spot_price=spot_price)
@@ -57,8 +68,12 @@ def make_sections(
     notes = [node("li", line) for line in (*record.never_due, *record.notes)]
     contents = {
         "about": [_make_header(record, goodput, now)],
-        "figures": [_make_figures(record, goodput, now)],
-        "comparison": _make_comparison(record, goodput, now, price, spot_price),
+        "figures": [_make_figures(record, goodput, now, currency)],
+        "log-end": _make_log_end(record),
+        "results": _make_results(record),
+        "comparison": _make_comparison(
+            record, goodput, now, {"on demand": price, "on spot": spot_price}, currency
+        ),
         "faults": _make_faults(record),
         "timeline": _titled(
             "Timeline", [timeline] if timeline is not None else [], "No instance was started."
@@ -109,7 +124,7 @@ def _make_header(record: Record, goodput: Goodput, now: float) -> Element:
     return header
 
 
-def _make_figures(record: Record, goodput: Goodput, now: float) -> Element:
+def _make_figures(record: Record, goodput: Goodput, now: float, currency: str) -> Element:
     """Return the most important figures."""
     share = "–" if goodput.share is None else f"{goodput.share:.1%}"
     description = "goodput: instance time that became kept training"
@@ -127,19 +142,58 @@ def _make_figures(record: Record, goodput: Goodput, now: float) -> Element:
         (f"{goodput.steps_lost:,}", f"steps lost; {goodput.steps_redone:,} done again"),
         (f"{len(record.interruptions)}", "interruptions"),
     ]
+    accuracies = [name for name in sorted(record.results) if "acc" in name.lower()]
+    figures += [(f"{record.results[name]:.4g}", name) for name in accuracies[:1]]
     if cost := goodput.cost:
-        figures.append((f"{cost.on_demand:,.2f}", "cost on demand, without interruptions"))
+        figures.append((_money(cost.on_demand, currency), "cost on demand, without interruptions"))
     if cost and cost.spot is not None:
         saving = "" if cost.saving is None else f", which saves {cost.saving:.0f} %"
-        figures.append((f"{cost.spot:,.2f}", f"cost on spot, as it went{saving}"))
+        figures.append((_money(cost.spot, currency), f"cost on spot, as it went{saving}"))
     cells = [node("div", node("dt", words), node("dd", figure)) for figure, words in figures]
     cells[0].set("class", "main")
     cells[0][1].set("class", goodput.status)
     return node("dl", *cells, class_="figures")
 
 
+def _money(amount: float, currency: str) -> str:
+    return f"{amount:,.2f} {currency}".rstrip()
+
+
+def _make_log_end(record: Record) -> list[Element]:
+    """Return the end of the log of the host that failed; nothing if the job did not fail."""
+    if not record.log_end:
+        return []
+    title = f"End of the log of {record.failed_host}, which failed first"
+    lines = node("pre", "\n".join(record.log_end), tabindex=0, role="region", aria_label=title)
+    return [node("h2", title), lines]
+
+
+def _make_results(record: Record) -> list[Element]:
+    """Return what the test has found, and where in S3 the job's files are; nothing without both."""
+    rows = [[name, f"{value:.6g}"] for name, value in sorted(record.results.items())]
+    rows += [[name, address] for name, address in _addresses(record).items()]
+    caption = "Values of the test, as the log has them, and addresses in S3."
+    table = make_table(caption, ["what", "result"], rows, words=["what", "result"])
+    return [node("h2", "Results"), *table] if rows else []
+
+
+def _addresses(record: Record) -> dict[str, str]:
+    """Return the addresses of what a job has left."""
+    addresses = {}
+    if record.artifacts:
+        folder, _, model = record.artifacts.rpartition("/model")
+        addresses = {"model": record.artifacts, "output": f"{folder}/output{model}"}
+    if config := record.request.get("CheckpointConfig"):
+        addresses["checkpoints"] = str(config.get("S3Uri"))
+    return addresses
+
+
 def _make_comparison(
-    record: Record, goodput: Goodput, now: float, price: float | None, spot_price: float | None
+    record: Record,
+    goodput: Goodput,
+    now: float,
+    all_prices: dict[str, float | None],
+    currency: str,
 ) -> list[Element]:
     """Return the verdict on the bits, and the table of time and cost; nothing without a run."""
     comparison = record.comparison
@@ -149,14 +203,10 @@ def _make_comparison(
         (record.name, now - record.created, goodput.instance_seconds),
         (comparison.other, comparison.seconds, comparison.instance_seconds),
     ]
-    prices = [
-        (f"cost {words}", each)
-        for words, each in (("on demand", price), ("on spot", spot_price))
-        if each is not None
-    ]
+    prices = [(f"cost {words}", each) for words, each in all_prices.items() if each is not None]
     rows = [
         [name, clock(seconds), clock(instance_seconds)]
-        + [f"{instance_seconds / 3600 * each:,.2f}" for _, each in prices]
+        + [_money(instance_seconds / 3600 * each, currency) for _, each in prices]
         for name, seconds, instance_seconds in runs
     ]
     columns = ["job", "from creation to end", "instance time", *(words for words, _ in prices)]

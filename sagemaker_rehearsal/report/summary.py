@@ -3,7 +3,8 @@
 from sagemaker_lightning.contract.errors import plain
 from sagemaker_rehearsal.jobs.masking import Mask
 from sagemaker_rehearsal.jobs.record import ENDED, Instance, Interruption, Record, Status
-from sagemaker_rehearsal.report.goodput import moment
+from sagemaker_rehearsal.report.fault_verdict import judge
+from sagemaker_rehearsal.report.goodput import measure, moment
 from sagemaker_rehearsal.report.markup import clock
 
 
@@ -21,6 +22,17 @@ def describe_end(record: Record) -> str:
     """Return the end of a job in words."""
     reason = f": {record.failure}" if record.failure else ""
     return f"{record.status} after {clock(moment(record) - record.created)}{reason}"
+
+
+def describe_outcome(record: Record) -> list[str]:
+    """Return the goodput of a job that has ended, and the verdict on its bits or after faults."""
+    try:
+        share = measure(record, now=moment(record)).share
+    # The other jobs are still shown.
+    except Exception as error:
+        return [describe_fault(error), ""]
+    verdict = record.comparison.verdict if record.comparison else judge(record)
+    return ["–" if share is None else f"{share:.1%}", verdict or "–"]
 
 
 def describe_fault(error: Exception) -> str:

@@ -21,7 +21,9 @@ from sagemaker_rehearsal.report.summary import (
     describe_end,
     describe_fault,
     describe_interruption,
+    describe_outcome,
 )
+from sagemaker_rehearsal.settings import prices_for
 from sagemaker_rehearsal.web import log_file, objects
 from sagemaker_rehearsal.web.access import PATH, TOKEN
 
@@ -36,12 +38,14 @@ FIRST_SECTIONS = (
     "figures",
     "outcome",
     "orders",
+    "log-end",
+    "results",
     "comparison",
     "faults",
     "timeline",
     "curves",
 )
-COLUMNS = ["job", "status", "hosts", "progress", "interruptions", "time"]
+COLUMNS = ["job", "status", "hosts", "progress", "interruptions", "time", "goodput", "verdict"]
 
 
 def _hash(text: str) -> str:
@@ -79,6 +83,8 @@ class Documents:
         self.outcomes: dict[str, str] = {}
         # The table of a job's objects, and of what it was made, by the job's ARN.
         self.tables: dict[str, tuple[object, list[Element]]] = {}
+        # The goodput and the verdict of jobs that are over, by their ARN.
+        self.ends: dict[str, list[str]] = {}
 
     def address(self, path: str, **query: object) -> str:
         """Return an address of the page."""
@@ -119,17 +125,30 @@ class Documents:
     def _list_sections(self) -> dict[str, Element]:
         jobs = list(self.service.jobs.items())
         rows = [
-            [node("a", name, href=self.address("/", job=arn)), *cells]
+            [node("a", name, href=self.address("/", job=arn)), *cells, *self._end(arn, job.record)]
             for arn, job in reversed(jobs[-MAX_JOBS:])
             for name, *cells in [cells_of(job.record)]
         ]
         content = make_table(
-            "Jobs, the newest first.", COLUMNS, rows, words=["job", "status", "hosts", "progress"]
+            "Jobs, the newest first.",
+            COLUMNS,
+            rows,
+            words=["job", "status", "hosts", "progress", "verdict"],
         )
         if len(jobs) > MAX_JOBS:
             content.append(node("p", f"{len(jobs) - MAX_JOBS} older jobs are left out."))
         content = content or [node("p", "No job yet: create one with any client of SageMaker.")]
         return {"jobs": node("section", *content, id="jobs")}
+
+    def _end(self, arn: str, record: Record) -> list[str]:
+        """Return the goodput and the verdict of a job; of one that is not over, they are empty."""
+        if not self.service.is_over(arn):
+            return ["", ""]
+        known = self.ends.get(arn)
+        # A comparison may be ordered after the end.
+        if known is None or (record.comparison and known[1] != record.comparison.verdict):
+            self.ends[arn] = known = describe_outcome(record)
+        return known
 
     def _job_sections(self, arn: str) -> dict[str, Element]:
         """Return the sections of a job's document, those of its report among them."""
@@ -137,7 +156,7 @@ class Documents:
         settings = self.service.settings
         try:
             record = job.record.masked()
-            sections = make_sections(record, price=settings.price, spot_price=settings.spot_price)
+            sections = make_sections(record, **prices_for(settings, record.instance_types))
             news = _news(record)
         # The log and the buttons are still there.
         except Exception as error:

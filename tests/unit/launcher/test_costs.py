@@ -79,6 +79,67 @@ def test_spot_with_a_rate_of_interruptions():
     assert spot.split() == ["on", "spot", "0.50", "never", "–"]
 
 
+# Prices from a file
+
+PRICES = """instance_type,on_demand,spot,currency,date,source
+ml.g5.xlarge,1.5,0.5,USD,2026-11-26,https://example.com
+ml.m5.large,1,,USD,2026-11-26,https://example.com
+ml.x.euro,1,,EUR,2026-11-26,elsewhere
+"""
+
+
+@pytest.fixture
+def prices_flag(tmp_path) -> str:
+    (tmp_path / "prices.csv").write_text(PRICES)
+    return f"--prices={tmp_path / 'prices.csv'}"
+
+
+def test_the_price_is_that_of_the_type_in_the_file(prices_flag):
+    flags = [prices_flag, "--instance-count=2", "--expect=10h", "--spot", CHECKPOINTS]
+    header, on_demand, spot, note = lines(*flags)
+    assert header.split() == ["per", "hour", "hours", "cost", "USD"]
+    assert on_demand.split() == ["on", "demand", "3.00", "10.00", "30.00"]
+    assert spot.split() == ["on", "spot", "1.00", "10.00", "10.00"]
+    assert note == "ml.g5.xlarge: prices of 2026-11-26, https://example.com"
+
+
+def test_groups_of_several_types_have_a_price_each(prices_flag):
+    groups = ["--instance-group=a=ml.g5.xlarge:2", "--instance-group=b=ml.m5.large:3"]
+    _, row, *notes = lines(prices_flag, *groups, "--expect=1h", "--spot", CHECKPOINTS)
+    assert row.split()[2:] == ["6.00", "1.00", "6.00"]
+    assert len(notes) == 2  # and no line of spot, as one of its prices is not known
+
+
+def test_of_types_by_preference_the_dearest_counts(prices_flag):
+    preferences = ["--instance-preference=ml.m5.large:4", "--instance-preference=ml.g5.xlarge:2"]
+    _, row, dearest, _ = lines(prices_flag, *preferences, "--expect=1h")
+    assert row.split()[2:] == ["4.00", "1.00", "4.00"]
+    assert dearest == "of ml.g5.xlarge, ml.m5.large, the dearest"
+
+
+def test_a_price_by_hand_comes_before_the_file(prices_flag):
+    _, row = lines(prices_flag, "--price=7", "--expect=1h")
+    assert row.split()[2:] == ["7.00", "1.00", "7.00"]
+    spot = lines(prices_flag, "--spot-price=0.25", "--expect=1h", "--spot", CHECKPOINTS)[2]
+    assert spot.split()[2:] == ["0.25", "1.00", "0.25"]
+
+
+def test_a_budget_by_the_prices_of_a_file(prices_flag):
+    args = parsed(prices_flag, "--budget=3", CHECKPOINTS)
+    costs.check_flags(args)
+    assert costs.limit_run(args, job_request.resources(args)) == 7200 - 120
+    spot = parsed(prices_flag, "--budget=3", CHECKPOINTS, "--spot")
+    assert costs.limit_run(spot, job_request.resources(spot)) == 6 * 3600 - 120
+
+
+def test_a_type_without_a_price(prices_flag):
+    with pytest.raises(ValueError, match="--prices: found no price of ml.p5.48xlarge in .*; add i"):
+        lines(prices_flag, "--instance-type=ml.p5.48xlarge")
+    groups = ["--instance-group=a=ml.g5.xlarge:1", "--instance-group=b=ml.x.euro:1"]
+    with pytest.raises(ValueError, match="--prices: found EUR and USD, expected one currency"):
+        lines(prices_flag, *groups)
+
+
 # Budget
 
 

@@ -1,5 +1,6 @@
 """Commands for existing jobs, with SageMaker's answers given by botocore's stub."""
 
+import json
 import re
 from datetime import UTC, datetime
 
@@ -7,7 +8,8 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from sagemaker_lightning.launcher import command, jobs
+from sagemaker_lightning.contract.job_summary import HIDDEN_VARIABLES
+from sagemaker_lightning.launcher import command, jobs, request_validation
 from sagemaker_lightning.launcher.sites import Site
 
 ARN = "arn:aws:sagemaker:us-east-1:123456789012:training-job/job-1"
@@ -87,6 +89,37 @@ def test_a_job_is_resumed_by_its_request_under_a_new_name(stub, site, max_run, m
     assert re.fullmatch(r"job-1-\d{4}(-\d\d){5}-\d{3}", name)
     conditions = dict(zip(REQUEST["StoppingCondition"], limits, strict=True))
     assert request == REQUEST | {"Tags": TAGS[:1], "StoppingCondition": conditions}
+
+
+def test_newer_members_of_a_request_are_passed_through(stub, site):
+    """What DescribeTrainingJob says of them; it does not say SessionChainingConfig."""
+    account = "arn:aws:sagemaker:us-east-1:123456789012"
+    newer = {
+        "InfraCheckConfig": {"EnableInfraCheck": True},
+        "MlflowConfig": {"MlflowResourceArn": f"{account}:mlflow-app/a"},
+        "ModelPackageConfig": {"ModelPackageGroupArn": f"{account}:model-package-group/a"},
+        "ServerlessJobConfig": {
+            "BaseModelArn": f"{account}:hub-content/hub/Model/a",
+            "JobType": "FineTuning",
+        },
+    }
+    described(stub, **newer)
+    tagged(stub)
+    request = jobs.to_resume(site, "job-1", None, None)
+    assert {name: request[name] for name in newer} == newer
+    request_validation.validate(request)
+
+
+def test_a_request_that_is_printed_hides_what_was_taken_from_an_environment(stub, site, capsys):
+    """The job's description has the value, and the names of those that are hidden."""
+    described(stub, Environment={"A": "hidden", "B": "b", HIDDEN_VARIABLES: "A"})
+    tagged(stub)
+    request = jobs.to_resume(site, "job-1", None, None)
+    assert request["Environment"]["A"] == "hidden"
+    args = command.command_parser().parse_args(["resume", "job-1", "--dry-run"])
+    assert command.run_request(site, request, args) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["Environment"] == {"A": "******", "B": "b", HIDDEN_VARIABLES: "A"}
 
 
 def test_what_is_resumed_again_has_one_time_in_its_name(stub, site):

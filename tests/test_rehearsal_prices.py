@@ -1,0 +1,81 @@
+"""Prices of a rehearsal: by hand, or by instance type from a user's file."""
+
+import argparse
+
+import pytest
+from records import attempt, interrupted, job
+
+from sagemaker_rehearsal import settings
+from sagemaker_rehearsal.report import goodput_data
+from sagemaker_rehearsal.report.page import make_sections
+
+FILE = """instance_type,on_demand,spot,currency,date,source
+ml.m5.large,72,36,EUR,2026-11-26,https://example.com
+ml.g5.xlarge,1,,EUR,2026-11-26,https://example.com
+"""
+
+
+def settings_of(*flags: str) -> settings.Settings:
+    parser = argparse.ArgumentParser()
+    settings.add_flags(parser)
+    return settings.from_flags(parser.parse_args(flags))
+
+
+@pytest.fixture
+def of_file(tmp_path) -> settings.Settings:
+    """Settings with a file of prices."""
+    (tmp_path / "prices.csv").write_text(FILE)
+    return settings_of(f"--prices={tmp_path / 'prices.csv'}")
+
+
+def test_a_job_has_the_prices_of_its_type(of_file):
+    record = interrupted(2)
+    found = settings.prices_for(of_file, record.instance_types)
+    assert found == {"price": 72.0, "spot_price": 36.0, "currency": "EUR"}
+    assert settings.describe_prices(of_file, record.instance_types) == [
+        "prices of ml.m5.large: in EUR, of 2026-11-26, https://example.com"
+    ]
+    figures = [*make_sections(record, **found)["figures"].itertext()]
+    assert "3.60 EUR" in figures and "2.40 EUR" in figures
+    assert goodput_data.describe(record, **found)["cost"]["currency"] == "EUR"
+
+
+def test_a_type_without_a_price_on_spot(of_file):
+    found = settings.prices_for(of_file, {"ml.g5.xlarge"})
+    assert (found["price"], found["spot_price"]) == (1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("types", "says"),
+    [
+        ({"ml.p5.48xlarge"}, "no cost is said: --prices has no price of ml.p5.48xlarge"),
+        (
+            {"ml.m5.large", "ml.g5.xlarge"},
+            "no cost is said: the job has instances of several types, ml.g5.xlarge, ml.m5.large",
+        ),
+    ],
+)
+def test_where_there_is_no_price_a_note_says_so(of_file, types, says):
+    nothing = {"price": None, "spot_price": None, "currency": ""}
+    assert settings.prices_for(of_file, types) == nothing
+    assert settings.describe_prices(of_file, types) == [says]
+
+
+def test_prices_by_hand_come_before_the_file(tmp_path):
+    (tmp_path / "prices.csv").write_text(FILE)
+    both = settings_of(f"--prices={tmp_path / 'prices.csv'}", "--price=2", "--spot-price=1")
+    found = settings.prices_for(both, {"ml.m5.large"})
+    assert found == {"price": 2.0, "spot_price": 1.0, "currency": ""}
+    assert settings.describe_prices(both, {"ml.m5.large"}) == []
+    assert settings.describe_prices(settings_of(), {"ml.m5.large"}) == []
+
+
+def test_a_job_without_an_instance_has_no_price(of_file):
+    assert job(status="Stopped").instance_types == set()
+    assert settings.prices_for(of_file, set())["price"] is None
+    assert job(attempt(1, 0, 9, [])).instance_types == {"ml.m5.large"}
+
+
+def test_a_file_that_is_wrong_is_named():
+    with pytest.raises(ValueError, match="--prices: none.csv cannot be read"):
+        settings_of("--prices=none.csv")
