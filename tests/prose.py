@@ -42,8 +42,6 @@ OF_OTHERS = {
     "gpu-DATE.json": "make gpu writes it",
     "image-cpu.txt": "make lock TORCH=cpu writes it",
     "madvise": "the kernel's",
-    "on_batch_committed": "proposed to Lightning",
-    "on_epoch_committed": "proposed to Lightning",
     "py1e": "litdata's",
     "sagemaker_lightning_before_hooks": "made of two names",
     "train_multi_node_torchrun.py": "the original's",
@@ -124,7 +122,7 @@ def main() -> int:
     found: list[str] = []
     for path in files(".md", ".py"):
         name = str(path.relative_to(ROOT))
-        is_page = name.endswith(".md") and path.parent in (ROOT, ROOT / "docs")
+        is_page = name.endswith(".md") and (path.parent == ROOT or name.startswith("docs/"))
         if is_page or (name.endswith(".py") and name.startswith(FOLDERS)):
             found += phrases(name, content := path.read_text())
             if is_page and name != "CHANGELOG.md":  # it has names of before, too
