@@ -50,7 +50,7 @@ class Strange(ResumableLoader):
     def __init__(
         self,
         loader: Any,
-        seed: tuple,
+        seed: tuple[Any, ...],
         mode: str,
         reason: str = KEEPS,
     ) -> None:
