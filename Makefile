@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-thorough test-fast compat compat-next soak mutants zoo projects loaders lint format lock lock-conda wheel test-wheel sbom audit build run push rehearsal benchmark scaling gpu clean
+.PHONY: help env train test test-thorough test-fast compat compat-next soak mutants zoo projects loaders lint format lock lock-conda docs wheel test-wheel sbom audit build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -93,6 +93,16 @@ PYTHON_VERSION ?= 3.11
 lock-conda:  ## lock what conda itself has installed in IMAGE, so that later builds install the same files (PYTHON_VERSION, TORCH: as it was built)
 	$(DOCKER) run --rm $(IMAGE) conda list --name sagemaker-lightning --explicit --sha256 >locks/conda.part
 	mv locks/conda.part locks/conda-$(PYTHON_VERSION)$(if $(TORCH),-$(TORCH)).txt
+
+DOCS := .venvs/docs
+$(DOCS)/locked.txt: locks/docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	scripts/install_locked.sh $(DOCS)/bin/python install $<
+	cp $< $@
+
+docs: $(DOCS)/locked.txt  ## build a site of the pages, with a reference from the docstrings, in output/docs; each link must lead somewhere
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --config-file scripts/docs/mkdocs.yml --site-dir $(CURDIR)/output/docs
+	@echo output/docs/index.html
 
 wheel: $(TOOLS)/locked.txt  ## build the wheel and the source archive in output/dist
 	rm -rf output/dist

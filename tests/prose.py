@@ -30,6 +30,13 @@ PHRASES = {
 }
 """What is looked for, and what says it plainly. A space may be the end of a line."""
 
+PHRASES_OF_PAGES = {
+    r"(?<![Tt]here\s)\bis no\b(?! (?:longer|reason|more)\b)": "is not a",
+    r"\banew\b": "again, from the beginning",
+    r"\bone's\b": "your, a user's",
+}
+"""What is looked for in pages alone: messages that tests and programs read have these, too."""
+
 OF_OTHERS = {
     "ELBOModule": "pyro's",
     "MLFLOW_TRACKING_URI": "MLflow's",
@@ -42,8 +49,6 @@ OF_OTHERS = {
     "gpu-DATE.json": "make gpu writes it",
     "image-cpu.txt": "make lock TORCH=cpu writes it",
     "madvise": "the kernel's",
-    "on_batch_committed": "proposed to Lightning",
-    "on_epoch_committed": "proposed to Lightning",
     "py1e": "litdata's",
     "sagemaker_lightning_before_hooks": "made of two names",
     "train_multi_node_torchrun.py": "the original's",
@@ -88,8 +93,9 @@ def texts(name: str, content: str) -> Iterator[tuple[int, str]]:
 
 def phrases(name: str, content: str) -> Iterator[str]:
     """Yield a line for each phrase of the table that a file has."""
+    table = PHRASES | PHRASES_OF_PAGES if name.endswith(".md") else PHRASES
     for first, text in texts(name, content):
-        for pattern, plain in PHRASES.items():
+        for pattern, plain in table.items():
             for match in re.finditer(pattern.replace(" ", r"\s+"), text, re.MULTILINE):
                 line = first + text.count("\n", 0, match.end())
                 phrase = " ".join(match[0].strip(".:; \n").split())
@@ -124,7 +130,7 @@ def main() -> int:
     found: list[str] = []
     for path in files(".md", ".py"):
         name = str(path.relative_to(ROOT))
-        is_page = name.endswith(".md") and path.parent in (ROOT, ROOT / "docs")
+        is_page = name.endswith(".md") and (path.parent == ROOT or name.startswith("docs/"))
         if is_page or (name.endswith(".py") and name.startswith(FOLDERS)):
             found += phrases(name, content := path.read_text())
             if is_page and name != "CHANGELOG.md":  # it has names of before, too

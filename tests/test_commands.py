@@ -43,6 +43,7 @@ BETWEEN_THE_LINES = {
     ),
     "make test": "test_commands.py::test_what_continuous_integration_runs",
     "make lint": "test_commands.py::test_what_continuous_integration_runs",
+    "make docs": "test_docs_site.py::test_the_site_has_the_pages_and_the_public_names",
     "make format": "test_commands.py::test_format_and_clean",
     "make clean": "test_commands.py::test_format_and_clean",
     "COMPILER=1 make build": "test_container.py::test_a_compiler_is_a_build_argument",

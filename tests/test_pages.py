@@ -4,6 +4,8 @@ Each link leads to something, and each page is one click from the README.
 """
 
 import re
+import subprocess
+import sys
 from pathlib import PurePosixPath
 
 import pytest
@@ -11,6 +13,8 @@ from containers import ROOT
 from pages import FENCE, PAGES
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+MEASURED = "docs/results.md", "docs/zoo.md", "docs/gpu.md"
+NUMBER = r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\d)"
 MAX_COLUMNS = 120  # columns of a line that can be wrapped
 
 
@@ -52,3 +56,24 @@ def test_lines_are_wrapped(page):
     assert not [
         line for line in lines if len(line) > MAX_COLUMNS and not line.startswith(("|", "!["))
     ]
+
+
+def test_the_readme_promises_no_figure_that_is_not_measured():
+    """Each figure of the table is one of the pages' that say how it was measured, rounded."""
+    (table,) = re.findall(r"^\| promise \|.*?\n\n", PAGES["README.md"], re.MULTILINE | re.DOTALL)
+    rows = [line.split("|")[1:-1] for line in table.splitlines()[2:] if line]
+    measured = {number for page in MEASURED for number in re.findall(NUMBER, PAGES[page])}
+    for promise, figures, n in rows:
+        for figure in re.findall(NUMBER, figures + n):
+            decimals = len(figure.partition(".")[2])
+            rounded = {f"{float(number):.{decimals}f}" for number in measured}
+            assert figure in rounded, (promise, figure)
+        assert re.search(NUMBER, figures) and ". " not in promise, promise
+
+
+def test_the_picture_is_what_its_script_draws():
+    drawn = subprocess.run(
+        [sys.executable, ROOT / "scripts/draw_interruption.py"], capture_output=True, check=True
+    ).stdout
+    assert drawn == (ROOT / "docs/interruption.svg").read_bytes()
+    assert "docs/interruption.svg" in {path for path, _ in links("README.md")}

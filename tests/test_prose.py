@@ -19,6 +19,8 @@ NONE = "is" + " none"  # not as one: this file may be read, too
         ("a.py", "f'{x}: found {y}, allowed is {z}'", [(1, "allowed is")]),
         ("a.py", "'the job goes '\n'on'; 'it went on'", [(2, "went on")]),
         ("a.py", "def f(told): told()", []),
+        ("docs/a.md", "It is no" + " lock.\nIt begins\nanew.", [(1, "is no"), (3, "anew")]),
+        ("docs/a.md", "a lock of\none's own", [(2, "one's")]),
     ],
 )
 def test_phrases(name, content, found):
@@ -31,7 +33,15 @@ def test_phrases(name, content, found):
 
 @pytest.mark.parametrize(
     "text",
-    ["There is none.", "None if there is none", "that is no longer", "told apart", "the end of Of"],
+    [
+        "There is none.",
+        "there is no lock, which is no longer so",
+        "no one has it",
+        "None if there is none",
+        "that is no longer",
+        "told apart",
+        "the end of Of",
+    ],
 )
 def test_phrases_that_are_plain(text):
     assert list(phrases("docs/a.md", text)) == []

@@ -24,7 +24,7 @@ QUICK_CONFIGURATIONS = {
     "a teacher made in on_fit_start": "process",
     "configure_callbacks, LambdaCallback, RichProgressBar": "process",
     "a pool that grows": "process",
-    "DistributedSampler of one's own": "lightning-2",
+    "an own DistributedSampler": "lightning-2",
     "LoRA: strict_loading=False": "lightning-2",
 }
 

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ PAGE = ROOT / "docs/gpu.md"
 FOLDER = ROOT / "results"
 BEGIN = "<!-- made by `python -m benchmarks.gpu report --write`: begin -->"
 END = "<!-- end -->"
+MAX_COLUMNS = 120  # of a line of the pages
 NOTHING = "Nothing of this was measured on a GPU yet."
 
 
@@ -58,7 +60,20 @@ def text(results: Results) -> str:
                     None, (table(part, measured["records"]), part.details(measured["records"]))
                 ),
             ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(wrapped, "\n".join(lines).split("\n"))) + "\n"
+
+
+def wrapped(line: str) -> str:
+    """Return a line in lines that are no wider than those of the pages; a table's row as it is."""
+    if line.startswith("|"):
+        return line
+    return textwrap.fill(
+        line,
+        MAX_COLUMNS,
+        subsequent_indent="  " * line.startswith("- "),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def table(part: Part, records: Sequence[Mapping[str, Any]]) -> str:

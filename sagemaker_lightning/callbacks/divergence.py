@@ -25,7 +25,7 @@ class Divergence(Callback):
 
     Training does not wait for a GPU: losses stay there, and every 50 of them are copied while
     training runs. Before a checkpoint is written, which waits for the GPU anyway, all losses and
-    the weights are checked. A batch for which `training_step` returns None is no divergence, and
+    the weights are checked. A batch for which `training_step` returns None is not a divergence, and
     neither is a step that a GradScaler skips because of its gradients.
 
     One line warns of each metric that is NaN or infinite after a validation;

@@ -48,7 +48,7 @@ class Heartbeat(Callback):
         self._send(RankMessage(stopped=line))
 
     def done(self) -> None:
-        """Say that this rank is complete, and that its end is no failure."""
+        """Say that this rank is complete, and that its end is not a failure."""
         self._send(RankMessage(done=True))
 
     def on_train_batch_start(

@@ -56,7 +56,7 @@ class LearningRateScaling(Callback):
         """What the optimizers' learning rates contain."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reset the factor: the optimizers are made anew."""
+        """Reset the factor: the optimizers are made again."""
         if stage == "fit":
             self.factor = 1.0
 

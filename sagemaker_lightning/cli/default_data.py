@@ -44,7 +44,7 @@ def default_data(
             # Whoever gives a folder wants the data in it.
             default = folder_data
         path = _chosen_class_path(given, "--model", LightningModule)
-        has_own = path and has_own_data(path)
+        has_own = path is not None and has_own_data(path)
     if has_own:
         if others := [setting.flag for setting in given if setting.flag.startswith("--data.")]:
             raise UserError(
@@ -59,7 +59,8 @@ def default_data(
 
 def has_own_data(model: str) -> bool:
     """Return whether a model, named by its import path, has its own train_dataloader."""
-    return find_class(model).train_dataloader is not LightningModule.train_dataloader
+    own = getattr(find_class(model), "train_dataloader", None)
+    return own is not LightningModule.train_dataloader
 
 
 def _chosen_class_path(given: list[flags.Setting], flag: str, base: type) -> str | None:
@@ -82,6 +83,7 @@ def _chosen_class_path(given: list[flags.Setting], flag: str, base: type) -> str
 
 
 def _descendants(kind: type) -> Iterator[type]:
-    for child in kind.__subclasses__():
+    children: list[type] = kind.__subclasses__()
+    for child in children:
         yield child
         yield from _descendants(child)

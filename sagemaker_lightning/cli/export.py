@@ -53,7 +53,7 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
     elif state := cli.trainer.strategy.broadcast(state):
         cli.model.load_state_dict(state, strict=cli.model.strict_loading)
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
-    tested = {}
+    tested: dict[str, float] = {}
     source = cli.model if cli.datamodule is None else cli.datamodule
     if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", source):
         # With limit_test_batches=0 there is no result.
@@ -90,7 +90,7 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
         if uploaded:
             where = "removed, as the run is finished; with a checkpoint folder, they stay there"
         else:
-            where = environment.checkpoint_dir
+            where = str(environment.checkpoint_dir)
         print(f"checkpoints: {where}", flush=True)
     cli.trainer.strategy.barrier("artifacts")
     if cli.trainer.local_rank == 0:
@@ -136,8 +136,8 @@ def save(
     revision: str,
     config: str,
     best: str = "",
-    resumes: Sequence[Mapping] = (),
-    restarts: Sequence[Mapping] = (),
+    resumes: Sequence[Mapping[str, Any]] = (),
+    restarts: Sequence[Mapping[str, Any]] = (),
     weights: Mapping[str, Any] | None = None,
     is_in_files: bool = False,
 ) -> Path:

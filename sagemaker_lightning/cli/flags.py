@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -81,7 +81,8 @@ def settings(kind: type) -> list[str]:
     """
     names: dict[str, None] = {}
     for each in kind.__mro__:
-        parameters = list(inspect.signature(each.__init__).parameters.values())[1:]
+        init = each.__init__  # type: ignore[misc]  # of a class, which has it
+        parameters = list(inspect.signature(init).parameters.values())[1:]
         names |= dict.fromkeys(
             parameter.name
             for parameter in parameters
@@ -131,7 +132,7 @@ def _settings_of_flag(flag: str, words: list[str]) -> Iterator[Setting]:
                 yield Setting(flag, [f"{flag}={text}"], source)
 
 
-def settings_in(name: str) -> dict:
+def settings_in(name: str) -> dict[str, Any]:
     """Return the settings in a file of flags; UserError if it is no YAML mapping."""
     try:
         settings = yaml.safe_load(Path(name).read_text())

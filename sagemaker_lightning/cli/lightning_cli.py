@@ -69,7 +69,7 @@ def _start_program_per_rank(strategy: Any) -> Any:
     name = strategy if isinstance(strategy, str) else ""
     starting_name = re.sub("^ddp_(spawn|fork|notebook)", "ddp", name)
     if starting_name != name:
-        if rank_zero_only.rank == 0:
+        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
             log.info(f"--trainer.strategy={name}: runs as {starting_name}, which computes the same")
         return starting_name
     return strategy
@@ -151,7 +151,9 @@ class CommandLine(LightningCLI):
             }
         )
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: list[str] | None) -> None:
+    def parse_arguments(  # type: ignore[override]  # nobody gives a dict or a Namespace
+        self, parser: LightningArgumentParser, args: list[str] | None
+    ) -> None:
         """Parse `args`; UserError reports all mistakes in one line."""
         application = self.application
         has_channels = bool(self.environment.channels)
@@ -248,7 +250,7 @@ class CommandLine(LightningCLI):
         if "num_classes" not in settings:
             return None
         flag_value = settings["num_classes"]
-        num_classes = getattr(datamodule, "num_classes", flag_value)
+        num_classes: int | None = getattr(datamodule, "num_classes", flag_value)
         name = type(datamodule).__name__ if datamodule else "the model's own data"
         if num_classes is None:
             raise UserError(
@@ -272,7 +274,7 @@ class CommandLine(LightningCLI):
             return lr_schedules.configured(lightning_module.trainer, optimizer, lr_scheduler)
         return LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
 
-    def instantiate_trainer(self, **kwargs) -> Trainer:
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Return the trainer with our callbacks and logger, a progress bar or log lines."""
         trainer = self.config_init.trainer
         # In a job, the terminal of SDK 2's local mode shows only complete lines, and so nothing of

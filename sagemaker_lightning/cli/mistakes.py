@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
+from types import FrameType
 from typing import Any, get_args, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
@@ -158,7 +159,9 @@ def _line(mistake: jsonargparse_errors.Mistake, parser: ArgumentParser) -> str:
 
 @contextmanager
 def naming(
-    flag: str, settings: Mapping[str, object], kinds: tuple[type, ...] = REFUSED_BY_CLASSES
+    flag: str,
+    settings: Mapping[str, object],
+    kinds: tuple[type[Exception], ...] = REFUSED_BY_CLASSES,
 ) -> Iterator[None]:
     """Raise a library's error about `settings` as UserError that names their flag.
 
@@ -228,10 +231,10 @@ def of_a_component(error: Exception, config: Namespace) -> Exception:
 
 def named(
     flag: str,
-    settings: Mapping[str, object],
+    settings: Mapping[str, Any],
     error: Exception,
-    frames: list[tuple],
-    kinds: tuple[type, ...] = REFUSED_BY_CLASSES,
+    frames: list[tuple[FrameType, int]],
+    kinds: tuple[type[Exception], ...] = REFUSED_BY_CLASSES,
 ) -> Exception:
     """Return `error` as UserError that names the flag, or the error itself.
 
@@ -321,9 +324,10 @@ def _may_be_null(path: str, name: str) -> bool:
     It is if null is the default or among the types, or if the parameter has no type.
     """
     for base in find_class(path).__mro__:
-        if parameter := inspect.signature(base.__init__).parameters.get(name):
+        init = base.__init__  # type: ignore[misc]  # of a class, which has it
+        if parameter := inspect.signature(init).parameters.get(name):
             try:
-                hint = get_type_hints(base.__init__).get(name, Any)
+                hint = get_type_hints(init).get(name, Any)
             # A name in the annotation does not exist in the class's module.
             except Exception:
                 return True

@@ -44,7 +44,7 @@ from sagemaker_lightning.resume.callback import ExactResume
 
 
 class SageMakerCLI:
-    """Trains as the command line says, and writes the model: all of one's own train.py.
+    """Trains as the command line says, and writes the model: a whole train.py in one call.
 
         if __name__ == "__main__":
             SageMakerCLI(MyModel, MyData)

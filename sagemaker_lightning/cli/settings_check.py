@@ -116,8 +116,8 @@ def check_file_name(callback: ModelCheckpoint) -> None:
             return
         problem = f"which makes a name that no file can have, of {len(path.name)} characters"
     raise UserError(
-        f"--checkpoint.filename: found {shown(callback.filename)}, {problem}; expected a name, "
-        "with metrics, epoch and step in braces, e.g. best-{epoch}-{val_loss:.3f}"
+        f"--checkpoint.filename: found {shown(str(callback.filename))}, {problem}; expected a "
+        "name, with metrics, epoch and step in braces, e.g. best-{epoch}-{val_loss:.3f}"
     )
 
 

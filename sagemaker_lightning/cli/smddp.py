@@ -13,6 +13,16 @@ from pytorch_lightning.strategies import DDPStrategy
 from sagemaker_lightning.contract.errors import UserError
 
 
+class _Launched(LightningEnvironment):
+    """World size and rank as the launcher says them."""
+
+    def world_size(self) -> int:
+        return int(os.environ["WORLD_SIZE"])
+
+    def global_rank(self) -> int:
+        return int(os.environ["RANK"])
+
+
 def strategy() -> DDPStrategy:
     """Return DDP over SMDDP; UserError if the package is not installed."""
     try:
@@ -22,7 +32,4 @@ def strategy() -> DDPStrategy:
             "--trainer.strategy=smddp: the package smdistributed is not in this image (AWS has "
             "published none since PyTorch 2.5); use --trainer.strategy=ddp, which runs over NCCL"
         ) from None
-    environment = LightningEnvironment()
-    environment.world_size = lambda: int(os.environ["WORLD_SIZE"])
-    environment.global_rank = lambda: int(os.environ["RANK"])
-    return DDPStrategy(cluster_environment=environment, process_group_backend="smddp")
+    return DDPStrategy(cluster_environment=_Launched(), process_group_backend="smddp")

@@ -69,9 +69,9 @@ def choice(given: str, bases: Sequence[str]) -> str:
         bases: Import paths of the base classes that the parser accepts.
     """
     names = sorted({kind.__name__ for base in bases for kind in subclasses(base)})
-    kinds = dict.fromkeys(base.rpartition(".")[2] for base in bases)
-    names = [name for name in names if name not in kinds]
-    kinds = " or ".join(kinds)
+    base_names = dict.fromkeys(base.rpartition(".")[2] for base in bases)
+    names = [name for name in names if name not in base_names]
+    kinds = " or ".join(base_names)
     matches = closest(given, names)
     suggestion = f"; did you mean {matches[0]}?" if matches else ""
     found = f"{listed(names, 450)} or " if names else ""
@@ -83,10 +83,10 @@ def subclasses(path: str) -> set[type]:
 
     Those that the flags make by themselves are left out.
     """
-    found = set()
+    found: set[type] = set()
     pending = [find_class(path)]
     while pending:
-        children = pending.pop().__subclasses__()
+        children: list[type] = pending.pop().__subclasses__()
         found.update(
             child
             for child in children
@@ -162,4 +162,5 @@ def listed(words: list[str], room: int) -> str:
 def find_class(path: str) -> type:
     """Return the class at an import path."""
     module, _, name = path.rpartition(".")
-    return getattr(import_module(module), name)
+    found: type = getattr(import_module(module), name)
+    return found

@@ -57,9 +57,9 @@ class WriterLogger(CSVLogger):
         if self._experiment is None:
             self._fs.makedirs(self.root_dir, exist_ok=True)
             self._experiment = self.make_writer()
-        return self._experiment
+        return self._experiment  # type: ignore[return-value]  # `make_writer` has made it
 
 
 def writer(logger: CSVLogger) -> ExperimentWriter | None:
     """Return the writer of a logger, None if it was not used yet."""
-    return logger._experiment
+    return logger._experiment  # type: ignore[return-value]  # Lightning names its base there

@@ -61,7 +61,9 @@ def local_parts(value: Any) -> Any:
     return mapped(value, lambda path, tensor: local_part(tensor))
 
 
-def mapped(value: Any, change: Callable[[tuple, DTensor], Any], path: tuple = ()) -> Any:
+def mapped(
+    value: Any, change: Callable[[tuple[Any, ...], DTensor], Any], path: tuple[Any, ...] = ()
+) -> Any:
     """Return dicts, lists and tuples within each other with changed DTensors.
 
     Args:
@@ -122,8 +124,8 @@ def whole(value: Any, keeps: bool) -> Any:
         keeps: Whether this rank gets them; if not, it gets None in their place.
     """
 
-    def gathered(path: tuple, tensor: DTensor) -> Tensor | None:
-        full = tensor.detach().full_tensor()
+    def gathered(path: tuple[Any, ...], tensor: DTensor) -> Tensor | None:
+        full: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]  # a DTensor, too
         return full.to("cpu", copy=True) if keeps else None
 
     return mapped(value, gathered)

@@ -163,14 +163,18 @@ def unwrapped(error: Exception) -> tuple[Exception, list[tuple[FrameType, int]]]
     Also return the frames that it came through, with their lines; outermost first.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
-    while _raised_by_the_parser(frames) and (cause := error.__cause__ or error.__context__):
+    while _raised_by_the_parser(frames):
+        cause = error.__cause__ or error.__context__
+        if not isinstance(cause, Exception):
+            break
         error = cause
         frames += traceback.walk_tb(error.__traceback__)
     return error, frames
 
 
 def _raised_by_the_parser(frames: list[tuple[FrameType, int]]) -> bool:
-    return frames[-1][0].f_globals.get("__name__", "").partition(".")[0] == "jsonargparse"
+    name: str = frames[-1][0].f_globals.get("__name__", "")
+    return name.partition(".")[0] == "jsonargparse"
 
 
 def print_no_config(parser: ArgumentParser) -> None:

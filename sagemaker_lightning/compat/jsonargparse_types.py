@@ -23,16 +23,16 @@ def keep_whole_numbers() -> None:
     in their order as the same.
     """
     if not hasattr(_typehints.sort_subtypes_for_union, "__wrapped__"):
-        sort = _typehints.sort_subtypes_for_union
+        sort: Any = _typehints.sort_subtypes_for_union
 
         @functools.wraps(sort)
-        def sort_with_int_first(*args: Any, **kwargs: Any) -> list:
+        def sort_with_int_first(*args: Any, **kwargs: Any) -> list[Any]:
             return int_before_float(list(sort(*args, **kwargs)))
 
         _typehints.sort_subtypes_for_union = sort_with_int_first
 
 
-def int_before_float(types: list) -> list:
+def int_before_float(types: list[Any]) -> list[Any]:
     """Return a union's types with int directly before float, all else unchanged."""
     if int in types and float in types and types.index(float) < types.index(int):
         types.remove(int)

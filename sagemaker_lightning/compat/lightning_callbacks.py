@@ -28,9 +28,13 @@ from pytorch_lightning.trainer import call
 from torch import nn
 from torch.optim.swa_utils import SWALR
 
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
+
 # `load_state_dict` looks for this metric by another name than `__init__` gives it (#21752, open):
 # no run could be resumed.
-SpikeDetection.running = property(lambda callback: callback.running_mean)
+SpikeDetection.running = property(  # type: ignore[attr-defined]  # added on purpose
+    lambda callback: callback.running_mean
+)
 
 HOOKS_OF_A_BATCH = (
     "on_train_batch_start",
@@ -54,7 +58,7 @@ EMPTY_HOOKS = {
 
 def _does_nothing(owner: Any, hook: str) -> bool:
     """Return whether an object's hook is the empty one of Lightning's base class."""
-    owner_class = type(owner)
+    owner_class: Any = type(owner)
     return (
         getattr(owner_class, hook) in EMPTY_HOOKS[hook]
         and hook not in vars(owner)
@@ -83,7 +87,8 @@ def calling_hooks_directly() -> Iterator[None]:
     )
 
     def measured(trainer: Trainer) -> bool:
-        return type(trainer.profiler) is not PassThroughProfiler
+        profiler: Any = trainer.profiler  # type: ignore[attr-defined]  # Lightning sets it
+        return type(profiler) is not PassThroughProfiler
 
     def skipped(trainer: Trainer, owner: Any, hook_name: str) -> bool:
         return (
@@ -99,7 +104,7 @@ def calling_hooks_directly() -> Iterator[None]:
             return
         module = trainer.lightning_module
         hook_before = module._current_fx_name
-        for callback in trainer.callbacks:
+        for callback in callbacks_of(trainer):
             if not _does_nothing(callback, hook_name):
                 vars(module)["_current_fx_name"] = hook_name
                 getattr(callback, hook_name)(trainer, module, *args, **kwargs)
@@ -146,7 +151,7 @@ def calling_hooks_directly() -> Iterator[None]:
 
 
 def _called(
-    module: LightningModule, owner: Any, hook: str, args: tuple, kwargs: dict[str, Any]
+    module: LightningModule, owner: Any, hook: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Call an object's hook as Lightning does: `log` knows its name meanwhile."""
     function = getattr(owner, hook)
@@ -164,7 +169,7 @@ def _once_for_each_method(has_parameter: Callable[..., bool]) -> Callable[..., b
     """Return a function that reads the signature of a method once."""
     of_methods = functools.lru_cache(maxsize=8)(has_parameter)
 
-    def known(hook: Callable, *rest: Any, **options: Any) -> bool:
+    def known(hook: Callable[..., Any], *rest: Any, **options: Any) -> bool:
         is_method = isinstance(hook, types.MethodType)  # another callable may have no hash
         return (of_methods if is_method else has_parameter)(hook, *rest, **options)
 
@@ -193,7 +198,8 @@ class EarlyCallback(Callback):
     @log.setter
     def log(self, modules_log: Callable[..., Any]) -> None:
         self.modules_log = modules_log
-        self.run_begins(modules_log.__self__.trainer)
+        module: Any = getattr(modules_log, "__self__", None)
+        self.run_begins(module.trainer)
 
 
 def is_search_only(trainer: Trainer) -> bool:
@@ -201,7 +207,7 @@ def is_search_only(trainer: Trainer) -> bool:
 
     It ends after the search, and nothing is trained.
     """
-    return any(is_search(callback) and callback._early_exit for callback in trainer.callbacks)
+    return any(is_search(callback) and callback._early_exit for callback in callbacks_of(trainer))
 
 
 def is_search(callback: Callback) -> TypeGuard[LearningRateFinder | BatchSizeFinder]:
@@ -247,11 +253,9 @@ def original_weights(callback: Callback) -> Iterator[tuple[int, nn.Module, nn.Mo
     that is kept, and the name of the weight. Nothing is yielded for another callback. The
     callback's state dict contains none of them.
     """
-    layers = (
-        (getattr(callback, "_original_layers", None) or {})
-        if isinstance(callback, ModelPruning)
-        else {}
-    )
+    if not isinstance(callback, ModelPruning):
+        return
+    layers = getattr(callback, "_original_layers", None) or {}
     for layer in layers.values():
         for number, name in layer["names"]:
             yield number, callback._parameters_to_prune[number][0], layer["data"], name
@@ -266,7 +270,7 @@ def saving_pruning_masks(trainer: Trainer) -> Iterator[None]:
     """
     callbacks = [
         callback
-        for callback in trainer.callbacks
+        for callback in callbacks_of(trainer)
         if isinstance(callback, ModelPruning) and callback._make_pruning_permanent
     ]
     for callback in callbacks:

@@ -13,7 +13,7 @@ import functools
 import inspect
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
 from sagemaker_lightning.compat.dtensors import local_part
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_module_of
 from sagemaker_lightning.contract.errors import UserError
 
 HYPERPARAMETERS = (
@@ -64,8 +65,9 @@ def save_hooks(trainer: Trainer) -> SaveHooks:
     and the data module. An `on_load_checkpoint` gets the whole checkpoint, and so reads all of it.
     """
     module = trainer.lightning_module
-    with_hooks = [module, *trainer.callbacks]
-    with_state = [*trainer.callbacks, *[trainer.datamodule] * (trainer.datamodule is not None)]
+    with_hooks: list[Any] = [module, *callbacks_of(trainer)]
+    data_module = data_module_of(trainer)
+    with_state = [*callbacks_of(trainer), *[data_module] * (data_module is not None)]
     loads_all = any(not is_lightnings(owner.on_load_checkpoint) for owner in with_hooks)
     found = SaveHooks([], [])
     for owners, save, load in (
@@ -134,11 +136,11 @@ def _dumped(trainer: Trainer, weights_only: bool | None) -> tuple[dict[str, Any]
     """Return what Lightning would write, and what it was before the user's hooks."""
     connector = trainer._checkpoint_connector
     first = _BeforeHooks()
-    trainer.callbacks.insert(0, first)
+    callbacks_of(trainer).insert(0, first)
     try:
         return type(connector).dump_checkpoint(connector, weights_only), first.checkpoint
     finally:
-        trainer.callbacks.remove(first)
+        callbacks_of(trainer).remove(first)
 
 
 BETWEEN = (
@@ -173,7 +175,7 @@ class NewestFile:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.newest: OfFile | None = None
-        trainer._checkpoint_connector.dump_checkpoint = self.dump
+        trainer._checkpoint_connector.dump_checkpoint = self.dump  # type: ignore[method-assign]  # of this one
 
     def dump(self, weights_only: bool | None = None) -> dict[str, Any]:
         """Return what Lightning would write, and note it."""
@@ -193,7 +195,7 @@ class NewestFile:
         newest, self.newest = self.newest, None
         if newest is None or newest.moment != self.moment:
             return None
-        callbacks = self.trainer.callbacks
+        callbacks = callbacks_of(self.trainer)
         owners = (self.trainer.lightning_module, *callbacks)
         is_users = any(
             not is_lightnings(getattr(owner, name))
@@ -301,43 +303,49 @@ def load_weights(trainer: Trainer, weights: dict[str, Any]) -> None:
     """
     strategy = trainer.strategy
 
-    def load_model_state_dict(checkpoint: dict[str, Any], strict: bool = True) -> None:
+    def load_model_state_dict(checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         del strategy.load_model_state_dict
         strategy.load_model_state_dict({**checkpoint, "state_dict": weights}, strict=strict)
 
-    strategy.load_model_state_dict = load_model_state_dict
+    strategy.load_model_state_dict = load_model_state_dict  # type: ignore[method-assign]  # of this one
 
 
-def load_optimizers_within(trainer: Trainer, context: Callable[[], AbstractContextManager]) -> None:
+def load_optimizers_within(
+    trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
+) -> None:
     """Have Lightning load the optimizers' next states within a context."""
     strategy = trainer.strategy
 
-    def load_optimizer_state_dict(checkpoint: dict[str, Any]) -> None:
+    def load_optimizer_state_dict(checkpoint: Mapping[str, Any]) -> None:
         del strategy.load_optimizer_state_dict
         with context():
             strategy.load_optimizer_state_dict(checkpoint)
 
-    strategy.load_optimizer_state_dict = load_optimizer_state_dict
+    strategy.load_optimizer_state_dict = load_optimizer_state_dict  # type: ignore[method-assign]  # of this one
 
 
-def load_schedulers_within(trainer: Trainer, context: Callable[[], AbstractContextManager]) -> None:
+def load_schedulers_within(
+    trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
+) -> None:
     """Have Lightning load the schedulers' next states within a context."""
     _call_within(trainer._checkpoint_connector, "restore_lr_schedulers", context)
 
 
 def load_data_module_within(
-    trainer: Trainer, context: Callable[[], AbstractContextManager]
+    trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
 ) -> None:
     """Have Lightning load the data module's next state within a context."""
     _call_within(trainer._checkpoint_connector, "restore_datamodule", context)
 
 
-def make_optimizers_within(trainer: Trainer, context: Callable[[], AbstractContextManager]) -> None:
+def make_optimizers_within(
+    trainer: Trainer, context: Callable[[], AbstractContextManager[Any]]
+) -> None:
     """Have Lightning make the next optimizers within a context."""
     _call_within(trainer.strategy, "setup_optimizers", context)
 
 
-def _call_within(owner: Any, name: str, context: Callable[[], AbstractContextManager]) -> None:
+def _call_within(owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
     """Have a method be called within a context, once."""
 
     def method(*arguments: Any) -> None:
@@ -376,7 +384,7 @@ def replace_loading(
                 _check(connector._loaded_checkpoint, checkpoint_path)
                 accept(connector._loaded_checkpoint)
 
-    connector.resume_start = resume_start
+    connector.resume_start = resume_start  # type: ignore[method-assign]  # of this one
 
 
 @contextmanager
@@ -430,7 +438,7 @@ def loaded(trainer: Trainer) -> dict[str, Any]:
 
 def keep_files(callback: ModelCheckpoint, keeps: Callable[[str], bool]) -> None:
     """Have a ModelCheckpoint not remove the files for whose paths `keeps` returns True."""
-    callback._remove_checkpoint = _Removal(callback, keeps).remove
+    callback._remove_checkpoint = _Removal(callback, keeps).remove  # type: ignore[method-assign]  # of this one
 
 
 class _Removal:

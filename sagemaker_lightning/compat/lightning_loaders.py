@@ -6,7 +6,7 @@ trainer/connectors/data_connector.py.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -26,14 +26,14 @@ class PositionedLoader(CombinedLoader):
         """How the loaders are combined, such as "max_size_cycle"."""
         return self._mode
 
-    def combine(self, iterables: list[Iterable]) -> None:
+    def combine(self, iterables: Sequence[Iterable[Any]]) -> None:
         """Make the iterator over `iterables`, which has a length.
 
         No iterable begins yet.
         """
-        self._iterator = _SUPPORTED_MODES[self._mode]["iterator"](iterables, self._limits)
+        self._iterator = _SUPPORTED_MODES[self._mode]["iterator"](list(iterables), self._limits)
 
-    def continue_with(self, batch: int, iterators: list[Iterator], ended: list[bool]) -> None:
+    def continue_with(self, batch: int, iterators: list[Iterator[Any]], ended: list[bool]) -> None:
         """Make the iterator that `combine` made continue with `iterators`.
 
         Args:
@@ -42,6 +42,7 @@ class PositionedLoader(CombinedLoader):
             ended: For each iterable, whether it has ended before; in "max_size_cycle" it began
                 again.
         """
+        assert self._iterator is not None  # `combine` has made it
         self._iterator._idx = batch
         self._iterator.iterators = iterators
         if isinstance(self._iterator, _MaxSizeCycle):
@@ -85,7 +86,7 @@ def replace_preparation(trainer: Trainer, prepare: Callable[..., Any]) -> None:
     trainer's state does not say it either: code of a validation may ask for
     `trainer.num_training_batches`, which sets up the training loaders.
     """
-    trainer._data_connector._prepare_dataloader = prepare
+    trainer._data_connector._prepare_dataloader = prepare  # type: ignore[method-assign]  # of this one
 
 
 def restore_preparation(trainer: Trainer) -> None:

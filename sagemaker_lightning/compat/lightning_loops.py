@@ -63,7 +63,8 @@ class FitLoop(_TakesLoaders, _FitLoop):
         The setter of _FitLoop makes `restarting` True for any run with max_steps, so the setter of
         its base class is called.
         """
-        _Loop.restarting.fset(self, False)
+        restarting: Any = _Loop.restarting
+        restarting.fset(self, False)
 
 
 class EpochLoop(_TrainingEpochLoop):
@@ -85,7 +86,7 @@ def disable_signal_broadcast(trainer: Trainer) -> None:
     Lightning broadcasts a tensor for that, and waits for it (added by #20825; its cost: #21487).
     resume/agreement.py tells them while the next step is computed.
     """
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def restore_lightning_classes(trainer: Trainer) -> tuple[_Loop, ...]:
@@ -116,12 +117,16 @@ def fetcher(trainer: Trainer) -> Any:
 
 def epoch_counts(trainer: Trainer) -> _ProcessedTracker:
     """Return the counters of the present epoch: how far it is."""
-    return trainer.fit_loop.epoch_progress.current
+    counts = trainer.fit_loop.epoch_progress.current
+    assert isinstance(counts, _ProcessedTracker)
+    return counts
 
 
 def batch_counts(trainer: Trainer) -> _ProcessedTracker:
     """Return the counters of the batches of the present epoch."""
-    return trainer.fit_loop.epoch_loop.batch_progress.current
+    counts = trainer.fit_loop.epoch_loop.batch_progress.current
+    assert isinstance(counts, _ProcessedTracker)
+    return counts
 
 
 def steps_draw_batches(fetcher: Any) -> bool:

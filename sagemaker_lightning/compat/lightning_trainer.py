@@ -111,14 +111,17 @@ def was_compiled(model: LightningModule) -> bool:
 
 def callbacks_of(trainer: Trainer) -> list[Callback]:
     """Return a trainer's callbacks."""
-    return trainer.callbacks
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # see above
+    return callbacks
 
 
 def data_module_of(trainer: Trainer) -> LightningDataModule | None:
     """Return a trainer's data module; None without one."""
-    return trainer.datamodule
+    data_module: LightningDataModule | None = trainer.datamodule  # type: ignore[attr-defined]
+    return data_module
 
 
 def epochs_of_data(trainer: Trainer) -> int:
     """Return after how many epochs the loaders are made anew; 0 for never."""
-    return trainer.reload_dataloaders_every_n_epochs
+    epochs: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+    return epochs

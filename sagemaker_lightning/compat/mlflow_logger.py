@@ -38,4 +38,4 @@ def run_id(logger: MLFlowLogger) -> str | None:
 
 def set_run_if_none(logger: MLFlowLogger, run_id: int | str) -> None:
     """Have a logger continue in a run, unless it has another."""
-    logger._run_id = logger._run_id or run_id
+    logger._run_id = logger._run_id or run_id  # type: ignore[assignment]  # as it was given

@@ -52,11 +52,13 @@ class ResumableModelParallel(ModelParallelStrategy):
         Raises:
             UserError: Weights were one, and are several now.
         """
+        assert self.lightning_module is not None  # as in all that follows: it is set first
         with super().model_sharded_context(), checked_ties(self.lightning_module):
             yield
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load weights as soon as the model has memory."""
+        assert self.lightning_module is not None
         weights = checkpoint["state_dict"]
         if any(parameter.is_meta for parameter in self.lightning_module.parameters()):
             self.weights_to_load = weights, strict
@@ -71,6 +73,7 @@ class ResumableModelParallel(ModelParallelStrategy):
 
     def model_to_device(self) -> None:
         """Move the model to its device, and load the weights that wait for that."""
+        assert self.lightning_module is not None
         super().model_to_device()
         settle_sharded_classes(self.lightning_module)
         if self.weights_to_load is not None:
@@ -120,7 +123,7 @@ def compare_sizes(strategy: ModelParallelStrategy, host: str) -> None:
         UserError: They have different ones.
     """
     answers: list[Any] = [None] * strategy.world_size
-    sizes = [strategy._data_parallel_size, strategy._tensor_parallel_size]
+    sizes: list[Any] = [strategy._data_parallel_size, strategy._tensor_parallel_size]
     distributed.all_gather_object(answers, (host, sizes))
     first = answers[0]
     if other := next((each for each in answers if each[1] != first[1]), None):
@@ -292,7 +295,7 @@ def settle_sizes(strategy: ModelParallelStrategy, world_size: int) -> str:
     Raises:
         UserError: The sizes do not make up the number of ranks.
     """
-    sizes = [strategy._data_parallel_size, strategy._tensor_parallel_size]
+    sizes: list[Any] = [strategy._data_parallel_size, strategy._tensor_parallel_size]
     names = dict(zip(SIZES, sizes, strict=True))
     for name, size in names.items():
         if size != "auto" and (type(size) is not int or size < 1):

@@ -19,6 +19,10 @@ from types import CodeType, ModuleType
 
 from sagemaker_lightning.contract.errors import UserError
 
+TYPE_CHECKING = False  # typing's, which is not imported
+if TYPE_CHECKING:
+    from typing import Any
+
 PYTORCH_LIGHTNING = "pytorch-lightning"
 LIGHTNING = "lightning"
 PACKAGES = {
@@ -72,7 +76,7 @@ def first_name(name: str) -> str:
         real_package = packages[list(PACKAGES).index(real_distribution)]
         for package in packages:
             if f"{name}.".startswith(f"{package}."):
-                return real_package + name.removeprefix(package)
+                return f"{real_package}{name.removeprefix(package)}"
     return name
 
 
@@ -108,7 +112,7 @@ class _Finder:
             return _root_spec()
         return _second_name_spec(name)
 
-    def find_distributions(self, context: object) -> object:
+    def find_distributions(self, context: "Any") -> object:
         """Return the installed distribution if code asks for the other one's metadata.
 
         `version("lightning")` is then the version of what `import lightning` gives. A list of all
@@ -148,21 +152,24 @@ class _SecondName:
 
     def exec_module(self, module: ModuleType) -> None:
         """Give the module back its own spec, which the import system has replaced by this one's."""
-        second_name = module.__spec__.name
-        module.__spec__ = module.__spec__.loader_state
+        spec = module.__spec__
+        assert spec is not None  # the import system has just set it
+        module.__spec__ = spec.loader_state
         import logging
 
         # Lightning's documentation sets levels by logging.getLogger("lightning.pytorch").
         loggers = logging.Logger.manager.loggerDict
-        loggers.setdefault(second_name, logging.getLogger(self.real_name))
+        loggers.setdefault(spec.name, logging.getLogger(self.real_name))
 
     def get_code(self, fullname: str) -> CodeType | None:
         """Return the code, which `python -m` asks for."""
-        return _find(self.real_name).loader.get_code(self.real_name)
+        code: CodeType | None = _loader(self.real_name).get_code(self.real_name)
+        return code
 
     def get_source(self, fullname: str) -> str | None:
         """Return the source."""
-        return _find(self.real_name).loader.get_source(self.real_name)
+        source: str | None = _loader(self.real_name).get_source(self.real_name)
+        return source
 
 
 def _root_spec() -> ModuleSpec | None:
@@ -176,6 +183,7 @@ def _root_spec() -> ModuleSpec | None:
     from importlib.util import spec_from_file_location
 
     spec = spec_from_file_location(LIGHTNING, ROOT)
+    assert spec is not None  # ROOT is a file of Python
     spec.submodule_search_locations = folders
     return spec
 
@@ -190,10 +198,10 @@ def _second_name_spec(name: str) -> ModuleSpec | None:
         return None  # the root is a package of the user's own, and no copy of ours
     if name in (package for packages in PACKAGES.values() for package in packages):
         # It is there; to look at it would import `lightning`.
-        return ModuleSpec(name, _SecondName(real_name), is_package=True)
+        return ModuleSpec(name, _SecondName(real_name), is_package=True)  # type: ignore[arg-type]  # it loads as a Loader does
     if not (there := _find(real_name)):
         return None
-    spec = ModuleSpec(name, _SecondName(real_name), origin=there.origin)
+    spec = ModuleSpec(name, _SecondName(real_name), origin=there.origin)  # type: ignore[arg-type]  # as above
     spec.submodule_search_locations = there.submodule_search_locations
     return spec
 
@@ -205,11 +213,19 @@ def _find(name: str) -> ModuleSpec | None:
     return find_spec(name)
 
 
+def _loader(name: str) -> "Any":
+    """Return what loads a module; Lightning's are files of Python."""
+    spec = _find(name)
+    assert spec is not None
+    return spec.loader
+
+
 def _find_elsewhere(name: str) -> ModuleSpec | None:
     """Return where other finders find a top-level package."""
     for finder in sys.meta_path:
         find_spec = None if _is_ours(finder) else getattr(finder, "find_spec", None)
-        if find_spec and (spec := find_spec(name, None)):
+        spec: ModuleSpec | None = find_spec(name, None) if find_spec else None
+        if spec:
             return spec
     return None
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-PROCESS_GENERATORS = random.random.__self__, np.random.random.__self__
+_FUNCTIONS: tuple[Any, Any] = random.random, np.random.random
+PROCESS_GENERATORS = _FUNCTIONS[0].__self__, _FUNCTIONS[1].__self__
 """The Random and the RandomState whose methods are the functions of the two modules."""
 
 MERSENNE_TWISTER_WORDS = 624
@@ -29,11 +30,12 @@ FIRST_FIELD = object.__basicsize__
 def seed_python(number: int) -> None:
     """Do what `random.seed(number)` does, in half the time: of its class's code, what is in C."""
     generator = PROCESS_GENERATORS[0]
-    random.Random.__base__.seed(generator, number)
+    base: Any = random.Random.__base__
+    base.seed(generator, number)
     generator.gauss_next = None
 
 
-def process_marks() -> tuple:
+def process_marks() -> tuple[Any, ...]:
     """Return what tells whether the process's generators have drawn or were seeded since.
 
     Which word comes next changes with each draw, and all words change when they have been used up:
@@ -42,8 +44,8 @@ def process_marks() -> tuple:
     there is none.
     """
     python = PROCESS_GENERATORS[0]
-    numpys = np.random.get_bit_generator().ctypes.state_address
-    marks = (
+    numpys = np.random.get_bit_generator().ctypes.state_address  # type: ignore[attr-defined]
+    marks: tuple[Any, ...] = (
         _memory(id(python) + FIRST_FIELD).raw
         if sys.implementation.name == "cpython"
         else python.getstate(),
@@ -59,7 +61,7 @@ def process_marks() -> tuple:
 
 
 @functools.lru_cache(maxsize=16)
-def _memory(address: int) -> ctypes.Array:
+def _memory(address: int) -> "ctypes.Array[ctypes.c_char]":
     """Return the four words in memory at an address, as they are when they are read."""
     return (ctypes.c_char * 16).from_address(address)
 
@@ -70,23 +72,26 @@ def replace_entropy(bits: Callable[[int], int]) -> None:
     numpy calls `randbits` for the operating system's entropy, for every generator it makes.
     random.SystemRandom stays as it is.
     """
-    np.random.bit_generator.randbits = bits
+    entropy: Any = np.random.bit_generator
+    entropy.randbits = bits
     original_seed = getattr(random.Random.seed, "__wrapped__", random.Random.seed)
 
     @functools.wraps(original_seed)
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
         original_seed(self, bits(128) if a is None else a, version)
 
-    random.Random.seed = seed
+    random.Random.seed = seed  # type: ignore[method-assign]  # replaced on purpose
     random.seed = PROCESS_GENERATORS[0].seed
 
 
 @contextmanager
 def entropy_replaced(bits: Callable[[int], int]) -> Iterator[None]:
     """Do what `replace_entropy` does until the block ends."""
-    before = np.random.bit_generator.randbits, random.Random.seed, random.seed
+    entropy: Any = np.random.bit_generator
+    python: Any = random.Random
+    before = entropy.randbits, python.seed, random.seed
     replace_entropy(bits)
     try:
         yield
     finally:
-        np.random.bit_generator.randbits, random.Random.seed, random.seed = before
+        entropy.randbits, python.seed, random.seed = before

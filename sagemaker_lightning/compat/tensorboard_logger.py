@@ -35,7 +35,7 @@ def begin_last_file(logger: TensorBoardLogger, second: int) -> None:
         logger: The logger.
         second: The newest time that a name has, in seconds since the epoch.
     """
-    names_files = sys.modules.get("tensorboard.summary.writer.event_file_writer")
+    names_files: Any = sys.modules.get("tensorboard.summary.writer.event_file_writer")
     if names_files is None or time.time() >= second + 1:
         return
     clock = names_files.time

@@ -8,6 +8,7 @@ of torch.compile can pass it: the user's code.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch._dynamo import config as dynamo
 from torch._dynamo.pgo import FrameStateSizeEntry
@@ -28,7 +29,7 @@ def compile_each_shape() -> Iterator[None]:
     they change all the time, and no sum's order depends on them. torch does not measure which
     kernel is fastest either, because the answer differs each time.
     """
-    entry = FrameStateSizeEntry
+    entry: Any = FrameStateSizeEntry
     methods = entry.is_size_dynamic, entry.is_stride_dynamic
     settings = dynamo.recompile_limit, inductor.deterministic
     entry.is_size_dynamic = entry.is_stride_dynamic = lambda self, dim: False

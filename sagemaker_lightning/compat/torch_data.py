@@ -21,7 +21,7 @@ ITERATOR_ATTRIBUTE = "_iterator"
 """Where a DataLoader keeps an iterator whose workers stay from epoch to epoch."""
 
 
-class CustomIteratorLoader(DataLoader):
+class CustomIteratorLoader(DataLoader[Any]):
     """A DataLoader whose iterators `make_iterator` makes; a base before its class."""
 
     def make_iterator(self, make: Callable[[], Any]) -> Any:
@@ -38,12 +38,12 @@ class CustomIndexLoader(CustomIteratorLoader):
     The user's class may have attributes of its own, such as `indices`.
     """
 
-    def indices_to_draw(self) -> Iterable:
+    def indices_to_draw(self) -> Iterable[Any]:
         """Return what takes the place of the sampler or batch sampler; to be overridden."""
         raise NotImplementedError
 
     @property
-    def _index_sampler(self) -> Iterable:
+    def _index_sampler(self) -> Iterable[Any]:
         return self.indices_to_draw()
 
     def _get_iterator(self) -> Any:
@@ -119,7 +119,7 @@ def fetcher_function() -> Callable[..., Any]:
 
 def replace_fetcher_function(make: Callable[..., Any]) -> None:
     """Have `make` make the fetchers from now on, in this process."""
-    _DatasetKind.create_fetcher = staticmethod(make)
+    _DatasetKind.create_fetcher = staticmethod(make)  # type: ignore[method-assign]  # replaced on purpose
 
 
 def is_map_style(kind: int) -> bool:

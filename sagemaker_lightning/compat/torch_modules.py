@@ -5,7 +5,7 @@ the second name of those that have two; and a user's module may override them. O
 `Module.__init__` in torch/nn/modules/module.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -57,13 +57,13 @@ def members(module: nn.Module) -> set[str]:
     return {*parameters(module), *buffers(module), *children(module)}
 
 
-def hooks(module: nn.Module) -> list[Callable]:
+def hooks(module: nn.Module) -> list[Callable[..., Any]]:
     """Return the hooks for its forward and backward pass of a module and of its parameters.
 
     A lazy module's own one, which it has until the first batch, is left out
     (torch/nn/modules/lazy.py).
     """
-    hooks_by_kind = [
+    hooks_by_kind: list[Mapping[int, Any] | None] = [
         module._forward_hooks,
         module._forward_pre_hooks,
         module._backward_hooks,
@@ -80,7 +80,7 @@ def hooks(module: nn.Module) -> list[Callable]:
     ]
 
 
-def load_hooks(module: nn.Module) -> list[Callable]:
+def load_hooks(module: nn.Module) -> list[Callable[..., Any]]:
     """Return the hooks that may change a state dict before a module loads it."""
     hooks_of_module = module._load_state_dict_pre_hooks.values()
     return [
@@ -115,7 +115,7 @@ def stored_parts(tensor: Tensor) -> list[Tensor]:
     return [tensor]
 
 
-def step_hooks(optimizer: Optimizer) -> list[Callable]:
+def step_hooks(optimizer: Optimizer) -> list[Callable[..., Any]]:
     """Return the hooks for the steps of an optimizer."""
     kinds = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
     return [hook for kind in kinds for hook in getattr(optimizer, kind, {}).values()]
@@ -128,7 +128,7 @@ def keep_metadata(copied: dict[str, Any], original: Any) -> None:
     (module.py, `state_dict`), which a copy of the items alone lacks.
     """
     if isinstance(metadata := getattr(original, "_metadata", None), dict):
-        copied._metadata = metadata
+        copied._metadata = metadata  # type: ignore[attr-defined]  # an OrderedDict takes any
 
 
 def inner_schedulers(scheduler: object) -> list[object]:

@@ -28,7 +28,7 @@ def connect_soon() -> None:
             wait_for_server(hostname, port)
         return create(hostname, port, rank, *args, **options)
 
-    rendezvous._create_c10d_store = create_soon
+    rendezvous._create_c10d_store = create_soon  # type: ignore[attr-defined]
 
 
 def wait_for_server(hostname: str, port: int) -> None:

@@ -32,7 +32,7 @@ def bound() -> None:
     allowed["builtins.set"] = _to_set
     allowed["collections.Counter"] = _to_counter
     allowed["collections.OrderedDict"] = _to_ordered_dict
-    _weights_only_unpickler.Unpickler = _Unpickler
+    _weights_only_unpickler.Unpickler = _Unpickler  # type: ignore[misc]  # replaced on purpose
 
 
 def _to_bytes(text: Any, encoding: Any) -> bytes:
@@ -41,23 +41,23 @@ def _to_bytes(text: Any, encoding: Any) -> bytes:
     return text.encode("latin1")
 
 
-def _to_set(elements: list) -> set:
+def _to_set(elements: list[Any]) -> set[Any]:
     if not isinstance(elements, list):
         raise UnpicklingError("a set in it is not as pickle writes it")
     _count(Counter(), elements)
     return set(elements)
 
 
-def _to_counter(counts: dict) -> Counter:
+def _to_counter(counts: dict[Any, Any]) -> Counter[Any]:
     if not isinstance(counts, dict):
         raise UnpicklingError("a Counter in it is not as pickle writes it")
     return Counter(counts)
 
 
-def _to_ordered_dict(pairs: Iterable = ()) -> OrderedDict:  # Python 2 wrote pairs
-    pairs = [(key, value) for key, value in pairs]
-    _count(Counter(), [key for key, _ in pairs])
-    return OrderedDict(pairs)
+def _to_ordered_dict(pairs: Iterable[Any] = ()) -> OrderedDict[Any, Any]:  # Python 2 wrote pairs
+    entries = [(key, value) for key, value in pairs]
+    _count(Counter(), [key for key, _ in entries])
+    return OrderedDict(entries)
 
 
 class _Unpickler(_weights_only_unpickler.Unpickler):
@@ -65,14 +65,14 @@ class _Unpickler(_weights_only_unpickler.Unpickler):
 
     def load(self) -> Any:
         """Return what the file has."""
-        self.popped: list = []
-        self.large: dict[int, tuple[dict, Counter]] = {}
+        self.popped: list[Any] = []
+        self.large: dict[int, tuple[dict[Any, Any], Counter[Any]]] = {}
         """Each dict of many keys, by its id, and how often it has a hash."""
-        return super().load()
+        return super().load()  # type: ignore[no-untyped-call]
 
-    def pop_mark(self) -> list:
+    def pop_mark(self) -> list[Any]:
         """Return the newest values: what is set next, keys and values in turn."""
-        self.popped = super().pop_mark()
+        self.popped = super().pop_mark()  # type: ignore[no-untyped-call]
         return self.popped
 
     def _check_set_item_target(self, opcode: str) -> None:
@@ -88,7 +88,7 @@ class _Unpickler(_weights_only_unpickler.Unpickler):
         _count(self.large[id(target)][1], keys)
 
 
-def _count(hashes: Counter, keys: Iterable) -> None:
+def _count(hashes: Counter[Any], keys: Iterable[Any]) -> None:
     """Count the hashes of keys; UnpicklingError if one has come too often."""
     new = list(map(hash, keys))
     hashes.update(new)

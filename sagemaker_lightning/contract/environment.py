@@ -106,7 +106,7 @@ class SageMakerEnvironment:
     drill: Mapping[str, Any] | None = None
     """What drill/command.py asks of the run that it drills (drill/drilled_run.py).
 
-    None if this run is no drill.
+    None if this run is not a drill.
     """
 
     @classmethod

@@ -4,6 +4,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from lightning_fabric.utilities.data import sized_len
@@ -30,7 +31,7 @@ from sagemaker_lightning.state.object_graph import is_library_class
 PROCESS = (torch.default_generator, *PROCESS_GENERATORS)
 
 
-class PlacedOrder(Sequence, ABC):
+class PlacedOrder(Sequence[Any], ABC):
     """An order of batches that is known for any batch, without those before it."""
 
     @abstractmethod
@@ -38,7 +39,7 @@ class PlacedOrder(Sequence, ABC):
         """Prepare what a batch needs that is about to be asked for."""
 
 
-class PlacedSampler(Sampler, ABC):
+class PlacedSampler(Sampler[Any], ABC):
     """A batch sampler whose order needs no draws of those before: it is a function of a number."""
 
     @abstractmethod
@@ -61,7 +62,7 @@ class PlacedSampler(Sampler, ABC):
         """Numbers that tell the order, and the data, from others, by name."""
 
 
-class DrawnAsAsked(list):
+class DrawnAsAsked(list[Any]):
     """An order that a user's sampler is asked for batch by batch, as by a DataLoader.
 
     Training may change what the sampler draws, such as by its losses. If it does not, the order is
@@ -77,7 +78,7 @@ class DrawnAsAsked(list):
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: Sampler[Any],
         length: int,
         seed: Callable[[], None],
         on_change: Callable[[], None] | None,
@@ -87,8 +88,10 @@ class DrawnAsAsked(list):
         self.length = length
         self.seed = seed
         self.on_change = on_change
-        self.samples: Iterator | None = None
-        self.drawing: tuple = ()  # the states of the process's generators between two draws
+        self.samples: Iterator[Any] | None = None
+        self.drawing: tuple[
+            Any, ...
+        ] = ()  # the states of the process's generators between two draws
         self.state = GraphState(lambda: {"sampler": sampler}, (Dataset,))
         self.marked = -1  # number of the batch before which the state is compared
 
@@ -125,7 +128,7 @@ class DrawnAsAsked(list):
         unseeded.number, unseeded.count = outside
 
 
-class Batches(Sampler):
+class Batches(Sampler[Any]):
     """One rank's batches of keys, in the order that a DataLoader's own sampler draws.
 
     Args:
@@ -137,14 +140,16 @@ class Batches(Sampler):
     Raises UserError if a rank would have no batch.
     """
 
-    def __init__(self, loader: DataLoader, seed: Sequence, rank: int, world_size: int) -> None:
-        batch_sampler = loader.batch_sampler
+    def __init__(
+        self, loader: DataLoader[Any], seed: Sequence[Any], rank: int, world_size: int
+    ) -> None:
+        batch_sampler: Any = loader.batch_sampler  # torch's types have only what all of them have
         self.alone = batch_sampler is None  # single samples, no batches
         self.whole = self.alone or type(batch_sampler) is not BatchSampler
         if self.whole:
             # The sampler makes its own batches: of n ranks, each gets every nth batch. The last
             # batches are left out if there are too few for all ranks.
-            self.sampler = loader.sampler if self.alone else batch_sampler
+            self.sampler: Any = loader.sampler if self.alone else batch_sampler
             size = 1
             drop_last = True
         else:
@@ -159,14 +164,16 @@ class Batches(Sampler):
         self.at = (0, 0, 0)  # epoch, turn and batch at which the next iteration starts
         self.follows = False
         """Whether the sampler was changed, by others than itself, within an epoch."""
-        self.begun: Sequence | None = None  # the order of that iteration, if it is drawn already
+        self.begun: Sequence[Any] | None = (
+            None  # the order of that iteration, if it is drawn already
+        )
         self.drawn = 0
         """A hash of what the sampler has drawn first; equal on all ranks that share its batches."""
         length = sized_len(self.sampler)
         self.length = length
         self.endless = length is None
-        if self.endless:
-            self.epoch_plan = None
+        self.epoch_plan: EpochPlan | None = None
+        if length is None:
             return
         self.epoch_plan = EpochPlan(BatchDivision(length, size, world_size, drop_last))
         if not len(self):
@@ -176,13 +183,13 @@ class Batches(Sampler):
             )
 
     def __len__(self) -> int:
-        if self.endless:
+        if self.epoch_plan is None:
             raise TypeError(f"{type(self.sampler).__name__} has no length")
         return self.epoch_plan.division.batches
 
     def sizes(self, epoch: int, batch: int) -> list[int]:
         """Return the number of samples that each rank has in a batch."""
-        if self.endless:
+        if self.epoch_plan is None:
             return [1] * self.ranks
         division, first = self.epoch_plan.of_epoch(epoch)
         return division.sizes(batch - first)
@@ -204,7 +211,7 @@ class Batches(Sampler):
         self.at = (epoch, 0, 0)
         self.begun = None
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[Any]:
         # This runs when the first batch is asked for: torch makes two iterators, and uses one.
         (epoch, turn, start) = self.at
         order = self.begun
@@ -219,10 +226,10 @@ class Batches(Sampler):
             )
 
     def _places_and_indices(
-        self, epoch: int, turn: int, start: int, order: Sequence | None
-    ) -> Iterator[tuple[Sequence, list]]:
+        self, epoch: int, turn: int, start: int, order: Sequence[Any] | None
+    ) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
         """Yield the places and the indices of each batch."""
-        if self.endless:
+        if self.epoch_plan is None:
             yield from self._places_and_indices_of_endless(epoch, turn, start)
             return
         order = self._order(epoch, turn) if order is None else order
@@ -246,7 +253,7 @@ class Batches(Sampler):
 
     def _places_and_indices_of_endless(
         self, epoch: int, turn: int, start: int
-    ) -> Iterator[tuple[list, list]]:
+    ) -> Iterator[tuple[list[Any], list[Any]]]:
         """Yield the places and the indices of each batch, for a sampler without a length.
 
         The indices before the start are drawn again; their samples are not.
@@ -266,12 +273,13 @@ class Batches(Sampler):
             if batch >= start:
                 yield [(batch, self.rank, k) for k in range(len(indices))], indices
 
-    def _order(self, epoch: int, turn: int) -> Sequence:
+    def _order(self, epoch: int, turn: int) -> Sequence[Any]:
         """Return what the sampler draws in an epoch, up to its length.
 
         A sampler of the user's is drawn from as its indices are asked for. Ranks that share its
         batches draw all at once: training gives each of them other values.
         """
+        assert self.length is not None  # an endless sampler has no such order
         if isinstance(self.sampler, PlacedSampler):
             return self.sampler.placed(number_of("order", *self._key(epoch, turn)))
         if self.ranks == 1 and not is_library_class(type(self.sampler)):
@@ -285,12 +293,14 @@ class Batches(Sampler):
             return list(itertools.islice(self.sampler, self.length + 1))[: self.length]
 
     def _begin_epoch(self, epoch: int) -> None:
-        for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
+        samplers: list[Any] = [self.sampler, getattr(self.sampler, "sampler", None)]
+        for sampler in samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
 
     def _reach(self, order: DrawnAsAsked, epoch: int, batches: Iterable[int]) -> None:
         """Draw the elements of some batches, and of those before them."""
+        assert self.epoch_plan is not None and self.length is not None  # as in `_order`
         division, first = self.epoch_plan.of_epoch(epoch)
         for batch in batches:
             is_last = batch + 1 == len(self)  # samples that are in no batch are drawn with it
@@ -299,7 +309,8 @@ class Batches(Sampler):
     def _note_that_it_follows(self) -> None:
         """Note that training changes the sampler; say so if a resumed run cannot follow it."""
         self.follows = True
-        if self.loader.num_workers and rank_zero_only.rank == 0:
+        is_first = rank_zero_only.rank == 0  # type: ignore[attr-defined]  # Lightning sets it
+        if self.loader.num_workers and is_first:
             log.warning(
                 f"{type(self.sampler).__name__} changes while an epoch is trained, and data "
                 "workers get its indices ahead: a run that is resumed within an epoch has other "
@@ -310,6 +321,6 @@ class Batches(Sampler):
         number = seed_all("order", *self._key(epoch, *more))
         generators.reseed(generators.find({"sampler": self.sampler}, skip=(Dataset,)), number)
 
-    def _key(self, epoch: int, *more: int) -> tuple:
+    def _key(self, epoch: int, *more: int) -> tuple[Any, ...]:
         """Return what decides the order of an iteration."""
         return (*self.seed, epoch, *more) if any(more) else (*self.seed, epoch)

@@ -52,6 +52,7 @@ def agree(read: Callable[[], tuple[int, int]], node: int) -> list[Shard]:
     shards = []
     for _, answers_of_node in groupby(answers, key=lambda answer: answer[0]):
         (_, host, sizes, _, _), *other_ranks = answers_of_node
+        assert sizes is not None  # no rank has a problem
         shards.append(Shard(host, 1 + len(other_ranks), *sizes))
     for shard in shards:
         for flag, kind, size in (
@@ -84,6 +85,7 @@ def share(read: Callable[[], Content]) -> Content:
         to_send = [arrays]
         distributed.broadcast_object_list(to_send, src=owners[0])
         arrays = arrays or to_send[0]
+    assert arrays is not None  # this rank has them, or has got them
     return arrays
 
 

@@ -63,7 +63,7 @@ class Plan:
     `seed`, of the iteration and of the number of samples drawn in it.
     """
 
-    seed: tuple | None = None
+    seed: tuple[Any, ...] | None = None
     turn: int = 0
     """Number of the iteration that the next fetcher is made for."""
     first: tuple[tuple[int, int], ...] = ()
@@ -101,9 +101,13 @@ class SeededSamples:
     """
 
     def __init__(
-        self, samples: Iterator, seed: tuple, number: int, user_generators: UserGenerators
+        self,
+        samples: Iterator[Any],
+        seed: tuple[Any, ...],
+        number: int,
+        user_generators: UserGenerators,
     ) -> None:
-        self.samples = samples
+        self.samples: Any = samples  # it may have a state
         self.seed = seed
         self.number = number
         self.user_generators = user_generators
@@ -179,7 +183,7 @@ class Fetchers:
         maker = fetcher_function()
         self.make_fetcher = getattr(maker, "__wrapped__", maker)
 
-    def install(self) -> Callable:
+    def install(self) -> Callable[..., Any]:
         """Replace torch's maker of fetchers, and return the one that was there."""
         maker_before = fetcher_function()
 
@@ -221,7 +225,7 @@ class Fetchers:
             )
         return fetcher
 
-    def _fetch_seeded(self, fetch: Callable, seed: tuple, indices: Any) -> Any:
+    def _fetch_seeded(self, fetch: Callable[..., Any], seed: tuple[Any, ...], indices: Any) -> Any:
         """Return a batch, drawn with its seeds.
 
         If drawing it has made new generators, which could not be seeded before, it is drawn again.
@@ -245,7 +249,7 @@ class Fetchers:
         self.watch.look(self.user_generators.batches)
         return batch
 
-    def _fetch_keys(self, fetch: Callable, keys: SeededIndices) -> Any:
+    def _fetch_keys(self, fetch: Callable[..., Any], keys: SeededIndices) -> Any:
         """Return a batch whose samples have seeds of their own, if they need any.
 
         A seed for each sample takes longer than to make a small sample. While samples depend on
@@ -314,7 +318,7 @@ class Watch:
 
 
 @contextmanager
-def drawing(loader: DataLoader, plan: Plan) -> Iterator[None]:
+def drawing(loader: DataLoader[Any], plan: Plan) -> Iterator[None]:
     """Have an iterator made in this context, and its workers, draw as `plan` says."""
     worker_init_fn = loader.worker_init_fn
     in_order = loader.in_order
@@ -336,7 +340,10 @@ def drawing(loader: DataLoader, plan: Plan) -> Iterator[None]:
 
 
 def start_worker(
-    worker_init_fn: Callable[[int], None] | None, collate_fn: Callable, plan: Plan, worker: int
+    worker_init_fn: Callable[[int], None] | None,
+    collate_fn: Callable[..., Any],
+    plan: Plan,
+    worker: int,
 ) -> None:
     """Prepare a data worker: its signals, its seeds and its fetchers."""
     end_with_the_loader()
@@ -344,8 +351,10 @@ def start_worker(
     replace_entropy(unseeded.bits)
     if worker_init_fn:
         worker_init_fn(worker)
+    info = torch.utils.data.get_worker_info()
+    assert info is not None  # this is a data worker
     roots = {
-        "dataset": torch.utils.data.get_worker_info().dataset,
+        "dataset": info.dataset,
         "collate_fn": collate_fn,
         "init": worker_init_fn,
     }

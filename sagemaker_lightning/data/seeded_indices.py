@@ -139,15 +139,15 @@ class Draws:
 
     def __init__(self) -> None:
         self.found = False
-        self.states: tuple | None = None
+        self.states: tuple[Any, ...] | None = None
         self.places = [(vars(owner), name) for owner, name in SEED_READERS]
         self.readers = [
             functools.partial(self._note_and_call, variables[name])
             for variables, name in self.places
         ]
-        self.replaced: list = []
+        self.replaced: list[Any] = []
 
-    def _note_and_call(self, function: Callable, *arguments: Any, **options: Any) -> Any:
+    def _note_and_call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         self.found = True
         return function(*arguments, **options)
 
@@ -159,7 +159,7 @@ class Draws:
     def __exit__(self, *error: object) -> None:
         self._set(self.replaced)
 
-    def _set(self, functions: list) -> None:
+    def _set(self, functions: list[Any]) -> None:
         for (variables, name), function in zip(self.places, functions, strict=True):
             variables[name] = function
 
@@ -174,7 +174,7 @@ class Draws:
         return self.found
 
 
-class SeededIndices(list):
+class SeededIndices(list[Any]):
     """The indices of a batch; iterating over them seeds each sample's draws.
 
     Args:
@@ -188,7 +188,9 @@ class SeededIndices(list):
     draws: Draws | None = None
     """What looks whether samples draw; None if nobody asks."""
 
-    def __init__(self, indices: Sequence, seed: tuple, places: Sequence) -> None:
+    def __init__(
+        self, indices: Sequence[Any], seed: tuple[Any, ...], places: Sequence[Any]
+    ) -> None:
         super().__init__(indices)
         self.seed = seed
         self.places = places
@@ -207,18 +209,19 @@ class SeededIndices(list):
         """Leave the generators as they are after samples that depend on none were made by keys."""
         seed_all("sample", *self.seed, self.places[-1])
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[Any]:
         for place, index in zip(self.places, super().__iter__(), strict=True):
             if self.user_generators:
                 self._seed(place)
             yield index
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return SeededIndices, (list(super().__iter__()), self.seed, self.places)
 
     def _seed(self, place: object) -> None:
         if self.draws:
             self.draws.look()
+        assert self.user_generators is not None  # `begin` has set them
         generators.reseed(self.user_generators.generators, seed_all("sample", *self.seed, place))
         if self.draws:
             self.draws.begin()
@@ -227,7 +230,7 @@ class SeededIndices(list):
 class SeededIndex:
     """An index that a DataLoader without batches asks its dataset for, with its seed."""
 
-    def __init__(self, index: Any, seed: tuple, place: object) -> None:
+    def __init__(self, index: Any, seed: tuple[Any, ...], place: object) -> None:
         self.index = index
         self.seed = seed
         self.place = place

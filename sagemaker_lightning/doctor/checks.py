@@ -22,8 +22,10 @@ LEAST_DISK_BYTES = GIB
 # our own files by a day is wrong.
 MAX_CLOCK_LAG_SECONDS = 86400
 EFA_LIBRARIES = ("opt/amazon/efa/lib*", "opt/conda/envs/*/lib", "usr/lib/*-linux-gnu", "usr/lib*")
-EFA_PLUGINS = ("opt/amazon/ofi-nccl/lib*", "opt/amazon/ofi-nccl/lib/*", "opt/aws-ofi-nccl/lib")
-EFA_PLUGINS += ("opt/conda/envs/*/lib",)
+EFA_PLUGINS = (
+    *("opt/amazon/ofi-nccl/lib*", "opt/amazon/ofi-nccl/lib/*", "opt/aws-ofi-nccl/lib"),
+    "opt/conda/envs/*/lib",
+)
 AMAZON, NVIDIA = "0x1d0f", "0x10de"  # PCI vendors
 
 

@@ -16,9 +16,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
-from sagemaker_lightning.compat.lightning_trainer import was_compiled
+from sagemaker_lightning.compat.lightning_trainer import (
+    callbacks_of,
+    data_module_of,
+    was_compiled,
+)
 from sagemaker_lightning.contract.errors import with_article
-from sagemaker_lightning.data.deterministic import divided, has_state
+from sagemaker_lightning.data.deterministic import divided
+from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.check import explanation
 from sagemaker_lightning.resume.check.explanation import DifferenceKind
 from sagemaker_lightning.resume.parts.roots import user_objects
@@ -111,14 +116,14 @@ def _causes_in_data(trainer: Trainer) -> Iterator[str]:
         if workers and dataset is not None and not object_graph.is_library_class(type(dataset)):
             yield f"what {_class_name(type(dataset))} keeps in its {workers} data worker(s)"
     for hook in ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"):
-        for owner in (trainer.lightning_module, trainer.datamodule):
+        for owner in (trainer.lightning_module, data_module_of(trainer)):
             if owner is not None and is_overridden(hook, owner):
                 yield f"what {_class_name(type(owner))}.{hook} draws"
 
 
 def _rate_setters(trainer: Trainer) -> Iterator[str]:
     """Yield the names of the user's functions that mention the optimizers' parameter groups."""
-    for owner in (trainer.lightning_module, *trainer.callbacks):
+    for owner in (trainer.lightning_module, *callbacks_of(trainer)):
         for class_ in type(owner).__mro__:
             for name, member in (
                 {} if object_graph.is_library_class(class_) else vars(class_).items()

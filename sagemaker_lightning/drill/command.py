@@ -40,6 +40,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
+from typing import Any, NoReturn
 
 try:
     import psutil
@@ -118,6 +119,10 @@ NOT_REPEATABLE = {
 }
 
 
+Moment = tuple[Any, ...]
+"""Kind, epoch and batch, as drill/drilled_run.py records them."""
+
+
 class Impossible(Exception):
     """The drill cannot be done; the message says why in one line."""
 
@@ -129,8 +134,7 @@ class Interruption:
     name: str
     words: str
     number: signal.Signals
-    moment: tuple
-    """Kind, epoch and batch, as drill/drilled_run.py records them."""
+    moment: Moment
     workers: int | None = None
     """Number of data workers with which the run continues afterwards; None for the loaders' own."""
 
@@ -256,7 +260,7 @@ class Bench:
             return RunResult(status, interrupted, file.read().decode(errors="replace"))
 
     def _wait_for_end(
-        self, process: subprocess.Popen, interruption: Interruption | None, reached: Path
+        self, process: subprocess.Popen[bytes], interruption: Interruption | None, reached: Path
     ) -> tuple[int | None, bool]:
         """Wait for the process; return its exit status and whether it was interrupted.
 
@@ -278,7 +282,7 @@ class Bench:
             time.sleep(0.02)
         return status, interrupted
 
-    def _kill_all(self, process: subprocess.Popen) -> None:
+    def _kill_all(self, process: subprocess.Popen[bytes]) -> None:
         """Kill what is left of the process and of all that it started."""
         while left := living_processes(process.pid, self.others):
             for process_left in left:
@@ -327,7 +331,7 @@ def mirror(source: Path, target: Path, without: Path) -> None:
             copy_path.symlink_to(path.resolve())
 
 
-def planned(done: Sequence[dict]) -> tuple[list[Interruption], list[str]]:
+def planned(done: Sequence[dict[str, Any]]) -> tuple[list[Interruption], list[str]]:
     """Choose the interruptions of a drill from the steps of the run left alone.
 
     Args:
@@ -336,7 +340,7 @@ def planned(done: Sequence[dict]) -> tuple[list[Interruption], list[str]]:
     Returns the interruptions for which the run has a moment, and for each kind without a moment a
     line that says why.
     """
-    moments: dict[str, list[tuple]] = defaultdict(list)
+    moments: dict[str, list[Moment]] = defaultdict(list)
     for step in done:
         moments[step["at"][0]].append(tuple(step["at"]))
     epochs = sorted({at[1] for at in moments["batch"]})
@@ -348,7 +352,7 @@ def planned(done: Sequence[dict]) -> tuple[list[Interruption], list[str]]:
     interruptions = []
     lacking = []
 
-    def add_kill_and_stop(name: str, words: str, kill: tuple, stop: tuple) -> None:
+    def add_kill_and_stop(name: str, words: str, kill: Moment, stop: Moment) -> None:
         interruptions.append(Interruption(f"kill-{name}", f"kill {words}", SIGKILL, kill))
         interruptions.append(Interruption(f"stop-{name}", f"stop {words}", SIGTERM, stop))
 
@@ -391,13 +395,13 @@ class Drill:
     def __init__(self, bench: Bench, keeps: bool) -> None:
         self.bench = bench
         self.keeps = keeps
-        self.alone: Path | None = None
+        self.alone: Path  # the folder of the run left alone, once it has ended
         # Whether two runs left alone are equal; None until `_is_repeatable` has been asked.
         self.repeatable: bool | None = None
         # What the last resumed run said of itself: whether it repeats what it did before.
         self.verdict = ""
 
-    def left_alone(self) -> list[dict]:
+    def left_alone(self) -> list[dict[str, Any]]:
         """Run the command without an interruption and return the steps that it recorded.
 
         Raises Impossible if the command hangs or fails, trains nothing, or writes no checkpoint.
@@ -528,9 +532,10 @@ class Drill:
                 f"two runs left alone differ, too: {NOT_REPEATABLE.get(kind, NOT_REPEATABLE[''])}"
             )
         cause = CAUSES.get(kind, CAUSES[""])
-        if names := next(
+        names: list[str] = next(
             (step["changed"] for step in comparison.steps(self.alone) if step["at"][0] == "end"), []
-        ):
+        )
+        if names:
             more = f" (and {len(names) - 3} more)" if len(names) > 3 else ""
             cause = (
                 f"{', '.join(names[:3])}{more}, which changes while the run trains, and which no "
@@ -554,7 +559,7 @@ class Drill:
 class Parser(argparse.ArgumentParser):
     """An argument parser that reports a mistake in one line."""
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         """Print the error line, without the usage, and exit with status 2."""
         self.exit(2, f"error: {message}; python -m sagemaker_lightning.drill --help\n")
 

@@ -262,9 +262,9 @@ def _compare_curves(alone: Path, other: Path) -> list[Difference]:
     return differences
 
 
-def _read_tensorboard(folder: Path) -> dict[str, list]:
+def _read_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Return each curve's (step, value) pairs in logging order, by folder and tag."""
-    curves: dict[str, list] = {}
+    curves: dict[str, list[tuple[int, float]]] = {}
     for path in sorted(folder.rglob("*.tfevents.*")):
         where = path.parent.relative_to(folder)
         if path.is_file() and HOST_METRICS_FOLDER not in where.parts:
@@ -273,7 +273,7 @@ def _read_tensorboard(folder: Path) -> dict[str, list]:
     return curves
 
 
-def _read_csv(folder: Path) -> dict[str, list]:
+def _read_csv(folder: Path) -> dict[str, list[list[str]]]:
     """Return the rows of each CSV file that the run wrote, by path."""
     tables = {}
     for path in sorted(folder.rglob("*.csv")):

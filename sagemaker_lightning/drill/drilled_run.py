@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sagemaker_lightning.compat import lightning_loaders
 from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.deterministic import has_state
+from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.callback import ExactResume
 from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.state import module_variables
@@ -73,10 +74,11 @@ class Drilled(EarlyCallback):
 
         A record is of what all others have done.
         """
-        trainer.callbacks = [each for each in trainer.callbacks if each is not self]
+        callbacks = [each for each in callbacks_of(trainer) if each is not self]
         if resume := _exact_resume(trainer):
-            trainer.callbacks.append(self)
+            callbacks.append(self)
             resume.save_every(steps=CHECKPOINT_EVERY_N_STEPS, minutes=0)
+        trainer.callbacks = callbacks  # type: ignore[attr-defined]  # Lightning sets it from outside
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Limit the run, before Lightning sets up the data.
@@ -158,12 +160,14 @@ class Drilled(EarlyCallback):
         at = [kind, trainer.current_epoch, *place]
         with records(self.folder, trainer.global_rank).open("a") as file:
             file.write(json.dumps({"at": at, **known}) + "\n")
-        if at == self.moment and trainer.is_global_zero:
+        resume = _exact_resume(trainer)
+        if at == self.moment and trainer.is_global_zero and resume:
             self.moment = None
-            self._wait_for_signal(_exact_resume(trainer))
+            self._wait_for_signal(resume)
 
     def _wait_for_signal(self, resume: ExactResume) -> None:
         """Wait for a signal, after all checkpoints are written: a kill always finds them."""
+        assert resume.run and resume.stop  # the run trains
         resume.run.writer.wait()
         self.reached.touch()
         end = time.monotonic() + SIGNAL_WAIT_SECONDS
@@ -181,7 +185,7 @@ class Drilled(EarlyCallback):
                     f"{type(logger).__name__}: a drill would log to its server, too; expected "
                     "loggers of files; drill the program without it, as by --trainer.logger=true"
                 )
-        settings = [(callback, "dirpath") for callback in trainer.callbacks] + [
+        settings = [(callback, "dirpath") for callback in callbacks_of(trainer)] + [
             (logger, "save_dir") for logger in trainer.loggers
         ]
         for owner, name in settings:
@@ -214,7 +218,7 @@ class Drilled(EarlyCallback):
         if isinstance(trainer.val_check_interval, int):
             trainer.val_check_interval = min(trainer.val_check_interval, max(1, batches // 2))
         trainer.check_val_every_n_epoch = trainer.check_val_every_n_epoch and 1
-        trainer.log_every_n_steps = 1
+        trainer.log_every_n_steps = 1  # type: ignore[attr-defined]  # Lightning sets it, too
 
     def _replace_loader_preparation(self, trainer: Trainer) -> None:
         """Set `self.workers`, unless None, in each DataLoader of training and validation."""
@@ -238,7 +242,7 @@ class Drilled(EarlyCallback):
 
 def _exact_resume(trainer: Trainer) -> ExactResume | None:
     """Return the trainer's ExactResume; None if it has none."""
-    return next((each for each in trainer.callbacks if isinstance(each, ExactResume)), None)
+    return next((each for each in callbacks_of(trainer) if isinstance(each, ExactResume)), None)
 
 
 def _user_objects(trainer: Trainer) -> dict[str, Any]:
@@ -257,7 +261,7 @@ def _user_objects(trainer: Trainer) -> dict[str, Any]:
     return user_objects(trainer) | schedules | data_order
 
 
-def _set_workers(loader: DataLoader, number: int) -> None:
+def _set_workers(loader: DataLoader[Any], number: int) -> None:
     """Change the number of workers of a loader that exists."""
     prefetched = (loader.prefetch_factor or 2) if number else None
     settings = {"num_workers": number, "prefetch_factor": prefetched}

@@ -102,7 +102,7 @@ class ExactResume(EarlyCallback):
         every_n_steps: Optimizer steps between two checkpoints; 0 for none.
         keep: Number of checkpoints that are kept.
         exact: Whether an interrupted run resumes where it was. If not, it is trained and saved as
-            Lightning does, with any strategy, and starts anew after an interruption.
+            Lightning does, with any strategy, and starts from the beginning after an interruption.
         other_settings: Whether a resumed run may have another learning rate (all by one factor),
             gradient clipping or precision than before, and another schedule, which a line names.
         strict: Whether the job ends if a resumed run does something else than the interrupted one.

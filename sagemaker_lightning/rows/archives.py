@@ -80,11 +80,12 @@ class Model:
                         "again"
                     )
                 if member.isreg() and not member.issparse():
-                    yield path.name, archive.extractfile(member)
+                    content: Any = archive.extractfile(member)
+                    yield path.name, content
                 elif not member.isdir():
                     self._refuse_special_file(path.name)
                 # tarfile keeps all members for random access, which a stream does not have.
-                archive.members.clear()
+                archive.members.clear()  # type: ignore[attr-defined]  # the stubs lack it
 
     def _refuse_special_file(self, name: str) -> None:
         """Raise ValueError for a link, device or pipe that is named like a file of a part.
@@ -143,7 +144,8 @@ class _LimitedFile:
         self.left -= size
         if self.left < 0:
             raise tarfile.ReadError("its headers are too long")
-        return self.file.read(size)
+        content: bytes = self.file.read(size)
+        return content
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)

@@ -43,7 +43,7 @@ class Blocks:
     def commit(self, rows: range, arrays: Arrays) -> None:
         """Write a block to the disk, atomically."""
         with atomic_write(self.path(rows)) as file:
-            np.savez(file, **arrays)
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
 
     def named(self) -> list[range]:
         """Return the rows of each block file, without a look into the files."""

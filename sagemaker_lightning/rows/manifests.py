@@ -18,7 +18,7 @@ MAX_ARRAYS = 100
 MAX_DEPTH = 20
 # The largest number of rows, and of bytes of an array.
 LARGEST_NUMBER = 2**60
-KEY_TYPES = {
+KEY_TYPES: dict[str, list[type]] = {
     "rows": [list],
     "arrays": [dict],
     "source": [str],
@@ -34,7 +34,7 @@ def manifests(models: list[Model]) -> list[dict[str, Any]]:
 
     Raises ValueError if a manifest is damaged or a MODEL has none.
     """
-    checked = []
+    checked: list[dict[str, Any]] = []
     bytes_left = MAX_ALL_MANIFEST_BYTES
     for model in models:
         count_before = len(checked)
@@ -148,7 +148,7 @@ def _check_array(name: str, array: Any) -> None:
         raise ValueError(f"{name} is {array['dtype']} {array['shape']}, which is too large")
 
 
-def _check_sizes(what: str, numbers: list) -> None:
+def _check_sizes(what: str, numbers: list[Any]) -> None:
     if not all(type(number) is int and 0 <= number <= LARGEST_NUMBER for number in numbers):
         raise ValueError(f"{what}: not whole numbers from 0 on")
 
@@ -179,7 +179,7 @@ def ordered(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _order_by_row(parts: list[dict[str, Any]], total: int) -> list[dict[str, Any]]:
     by_row = sorted(parts, key=lambda part: part["rows"])
     reached = 0
-    previous = None
+    previous: dict[str, Any] = {}
     # A part without rows, of a host that had none to compute, fits anywhere.
     for part in (part for part in by_row if part["rows"][0] < part["rows"][1]):
         start, stop = part["rows"]
@@ -202,14 +202,14 @@ def _order_by_row(parts: list[dict[str, Any]], total: int) -> list[dict[str, Any
 
 
 def _order_by_host(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    by_host = {}
+    by_host: dict[str, dict[str, Any]] = {}
     for part in parts:
         if part["host"] in by_host:
             raise ValueError(
                 f"{title(by_host[part['host']])} and {title(part)} are both of {part['host']}"
             )
         by_host[part["host"]] = part
-    owner: dict[str, dict] = {}
+    owner: dict[str, dict[str, Any]] = {}
     for part in parts:
         for file in part["files"]:
             if file in owner:

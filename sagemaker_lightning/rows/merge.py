@@ -95,7 +95,7 @@ def _merge_models(models: list[Model], output: Path) -> dict[str, Any]:
     parts = ordered(manifests(models))
     plan = _plan(parts)
     manifest_content = _manifest(parts, plan)
-    wanted: dict[tuple[str, str], tuple[dict, str]] = {}
+    wanted: dict[tuple[str, str], tuple[dict[str, Any], str]] = {}
     for part in parts:
         for name, array in part["arrays"].items():
             other, _ = wanted.setdefault((part["model"], array["file"]), (part, name))

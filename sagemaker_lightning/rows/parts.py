@@ -149,17 +149,17 @@ def write(
             reached = rows.stop
         if reached != part.stop:
             raise ValueError(f"rows {reached} to {part.stop} are missing")
-        arrays = {name: stream.finish() for name, stream in streams.items()}
+        finished = {name: stream.finish() for name, stream in streams.items()}
     path = folder / f"manifest-{span}.json"
     # Files of an earlier job would be uploaded with these, and its parts would overlap with them.
     earlier_files = _files_of(folder, about.get("host"))
     with atomic_write(path) as file:
         file.write(
             json_text(
-                {"rows": [part.start, part.stop], "arrays": arrays} | dict(about), indent=1
+                {"rows": [part.start, part.stop], "arrays": finished} | dict(about), indent=1
             ).encode()
         )
-    for name in earlier_files - {path.name} - {array["file"] for array in arrays.values()}:
+    for name in earlier_files - {path.name} - {array["file"] for array in finished.values()}:
         (folder / name).unlink(missing_ok=True)
     return path
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,7 @@ class Table:
     @property
     def columns(self) -> int:
         """Number of columns."""
-        return next(iter(self.arrays.values())).shape[1]
+        return int(next(iter(self.arrays.values())).shape[1])
 
     @cached_property
     def places(self) -> dict[str, range]:
@@ -113,7 +114,8 @@ class Table:
             digest.update(repr((name, array.shape, array.dtype.str)).encode())
             step = max(1, PIECE_BYTES // (array.shape[1] * array.itemsize))
             for first in range(0, len(array), step):
-                digest.update(np.ascontiguousarray(array[first : first + step]))
+                piece: Any = np.ascontiguousarray(array[first : first + step])
+                digest.update(piece)
         return digest.hexdigest()
 
 
@@ -176,4 +178,5 @@ def _read_parquet(path: Path) -> np.ndarray:
     flat = column.flatten()
     if flat.null_count:
         raise ValueError("it has numbers that are null")
-    return flat.to_numpy().reshape(len(column), *lengths)
+    rows: np.ndarray = flat.to_numpy().reshape(len(column), *lengths)
+    return rows

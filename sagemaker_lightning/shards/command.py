@@ -80,7 +80,7 @@ def make(origin: Path, output: Path, shard_bytes: int, seed: int) -> None:
     """
     if origin.is_dir():
         files, classes = _images(origin, seed)
-        about = [[str(file.relative_to(origin)), size] for file, size in files]
+        about: list[Any] = [[str(file.relative_to(origin)), size] for file, size in files]
         total = len(files)
     elif origin.suffix == ".parquet" and origin.is_file():
         total, about = _rows(origin), [origin.stat().st_size, origin.stat().st_mtime_ns]
@@ -103,7 +103,7 @@ def make(origin: Path, output: Path, shard_bytes: int, seed: int) -> None:
             field = {"jpeg": "jpg"}.get(file.suffix[1:].lower(), file.suffix[1:].lower())
             yield {"cls": str(number).encode(), field: file.read_bytes()}
 
-    written = []
+    written: list[Written] = []
     done = 0
     while done < total:
         name = f"shard-{len(written):06}.tar"
@@ -176,7 +176,7 @@ class Progress:
         print(f"{done} of {self.total} {self.what}, {printable(where)}", flush=True)
 
 
-def _begun(output: Path, call: list) -> Path:
+def _begun(output: Path, call: list[Any]) -> Path:
     """Return the folder of the state of a call, which is made, or there from an earlier one."""
     number = hashlib.blake2b(json.dumps(call).encode(), digest_size=16).hexdigest()
     state = output / STATE
@@ -222,7 +222,7 @@ def _write_shard(
     path: Path, samples: Iterator[Sample], first: int, shard_bytes: int, progress: Progress
 ) -> Written:
     """Write samples to a shard until it has its size."""
-    noted = []
+    noted: list[tuple[dict[str, tuple[int, int]], int]] = []
     with atomic_write(path) as file, tarfile.open(fileobj=file, mode="w") as archive:
         for sample in samples:
             places = {}
@@ -253,7 +253,7 @@ def _scanned(path: Path) -> Written:
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
-                archive.members.clear()
+                archive.members.clear()  # type: ignore[attr-defined]  # the stubs lack it
                 folder, _, file = member.name.rpartition("/")
                 name, _, field = file.partition(".")
                 if not member.isreg() or member.issparse() or name.startswith("__"):
@@ -268,7 +268,9 @@ def _scanned(path: Path) -> Written:
                 if field in sample:
                     raise ValueError(f"{printable(member.name)[:100]} is there twice in a row")
                 last = folder, name
-                sample[field] = archive.extractfile(member).read()
+                content = archive.extractfile(member)
+                assert content is not None  # it is a file
+                sample[field] = content.read()
                 places[field] = (member.offset_data, member.size)
     except Exception as error:  # tarfile raises nearly any of them for a damaged header
         raise UserError(
@@ -300,7 +302,7 @@ def _images(folder: Path, seed: int) -> tuple[list[tuple[Path, int]], tuple[str,
 
 
 def _rows(table: Path) -> int:
-    return _parquet(table).metadata.num_rows
+    return int(_parquet(table).metadata.num_rows)
 
 
 def _parquet(table: Path) -> Any:

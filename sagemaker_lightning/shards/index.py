@@ -84,10 +84,10 @@ class Index:
         self.first = np.cumsum([0, *(shard.samples for shard in shards)], dtype=np.int64)
         self.identity = identity
         self._first = self.first.tolist()
-        self._offsets, self._sizes, self._crcs = (rows[name] for name in rows.dtype.names)
+        self._offsets, self._sizes, self._crcs = (rows[name] for name in rows.dtype.names or ())
 
     def __len__(self) -> int:
-        return self._first[-1]
+        return int(self._first[-1])
 
     def place(self, sample: int) -> Place:
         """Return where a sample is."""
@@ -205,7 +205,8 @@ def _read(path: Path, file: BinaryIO) -> Index:
             f"it has {size} bytes of rows, and names {samples} samples of {dtype.itemsize}"
         )
     rows = np.asarray(np.memmap(path, dtype, mode="r", offset=len(line), shape=(samples,)))
-    if hashlib.blake2b(rows, digest_size=16).hexdigest() != header["blake2b"]:
+    checksum = hashlib.blake2b(rows, digest_size=16)  # type: ignore[arg-type]  # it is a buffer
+    if checksum.hexdigest() != header["blake2b"]:
         raise ValueError("its checksum does not match")
     number = hashlib.blake2b(line, digest_size=8).digest()
     index = Index(shards, fields, classes, rows, int.from_bytes(number, "little") >> 4)

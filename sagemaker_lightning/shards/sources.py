@@ -124,7 +124,8 @@ class Bucket(Source):
                 for entry in page.get("Contents", [])
             }
 
-        return self._tried("", listed)
+        sizes: dict[str, int] = self._tried("", listed)
+        return sizes
 
     def read(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes of an object from `start` to `stop`.
@@ -137,9 +138,11 @@ class Bucket(Source):
             answer = client.get_object(
                 Bucket=self.bucket, Key=key, Range=f"bytes={start}-{stop - 1}"
             )
-            return answer["Body"].read()
+            content: bytes = answer["Body"].read()
+            return content
 
-        return self._tried(name, answered)
+        read: bytes = self._tried(name, answered)
+        return read
 
     def _tried(self, name: str, ask: Callable[[Any], Any]) -> Any:
         """Return what `ask` returns for a client, tried again where the error may pass."""
@@ -177,7 +180,7 @@ class Bucket(Source):
 
 def _pause(attempt: int) -> float:
     """Return the seconds before another attempt."""
-    return 0.2 * 4**attempt / 4
+    return 0.2 * 4.0**attempt / 4
 
 
 @functools.lru_cache(maxsize=1)

@@ -358,7 +358,7 @@ add(
 add("a prediction writer", callbacks=("callbacks_used.WritesPredictions",))
 add("SpikeDetection", callbacks=("callbacks_used.Spikes",))
 
-subject = "Callbacks of one's own"
+subject = "Own callbacks"
 add(
     "stateful callbacks of the documentation",
     callbacks=tuple(
@@ -470,7 +470,7 @@ for kind in KINDS:
     add(f"loader: {kind}", data=made("sampling.SampledData", kind=kind), ranks=ranks, **limits)
 add("loader: one-batch", data=made("sampling.SampledData", kind="one-batch"), max_epochs=30)
 add(
-    "DistributedSampler of one's own",
+    "an own DistributedSampler",
     data="sampling.OwnDistributedData",
     ranks=(2,),
     use_distributed_sampler=False,
@@ -550,7 +550,7 @@ subject = "Loggers"
 CSV = made("pytorch_lightning.loggers.CSVLogger", save_dir="csv", flush_logs_every_n_steps=4)
 BOARD = made("pytorch_lightning.loggers.TensorBoardLogger", save_dir="board", name="mine")
 add("CSVLogger", logger=CSV)
-add("a TensorBoardLogger of one's own", logger=BOARD)
+add("an own TensorBoardLogger", logger=BOARD)
 add("two loggers", logger=[BOARD, CSV], log_every_n_steps=1)
 add("no logger", logger=False)
 
@@ -588,7 +588,7 @@ DDP = made(
 # expect_autograd_hooks_).
 add("DDP: a static graph, gradients as views", ranks=(2, 3), strategy=DDP)
 
-subject = "Programs of one's own"
+subject = "Own programs"
 add("k-fold cross-validation", data="sampling.FoldData", program="kfold.py", max_epochs=2)
 add("fit called twice", "remembering.Initialized", program="two_stages.py", max_epochs=2)
 add("Tuner before the training", program="tuned.py")

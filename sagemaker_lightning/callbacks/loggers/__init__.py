@@ -19,6 +19,7 @@ from sagemaker_lightning.callbacks.loggers.csv_file import CSVContinuation
 from sagemaker_lightning.callbacks.loggers.mlflow_points import MLflowContinuation
 from sagemaker_lightning.callbacks.loggers.tensorboard_events import TensorBoardContinuation
 from sagemaker_lightning.callbacks.loggers.wandb_rows import WandbContinuation
+from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 
 KINDS: tuple[type[Continuation], ...] = (
     CSVContinuation,
@@ -154,7 +155,7 @@ def config_writers(trainer: Trainer) -> list[Callback]:
     cli = sys.modules.get("pytorch_lightning.cli")  # programs without it need not import it
     return [
         callback
-        for callback in trainer.callbacks
+        for callback in callbacks_of(trainer)
         if cli and isinstance(callback, cli.SaveConfigCallback)
     ]
 
@@ -166,4 +167,4 @@ def write_config_again(trainer: Trainer) -> None:
     in each run that resumes nothing.
     """
     for callback in config_writers(trainer):
-        callback.overwrite = True
+        vars(callback)["overwrite"] = True

@@ -40,7 +40,7 @@ class CSVContinuation(FileContinuation):
         put_before_its_class(self.logger, ContinuedCSVLogger)
         if writer := csv_logger.writer(self.logger):
             writer.__class__ = ContinuedWriter
-            writer.trainings = self.trainings
+            vars(writer)["trainings"] = self.trainings
 
     def _flush(self) -> None:
         if self.is_ours and (writer := csv_logger.writer(self.logger)):
@@ -206,7 +206,8 @@ class ContinuedCSVLogger(csv_logger.WriterLogger):
         """
         self.waits = trains
         self.adds = not trains
-        if trains and (writer := csv_logger.writer(self)):
+        writer = csv_logger.writer(self)
+        if trains and isinstance(writer, ContinuedWriter):
             writer.wait()
 
 

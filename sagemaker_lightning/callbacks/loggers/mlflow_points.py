@@ -108,7 +108,7 @@ class Points:
         self.runs: dict[str, _Run] = {}
         self.begun: set[str] = set()  # the runs of which it is known which points come again
         # Points that wait until that is known.
-        self.held: list[tuple[str, list, bool | None]] | None = None
+        self.held: list[tuple[str, list[Any], bool | None]] | None = None
         self.sending: list[Any] = []  # what is sent in the background
 
     def __getattr__(self, name: str) -> Any:

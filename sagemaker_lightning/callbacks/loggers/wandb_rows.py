@@ -74,7 +74,9 @@ class WandbContinuation(RunContinuation):
     def cut_back(self, state: Mapping[str, Any], step: int, first: bool) -> None:
         """Send no row again that W&B has, and those that it lacks."""
         if isinstance(self.logger, ContinuedWandbLogger) and first and "rows" in state:
-            self.logger.make_rows().continue_from(state["rows"], state["size"], state["end"])
+            rows = self.logger.make_rows()
+            assert rows is not None  # `state` is of a process that sends rows
+            rows.continue_from(state["rows"], state["size"], state["end"])
 
     def begin_anew(self) -> None:
         """Send the rows that were kept back."""
@@ -99,14 +101,14 @@ class Rows:
         self.send = run.log
         self.sent = run.step  # rows that W&B has
         self.row = self.sent  # the row that comes next
-        self.held: list[tuple] | None = [] if waits else None
+        self.held: list[tuple[Any, ...]] | None = [] if waits else None
         self.reported_names: set[str] = set()  # names of values that the file cannot have
         path.parent.mkdir(parents=True, exist_ok=True)
         self.file = path.open("a+b" if waits else "w+b")
         run.log = self.log
         wandb = sys.modules.get("wandb")
         if wandb and wandb.run is run:
-            wandb.log = self.log
+            wandb.log = self.log  # type: ignore[attr-defined]  # the module's function
 
     def log(
         self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None

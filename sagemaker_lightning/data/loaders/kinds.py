@@ -38,7 +38,7 @@ KINDS: tuple[tuple[Callable[[Any], bool], type[ResumableLoader]], ...] = (
 """What a loader is, and the class for it; the first that applies."""
 
 
-def resumable(loader: Any, seed: tuple, mode: str) -> ResumableLoader:
+def resumable(loader: Any, seed: tuple[Any, ...], mode: str) -> ResumableLoader:
     """Return a loader as one that begins where training is.
 
     Args:

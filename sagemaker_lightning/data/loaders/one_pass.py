@@ -10,7 +10,7 @@ from sagemaker_lightning.state.graph.kinds.base import refusing
 class OnePass(Redrawn):
     """An iterator in place of a loader; it is drawn to its position from its beginning."""
 
-    def __init__(self, loader: Any, seed: tuple, mode: str) -> None:
+    def __init__(self, loader: Any, seed: tuple[Any, ...], mode: str) -> None:
         super().__init__(loader, seed, mode)
         self.batches_given = 0  # in this process
 
@@ -30,7 +30,7 @@ class OnePass(Redrawn):
         self._begin_turn(turn)
         self.iterator = self._iterate_seeded(self.batches_given)
 
-    def _key(self) -> tuple:
+    def _key(self) -> tuple[Any, ...]:
         return ("once",)
 
     def _batch_is_given(self) -> None:

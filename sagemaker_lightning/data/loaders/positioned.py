@@ -20,7 +20,7 @@ class Positioned(ResumableLoader):
     If the user's class saves a state, too, that is saved beside the position.
     """
 
-    def __init__(self, loader: Any, seed: tuple, mode: str) -> None:
+    def __init__(self, loader: Any, seed: tuple[Any, ...], mode: str) -> None:
         super().__init__(loader, seed, mode, has_state(loader))
 
     @property
@@ -42,9 +42,9 @@ class Positioned(ResumableLoader):
 
     def prepare(self, epoch: int, saved: Mapping[str, Any] | None, must_prove: bool) -> None:
         """Prepare for an epoch; UserError if the run that is resumed had another order in it."""
-        marks = saved.get("marks") if saved else None
-        if marks and isinstance(sampler := self._placed_sampler, PlacedSampler):
-            numbers = {name: operator.index(number) for name, number in marks.items()}
+        sampler = self._placed_sampler
+        if saved and saved.get("marks") and isinstance(sampler, PlacedSampler):
+            numbers = {name: operator.index(number) for name, number in saved["marks"].items()}
             sampler.check_same(numbers, bool(saved["within"]))
         super().prepare(epoch, saved, must_prove)
 
@@ -78,6 +78,7 @@ class Positioned(ResumableLoader):
         if isinstance(batches, PartitionedLoader):
             batches.begin(self.epoch, start)
         else:
+            assert batches is not None  # this class is for loaders whose order is ours
             for earlier in skipped:  # for a sampler that counts its epochs
                 batches.begin(self.epoch, earlier, len(batches))
             batches.begin(self.epoch, turn, start)

@@ -31,7 +31,7 @@ class Redrawn(UnplacedLoader):
 
     redraws = True
 
-    def __init__(self, loader: Any, seed: tuple, mode: str) -> None:
+    def __init__(self, loader: Any, seed: tuple[Any, ...], mode: str) -> None:
         super().__init__(loader, seed, mode, saves_between_epochs(loader))
         self.workers_before = self.workers
         """The number of data workers of the run that is resumed."""
@@ -48,7 +48,7 @@ class Redrawn(UnplacedLoader):
         self.trusts_source: bool | None = None  # None while nothing was tried
         self.source: Any = None
         stays = not self.own and getattr(loader, "persistent_workers", False)
-        if stays and rank_zero_only.rank == 0:
+        if stays and rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
             log.warning(
                 f"persistent_workers: the workers of {self.name} start anew with each epoch, so "
                 "that an epoch can be resumed, and so does what it counts in them; to keep both, "
@@ -89,7 +89,7 @@ class Redrawn(UnplacedLoader):
         return self._states(within, self.source if within else self._source_state())
 
     def _tell_other_workers(self) -> None:
-        if rank_zero_only.rank == 0:
+        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
             log.warning(
                 f"{self.name} had {printable(str(self.workers_before))[:20]} data workers, and has "
                 f"{self.workers} now: a resumed run has other batches than one left alone"
@@ -125,7 +125,7 @@ class Redrawn(UnplacedLoader):
             self.begin(self.turn + 1)
             if next(self.iterator, self) is self:
                 break
-        if done and rank_zero_only.rank == 0:
+        if done and rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
             log.info(
                 f"the training data cannot start at a batch ({self.name}): the {done} batches "
                 f"before this one were drawn again, in {time.monotonic() - began:.1f} s"
@@ -264,5 +264,5 @@ class Redrawn(UnplacedLoader):
         return digests[0] == digests[1]
 
 
-def _are_same(first: list, second: list) -> bool:
+def _are_same(first: list[Any], second: list[Any]) -> bool:
     return list(map(id, first)) == list(map(id, second))

@@ -43,7 +43,7 @@ class ResumableLoader(ABC):
     redraws = False
     """Whether it gets to a position by drawing what is before it."""
 
-    def __init__(self, loader: Any, seed: tuple, mode: str, own: bool = False) -> None:
+    def __init__(self, loader: Any, seed: tuple[Any, ...], mode: str, own: bool = False) -> None:
         self.loader = loader
         self.seed = seed
         self.mode = mode
@@ -66,7 +66,7 @@ class ResumableLoader(ABC):
         self.begun = 0  # number of iterations begun, in this run and in the runs that it resumes
         self.earlier = 0  # those begun before this epoch
         self.over = False
-        self.iterator: Iterator = iter(())
+        self.iterator: Iterator[Any] = iter(())
 
     @abstractmethod
     def go_to(self, done: int) -> None:
@@ -89,7 +89,7 @@ class ResumableLoader(ABC):
     def __len__(self) -> int:
         return len(self.loader)
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[Any]:
         self.begin(self.turn + 1)
         return self.iterator
 

@@ -47,10 +47,10 @@ class ValidationLoaders(EndingLoaders):
     The seed also covers what is drawn while the batch is moved to the device.
     """
 
-    key: Callable[[], tuple]
+    key: Callable[[], tuple[Any, ...]]
     """Returns the values that decide what this validation draws."""
 
-    def seed_by(self, key: Callable[[], tuple]) -> None:
+    def seed_by(self, key: Callable[[], tuple[Any, ...]]) -> None:
         """Set what returns the values that decide what a validation draws."""
         self.key = key
 
@@ -77,7 +77,7 @@ class TrainingLoaders(EndingLoaders):
     set up. Data workers would then start, and draw, at the first batch of the first epoch.
     """
 
-    seed: tuple
+    seed: tuple[Any, ...]
     rank: int
     resumables: list[ResumableLoader]
     plans: list[Plan]
@@ -90,7 +90,7 @@ class TrainingLoaders(EndingLoaders):
     seeds_batches = True
     """Whether something may be drawn between a batch and its step, which has a seed of its own."""
 
-    def prepare(self, seed: tuple, rank: int) -> None:
+    def prepare(self, seed: tuple[Any, ...], rank: int) -> None:
         """Record what the loaders hold before anything is drawn from them.
 
         Args:
@@ -146,7 +146,8 @@ class TrainingLoaders(EndingLoaders):
         """
         with refusing(runs_users_code=True):
             ahead = values.decode(states["ahead"]) if states else []
-            if done and states and states["why"] and rank_zero_only.rank == 0:
+            is_first = rank_zero_only.rank == 0  # type: ignore[attr-defined]  # Lightning sets it
+            if done and states and states["why"] and is_first:
                 log.warning(
                     f"{printable(states['why'])[:500]}: the rest of this epoch differs from that "
                     "of an uninterrupted run"

@@ -24,7 +24,7 @@ PROVED_AFTER = 2
 class Stateful(UnplacedLoader):
     """A loader of any class with `state_dict` and `load_state_dict`."""
 
-    def __init__(self, loader: Any, seed: tuple, mode: str) -> None:
+    def __init__(self, loader: Any, seed: tuple[Any, ...], mode: str) -> None:
         super().__init__(loader, seed, mode, own=True)
 
     def is_proved(self) -> bool:

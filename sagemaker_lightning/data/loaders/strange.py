@@ -103,7 +103,7 @@ class Strange(ResumableLoader):
     def __init__(
         self,
         loader: Any,
-        seed: tuple,
+        seed: tuple[Any, ...],
         mode: str,
         reason: str = KEEPS,
     ) -> None:

@@ -20,7 +20,7 @@ class UnplacedLoader(ResumableLoader):
     seeds = True
     """Whether what it draws is seeded."""
 
-    def _iterate_seeded(self, first: int = 0, ended: bool = False) -> Iterator:
+    def _iterate_seeded(self, first: int = 0, ended: bool = False) -> Iterator[Any]:
         """Return an iterator that seeds each batch.
 
         Args:
@@ -35,7 +35,7 @@ class UnplacedLoader(ResumableLoader):
         # Lightning asks a loader with a length for no batch after its last one.
         length = None if knows_its_end(self.loader) else sized_len(self.loader)
 
-        def draw() -> Iterator:
+        def draw() -> Iterator[Any]:
             nonlocal batches
             for number in itertools.count(first):
                 if self.seeds:
@@ -67,7 +67,7 @@ class UnplacedLoader(ResumableLoader):
             f"continue with num_workers={number}"
         )
 
-    def _key(self) -> tuple:
+    def _key(self) -> tuple[Any, ...]:
         """Return what decides the draws of a batch, with its number."""
         return self.epoch, self.turn
 

@@ -16,7 +16,7 @@ class Generators(Part):
     """The states of the generators of the model, the callbacks, the optimizers and others."""
 
     key = "generators"
-    what = "generators of random numbers of one's own"
+    what = "generators of random numbers of your own"
     moments = (Moment.TRAINING, Moment.EPOCH)
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
