@@ -82,11 +82,12 @@ def _region_of(s3: Any, bucket: str) -> str | None:
     from botocore.exceptions import ClientError
 
     try:
-        return s3.head_bucket(Bucket=bucket).get("BucketRegion")
+        region: str | None = s3.head_bucket(Bucket=bucket).get("BucketRegion")
     # The refusal says the region, too.
     except ClientError as error:
         headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        return headers.get("x-amz-bucket-region")
+        region = headers.get("x-amz-bucket-region")
+    return region
 
 
 def _lock(file: BinaryIO, folder: Path) -> None:

@@ -171,7 +171,7 @@ def _plan(parts: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], dict[i
 
 def _byte_count(array: dict[str, Any]) -> int:
     """Return the bytes of an array's numbers, given its dtype and shape."""
-    return math.prod(array["shape"]) * np.dtype(array["dtype"]).itemsize
+    return int(math.prod(array["shape"]) * np.dtype(array["dtype"]).itemsize)
 
 
 def _number_offset(parts: list[dict[str, Any]], part: dict[str, Any], name: str) -> int:
