@@ -1223,7 +1223,7 @@ def test_modules_whose_functions_call_each_other_are_read_once(monkeypatch):
     modules = {name: types.ModuleType(f"a_users_{name}") for name in ("one", "other")}
     for name, called in (("one", "other"), ("other", "one")):
         vars(modules[name])[called] = modules[called]
-        exec(f"CALLS = [0]\ndef call():\n    {called}.call()", vars(modules[name]))
+        exec(f"def call(calls=[]):\n    {called}.call()", vars(modules[name]))
     walks = []
 
     def walk(*arguments, **options):
@@ -1290,6 +1290,7 @@ def trainer_of(**values) -> SimpleNamespace:
         "callbacks": [],
         "optimizers": [],
         "lr_scheduler_configs": [],
+        "strategy": None,
         "lightning_module": LightningModule(),
         "datamodule": None,
         "train_dataloader": None,
