@@ -13,7 +13,7 @@ where `setup_data` sets `_combined_loader`.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
@@ -117,16 +117,12 @@ def fetcher(trainer: Trainer) -> Any:
 
 def epoch_counts(trainer: Trainer) -> _ProcessedTracker:
     """Return the counters of the present epoch: how far it is."""
-    counts = trainer.fit_loop.epoch_progress.current
-    assert isinstance(counts, _ProcessedTracker)
-    return counts
+    return cast(_ProcessedTracker, trainer.fit_loop.epoch_progress.current)
 
 
 def batch_counts(trainer: Trainer) -> _ProcessedTracker:
     """Return the counters of the batches of the present epoch."""
-    counts = trainer.fit_loop.epoch_loop.batch_progress.current
-    assert isinstance(counts, _ProcessedTracker)
-    return counts
+    return cast(_ProcessedTracker, trainer.fit_loop.epoch_loop.batch_progress.current)
 
 
 def steps_draw_batches(fetcher: Any) -> bool:
