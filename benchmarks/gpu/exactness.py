@@ -66,7 +66,7 @@ def interrupted(
     """Interrupt jobs, side by side; return a record of each.
 
     The record says how the job went, and whether its weights are those of an uninterrupted one.
-    `known` returns this setting's records; the first of them is of uninterrupted jobs.
+    `setting_records` returns this setting's records; the first is of uninterrupted jobs.
     """
     alone = next((record for record in setting_records() if record["round"] == 0), None)
     if not alone:

@@ -126,11 +126,7 @@ def calling_hooks_directly() -> Iterator[None]:
 
     def strategy_hook(trainer: Trainer, hook_name: str, *args: Any, **kwargs: Any) -> Any:
         strategy = trainer.strategy
-        if (
-            hook_name in EMPTY_HOOKS
-            and not measured(trainer)
-            and _does_nothing(strategy, hook_name)
-        ):
+        if skipped(trainer, strategy, hook_name):
             return None
         if direct(trainer):
             return _called(trainer.lightning_module, strategy, hook_name, args, kwargs)

@@ -39,7 +39,7 @@ def children(module: nn.Module) -> dict[str, nn.Module | None]:
 
 
 def _by_name(members: Any) -> dict[str, Any]:
-    """Return members as they are, or those of a scripted or traced module, to be read alone.
+    """Return members as they are, or those of a scripted or traced module, for reading only.
 
     Such a module has a view of C++ that cannot be iterated over, and takes and loses no members
     (torch/jit/_script.py, `OrderedDictWrapper`).

@@ -89,9 +89,8 @@ class DrawnAsAsked(list[Any]):
         self.seed = seed
         self.on_change = on_change
         self.samples: Iterator[Any] | None = None
-        self.drawing: tuple[
-            Any, ...
-        ] = ()  # the states of the process's generators between two draws
+        # The states of the process's generators between two draws.
+        self.drawing: tuple[Any, ...] = ()
         self.state = GraphState(lambda: {"sampler": sampler}, (Dataset,))
         self.marked = -1  # number of the batch before which the state is compared
 
@@ -164,9 +163,8 @@ class Batches(Sampler[Any]):
         self.at = (0, 0, 0)  # epoch, turn and batch at which the next iteration starts
         self.follows = False
         """Whether the sampler was changed, by others than itself, within an epoch."""
-        self.begun: Sequence[Any] | None = (
-            None  # the order of that iteration, if it is drawn already
-        )
+        # The order of that iteration, if it is drawn already.
+        self.begun: Sequence[Any] | None = None
         self.drawn = 0
         """A hash of what the sampler has drawn first; equal on all ranks that share its batches."""
         length = sized_len(self.sampler)

@@ -24,6 +24,7 @@ from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import refusing
+from sagemaker_lightning.state.graph.kinds.objects import SPACES
 from sagemaker_lightning.state.graph.nodes import scan
 from sagemaker_lightning.state.graph.state import GraphState, digests, names_in, nodes_of
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
 
 
-MEMBERS = "module ", "parameter ", "buffer "
+MEMBERS = tuple(f"{space} " for space in SPACES)
 """How the names of members of modules begin in a record."""
 
 

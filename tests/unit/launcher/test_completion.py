@@ -4,19 +4,11 @@ import subprocess
 import sys
 
 import pytest
+from shell_completion import completed_by_bash
 
 from sagemaker_lightning.launcher import command
 
 PROGRAM = "sagemaker-lightning-launch"
-# As bash does after a TAB: the words so far, and the function that `complete` has been given.
-ASK = f"""
-eval "$SCRIPT"
-COMP_WORDS=({PROGRAM} "$@")
-COMP_CWORD=$#
-function=$(complete -p {PROGRAM} | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-$function
-printf '%s\\n' "${{COMPREPLY[@]}}"
-"""
 
 
 @pytest.fixture(scope="module")
@@ -43,27 +35,13 @@ def script() -> str:
     ],
 )
 def test_bash_completes(script, words, completed):
-    answer = subprocess.run(
-        ["bash", "--norc", "-c", ASK, "bash", *words],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={"SCRIPT": script, "PATH": "/usr/bin:/bin"},
-    )
-    assert answer.stderr == ""
-    assert answer.stdout.splitlines() == completed
+    assert completed_by_bash(script, PROGRAM, words) == completed
 
 
 def test_bash_completes_files(script, tmp_path):
     (tmp_path / "job.toml").touch()
-    answer = subprocess.run(
-        ["bash", "--norc", "-c", ASK, "bash", "--defaults", f"{tmp_path}/j"],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={"SCRIPT": script, "PATH": "/usr/bin:/bin"},
-    )
-    assert answer.stdout.splitlines() == [f"{tmp_path}/job.toml"]
+    words = ["--defaults", f"{tmp_path}/j"]
+    assert completed_by_bash(script, PROGRAM, words) == [f"{tmp_path}/job.toml"]
 
 
 def test_zsh_has_a_script(monkeypatch, capsys):
