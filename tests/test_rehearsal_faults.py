@@ -14,10 +14,10 @@ import pytest
 
 from sagemaker_lightning.contract.process_stat import process_stat
 from sagemaker_rehearsal import faults
-from sagemaker_rehearsal.faults import networks, ranks
+from sagemaker_rehearsal.faults import disks, networks, ranks
 from sagemaker_rehearsal.faults.errors import CannotInject, run
 
-HANG_SECONDS = 30  # what is not so by then never is
+HANG_SECONDS = 3  # what is not so by then never is
 
 pytestmark = pytest.mark.slow
 
@@ -289,6 +289,18 @@ def test_a_missing_program_is_named():
 
 # Disks
 
+# Has the page of one file at each moment, and exits with the number of the error.
+WRITES_AGAIN = """
+import itertools, os, sys
+os.mkdir(sys.argv[1])
+for number in itertools.count():
+    try:
+        with open(f"{sys.argv[1]}/one", "w") as file:
+            file.write(str(number))
+    except OSError as error:
+        sys.exit(error.errno)
+"""
+
 
 @pytest.mark.root
 def test_a_full_disk_takes_nothing_more_and_gives_what_it_has(space, tmp_path):
@@ -303,6 +315,19 @@ def test_a_full_disk_takes_nothing_more_and_gives_what_it_has(space, tmp_path):
     assert inside(space, "sh", "-c", f"echo new >{folder}/new").returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
     assert sorted(path.name for path in folder.iterdir()) == ["new", "old", "outside"]
+
+
+@pytest.mark.root
+def test_a_file_that_is_written_while_the_disk_fills_up_finds_it_full(
+    space, start, tmp_path, monkeypatch
+):
+    slowly = "    import time; time.sleep(0.3)\n    rest = "
+    monkeypatch.setattr(disks, "FILL", disks.FILL.replace("    rest = ", slowly))
+    enter = ["nsenter", f"--target={space}", "--mount", sys.executable, "-c"]
+    writer = start(*enter, WRITES_AGAIN, str(tmp_path / "checkpoints"))
+    wait_until((tmp_path / "checkpoints/one").exists)
+    faults.fill_disk(space, tmp_path / "checkpoints")
+    assert writer.wait(HANG_SECONDS) == errno.ENOSPC
 
 
 @pytest.mark.root

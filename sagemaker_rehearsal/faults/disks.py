@@ -23,30 +23,34 @@ CLONE_NEWNS = 0x00020000
 MNT_DETACH = 2
 call("setns", os.open(f"/proc/{sys.argv[1]}/ns/mnt", os.O_RDONLY), CLONE_NEWNS)
 """
-# Puts a full file system over the folder $2, and prints the folder that it is made of.
+# Puts a full file system over the folder $2, and prints the folder that it is made of. It is full
+# before a program sees it: a program that had a page of it already could write that page again.
 FILL = (
     ENTER
     + """
+MS_BIND = 4096
 folder = sys.argv[2]
 full = ""
 try:
     full = tempfile.mkdtemp(prefix=".full-", dir=os.path.dirname(folder))
     call("mount", "full", full, "tmpfs", 0, "size=64k,mode=0755")
-    for name in ("upper", "work"):
+    for name in ("upper", "work", "merged"):
         os.mkdir(f"{full}/{name}")
     layers = f"lowerdir={folder},upperdir={full}/upper,workdir={full}/work"
-    call("mount", "full", folder, "overlay", 0, layers)
+    call("mount", "full", f"{full}/merged", "overlay", 0, layers)
     rest = os.open(f"{full}/rest", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
+    try:
+        while os.write(rest, bytes(4096)):
+            pass
+    except OSError:
+        pass
+    call("mount", f"{full}/merged", folder, None, MS_BIND, None)
+    print(full)
 except (OSError, SystemExit) as error:
     if full:
         libc.umount2(os.fsencode(full), MNT_DETACH)
         os.rmdir(full)
     sys.exit(str(error))
-try:
-    while os.write(rest, bytes(4096)):
-        pass
-except OSError:
-    print(full)
 """
 )
 # Takes it away again: from $2, with what FILL has made at $3. Open files of it may be left.
