@@ -6,10 +6,13 @@ Each step's ratio is the processor seconds of a step with ExactResume / with pla
 thread and its data workers. Two processes take turns of `--steps` steps, or of a tenth where a step
 takes long, so that other work affects both; each ratio is the median of their turns. A start's
 figures are the processor seconds that ExactResume adds, from `fit` to the first step; an epoch's of
-20 steps are those with ExactResume and its checkpoint / with Lightning's own checkpoint.
+20 steps are those with ExactResume and its checkpoint / with Lightning's own checkpoint. Python's
+garbage collector has looked at all that the imports have made before `fit` begins: that takes a
+quarter of a second, and one side or the other would get it by chance.
 """
 
 import argparse
+import gc
 import logging
 import multiprocessing
 import tempfile
@@ -157,6 +160,7 @@ def fit(case: Case, exact: bool, loader: DataLoader, *callbacks: Callback, **opt
         quiet["enable_checkpointing"] = any(isinstance(each, ModelCheckpoint) for each in callbacks)
         trainer = Trainer(callbacks=[*first, *callbacks], **quiet, **options)
         model = Classifier(case.net())
+        gc.collect()
         began = cpu_seconds()
         trainer.fit(model, loader)
         return began
@@ -174,7 +178,8 @@ def step_ratios(case: Case, n: int, steps: int) -> list[float]:
     ratios = []
     for _ in range(n):
         sides = [partial(take_turns, case, exact) for exact in (True, False)]
-        rates = turns.pair(*sides, steps, start="fork", now=cpu_seconds)
+        # Processes that are forked from one have its addresses: each pair would have the same luck.
+        rates = turns.pair(*sides, steps, now=cpu_seconds)
         ratios.append(median(plain / exact for exact, plain in rates))
     return ratios
 
