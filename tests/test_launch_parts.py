@@ -47,7 +47,7 @@ FLAGS |= {
     "security_group": None,
     "drill": False,
 }
-FLAGS |= {"drill_data": [], "capacity_wait": 0, "channel": [], "hyperparameters": []}
+FLAGS |= {"drill_data": [], "channel": [], "hyperparameters": []}
 FLAGS |= {"instance_preference": [], "network_isolation": False}
 FLAGS |= {"volume_kms_key": None, "output_kms_key": None, "training_plan": None}
 

@@ -1299,6 +1299,45 @@ def test_launch(endpoint, tmp_path):
     assert completed.returncode == 0 and "AWS_ENDPOINT_URL=" in completed.stdout, completed.stdout
 
 
+def test_a_spot_job_without_instances_continues_on_demand(tmp_path):
+    with Endpoint(tmp_path, "--interrupt=at 0.5s gap 1000s") as endpoint:
+        command = [
+            sys.executable,
+            ROOT / "scripts/launch.py",
+            "--image=123456789012.dkr.ecr.us-east-1.amazonaws.com/image:1",
+            f"--role={ROLE}",
+            "--output=s3://rehearsal/output",
+            "--spot",
+            "--checkpoints=s3://rehearsal/checkpoints",
+            "--max-run=600",
+            "--poll=1",
+            "--on-demand-after=2",
+        ]
+        launcher = subprocess.Popen(
+            [*map(str, command)],
+            env=Person("launch", tmp_path, endpoint).variables,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            deadline = time.monotonic() + HANG_SECONDS
+            while len(jobs := endpoint.sagemaker.list_training_jobs()["TrainingJobSummaries"]) < 2:
+                assert time.monotonic() < deadline and launcher.poll() is None
+                time.sleep(0.1)
+            on_demand, spot = (endpoint.describe(job["TrainingJobName"]) for job in jobs)
+            endpoint.sagemaker.stop_training_job(TrainingJobName=on_demand["TrainingJobName"])
+            output, _ = launcher.communicate(timeout=HANG_SECONDS)
+        finally:
+            launcher.kill()
+    assert spot["EnableManagedSpotTraining"] and spot["TrainingJobStatus"] == "Stopped"
+    assert not on_demand["EnableManagedSpotTraining"]
+    assert on_demand["CheckpointConfig"] == spot["CheckpointConfig"]
+    assert 590 <= on_demand["StoppingCondition"]["MaxRuntimeInSeconds"] <= 600
+    assert "it has waited for spot instances for 2 s" in output, output
+    assert "it continues on demand" in output
+
+
 def test_the_aws_cli(endpoint, tmp_path):
     aws = python_of("cli").with_name("aws")
     person = Person("aws", tmp_path, endpoint)

@@ -151,14 +151,21 @@ def add_limits(add: Callable) -> None:
     )
 
 
-def add_capacity_wait(add: Callable) -> None:
-    """Add the flag that says how long a job is started again for want of instances."""
+def add_waits(add: Callable) -> None:
+    """Add the flags that say what happens for want of instances."""
     add(
         "--capacity-wait",
         type=duration,
         default=0,
         metavar="DURATION",
         help="start the job again while AWS has no instances for it, for so long at most",
+    )
+    add(
+        "--on-demand-after",
+        type=duration,
+        default=0,
+        metavar="DURATION",
+        help="stop a spot job that has waited for instances so long, and continue on demand",
     )
 
 
@@ -296,7 +303,7 @@ def add_flags(flag_parser: argparse.ArgumentParser) -> None:
     )
     add_repeated(add, "--drill-data", "NAME=FOLDER", "a channel's data for it")
     add("--no-follow", action="store_true", help="start the job and leave")
-    add_capacity_wait(add)
+    add_waits(add)
     add_poll(add)
     add(
         "--check-hyperparameters",
@@ -401,7 +408,7 @@ def add_commands(all_commands: argparse.ArgumentParser) -> None:
             add_limits(add)
             add("--dry-run", action="store_true", help="print the request as JSON, start nothing")
             add("--no-follow", action="store_true", help="start the job and leave")
-            add_capacity_wait(add)
+            add_waits(add)
         if name in ("logs", "resume", "follow"):
             add_poll(add)
 
@@ -441,13 +448,14 @@ def run_request(site: sites.Site, request: dict, args: argparse.Namespace) -> in
 
     A request that is printed has no value of its hidden variables.
     """
+    capacity.check(request, args.capacity_wait, args.on_demand_after, not args.no_follow)
     if args.dry_run:
         print(json.dumps(job_request.without_values(request), indent=2))
         return 0
     if args.no_follow:
         jobs.start(site, request)
         return 0
-    return capacity.follow(site, request, args.poll, args.capacity_wait)
+    return capacity.follow(site, request, args.poll, args.capacity_wait, args.on_demand_after)
 
 
 def main() -> None:

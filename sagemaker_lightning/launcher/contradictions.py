@@ -40,11 +40,6 @@ def check_flags(args: argparse.Namespace) -> None:
             "--drill-data: found without --drill; give both or neither",
         ),
         (
-            args.capacity_wait and args.no_follow,
-            "--capacity-wait: not allowed with --no-follow, as nobody would start the job again; "
-            "leave one of them out",
-        ),
-        (
             args.keep_alive and args.spot,
             "--keep-alive: not allowed with --spot; leave one of them out",
         ),

@@ -113,7 +113,8 @@ def _paid_seconds(args: argparse.Namespace, resources: dict) -> float:
     hour = hour_of(args, resources) if args.budget else None
     if hour is None:
         return math.inf
-    price = hour.on_demand if not args.spot or hour.spot is None else hour.spot
+    stays_on_spot = args.spot and not args.on_demand_after
+    price = hour.spot if stays_on_spot and hour.spot is not None else hour.on_demand
     return args.budget / price * HOUR - SAGEMAKER_KILLS if price else math.inf
 
 

@@ -36,7 +36,9 @@ TEMPORARY = {
 }
 
 
-def follow(site: Site, name: str, seconds: float) -> int:
+def follow(
+    site: Site, name: str, seconds: float, look: Callable[[dict], None] = lambda _: None
+) -> int:
     """Print what happens to a job until it ends; return the exit status.
 
     Throttling and a network that is away end nothing: a line says so.
@@ -45,6 +47,7 @@ def follow(site: Site, name: str, seconds: float) -> int:
         site: Where the job runs.
         name: The job's name.
         seconds: Seconds between two looks.
+        look: Called with DescribeTrainingJob's answer, at each look.
 
     Returns 0 if the job completed, 1 if it failed or cannot be followed, 130 after Ctrl-C.
     """
@@ -57,6 +60,7 @@ def follow(site: Site, name: str, seconds: float) -> int:
         while True:
             job = ask(partial(sagemaker.describe_training_job, TrainingJobName=name))
             shown = show_status(job, shown)
+            look(job)
             ask(log.show)
             if job["TrainingJobStatus"] in ENDED:
                 break

@@ -1,8 +1,10 @@
-"""A job that AWS has no instances for is started again, for as long as is told."""
+"""A job that AWS has no instances for is started again, for as long as the flags say."""
 
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
+from botocore.exceptions import ClientError
 
 from sagemaker_lightning.launcher import capacity, follower, job_request, jobs
 
@@ -29,7 +31,7 @@ class World:
         self.started.append(request["TrainingJobName"])
         return self.started[-1]
 
-    def follow(self, site, name: str, seconds: float) -> int:
+    def follow(self, site, name: str, seconds: float, look) -> int:
         status, self.reasons[name] = self.ends.pop(0)
         return status
 
@@ -42,7 +44,7 @@ class World:
 
 def test_a_job_is_started_again_under_other_names(monkeypatch, capsys):
     world = World(monkeypatch, (1, LACKING), (1, LACKING), (0, ""))
-    assert capacity.follow(None, {"TrainingJobName": "a"}, 1.0, 3600.0) == 0
+    assert capacity.follow(None, {"TrainingJobName": "a"}, 1.0, 3600.0, 0) == 0
     assert world.started == ["a", "a-1", "a-2"]
     assert world.now == 2 * capacity.PAUSE_SECONDS
     assert capsys.readouterr().err.count("no instances for it: the job starts again in 120 s") == 2
@@ -59,18 +61,120 @@ def test_a_job_is_started_again_under_other_names(monkeypatch, capsys):
 )
 def test_what_ended_otherwise_is_not_started_again(monkeypatch, status, reason):
     world = World(monkeypatch, (status, reason))
-    assert capacity.follow(None, {"TrainingJobName": "a"}, 1.0, 3600.0) == status
+    assert capacity.follow(None, {"TrainingJobName": "a"}, 1.0, 3600.0, 0) == status
     assert world.started == ["a"]
 
 
 def test_it_is_started_once_without_a_wait(monkeypatch):
     world = World(monkeypatch, (1, LACKING))
-    assert capacity.follow(None, {"TrainingJobName": "a"}, 1.0, 0) == 1
+    assert capacity.follow(None, {"TrainingJobName": "a"}, 1.0, 0, 0) == 1
     assert world.started == ["a"]
 
 
 def test_no_start_is_later_than_the_wait(monkeypatch, capsys):
     world = World(monkeypatch, *[(1, LACKING)] * 9)
-    assert capacity.follow(None, {"TrainingJobName": "a"}, 1.0, 300.0) == 1
+    assert capacity.follow(None, {"TrainingJobName": "a"}, 1.0, 300.0, 0) == 1
     assert world.started == ["a", "a-1", "a-2"]  # after 0, 120 and 240 s
     assert capsys.readouterr().err.endswith("found no instances for 300 s (--capacity-wait)\n")
+
+
+# Spot jobs that continue on demand
+
+SPOT = {
+    "TrainingJobName": "a",
+    "EnableManagedSpotTraining": True,
+    "CheckpointConfig": {"S3Uri": "s3://b/p"},
+    "StoppingCondition": {"MaxRuntimeInSeconds": 7200, "MaxWaitTimeInSeconds": 14400},
+}
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def changes(*phases: tuple[str, float | None]) -> list[dict]:
+    """Return SecondaryStatusTransitions of phases one after the other; the last has no end."""
+    listed = []
+    moment = BEGAN
+    for status, seconds in phases:
+        listed.append({"Status": status, "StartTime": moment})
+        if seconds is not None:
+            moment += timedelta(seconds=seconds)
+            listed[-1]["EndTime"] = moment
+    return listed
+
+
+def test_only_the_time_without_instances_counts():
+    phases = ("Starting", 100.0), ("Downloading", 40.0), ("Training", 900.0), ("Interrupted", None)
+    job = {"SecondaryStatusTransitions": changes(*phases)}
+    assert capacity.seconds_waited(job, BEGAN + timedelta(seconds=1090)) == 150.0
+    assert capacity.seconds_waited({}, BEGAN) == 0.0
+
+
+class SpotJob:
+    """A spot job that waits for ever, and is stopped by StopTrainingJob, if it answers so."""
+
+    def __init__(self, refusal: str = "") -> None:
+        self.refusal = refusal
+        self.stops = 0
+        began = datetime.now(UTC) - timedelta(hours=1)
+        self.description = {
+            "TrainingJobName": "a",
+            "TrainingJobStatus": "InProgress",
+            "SecondaryStatusTransitions": [{"Status": "Starting", "StartTime": began}],
+        }
+
+    def client(self, service: str) -> SimpleNamespace:
+        return SimpleNamespace(stop_training_job=self.stop)
+
+    def stop(self, TrainingJobName: str) -> None:  # noqa: N803
+        self.stops += 1
+        if self.refusal:
+            error = {"Error": {"Code": self.refusal, "Message": ""}}
+            raise ClientError(error, "StopTrainingJob")
+
+
+@pytest.mark.parametrize(("limit", "stops"), [(3000.0, 1), (4000.0, 0), (0, 0)])
+def test_a_spot_job_that_has_waited_for_too_long_is_stopped_once(limit, stops):
+    job = SpotJob()
+    waits = capacity.SpotWaits(job, limit)
+    for _ in range(2):
+        waits.look(job.description)
+    assert (job.stops, waits.over) == (stops, bool(stops))
+
+
+def test_a_job_that_ends_meanwhile_is_not_stopped():
+    job = SpotJob("ValidationException")
+    capacity.SpotWaits(job, 60.0).look(job.description)
+    job.description["TrainingJobStatus"] = "Completed"
+    waits = capacity.SpotWaits(job, 60.0)
+    waits.look(job.description)
+    assert not waits.over
+    refusing = SpotJob("AccessDeniedException")
+    with pytest.raises(ClientError):
+        capacity.SpotWaits(refusing, 60.0).look(refusing.description)
+
+
+def test_the_job_on_demand_has_the_rest_of_the_time():
+    request = capacity.on_demand(SPOT, 2000)
+    assert request == {
+        "TrainingJobName": "a",
+        "CheckpointConfig": {"S3Uri": "s3://b/p"},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 5200},
+    }
+    assert capacity.on_demand(SPOT, 9000)["StoppingCondition"] == {"MaxRuntimeInSeconds": 1}
+
+
+WRONG = {
+    "a job on demand": ({"EnableManagedSpotTraining": False}, 60, True, "needs a job on spot"),
+    "no checkpoints": ({"CheckpointConfig": None}, 60, True, "needs --checkpoints=s3://"),
+    "the end comes first": ({}, 14400, True, r"found 14400, expected less than --max-wait \(14400"),
+    "nobody stays": ({}, 60, False, "--on-demand-after: not allowed with --no-follow"),
+}
+
+
+@pytest.mark.parametrize(("change", "seconds", "is_followed", "line"), WRONG.values(), ids=WRONG)
+def test_a_job_that_cannot_continue_on_demand_is_refused(change, seconds, is_followed, line):
+    request = {name: value for name, value in (SPOT | change).items() if value is not None}
+    with pytest.raises(ValueError, match=line):
+        capacity.check(request, 0, seconds, is_followed)
+    with pytest.raises(ValueError, match="--capacity-wait: not allowed with --no-follow"):
+        capacity.check(SPOT, 60, 0, is_followed=False)
+    capacity.check(SPOT, 60, 14399, is_followed=True)

@@ -151,6 +151,10 @@ def test_a_type_without_a_price(prices_flag):
         (["--price=1", "--budget=2", "--max-run=1h"], 3600),
         (["--price=4", "--spot-price=1", "--spot", "--budget=2"], 7200 - 120),
         (["--price=4", "--spot", "--budget=2"], 1800 - 120),
+        (
+            ["--price=4", "--spot-price=1", "--spot", "--budget=2", "--on-demand-after=1h"],
+            1800 - 120,
+        ),
         (["--price=0", "--budget=2", "--max-run=9d"], 9 * 86400),
         (["--price=1"], 86400),
         ([], 86400),
