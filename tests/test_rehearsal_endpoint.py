@@ -1408,6 +1408,41 @@ def test_each_rehearsal_has_a_key_of_its_own(endpoint, tmp_path):
             client("s3", another_endpoint.endpoint, key=endpoint.key).list_buckets()
 
 
+def test_a_warm_pool_goes_from_job_to_job(endpoint):
+    resources = {
+        "InstanceType": "ml.g5.xlarge",
+        "InstanceCount": 1,
+        "VolumeSizeInGB": 1,
+        "KeepAlivePeriodInSeconds": 600,
+    }
+    leave = {"ResourceConfig": resources, "Environment": {"LEAVE": "1"}}
+    names = []
+    for _ in range(2):
+        names.append(endpoint.create("image", **leave))
+        endpoint.wait_until_ended(names[-1])
+    first, second = (endpoint.describe(name)["WarmPoolStatus"] for name in names)
+    assert (first["Status"], first["ReusedByJob"]) == ("Reused", names[1])
+    assert second["Status"] == "Available"
+    listed = endpoint.sagemaker.list_training_jobs(WarmPoolStatusEquals="Available")
+    assert [job["TrainingJobName"] for job in listed["TrainingJobSummaries"]] == names[1:]
+    give_back = {"KeepAlivePeriodInSeconds": 0}
+    endpoint.sagemaker.update_training_job(TrainingJobName=names[1], ResourceConfig=give_back)
+    assert endpoint.describe(names[1])["WarmPoolStatus"]["Status"] == "Terminated"
+    with pytest.raises(ClientError, match="has no warm pool that is Available"):
+        endpoint.sagemaker.update_training_job(TrainingJobName=names[1], ResourceConfig=give_back)
+    with pytest.raises(ClientError, match="does not emulate RemoteDebugConfig of UpdateTraining"):
+        endpoint.sagemaker.update_training_job(
+            TrainingJobName=names[1], RemoteDebugConfig={"EnableRemoteDebug": True}
+        )
+    with pytest.raises(ClientError, match="KeepAlivePeriodInSeconds cannot be given together"):
+        endpoint.create(
+            "image",
+            **leave,
+            EnableManagedSpotTraining=True,
+            StoppingCondition={"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60},
+        )
+
+
 def test_a_client_sees_which_of_the_preferred_types_was_chosen(tmp_path):
     """And the launcher's commands start the same request again."""
     preferred = [

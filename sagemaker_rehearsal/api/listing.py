@@ -1,9 +1,11 @@
 """ListTrainingJobs: filters, order and pages."""
 
 import base64
+import time
 from collections.abc import Mapping
 
 from sagemaker_rehearsal.api.errors import invalid
+from sagemaker_rehearsal.jobs import warm_pools
 from sagemaker_rehearsal.jobs.record import Record
 
 # Jobs on a page without MaxResults.
@@ -12,10 +14,10 @@ PAGE_JOBS = 10
 
 def page(jobs: Mapping[str, Record], request: dict) -> dict:
     """Return the page that a request asks for; `jobs` has a region's jobs by ARN."""
-    for name in ("WarmPoolStatusEquals", "TrainingPlanArnEquals"):
-        if request.get(name):
-            raise invalid(f"The rehearsal does not emulate {name} of ListTrainingJobs")
-    matching = [(arn, record) for arn, record in jobs.items() if passes(record, request)]
+    if request.get("TrainingPlanArnEquals"):
+        raise invalid("The rehearsal does not emulate TrainingPlanArnEquals of ListTrainingJobs")
+    now = time.time()
+    matching = [(arn, record) for arn, record in jobs.items() if passes(record, request, now)]
     keys = {"Name": lambda pair: pair[1].name, "Status": lambda pair: pair[1].status}
     matching.sort(key=lambda pair: pair[1].created, reverse=True)
     matching.sort(
@@ -26,17 +28,18 @@ def page(jobs: Mapping[str, Record], request: dict) -> dict:
     size = request.get("MaxResults", PAGE_JOBS)
     next_page = {"NextToken": token(start + size)} if start + size < len(matching) else {}
     return {
-        "TrainingJobSummaries": [summary(*pair) for pair in matching[start : start + size]]
+        "TrainingJobSummaries": [summary(*pair, now) for pair in matching[start : start + size]]
     } | next_page
 
 
-def passes(record: Record, request: dict) -> bool:
+def passes(record: Record, request: dict, now: float) -> bool:
     """Return whether a job passes the filters of ListTrainingJobs."""
     return (
         request.get("NameContains", "") in record.name
         and request.get("StatusEquals", record.status) == record.status
         and within(record.created, request, "CreationTime")
         and within(record.modified, request, "LastModifiedTime")
+        and request.get("WarmPoolStatusEquals") in (None, warm_pools.status(record, now))
     )
 
 
@@ -45,7 +48,7 @@ def within(moment: float, request: dict, name: str) -> bool:
     return request.get(f"{name}After", 0) <= moment <= request.get(f"{name}Before", float("inf"))
 
 
-def summary(arn: str, record: Record) -> dict:
+def summary(arn: str, record: Record, now: float) -> dict:
     """Return a job's entry in ListTrainingJobs."""
     return without_none(
         {
@@ -56,6 +59,7 @@ def summary(arn: str, record: Record) -> dict:
             "LastModifiedTime": record.modified,
             "TrainingJobStatus": record.status,
             "SecondaryStatus": record.secondary,
+            "WarmPoolStatus": warm_pools.describe(record, now),
         }
     )
 

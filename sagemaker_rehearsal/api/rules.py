@@ -43,6 +43,7 @@ EMULATED = {
     "ResourceConfig.InstanceGroups",
     "ResourceConfig.InstancePreferences.InstanceType",
     "ResourceConfig.InstancePreferences.InstanceCount",
+    "ResourceConfig.KeepAlivePeriodInSeconds",
     "StoppingCondition.MaxRuntimeInSeconds",
     "StoppingCondition.MaxWaitTimeInSeconds",
     "CheckpointConfig",
@@ -187,6 +188,11 @@ def _check_algorithm(algorithm: dict) -> None:
 
 
 def _check_resources(resources: dict, is_spot: bool) -> None:
+    if resources.get("KeepAlivePeriodInSeconds") and (is_spot or resources.get("InstanceGroups")):
+        raise invalid(
+            "KeepAlivePeriodInSeconds cannot be given together with InstanceGroups or "
+            "EnableManagedSpotTraining"
+        )
     single = (resources.get("InstanceType"), resources.get("InstanceCount"))
     if preferences := resources.get("InstancePreferences"):
         counts = _count_preferred(preferences, resources, is_spot)

@@ -14,7 +14,7 @@ from sagemaker_rehearsal.api.errors import Refused, invalid
 from sagemaker_rehearsal.api.listing import without_none
 from sagemaker_rehearsal.api.validation import input_shape, pruned, validate
 from sagemaker_rehearsal.faults.rules import parse as parse_fault
-from sagemaker_rehearsal.jobs import channels, layout
+from sagemaker_rehearsal.jobs import channels, layout, warm_pools
 from sagemaker_rehearsal.jobs.job import Job, Place
 from sagemaker_rehearsal.jobs.metrics import Metrics
 from sagemaker_rehearsal.jobs.record import ENDED, Record, Secondary, Status
@@ -98,6 +98,7 @@ class Service:
                     "Training job names must be unique within an AWS account and region, and a "
                     f"training job with this name already exists ({arn})",
                 )
+            notes += warm_pools.take_over(record, self._records_of(region).values())
             job = self.jobs[arn] = Job(record, place, settings, metrics)
             for note in notes:
                 job.note(note)
@@ -137,6 +138,7 @@ class Service:
             ],
             "FinalMetricDataList": list(job.metrics.found.values()) or None,
             "ModelArtifacts": {"S3ModelArtifacts": record.artifacts} if record.artifacts else None,
+            "WarmPoolStatus": warm_pools.describe(record, moment),
         }
         for flag in (
             "EnableNetworkIsolation",
@@ -165,12 +167,29 @@ class Service:
         job.wishes.ask_to_stop()
         return {}
 
+    def UpdateTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802
+        """Change how long a job's instances are kept; nothing else can be changed here."""
+        if others := request.keys() - {"TrainingJobName", "ResourceConfig"}:
+            raise invalid(
+                f"The rehearsal does not emulate {', '.join(sorted(others))} of UpdateTrainingJob"
+            )
+        record = self._find_job(request, region).record
+        seconds = request["ResourceConfig"][warm_pools.KEEP_ALIVE]
+        if not warm_pools.keep_for(record, seconds):
+            raise invalid(
+                "The request was rejected because the training job is in status "
+                f"{record.status} and has no warm pool that is Available"
+            )
+        return {"TrainingJobArn": arn_of(record.name, region)}
+
     def ListTrainingJobs(self, request: dict, region: str) -> dict:  # noqa: N802
         """Return the jobs that pass the request's filters, one page at a time."""
+        return listing.page(self._records_of(region), request)
+
+    def _records_of(self, region: str) -> dict[str, Record]:
+        """Return the records of a region's jobs, by the jobs' ARNs."""
         records = [(arn, job.record) for arn, job in list(self.jobs.items())]
-        return listing.page(
-            {arn: record for arn, record in records if arn == arn_of(record.name, region)}, request
-        )
+        return {arn: record for arn, record in records if arn == arn_of(record.name, region)}
 
     def CreateHyperParameterTuningJob(self, request: dict, region: str) -> dict:  # noqa: N802
         """Start a tuning job."""

@@ -289,6 +289,18 @@ class Comparison:
 
 
 @dataclass
+class WarmPool:
+    """What has become of a job's instances after its end: see warm_pools.py."""
+
+    # Whether the job has them from another's pool.
+    is_inherited: bool = False
+    # The job that took them over, if one did.
+    reused_by: str = ""
+    # When that was, or when they were given back before their time.
+    over: float | None = None
+
+
+@dataclass
 class Record:
     """Everything about one job."""
 
@@ -323,6 +335,7 @@ class Record:
     training_start: float | None = None
     training_end: float | None = None
     modified: float = 0.0
+    warm_pool: WarmPool = field(default_factory=WarmPool)
 
     @property
     def secondary(self) -> Secondary:
