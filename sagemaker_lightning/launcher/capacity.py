@@ -5,6 +5,7 @@ import time
 
 from sagemaker_lightning.contract.errors import plain
 from sagemaker_lightning.launcher import follower, job_request, jobs
+from sagemaker_lightning.launcher.services import Request
 from sagemaker_lightning.launcher.sites import Site
 
 # How FailureReason begins where there were no instances: "CapacityError: Unable to provision
@@ -14,7 +15,7 @@ REASONS = ("CapacityError", "InsufficientCapacityError")
 PAUSE_SECONDS = 120.0
 
 
-def follow(site: Site, request: dict, seconds: float, wait: float) -> int:
+def follow(site: Site, request: Request, seconds: float, wait: float) -> int:
     """Start the job of a request and follow it; start it again while there is no capacity.
 
     Each start has a name of its own. What ended for want of instances has trained nothing, and
@@ -44,7 +45,7 @@ def follow(site: Site, request: dict, seconds: float, wait: float) -> int:
         )
         time.sleep(PAUSE_SECONDS)
         name = job_request.renamed(request["TrainingJobName"])
-        request = request | {"TrainingJobName": name}
+        request = {**request, "TrainingJobName": name}
 
 
 def _lacked_capacity(site: Site, name: str) -> bool:
