@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-thorough test-fast compat compat-next soak mutants zoo projects loaders lint format lock lock-conda docs wheel test-wheel sbom audit build run push rehearsal benchmark scaling gpu clean
+.PHONY: help env train test test-thorough test-fast compat compat-next soak mutants zoo projects loaders lint format lock lock-conda docs wheel test-wheel publish sbom audit build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -33,14 +33,15 @@ test-fast: $(VENV)/ready  ## run the tests that take no process, no container an
 
 LIGHTNING ?= 2.5.2
 PACKAGE ?= pytorch-lightning
-COMPAT := .venvs/$(PACKAGE)-$(LIGHTNING)
+WITH ?=
+COMPAT := .venvs/$(PACKAGE)-$(LIGHTNING)$(if $(WITH),-with-others)
 $(COMPAT)/ready: $(LOCKED)
-	PYTHON=$(PYTHON) scripts/make_env.sh $(COMPAT) $(PACKAGE)==$(LIGHTNING)
+	PYTHON=$(PYTHON) scripts/make_env.sh $(COMPAT) $(PACKAGE)==$(LIGHTNING) $(WITH)
 
 COMPATIBLE := -n 2 -m "not docker and not soak" tests/test_compat.py tests/test_namespaces.py tests/unit/data/test_deterministic.py tests/test_exact_resume.py tests/test_data_that_change.py \
 	tests/test_process_left_as_it_was.py tests/test_where_runs_begin_and_end.py tests/test_what_checkpoints_hold.py \
 	tests/unit/data/loaders tests/test_interruptions.py tests/test_strangers.py tests/test_logger_runs.py
-compat: $(COMPAT)/ready  ## run the tests of what is ours and Lightning's with another one (LIGHTNING=2.5.2, the oldest; PACKAGE=lightning)
+compat: $(COMPAT)/ready  ## run the tests of what is ours and Lightning's with another one (LIGHTNING=2.5.2, the oldest; PACKAGE=lightning; WITH="torch~=2.11.0 torchvision")
 	$(COMPAT)/bin/python -m pytest $(COMPATIBLE) $(FLAGS)
 
 NEXT := .venvs/next
@@ -69,7 +70,7 @@ $(TOOLS)/locked.txt: locks/tools.txt
 	scripts/install_locked.sh $(TOOLS)/bin/python install $<
 	cp $< $@
 
-lint: $(VENV)/ready $(TOOLS)/locked.txt  ## check style, imports, types and the forge's workflows, and the shell scripts where shellcheck is installed
+lint: $(VENV)/ready $(TOOLS)/locked.txt  ## check style, imports, types and the forge's workflows, and more of workflows and shell scripts where actionlint and shellcheck are installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
@@ -79,6 +80,7 @@ lint: $(VENV)/ready $(TOOLS)/locked.txt  ## check style, imports, types and the 
 	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 	$(TOOLS)/bin/zizmor --offline --quiet .github
+	if command -v actionlint >/dev/null; then actionlint; else echo "no actionlint here: workflows checked by their schemas and zizmor alone"; fi
 	if command -v shellcheck >/dev/null; then git ls-files '*.sh' .ci/run | xargs shellcheck; else echo "no shellcheck here: shell scripts not checked"; fi
 
 format: $(VENV)/ready  ## put the code into its style
@@ -110,6 +112,11 @@ wheel: $(TOOLS)/locked.txt  ## build the wheel and the source archive in output/
 
 test-wheel: $(VENV)/ready  ## install the wheel into an empty environment, and use it there
 	$(BIN)/python -m pytest -n 2 tests/test_package.py $(FLAGS)
+
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' sagemaker_lightning/__init__.py)
+publish:  ## upload what `make wheel` has built to the package index; the commit must have the tag of its version
+	@git tag --points-at HEAD | grep -qx "v$(VERSION)" || { echo "error: found no tag v$(VERSION) on this commit; git tag v$(VERSION), or set __version__"; exit 1; }
+	scripts/uv.sh publish --trusted-publishing always output/dist/*
 
 WHOLE := .venvs/image
 $(WHOLE)/ready: $(LOCKED) locks/image.txt

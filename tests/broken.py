@@ -103,8 +103,7 @@ MISTAKES: dict[str, Callable[[], None]] = {
 
 def main() -> None:
     """Train with the mistake."""
-    # The tests' steps are short, and are killed after a few.
-    journal.MAX_WAITING_SHARE = float("inf")
+    journal.MAX_WAITING_SHARE = float("inf")  # the tests' steps are short
     with contextlib.suppress(KeyError):
         MISTAKES[os.environ["BREAK"]]()
     if os.environ.get("BLIND"):

@@ -1,4 +1,4 @@
-"""The pages of the documentation, and the blocks of code in them."""
+"""The pages of the documentation and of the results, and the blocks of code in them."""
 
 import re
 
@@ -6,7 +6,8 @@ from containers import ROOT
 
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
-    for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
+    for folder in (ROOT, ROOT / "docs", ROOT / "results")
+    for path in sorted(folder.glob("*.md"))
 }
 """The text of each page by its path."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -22,14 +23,14 @@ TESTS = {
         # The page's own command needs a GPU.
         "test_from_the_tutorial.py::test_the_tutorials_command_and_hyperparameters_parse",
     ],
-    "docs/gpu.md": [  # with --miniature
+    "results/gpu.md": [  # with --miniature
         "test_gpu.py::test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing",
         "test_gpu.py::test_what_travels_is_installed_without_a_network",
     ],
-    "docs/real-projects.md": [
+    "results/real-projects.md": [
         "test_real_projects.py::test_the_command_of_the_page"
     ],  # it installs packages
-    "docs/zoo.md": ["test_zoo.py::test_the_commands_of_the_page"],
+    "results/zoo.md": ["test_zoo.py::test_the_commands_of_the_page"],
 }
 """Pages whose blocks need tests of their own; tests/test_readme.py runs the others unchanged."""
 

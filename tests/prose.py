@@ -1,4 +1,4 @@
-"""Finds phrases that plain English does without, and names in the pages that the code lacks.
+"""Finds phrases that plain English does without, long sentences, and names that the code lacks.
 
     python tests/prose.py
 
@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("docs/", "results/")
 FOLDERS = ("app", "benchmarks", "examples", "sagemaker_lightning", "sagemaker_rehearsal", "scripts")
 
 PHRASES = {
@@ -58,6 +59,10 @@ OF_OTHERS = {
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"`([A-Za-z_]\w*(?:[./][\w-]+)*)(?:\(\))?`")
 """What a page has in backticks, if it is a name of code or a path."""
+MAX_WORDS = 50
+ENDS = re.compile(r"(?<=[.!?])\s|\n\s*\n|\n(?=\s*[-#|])|\|")
+"""Ends of sentences, of paragraphs, of points of a list and of cells of a table."""
+LINK = re.compile(r"\]\([^)]*\)")
 
 
 def files(*ends: str) -> list[Path]:
@@ -125,16 +130,29 @@ def unknown_names(name: str, content: str) -> Iterator[str]:
             yield f"{name}:{line}: `{match[1]}`: no code has {lacking[0]} (OF_OTHERS in prose.py)"
 
 
+def long_sentences(name: str, content: str) -> Iterator[str]:
+    """Yield a line for each sentence of a page that is longer than MAX_WORDS."""
+    text = without_code(content)
+    begin = 0
+    for end in (*(match.end() for match in ENDS.finditer(text)), len(text)):
+        words = len(re.findall(r"\S*\w\S*", LINK.sub("]", text[begin:end])))
+        if words > MAX_WORDS:
+            line = 1 + text.count("\n", 0, begin)
+            yield f"{name}:{line}: a sentence of {words} words: make two of it, or a list"
+        begin = end
+
+
 def main() -> int:
     """Print what is found; return 1 if there is anything, else 0."""
     found: list[str] = []
     for path in files(".md", ".py"):
         name = str(path.relative_to(ROOT))
-        is_page = name.endswith(".md") and (path.parent == ROOT or name.startswith("docs/"))
+        is_page = name.endswith(".md") and (path.parent == ROOT or name.startswith(PAGES))
         if is_page or (name.endswith(".py") and name.startswith(FOLDERS)):
             found += phrases(name, content := path.read_text())
             if is_page and name != "CHANGELOG.md":  # it has names of before, too
                 found += unknown_names(name, content)
+                found += long_sentences(name, content)
     print(*found, sep="\n", end="\n" if found else "")
     return int(bool(found))
 

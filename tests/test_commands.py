@@ -24,7 +24,7 @@ RUNS_BLOCK = "test_readme.py::test_a_block_of_a_page"
 RUNS_SDK_JOB = "test_readme.py::test_a_job_by_an_sdk"
 LAUNCH = TESTS["docs/drill.md"][2]
 DRILL = TESTS["docs/drill.md"][0]
-GPU = TESTS["docs/gpu.md"]
+GPU = TESTS["results/gpu.md"]
 BETWEEN_THE_LINES = {
     "make": "test_commands.py::test_make_prints_its_targets",
     "make train": RUNS_BLOCK,

@@ -1,4 +1,4 @@
-"""The examination of other libraries' loaders (docs/loaders.md), without any of them."""
+"""The examination of other libraries' loaders (results/loaders.md), without any of them."""
 
 import ast
 import random
@@ -45,7 +45,7 @@ def test_a_step_with_another_batch_is_a_difference(tmp_path):
 
 
 def test_the_page_has_a_place_for_the_table():
-    page = (ROOT / "docs/loaders.md").read_text()
+    page = (ROOT / "results/loaders.md").read_text()
     report = {"version": "timm 1", "name": "a loader", "ways": {"0": [{"outcome": "identical"}]}}
     text = real_projects.with_table(page, examination.table([report]), examination.BEGIN)
     assert "| a loader | 1 identical |  |  |  |" in text

@@ -273,7 +273,7 @@ def test_the_docs_have_the_newest_figures_and_names_claim_nothing_before():
     newest = report.newest()
     assert report.PAGE.read_text() == report.written(report.PAGE.read_text(), newest)
     recipes, results_page = (
-        (ROOT / f"docs/{page}.md").read_text() for page in ("flags-and-recipes", "results")
+        (ROOT / page).read_text() for page in ("docs/flags-and-recipes.md", "results/figures.md")
     )
     if not newest:
         for name in ("fast", "accurate"):
@@ -293,7 +293,7 @@ def test_a_report_is_printed_or_put_into_the_docs(results, flags, capsys, monkey
     results.parts["step"] = {"status": "complete", "line": "", "seconds": 1, "records": [record]}
     results.write()
     monkeypatch.setattr(report, "PAGE", tmp_path / "gpu.md")
-    page = (ROOT / "docs/gpu.md").read_text()
+    page = (ROOT / "results/gpu.md").read_text()
     report.PAGE.write_text(page)
     assert main(["report", str(results.path), *flags]) == 0
     assert report.text(results) in capsys.readouterr().out
@@ -338,7 +338,7 @@ def test_what_a_machine_lacks_is_carried_up_to_a_size(monkeypatch, tmp_path):
 @pytest.mark.soak  # wheels of a package index
 @pytest.mark.slow
 def test_what_travels_is_installed_without_a_network(cifar, tmp_path):
-    """docs/gpu.md: made here, for this Python, and installed as the page says."""
+    """results/gpu.md: made here, for this Python, and installed as the page says."""
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     arguments = [sys.executable, "-m", "benchmarks.carry", f"--data={cifar}", f"--python={here}"]
     completed = subprocess.run(

@@ -127,7 +127,7 @@ CONFIGURATIONS = {
 }
 
 
-# Each of the others is one of the zoo's configurations, too (docs/zoo.md).
+# Each of the others is one of the zoo's configurations, too (results/zoo.md).
 ALWAYS_RUN = (
     "a step at a time",
     "two workers",

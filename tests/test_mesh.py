@@ -205,13 +205,15 @@ def test_a_host_that_never_appears(hosts, known):
     assert first_reason.startswith("host algo-2 did not appear within 1 s: ")
     assert third_reason.startswith("host algo-2 did not appear within 1 s: ")
     details = {
-        reason.partition("within 1 s: ")[2].partition("; nor did algo-4; see whether it started")[0]
+        reason.partition("within 1 s: ")[2].partition(
+            "; neither did algo-4; see whether it started"
+        )[0]
         for reason in (first_reason, third_reason)
     }
     refused = f"but it does not answer on port {hosts.port} ("
     if known:
         assert all(
-            f"its name is that of {hosts.address('algo-2')}, {refused}" in detail
+            f"its name resolves to {hosts.address('algo-2')}, {refused}" in detail
             for detail in details
         )
     else:
@@ -225,8 +227,8 @@ def test_a_host_that_never_appears(hosts, known):
     ("missing", "others"),
     [
         (1, ""),
-        (2, "; nor did algo-3"),
-        (8, "; nor did algo-3, algo-4, algo-5, algo-6, algo-7"),
+        (2, "; neither did algo-3"),
+        (8, "; neither did algo-3, algo-4, algo-5, algo-6, algo-7"),
     ],
 )
 def test_of_many_hosts_that_are_missing_six_are_named(hosts, missing, others):

@@ -13,7 +13,7 @@ from containers import ROOT
 from pages import FENCE, PAGES
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-MEASURED = "docs/results.md", "docs/zoo.md", "docs/gpu.md"
+MEASURED = "results/figures.md", "results/zoo.md", "results/gpu.md"
 NUMBER = r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\d)"
 MAX_COLUMNS = 120  # columns of a line that can be wrapped
 
@@ -69,6 +69,18 @@ def test_the_readme_promises_no_figure_that_is_not_measured():
             rounded = {f"{float(number):.{decimals}f}" for number in measured}
             assert figure in rounded, (promise, figure)
         assert re.search(NUMBER, figures) and ". " not in promise, promise
+
+
+def test_the_readme_and_the_page_of_interruptions_cite_the_same_rounds():
+    """Of the zoo, and of strangers' programs."""
+    rows = re.findall(r"^\| (?:Interrupted jobs|Strangers).*$", PAGES["README.md"], re.MULTILINE)
+    table = re.search(
+        r"^\| what was interrupted.*?\n\n",
+        PAGES["docs/interruptions.md"],
+        re.MULTILINE | re.DOTALL,
+    )
+    assert len(rows) == 2
+    assert set(re.findall(NUMBER, " ".join(rows))) <= set(re.findall(NUMBER, table[0]))
 
 
 def test_the_picture_is_what_its_script_draws():

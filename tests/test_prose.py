@@ -1,7 +1,7 @@
 """tests/prose.py: what `make lint` finds in texts."""
 
 import pytest
-from prose import phrases, unknown_names
+from prose import MAX_WORDS, long_sentences, phrases, unknown_names
 
 NONE = "is" + " none"  # not as one: this file may be read, too
 
@@ -56,3 +56,11 @@ def test_names_that_no_code_has():
         f"docs/a.md:2: `{gone}`",
         f"docs/a.md:2: `resume/{gone}.py`",
     ]
+
+
+def test_sentences_that_are_too_long():
+    """Points of a list and cells of a table are sentences of their own, and links have no words."""
+    most = "a " * (MAX_WORDS - 1) + "b"
+    page = f"Short.\n\n{most}\n- {most}\n\n| {most} | {most} |\n\nx {most}. [b]({most * 2}).\n"
+    lines = list(long_sentences("docs/a.md", page))
+    assert [line.partition(": a sentence")[0] for line in lines] == ["docs/a.md:8"]

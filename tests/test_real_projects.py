@@ -1,4 +1,4 @@
-"""The examination of public packages (docs/real-projects.md), on scripts without any.
+"""The examination of public packages (results/real-projects.md), on scripts without any.
 
 It sees what differs.
 """
@@ -77,7 +77,7 @@ def test_the_command_of_the_page():
     """The program accepts the command, which installs packages; no test runs it."""
     (command,) = re.findall(
         r"^```sh\n(.*?)^```$",
-        (ROOT / "docs/real-projects.md").read_text(),
+        (ROOT / "results/real-projects.md").read_text(),
         re.MULTILINE | re.DOTALL,
     )
     completed = subprocess.run(

@@ -1,10 +1,15 @@
 """The forge's workflows call what a person can type, and take actions by their commit."""
 
 import re
+import shutil
+import subprocess
 
 import pytest
 import yaml
 from containers import ROOT
+
+from sagemaker_lightning import __version__
+from sagemaker_lightning.compat import versions
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -36,3 +41,36 @@ def test_a_workflow_takes_actions_by_their_commit(path):
 def test_supported_versions_of_python_are_checked():
     jobs = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text())["jobs"]
     assert jobs["quick"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
+
+
+def test_the_oldest_and_the_other_names_are_checked():
+    """The oldest Lightning and torch, and Lightning under its other name."""
+    jobs = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text())["jobs"]
+    rows = jobs["compat"]["strategy"]["matrix"]["include"]
+    assert {row["package"] for row in rows} == {"pytorch-lightning", "lightning"}
+    assert versions.OLDEST_LIGHTNING in {row["version"] for row in rows}
+    assert any(f"torch~={versions.OLDEST_TORCH}." in row["with"] for row in rows)
+
+
+def test_only_a_tagged_version_is_published(tmp_path):
+    """`make publish` looks at the commit's tags before it uploads anything."""
+    for name in ("Makefile", "sagemaker_lightning/__init__.py", "scripts/uv.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / name)
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.com"]
+    subprocess.run([*git, "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], cwd=tmp_path, check=True)
+    (tmp_path / "scripts/uv.sh").write_text("#!/bin/bash\necho uploads $*\n")
+
+    def publish() -> subprocess.CompletedProcess:
+        return subprocess.run(
+            ["make", "publish"], cwd=tmp_path, text=True, stdout=subprocess.PIPE, check=False
+        )
+
+    subprocess.run([*git, "tag", "v0"], cwd=tmp_path, check=True)
+    refused = publish()
+    assert refused.returncode != 0 and f"found no tag v{__version__}" in refused.stdout
+    assert "uploads" not in refused.stdout
+    subprocess.run([*git, "tag", f"v{__version__}"], cwd=tmp_path, check=True)
+    published = publish()
+    assert published.returncode == 0 and "uploads publish" in published.stdout

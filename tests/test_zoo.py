@@ -1,6 +1,6 @@
 """User code of many kinds, interrupted at random moments: a handful of the zoo.
 
-The soak runs all of it (docs/zoo.md).
+The soak runs all of it (results/zoo.md).
 """
 
 import json
@@ -89,7 +89,7 @@ def test_the_commands_of_the_page(tmp_path):
     results = tmp_path / "zoo.jsonl"
     page = tmp_path / "page.md"
     (commands,) = re.findall(
-        r"^```sh\n(.*?)^```$", (ROOT / "docs/zoo.md").read_text(), re.MULTILINE | re.DOTALL
+        r"^```sh\n(.*?)^```$", (ROOT / "results/zoo.md").read_text(), re.MULTILINE | re.DOTALL
     )
     doing, reporting = commands.replace("output/zoo.jsonl", str(results)).splitlines()
     earlier_round = rounds.Round("the control", "process", 1, outcome="identical")

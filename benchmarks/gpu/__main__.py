@@ -3,7 +3,7 @@
     python -m benchmarks.gpu [--out DIR] [--data_dir CIFAR10] [--parts resume,step]
                              [--limit SECONDS]
     python -m benchmarks.gpu --miniature --out DIR      a rehearsal on a CPU, a minute: no figures
-    python -m benchmarks.gpu report [FILE] [--write]    the table; --write puts it into docs/gpu.md
+    python -m benchmarks.gpu report [FILE] [--write]    the table; --write: into results/gpu.md
 
 The most valuable parts come first; each has a limit of its own. Every value is in DIR/gpu-DATE.json
 as soon as it is measured. A call that finds the file of an earlier one (same GPU, versions and
@@ -111,7 +111,7 @@ def _report(arguments: list[str]) -> int:
     """Print the table of a file, or put it into the docs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu report")
     parser.add_argument("file", type=Path, nargs="?", help="default: the newest in results/")
-    parser.add_argument("--write", action="store_true", help="put it into docs/gpu.md")
+    parser.add_argument("--write", action="store_true", help="put it into results/gpu.md")
     args = parser.parse_args(arguments)
     try:
         results = Results.read(args.file) if args.file else report.newest()

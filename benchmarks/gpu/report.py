@@ -11,7 +11,7 @@ from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.results import Results, files
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/gpu.md"
+PAGE = ROOT / "results/gpu.md"
 FOLDER = ROOT / "results"
 BEGIN = "<!-- made by `python -m benchmarks.gpu report --write`: begin -->"
 END = "<!-- end -->"

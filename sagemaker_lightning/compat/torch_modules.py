@@ -47,6 +47,12 @@ def _by_name(members: Any) -> dict[str, Any]:
     return members if isinstance(members, dict) else dict(members.items())
 
 
+def is_lazy(tensor: object) -> bool:
+    """Return whether a tensor is a lazy module's, and has no values yet."""
+    class_ = nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]  # no stub has it
+    return isinstance(tensor, class_)
+
+
 def unsaved_buffers(module: nn.Module) -> set[str]:
     """Return the names of a module's own buffers that its state dict leaves out, to be changed."""
     return module._non_persistent_buffers_set

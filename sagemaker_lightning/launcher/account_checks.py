@@ -5,17 +5,21 @@ for want of a permission: the job's role may be allowed what the person is not. 
 same holds for missing credentials or network.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from botocore.exceptions import ClientError, HTTPClientError, NoCredentialsError
 from botocore.exceptions import ConnectionError as NoConnectionError
 
 from sagemaker_lightning.launcher import aws, images, job_request
+from sagemaker_lightning.launcher.services import S3, Registry, Request
 
 FORBIDDEN = {"403", "AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
 MISSING_BUCKET = {"404", "NoSuchBucket"}
 MISSING_IMAGE = {"ImageNotFoundException", "RepositoryNotFoundException"}
 
 
-def check(request: dict, region: str, dry_run: bool) -> list[str]:
+def check(request: Request, region: str, dry_run: bool) -> list[str]:
     """Return a line for each thing that could not be checked.
 
     Args:
@@ -29,14 +33,16 @@ def check(request: dict, region: str, dry_run: bool) -> list[str]:
         if dry_run:
             return [f"the data, the buckets and the image: {aws.NO_CREDENTIALS}"]
         raise NoCredentialsError
-    s3 = aws.client("s3", region)
+    s3: S3 = aws.client("s3", region)
     image = request["AlgorithmSpecification"]["TrainingImage"]
-    checks = [(check_image, (aws.client("ecr", region), image))] if aws.ECR.fullmatch(image) else []
+    checks: list[tuple[str, Callable[[], None]]] = []
+    if aws.ECR.fullmatch(image):
+        checks.append(("--image", partial(check_image, aws.client("ecr", region), image)))
     lines = []
     for channel in request.get("InputDataConfig", []):
         flag = f"--channel {channel['ChannelName']}"
         if "S3DataSource" in channel["DataSource"]:
-            checks.append((check_data, (s3, flag, job_request.address(channel))))
+            checks.append((flag, partial(check_data, s3, flag, job_request.address(channel))))
         else:
             lines.append(
                 f"{flag}: only its VPC sees the file system {job_request.address(channel)}"
@@ -44,17 +50,14 @@ def check(request: dict, region: str, dry_run: bool) -> list[str]:
     locations = {"--output": request["OutputDataConfig"]["S3OutputPath"]}
     if "CheckpointConfig" in request:
         locations["--checkpoints"] = request["CheckpointConfig"]["S3Uri"]
-    checks += [(check_bucket, (s3, flag, uri)) for flag, uri in locations.items()]
-    for check_one, arguments in checks:
+    checks += [(flag, partial(check_bucket, s3, flag, uri)) for flag, uri in locations.items()]
+    for flag, check_one in checks:
         try:
-            check_one(*arguments)
+            check_one()
         except ClientError as error:
             if error.response["Error"]["Code"] not in FORBIDDEN:
                 raise
-            lines.append(
-                f"{arguments[-2] if check_one is not check_image else '--image'}: "
-                f"{aws.explain(error)}"
-            )
+            lines.append(f"{flag}: {aws.explain(error)}")
         except (NoConnectionError, HTTPClientError) as error:
             if not dry_run:
                 raise
@@ -62,7 +65,7 @@ def check(request: dict, region: str, dry_run: bool) -> list[str]:
     return lines
 
 
-def check_bucket(s3, flag: str, uri: str) -> None:
+def check_bucket(s3: S3, flag: str, uri: str) -> None:
     """Raise ValueError unless the bucket of `uri` exists in the job's region."""
     bucket, _ = aws.s3_location(flag, uri)
     try:
@@ -80,7 +83,7 @@ def check_bucket(s3, flag: str, uri: str) -> None:
         )
 
 
-def check_data(s3, flag: str, uri: str) -> None:
+def check_data(s3: S3, flag: str, uri: str) -> None:
     """Raise ValueError unless something is stored at `uri`."""
     check_bucket(s3, flag, uri)
     bucket, prefix = aws.s3_location(flag, uri)
@@ -90,9 +93,9 @@ def check_data(s3, flag: str, uri: str) -> None:
         )
 
 
-def check_image(ecr, uri: str) -> None:
+def check_image(ecr: Registry, uri: str) -> None:
     """Raise ValueError unless the image exists in its ECR registry."""
-    image = aws.ECR.fullmatch(uri)
+    image = aws.image_parts(uri)
     image_id = (
         {"imageDigest": image["digest"]}
         if image["digest"]

@@ -16,9 +16,10 @@ import base64
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import boto3
 from boto3.exceptions import Boto3Error
@@ -45,6 +46,14 @@ ECR = re.compile(
     r"(?P<account>\d{12})\.dkr[.-]ecr(-fips)?\.(?P<region>[a-z0-9-]+)\.[a-z0-9.-]+"
     r"/(?P<repository>[a-z0-9][a-z0-9._/-]*)(:(?P<tag>[\w][\w.-]{0,127}))?(@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
+
+
+def image_parts(uri: str) -> re.Match[str]:
+    """Return the groups of ECR in an image's address; ValueError if it is not one of Amazon ECR."""
+    match = ECR.fullmatch(uri)
+    if match is None:
+        raise ValueError(f"--image: found {uri!r}, expected an address in Amazon ECR")
+    return match
 
 
 def region(region_flag: str | None, otherwise: str | None = None) -> str:
@@ -81,8 +90,11 @@ def session() -> boto3.Session:
     return boto3.DEFAULT_SESSION or boto3.Session()
 
 
-def client(service: str, region_name: str):
-    """Return a boto3 client that gives up on an unreachable service within a minute."""
+def client(service: str, region_name: str) -> Any:
+    """Return a boto3 client that gives up on an unreachable service within a minute.
+
+    boto3 makes its class when it runs; services.py has what the launcher uses of it.
+    """
     return boto3.client(
         service,
         region_name=region_name,
@@ -163,7 +175,7 @@ def s3_location(name: str, uri: str) -> tuple[str, str]:
     return bucket, key
 
 
-COMMANDS = {
+COMMANDS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "account": (account, ()),
     "region": (print_region, ()),
     "create-repository": (create_repository, ("name",)),

@@ -7,8 +7,11 @@ import sys
 import time
 from datetime import UTC, datetime
 
+from botocore.exceptions import ClientError
+
 from sagemaker_lightning.contract.errors import plain
-from sagemaker_lightning.launcher import aws, follower, job_request, jobs
+from sagemaker_lightning.launcher import follower, job_request, jobs
+from sagemaker_lightning.launcher.services import Job, Request
 from sagemaker_lightning.launcher.sites import Site
 
 # How FailureReason begins where there were no instances: "CapacityError: Unable to provision
@@ -20,7 +23,7 @@ PAUSE_SECONDS = 120.0
 WAITING = {"Interrupted", "LaunchingMLInstances", "Pending", "Restarting", "Starting"}
 
 
-def check(request: dict, wait: float, on_demand_after: float, is_followed: bool) -> None:
+def check(request: Request, wait: float, on_demand_after: float, is_followed: bool) -> None:
     """Raise ValueError if a job cannot be started again as the flags say.
 
     Args:
@@ -51,7 +54,9 @@ def check(request: dict, wait: float, on_demand_after: float, is_followed: bool)
         )
 
 
-def follow(site: Site, request: dict, seconds: float, wait: float, on_demand_after: float) -> int:
+def follow(
+    site: Site, request: Request, seconds: float, wait: float, on_demand_after: float
+) -> int:
     """Start the job of a request and follow it; start it again for want of instances.
 
     Each start has a name of its own. What ended because there were no instances has trained
@@ -96,7 +101,7 @@ def follow(site: Site, request: dict, seconds: float, wait: float, on_demand_aft
                 flush=True,
             )
             time.sleep(PAUSE_SECONDS)
-        request = request | {"TrainingJobName": job_request.renamed(name)}
+        request = {**request, "TrainingJobName": job_request.renamed(name)}
 
 
 class SpotWaits:
@@ -113,7 +118,7 @@ class SpotWaits:
         self.over = False
         """Whether it has been stopped."""
 
-    def look(self, job: dict) -> None:
+    def look(self, job: Job) -> None:
         """Look at DescribeTrainingJob's answer, and stop the job if it is time."""
         if self.over or not self.limit or job["TrainingJobStatus"] in follower.ENDED:
             return
@@ -126,12 +131,12 @@ class SpotWaits:
             try:
                 stop = self.site.client("sagemaker").stop_training_job
                 stop(TrainingJobName=job["TrainingJobName"])
-            except aws.ClientError as error:
+            except ClientError as error:
                 if error.response["Error"].get("Code") != "ValidationException":
                     raise  # else it has ended since that answer
 
 
-def seconds_waited(job: dict, now: datetime) -> float:
+def seconds_waited(job: Job, now: datetime) -> float:
     """Return the seconds that a job has had no instances, by DescribeTrainingJob's answer."""
     return sum(
         (change.get("EndTime", now) - change["StartTime"]).total_seconds()
@@ -140,7 +145,7 @@ def seconds_waited(job: dict, now: datetime) -> float:
     )
 
 
-def on_demand(request: dict, trained: int) -> dict:
+def on_demand(request: Request, trained: int) -> Request:
     """Return the request of the job that continues a spot job on demand.
 
     Args:
@@ -148,9 +153,12 @@ def on_demand(request: dict, trained: int) -> dict:
         trained: Seconds that the spot job has trained; the other may run so much less.
     """
     longest = request["StoppingCondition"]["MaxRuntimeInSeconds"]
-    return {
-        name: value for name, value in request.items() if name != "EnableManagedSpotTraining"
-    } | {"StoppingCondition": {"MaxRuntimeInSeconds": max(1, longest - trained)}}
+    changed: Request = {
+        **request,
+        "StoppingCondition": {"MaxRuntimeInSeconds": max(1, longest - trained)},
+    }
+    del changed["EnableManagedSpotTraining"]
+    return changed
 
 
 def _lacked_capacity(site: Site, name: str) -> bool:

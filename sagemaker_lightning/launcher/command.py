@@ -52,7 +52,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from sagemaker_lightning.launcher import (
     account_checks,
@@ -69,6 +69,7 @@ from sagemaker_lightning.launcher import (
     request_validation,
     sites,
 )
+from sagemaker_lightning.launcher.services import Request
 
 # Flags that the command line or the file of defaults must have.
 NEEDED = ("image", "role", "output")
@@ -78,7 +79,7 @@ SECONDS_OF = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 class Parser(argparse.ArgumentParser):
     """An argument parser that reports a mistake in one line."""
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         """Print the error line, without the usage, and exit with status 2."""
         self.exit(2, f"error: {message}; --help lists all flags\n")
 
@@ -94,7 +95,7 @@ class LaunchParser(Parser):
         super().__init__(**arguments)
         self.source = f"{source}: " if source else ""
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         """Print the error line, without the usage, and exit with status 2."""
         is_flag = message.startswith("unrecognized arguments: --")
         hint = "; a hyperparameter has no dashes: KEY=VALUE" if is_flag else ""
@@ -123,7 +124,9 @@ def duration(text: str) -> int:
     return int(seconds)
 
 
-def add_repeated(add: Callable, flag: str, metavar: str, help_text: str) -> None:
+def add_repeated(
+    add: Callable[..., argparse.Action], flag: str, metavar: str, help_text: str
+) -> None:
     """Add a flag that may be repeated, with `add`, a parser's or a group's add_argument."""
     add(
         flag,
@@ -134,13 +137,13 @@ def add_repeated(add: Callable, flag: str, metavar: str, help_text: str) -> None
     )
 
 
-def add_region(add: Callable, otherwise: str = "") -> None:
+def add_region(add: Callable[..., argparse.Action], otherwise: str = "") -> None:
     """Add the flags of region and profile; `otherwise` is what the region's help adds."""
     add("--region", help=f"(default: AWS_REGION, AWS_DEFAULT_REGION, the AWS profile's{otherwise})")
     add("--profile", metavar="NAME", help="of the AWS configuration (default: AWS_PROFILE)")
 
 
-def add_limits(add: Callable) -> None:
+def add_limits(add: Callable[..., argparse.Action]) -> None:
     """Add the flags that give a resumed job other limits."""
     add("--max-run", type=duration, metavar="DURATION", help="e.g. 12h (default: as JOB's)")
     add(
@@ -151,7 +154,7 @@ def add_limits(add: Callable) -> None:
     )
 
 
-def add_waits(add: Callable) -> None:
+def add_waits(add: Callable[..., argparse.Action]) -> None:
     """Add the flags that say what happens for want of instances."""
     add(
         "--capacity-wait",
@@ -169,7 +172,7 @@ def add_waits(add: Callable) -> None:
     )
 
 
-def add_poll(add: Callable) -> None:
+def add_poll(add: Callable[..., argparse.Action]) -> None:
     """Add the flag that says how often a job is looked at."""
     add(
         "--poll",
@@ -289,7 +292,7 @@ def add_flags(flag_parser: argparse.ArgumentParser) -> None:
     defaults_flag = add(
         "--defaults", metavar="FILE", help="TOML with flags; those given here come before it"
     )
-    defaults_flag.complete = completion.FILES
+    defaults_flag.complete = completion.FILES  # type: ignore[attr-defined]  # shtab reads it
     add(
         "--yes",
         action="store_true",
@@ -443,7 +446,7 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_request(site: sites.Site, request: dict, args: argparse.Namespace) -> int:
+def run_request(site: sites.Site, request: Request, args: argparse.Namespace) -> int:
     """Start and follow the job of a request, as the flags say; return the exit status.
 
     A request that is printed has no value of its hidden variables.

@@ -8,12 +8,13 @@ import argparse
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
 from sagemaker_lightning.launcher import jobs, prices
 from sagemaker_lightning.launcher.follower import ENDED
+from sagemaker_lightning.launcher.services import InstanceGroup, Request, ResourceConfig
 from sagemaker_lightning.launcher.sites import Site
 
 HOUR = 3600.0
@@ -87,7 +88,7 @@ def check_flags(args: argparse.Namespace) -> None:
             raise ValueError(line)
 
 
-def limit_run(args: argparse.Namespace, resources: dict) -> int:
+def limit_run(args: argparse.Namespace, resources: ResourceConfig) -> int:
     """Return the seconds that a job may run: --max-run, or less where --budget pays for less.
 
     The service then stops the job with a checkpoint, whoever still follows it. The time from
@@ -108,7 +109,7 @@ def limit_run(args: argparse.Namespace, resources: dict) -> int:
     return int(min(args.max_run, paid))
 
 
-def _paid_seconds(args: argparse.Namespace, resources: dict) -> float:
+def _paid_seconds(args: argparse.Namespace, resources: ResourceConfig) -> float:
     """Return the seconds of training that --budget pays for, infinite without a budget."""
     hour = hour_of(args, resources) if args.budget else None
     if hour is None:
@@ -118,7 +119,7 @@ def _paid_seconds(args: argparse.Namespace, resources: dict) -> float:
     return args.budget / price * HOUR - SAGEMAKER_KILLS if price else math.inf
 
 
-def hour_of(args: argparse.Namespace, resources: dict) -> Hour | None:
+def hour_of(args: argparse.Namespace, resources: ResourceConfig) -> Hour | None:
     """Return what an hour of a ResourceConfig costs; None without a price.
 
     It is the dearest's where the job gets one of several types (InstancePreferences).
@@ -153,13 +154,15 @@ def hour_of(args: argparse.Namespace, resources: dict) -> Hour | None:
     return Hour(hour.on_demand, hour.spot, hour.currency, (*dearest, *hour.notes))
 
 
-def _choices(resources: dict) -> list[Mapping[str, int]]:
+def _choices(resources: ResourceConfig) -> list[Mapping[str, int]]:
     """Return what a job may run on: for each choice, how many instances of each type."""
     if preferences := resources.get("InstancePreferences"):
         count = resources.get("InstanceCount", 0)
         return [{each["InstanceType"]: each.get("InstanceCount", count)} for each in preferences]
     counts: Counter[str] = Counter()
-    for group in resources.get("InstanceGroups") or [resources]:
+    groups: Sequence[InstanceGroup | ResourceConfig]
+    groups = resources.get("InstanceGroups") or [resources]
+    for group in groups:
         counts[group["InstanceType"]] += group["InstanceCount"]
     return [counts]
 
@@ -172,16 +175,19 @@ def _hour_of_choice(
     if len(currencies) > 1:
         raise ValueError(f"--prices: found {' and '.join(currencies)}, expected one currency")
     spot = [price.spot if spot_price is None else spot_price for price in used.values()]
+    known = [price for price in spot if price is not None]
     counts = choice.values()
     return Hour(
         sum(price.on_demand * choice[name] for name, price in used.items()),
-        None if None in spot else sum(map(math.prod, zip(spot, counts, strict=True))),
+        None
+        if len(known) < len(spot)
+        else sum(price * count for price, count in zip(known, counts, strict=True)),
         currencies[0],
         tuple(f"{name}: prices of {price.day}, {price.source}" for name, price in used.items()),
     )
 
 
-def describe(args: argparse.Namespace, request: dict, site: Site) -> list[str]:
+def describe(args: argparse.Namespace, request: Request, site: Site) -> list[str]:
     """Return the lines to print of what a job will cost; none without a price.
 
     Raises ValueError if the job of --like says nothing of its steps.
@@ -302,7 +308,11 @@ def amount(text: str) -> float:
     return float(text)
 
 
-def add_flags(add: Callable, duration: Callable, positive: Callable) -> None:
+def add_flags(
+    add: Callable[..., argparse.Action],
+    duration: Callable[[str], int],
+    positive: Callable[[str], int],
+) -> None:
     """Add the flags of the cost, with `add`, a group's add_argument, and some of their types."""
     for flag, text in (
         (

@@ -29,7 +29,7 @@ def read(path: str, flags: Mapping[str, Any]) -> list[str]:
     # RecursionError: it is nested too deeply.
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--defaults: {path} cannot be read: {error}") from None
-    words = []
+    words: list[str] = []
     for name, value in content.items():
         where = f"--defaults: {name} in {path}"
         if name == HYPERPARAMETERS:

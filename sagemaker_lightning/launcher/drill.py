@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sagemaker_lightning.launcher import hyperparameter_check, job_request
 from sagemaker_lightning.launcher.hyperparameter_check import IS_CHECKOUT, ROOT
+from sagemaker_lightning.launcher.services import Request
 
 DRILL_COMMAND = ("-m", "sagemaker_lightning.drill", "--", "train")
 # Docker's default of 64 MiB is too small for data workers.
@@ -17,7 +18,7 @@ SHARED_MEMORY_FLAG = "--shm-size=2g"
 GPU_FLAGS = ("--gpus=all",) if Path("/dev/nvidiactl").exists() else ()
 
 
-def run(request: dict, where: str, data: Mapping[str, str]) -> None:
+def run(request: Request, where: str, data: Mapping[str, str]) -> None:
     """Drill the job of a request on this machine.
 
     Args:

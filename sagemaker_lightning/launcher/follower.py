@@ -2,23 +2,28 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from botocore.exceptions import ConnectionError as NoConnectionError
-from botocore.exceptions import HTTPClientError
 
 from sagemaker_lightning.contract.errors import plain
 from sagemaker_lightning.launcher import aws
+from sagemaker_lightning.launcher.services import (
+    InstanceGroup,
+    Job,
+    Logs,
+    ResourceConfig,
+    SageMaker,
+)
 from sagemaker_lightning.launcher.sites import Site
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 ENDED = {"Completed", "Failed", "Stopped"}
 # How often to look after the end, at most: CloudWatch Logs gets the last lines some seconds late.
 MAX_LAST_LOOKS = 3
-
-
 # Seconds between two looks, at most, while nobody answers.
 LONGEST_WAIT_SECONDS = 60.0
 # What AWS answers to a request that it would take later. A status of 429 or 500 and above says so,
@@ -35,9 +40,11 @@ TEMPORARY = {
     "TooManyRequestsException",
 }
 
+Answer = TypeVar("Answer")
+
 
 def follow(
-    site: Site, name: str, seconds: float, look: Callable[[dict], None] = lambda _: None
+    site: Site, name: str, seconds: float, look: Callable[[Job], None] = lambda _: None
 ) -> int:
     """Print what happens to a job until it ends; return the exit status.
 
@@ -51,7 +58,7 @@ def follow(
 
     Returns 0 if the job completed, 1 if it failed or cannot be followed, 130 after Ctrl-C.
     """
-    sagemaker = site.client("sagemaker")
+    sagemaker: SageMaker = site.client("sagemaker")
     log = Log(site, name)
     shown = 0
     again = f"to follow it again: {site.command('logs', name)} --follow"
@@ -77,7 +84,7 @@ def follow(
             file=sys.stderr,
         )
         return 130
-    except (aws.ClientError, aws.BotoCoreError) as error:
+    except (ClientError, BotoCoreError) as error:
         print(
             f"error: the job cannot be followed any longer, but continues: {aws.explain(error)}; "
             f"{again}",
@@ -86,7 +93,7 @@ def follow(
         return 1
 
 
-def patiently(ask: Callable[[], Any], seconds: float, patience: float) -> Any:
+def patiently(ask: Callable[[], Answer], seconds: float, patience: float) -> Answer:
     """Return what `ask` returns; while nobody answers, ask again, and say so once.
 
     Args:
@@ -99,7 +106,7 @@ def patiently(ask: Callable[[], Any], seconds: float, patience: float) -> Any:
     while True:
         try:
             answer = ask()
-        except (aws.ClientError, aws.BotoCoreError) as error:
+        except (ClientError, BotoCoreError) as error:
             if not is_temporary(error) or waited >= patience:
                 raise
             if not waited:
@@ -120,13 +127,13 @@ def patiently(ask: Callable[[], Any], seconds: float, patience: float) -> Any:
 
 def is_temporary(error: Exception) -> bool:
     """Return whether the same request may be answered later."""
-    if not isinstance(error, aws.ClientError):
+    if not isinstance(error, ClientError):
         return isinstance(error, HTTPClientError | NoConnectionError)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return error.response["Error"].get("Code") in TEMPORARY or status == 429 or status >= 500
 
 
-def show_status(job: dict, shown: int) -> int:
+def show_status(job: Job, shown: int) -> int:
     """Print the status changes from number `shown` on; return how many there are now."""
     changes = job.get("SecondaryStatusTransitions", [])
     for change in changes[shown:]:
@@ -138,7 +145,7 @@ def show_status(job: dict, shown: int) -> int:
     return len(changes)
 
 
-def report(site: Site, job: dict) -> int:
+def report(site: Site, job: Job) -> int:
     """Print how a job of a site ended; return the exit status, 0 if it completed."""
     status = job["TrainingJobStatus"]
     name = job["TrainingJobName"]
@@ -151,6 +158,7 @@ def report(site: Site, job: dict) -> int:
         line += f", {seconds} s of training"
     if billable is not None:
         resources = job.get("ResourceConfig", {})
+        groups: Sequence[InstanceGroup | ResourceConfig]
         groups = resources.get("InstanceGroups") or [resources]
         instances = resources.get("SelectedInstanceCount") or sum(
             group.get("InstanceCount", 1) for group in groups
@@ -173,7 +181,7 @@ def report(site: Site, job: dict) -> int:
     return 1
 
 
-def _how_to_go_on(site: Site, job: dict) -> str:
+def _how_to_go_on(site: Site, job: Job) -> str:
     """Return the line that says how a job that was stopped continues."""
     if "CheckpointConfig" not in job:
         return "it cannot continue: it had no --checkpoints; start it again with one"
@@ -186,7 +194,7 @@ class Log:
 
     def __init__(self, site: Site, name: str) -> None:
         self.name = name
-        self.logs = site.client("logs")
+        self.logs: Logs = site.client("logs")
         self.tokens: dict[str, str] = {}
         self.readable = True
 
@@ -199,7 +207,7 @@ class Log:
         except self.logs.exceptions.ResourceNotFoundException:
             # No job in this account and region has logged yet.
             return False
-        except aws.ClientError as error:
+        except ClientError as error:
             if error.response["Error"]["Code"] != "AccessDeniedException":
                 raise
             self.readable = False

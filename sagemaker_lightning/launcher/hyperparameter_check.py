@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sagemaker_lightning.contract.hyperparameters import flags
+from sagemaker_lightning.launcher.services import Request
 
 # The launchers pass their flags on to this program unchanged. The image has it, and a checkout,
 # beside this package.
@@ -23,7 +24,7 @@ LAUNCHERS = {"app/train_multi_node.py", "app/train_torchrun.py"}
 START_SECONDS = 300
 
 
-def check(request: dict, where: str) -> list[str]:
+def check(request: Request, where: str) -> list[str]:
     """Check a request's hyperparameters; return a line if that was not possible.
 
     Args:
@@ -127,7 +128,7 @@ def ask(
     return [f"the hyperparameters: {(dockers or [last])[0]}"]
 
 
-def channel_variables(request: dict) -> dict[str, str]:
+def channel_variables(request: Request) -> dict[str, str]:
     """Return the toolkit's variables for the channels, which decide --data's default."""
     names = [channel["ChannelName"] for channel in request.get("InputDataConfig", [])]
     folders = {f"SM_CHANNEL_{name.upper()}": f"/opt/ml/input/data/{name}" for name in names}

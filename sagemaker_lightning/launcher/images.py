@@ -14,7 +14,7 @@ def how_to_push(uri: str) -> str:
     """Return what to do so that an image is at its address in Amazon ECR."""
     if IS_CHECKOUT:
         return "push it with scripts/push_image.sh"
-    region = aws.ECR.fullmatch(uri)["region"]
+    region = aws.image_parts(uri)["region"]
     return (
         f"log in by `aws ecr get-login-password --region {region} | docker login --username AWS "
         f"--password-stdin {uri.partition('/')[0]}`, and push it with `docker push {uri}`"

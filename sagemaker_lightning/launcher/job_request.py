@@ -6,12 +6,27 @@ Names are those of its API reference.
 import argparse
 import os
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import cast
 
 import botocore.session
 
 from sagemaker_lightning.contract.job_summary import HIDDEN_VARIABLES, MASK, hidden_variables
 from sagemaker_lightning.launcher import aws
+from sagemaker_lightning.launcher.services import (
+    AlgorithmSpecification,
+    Channel,
+    FileSystemDataSource,
+    InstanceGroup,
+    InstancePreference,
+    Job,
+    OutputDataConfig,
+    Request,
+    ResourceConfig,
+    S3DataSource,
+    Tag,
+)
 
 # CloudWatch metrics of the job: the regular expressions of what the image prints
 # (sagemaker_lightning/callbacks/progress.py, and the test's metrics in app/train.py).
@@ -35,9 +50,9 @@ JOB_NAME_CHARACTERS = 63
 STAMP = re.compile(r"-\d{4}(-\d\d){5}-\d{3}$")
 
 
-def build(args: argparse.Namespace) -> dict:
+def build(args: argparse.Namespace) -> Request:
     """Return CreateTrainingJob's request; ValueError names the flag that is wrong."""
-    request = {
+    request: Request = {
         "TrainingJobName": args.job_name or job_name(args.image),
         "AlgorithmSpecification": algorithm(args),
         "RoleArn": args.role,
@@ -90,17 +105,17 @@ def taken_variables(args: argparse.Namespace) -> set[str]:
     return {text for text in args.env if "=" not in text}
 
 
-def without_values(request: dict) -> dict:
+def without_values(request: Request) -> Request:
     """Return a request to be shown: without the values of its hidden environment variables."""
     environment = request.get("Environment", {})
     hidden = dict.fromkeys(hidden_variables(environment), MASK)
-    return request | ({"Environment": environment | hidden} if environment else {})
+    return {**request, "Environment": environment | hidden} if environment else request
 
 
-def algorithm(args: argparse.Namespace) -> dict:
+def algorithm(args: argparse.Namespace) -> AlgorithmSpecification:
     """Return AlgorithmSpecification: the image, and the metrics read from its log."""
     metrics = METRICS | own_metrics(args)
-    specification = {
+    specification: AlgorithmSpecification = {
         "TrainingImage": args.image,
         "TrainingInputMode": "File",
         "MetricDefinitions": [{"Name": name, "Regex": regex} for name, regex in metrics.items()],
@@ -133,15 +148,17 @@ def own_metrics(args: argparse.Namespace) -> dict[str, str]:
     return metrics
 
 
-def output(args: argparse.Namespace) -> dict:
+def output(args: argparse.Namespace) -> OutputDataConfig:
     """Return OutputDataConfig: where the model goes, and the key that encrypts it."""
-    config = {"S3OutputPath": folder("--output", args.output)}
-    return config | ({"KmsKeyId": args.output_kms_key} if args.output_kms_key else {})
+    config: OutputDataConfig = {"S3OutputPath": folder("--output", args.output)}
+    if args.output_kms_key:
+        config["KmsKeyId"] = args.output_kms_key
+    return config
 
 
-def resources(args: argparse.Namespace) -> dict:
+def resources(args: argparse.Namespace) -> ResourceConfig:
     """Return ResourceConfig: instances, groups or preferences, volumes, keep-alive period, plan."""
-    config = {"VolumeSizeInGB": args.volume_size}
+    config: ResourceConfig = {"VolumeSizeInGB": args.volume_size}
     if args.volume_kms_key:
         config["VolumeKmsKeyId"] = args.volume_kms_key
     if args.training_plan:
@@ -160,7 +177,7 @@ def resources(args: argparse.Namespace) -> dict:
     return config
 
 
-def group(text: str) -> dict:
+def group(text: str) -> InstanceGroup:
     """Return one of InstanceGroups; ValueError unless `text` is NAME=TYPE:COUNT."""
     match = re.fullmatch(r"([^=]+)=([^=:]+):([1-9]\d*)", text)
     if not match:
@@ -171,7 +188,7 @@ def group(text: str) -> dict:
     return {"InstanceGroupName": match[1], "InstanceType": match[2], "InstanceCount": int(match[3])}
 
 
-def preferences(texts: list[str], count: int | None) -> dict:
+def preferences(texts: list[str], count: int | None) -> ResourceConfig:
     """Return InstancePreferences, and InstanceCount where the preferences have none.
 
     Args:
@@ -192,10 +209,13 @@ def preferences(texts: list[str], count: int | None) -> dict:
             f"--instance-preference: found a COUNT for {', '.join(counted)}, expected one for all "
             "types and no --instance-count, or none"
         )
-    return {"InstancePreferences": listed} | ({} if counted else {"InstanceCount": count or 1})
+    config: ResourceConfig = {"InstancePreferences": listed}
+    if not counted:
+        config["InstanceCount"] = count or 1
+    return config
 
 
-def preference(text: str) -> dict:
+def preference(text: str) -> InstancePreference:
     """Return one of InstancePreferences; ValueError unless it is TYPE[:COUNT][,plan=ARN]."""
     match = re.fullmatch(r"([^=:,]+)(?::([1-9]\d*))?(?:,plan=([^,]+))?", text)
     if not match:
@@ -203,12 +223,15 @@ def preference(text: str) -> dict:
             f"--instance-preference: found {text!r}, expected TYPE[:COUNT][,plan=ARN] with a COUNT "
             "above 0, e.g. ml.p5.48xlarge:2"
         )
-    count = {"InstanceCount": int(match[2])} if match[2] else {}
-    plan = {"TrainingPlanArns": [match[3]]} if match[3] else {}
-    return {"InstanceType": match[1]} | count | plan
+    config: InstancePreference = {"InstanceType": match[1]}
+    if match[2]:
+        config["InstanceCount"] = int(match[2])
+    if match[3]:
+        config["TrainingPlanArns"] = [match[3]]
+    return config
 
 
-def channels(args: argparse.Namespace) -> list[dict]:
+def channels(args: argparse.Namespace) -> list[Channel]:
     """Return InputDataConfig; ValueError if only some channels are bound to a group."""
     groups = [group(text)["InstanceGroupName"] for text in args.instance_group]
     names = pairs("--channel", args.channel)
@@ -226,7 +249,7 @@ def channels(args: argparse.Namespace) -> list[dict]:
     return configs
 
 
-def channel(name: str, text: str, groups: list[str]) -> dict:
+def channel(name: str, text: str, groups: list[str]) -> Channel:
     """Return one of InputDataConfig.
 
     Args:
@@ -256,7 +279,11 @@ def channel(name: str, text: str, groups: list[str]) -> dict:
         raise ValueError(
             f"--channel {name}: found {text!r}, but FastFile mounts a whole folder; end it with /"
         )
-    s3 = {"S3DataType": "S3Prefix", "S3Uri": text, "S3DataDistributionType": distribution[-1]}
+    s3: S3DataSource = {
+        "S3DataType": "S3Prefix",
+        "S3Uri": text,
+        "S3DataDistributionType": distribution[-1],
+    }
     if options["group"]:
         s3["InstanceGroupNames"] = options["group"]
     return {"ChannelName": name, "InputMode": mode[-1], "DataSource": {"S3DataSource": s3}}
@@ -282,7 +309,7 @@ def is_file_system(text: str) -> bool:
     return text.startswith(tuple(f"{kind}://" for kind in FILE_SYSTEM_TYPES))
 
 
-def file_system_channel(name: str, text: str, options: dict[str, list[str]]) -> dict:
+def file_system_channel(name: str, text: str, options: dict[str, list[str]]) -> Channel:
     """Return one of InputDataConfig, for a folder of a file system.
 
     Args:
@@ -299,7 +326,7 @@ def file_system_channel(name: str, text: str, options: dict[str, list[str]]) -> 
     for key, values in options.items():
         allowed = ["ro", "rw"] if key == "access" else []
         check_option(name, key, values, allowed, "none, as a file system has only access=ro|rw")
-    system = {
+    system: FileSystemDataSource = {
         "FileSystemId": match[2],
         "FileSystemAccessMode": (options["access"] or ["ro"])[-1],
         "FileSystemType": FILE_SYSTEM_TYPES[match[1]],
@@ -312,7 +339,7 @@ def file_system_channel(name: str, text: str, options: dict[str, list[str]]) -> 
     }
 
 
-def address(item: dict) -> str:
+def address(item: Channel) -> str:
     """Return where a channel's data are, as a user knows it."""
     source = item["DataSource"]
     if "S3DataSource" in source:
@@ -335,7 +362,7 @@ def pairs(flag: str, texts: list[str]) -> dict[str, str]:
 
     Raises ValueError for a text without `=`, and for a key that comes twice.
     """
-    values = {}
+    values: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not key or not equals:
@@ -362,7 +389,7 @@ def renamed(name: str) -> str:
     return f"{name or 'job'}-{stamp}"
 
 
-def again(job: dict, tags: list[dict]) -> dict:
+def again(job: Job, tags: list[Tag]) -> Request:
     """Return the request of an existing job, under a new name.
 
     Args:
@@ -371,15 +398,15 @@ def again(job: dict, tags: list[dict]) -> dict:
     """
     model = botocore.session.get_session().get_service_model("sagemaker")
     fields = model.operation_model("CreateTrainingJob").input_shape.members
-    request = {name: job[name] for name in fields if name in job}
+    answers: Mapping[str, object] = job
+    # As the model says, an answer has these fields as a request has them.
+    request = cast(Request, {name: answers[name] for name in fields if name in answers})
     request["TrainingJobName"] = renamed(job["TrainingJobName"])
     # What the service has chosen from InstancePreferences is an answer's alone.
     if "ResourceConfig" in request:
-        request["ResourceConfig"] = {
-            name: value
-            for name, value in request["ResourceConfig"].items()
-            if name not in ("SelectedInstanceType", "SelectedInstanceCount")
-        }
+        request["ResourceConfig"] = config = request["ResourceConfig"].copy()
+        config.pop("SelectedInstanceType", None)
+        config.pop("SelectedInstanceCount", None)
     if own_tags := [tag for tag in tags if not tag["Key"].startswith("aws:")]:
         request["Tags"] = own_tags
     return request

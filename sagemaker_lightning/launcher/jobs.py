@@ -2,15 +2,23 @@
 
 import sys
 
+from botocore.exceptions import ClientError
+
 from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
 from sagemaker_lightning.contract.errors import plain
-from sagemaker_lightning.launcher import aws, follower, job_request
+from sagemaker_lightning.launcher import follower, job_request
+from sagemaker_lightning.launcher.services import Job, Request, SageMaker
 from sagemaker_lightning.launcher.sites import Site
+
+
+def _sagemaker(site: Site) -> SageMaker:
+    client: SageMaker = site.client("sagemaker")
+    return client
 
 
 def show_list(site: Site, count: int) -> None:
     """Print the newest jobs of a site, `count` at most: when they were made, status and name."""
-    pages = site.client("sagemaker").get_paginator("list_training_jobs")
+    pages = _sagemaker(site).get_paginator("list_training_jobs")
     found = False
     for page in pages.paginate(
         SortBy="CreationTime", SortOrder="Descending", PaginationConfig={"MaxItems": count}
@@ -25,11 +33,11 @@ def show_list(site: Site, count: int) -> None:
         print(f"there are no training jobs in {site.name}", file=sys.stderr)
 
 
-def describe(site: Site, name: str) -> dict:
+def describe(site: Site, name: str) -> Job:
     """Return DescribeTrainingJob's answer; ValueError if there is no such job."""
     try:
-        return site.client("sagemaker").describe_training_job(TrainingJobName=name)
-    except aws.ClientError as error:
+        return _sagemaker(site).describe_training_job(TrainingJobName=name)
+    except ClientError as error:
         if error.response["Error"].get("Code") != "ValidationException":
             raise
         raise ValueError(
@@ -56,14 +64,14 @@ def stop(site: Site, name: str) -> None:
     status = describe(site, name)["TrainingJobStatus"]
     if status in follower.ENDED:
         raise ValueError(f"JOB: found {name}, which is {status}; expected a job that runs")
-    site.client("sagemaker").stop_training_job(TrainingJobName=name)
+    _sagemaker(site).stop_training_job(TrainingJobName=name)
     print(
         f"{name} is stopping; it has {SAGEMAKER_KILLS:.0f} seconds to end by itself",
         file=sys.stderr,
     )
 
 
-def describe_ended(site: Site, name: str) -> dict:
+def describe_ended(site: Site, name: str) -> Job:
     """Return DescribeTrainingJob's answer for a job that has ended; ValueError if it has not."""
     job = describe(site, name)
     if job["TrainingJobStatus"] not in follower.ENDED:
@@ -74,9 +82,9 @@ def describe_ended(site: Site, name: str) -> dict:
     return job
 
 
-def again(site: Site, job: dict) -> dict:
+def again(site: Site, job: Job) -> Request:
     """Return the request of a job that is described, under a new name."""
-    pages = site.client("sagemaker").get_paginator("list_tags")
+    pages = _sagemaker(site).get_paginator("list_tags")
     tags = [
         tag
         for page in pages.paginate(ResourceArn=job["TrainingJobArn"])
@@ -85,7 +93,7 @@ def again(site: Site, job: dict) -> dict:
     return job_request.again(job, tags)
 
 
-def to_resume(site: Site, name: str, max_run: int | None, max_wait: int | None) -> dict:
+def to_resume(site: Site, name: str, max_run: int | None, max_wait: int | None) -> Request:
     """Return the request of a job that continues from another's checkpoints.
 
     It is that of the other job, under a new name.
@@ -107,7 +115,7 @@ def to_resume(site: Site, name: str, max_run: int | None, max_wait: int | None) 
         raise ValueError(
             f"JOB: found {name}, which has no checkpoints; start it anew, with --checkpoints"
         )
-    limits = request["StoppingCondition"] = dict(request["StoppingCondition"])
+    limits = request["StoppingCondition"] = request["StoppingCondition"].copy()
     is_spot = request.get("EnableManagedSpotTraining", False)
     if max_wait and not is_spot:
         raise ValueError(f"--max-wait: found {max_wait}, but only a spot job waits; leave it out")
@@ -125,9 +133,9 @@ def to_resume(site: Site, name: str, max_run: int | None, max_wait: int | None) 
     return request
 
 
-def start(site: Site, request: dict) -> str:
+def start(site: Site, request: Request) -> str:
     """Start the job of a request; return its name."""
-    site.client("sagemaker").create_training_job(**request)
+    _sagemaker(site).create_training_job(**request)
     name = request["TrainingJobName"]
     print(f"started {name} in {site.name}", flush=True)
     return name

@@ -6,10 +6,11 @@ The file is CSV with the columns of COLUMNS, or JSON, a list of objects with the
 import csv
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 COLUMNS = ("instance_type", "on_demand", "spot", "currency", "date", "source")
 # The one of COLUMNS that may be left out or empty.
@@ -58,7 +59,7 @@ def read(path: str) -> dict[str, Price]:
     return prices
 
 
-def _csv_rows(text: str) -> list[dict]:
+def _csv_rows(text: str) -> list[dict[str, str]]:
     rows = list(csv.DictReader(text.splitlines(), strict=True))
     # What is beyond the header's columns has the key None.
     if any(None in row for row in rows):
@@ -66,7 +67,7 @@ def _csv_rows(text: str) -> list[dict]:
     return rows
 
 
-def _price(where: str, row: dict) -> tuple[str, Price]:
+def _price(where: str, row: Mapping[str, Any]) -> tuple[str, Price]:
     """Return an entry's instance type and price; ValueError begins with `where`."""
     given = {name: value for name, value in row.items() if value not in ("", None)}
     if unknown := sorted(given.keys() - set(COLUMNS)):

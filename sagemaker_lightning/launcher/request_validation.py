@@ -7,12 +7,14 @@ this module checks maxima, patterns and enumerations.
 import difflib
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import botocore.session
 from botocore.model import Shape
 from botocore.validate import ParamValidator
 
 from sagemaker_lightning.contract.job_summary import hidden_variables
+from sagemaker_lightning.launcher.services import Request
 from sagemaker_lightning.launcher.shapes import parts
 
 # By field of the request: the flag that sets it, and what is allowed, where the model's own pattern
@@ -57,7 +59,7 @@ LARGEST_INTEGER = 2**31 - 1
 UNITS = {"string": " characters", "list": " entries", "map": " entries"}
 
 
-def validate(request: dict) -> None:
+def validate(request: Request) -> None:
     """Raise ValueError for the first thing that the service model does not allow.
 
     The line shows no value of the request's hidden variables.
@@ -73,7 +75,7 @@ def validate(request: dict) -> None:
         raise ValueError(report.generate_report().splitlines()[0])
 
 
-def problems(value, shape: Shape, path: str) -> Iterator[str]:
+def problems(value: Any, shape: Shape, path: str) -> Iterator[str]:
     """Yield a line for each limit that `value` breaks, of `shape` or inside it."""
     if shape.type_name != "structure":
         yield from limits(value, shape, path)
@@ -84,7 +86,7 @@ def problems(value, shape: Shape, path: str) -> Iterator[str]:
         yield from problems(part, part_shape, inner)
 
 
-def limits(value, shape: Shape, path: str, of: str = "value") -> Iterator[str]:
+def limits(value: Any, shape: Shape, path: str, of: str = "value") -> Iterator[str]:
     """Yield a line if `value` breaks a limit of `shape` itself.
 
     Args:
@@ -132,7 +134,7 @@ def flag(path: str) -> tuple[str, str | None]:
     return path, None
 
 
-def shown(value) -> str:
+def shown(value: object) -> str:
     """Return the start of a text, in parentheses, so that the user recognizes it."""
     return (
         f" ({value[:40]}{'...' if len(value) > 40 else ''})"

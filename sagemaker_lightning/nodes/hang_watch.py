@@ -18,7 +18,7 @@ BUSY_SHARE = 0.05
 Threads that only look whether there is something to do use less.
 """
 SPAN = 1.0
-"""Seconds, at least, over which the share is taken: of a short time, one tick is a large share."""
+"""Seconds, at least, over which the share is taken: within a short time, one tick is a lot."""
 USER_TICKS, SYSTEM_TICKS = 11, 12  # places among the fields of process_stat
 
 

@@ -1,8 +1,8 @@
 """Connects all hosts of a job, to see which live and whether settings agree.
 
-Each host calls all others, by their names, and believes what it reads on these connections alone:
-what has a host's address is that host. To whoever calls it, a host sends a Greeting, and from then
-on HostMessages (nodes/messages.py); it reads nothing that a caller says.
+Each host calls all others, by their names, and trusts only what it reads on these connections:
+whoever has a host's address is that host. A host sends a Greeting to whoever calls it, and then
+HostMessages (nodes/messages.py). It reads nothing that a caller says.
 """
 
 import asyncio
@@ -208,10 +208,10 @@ class Mesh:
         """Return in one line which hosts did not appear, why the first did not, and what to do."""
         name = names[0]
         try:
-            reason = f"its name is that of {await _resolve(name)}, but {self.others[name].problem}"
+            reason = f"its name resolves to {await _resolve(name)}, but {self.others[name].problem}"
         except OSError as error:
             reason = f"its name does not resolve ({error.strerror or 'no answer'})"
-        also_missing = f"; nor did {', '.join(names[1:6])}" if names[1:] else ""
+        also_missing = f"; neither did {', '.join(names[1:6])}" if names[1:] else ""
         return (
             f"host {name} did not appear within {self.connect_timeout:.0f} s: "
             f"{reason}{also_missing}; see whether it started, or give it more time by "
@@ -367,7 +367,7 @@ class _Caller(asyncio.Protocol):
 
 
 def _abbreviated(text: str) -> str:
-    """Return a text that is as long as a line can show: of a long one, its beginning and a hash."""
+    """Return a text that fits into a line: a long one is cut, and a hash stands for the rest."""
     if len(text) <= MAX_SETTING_CHARACTERS:
         return text
     digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:16]

@@ -31,7 +31,7 @@ class _Message:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if type(text := getattr(self, field.name)) is str:  # no StrEnum
+            if type(text := getattr(self, field.name)) is str:  # a StrEnum stays one
                 object.__setattr__(self, field.name, _short(text))
 
     def line(self) -> bytes:
@@ -64,7 +64,7 @@ class Greeting(_Message):
 
     @classmethod
     def parse(cls, line: bytes) -> Self | None:
-        """Return the greeting in a line; None if there is none, whatever the line has."""
+        """Return the greeting in a line; None if the line has something else."""
         fields = _parsed(line)
         host = fields.get("host")
         settings = fields.get("settings")
@@ -120,7 +120,7 @@ class Fault(_Message):
 
     @classmethod
     def parse(cls, fields: object) -> Self | None:
-        """Return the fault that a message has; None if it has none, whatever it has."""
+        """Return the fault in a message; None if the message has something else."""
         if not isinstance(fields, dict) or not isinstance(fields.get("why"), str):
             return None
         kind, step = fields.get("kind"), fields.get("step")
@@ -155,7 +155,7 @@ class HostMessage(_Message):
 
     @classmethod
     def parse(cls, line: bytes) -> Self | None:
-        """Return the message in a line; None if there is none, whatever the line has."""
+        """Return the message in a line; None if the line has something else."""
         fields = _parsed(line)
         if not fields:
             return None

@@ -19,7 +19,7 @@ PREFIX = "rank-"
 
 @dataclass(frozen=True)
 class RankProgress:
-    """What a rank has written; times are seconds of time.monotonic(), 0 if it is not so far."""
+    """What a rank has written; times are seconds of time.monotonic(), 0 before."""
 
     pid: int
     began_with: int

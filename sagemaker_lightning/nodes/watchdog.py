@@ -5,12 +5,12 @@ it was (init_process_group, `timeout`). Here, the toolkit's process on each node
 to the same process on every other node (nodes/mesh.py), and each rank of the application keeps one
 to the toolkit's process of its own node (callbacks/heartbeat.py). The toolkit's process computes
 nothing, so it always answers in time. The first reason to end that a node hears of counts: the
-node tells it to all others and ends its own program.
+node passes it on to all others and ends its own program.
 
 A rank that ends without giving a reason may have ended because another rank ended: NCCL aborts a
 process whose peer is gone, and a launcher kills its ranks when one has failed. So such an end is
-only a suspicion at first. The node tells it to all others, with a degree of doubt. It then waits
-for a while for a better reason. If none comes, the suspicion with the least doubt counts;
+only a suspicion at first. The node passes it on to all others, with a degree of doubt. It then
+waits for a while for a better reason. If none comes, the suspicion with the least doubt counts;
 of several with the same doubt, it is the first.
 """
 
@@ -56,9 +56,9 @@ class Watchdog:
         port: As in `Mesh`.
         connect_timeout: As in `Mesh`.
         silence_timeout: As in `Mesh`.
-        ends_by_itself: Seconds that are left to a launcher whose rank has died.
-        may_restart: Whether the program is started again if a rank dies. Then nothing is left to a
-            launcher of whose rank a signal tells all.
+        ends_by_itself: Seconds that a launcher whose rank has died gets to end by itself.
+        may_restart: Whether the program is started again if a rank dies. Then the launcher gets no
+            time if a signal explains the rank's end.
         hang_timeout: Seconds without a sign of work after which this host's ranks count as hanging.
         restarts: As in `Mesh`.
 
@@ -251,7 +251,7 @@ class Watchdog:
             await asyncio.sleep(self.hang_timeout / LOOKS_FOR_HANGS)
         if not self.program_has_ended:
             reason = StopReason(f"host {self.mesh.host}: {why}", is_local=True)
-            self.suspicions.append(reason)  # without doubt, as the ranks tell nothing any more
+            self.suspicions.append(reason)  # without doubt, as the ranks say nothing any more
             self._decide(reason)
 
     async def _open_for_hosts(self) -> None:

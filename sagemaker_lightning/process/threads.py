@@ -27,8 +27,8 @@ SPIN_COUNT = 1000
 
 An idle CPU is slow to wake: without spinning a training alone on 2 CPUs has 0.85 of the images/s.
 But where others want the CPU, a spinning thread keeps the one that it waits for from running: with
-the default it has a tenth. A short time costs 4 % alone (docs/results.md). The results are the same
-in any case.
+the default it has a tenth. A short time costs 4 % alone (results/figures.md). The results are the
+same in any case.
 """
 
 

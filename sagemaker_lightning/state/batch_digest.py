@@ -10,7 +10,7 @@ import functools
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sagemaker_lightning.compat.dtensors import local_part
+from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.object_graph import namespace
 
 MAX_WORDS = 8192  # words of a tensor that are read, at most: 64 KiB
@@ -68,7 +69,9 @@ def float_bits(value: float | Tensor) -> LeafDigest:
             value = value.detach().to(torch.float64, copy=True)
             return (value if value.dim() == 0 else value.mean()).view(torch.int64)
         value = value.detach().double().mean().item() if value.numel() > 1 else value.item()
-    return INTEGER.unpack(FLOAT.pack(value))[0]
+    bits: int
+    (bits,) = INTEGER.unpack(FLOAT.pack(value))
+    return bits
 
 
 def _add_digests(value: Any, digests: list[LeafDigest], depth: int) -> None:
@@ -94,8 +97,9 @@ def _add_digests(value: Any, digests: list[LeafDigest], depth: int) -> None:
 
 def _add_members(value: Any, digests: list[LeafDigest], depth: int) -> None:
     """Add the digests of some members of a container or object, and their number."""
+    names: Sequence[Any] = ()
+    members: Sequence[Any]
     if isinstance(value, (list, tuple)):
-        names = ()
         members = value
     elif isinstance(value, Mapping):
         names = list(value)
@@ -126,8 +130,8 @@ def _tensor_digests(value: Tensor) -> tuple[LeafDigest, ...]:
         and value.numel()
     ):
         value = value.detach() if value.requires_grad else value
-        words = np.frombuffer(value.numpy(), _word_type(value.nbytes))
-        return _shape_digest(value.dtype, value.shape), _weighted_sum(words)
+        array = np.frombuffer(value.numpy(), _word_type(value.nbytes))
+        return _shape_digest(value.dtype, value.shape), _weighted_sum(array)
     value = local_part(value)
     shape_digest = _shape_digest(value.dtype, value.shape)
     words = _words(value)
@@ -150,7 +154,8 @@ def _words(value: Tensor) -> Tensor | None:
         value = value.as_subclass(Tensor)
     if not value.is_contiguous():
         # The order in memory.
-        axes = sorted(range(value.dim()), key=lambda axis: -value.stride(axis))
+        strides = value.stride()
+        axes = sorted(range(value.dim()), key=lambda axis: -strides[axis])
         value = value.permute(axes).contiguous()
     width, word_type = next(type_ for type_ in TYPES if value.nbytes % type_[0] == 0)
     if value.storage_offset() * value.itemsize % width:
@@ -191,7 +196,7 @@ def _word_type(size: int) -> type[np.integer]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _shape_digest(dtype: torch.dtype | np.dtype, shape: tuple) -> int:
+def _shape_digest(dtype: torch.dtype | np.dtype, shape: tuple[int, ...]) -> int:
     name = dtype.str if isinstance(dtype, np.dtype) else str(dtype)
     return zlib.crc32(repr((name, tuple(shape))).encode())
 
@@ -201,7 +206,7 @@ def _text_digest(text: str) -> int:
     return zlib.crc32(text.encode(errors="replace"))
 
 
-@functools.lru_cache(maxsize=1024)
+@kept
 def _cached_names(class_: type) -> frozenset[str]:
     """Return the names of a class's properties that are calculated once."""
     return frozenset(

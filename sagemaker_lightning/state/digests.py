@@ -67,5 +67,5 @@ def _of_tensor(tensor: Tensor) -> bytes:
     hash_ = hashlib.blake2b(repr((tensor.dtype, tensor.shape)).encode(), digest_size=8)
     dense = tensor.detach().cpu().to_dense().resolve_conj().resolve_neg()
     if dense.numel():
-        hash_.update(dense.contiguous().view(-1).view(torch.uint8).numpy())
+        hash_.update(dense.contiguous().view(-1).view(torch.uint8).numpy().data)
     return hash_.digest()

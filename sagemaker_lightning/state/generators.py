@@ -19,7 +19,7 @@ SPAWNED = "n_children_spawned"
 MAX_SPAWNED = 1 << 20
 
 
-def find(roots: Mapping[str, Any], skip: tuple = ()) -> dict[str, Any]:
+def find(roots: Mapping[str, Any], skip: tuple[type, ...] = ()) -> dict[str, Any]:
     """Return the generators that are reached from `roots`, by their paths.
 
     Args:
@@ -95,7 +95,7 @@ def restore(generator: Any, state: Any) -> None:
         # numpy reads the next number wherever a state says, beyond the engine's memory, too.
         raise ValueError("no state of a generator of numpy's")
     elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
+        generator.set_state(dict(state))
     else:
         generator.bit_generator.state = state
         missing = state.get(SPAWNED, 0) - _spawned(generator)
@@ -111,4 +111,4 @@ def _has_place(state: Mapping[str, Any]) -> bool:
     if engine not in PLACES:
         return True
     place = state["buffer_pos"] if engine == "Philox" else state["state"]["pos"]
-    return 0 <= place <= PLACES[engine]
+    return bool(0 <= place <= PLACES[engine])

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from sagemaker_lightning.compat.torch_modules import buffers, parameters
+from sagemaker_lightning.compat.torch_modules import buffers, is_lazy, parameters
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.digests import digest, is_small
 from sagemaker_lightning.state.graph.fingerprints import of_holder
@@ -305,8 +305,8 @@ def _reached(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     seen_ids = set()
     elsewhere = _elsewhere(roots)
     while roots:
-        further = {}
-        for path, object_ in object_graph.walk(elsewhere | roots):
+        further: dict[str, Any] = {}
+        for path, object_ in object_graph.walk({**elsewhere, **roots}):
             if id(object_) not in seen_ids:
                 seen_ids.add(id(object_))
                 yield path, object_
@@ -371,7 +371,7 @@ def _digests_of_objects(objects: Mapping[str, Any], saved_ids: set[int]) -> dict
         objects: The objects by name.
         saved_ids: Ids of the objects that a checkpoint has.
     """
-    digests = {}
+    digests: dict[str, bytes] = {}
     for path, owner in object_graph.walk(objects, code=False):
         if id(owner) in saved_ids or isinstance(owner, CODE):
             continue
@@ -385,9 +385,7 @@ def _digests_of_objects(objects: Mapping[str, Any], saved_ids: set[int]) -> dict
             # The small tensors of a network that is trained or averaged change, too.
             tensors = parameters(owner) | buffers(owner)
             values |= {
-                name: each
-                for name, each in tensors.items()
-                if not isinstance(each, nn.parameter.UninitializedTensorMixin) and is_small(each)
+                name: each for name, each in tensors.items() if not is_lazy(each) and is_small(each)
             }
         if object_graph.is_own_module(type(owner).__module__):
             values |= object_graph.attributes(owner)

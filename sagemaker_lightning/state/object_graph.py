@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from torchmetrics import Metric
 from sagemaker_lightning.compat.lightning_trainer import SET_BY_LIGHTNING, SET_ON_TRAINER
 from sagemaker_lightning.compat.torch_data import ITERATOR_ATTRIBUTE
 from sagemaker_lightning.compat.torch_modules import members
+from sagemaker_lightning.state.caches import kept
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 LOADER_ATTRIBUTES = ("exactly", "planned")  # what data/deterministic.py gives a DataLoader
@@ -140,8 +141,9 @@ class Added:
         self.excluded = excluded
 
     @property
-    def __dict__(self) -> dict[str, Any]:
-        return vars(self.owner)
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # nobody replaces it
+        variables: dict[str, Any] = vars(self.owner)
+        return variables
 
 
 class Elsewhere:
@@ -203,7 +205,7 @@ PLAIN_OBJECTS: dict[type, Callable[[], Any]] = {
     Callback: Callback,
     Metric: _Measures,
     torch.utils.data.Dataset: torch.utils.data.Dataset,
-    torch.utils.data.DataLoader: lambda: torch.utils.data.DataLoader([]),
+    torch.utils.data.DataLoader: lambda: torch.utils.data.DataLoader([]),  # type: ignore[arg-type]  # a list has what it asks
     torch.optim.Optimizer: _optimizer,
     LightningOptimizer: lambda: LightningOptimizer(_optimizer()),
     Tensor: Tensor,
@@ -224,13 +226,13 @@ BASES = (
 )
 
 
-@functools.cache
+@kept
 def is_leaf(class_: type) -> bool:
     """Return whether an object of a class leads to no other object of a user's."""
     return issubclass(class_, LEAVES)
 
 
-@functools.cache
+@kept
 def is_of(class_: type, *bases: type) -> bool:
     """Return whether a class is one of some, or derived from one.
 
@@ -239,7 +241,7 @@ def is_of(class_: type, *bases: type) -> bool:
     return not {*bases}.isdisjoint(class_.__mro__)
 
 
-@functools.cache
+@kept
 def is_own_module(name: str) -> bool:
     """Return whether the user has written a module, given by its name."""
     file = Path(getattr(sys.modules.get(name), "__file__", None) or "")
@@ -252,7 +254,7 @@ def is_library_class(class_: type | Callable[..., Any]) -> bool:
     return (class_.__module__ or "").partition(".")[0] in LIBRARIES
 
 
-@functools.cache
+@kept
 def is_librarys_callback(class_: type) -> bool:
     """Return whether a class is that of a library's callback, from which no user derived it."""
     return is_library_class(class_) and issubclass(class_, Callback)
@@ -263,7 +265,7 @@ def is_library_iterator(value: Any) -> bool:
     return _are_library_iterators(type(value))
 
 
-@functools.cache
+@kept
 def _are_library_iterators(class_: type) -> bool:
     # To ask Iterator of a class without it asks all classes that are derived from Iterator.
     return (
@@ -277,9 +279,9 @@ def _are_library_iterators(class_: type) -> bool:
 class _Moment(threading.local):
     """What this thread has found while nothing changes: see `at_one_moment`."""
 
-    roots: dict[Any, Mapping[str, Any]] | None = None
-    walks: dict[tuple, list[tuple[str, Any]]]
-    hashes: dict[tuple, tuple[Any, bytes]]
+    roots: dict[tuple[Any, int], dict[str, Any]] | None = None
+    walks: dict[tuple[int, tuple[type, ...], bool], list[tuple[str, Any]]]
+    hashes: dict[tuple[Any, int], tuple[Any, bytes]]
 
 
 _moment = _Moment()
@@ -340,7 +342,7 @@ def hash_at_one_moment(value: Any, hash_of: Callable[[Any], bytes]) -> bytes:
 
 
 def walk(
-    roots: Mapping[str, Any], skip: tuple = (), code: bool = True
+    roots: Mapping[str, Any], skip: tuple[type, ...] = (), code: bool = True
 ) -> Iterator[tuple[str, Any]]:
     """Yield the path and the object for each object reached from `roots`, once each.
 
@@ -360,7 +362,9 @@ def walk(
     return iter(_moment.walks[key])
 
 
-def _walked(roots: Mapping[str, Any], skip: tuple, code: bool) -> Iterator[tuple[str, Any]]:
+def _walked(
+    roots: Mapping[str, Any], skip: tuple[type, ...], code: bool
+) -> Iterator[tuple[str, Any]]:
     """Yield what `walk` returns."""
     marks = [root for root in roots.values() if isinstance(root, Elsewhere)]
     seen = {id(object_) for mark in marks for object_ in (mark, mark.object_)}
@@ -439,7 +443,7 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
                 yield name, member
 
 
-@functools.cache
+@kept
 def _own_classes(class_: type) -> tuple[tuple[str, type], ...]:
     """Return name and class of each of a class's bases, and of itself, unless it is a library's."""
     return tuple(
@@ -453,9 +457,10 @@ def namespace(value: Any) -> Mapping[str, Any]:
     An object without one may answer any name, as that of a C library does: it is not asked.
     """
     try:
-        return object.__getattribute__(value, "__dict__")
+        variables: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
+    return variables
 
 
 def attributes(value: Any) -> dict[str, Any]:
@@ -498,7 +503,7 @@ def attributes(value: Any) -> dict[str, Any]:
     return values
 
 
-@functools.cache
+@kept
 def _slots(class_: type) -> tuple[str, ...]:
     """Return the names of the attributes that a class and its bases have slots for."""
     names = []
@@ -547,7 +552,8 @@ def has_place_for(owner: Any, name: str, value: Any) -> bool:
     if name in ("__class__", "__dict__") or (isinstance(owner, Added) and name.startswith("__")):
         return False
     if isinstance(object_, nn.Module) and (
-        name in members(object_) or (is_of(type(object_), Metric) and name in object_.metric_state)
+        name in members(object_)
+        or (is_of(type(object_), Metric) and name in cast(Metric, object_).metric_state)
     ):
         return False
     return present is not None or not _is_method(type(object_), name) or callable(value)
@@ -564,7 +570,7 @@ def _is_method(class_: type, name: str) -> bool:
     return isinstance(member, (types.FunctionType, classmethod, staticmethod))
 
 
-@functools.cache
+@kept
 def _handled_by_libraries(class_: type) -> frozenset[str]:
     """Return the names of attributes that a library's base classes handle."""
     names: set[str] = {*SET_BY_LIGHTNING, ITERATOR_ATTRIBUTE, *LOADER_ATTRIBUTES}
@@ -592,7 +598,7 @@ def added_to(owner: Any, but: tuple[str, ...] = ()) -> Added:
     return Added(owner, _set_by_libraries(type(owner), but))
 
 
-@functools.cache
+@kept
 def _set_by_libraries(class_: type, but: tuple[str, ...]) -> frozenset[str]:
     """Return the names of attributes, but for some, that the libraries' bases have or set."""
     names = {*LOADER_ATTRIBUTES}
@@ -604,7 +610,7 @@ def _set_by_libraries(class_: type, but: tuple[str, ...]) -> frozenset[str]:
     return frozenset(names.difference(but))
 
 
-@functools.cache
+@kept
 def _own_attributes(base: type) -> set[str]:
     """Return the names of attributes that a library's class declares, or sets on its own objects.
 
@@ -617,7 +623,8 @@ def _own_attributes(base: type) -> set[str]:
         if not isinstance(getattr(member, "__func__", member), types.FunctionType):
             names.add(name)
     if base in PLAIN_OBJECTS:
-        return names | vars(PLAIN_OBJECTS[base]()).keys()
+        made: dict[str, Any] = vars(PLAIN_OBJECTS[base]())
+        return names | made.keys()
     if base is Trainer:  # to make one takes long
         return names | SET_ON_TRAINER
     is_base = any(base in class_.__mro__ for class_ in PLAIN_OBJECTS)

@@ -86,7 +86,7 @@ class OutsideState:
             self.changed_files.add(path)
 
 
-def _replace_open(function: Callable, expected: Callable) -> bool:
+def _replace_open(function: Callable[..., Any], expected: Callable[..., Any]) -> bool:
     """Replace the built-in `open` if it is the one that is expected; return whether it was."""
     if builtins.open is not expected:  # somebody has replaced it since
         return False

@@ -10,13 +10,15 @@ import itertools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from sagemaker_lightning.compat.torch_modules import is_lazy
 from sagemaker_lightning.state import batch_digest
+from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.object_graph import (
     INSTALLED,
     LEAVES,
@@ -239,6 +241,10 @@ def _module_of(value: Any) -> str:
     return name if isinstance(name, str) else ""
 
 
+Reached = tuple[Any, Any, "Reached | None"]
+"""An object, its name, and what holds it; None for the value of a variable itself."""
+
+
 def _reached(variable: str, value: Any, seen: set[int]) -> Iterator[Trained]:
     """Yield the trained tensors that a variable leads to, as `trained_tensors` does.
 
@@ -247,8 +253,8 @@ def _reached(variable: str, value: Any, seen: set[int]) -> Iterator[Trained]:
         value: Its value.
         seen: The ids of objects that are left out, to which those that are reached are added.
     """
-    # Few lead to a tensor, of which alone a name is made: (object, its name, whose member it is).
-    stack: list[tuple] = [(value, None, None)]
+    # Few lead to a tensor, and names are made of these alone.
+    stack: list[Reached] = [(value, None, None)]
     objects_left = MAX_OBJECTS
     while stack and objects_left:
         entry = stack.pop()
@@ -259,8 +265,7 @@ def _reached(variable: str, value: Any, seen: set[int]) -> Iterator[Trained]:
         objects_left -= 1
         class_ = type(object_)
         if issubclass(class_, Tensor):
-            is_empty = isinstance(object_, nn.parameter.UninitializedTensorMixin)
-            if object_.requires_grad and object_.is_leaf and not is_empty:
+            if object_.requires_grad and object_.is_leaf and not is_lazy(object_):
                 yield Trained(variable, value, _path(variable, entry), object_)
             continue
         if not (members := _members_of(class_)(object_)):
@@ -272,26 +277,27 @@ def _reached(variable: str, value: Any, seen: set[int]) -> Iterator[Trained]:
         ]
 
 
-def _path(variable: str, entry: tuple) -> str:
+def _path(variable: str, entry: Reached) -> str:
     """Return the name of an object that `_reached` has reached."""
     names = []
-    while entry[2] is not None:
+    while (holder := entry[2]) is not None:
         names.append(str(entry[1]))
-        entry = entry[2]
+        entry = holder
     return ".".join([variable, *reversed(names)])
 
 
+CONTAINERS: tuple[type[Collection[Any]], ...] = list, tuple, set, frozenset, deque
 Members = list[tuple[Any, Any]]
 """Name and value of what an object holds that may lead to a tensor."""
 
 
-@functools.cache
+@kept
 def _members_of(class_: type) -> Callable[[Any], Members]:
     """Return the function that returns the members of objects of a class."""
     # Containers' own classes may do anything when they are asked.
     if issubclass(class_, dict):
         return _members_of_dict
-    for base in (list, tuple, set, frozenset, deque):
+    for base in CONTAINERS:
         if issubclass(class_, base):
             return functools.partial(_members_of_container, base)
     if issubclass(class_, nn.Module):
@@ -303,7 +309,7 @@ def _members_of(class_: type) -> Callable[[Any], Members]:
     return lambda object_: list(namespace(object_).items())
 
 
-def _members_of_dict(value: dict) -> Members:
+def _members_of_dict(value: dict[Any, Any]) -> Members:
     """Return the values of a dict, and then its keys: a package may know its parameters by them."""
     keys = list(itertools.islice(dict.keys(value), MAX_OBJECTS))
     values = list(itertools.islice(dict.values(value), MAX_OBJECTS))
@@ -318,7 +324,7 @@ def _members_of_dict(value: dict) -> Members:
     return members
 
 
-def _members_of_container(base: type, value: Any) -> Members:
+def _members_of_container(base: type[Collection[Any]], value: Any) -> Members:
     """Return the elements of a list, tuple, set or deque, which is what `base` says."""
     elements = list(itertools.islice(base.__iter__(value), MAX_OBJECTS))
     return [] if NO_STATE.issuperset(map(type, elements)) else list(enumerate(elements))

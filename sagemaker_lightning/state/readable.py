@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sagemaker_lightning.compat.torch_modules import keep_metadata
+from sagemaker_lightning.compat.torch_modules import is_lazy, keep_metadata
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import class_name
 from sagemaker_lightning.state.graph.kinds.memory import is_own_tensor
@@ -35,6 +35,10 @@ MAX_TWICE = 1 << 10
 """Elements, at most, of what a checkpoint has in both forms."""
 
 
+Place = tuple[Any, ...]
+"""The keys and numbers by which containers lead to a value."""
+
+
 class _HoldsItself(Exception):
     """Raised with the id of an object that is part of itself."""
 
@@ -43,7 +47,7 @@ class _Other(Exception):
     """Raised for a value that is not plain."""
 
 
-def readable(value: Any, others: dict[tuple, Any] | None = None, copies: bool = True) -> Any:
+def readable(value: Any, others: dict[Place, Any] | None = None, copies: bool = True) -> Any:
     """Return a copy of a value in plain values.
 
     Args:
@@ -56,16 +60,16 @@ def readable(value: Any, others: dict[tuple, Any] | None = None, copies: bool = 
 
 
 def _readable(
-    value: Any, path: tuple, others: dict[tuple, Any] | None, copies: bool, within: frozenset[int]
+    value: Any, path: Place, others: dict[Place, Any] | None, copies: bool, within: frozenset[int]
 ) -> Any:
     if type(value) in PLAIN:
         return value
     if id(value) in within:
         raise _HoldsItself(id(value))
-    found: dict[tuple, Any] | None = None if others is None else {}
+    found: dict[Place, Any] | None = None if others is None else {}
     try:
         plain = _plain(value, path, found, copies, within | {id(value)})
-        if found:
+        if others is not None and found:
             others |= found
         return plain
     except _Other:
@@ -84,7 +88,7 @@ def _readable(
 
 
 def _plain(
-    value: Any, path: tuple, others: dict[tuple, Any] | None, copies: bool, within: frozenset[int]
+    value: Any, path: Place, others: dict[Place, Any] | None, copies: bool, within: frozenset[int]
 ) -> Any:
     """Return a copy of a value that is plain itself; _Other for another one."""
     class_ = type(value)
@@ -102,7 +106,7 @@ def _plain(
             for index, element in enumerate(value)
         )
     if isinstance(value, Mapping) and class_ not in (defaultdict, Counter):
-        copy = OrderedDict() if class_ is OrderedDict else {}
+        copy: dict[Any, Any] = OrderedDict() if class_ is OrderedDict else {}
         for key, element in value.items():
             copy[_plain_key(key)] = _readable(element, (*path, key), others, copies, within)
         keep_metadata(copy, value)
@@ -112,7 +116,7 @@ def _plain(
 
 def _on_cpu(tensor: Tensor) -> Tensor:
     """Return a copy of a tensor on the CPU; an empty one for a lazy tensor, which has no values."""
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+    if is_lazy(tensor):
         return torch.empty(0, dtype=tensor.dtype)
     if tensor.is_nested:
         raise _Other
@@ -169,7 +173,7 @@ def _content(value: Any) -> Any:
     raise _Other
 
 
-def with_values(value: Any, others: Mapping[tuple, Any]) -> Any:
+def with_values(value: Any, others: Mapping[Place, Any]) -> Any:
     """Return what `readable` was given; parts that hold none of the others are not copied.
 
     Args:
@@ -181,7 +185,7 @@ def with_values(value: Any, others: Mapping[tuple, Any]) -> Any:
 
 
 def _with_values(
-    value: Any, others: Mapping[tuple, Any], holders: Collection[tuple], path: tuple
+    value: Any, others: Mapping[Place, Any], holders: Collection[Place], path: Place
 ) -> Any:
     if path in others:
         return others[path]

@@ -2,7 +2,7 @@
 
     python -m tests.zoo run --rounds=4 --seed=1 --jobs=2 --results=results/zoo.jsonl
         [--only TEXT] [--interruptions=3 | --placed]
-    python -m tests.zoo report results/zoo.jsonl [--write docs/zoo.md]
+    python -m tests.zoo report results/zoo.jsonl [--write results/zoo.md]
     python -m tests.zoo list
 
 `run` takes each configuration in turn. It first runs the configuration uninterrupted, once for each

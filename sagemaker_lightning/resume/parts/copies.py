@@ -3,7 +3,9 @@
 from typing import TypeVar
 
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor, nn
+from torch import Tensor
+
+from sagemaker_lightning.compat.torch_modules import is_lazy
 
 Data = TypeVar("Data")
 
@@ -18,5 +20,4 @@ def copy_to_cpu(data: Data) -> Data:
 
 def has_values(tensor: Tensor) -> bool:
     """Return whether a parameter or buffer is initialized; a lazy module's is not."""
-    lazy = nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]  # torch's stub lacks it
-    return not isinstance(tensor, lazy)
+    return not is_lazy(tensor)

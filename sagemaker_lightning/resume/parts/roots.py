@@ -155,5 +155,5 @@ def of_kinds(trainer: Trainer, *kinds: type) -> Iterator[tuple[str, Any]]:
     return (
         (path, value)
         for path, value in object_graph.walk(user_objects(trainer), code=False)
-        if object_graph.is_of(type(value), *kinds)  # type: ignore[arg-type]  # a class has a hash
+        if object_graph.is_of(type(value), *kinds)
     )

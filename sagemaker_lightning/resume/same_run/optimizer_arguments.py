@@ -238,7 +238,7 @@ def _functions_in(
             waiting += [
                 (f"{name}[{index}]" if len(value) > 1 else name, element, depth - 1)
                 for index, element in enumerate(value)
-                if not is_leaf(type(element))  # type: ignore[arg-type]  # a class has a hash
+                if not is_leaf(type(element))
             ]
         elif (used := _values_used_by(value)) is not None:
             yield name, value, used

@@ -10,7 +10,12 @@ from pytorch_lightning import Trainer
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_trainer import data_module_of
-from sagemaker_lightning.compat.torch_modules import buffers, parameters, unsaved_buffers
+from sagemaker_lightning.compat.torch_modules import (
+    buffers,
+    is_lazy,
+    parameters,
+    unsaved_buffers,
+)
 
 MAY_CHANGE = {
     r"trainer\.(max_|min_)": "how long to train",
@@ -223,14 +228,13 @@ def _shapes(model: torch.nn.Module) -> dict[str, list[int] | None]:
     The shape is None for a lazy one, which gets it from the first batch. The model is not asked for
     its state dict: its class may count how often it is.
     """
-    lazy = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]  # no stub
     shapes = {}
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         unsaved = unsaved_buffers(module)
         for name, value in (parameters(module) | buffers(module)).items():
             if value is not None and name not in unsaved:
-                shape = None if isinstance(value, lazy) else list(value.shape)
+                shape = None if is_lazy(value) else list(value.shape)
                 shapes[prefix + name] = shape
     return shapes
 

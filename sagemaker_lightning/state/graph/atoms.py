@@ -38,14 +38,14 @@ def _of_zone(seconds: Any) -> dt.tzinfo | None:
     return None if seconds is None else dt.timezone(dt.timedelta(seconds=seconds))
 
 
-def _numbers(value: range | slice) -> list:
+def _numbers(value: range | slice) -> list[Any]:
     numbers = [value.start, value.stop, value.step]
     if not {int, type(None)}.issuperset(map(type, numbers)):
         raise NotSaved(class_name(type(value)))
     return numbers
 
 
-def _of_numbers(make: Callable, numbers: Any) -> Any:
+def _of_numbers(make: type[range] | type[slice], numbers: Any) -> Any:
     if not {int, type(None)}.issuperset(map(type, numbers)):
         raise refusal(make.__name__)
     return make(*numbers)
@@ -62,11 +62,12 @@ def _scalar(value: Any, dtype: np.dtype) -> np.generic:
     types = {"S": (bytes,), "U": (str,)}.get(dtype.kind, (bool, int, float, complex))
     if dtype.kind not in "biufcSU" or not isinstance(value, types):
         raise refusal("scalar")
-    return dtype.type(value)
+    scalar: np.generic = dtype.type(value)
+    return scalar
 
 
 # By class: what is written, and how the value is made of it.
-ATOMS: dict[type, tuple[Callable, Callable]] = {
+ATOMS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     torch.dtype: (lambda value: str(value).removeprefix("torch."), torch_dtype),
     torch.device: (str, torch.device),
     torch.Size: (list, torch.Size),
@@ -109,7 +110,7 @@ def is_atom(class_: type) -> bool:
     )
 
 
-def encode(value: Any) -> list:
+def encode(value: Any) -> list[Any]:
     """Return an atom that is not a scalar as a list of its kind and plain values.
 
     Raises:
@@ -134,7 +135,7 @@ def encode(value: Any) -> list:
     raise NotSaved(class_name(class_))
 
 
-def decode(note: list, classes: Mapping[str, type]) -> Any:
+def decode(note: list[Any], classes: Mapping[str, type]) -> Any:
     """Return the value that `encode` was given.
 
     Args:

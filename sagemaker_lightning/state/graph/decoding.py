@@ -41,7 +41,7 @@ def restore(
     roots: Mapping[str, Any],
     start: Start,
     record: Mapping[str, Any],
-    accept: Callable[[list], list | None] = lambda node: node,
+    accept: Callable[[list[Any]], list[Any] | None] = lambda node: node,
     made: Sequence[Any] = (),
 ) -> Restored:
     """Restore what `encode` returned.
@@ -75,7 +75,7 @@ class _Decoder:
         self,
         start: Start,
         record: Mapping[str, Any],
-        accept: Callable[[list], list | None],
+        accept: Callable[[list[Any]], list[Any] | None],
         made: Sequence[Any],
     ) -> None:
         self.start = start
@@ -127,7 +127,7 @@ class _Decoder:
                     waiting.append(self.entries[number][3])
         return wanted
 
-    def _referred_to(self, references: list) -> Iterator[int]:
+    def _referred_to(self, references: list[Any]) -> Iterator[int]:
         """Yield the numbers of the nodes that references refer to."""
         for reference in references:
             while type(reference) is list and reference[0] == "id":
@@ -135,7 +135,7 @@ class _Decoder:
             if type(reference) is list and type(reference[0]) is int and reference[0] >= 0:
                 yield reference[0]
 
-    def _begin(self, number: int, entry: list) -> None:
+    def _begin(self, number: int, entry: list[Any]) -> None:
         """Find an object of the start, or make a new one that is filled later."""
         name, path, note, references, content = entry
         if name not in ALL_KINDS:
@@ -174,7 +174,7 @@ class _Decoder:
             return text.scalar(content)
         return content
 
-    def _awaited(self, references: list) -> Iterator[int]:
+    def _awaited(self, references: list[Any]) -> Iterator[int]:
         """Yield the nodes that references refer to and that have yet to be built of their parts."""
         for number in self._referred_to(references):
             if not self.is_made[number] and self.entries[number][1] is None:
@@ -220,13 +220,12 @@ class _Decoder:
         if entry[1] is not None and (entry := self.accept(entry)) is None:
             return
         _, path, note, references, content = entry
-        is_object = isinstance(kind, ObjectKind)
         if path is not None:
             names = None
-            if is_object:
+            if isinstance(kind, ObjectKind):
                 names = note["names"] + note.get("gone", []) + [""] * ("elements" in note)
             self.filled[key_of(self.made[number])] = names
-        if is_object:
+        if isinstance(kind, ObjectKind):
             self._fill_object(number, kind, note, references)
             return
         try:
@@ -247,7 +246,7 @@ class _Decoder:
         if type(made) is set and has_order(parts) and list(made) != parts:
             self.reordered.append(str(path or "a set"))
 
-    def _fill_object(self, number: int, kind: ObjectKind, note: Any, references: list) -> None:
+    def _fill_object(self, number: int, kind: ObjectKind, note: Any, references: list[Any]) -> None:
         """Fill an object, without the attributes that this program has not got."""
         names, parts = [], []
         for name, reference in zip(note["names"], references, strict=False):

@@ -53,6 +53,7 @@ from sagemaker_lightning.state.graph.nodes import (
     kind_of,
     scan,
 )
+from sagemaker_lightning.state.graph.packing import Pack
 from sagemaker_lightning.state.graph.start import Start, collector_paused, size_of
 from sagemaker_lightning.state.object_graph import is_library_class, owner_of
 
@@ -104,9 +105,9 @@ class Draft(NamedTuple):
 
     path: str | None
     note: Any
-    parts: list
+    parts: list[Any]
     """What it refers to; of an object, also the attributes that are values of their own."""
-    references: list
+    references: list[Any]
     content: Any
 
 
@@ -184,7 +185,7 @@ class Encoder:
             # A weight that was tied while training has two names: that of a start counts.
             if id(value) not in self.by_others or start.paths.get(id(value)) == name:
                 self.by_others[id(value)] = name
-        self.references: dict[int, list] = {}
+        self.references: dict[int, list[Any]] = {}
         self.drafts: dict[int, Draft] = {}
         self.refused: dict[int, str] = {}
         """What cannot be saved, by id: what it is."""
@@ -195,7 +196,7 @@ class Encoder:
         self.reordered: list[str] = []
         self.recorded: set[int] = set()
         self.replaced = self._replaced()
-        self.kept: list = []  # keeps what was made here, whose ids are in use
+        self.kept: list[Any] = []  # keeps what was made here, whose ids are in use
 
     def _replaced(self) -> set[int]:
         """Return the objects of the start in whose place others come, as they cannot be filled."""
@@ -242,7 +243,7 @@ class Encoder:
         if kind in (OBJECT, OPTIMIZER, TENSOR, TUPLE):
             self._check_class(type(node.value))
         if node.pack:
-            return self._of_pack(None, node, note)
+            return self._of_pack(None, node, node.pack, note)
         parts = node.parts[:1] if kind.name == "method" else node.parts
         content = self._content(node)
         if type(content) is dict and "calculated" in content:
@@ -281,7 +282,7 @@ class Encoder:
         if kind is GENERATOR and not self.start.generators:
             return None
         if node.pack:
-            return self._of_pack(path, node, node.note)
+            return self._of_pack(path, node, node.pack, node.note)
         return Draft(path, node.note, *self._refer(node.parts), self._content(node))
 
     def _content(self, node: Node) -> Any:
@@ -294,13 +295,13 @@ class Encoder:
             raise NotSaved(f"{node.kind.name} of {size:,} elements")
         return node.kind.content(node.value)
 
-    def _of_pack(self, path: str | None, node: Node, note: Any) -> Draft:
+    def _of_pack(self, path: str | None, node: Node, pack: Pack, note: Any) -> Draft:
         """Return what is written of a container whose elements are packed."""
-        for class_ in node.pack.classes:
+        for class_ in pack.classes:
             self._check_class(class_)
-        return Draft(path, note, *self._refer(node.parts[: node.pack.first]), node.pack.content)
+        return Draft(path, note, *self._refer(node.parts[: pack.first]), pack.content)
 
-    def _refer(self, parts: list) -> tuple[list, list]:
+    def _refer(self, parts: list[Any]) -> tuple[list[Any], list[Any]]:
         """Return the parts that are no values of their own, and references to all parts.
 
         A number that is the `id` of an object, as of a layer whose values are kept in a dict by it,
@@ -425,6 +426,7 @@ class Encoder:
             is_within = size <= base.untyped_storage().nbytes()
         else:
             owner = base if id(base) in map(id, self.kept) else owner_of_array(base)
+            assert owner is not None  # it has the memory
             place = place_in_array(value, owner)
             is_within = value.nbytes <= owner.nbytes
         if is_within:
@@ -450,18 +452,18 @@ class Encoder:
         while waiting:
             key = waiting.popleft()
             for holder in holders.get(key, ()):
-                draft = self.drafts.get(holder)
-                if draft is None or not (self._is_new(key) or key not in self.nodes):
+                held = self.drafts.get(holder)
+                if held is None or not (self._is_new(key) or key not in self.nodes):
                     continue
                 node = self.nodes[holder]
-                if draft.path is not None and isinstance(node.kind, ObjectKind):
+                if held.path is not None and isinstance(node.kind, ObjectKind):
                     self._leave_out(holder, key)
                     continue
                 del self.drafts[holder]
                 self.first_of[holder] = self.first_of.get(key, key)
                 is_users = node.kind is OBJECT and not is_library_class(type(node.value))
                 self.refused[holder] = kind_text(node.value) if is_users else self.refused[key]
-                if draft.path is None:
+                if held.path is None:
                     waiting.append(holder)
                 else:
                     self._note(self.nodes[holder], None, key)
@@ -519,7 +521,7 @@ class Encoder:
 
     def record(self) -> dict[str, Any]:
         """Return the record: what has changed of the start, and what is reached from there."""
-        nodes: list[list] = []
+        nodes: list[list[Any]] = []
         waiting = deque(key for key, draft in self.drafts.items() if draft.path is not None)
         numbered = self.recorded = set(waiting)
         while waiting:
@@ -569,7 +571,7 @@ def _is_plain_view(value: Tensor | np.ndarray) -> bool:
     return type(value) is np.ndarray and not value.dtype.hasobject
 
 
-def _span(values: list) -> Any:
+def _span(values: list[Any]) -> Any:
     """Return a tensor or an array of the memory that all of some views lie in."""
     if isinstance(values[0], Tensor):
         low = min(value.storage_offset() for value in values)
@@ -581,24 +583,26 @@ def _span(values: list) -> Any:
         )
         return values[0].detach().as_strided((high - low,), (1,), low)
     owner = owner_of_array(values[0])
+    assert owner is not None  # they are views of it
     bounds = [np.lib.array_utils.byte_bounds(value) for value in values]
     first = min(low for low, _ in bounds) - address(owner)
     last = max(high for _, high in bounds) - address(owner)
     return owner.reshape(-1).view(np.uint8)[first:last]
 
 
-def _pack(nodes: Iterable[list]) -> list[Tensor]:
+def _pack(nodes: Iterable[list[Any]]) -> list[Tensor]:
     """Return very many small tensors as few, and have the nodes refer to these.
 
     A file has each tensor as an entry of its own, which takes longer than most values.
     """
-    alike: dict[Any, list[dict]] = {}
+    alike: dict[Any, list[dict[str, Any]]] = {}
     for *_, content in nodes:
         values = content.get("values") if type(content) is dict else None
-        is_strided = isinstance(values, Tensor) and values.layout == torch.strided
-        if is_strided and not values.is_quantized:
+        if not isinstance(values, Tensor):
+            continue
+        if values.layout == torch.strided and not values.is_quantized:
             alike.setdefault((values.dtype, values.shape), []).append(content)
-    blocks = []
+    blocks: list[Tensor] = []
     for contents in alike.values():
         if len(contents) > PACKED_FROM and contents[0]["values"].numel():
             block = torch.stack([content["values"] for content in contents])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sagemaker_lightning.compat.dtensors import local_part
-from sagemaker_lightning.compat.torch_modules import stored_parts
+from sagemaker_lightning.compat.torch_modules import is_lazy, stored_parts
 
 HASHED_IN_FULL = 1 << 20
 """Bytes, at most, of which a cryptographic hash is taken; of more, a checksum."""
@@ -44,11 +44,7 @@ def of_bytes(content: Any) -> bytes:
 @torch.no_grad()
 def of_tensor(tensor: Tensor) -> bytes:
     """Return a hash of a tensor's values, dtype, shape and device; empty if they are unreadable."""
-    if (
-        tensor.is_nested
-        or tensor.is_meta
-        or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
-    ):
+    if tensor.is_nested or tensor.is_meta or is_lazy(tensor):
         return b""
     form = repr((tensor.dtype, tuple(tensor.shape), tensor.device.type, tensor.layout)).encode()
     try:

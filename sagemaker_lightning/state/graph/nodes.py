@@ -6,7 +6,6 @@ process that makes the same objects.
 
 import argparse
 import ctypes
-import functools
 import itertools
 import multiprocessing.sharedctypes
 import types
@@ -20,6 +19,7 @@ import numpy as np
 from pytorch_lightning import Trainer
 from torch import Tensor
 
+from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.graph import atoms
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import Kind
@@ -115,7 +115,7 @@ BY_CLASS: tuple[tuple[Any, Kind], ...] = (
 )
 
 
-@functools.cache
+@kept
 def kind_of_class(class_: type) -> Kind | None:
     """Return the kind of the objects of a class; None if they have no identity of their own."""
     if atoms.is_atom(class_):
@@ -220,7 +220,7 @@ class Node:
 
 
 def scan(
-    roots: Mapping[str, Any], skip: tuple = (), known: Container[int] | None = None
+    roots: Mapping[str, Any], skip: tuple[type, ...] = (), known: Container[int] | None = None
 ) -> dict[int, Node]:
     """Return the nodes that are reached from `roots`, by what they are known.
 
@@ -230,7 +230,7 @@ def scan(
         known: As in `kind_of`: of optimizers that are made later, groups and states are reached.
     """
     nodes: dict[int, Node] = {}
-    waiting: deque = deque()
+    waiting: deque[Node] = deque()
     # What stands for what was added to an object comes first: it says which attributes are meant.
     # What is handled elsewhere is not entered, whatever else leads to it.
     marks = Elsewhere, Added
@@ -250,8 +250,8 @@ def scan(
         if len(parts) >= PACKED_FROM:
             if SCALARS.issuperset(map(type, parts)):
                 continue
-            if not node.is_unpacked and _pack(node, nodes, packs):
-                parts = parts[: node.pack.first]
+            if not node.is_unpacked and (pack := _pack(node, nodes, packs)) is not None:
+                parts = parts[: pack.first]
         for index, part in enumerate(parts):
             class_ = type(part)
             if class_ in SCALARS:
@@ -270,21 +270,21 @@ def scan(
     return nodes
 
 
-def _pack(node: Node, nodes: Mapping[int, Node], packs: dict[int, Node]) -> bool:
-    """Pack a node's elements, and return True, if nothing else is known to refer to them."""
+def _pack(node: Node, nodes: Mapping[int, Node], packs: dict[int, Node]) -> Pack | None:
+    """Pack a node's elements, and return them, if nothing else is known to refer to them."""
     pack = packed(node.kind, node.parts, kind_of_class)
     if pack is None or not pack.ids.isdisjoint(nodes) or not pack.ids.isdisjoint(packs):
         node.is_unpacked = True
-        return False
+        return None
     node.pack = pack
     node.mark = pack.mark
     packs |= dict.fromkeys(pack.ids, node)
-    return True
+    return pack
 
 
 def _unpack(node: Node, packs: dict[int, Node]) -> Node:
     """Have a node's elements be nodes of their own."""
-    for key in node.pack.ids:
+    for key in node.pack.ids if node.pack else ():
         del packs[key]
     node.pack = None
     node.mark = b""
@@ -292,12 +292,12 @@ def _unpack(node: Node, packs: dict[int, Node]) -> Node:
     return node
 
 
-def _unpack_shared(nodes: Mapping[int, Node], packs: dict[int, Node], waiting: deque) -> bool:
+def _unpack_shared(nodes: Mapping[int, Node], packs: dict[int, Node], waiting: deque[Node]) -> bool:
     """Unpack what shares its memory with other tensors and arrays; return whether there is some."""
     by_pointer = {
         pointer: node
         for node in {id(n): n for n in packs.values()}.values()
-        for pointer in node.pack.pointers
+        for pointer in (node.pack.pointers if node.pack else ())
     }
     shared = {}
     for node in nodes.values():

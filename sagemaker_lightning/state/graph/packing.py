@@ -10,7 +10,7 @@ not be referred to.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class Pack:
     """
 
     def __init__(
-        self, kind: Kind, parts: list, kind_of_class: Callable[[type], Kind | None]
+        self, kind: Kind, parts: list[Any], kind_of_class: Callable[[type], Kind | None]
     ) -> None:
         self.kind_of_class = kind_of_class
         self.ids: set[int] = set()
@@ -71,7 +71,7 @@ class Pack:
         self.classes: set[type] = set()
         """The classes of its rows that are no containers of Python's."""
         self.marks: list[bytes] = []
-        self.forms: dict[Any, tuple[int, dict[int, int], list]] = {}
+        self.forms: dict[Any, tuple[int, dict[int, int], list[Any]]] = {}
         self.size = 0
         self.first = LEADING.get(kind.name, 0)
         elements = parts[self.first :]
@@ -83,7 +83,7 @@ class Pack:
         self.content = {"packed": columns, "blocks": blocks}
         self.mark = fingerprints.of_bytes(b" ".join(self.marks))
 
-    def _column(self, values: list, depth: int) -> dict[str, Any]:
+    def _column(self, values: list[Any], depth: int) -> dict[str, Any]:
         """Return what is written of values, of which each is the same part of a row."""
         classes = set(map(type, values))
         if classes <= SCALARS:
@@ -102,7 +102,7 @@ class Pack:
             return self._arrays(values)
         return self._rows(values, class_, depth)
 
-    def _scalars(self, values: list, classes: set[type]) -> dict[str, Any]:
+    def _scalars(self, values: list[Any], classes: set[type]) -> dict[str, Any]:
         dtype = OF_NUMBERS.get(next(iter(classes))) if len(classes) == 1 else None
         if dtype is not None:
             try:
@@ -115,9 +115,9 @@ class Pack:
         self.marks.append(fingerprints.of_plain_data(values))
         return {"scalars": values}
 
-    def _arrays(self, values: list) -> dict[str, Any]:
+    def _arrays(self, values: list[Any]) -> dict[str, Any]:
         """Return where arrays or tensors are in the blocks."""
-        groups: dict[Any, list] = {}
+        groups: dict[Any, list[Any]] = {}
         forms = [(type(value), value.dtype, value.shape) for value in values]
         for form, value in zip(forms, values, strict=True) if len(set(forms)) > 1 else ():
             groups.setdefault(form, []).append(value)
@@ -137,7 +137,7 @@ class Pack:
         self.marks += map(fingerprints.of_tensor, places.values())
         return places
 
-    def _check_arrays(self, arrays: list) -> None:
+    def _check_arrays(self, arrays: list[Any]) -> None:
         """Raise Unlike unless all of these arrays have memory of their own, and no more."""
         if not arrays:
             return
@@ -158,7 +158,7 @@ class Pack:
         ):
             raise Unlike
 
-    def _block(self, form: Any, arrays: list) -> dict[str, Any]:
+    def _block(self, form: Any, arrays: list[Any]) -> dict[str, Any]:
         """Return what is written of arrays of one form."""
         class_, dtype, shape = form
         if class_ is Tensor:
@@ -173,16 +173,18 @@ class Pack:
         values = torch.frombuffer(content, dtype=torch.uint8)
         return {"dtype": dtype_text(dtype), "shape": [len(arrays), *shape], "values": values}
 
-    def _rows(self, values: list, class_: type, depth: int) -> dict[str, Any]:
+    def _rows(self, values: list[Any], class_: type, depth: int) -> dict[str, Any]:
         """Return what is written of containers or objects that are alike."""
         kind = self.kind_of_class(class_)
+        if kind is None:
+            raise Unlike
         is_object = (
             isinstance(kind, ObjectKind)
             and kind.name == "object"
             and not issubclass(class_, nn.Module)
             and base_of(values[0]) is None
         )
-        if not is_object and (kind is None or ROWS.get(kind.name) is not kind):
+        if not is_object and ROWS.get(kind.name) is not kind:
             raise Unlike
         if is_object or class_ not in (tuple, list, dict):
             self.classes.add(class_)
@@ -192,8 +194,10 @@ class Pack:
             index = torch.tensor([numbers[id(value)] for value in values])
             self.marks.append(fingerprints.of_tensor(index))
             return {"index": index, "rows": self._rows(list(unique.values()), class_, depth)}
+        note: Any
+        rows: Sequence[Any]
         if class_ is dict:
-            note: Any = list(values[0])
+            note = list(values[0])
             if not SCALARS.issuperset(map(type, note)):
                 raise Unlike
             rows = [list(value.values()) for value in values]
@@ -239,7 +243,9 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-def packed(kind: Kind, parts: list, kind_of_class: Callable[[type], Kind | None]) -> Pack | None:
+def packed(
+    kind: Kind, parts: list[Any], kind_of_class: Callable[[type], Kind | None]
+) -> Pack | None:
     """Return the elements of a container, packed; None if they are few, or not alike."""
     is_known = kind.name in MAPPINGS or kind.name in SEQUENCES
     if len(parts) < PACKED_FROM or not is_known or SCALARS.issuperset(map(type, parts)):
@@ -250,7 +256,7 @@ def packed(kind: Kind, parts: list, kind_of_class: Callable[[type], Kind | None]
         return None
 
 
-def elements_of(content: Mapping[str, Any], classes: Mapping[str, type]) -> list:
+def elements_of(content: Mapping[str, Any], classes: Mapping[str, type]) -> list[Any]:
     """Return the elements of which `Pack.content` was made.
 
     Args:
@@ -265,19 +271,20 @@ def elements_of(content: Mapping[str, Any], classes: Mapping[str, type]) -> list
     return list(itertools.chain.from_iterable(zip(keys, values, strict=True)))
 
 
-def _unstacked(block: Mapping[str, Any]) -> list:
+def _unstacked(block: Mapping[str, Any]) -> list[Any]:
     rows = block["tensors"] if "tensors" in block else array_of(block)
     if not rows.nbytes:  # there may be any number of them
         raise refusal("a block")
     return [row.clone() if isinstance(row, Tensor) else row.copy() for row in rows]
 
 
-def _numbers(column: Any, dtypes: Collection[torch.dtype]) -> list:
+def _numbers(column: Any, dtypes: Collection[torch.dtype]) -> list[Any]:
     """Return the numbers of a tensor that has memory for each of them."""
     is_column = isinstance(column, Tensor) and column.dtype in dtypes and column.dim() == 1
     if not is_column or not column.is_contiguous():
         raise refusal("a column")
-    return column.tolist()
+    numbers: list[Any] = column.tolist()
+    return numbers
 
 
 def _places(column: Any) -> list[int]:
@@ -289,8 +296,8 @@ def _places(column: Any) -> list[int]:
 
 
 def _values(
-    column: Mapping[str, Any], blocks: list[list], classes: Mapping[str, type], depth: int
-) -> list:
+    column: Mapping[str, Any], blocks: list[list[Any]], classes: Mapping[str, type], depth: int
+) -> list[Any]:
     """Return the values of a column."""
     if depth > 2 * (MAX_DEPTH + 1):  # rows in rows, each of which may be absent
         raise refusal("a column")
@@ -307,15 +314,16 @@ def _values(
         size = len(absent) + len(present)
         if max(absent) >= size:
             raise refusal("a column")
-        values = iter(present)
-        return [None if number in absent else next(values) for number in range(size)]
+        following = iter(present)
+        return [None if number in absent else next(following) for number in range(size)]
     if "block" in column:
         places = zip(_places(column["block"]), _places(column["row"]), strict=True)
         return [blocks[block][row] for block, row in places]
     if "index" in column:
-        rows = _values(column["rows"], blocks, classes, depth)
-        return [rows[number] for number in _places(column["index"])]
+        unique = _values(column["rows"], blocks, classes, depth)
+        return [unique[number] for number in _places(column["index"])]
     columns = [_values(each, blocks, classes, depth + 1) for each in column["columns"]]
+    rows: Iterable[Any]
     if "lengths" in column:
         lengths = _places(column["lengths"])
         if sum(lengths) != len(columns[0]):
@@ -327,7 +335,7 @@ def _values(
     return list(_rows(column["kind"], column["note"], rows, classes))
 
 
-def _rows(name: Any, note: Any, rows: Iterator, classes: Mapping[str, type]) -> Iterator[Any]:
+def _rows(name: Any, note: Any, rows: Iterable[Any], classes: Mapping[str, type]) -> Iterator[Any]:
     """Yield rows of a kind."""
     if name == "list":
         yield from map(list, rows)

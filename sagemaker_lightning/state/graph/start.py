@@ -64,7 +64,7 @@ class Start:
     def __init__(
         self,
         roots: Mapping[str, Any],
-        skip: tuple = (),
+        skip: tuple[type, ...] = (),
         generators: bool = True,
         is_kept: bool = False,
     ) -> None:
@@ -244,7 +244,7 @@ class Start:
         return found
 
     @cached_property
-    def classes(self) -> dict[str, type]:
+    def classes(self) -> Mapping[str, type]:
         """The classes of which a record may have new objects, by name.
 
         They are those of the objects of the start, those that the user's own modules have in which

@@ -35,7 +35,7 @@ class GraphState:
     def __init__(
         self,
         roots: Callable[[], Mapping[str, Any]],
-        skip: tuple = (),
+        skip: tuple[type, ...] = (),
         is_kept: bool = False,
     ) -> None:
         self.roots = roots
@@ -122,7 +122,7 @@ class GraphState:
     def restore(
         self,
         record: Mapping[str, Any],
-        accept: Callable[[list], list | None] = lambda node: node,
+        accept: Callable[[list[Any]], list[Any] | None] = lambda node: node,
     ) -> Restored:
         """Restore what `encode` returned; it counts as changed from now on.
 
@@ -136,8 +136,7 @@ class GraphState:
         self.made |= {key_of(each): each for each in restored.made if each is not None}
         for key, names in restored.filled.items():
             before = self.touched.get(key, set())
-            is_whole = names is None or before is None
-            self.touched[key] = None if is_whole else before | set(names)
+            self.touched[key] = None if names is None or before is None else before | set(names)
         self.reordered |= set(restored.reordered)
         return restored
 
@@ -230,10 +229,11 @@ def _are_numbers(values: Any) -> bool:
     )
 
 
-def nodes_of(record: Mapping[str, Any]) -> list[list]:
+def nodes_of(record: Mapping[str, Any]) -> list[list[Any]]:
     """Return the nodes of a record, with numbers in place of tensors."""
     with refusing():
-        return json.loads(record["nodes"])
+        nodes: list[list[Any]] = json.loads(record["nodes"])
+    return nodes
 
 
 def without(record: Mapping[str, Any], root: str) -> dict[str, Any]:
@@ -289,7 +289,9 @@ def digests_of_tensors(record: Mapping[str, Any]) -> list[str]:
     return [fingerprints.of_tensor(tensor).hex() for tensor in record["tensors"]]
 
 
-def digest(references: list, note: Any, content: Any, nodes: list, tensors: list) -> str:
+def digest(
+    references: list[Any], note: Any, content: Any, nodes: list[Any], tensors: list[Any]
+) -> str:
     """Return a digest of references, in which each new object has a number of its own."""
     hash_ = hashlib.blake2b(digest_size=8)
     numbers: dict[int, int] = {}
@@ -314,7 +316,7 @@ def digest(references: list, note: Any, content: Any, nodes: list, tensors: list
     return hash_.hexdigest()
 
 
-def _readable(content: Any, tensors: list) -> Any:
+def _readable(content: Any, tensors: list[Any]) -> Any:
     """Return content with digests in place of the numbers of tensors."""
     if type(content) is list:
         return [_readable(element, tensors) for element in content]

@@ -7,6 +7,7 @@ numbers. Tensors are numbers of a list beside the text.
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +23,7 @@ def _complex(real: Any, imaginary: Any) -> complex:
     return complex(float(real), float(imaginary))
 
 
-OF_SCALARS = {
+OF_SCALARS: dict[str, Callable[..., Any]] = {
     "bytes": lambda text: text.encode("latin-1"),
     "complex": _complex,
     "int": lambda text: int(text, 16),
@@ -37,7 +38,7 @@ def scalar(value: Any) -> Any:
     return value
 
 
-def write(nodes: list, tensors: list[Tensor]) -> str:
+def write(nodes: list[Any], tensors: list[Tensor]) -> str:
     """Return nodes as a text.
 
     Args:
@@ -72,7 +73,7 @@ def _with_short_numbers(value: Any) -> Any:
     return ["int", hex(value)] if is_long else value
 
 
-def read(text: Any, tensors: list[Tensor]) -> list:
+def read(text: Any, tensors: list[Tensor]) -> list[Any]:
     """Return the nodes that `write` was given.
 
     Args:
@@ -82,7 +83,7 @@ def read(text: Any, tensors: list[Tensor]) -> list:
     """
     taken: set[int] = set()
 
-    def other(value: dict) -> Any:
+    def other(value: dict[str, Any]) -> Any:
         if value.keys() != {"tensor"}:
             return value
         number = value["tensor"]
@@ -92,6 +93,7 @@ def read(text: Any, tensors: list[Tensor]) -> list:
         return tensors[number]
 
     try:
-        return json.loads(text, object_hook=other)
+        nodes: list[Any] = json.loads(text, object_hook=other)
     except RecursionError:
         raise UserError("a checkpoint holds a value within too many others") from None
+    return nodes

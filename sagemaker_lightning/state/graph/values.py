@@ -115,8 +115,9 @@ def digests(record: Mapping[str, Any]) -> dict[str, str]:
         waiting = [("", nodes[0][3][0])]
         while waiting:
             path, reference = waiting.pop()
-            number = reference[0] if type(reference) is list else None
-            kind, _, _, parts, content = nodes[number] if type(number) is int else [""] * 5
+            number: Any = reference[0] if type(reference) is list else None
+            entry: list[Any] = nodes[number] if type(number) is int else [""] * 5
+            kind, _, _, parts, content = entry
             is_entered = kind == "dict" and content is None and parts and number not in entered
             if is_entered and all(type(key) is str for key in parts[::2]):
                 entered.add(number)
@@ -126,7 +127,7 @@ def digests(record: Mapping[str, Any]) -> dict[str, str]:
         return found
 
 
-class _Imported(Mapping):
+class _Imported(Mapping[str, type]):
     """The classes of which a value may have objects, by name, if the program has imported them.
 
     They are named tuples, enums, and the user's dataclasses and tensors. What else has a class of

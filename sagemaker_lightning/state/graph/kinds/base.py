@@ -38,11 +38,11 @@ class Kind:
     If not, a new object takes its place under each of its names.
     """
 
-    def take(self, value: Any) -> tuple[Any, list]:
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return the note and the parts of an object."""
         return None, []
 
-    def step(self, note: Any, parts: list, index: int) -> str:
+    def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return the name of a part, which is the same in each process."""
         return f"[{index}]"
 
@@ -76,11 +76,11 @@ class Kind:
         """
         raise refusal(self.name)
 
-    def build(self, note: Any, parts: list, classes: Mapping[str, type]) -> Any:
+    def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> Any:
         """Return a new object of its parts, for kinds that are not filled."""
         raise refusal(self.name)
 
-    def fill(self, value: Any, note: Any, parts: list, content: Any) -> None:
+    def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
         """Give an object its content."""
 
 

@@ -19,14 +19,14 @@ FACTORIES = {class_.__name__: class_ for class_ in (int, float, list, dict, set,
 """Classes of Python's that a defaultdict may have as its factory, by name."""
 
 
-def pairs(parts: list) -> Iterator[tuple[Any, Any]]:
+def pairs(parts: list[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield the keys and values of a dict, whose parts are both in turn."""
     return zip(parts[::2], parts[1::2], strict=True)
 
 
-def in_turn(items: Mapping) -> list:
+def in_turn(items: Mapping[Any, Any]) -> list[Any]:
     """Return the keys and values of a dict in turn."""
-    parts = [None] * (2 * len(items))
+    parts: list[Any] = [None] * (2 * len(items))
     parts[::2] = items
     parts[1::2] = items.values()
     return parts
@@ -37,7 +37,7 @@ def may_be_address(value: Any) -> bool:
     return type(value) is int and value > LEAST_ADDRESS
 
 
-def step_of_dict(parts: list, index: int) -> str:
+def step_of_dict(parts: list[Any], index: int) -> str:
     """Return the name of a key or a value of a dict, whose parts are keys and values in turn."""
     key = parts[index - index % 2]
     is_named = (type(key) in NAMING and not may_be_address(key)) or (
@@ -47,7 +47,7 @@ def step_of_dict(parts: list, index: int) -> str:
     return name if index % 2 else f"{name}.key"
 
 
-def check_hashes(keys: Collection) -> None:
+def check_hashes(keys: Collection[Any]) -> None:
     """Refuse very many keys with one hash, of which Python compares each with all others.
 
     Raises:
@@ -62,15 +62,15 @@ class ListKind(Kind):
 
     name = "list"
 
-    def take(self, value):
+    def take(self, value: list[Any]) -> tuple[Any, list[Any]]:
         """Return the elements."""
         return None, list(value)
 
-    def make(self, note, content, classes):
+    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> list[Any]:
         """Return an empty list."""
         return []
 
-    def fill(self, value, note, parts, content):
+    def fill(self, value: list[Any], note: Any, parts: list[Any], content: Any) -> None:
         """Replace the elements."""
         list.__setitem__(value, slice(None), parts)
 
@@ -80,15 +80,15 @@ class DequeKind(Kind):
 
     name = "deque"
 
-    def take(self, value):
+    def take(self, value: deque[Any]) -> tuple[Any, list[Any]]:
         """Return the elements."""
         return value.maxlen, list(value)
 
-    def make(self, note, content, classes):
+    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> deque[Any]:
         """Return an empty deque of that length."""
         return deque(maxlen=note)
 
-    def fill(self, value, note, parts, content):
+    def fill(self, value: deque[Any], note: Any, parts: list[Any], content: Any) -> None:
         """Replace the elements."""
         deque.clear(value)
         deque.extend(value, parts)
@@ -97,23 +97,23 @@ class DequeKind(Kind):
 class DictKind(Kind):
     """A dict of one of Python's classes without parameters."""
 
-    def __init__(self, class_: type) -> None:
+    def __init__(self, class_: type[dict[Any, Any]]) -> None:
         self.class_ = class_
         self.name = class_.__name__
 
-    def take(self, value):
+    def take(self, value: dict[Any, Any]) -> tuple[Any, list[Any]]:
         """Return keys and values in turn."""
         return None, in_turn(value)
 
-    def step(self, note, parts, index):
+    def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return the key's text."""
         return step_of_dict(parts, index)
 
-    def make(self, note, content, classes):
+    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> dict[Any, Any]:
         """Return an empty dict."""
         return self.class_()
 
-    def fill(self, value, note, parts, content):
+    def fill(self, value: dict[Any, Any], note: Any, parts: list[Any], content: Any) -> None:
         """Replace the items, in their order."""
         check_hashes(parts[::2])
         dict.clear(value)
@@ -127,12 +127,12 @@ class OrderedDictKind(DictKind):
     def __init__(self) -> None:
         super().__init__(OrderedDict)
 
-    def take(self, value):
+    def take(self, value: dict[Any, Any]) -> tuple[Any, list[Any]]:
         """Return the versions, then keys and values in turn."""
         metadata = vars(value).get(METADATA)
         return None, [metadata, None, *in_turn(value)]
 
-    def fill(self, value, note, parts, content):
+    def fill(self, value: dict[Any, Any], note: Any, parts: list[Any], content: Any) -> None:
         """Replace the items, in their order."""
         metadata, _, *items = parts
         check_hashes(items[::2])
@@ -149,11 +149,11 @@ class DefaultDictKind(DictKind):
     def __init__(self) -> None:
         super().__init__(defaultdict)
 
-    def take(self, value):
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return the factory, then keys and values in turn."""
         return None, [value.default_factory, None, *in_turn(value)]
 
-    def fill(self, value, note, parts, content):
+    def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
         """Set the factory, and replace the items, in their order."""
         factory, _, *items = parts
         if factory is not None and not callable(factory):
@@ -162,7 +162,7 @@ class DefaultDictKind(DictKind):
         value.default_factory = factory
 
 
-def has_order(parts: list) -> bool:
+def has_order(parts: list[Any]) -> bool:
     """Return whether a set of these elements has the same order in each process.
 
     That of numbers depends on what was added and removed before; that of text, and of objects, on
@@ -171,7 +171,7 @@ def has_order(parts: list) -> bool:
     return {int, float, bool}.issuperset(map(type, parts))
 
 
-def loses_order(value: Collection, parts: list) -> bool:
+def loses_order(value: set[Any] | frozenset[Any], parts: list[Any]) -> bool:
     """Return whether a set that is filled anew has another order, or may get one.
 
     The order of numbers depends on the size of the set's table, too, which Python keeps when
@@ -192,22 +192,22 @@ class SetKind(Kind):
 
     name = "set"
 
-    def take(self, value):
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return the elements in their order; text, which has none, in that of the text."""
         parts = list(value)
         if {str, bytes}.issuperset(map(type, parts)):
             parts.sort(key=repr)
         return None, parts
 
-    def step(self, note, parts, index):
+    def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return the text of an element that has one in each process."""
         return f"{{{parts[index]!r}}}" if type(parts[index]) in NAMING else f"{{#{index}}}"
 
-    def make(self, note, content, classes):
+    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> Any:
         """Return an empty set."""
         return set()
 
-    def fill(self, value, note, parts, content):
+    def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
         """Replace the elements."""
         check_hashes(parts)
         set.clear(value)
@@ -220,7 +220,7 @@ class FrozenSetKind(SetKind):
     name = "frozenset"
     fills = False
 
-    def build(self, note, parts, classes):
+    def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> frozenset[Any]:
         """Return the set."""
         check_hashes(parts)
         return frozenset(parts)
@@ -232,11 +232,11 @@ class TupleKind(Kind):
     name = "tuple"
     fills = False
 
-    def take(self, value):
+    def take(self, value: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         """Return the elements."""
         return "" if type(value) is tuple else class_name(type(value)), list(value)
 
-    def build(self, note, parts, classes):
+    def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> tuple[Any, ...]:
         """Return the tuple; the code of its class does not run."""
         if note == "":
             return tuple(parts)
@@ -252,27 +252,30 @@ class PartialKind(Kind):
     name = "partial"
     steps = ".func", ".args", ".keywords", ".__dict__"
 
-    def take(self, value):
+    def take(self, value: functools.partial[Any]) -> tuple[Any, list[Any]]:
         """Return the function, the arguments, the keywords and the attributes."""
         return None, [value.func, value.args, value.keywords, vars(value)]
 
-    def step(self, note, parts, index):
+    def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return the name of the attribute."""
         return self.steps[index]
 
-    def make(self, note, content, classes):
+    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> functools.partial[Any]:
         """Return a partial function, to be filled."""
         return functools.partial(dict)
 
-    def fill(self, value, note, parts, content):
+    def fill(
+        self, value: functools.partial[Any], note: Any, parts: list[Any], content: Any
+    ) -> None:
         """Set function, arguments and keywords."""
         func, args, keywords, attributes = parts
         # These are the objects that it has already, if it is of the start.
         if (value.func, value.args) != (func, args) or value.keywords is not keywords:
-            functools.partial.__setstate__(value, (func, args, keywords, attributes))
+            state = func, args, keywords, attributes
+            functools.partial.__setstate__(value, state)  # type: ignore[attr-defined]  # no stub
 
 
-CONTAINERS = {
+CONTAINERS: dict[type, Kind] = {
     list: ListKind(),
     deque: DequeKind(),
     dict: DictKind(dict),

@@ -2,6 +2,7 @@
 
 import ast
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sagemaker_lightning.compat.dtensors import chunk_of, local_part
+from sagemaker_lightning.compat.torch_modules import is_lazy
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.kinds.base import (
@@ -71,7 +73,7 @@ def on_device(tensor: Tensor, device_type: str) -> Tensor:
     )
 
 
-def is_own_tensor(class_: type) -> bool:
+def is_own_tensor(class_: type[Tensor]) -> bool:
     """Return whether a class of tensors is a user's, and no wrapper of other tensors."""
     is_wrapper = class_.__torch_dispatch__ is not Tensor.__torch_dispatch__
     return class_.__module__.partition(".")[0] not in LIBRARIES and not is_wrapper
@@ -83,7 +85,7 @@ def pointer_of(tensor: Tensor) -> int:
         tensor.layout != torch.strided
         or tensor.is_nested
         or tensor.is_meta
-        or isinstance(tensor, nn.parameter.UninitializedTensorMixin)
+        or is_lazy(tensor)
         or tensor.is_quantized
     ):
         return 0
@@ -98,7 +100,7 @@ class TensorKind(Kind):
 
     name = "tensor"
 
-    def take(self, value):
+    def take(self, value: Tensor) -> tuple[Any, list[Any]]:
         """Return the names and the values of the attributes."""
         return (
             (list(vars(value)), list(vars(value).values()))
@@ -106,27 +108,23 @@ class TensorKind(Kind):
             else ([], [])
         )
 
-    def step(self, note, parts, index):
+    def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return the attribute's name."""
         return f".{note[index]}"
 
-    def mark(self, value):
+    def mark(self, value: Tensor) -> bytes:
         """Return a hash of the values."""
         return hash_at_one_moment(value, fingerprints.of_tensor)
 
-    def content(self, value):
+    def content(self, value: Tensor) -> Any:
         """Return the values, on the CPU, and what else the tensor is."""
-        if (
-            value.is_nested
-            or value.is_meta
-            or isinstance(value, nn.parameter.UninitializedTensorMixin)
-        ):
+        if value.is_nested or value.is_meta or is_lazy(value):
             raise NotSaved(f"{kind_text(value)} without values that can be read")
         try:
             values = fingerprints.plain(value).to("cpu", copy=True)
         except (NotImplementedError, RuntimeError):
             raise NotSaved(kind_text(value)) from None
-        content = {"values": values}
+        content: dict[str, Any] = {"values": values}
         if isinstance(value, DTensor):
             content["part"] = part_text(value)
         if value.device.type != "cpu":
@@ -137,14 +135,14 @@ class TensorKind(Kind):
             content["requires_grad"] = True
         return content
 
-    def note_of_new(self, value, note):
+    def note_of_new(self, value: Tensor, note: Any) -> Any:
         """Return the names of the attributes, and the class."""
         class_ = type(value)
         if class_ is not Tensor and class_ is not nn.Parameter and not is_own_tensor(class_):
             raise NotSaved(kind_text(value))
         return [class_name(class_), *note]
 
-    def make(self, note, content, classes):
+    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> Tensor:
         """Return a tensor with these values."""
         values = content["values"]
         if not isinstance(values, Tensor):
@@ -154,7 +152,7 @@ class TensorKind(Kind):
             tensor = on_device(tensor, device)
         return as_class(tensor, note[0], content, classes)
 
-    def fill(self, value, note, parts, content):
+    def fill(self, value: Tensor, note: Any, parts: list[Any], content: Any) -> None:
         """Copy the values, and set the attributes."""
         if content is not None:
             part = part_text(value) if isinstance(value, DTensor) else None
@@ -218,18 +216,18 @@ class ArrayKind(Kind):
 
     name = "array"
 
-    def take(self, value):
+    def take(self, value: np.ndarray) -> tuple[Any, list[Any]]:
         """Return the shape, and the elements of an array of objects."""
         return (
             (list(value.shape), value.ravel().tolist()) if value.dtype.kind == "O" else (None, [])
         )
 
-    def mark(self, value):
+    def mark(self, value: np.ndarray) -> bytes:
         """Return a hash of the values; a memory map that is only read stays as it is."""
         is_read_only = isinstance(value, np.memmap) and not value.flags.writeable
         return b"" if is_read_only else hash_at_one_moment(value, fingerprints.of_array)
 
-    def content(self, value):
+    def content(self, value: np.ndarray) -> Any:
         """Return the values."""
         if type(value) is not np.ndarray:
             raise NotSaved(kind_text(value))
@@ -241,13 +239,13 @@ class ArrayKind(Kind):
         content = np.ascontiguousarray(value).reshape(-1).view(np.uint8) if value.size else value
         return form | {"values": torch.from_numpy(content.copy()) if value.size else torch.empty(0)}
 
-    def make(self, note, content, classes):
+    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> np.ndarray:
         """Return an array with these values; one of objects is filled later."""
         if content is None:
             return np.empty(note, dtype=object)
         return array_of(content).copy()
 
-    def fill(self, value, note, parts, content):
+    def fill(self, value: np.ndarray, note: Any, parts: list[Any], content: Any) -> None:
         """Copy the values."""
         if content is not None:
             value[...] = array_of(content)

@@ -6,7 +6,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping
 from inspect import getattr_static
-from typing import Any
+from typing import Any, cast
 
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.core.mixins import HyperparametersMixin
@@ -42,7 +42,7 @@ from sagemaker_lightning.state.object_graph import (
     owner_of,
 )
 
-SPACES: dict[str, tuple[Callable[[nn.Module], dict], type]] = {
+SPACES: dict[str, tuple[Callable[[nn.Module], dict[str, Any]], type]] = {
     "parameter": (parameters, nn.Parameter),
     "buffer": (buffers, Tensor),
     "module": (children, nn.Module),
@@ -76,7 +76,7 @@ class ObjectKind(Kind):
 
     name = "object"
 
-    def take(self, value):
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return the names and values of the attributes, and what the container holds."""
         object_ = owner_of(value)
         base = base_of(object_)
@@ -94,15 +94,19 @@ class ObjectKind(Kind):
             parts += CONTAINERS[base].take(object_)[1]
         return names, parts
 
-    def step(self, note, parts, index):
+    def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return the name of an attribute or an element."""
         if index < len(note):
             return f".{note[index].rpartition(' ')[2]}"
         return f"[{index - len(note)}]"
 
     def difference(
-        self, start: Any, node: Any, is_same: Callable, touched: Collection[str] = ()
-    ) -> tuple[dict, list] | None:
+        self,
+        start: Any,
+        node: Any,
+        is_same: Callable[[Any, Any], bool],
+        touched: Collection[str] = (),
+    ) -> tuple[dict[str, Any], list[Any]] | None:
         """Return what a record has of an object of the start; None if nothing has changed.
 
         Args:
@@ -136,7 +140,7 @@ class ObjectKind(Kind):
             parts += content
         return (note, parts) if changed or len(note) > 1 else None
 
-    def note_of_new(self, value, note):
+    def note_of_new(self, value: Any, note: Any) -> Any:
         """Return the class and the names of the attributes."""
         class_ = type(value)
         if isinstance(value, MADE_BY_THE_PROGRAM) or owner_of(value) is not value:
@@ -151,7 +155,7 @@ class ObjectKind(Kind):
             made["unsaved"] = sorted(unsaved_buffers(value))
         return made
 
-    def make(self, note, content, classes):
+    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> Any:
         """Return an object without attributes; the code of its class does not run."""
         class_ = known_class(classes, note["class"])
         if issubclass(class_, (*MADE_BY_THE_PROGRAM, enum.Enum, Tensor)):
@@ -162,7 +166,7 @@ class ObjectKind(Kind):
             made.training = note["training"] is True
         return made
 
-    def fill(self, value, note, parts, content):
+    def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
         """Set attributes, and replace what the container holds."""
         object_ = owner_of(value)
         names = note["names"]
@@ -182,7 +186,7 @@ class ObjectKind(Kind):
 
 def empty(class_: type) -> Any:
     """Return an object of a class without running the class's code."""
-    base = next((base for base in BASES if issubclass(class_, base)), object)
+    base: type[object] = next((base for base in BASES if issubclass(class_, base)), object)
     return base.__new__(class_)
 
 
@@ -214,7 +218,7 @@ def set_member(owner: Any, name: Any, value: Any) -> None:
         object_.__dict__[name] = value
 
 
-def remove(owner: Any, gone: list) -> None:
+def remove(owner: Any, gone: list[Any]) -> None:
     """Remove attributes, of those that encoding would save; variables stay."""
     object_ = owner_of(owner)
     if has_variables(object_):
@@ -230,11 +234,11 @@ def remove(owner: Any, gone: list) -> None:
             object.__delattr__(object_, name)
 
 
-def bring_in_order(owner: Any, order: list) -> None:
+def bring_in_order(owner: Any, order: list[Any]) -> None:
     """Bring the attributes that encoding would save in an order; variables have none."""
     if has_variables(owner_of(owner)):
         return
-    variables = namespace(owner_of(owner))
+    variables = cast(dict[str, Any], namespace(owner_of(owner)))  # it is if a name is in it
     names = set(ObjectKind().take(owner)[0])
     for name in order:
         if name in names and name in variables:
@@ -246,7 +250,7 @@ class FunctionKind(ObjectKind):
 
     name = "function"
 
-    def take(self, value):
+    def take(self, value: types.FunctionType) -> tuple[Any, list[Any]]:
         """Return the attributes; then cells and defaults, which are the function's for good."""
         names = list(vars(value))
         parts = list(vars(value).values())
@@ -257,7 +261,13 @@ class FunctionKind(ObjectKind):
         ]
         return [*names, *(f"fixed {name}" for name, _ in fixed)], [*parts, *(p for _, p in fixed)]
 
-    def difference(self, start, node, is_same, touched=()):
+    def difference(
+        self,
+        start: Any,
+        node: Any,
+        is_same: Callable[[Any, Any], bool],
+        touched: Collection[str] = (),
+    ) -> tuple[dict[str, Any], list[Any]] | None:
         """Return the attributes that have changed."""
         changes = super().difference(start, node, is_same, touched)
         if changes is None:
@@ -268,11 +278,11 @@ class FunctionKind(ObjectKind):
             return None
         return note | {"names": [note["names"][n] for n in kept]}, [parts[n] for n in kept]
 
-    def note_of_new(self, value, note):
+    def note_of_new(self, value: types.FunctionType, note: Any) -> Any:
         """Refuse: a function made while training is of the program."""
         raise NotSaved(kind_text(value))
 
-    def fill(self, value, note, parts, content):
+    def fill(self, value: types.FunctionType, note: Any, parts: list[Any], content: Any) -> None:
         """Set attributes."""
         variables = vars(value)
         for name in note.get("gone", ()):
@@ -287,19 +297,19 @@ class CellKind(Kind):
 
     name = "cell"
 
-    def take(self, value):
+    def take(self, value: types.CellType) -> tuple[Any, list[Any]]:
         """Return the variable's value, if it has one."""
         return None, [] if value == types.CellType() else [value.cell_contents]
 
-    def step(self, note, parts, index):
+    def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return nothing: a cell has the name of its variable."""
         return "()"
 
-    def note_of_new(self, value, note):
+    def note_of_new(self, value: types.CellType, note: Any) -> Any:
         """Refuse: a function made while training is of the program."""
         raise NotSaved(kind_text(value))
 
-    def fill(self, value, note, parts, content):
+    def fill(self, value: types.CellType, note: Any, parts: list[Any], content: Any) -> None:
         """Set the variable."""
         if parts:
             (value.cell_contents,) = parts
@@ -313,18 +323,18 @@ class MethodKind(Kind):
     name = "method"
     fills = False
 
-    def take(self, value):
+    def take(self, value: types.MethodType) -> tuple[Any, list[Any]]:
         """Return the object and the function."""
         return value.__func__.__name__ if hasattr(value.__func__, "__name__") else "", [
             value.__self__,
             value.__func__,
         ]
 
-    def step(self, note, parts, index):
+    def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return the attribute's name."""
         return (".__self__", ".__func__")[index]
 
-    def note_of_new(self, value, note):
+    def note_of_new(self, value: types.MethodType, note: Any) -> Any:
         """Return the name, by which the class of the object has the function."""
         static = getattr_static(type(value.__self__), note, None)
         is_own = isinstance(static, types.FunctionType) and static is value.__func__
@@ -332,7 +342,7 @@ class MethodKind(Kind):
             raise NotSaved(kind_text(value))
         return note
 
-    def build(self, note, parts, classes):
+    def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> types.MethodType:
         """Return the method of that name of the object."""
         (owner,) = parts
         static = getattr_static(type(owner), note, None) if isinstance(note, str) else None
@@ -347,21 +357,23 @@ class WeakReferenceKind(Kind):
     name = "weak reference"
     fills = False
 
-    def take(self, value):
+    def take(self, value: weakref.ReferenceType[Any]) -> tuple[Any, list[Any]]:
         """Return what it refers to."""
         return None, [value()]
 
-    def step(self, note, parts, index):
+    def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return how it is asked."""
         return "()"
 
-    def note_of_new(self, value, note):
+    def note_of_new(self, value: weakref.ReferenceType[Any], note: Any) -> Any:
         """Return no note."""
         if value.__callback__ is not None or value() is None:
             raise NotSaved(kind_text(value))
         return note
 
-    def build(self, note, parts, classes):
+    def build(
+        self, note: Any, parts: list[Any], classes: Mapping[str, type]
+    ) -> weakref.ReferenceType[Any]:
         """Return a reference."""
         (owner,) = parts
         try:
@@ -376,7 +388,7 @@ class ReferenceKind(Kind):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def take(self, value):
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return the object of a built-in method, and the generators in a library's object."""
         if isinstance(value, types.BuiltinFunctionType):
             owner = value.__self__
@@ -391,11 +403,12 @@ class ReferenceKind(Kind):
         }
         return list(found), list(found.values())
 
-    def step(self, note, parts, index):
+    def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return the attribute's name."""
-        return note[index]
+        name: str = note[index]
+        return name
 
-    def note_of_new(self, value, note):
+    def note_of_new(self, value: Any, note: Any) -> Any:
         """Refuse: what was made while training is not there again."""
         raise NotSaved(kind_text(value))
 

@@ -1,6 +1,7 @@
 """Optimizers, and schedulers of learning rates, that are made while training."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from torch import optim
@@ -37,7 +38,7 @@ class OptimizerKind(ObjectKind):
 
     name = "optimizer"
 
-    def take(self, value):
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return the names and values of the attributes."""
         members = {
             name: member
@@ -46,14 +47,14 @@ class OptimizerKind(ObjectKind):
         }
         return list(members), list(members.values())
 
-    def note_of_new(self, value, note):
+    def note_of_new(self, value: Any, note: Any) -> Any:
         """Return the class and the names of the attributes."""
         has_slots = not attributes(value).keys() <= namespace(value).keys()
         if has_slots or not all(_is_settable(type(value), name) for name in note):
             raise NotSaved(kind_text(value))
         return {"class": class_name(type(value)), "names": note}
 
-    def make(self, note, content, classes):
+    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> Any:
         """Return an object without groups and states; the code of its class does not run."""
         class_ = known_class(classes, note["class"])
         if not issubclass(class_, OPTIMIZERS):
@@ -63,7 +64,7 @@ class OptimizerKind(ObjectKind):
             Optimizer.__setstate__(made, {"defaults": {}})  # as torch does for a copy
         return made
 
-    def fill(self, value, note, parts, content):
+    def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
         """Set the attributes."""
         for name, part in zip(note["names"], parts, strict=False):
             if type(name) is not str or not _is_settable(type(value), name):

@@ -5,7 +5,8 @@ import multiprocessing.sharedctypes
 import random
 import warnings
 from array import array
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ class GeneratorKind(Kind):
 
     name = "generator"
 
-    def mark(self, value):
+    def mark(self, value: Any) -> bytes:
         """Return a hash of the state."""
         if generators.is_global(value):
             return b""
@@ -65,7 +66,7 @@ class GeneratorKind(Kind):
         """Return the state."""
         return to_record(generators.state_of(value))
 
-    def note_of_new(self, value, note):
+    def note_of_new(self, value: Any, note: Any) -> Any:
         """Return the class of the generator or of its engine."""
         if type(value) is np.random.Generator:
             name = type(value.bit_generator).__name__
@@ -77,7 +78,7 @@ class GeneratorKind(Kind):
             return "torch"
         raise NotSaved(kind_text(value))
 
-    def make(self, note, content, classes):
+    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> Any:
         """Return a generator of that class."""
         if note in ENGINES:
             return np.random.Generator(getattr(np.random, note)())
@@ -105,15 +106,15 @@ class BytesKind(Kind):
 
     name = "bytes"
 
-    def mark(self, value):
+    def mark(self, value: Any) -> bytes:
         """Return a hash of the bytes."""
         return fingerprints.of_bytes(bytes(memory_of(value)))
 
-    def content(self, value):
+    def content(self, value: Any) -> Any:
         """Return the bytes."""
         return bytes(memory_of(value))
 
-    def note_of_new(self, value, note):
+    def note_of_new(self, value: Any, note: Any) -> Any:
         """Return the kind of the object."""
         if type(value) is bytearray:
             return "bytearray"
@@ -121,13 +122,13 @@ class BytesKind(Kind):
             return value.typecode
         raise NotSaved(kind_text(value))
 
-    def make(self, note, content, classes):
+    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> Any:
         """Return such an object with its content."""
         if not isinstance(content, bytes):
             raise refusal(self.name)
         return bytearray(content) if note == "bytearray" else array(note, content)
 
-    def fill(self, value, note, parts, content):
+    def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
         """Replace the bytes."""
         if not isinstance(content, bytes):
             raise refusal(self.name)
@@ -152,19 +153,19 @@ class CountKind(Kind):
     name = "count"
     fills = False
 
-    def take(self, value):
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return the next number and the step."""
         _, numbers = value.__reduce__()
         start, step = (*numbers, 1)[:2]
         return [start, step], []
 
-    def note_of_new(self, value, note):
+    def note_of_new(self, value: Any, note: Any) -> Any:
         """Return the numbers."""
         if not {int, float}.issuperset(map(type, note)):
             raise NotSaved(kind_text(value))
         return note
 
-    def build(self, note, parts, classes):
+    def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> Any:
         """Return a count from there."""
         start, step = note
         if type(start) not in (int, float) or type(step) not in (int, float):
@@ -181,22 +182,24 @@ class IteratorKind(Kind):
     name = "iterator"
     fills = False
 
-    def take(self, value):
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return the number of elements that it has yielded, None for all, and the sequence."""
-        sequence, position = place_in_sequence(value)
+        place = place_in_sequence(value)
+        assert place is not None  # nodes.kind_of has asked
+        sequence, position = place
         return [position], [sequence]
 
-    def step(self, note, parts, index):
+    def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return nothing: what it yields has the name of the attribute."""
         return "()"
 
-    def note_of_new(self, value, note):
+    def note_of_new(self, value: Any, note: Any) -> Any:
         """Return the position."""
         if note[0] and note[0] > MAX_POSITION:
             raise NotSaved(kind_text(value))
         return note
 
-    def build(self, note, parts, classes):
+    def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> Any:
         """Return an iterator that has yielded as many."""
         ((position,), (sequence,)) = note, parts
         if position is None:
@@ -211,7 +214,7 @@ class IteratorKind(Kind):
         if lacks:
             sequence.extend(lacks)
         iterator = iter(sequence)
-        iterator.__setstate__(position)
+        iterator.__setstate__(position)  # type: ignore[attr-defined]  # the stubs lack it
         if lacks:
             del sequence[-len(lacks) :]
         return iterator
@@ -222,25 +225,29 @@ class CycleKind(IteratorKind):
 
     name = "cycle"
 
-    def take(self, value):
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return the position in the round, and what the round yields."""
-        sequence, position = place_in_cycle(value)
+        place = place_in_cycle(value)
+        assert place is not None  # as above
+        sequence, position = place
         return [position], [sequence]
 
-    def build(self, note, parts, classes):
+    def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> Any:
         """Return a cycle that is as far."""
         cycle = itertools.cycle(super().build(note, parts, classes))
         (sequence,) = parts
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            cycle.__setstate__((sequence if type(sequence) is list else list(sequence), True))
+            seen = sequence if type(sequence) is list else list(sequence)
+            cycle.__setstate__((seen, True))  # type: ignore[attr-defined]  # the stubs lack it
         return cycle
 
 
 MAX_POSITION = 1 << 20
 """Elements, at most, that an iterator has yielded of a sequence: a forged one takes no more."""
 SEQUENCES = list, tuple, str, range, np.ndarray
-ITERATORS = frozenset(type(iter(each)) for each in ([], (), "", "\xe4", range(1), np.zeros(1)))
+OF_EACH_CLASS: tuple[Iterable[Any], ...] = [], (), "", "\xe4", range(1), np.zeros(1)
+ITERATORS = frozenset(type(iter(each)) for each in OF_EACH_CLASS)
 """The classes of iterators over such sequences; that of arrays may also be another object's."""
 
 
@@ -257,7 +264,7 @@ def place_in_sequence(iterator: Any) -> tuple[Any, int | None] | None:
     return sequence, min(position[0], len(sequence)) if position else None
 
 
-def place_in_cycle(cycle: itertools.cycle) -> tuple[Any, int | None] | None:
+def place_in_cycle(cycle: "itertools.cycle[Any]") -> tuple[Any, int | None] | None:
     """Return what a cycle yields in a round, and where it is; None if that is not known.
 
     Python tells it up to 3.13 (https://docs.python.org/3/whatsnew/3.14.html, itertools).
@@ -265,7 +272,7 @@ def place_in_cycle(cycle: itertools.cycle) -> tuple[Any, int | None] | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            _, (iterator,), _ = cycle.__reduce__()
+            _, (iterator,), _ = cast(tuple[Any, ...], cycle.__reduce__())
         except (TypeError, ValueError):
             return None
     return place_in_sequence(iterator)

@@ -1,5 +1,6 @@
 """Tensors and arrays made while training that share their memory with others."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ def owner_of_array(array: np.ndarray) -> np.ndarray | None:
 
 def address(array: np.ndarray) -> int:
     """Return the address of an array's first element."""
-    return array.__array_interface__["data"][0]
+    pointer: int = array.__array_interface__["data"][0]
+    return pointer
 
 
 class TensorViewKind(Kind):
@@ -31,7 +33,7 @@ class TensorViewKind(Kind):
     name = "view"
     fills = False
 
-    def build(self, note, parts, classes):
+    def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> Tensor:
         """Return the view."""
         (base,) = parts
         offset, shape, stride = note
@@ -49,7 +51,7 @@ class ArrayViewKind(Kind):
     name = "array view"
     fills = False
 
-    def build(self, note, parts, classes):
+    def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> np.ndarray:
         """Return the view."""
         (base,) = parts
         owner = owner_of_array(base) if isinstance(base, np.ndarray) else None
@@ -63,7 +65,7 @@ class ArrayViewKind(Kind):
         return view
 
 
-def place_in_tensor(tensor: Tensor) -> list:
+def place_in_tensor(tensor: Tensor) -> list[Any]:
     """Return where a view lies in its storage."""
     return [tensor.storage_offset(), list(tensor.shape), list(tensor.stride())]
 
