@@ -12,10 +12,11 @@ import pytest
 from containers import ROOT
 from pages import FENCE, PAGES
 
+from benchmarks.gpu.report import MAX_COLUMNS
+
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 MEASURED = "docs/results.md", "docs/zoo.md", "docs/gpu.md"
 NUMBER = r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\d)"
-MAX_COLUMNS = 120  # columns of a line that can be wrapped
 
 
 def anchors(page: str) -> set[str]:

@@ -472,6 +472,7 @@ class Run:
             if part.key in saved
         }
 
+    @object_graph.at_one_moment()
     def _differing(self) -> dict[str, str]:
         """Return the names of saved values that are missing or different in this run.
 
