@@ -9,6 +9,8 @@ import ctypes
 import functools
 import itertools
 import multiprocessing.sharedctypes
+import multiprocessing.synchronize
+import threading
 import types
 import weakref
 from array import array
@@ -40,6 +42,7 @@ from sagemaker_lightning.state.graph.kinds.states import (
     BytesKind,
     CountKind,
     CycleKind,
+    FlagKind,
     GeneratorKind,
     IteratorKind,
     place_in_cycle,
@@ -77,6 +80,7 @@ KINDS: dict[str, Kind] = {
         GENERATOR,
         OPTIMIZER,
         BytesKind(),
+        FlagKind(),
         CountKind(),
         IteratorKind(),
         CycleKind(),
@@ -86,6 +90,7 @@ KINDS: dict[str, Kind] = {
     )
 }
 """The kinds of which a record has nodes, by name."""
+FLAGS = threading.Event, multiprocessing.synchronize.Event
 NAMESPACES = types.SimpleNamespace, argparse.Namespace
 # An object has the kind of the first of these that it is an instance of.
 BY_CLASS: tuple[tuple[Any, Kind], ...] = (
@@ -122,11 +127,14 @@ def kind_of_class(class_: type) -> Kind | None:
         return None
     if class_ in CONTAINERS:
         return CONTAINERS[class_]
+    if class_ in FLAGS:
+        return KINDS["flag"]
     for classes, kind in BY_CLASS:
         if issubclass(class_, classes):
             return kind
     if issubclass(class_, tuple):
-        return CONTAINERS[tuple] if hasattr(class_, "_fields") else LIBRARYS
+        is_made_again = hasattr(class_, "_fields") or not is_library_class(class_)
+        return CONTAINERS[tuple] if is_made_again else LIBRARYS
     is_librarys = is_library_class(class_)
     if is_librarys and hasattr(class_, "__next__"):  # its position is more than its attributes
         return LIBRARYS

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, class_name
+from sagemaker_lightning.state.graph.kinds.code import LAYERS
 from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind, classes_of_module
 from sagemaker_lightning.state.graph.kinds.optimizers import CLASSES_OF_TORCH
 from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, Node, key_of, scan
@@ -197,7 +198,11 @@ class Start:
                 if changes := node.kind.difference(present, before, _is_same):
                     node.kind.fill(node.value, *changes, None)
                 continue
-            is_same = len(parts) == len(present.parts) and all(map(_is_same, parts, present.parts))
+            is_same = (
+                node.note == present.note
+                and len(parts) == len(present.parts)
+                and all(map(_is_same, parts, present.parts))
+            )
             has_content = node.mark and node.content is not None
             if has_content and self.mark(present) != node.mark:
                 node.kind.fill(node.value, node.note, parts, node.content)
@@ -248,9 +253,9 @@ class Start:
         """The classes of which a record may have new objects, by name.
 
         They are those of the objects of the start, those that the user's own modules have in which
-        these are defined, and torch's optimizers and schedulers.
+        these are defined, and torch's layers, optimizers and schedulers.
         """
-        found = {**CLASSES_OF_TORCH}
+        found = {**CLASSES_OF_TORCH, **LAYERS}
         modules: set[str] = set()
         owners = (owner_of(node.value) for node in self.nodes.values())
         for class_ in {type(owner) for owner in owners if not has_variables(owner)}:

@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing.sharedctypes
 import random
+import threading
 import warnings
 from array import array
 from typing import Any
@@ -144,6 +145,33 @@ def memory_of(value: Any) -> memoryview:
     if isinstance(value, multiprocessing.sharedctypes.SynchronizedBase):
         value = value.get_obj()
     return memoryview(value).cast("B")
+
+
+class FlagKind(Kind):
+    """An Event of threads or processes: its note is whether it is set."""
+
+    name = "flag"
+
+    def take(self, value):
+        """Return whether it is set."""
+        return value.is_set(), []
+
+    def note_of_new(self, value, note):
+        """Return whether it is set, of one that threads share."""
+        if type(value) is not threading.Event:
+            raise NotSaved(kind_text(value))
+        return note
+
+    def make(self, note, content, classes):
+        """Return an Event."""
+        return threading.Event()
+
+    def fill(self, value, note, parts, content):
+        """Set it, or clear it."""
+        if note is True:
+            value.set()
+        else:
+            value.clear()
 
 
 class CountKind(Kind):

@@ -9,6 +9,9 @@ from torch import Tensor
 from sagemaker_lightning.state.graph.kinds.base import Kind, refusal
 from sagemaker_lightning.state.graph.kinds.memory import dtype_of, dtype_text
 
+MAX_EXPANDED = 1 << 20
+"""Elements, at most, of a view in which one element of its base comes often, as after `expand`."""
+
 
 def owner_of_array(array: np.ndarray) -> np.ndarray | None:
     """Return the array that has the memory of an array; None if it is no plain array's."""
@@ -38,7 +41,7 @@ class TensorViewKind(Kind):
         if not isinstance(base, Tensor) or base.layout != torch.strided:
             raise refusal(self.name)
         view = base.detach().as_subclass(Tensor).as_strided(shape, stride, offset)
-        if view.numel() * view.itemsize > base.untyped_storage().nbytes():
+        if not is_tensor_within(view, base):
             raise refusal(self.name)
         return view
 
@@ -58,9 +61,21 @@ class ArrayViewKind(Kind):
             raise refusal(self.name)
         memory = owner.reshape(-1).view(np.uint8)
         view = np.ndarray(note["shape"], dtype, memory, note["offset"], note["strides"])
-        if max(view.size, view.nbytes) > memory.nbytes:  # text of no characters has no bytes
+        if not is_array_within(view, owner):
             raise refusal(self.name)
         return view
+
+
+def is_tensor_within(view: Tensor, base: Tensor) -> bool:
+    """Return whether a view has no more elements than its base, or not very many of them."""
+    size = view.numel() * view.itemsize
+    return size <= base.untyped_storage().nbytes() or view.numel() <= MAX_EXPANDED
+
+
+def is_array_within(view: np.ndarray, owner: np.ndarray) -> bool:
+    """Return whether a view has no more elements than the array of its memory, or not very many."""
+    size = max(view.size, view.nbytes)  # text of no characters has no bytes
+    return size <= owner.nbytes or size <= MAX_EXPANDED
 
 
 def place_in_tensor(tensor: Tensor) -> list:
