@@ -14,7 +14,7 @@ import threading
 import types
 import weakref
 from array import array
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -91,7 +91,8 @@ KINDS: dict[str, Kind] = {
 }
 """The kinds of which a record has nodes, by name."""
 FLAGS = threading.Event, multiprocessing.synchronize.Event
-NAMESPACES = types.SimpleNamespace, argparse.Namespace
+PLAIN = types.SimpleNamespace, argparse.Namespace, ChainMap, UserDict, UserList
+"""Classes of Python's library whose objects are what their attributes are."""
 # An object has the kind of the first of these that it is an instance of.
 BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (Added, OBJECT),
@@ -116,7 +117,7 @@ BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (itertools.count, KINDS["count"]),
     # A structure may have addresses, which are those of one process.
     ((Trainer, ctypes.Structure, ctypes.Union), LIBRARYS),
-    (NAMESPACES, OBJECT),
+    (PLAIN, OBJECT),
 )
 
 

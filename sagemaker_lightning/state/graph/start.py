@@ -18,7 +18,7 @@ from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, class_nam
 from sagemaker_lightning.state.graph.kinds.code import LAYERS
 from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind, classes_of_module
 from sagemaker_lightning.state.graph.kinds.optimizers import CLASSES_OF_TORCH
-from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, Node, key_of, scan
+from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, PLAIN, Node, key_of, scan
 from sagemaker_lightning.state.object_graph import (
     LIGHTNINGS,
     has_variables,
@@ -26,6 +26,8 @@ from sagemaker_lightning.state.object_graph import (
     owner_of,
 )
 
+OF_LIBRARIES = {**CLASSES_OF_TORCH, **LAYERS} | {class_name(class_): class_ for class_ in PLAIN}
+"""Classes of which a record may have new objects in any program, by name."""
 MAX_KEPT = 1 << 20
 """Elements, at most, of an array or a tensor whose content a start keeps."""
 MAX_KEPT_BYTES = 1 << 26
@@ -253,9 +255,9 @@ class Start:
         """The classes of which a record may have new objects, by name.
 
         They are those of the objects of the start, those that the user's own modules have in which
-        these are defined, and torch's layers, optimizers and schedulers.
+        these are defined, and some of libraries.
         """
-        found = {**CLASSES_OF_TORCH, **LAYERS}
+        found = {**OF_LIBRARIES}
         modules: set[str] = set()
         owners = (owner_of(node.value) for node in self.nodes.values())
         for class_ in {type(owner) for owner in owners if not has_variables(owner)}:

@@ -12,7 +12,7 @@ import multiprocessing
 import random
 import re
 import threading
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -384,6 +384,22 @@ def test_a_flag_is_set_again_or_cleared(make_event, is_set):
 
     _, resumed = train(make, lambda model: model.stop.set() if is_set else model.stop.clear())
     assert resumed.stop.is_set() is is_set
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_containers_of_pythons_library_come_back(is_new):
+    def make():
+        return Thing(values=None if is_new else [ChainMap({}, {"k": 1}), UserDict(), UserList()])
+
+    def change(model):
+        if is_new:
+            model.values = [ChainMap({}, {"k": 1}), UserDict(), UserList()]
+        chain, by_name, values = model.values
+        chain["k"] = by_name["k"] = 2
+        values += [3]
+
+    trained, resumed = train(make, change)
+    assert resumed.values == trained.values and resumed.values[0].maps == [{"k": 2}, {"k": 1}]
 
 
 def test_a_flag_that_training_has_made_comes_back():

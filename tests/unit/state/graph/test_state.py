@@ -9,7 +9,7 @@ import operator
 import queue
 import threading
 import weakref
-from collections import UserDict, deque
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -837,7 +837,6 @@ HOLDERS = {
     "a thread's own": (threading.local, lambda held, key: setattr(held, "count", 1)),
     "a context variable": (lambda: contextvars.ContextVar("own"), lambda held, key: held.set(1)),
     "a structure of C": (Pair, lambda held, key: setattr(held, "first", 1)),
-    "a user's dict": (UserDict, lambda held, key: held.update({1: 2})),
 }
 
 
