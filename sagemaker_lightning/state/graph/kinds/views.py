@@ -9,8 +9,8 @@ from torch import Tensor
 from sagemaker_lightning.state.graph.kinds.base import Kind, refusal
 from sagemaker_lightning.state.graph.kinds.memory import dtype_of, dtype_text
 
-MAX_EXPANDED = 1 << 20
-"""Elements, at most, of a view in which one element of its base comes often, as after `expand`."""
+MAX_EXPANDED = 1 << 22
+"""Bytes, at most, of a view in which one element of its base comes often, as after `expand`."""
 
 
 def owner_of_array(array: np.ndarray) -> np.ndarray | None:
@@ -67,15 +67,14 @@ class ArrayViewKind(Kind):
 
 
 def is_tensor_within(view: Tensor, base: Tensor) -> bool:
-    """Return whether a view has no more elements than its base, or not very many of them."""
-    size = view.numel() * view.itemsize
-    return size <= base.untyped_storage().nbytes() or view.numel() <= MAX_EXPANDED
+    """Return whether a view is no larger than its base, or not very large."""
+    return view.numel() * view.itemsize <= max(base.untyped_storage().nbytes(), MAX_EXPANDED)
 
 
 def is_array_within(view: np.ndarray, owner: np.ndarray) -> bool:
-    """Return whether a view has no more elements than the array of its memory, or not very many."""
+    """Return whether a view is no larger than the array of its memory, or not very large."""
     size = max(view.size, view.nbytes)  # text of no characters has no bytes
-    return size <= owner.nbytes or size <= MAX_EXPANDED
+    return size <= max(owner.nbytes, MAX_EXPANDED)
 
 
 def place_in_tensor(tensor: Tensor) -> list:
