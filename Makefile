@@ -55,7 +55,7 @@ soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders an
 mutants: $(VENV)/ready  ## change the code in 200 places, one at a time, and print what no quick test finds: five minutes
 	$(BIN)/python tests/mutants.py $(FLAGS)
 
-zoo: $(VENV)/ready  ## interrupt user code of 245 kinds at random moments (FLAGS="run --help" lists its flags)
+zoo: $(VENV)/ready  ## interrupt user code of 247 kinds at random moments (FLAGS="run --help" lists its flags)
 	$(BIN)/python -m tests.zoo $(FLAGS)
 
 projects: $(VENV)/ready  ## interrupt public packages that train by Lightning, at random moments (FLAGS="lightly darts --rounds=3")

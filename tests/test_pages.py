@@ -12,10 +12,11 @@ import pytest
 from containers import ROOT
 from pages import FENCE, PAGES
 
+from benchmarks.gpu.report import MAX_COLUMNS
+
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 MEASURED = "results/figures.md", "results/zoo.md", "results/gpu.md"
 NUMBER = r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\d)"
-MAX_COLUMNS = 120  # columns of a line that can be wrapped
 
 
 def anchors(page: str) -> set[str]:

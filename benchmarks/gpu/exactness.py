@@ -60,7 +60,6 @@ def interrupted(
     flags: Mapping[str, str],
     folder: Path,
     setting_records: Callable[[], list[Mapping[str, Any]]],
-    number: int,
     jobs: int,
 ) -> dict[str, Any]:
     """Interrupt jobs, side by side; return a record of each.
@@ -74,8 +73,7 @@ def interrupted(
     with tempfile.TemporaryDirectory(dir=folder) as work, ProcessPoolExecutor(jobs, FORK) as pool:
         folders = [Path(work, str(count)) for count in range(jobs)]
         running = [
-            pool.submit(_one, flags, job_folder, alone, f"{number} {job_folder.name}")
-            for job_folder in folders
+            pool.submit(_one, flags, job_folder, alone, job_folder.name) for job_folder in folders
         ]
         return {"jobs": [job.result() for job in running]}
 

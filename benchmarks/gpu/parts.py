@@ -102,7 +102,7 @@ def resume(options: Options) -> list[Task]:
     for setting, flags in flags_of_settings.items():
         tasks.append(Task(setting, 0, partial(exactness.left_alone, flags, options.folder)))
         setting_records = partial(options.results.records, "resume", setting)
-        work = partial(exactness.interrupted, flags, options.folder, setting_records, 1, jobs)
+        work = partial(exactness.interrupted, flags, options.folder, setting_records, jobs)
         tasks.append(Task(setting, 1, work))
     return tasks
 

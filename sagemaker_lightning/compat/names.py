@@ -282,12 +282,14 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         },
     },
     "torch_modules": {
+        "torch.jit": {"RecursiveScriptModule._concrete_type": "attribute"},
         "torch.nn": {
             "Module._backward_hooks": "attribute",
             "Module._backward_pre_hooks": "attribute",
             "Module._buffers": "attribute",
             "Module._forward_hooks": "attribute",
             "Module._forward_pre_hooks": "attribute",
+            "Module._is_full_backward_hook": "attribute",
             "Module._load_state_dict_pre_hooks": "attribute",
             "Module._metadata": "attribute",
             "Module._modules": "attribute",

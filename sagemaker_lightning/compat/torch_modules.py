@@ -17,6 +17,8 @@ LAST_RATES_ATTRIBUTE = "_last_lr"
 
 On an upgrade: see torch/optim/lr_scheduler.py.
 """
+NOT_SCRIPTS = {"training", "_is_full_backward_hook"}
+"""Attributes of a scripted module that each module has."""
 METADATA = "_metadata"
 """Attribute of a state dict that has its modules' versions (module.py, `state_dict`)."""
 INNER_SCHEDULERS = "_schedulers"
@@ -36,6 +38,18 @@ def buffers(module: nn.Module) -> dict[str, Tensor | None]:
 def children(module: nn.Module) -> dict[str, nn.Module | None]:
     """Return a module's own modules by name, to be read or changed."""
     return _by_name(module._modules)
+
+
+def scripted_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a scripted module that its code in C++ reads and sets, by name.
+
+    Parameters, buffers and modules are not among them. A list, a dict and a tuple are copies.
+    `setattr` sets one. On an upgrade: see RecursiveScriptModule in torch/jit/_script.py.
+    """
+    if not isinstance(module, torch.jit.ScriptModule):
+        return {}
+    names = module._concrete_type.get_attributes().keys() - members(module) - NOT_SCRIPTS
+    return {name: getattr(module, name) for name in sorted(names)}
 
 
 def _by_name(members: Any) -> dict[str, Any]:

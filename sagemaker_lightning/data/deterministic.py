@@ -100,7 +100,9 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
         if keeps_iterator(loader):
             return loader, f"{type(loader).__name__} keeps an iterator from one epoch to the next"
         loader.__class__ = of_class(Streamed, type(loader))  # type: ignore[arg-type]  # has a hash
-        vars(loader)["planned"] = Plan(seed if has_state(loader) else None)
+        vars(loader)["planned"] = Plan(
+            seed if has_state(loader) else None, warned=_nothing_said(loader)
+        )
         return (
             loader,
             "an IterableDataset has no positions"
@@ -168,10 +170,15 @@ def _make_exact(
         rank = 0
         world_size = 1
     vars(loader)["exactly"] = Batches(loader, seed, rank, world_size)
-    is_first = rank_zero_only.rank == 0  # type: ignore[attr-defined]  # Lightning sets it
-    warns = loader.num_workers and is_first
-    warned = torch.zeros(1, dtype=torch.uint8).share_memory_() if warns else None
-    vars(loader)["planned"] = Plan((), warned=warned)
+    vars(loader)["planned"] = Plan((), warned=_nothing_said(loader))
+
+
+def _nothing_said(loader: DataLoader[Any]) -> torch.Tensor | None:
+    """Return what notes, for all workers of a loader, what was said; None if nothing is."""
+    if rank_zero_only.rank:  # type: ignore[attr-defined]  # Lightning sets it
+        return None
+    warned = torch.zeros(2, dtype=torch.uint8)
+    return warned.share_memory_() if loader.num_workers else warned
 
 
 def _is_of_library(loader: Any, library: str) -> bool:

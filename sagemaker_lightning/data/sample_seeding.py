@@ -23,6 +23,7 @@ from sagemaker_lightning.compat.torch_data import (
     replace_fetcher_function,
 )
 from sagemaker_lightning.contract.log import log
+from sagemaker_lightning.data.pool_draws import PoolDraws
 from sagemaker_lightning.data.seeded_indices import (
     Draws,
     SeededIndex,
@@ -75,7 +76,8 @@ class Plan:
     """Whether the generators are seeded, in the loader's process, before anything draws after a
     batch."""
     warned: Tensor | None = None
-    """uint8 [1], shared by all workers: 1 once a line has said that a dataset changes there."""
+    """uint8 [2], shared by all workers: 1 once a line has said that a dataset changes there, and
+    that it draws in a pool of threads; None if nothing is said."""
 
     def begin(self, turn: int, first: tuple[tuple[int, int], ...] = ()) -> None:
         """Plan the next iteration.
@@ -180,6 +182,7 @@ class Fetchers:
         self.user_generators = UserGenerators(roots)
         self.watch = Watch(roots, plan.warned if worker == 0 else None)
         self.draws = Draws()
+        self.name = type(roots.get("dataset")).__qualname__
         maker = fetcher_function()
         self.make_fetcher = getattr(maker, "__wrapped__", maker)
 
@@ -196,6 +199,36 @@ class Fetchers:
 
     def create(self, kind: int, dataset: Any, *rest: Any) -> Any:
         """Return a fetcher for the next iteration, whose samples are seeded."""
+        with self._watching_pools():
+            fetcher = self._create(kind, dataset, *rest)
+        fetcher.fetch = functools.partial(self._fetch_first, fetcher, fetcher.fetch)
+        return fetcher
+
+    def _fetch_first(self, fetcher: Any, fetch: Callable[..., Any], indices: Any) -> Any:
+        """Return the first batch of a fetcher, which fetches the others as `fetch` does."""
+        fetcher.fetch = fetch
+        with self._watching_pools():
+            return fetch(indices)
+
+    @contextmanager
+    def _watching_pools(self) -> Iterator[None]:
+        """Print, once, if what is drawn in this context is drawn in a pool of threads."""
+        warned = self.plan.warned
+        if warned is None or warned[1]:
+            yield
+            return
+        draws = PoolDraws()
+        with draws.watching():
+            yield
+        if draws.found:
+            warned[1] = 1
+            log.warning(
+                f"{self.name} draws random numbers in a pool of threads, which take turns as they "
+                "like: this run is not exact, interrupted or not; draw before the pool gets a "
+                "task, or from a generator of the task's own"
+            )
+
+    def _create(self, kind: int, dataset: Any, *rest: Any) -> Any:
         turn = self.turn
         self.turn = self.turn + 1
         if self.plan.seed is None or isinstance(dataset, IterDataPipe):

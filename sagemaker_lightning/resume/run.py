@@ -280,7 +280,8 @@ class Run:
             acceptance.accept_schedulers(self.trainer, lightning_checkpoints.loaded(self.trainer))
         of_flags = self.part(Limits).of_flags
         same_limits = not self.resumed or self.resumed.of(Limits)["of_flags"] == of_flags
-        self.same_run.compare_optimizers(same_limits)
+        with self.part(UserObjects).grown.without_what_they_got():
+            self.same_run.compare_optimizers(same_limits)
         self.hooks_begin()
 
     def optimizers_are_loaded_next(self) -> None:
@@ -472,6 +473,7 @@ class Run:
             if part.key in saved
         }
 
+    @object_graph.at_one_moment()
     def _differing(self) -> dict[str, str]:
         """Return the names of saved values that are missing or different in this run.
 

@@ -12,7 +12,7 @@ import pickle
 import sys
 import types
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from sagemaker_lightning.compat.torch_modules import buffers, is_lazy, parameters
-from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state import object_graph, replaced_code
 from sagemaker_lightning.state.digests import digest, is_small
 from sagemaker_lightning.state.graph.fingerprints import of_holder
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
@@ -34,6 +34,7 @@ from sagemaker_lightning.state.graph.nodes import (
     has_position,
     kind_of,
 )
+from sagemaker_lightning.state.object_graph import CODE
 
 COUNTERS = ("builtins", "itertools")  # modules whose iterators can be asked for their position
 MAX_REMAINING = 10_000  # an iterator with more elements left is not examined
@@ -51,7 +52,6 @@ WRAPPERS = (
 )
 WRAPPED = "__func__", "__wrapped__", "func", "fget", "fset"
 """Attributes by which such refer to functions."""
-CODE = types.FunctionType, types.ModuleType, type
 DEFAULTS = "defaults", "kwdefaults"
 REGISTRIES = "weakref", "_weakrefset"
 """Modules whose containers are, in variables, of all instances that are there at the moment."""
@@ -59,11 +59,14 @@ HELD_KINDS = {*CONTAINERS.values()} - {CONTAINERS[functools.partial]} | {
     TENSOR,
     ARRAY,
     KINDS["bytes"],
+    KINDS["flag"],
     KINDS["count"],
     KINDS["iterator"],
     KINDS["cycle"],
 }
 """Kinds of values, besides objects and those without an identity, that a checkpoint can have."""
+PYTHONS_OF_ENUMS = "_name_", "_value_", "_sort_order_"
+"""Attributes that each member of an enum has."""
 CACHE = type(functools.lru_cache(len))
 IS_CACHE = " (functools.lru_cache)"
 """What follows the name of a function whose results are kept."""
@@ -77,8 +80,10 @@ class Mentioned(NamedTuple):
     classes: list[type]
     """The classes, all of whose variables are meant."""
     of_functions: dict[str, Any]
-    """By name: cells that functions have closed over, mutable defaults, and functions that may have
-    attributes, as `object_graph.Added`."""
+    """By name: cells that functions have closed over, mutable defaults, and functions and members
+    of enums, which may have attributes, as `object_graph.Added`."""
+    of_code: dict[str, replaced_code.Place]
+    """Where code is that the user's code reaches, by name."""
 
 
 def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
@@ -87,9 +92,10 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
     Args:
         roots: The objects from which the code is reached, by name.
     """
-    found = Mentioned(defaultdict(set), [], {})
+    found = Mentioned(defaultdict(set), [], {}, {})
     for _, object_ in _reached(roots):
         if isinstance(object_, types.FunctionType) and is_own(object_):
+            found.of_code.update(replaced_code.places_of_function(object_))
             names = object_graph.names_in_code(object_.__code__)
             module = sys.modules.get(object_.__module__)
             if module is not None and vars(module) is object_.__globals__:
@@ -98,6 +104,12 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
                 found.of_modules[other.__name__] |= names
         elif isinstance(object_, type) and is_own(object_) and not issubclass(object_, enum.Enum):
             found.classes.append(object_)
+            found.of_code.update(replaced_code.places_of_class(object_))
+        elif isinstance(object_, enum.EnumMeta) and is_own(object_):
+            members: dict[str, enum.Enum] = dict(object_.__members__)
+            for member in members.values():
+                name = f"{object_.__module__}.{object_.__qualname__}.{member._name_}"
+                found.of_functions[name] = object_graph.Added(member, PYTHONS_OF_ENUMS)
     numbers: dict[str, int] = defaultdict(int)
     for function, is_global in _functions(found):
         name = f"{function.__module__}.{function.__qualname__}"
@@ -178,8 +190,10 @@ def held_variables(mentioned: Mentioned) -> dict[str, Any]:
             held[f"{VARIABLES}{name}"] = object_graph.Added(owner, object_graph.AllBut(own))
     for name, member in mentioned.of_functions.items():
         if isinstance(member, object_graph.Added):
-            attributes = vars(member.owner)
+            attributes = object_graph.attributes(member)
             other = {each for each, value in attributes.items() if not _is_held(value)}
+            assert isinstance(member.excluded, Collection)  # `_members_of` has listed them
+            other.update(member.excluded)
             member = object_graph.Added(member.owner, other)
         elif isinstance(member, types.CellType) and not _is_held(object_graph.value_of(member)):
             continue
@@ -211,7 +225,6 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
     # Functions created by the same line have the same names.
     digests: dict[str, bytes] = defaultdict(bytes)
     variables: dict[str, Any] = {}
-    of_modules: dict[str, Any] = {}
     held = {
         f"{name.removeprefix(VARIABLES)}.{attribute}"
         for name, root in saved.items()
@@ -249,12 +262,10 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                 ):
                     continue
                 if name in object_.__globals__:
-                    of_modules[f"{object_.__module__}.{name}"] = value
                     variables[f"{object_.__module__}.{name}"] = value
                 else:
                     digests[f"{label}.{name}"] += _digest_or_position(value)
-            of_modules |= (others := _variables_of_modules(object_))
-            variables |= others | _variables_of(object_)
+            variables |= _variables_of_modules(object_) | _variables_of(object_)
         elif isinstance(object_, type):
             variables |= _variables_of(object_)
         elif _is_counter(object_) and id(object_) not in seen_ids and not has_position(object_):
@@ -275,12 +286,6 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
         if id(value) not in left_out and name not in held
     }
     digests |= {name: _digest_or_position(value) for name, value in variables.items()}
-    # Which function a module has under a name; what classes have, torch replaces itself.
-    digests |= {
-        name: repr((value.__module__, value.__qualname__)).encode()
-        for name, value in of_modules.items()
-        if isinstance(value, (types.FunctionType, type))
-    }
     objects = {
         name: value
         for name, value in variables.items()

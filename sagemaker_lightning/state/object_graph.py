@@ -104,6 +104,8 @@ LIGHTNINGS = ("pytorch_lightning.", "lightning.", "sagemaker_lightning.")
 
 CODE = types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type
 
+FUNCTIONS = types.FunctionType, types.MethodType
+"""What a user may put in the place of a method."""
 HYPERPARAMETERS = "_hparams"
 """The attribute with the hyperparameters that Lightning saves; it restores no later changes."""
 
@@ -210,6 +212,7 @@ PLAIN_OBJECTS: dict[type, Callable[[], Any]] = {
     LightningOptimizer: lambda: LightningOptimizer(_optimizer()),
     Tensor: Tensor,
     nn.Parameter: nn.Parameter,
+    threading.Thread: threading.Thread,
 }
 """How an object of each of the libraries' base classes is made: its attributes are the library's.
 
@@ -223,6 +226,7 @@ BASES = (
     Metric,
     torch.optim.Optimizer,
     torch.utils.data.Dataset,
+    threading.Thread,
 )
 
 
@@ -495,7 +499,7 @@ def attributes(value: Any) -> dict[str, Any]:
     values = {
         name: attribute
         for name, attribute in namespace(value).items()
-        if name not in excluded or type(attribute) is types.FunctionType
+        if name not in excluded or isinstance(attribute, FUNCTIONS)
     }
     for name in _slots(class_):
         if name not in excluded and hasattr(value, name):
@@ -534,7 +538,6 @@ def has_place_for(owner: Any, name: str, value: Any) -> bool:
         is_librarys = (owner.__module__ or "").partition(".")[0] in LIBRARIES
         return name in owner.__code__.co_freevars and not is_librarys
     object_ = owner_of(owner)
-    is_function = isinstance(value, types.FunctionType)
     present = namespace(object_).get(name)
     if has_variables(object_) and (is_code(present) or is_code(value)):
         return False
@@ -548,7 +551,8 @@ def has_place_for(owner: Any, name: str, value: Any) -> bool:
             else name in _handled_by_libraries(class_)
         )
     if is_excluded:
-        return is_function and isinstance(present, types.FunctionType)
+        is_in_place = present is None and _is_method(type(object_), name)
+        return isinstance(value, FUNCTIONS) and (is_in_place or isinstance(present, FUNCTIONS))
     if name in ("__class__", "__dict__") or (isinstance(owner, Added) and name.startswith("__")):
         return False
     if isinstance(object_, nn.Module) and (

@@ -536,6 +536,8 @@ for kind, name in {
     "MonteCarlo": "dropout in the validation",
     "StochasticDepth": "stochastic depth, shared weights",
     "AccumulatesInModule": "accumulation set by the module",
+    "Switches": "a scripted counter, an Event, an enum",
+    "Searched": "other layers and functions of torch's",
 }.items():
     add(name, f"remembering.{kind}", ranks=(1, 2) if kind in ("Baggage", "LoRA") else (1,))
 

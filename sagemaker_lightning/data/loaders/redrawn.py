@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from lightning_fabric.utilities.data import sized_len
@@ -17,6 +18,7 @@ from sagemaker_lightning.data.deterministic import plan, saves_between_epochs
 from sagemaker_lightning.data.loaders import strange
 from sagemaker_lightning.data.loaders.resumable import NO_BATCH, digest_of
 from sagemaker_lightning.data.loaders.unplaced import UnplacedLoader
+from sagemaker_lightning.data.pool_draws import PoolDraws
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.data.seeded_indices import number_of
 from sagemaker_lightning.state import generators
@@ -152,10 +154,13 @@ class Redrawn(UnplacedLoader):
         order = self.order.encode()
         data = self.data.encode()
         threads = strange.users_threads(self.loader)
-        self.begin(0)
-        batch = next(self.iterator, NO_BATCH)
+        pools = PoolDraws()
+        # What a DataLoader's own dataset draws, the line of its fetcher names.
+        with nullcontext() if isinstance(self.loader, DataLoader) else pools.watching():
+            self.begin(0)
+            batch = next(self.iterator, NO_BATCH)
         has_threads = bool(strange.users_threads(self.loader) - threads)
-        if has_threads or strange.draws_in_pool(self.loader):
+        if has_threads or pools.found or strange.draws_in_pool(self.loader):
             self._leave(strange.IN_THREAD)
             self._put_back(batch)
             return

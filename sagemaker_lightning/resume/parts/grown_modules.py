@@ -20,32 +20,37 @@ class GrownModules:
     """
 
     def __init__(self, modules: Iterable[nn.Module] = ()) -> None:
-        self.before = [(module, dict(vars(module)), _members_of(module)) for module in modules]
+        self.before = [
+            (module, dict(vars(module)), [dict(space) for space in _spaces_of(module)])
+            for module in modules
+        ]
 
     @contextmanager
     def without_what_they_got(self) -> Iterator[None]:
-        """Leave modules without what they have got, and with the attributes that this has replaced.
-
-        Members in the place of others stay.
-        """
-        taken: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """Leave modules without what they have got, and with what this has replaced."""
+        taken: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         attributes: list[tuple[nn.Module, dict[str, Any]]] = []
         for module, variables, members in self.before:
-            for space, names in zip(_spaces_of(module), members, strict=True):
-                if not space.keys() <= names:
-                    taken.append((space, dict(space)))
-                    for name in space.keys() - names:
-                        del space[name]
+            for space, first in zip(_spaces_of(module), members, strict=True):
+                if any(first.get(name, self) is not value for name, value in space.items()):
+                    present = dict(space)
+                    space.clear()
+                    space.update({name: first[name] for name in first if name in present})
+                    taken.append((space, present, dict(space)))
             gone = {name: variables[name] for name in variables.keys() - vars(module).keys()}
             attributes.append((module, gone))
             vars(module).update(gone)
         try:
             yield
         finally:
-            for space, whole in taken:
-                made_within = dict(space)
+            for space, present, within in taken:
+                made_within = {
+                    name: value
+                    for name, value in space.items()
+                    if within.get(name, self) is not value
+                }
                 space.clear()
-                space.update(whole | made_within)
+                space.update(present | made_within)
             for module, gone in attributes:
                 for name in gone:
                     vars(module).pop(name, None)
@@ -54,8 +59,3 @@ class GrownModules:
 def _spaces_of(module: nn.Module) -> list[dict[str, Any]]:
     """Return the dicts of a module's own parameters, buffers and modules."""
     return [members_of(module) for members_of, _ in SPACES.values()]
-
-
-def _members_of(module: nn.Module) -> list[set[str]]:
-    """Return the names of a module's own parameters, buffers and modules."""
-    return [set(space) for space in _spaces_of(module)]

@@ -1,5 +1,6 @@
 """Says, once for each, what changes while training and no checkpoint has."""
 
+import functools
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +17,18 @@ from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import HINT
-from sagemaker_lightning.resume.parts.roots import FUNCTIONS, TRAINING, VALIDATION, user_objects
-from sagemaker_lightning.state import module_variables, object_graph
+from sagemaker_lightning.resume.parts.roots import (
+    TRAINING,
+    VALIDATION,
+    places_of_code,
+    user_objects,
+)
+from sagemaker_lightning.state import (
+    library_settings,
+    module_variables,
+    object_graph,
+    replaced_code,
+)
 from sagemaker_lightning.state.graph.encoding import Unsaved
 from sagemaker_lightning.state.graph.kinds.base import class_name
 from sagemaker_lightning.state.graph.nodes import OBJECT, Node, has_position
@@ -26,14 +37,15 @@ from sagemaker_lightning.state.object_graph import owner_of
 from sagemaker_lightning.state.outside_process import OutsideState
 from sagemaker_lightning.state.package_variables import PackageVariables
 
-CODE = *FUNCTIONS, types.BuiltinFunctionType, type
+CALLED = *object_graph.CODE, functools.partial
 MAKING = "on_train_epoch_start", "on_validation_start", "on_validation_epoch_start"
 """Hooks that make what an epoch or a validation needs: a resumed run calls them, too."""
-UNSAVED = (
-    ", which no checkpoint can hold: a resumed run starts without it; keep numbers, text, arrays, "
-    f"tensors, tuples and dataclasses there, or {HINT}"
-)
+NO_CHECKPOINT = ", which no checkpoint can hold: a resumed run starts"
+INSTEAD = f"; keep numbers, text, arrays, tensors, tuples and dataclasses there, or {HINT}"
+UNSAVED = f"{NO_CHECKPOINT} without it{INSTEAD}"
 """What is said of a value that is not saved."""
+UNSAVED_CHANGE = f"{NO_CHECKPOINT} with its first value{INSTEAD}"
+"""What is said of a value in whose place a resumed run has what it makes there itself."""
 FUNCTION_MADE = (
     "has got a function or a class while training that the model has nowhere at its start, and no "
     "checkpoint names one: a resumed run starts without it; keep all that it may be in an "
@@ -54,6 +66,10 @@ class Reports:
         self.state = graph
         self.variables_at_start: dict[str, bytes] = {}
         """Digests of variables of modules and classes, by name."""
+        self.code_at_start: dict[str, replaced_code.Place] = {}
+        """Where code of the user's finds code, by name, with what was there at the start."""
+        self.settings_at_start: dict[str, object] = {}
+        """Settings of libraries, by name."""
         self.packages = PackageVariables()
         self.outside = OutsideState()
         self.package_searches = 0
@@ -67,6 +83,8 @@ class Reports:
         """Take the present variables as those at the start."""
         self.package_searches = 0
         self.variables_at_start = self._variables(self.packages.values())
+        self.code_at_start = dict(places_of_code(self.trainer))
+        self.settings_at_start = library_settings.present()
         self.packages.note(anew=True)
 
     def first_batch_ended(self) -> None:
@@ -123,6 +141,9 @@ class Reports:
         variables = self._variables(self._variables_of_packages())
         self._report_changed(module_variables.changed_variables(self.variables_at_start, variables))
         self._note_new(variables)
+        self._report_changed(replaced_code.replaced(self.code_at_start))
+        self.code_at_start = {**places_of_code(self.trainer), **self.code_at_start}
+        self._report_changed(library_settings.changed(self.settings_at_start))
         self._report_changed(
             f"the environment variable {name}" for name in self.outside.changed_variables()
         )
@@ -175,10 +196,11 @@ class Reports:
         self._report_modules()
         unsaved = {
             (each.path, each.name): FUNCTION_MADE
-            if isinstance(each.value, CODE)
-            else f"{'holds' if each.is_part else 'is'} {with_article(each.kind)}{UNSAVED}"
+            if isinstance(each.value, CALLED)
+            else f"{'holds' if each.is_part else 'is'} {with_article(each.kind)}"
+            + (UNSAVED_CHANGE if each.is_first or each.changes else UNSAVED)
             for each in self.state.unsaved
-            if _is_told(each) and not self._is_made_again(each)
+            if _is_told(each, start.by_path.get(each.path)) and not self._is_made_again(each)
         } | {key: f"{reason}{UNSAVED}" for key, reason in others.items()}
         for (path, name), reason in unsaved.items():
             if (path, name) in self.reported:
@@ -207,12 +229,13 @@ class Reports:
                     )
 
     def _is_made_again(self, unsaved: Unsaved) -> bool:
-        """Return whether a hook of the model's makes a module without weights, such as a metric."""
-        model = type(self.trainer.lightning_module)
+        """Return whether a hook makes an object for each epoch, such as a metric or an iterator."""
+        owner = start_hooks.objects_of_hooks(self.trainer).get(unsaved.path)
+        is_object = isinstance(unsaved.value, nn.Module) or unsaved.loses
         return (
-            isinstance(unsaved.value, nn.Module)
-            and unsaved.path == "model"
-            and any(unsaved.name in start_hooks.names_in_hook(model, hook) for hook in MAKING)
+            is_object
+            and owner is not None
+            and any(unsaved.name in start_hooks.names_in_hook(type(owner), hook) for hook in MAKING)
         )
 
     def report_reordered(self) -> None:
@@ -286,18 +309,28 @@ def _has_weights(value: Any) -> bool:
     return isinstance(value, nn.Module) and bool(value.state_dict())
 
 
-def _is_told(unsaved: Unsaved) -> bool:
+def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
     """Return whether a line says that a checkpoint cannot hold something.
 
-    An object that an attribute has got, such as a writer, is made again by the code that made it.
+    An object that an attribute has got, such as a writer, is made again by the code that made it;
+    but what was counted beside it is lost. Data may read a table when they need it, in the place of
+    nothing.
+
+    Args:
+        unsaved: What it is.
+        owner: The object that has it, as it was at the start.
     """
     if isinstance(unsaved.refused, nn.Module):  # its weights are lost
         is_models = not unsaved.is_part and unsaved.path == "model"
         return not (is_models and _has_weights(unsaved.value))  # else see `_report_modules`
+    if unsaved.loses or unsaved.is_first:
+        return True
     if is_table(unsaved.value):
-        return not unsaved.path.startswith((TRAINING, VALIDATION, "datamodule"))
+        before = dict(zip(owner.note, owner.parts, strict=False)) if owner else {}
+        is_datas = unsaved.path.startswith((TRAINING, VALIDATION, "datamodule"))
+        return unsaved.changes or not is_datas or is_table(before.get(unsaved.name))
     if not unsaved.is_part:
         is_array = isinstance(unsaved.value, (torch.Tensor, np.ndarray))
-        return is_array or unsaved.changes or isinstance(unsaved.value, CODE)
+        return is_array or unsaved.changes or isinstance(unsaved.value, CALLED)
     is_librarys = unsaved.kind.partition(".")[0] in object_graph.LIBRARIES
     return not is_librarys or unsaved.path.startswith("loggers.")

@@ -3,7 +3,7 @@
 import functools
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -15,7 +15,7 @@ from sagemaker_lightning.compat.torch_modules import hooks, inner_schedulers, st
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import parts_of
-from sagemaker_lightning.state import module_variables, object_graph
+from sagemaker_lightning.state import module_variables, object_graph, replaced_code
 from sagemaker_lightning.state.object_graph import added_to
 
 SAMPLERS = "sampler", "batch_sampler"
@@ -116,6 +116,16 @@ def _mentioned(trainer: Trainer, objects: dict[str, Any]) -> module_variables.Me
         references = [weakref.ref(each) for each in owners if each is not None]
         _newest = key, references, module_variables.mentioned_variables(objects)
     return _newest[2]
+
+
+def places_of_code(trainer: Trainer) -> Mapping[str, replaced_code.Place]:
+    """Return where code is that the user's code reaches, by name.
+
+    Args:
+        trainer: Lightning's trainer.
+    """
+    user_objects(trainer)  # which asks for what the code mentions
+    return _newest[2].of_code if _newest else {}
 
 
 def functions_of(scheduler: Any) -> dict[str, Any]:

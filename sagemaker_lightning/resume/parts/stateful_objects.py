@@ -58,7 +58,7 @@ class StatefulObjects(Part):
     def why(self, name: str) -> str:
         """Return that it was made while training, if this program has not made it."""
         is_there = name.removeprefix("stateful ") in self._stateful()
-        return "" if is_there else "an object that was made while training, which no file can hold"
+        return "" if is_there else "an object made while training, which no checkpoint can hold"
 
     def _encode_stateful(self) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
         """Return records of the states of `_stateful`, and why others have none.

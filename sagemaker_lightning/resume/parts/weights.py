@@ -68,7 +68,7 @@ class Weights(Part):
         self.run.part(UserObjects).restore_modules()
         to_come = start_hooks.names_in_start_hooks(self.trainer)
         self.later = take_later_weights(weights, model, to_come)
-        resize_buffers(model, weights)
+        resize_buffers(model, weights, self._keeps_dtypes)
         keep_removed(model, weights, self.run.part(UserObjects).removed_members())
         if other := other_weights(self.trainer, weights):
             raise UserError(
@@ -86,7 +86,7 @@ class Weights(Part):
         model = self.trainer.lightning_module
         state = {**weights, **self.later}
         prune_again(model, self.later)
-        resize_buffers(model, state)
+        resize_buffers(model, state, self._keeps_dtypes)
         if missing := self.later.keys() - model.state_dict().keys():
             raise UserError(
                 f"{self.run.folder.label}: step {self.resumed.step} is of another run: its "
@@ -96,6 +96,14 @@ class Weights(Part):
         model.load_state_dict(state, strict=False)
         self.later = {}
         self.trained = None
+
+    @property
+    def _keeps_dtypes(self) -> bool:
+        """Whether weights have the dtypes that they were saved with, as training may cast some.
+
+        A run with other settings may have another precision on purpose.
+        """
+        return not self.run.same_run.other_settings
 
     def load_instead(self, weights: dict[str, Any]) -> None:
         """Load these weights; the user's `on_load_checkpoint` gets those of the file."""
@@ -128,21 +136,23 @@ class Weights(Part):
         return [name for name, digest in before.items() if now.get(name, digest) != digest]
 
 
-def resize_buffers(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give the model buffers of the saved shapes, so that their values can be loaded.
+def resize_buffers(model: nn.Module, state: Mapping[str, Any], dtypes: bool = True) -> None:
+    """Give the model weights and buffers of the saved forms, so that their values can be loaded.
 
-    Buffers may have been added, or changed their shape, while the model was trained.
+    Buffers may have been added while the model was trained, and all may have changed their shape or
+    their dtype.
 
     Args:
         model: The model; it is changed in place.
         state: The saved state dict of the model.
+        dtypes: Whether they get the saved dtypes.
     """
     present = model.state_dict()
     for name, value in state.items():
         path, _, last = name.rpartition(".")
         current = present.get(name)
         if not isinstance(value, Tensor) or (
-            current is not None and (not has_values(current) or current.shape == value.shape)
+            current is not None and (not has_values(current) or _is_alike(current, value, dtypes))
         ):
             continue
         try:
@@ -155,6 +165,10 @@ def resize_buffers(model: nn.Module, state: Mapping[str, Any]) -> None:
             parameter.data = value.to(parameter.device, copy=True)
         elif current is None and not hasattr(owner, last):
             owner.register_buffer(last, value.clone())
+
+
+def _is_alike(tensor: Tensor, saved: Tensor, dtypes: bool) -> bool:
+    return tensor.shape == saved.shape and (tensor.dtype == saved.dtype or not dtypes)
 
 
 def keep_removed(model: nn.Module, state: dict[str, Any], removed: set[str]) -> None:

@@ -13,7 +13,8 @@ from sagemaker_lightning.state.graph import atoms, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.encoding import ARRAY_VIEW, TENSOR_VIEW
 from sagemaker_lightning.state.graph.kinds.base import Kind, refusal, refusing
-from sagemaker_lightning.state.graph.kinds.containers import FACTORIES, DictKind, SetKind, has_order
+from sagemaker_lightning.state.graph.kinds.code import NAMED
+from sagemaker_lightning.state.graph.kinds.containers import DictKind, SetKind, has_order
 from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
 from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, key_of
 from sagemaker_lightning.state.graph.packing import elements_of
@@ -214,6 +215,10 @@ class _Decoder:
             for number, kind in enumerate(self.kinds):
                 if hashing[number] is is_hashing and self.is_made[number] and kind.fills:
                     self._fill(number, kind)
+        # A scripted module has copies of lists and dicts: it gets them when they are filled.
+        for number, kind in enumerate(self.kinds):
+            if self.is_made[number] and isinstance(self.made[number], torch.jit.ScriptModule):
+                self._fill(number, kind)
 
     def _fill(self, number: int, kind: Kind) -> None:
         entry = self.entries[number]
@@ -289,8 +294,8 @@ class _Decoder:
             return self.by_others[reference[1]]
         if first == "id":
             return id(self.value(reference[1]))
-        if first == "factory":
-            return FACTORIES[reference[1]]
+        if first == "code":
+            return NAMED[reference[1]]
         return atoms.decode(reference, self.start.classes)
 
 

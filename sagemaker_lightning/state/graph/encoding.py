@@ -4,8 +4,8 @@ A record is a text and a list of tensors on the CPU, which torch.load(weights_on
 text (text.py) has the nodes, which are lists of kind, path at the start (None for an
 object that was made since), note, references and content (kinds/base.py). A reference is a scalar
 itself, or a list: [number of a node], ["at", path at the start], ["by others", name of a tensor
-that the checkpoint has besides], ["factory", name of a class of Python's], ["id", reference to the
-object whose id it is], or an atom (atoms.py).
+that the checkpoint has besides], ["code", name of a library's (kinds/code.py)], ["id", reference to
+the object whose id it is], or an atom (atoms.py).
 """
 
 import enum
@@ -23,8 +23,8 @@ from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph import atoms, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, kind_text
+from sagemaker_lightning.state.graph.kinds.code import NAMES
 from sagemaker_lightning.state.graph.kinds.containers import (
-    FACTORIES,
     SetKind,
     loses_order,
     may_be_address,
@@ -35,6 +35,8 @@ from sagemaker_lightning.state.graph.kinds.views import (
     ArrayViewKind,
     TensorViewKind,
     address,
+    is_array_within,
+    is_tensor_within,
     owner_of_array,
     place_in_array,
     place_in_tensor,
@@ -65,7 +67,6 @@ TENSOR_VIEW = TensorViewKind()
 ARRAY_VIEW = ArrayViewKind()
 TUPLE = KINDS["tuple"]
 MADE_OF_TORCHS = tuple, Tensor, nn.Parameter
-NAMES_OF_FACTORIES = {class_: name for name, class_ in FACTORIES.items()}
 
 
 class Unsaved(NamedTuple):
@@ -85,6 +86,10 @@ class Unsaved(NamedTuple):
     """Whether it is an object of the start that has changed."""
     refused: Any
     """The object that cannot be saved."""
+    is_first: bool
+    """Whether the object of the start stays in its place."""
+    loses: bool
+    """Whether numbers, tensors or containers are lost with it, which could be saved without it."""
 
 
 class Encoded(NamedTuple):
@@ -192,6 +197,8 @@ class Encoder:
         self.first_of: dict[int, int] = {}
         """For what cannot be saved because of a part of it: the id of that."""
         self.origins: set[int] = set()
+        self.losing: set[int] = set()
+        """What cannot be saved because of a part of it, and holds more than such parts."""
         self.unsaved: list[Unsaved] = []
         self.reordered: list[str] = []
         self.recorded: set[int] = set()
@@ -225,7 +232,7 @@ class Encoder:
         """Draft what is written of each node that is new, or has changed."""
         self._draft_views()
         for key, node in list(self.nodes.items()):
-            if key in self.by_others or key in self.drafts or _is_factory(node.value):
+            if key in self.by_others or key in self.drafts or key in NAMES:
                 continue
             try:
                 if self._is_new(key):
@@ -339,8 +346,8 @@ class Encoder:
             return reference
         if key in self.by_others:
             reference = ["by others", self.by_others[key]]
-        elif _is_factory(part):
-            reference = ["factory", NAMES_OF_FACTORIES[part]]
+        elif key in NAMES:
+            reference = ["code", NAMES[key]]
         elif key not in self.nodes:
             if isinstance(part, enum.Enum):
                 self._check_class(class_)
@@ -422,13 +429,12 @@ class Encoder:
             place: Any = place_in_tensor(value)
             if id(base) in map(id, self.kept):
                 place[0] -= base.storage_offset()
-            size = value.numel() * value.itemsize
-            is_within = size <= base.untyped_storage().nbytes()
+            is_within = is_tensor_within(value, base)
         else:
             owner = base if id(base) in map(id, self.kept) else owner_of_array(base)
             assert owner is not None  # it has the memory
             place = place_in_array(value, owner)
-            is_within = value.nbytes <= owner.nbytes
+            is_within = is_array_within(value, owner)
         if is_within:
             node.kind = TENSOR_VIEW if isinstance(value, Tensor) else ARRAY_VIEW
             node.parts = [base]
@@ -456,17 +462,67 @@ class Encoder:
                 if held is None or not (self._is_new(key) or key not in self.nodes):
                     continue
                 node = self.nodes[holder]
+                if self._keep_first(holder, key):
+                    self._note(node, None, key, is_first=True)
+                    continue
                 if held.path is not None and isinstance(node.kind, ObjectKind):
                     self._leave_out(holder, key)
                     continue
                 del self.drafts[holder]
+                if key in self.losing or self._has_lost_more(holder, draft):
+                    self.losing.add(holder)
                 self.first_of[holder] = self.first_of.get(key, key)
                 is_users = node.kind is OBJECT and not is_library_class(type(node.value))
                 self.refused[holder] = kind_text(node.value) if is_users else self.refused[key]
                 if held.path is None:
                     waiting.append(holder)
                 else:
-                    self._note(self.nodes[holder], None, key)
+                    self._note(node, None, key, loses=holder in self.losing)
+
+    def _keep_first(self, holder: int, key: int) -> bool:
+        """Have a container hold what the program makes at that place, and return True if it does.
+
+        Args:
+            holder: By what the container is known.
+            key: By what that is known which cannot be saved.
+        """
+        node, draft = self.nodes[holder], self.drafts[holder]
+        part = self.nodes.get(key)
+        if part is None or isinstance(node.kind, ObjectKind) or node.pack:
+            return False
+        path = self.start.paths.get(holder) or node.path
+        places = [n for n, each in enumerate(node.parts) if id(each) == key]
+        names = [f"{path}{node.kind.step(node.note, node.parts, n)}" for n in places]
+        firsts = [self.start.by_path.get(name) for name in names]
+        if not all(first and type(first.value) is type(part.value) for first in firsts):
+            return False
+        references = list(draft.references)
+        for n, name in zip(places, names, strict=True):
+            references[n] = ["at", name]
+        self.drafts[holder] = draft._replace(references=references)
+        return True
+
+    def _has_lost_more(self, holder: int, draft: Draft) -> bool:
+        """Return whether numbers, tensors or containers are lost with what cannot be saved.
+
+        Text beside a writer, such as its folder, is given again by the code that makes the writer.
+        """
+        now = self._worth_saving(self.nodes[holder].parts)
+        before = self._worth_saving(self.start.nodes[holder].parts) if draft.path else []
+        return len(now) != len(before) or not all(map(self.is_same, before, now))
+
+    def _worth_saving(self, parts: list[Any]) -> list[Any]:
+        """Return the numbers, tensors and containers of the parts of an object."""
+        return [
+            part
+            for part in parts
+            if type(part) in (int, float, complex)
+            or (
+                (node := self.nodes.get(id(part))) is not None
+                and node.kind not in (CODE, LIBRARYS)
+                and id(part) not in self.refused
+            )
+        ]
 
     def _leave_out(self, holder: int, key: int) -> None:
         """Leave an attribute, or the elements of a user's container, out of a draft."""
@@ -487,7 +543,14 @@ class Encoder:
             references=[draft.references[n] for n in kept],
         )
 
-    def _note(self, node: Node, name: str | None, key: int) -> None:
+    def _note(
+        self,
+        node: Node,
+        name: str | None,
+        key: int,
+        is_first: bool = False,
+        loses: bool = False,
+    ) -> None:
         """Note what is not saved, by the user's object that has it and the attribute."""
         is_part = key not in self.origins or name is None
         while node.kind is not OBJECT and node.parent is not None:
@@ -506,7 +569,10 @@ class Encoder:
         first = self.nodes.get(self.first_of.get(key, key))
         refused = None if first is None else first.value
         kind = self.refused[key]
-        self.unsaved.append(Unsaved(path, name, kind, value, is_part, changes, refused))
+        loses = loses or key in self.losing
+        self.unsaved.append(
+            Unsaved(path, name, kind, value, is_part, changes, refused, is_first, loses)
+        )
 
     def first_refused(self) -> tuple[str, str]:
         """Return where the first object is that cannot be saved itself, and what it is."""
@@ -548,11 +614,6 @@ class Encoder:
 def _is_librarys(value: Any) -> bool:
     """Return whether a value is an object of a library's class."""
     return kind_of(value) in (OBJECT, LIBRARYS) and is_library_class(type(value))
-
-
-def _is_factory(value: Any) -> bool:
-    """Return whether a value is a class of Python's that a defaultdict may have as its factory."""
-    return type(value) is type and value in NAMES_OF_FACTORIES
 
 
 def _memory_of(value: Tensor | np.ndarray) -> Any:

@@ -2,6 +2,7 @@
 
 import contextvars
 import hashlib
+import multiprocessing.synchronize
 import pickle
 import sys
 import threading
@@ -28,7 +29,10 @@ HANDLES |= {"ssl", "subprocess", "tempfile", "threading"}
 """Modules of Python's library whose objects do something, and hold no values of the user's."""
 NO_HOLDERS = HANDLES | {"builtins", "random"}
 """Modules of which no object is compared as a holder: containers and generators have kinds."""
-LOCKS = type(threading.Lock()), type(threading.RLock())
+LOCK = type(threading.Lock())
+LOCKS = LOCK, type(threading.RLock())
+COUNTED = threading.Semaphore, multiprocessing.synchronize.Semaphore
+"""What has a count that code takes from and gives to."""
 MAX_PICKLED = 1 << 22
 """Bytes of an object's pickle, at most, of which a hash is taken."""
 
@@ -170,6 +174,10 @@ def of_object(value: Any, known: dict[int, Any]) -> bytes:
         value: The object.
         known: The objects, by id, that count as themselves, whatever they hold.
     """
+    if isinstance(value, LOCK):
+        return repr(value.locked()).encode()
+    if isinstance(value, COUNTED):
+        return repr(value).encode()
     file = _Checksum(MAX_PICKLED)
     pickler = (_HolderPickler if _is_holder(value) else _ShallowPickler)(file, protocol=4)
     pickler.known = known
@@ -183,7 +191,7 @@ def of_object(value: Any, known: dict[int, Any]) -> bytes:
 
 def of_holder(value: Any) -> bytes:
     """Return a checksum of what an object of Python's own library holds; empty for others."""
-    return of_object(value, {}) if _is_holder(value) else b""
+    return of_object(value, {}) if _is_holder(value) or isinstance(value, COUNTED) else b""
 
 
 def _is_holder(value: Any) -> bool:

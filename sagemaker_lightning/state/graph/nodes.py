@@ -8,10 +8,12 @@ import argparse
 import ctypes
 import itertools
 import multiprocessing.sharedctypes
+import multiprocessing.synchronize
+import threading
 import types
 import weakref
 from array import array
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -40,6 +42,7 @@ from sagemaker_lightning.state.graph.kinds.states import (
     BytesKind,
     CountKind,
     CycleKind,
+    FlagKind,
     GeneratorKind,
     IteratorKind,
     place_in_cycle,
@@ -77,6 +80,7 @@ KINDS: dict[str, Kind] = {
         GENERATOR,
         OPTIMIZER,
         BytesKind(),
+        FlagKind(),
         CountKind(),
         IteratorKind(),
         CycleKind(),
@@ -86,7 +90,9 @@ KINDS: dict[str, Kind] = {
     )
 }
 """The kinds of which a record has nodes, by name."""
-NAMESPACES = types.SimpleNamespace, argparse.Namespace
+FLAGS = threading.Event, multiprocessing.synchronize.Event
+PLAIN = types.SimpleNamespace, argparse.Namespace, ChainMap, UserDict, UserList
+"""Classes of Python's library whose objects are what their attributes are."""
 # An object has the kind of the first of these that it is an instance of.
 BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (Added, OBJECT),
@@ -111,7 +117,7 @@ BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (itertools.count, KINDS["count"]),
     # A structure may have addresses, which are those of one process.
     ((Trainer, ctypes.Structure, ctypes.Union), LIBRARYS),
-    (NAMESPACES, OBJECT),
+    (PLAIN, OBJECT),
 )
 
 
@@ -122,11 +128,14 @@ def kind_of_class(class_: type) -> Kind | None:
         return None
     if class_ in CONTAINERS:
         return CONTAINERS[class_]
+    if class_ in FLAGS:
+        return KINDS["flag"]
     for classes, kind in BY_CLASS:
         if issubclass(class_, classes):
             return kind
     if issubclass(class_, tuple):
-        return CONTAINERS[tuple] if hasattr(class_, "_fields") else LIBRARYS
+        is_made_again = hasattr(class_, "_fields") or not is_library_class(class_)
+        return CONTAINERS[tuple] if is_made_again else LIBRARYS
     is_librarys = is_library_class(class_)
     if is_librarys and hasattr(class_, "__next__"):  # its position is more than its attributes
         return LIBRARYS

@@ -22,7 +22,7 @@ from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, refusal
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS, check_hashes
 from sagemaker_lightning.state.graph.kinds.memory import array_of, dtype_text, is_readable
-from sagemaker_lightning.state.graph.kinds.objects import ObjectKind, base_of
+from sagemaker_lightning.state.graph.kinds.objects import ObjectKind, base_of, scalar_base
 
 PACKED_FROM = 1 << 12
 """Elements of a container from which on its elements are packed, if they can be."""
@@ -183,6 +183,7 @@ class Pack:
             and kind.name == "object"
             and not issubclass(class_, nn.Module)
             and base_of(values[0]) is None
+            and scalar_base(class_) is None
         )
         if not is_object and ROWS.get(kind.name) is not kind:
             raise Unlike

@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, class_name
+from sagemaker_lightning.state.graph.kinds.code import LAYERS
 from sagemaker_lightning.state.graph.kinds.objects import SPACES, ObjectKind, classes_of_module
 from sagemaker_lightning.state.graph.kinds.optimizers import CLASSES_OF_TORCH
-from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, Node, key_of, scan
+from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, PLAIN, Node, key_of, scan
 from sagemaker_lightning.state.object_graph import (
     LIGHTNINGS,
     has_variables,
@@ -25,6 +26,8 @@ from sagemaker_lightning.state.object_graph import (
     owner_of,
 )
 
+OF_LIBRARIES = {**CLASSES_OF_TORCH, **LAYERS} | {class_name(class_): class_ for class_ in PLAIN}
+"""Classes of which a record may have new objects in any program, by name."""
 MAX_KEPT = 1 << 20
 """Elements, at most, of an array or a tensor whose content a start keeps."""
 MAX_KEPT_BYTES = 1 << 26
@@ -197,7 +200,11 @@ class Start:
                 if changes := node.kind.difference(present, before, _is_same):
                     node.kind.fill(node.value, *changes, None)
                 continue
-            is_same = len(parts) == len(present.parts) and all(map(_is_same, parts, present.parts))
+            is_same = (
+                node.note == present.note
+                and len(parts) == len(present.parts)
+                and all(map(_is_same, parts, present.parts))
+            )
             has_content = node.mark and node.content is not None
             if has_content and self.mark(present) != node.mark:
                 node.kind.fill(node.value, node.note, parts, node.content)
@@ -248,9 +255,9 @@ class Start:
         """The classes of which a record may have new objects, by name.
 
         They are those of the objects of the start, those that the user's own modules have in which
-        these are defined, and torch's optimizers and schedulers.
+        these are defined, and some of libraries.
         """
-        found = {**CLASSES_OF_TORCH}
+        found = {**OF_LIBRARIES}
         modules: set[str] = set()
         owners = (owner_of(node.value) for node in self.nodes.values())
         for class_ in {type(owner) for owner in owners if not has_variables(owner)}:

@@ -613,7 +613,7 @@ def test_when_it_is_looked_whether_workers_change_a_dataset(capsys, names, batch
 
 def fetchers(**options) -> Fetchers:
     """Return what makes fetchers for a dataset that changes with each sample."""
-    plan_ = Plan((7,), warned=torch.zeros(1, dtype=torch.uint8))
+    plan_ = Plan((7,), warned=torch.zeros(2, dtype=torch.uint8))
     return Fetchers(plan_, {"dataset": Growing()}, **options)
 
 

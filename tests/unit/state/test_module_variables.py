@@ -1,6 +1,7 @@
 """Variables of the user's modules, classes and functions are compared by name."""
 
 import contextvars
+import enum
 import functools
 import threading
 
@@ -51,6 +52,40 @@ def test_a_default_that_a_method_changes_is_named():
     counting.step()
     (name,) = changed_variables(before, variable_digests({"counting": counting}, {}))
     assert name.startswith("test_module_variables.Counting.step.")
+
+
+class Task(enum.Enum):
+    """A task, whose members count."""
+
+    FIRST = "first"
+    SECOND = "second"
+
+    def __init__(self, name):
+        self.seen = 0
+        self.losses = []
+
+
+class Multitask:
+    """Mentions the members of an enum."""
+
+    def step(self):
+        Task.FIRST.seen += 1
+        Task.SECOND.losses.append(0.5)
+
+
+def test_what_members_of_an_enum_count_comes_back(monkeypatch):
+    model = Multitask()
+    state = GraphState(lambda: held_variables(mentioned_variables({"model": model})))
+    state.mark()
+    model.step()
+    record = state.encode()
+    Task.FIRST.seen = 0
+    Task.SECOND.losses.clear()
+    resumed = GraphState(lambda: held_variables(mentioned_variables({"model": model})))
+    resumed.mark()
+    resumed.restore(record)
+    assert (Task.FIRST.seen, Task.SECOND.seen, Task.SECOND.losses) == (1, 0, [0.5])
+    assert Task("first") is Task.FIRST and Task.FIRST.name == "FIRST"
 
 
 history: list[float] = []

@@ -3,6 +3,7 @@
 import copy
 import enum
 import random
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -502,6 +503,71 @@ class AccumulatesInModule(Classifier):
 
     def on_train_epoch_start(self):
         self.trainer.accumulate_grad_batches = 1 + self.current_epoch % 2
+
+
+class Gate(nn.Module):
+    """Opens with its calls; for torch.jit.script."""
+
+    calls: int
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+        self.line = nn.Linear(2, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return inputs + self.line(inputs) * min(1.0, self.calls / 25)
+
+
+class Switches(Classifier):
+    """Has a scripted gate that counts, an Event, and members of an enum that count."""
+
+    class Task(enum.Enum):
+        """A task, of which the batches are counted."""
+
+        EVEN = 0
+        ODD = 1
+
+        def __init__(self, number):
+            self.seen = 0
+
+    def __init__(self):
+        super().__init__()
+        self.gate = torch.jit.script(Gate())
+        self.warm = threading.Event()
+
+    def forward(self, inputs):
+        return super().forward(self.gate(inputs))
+
+    def training_step(self, batch, batch_idx):
+        task = self.Task(batch_idx % 2)
+        task.seen += 1
+        if self.gate.calls > 12:
+            self.warm.set()
+        loss = super().training_step(batch, batch_idx)
+        return loss / (task.seen if self.warm.is_set() else 1)
+
+
+class Searched(Classifier):
+    """Tries other layers and functions of torch's, and scores them."""
+
+    def __init__(self):
+        super().__init__()
+        self.act = F.relu
+        self.extra = nn.Identity()
+        self.plan = {"act": torch.tanh, "tried": 0}
+
+    def forward(self, inputs):
+        return super().forward(self.act(self.extra(inputs)))
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if batch_idx % 3 == 1:
+            self.act = random.choice([F.gelu, torch.tanh, F.silu])
+            self.plan = {"act": self.act, "tried": self.plan["tried"] + 1}
+        if self.current_epoch == 1 and batch_idx == 0:
+            self.extra = nn.Sequential(nn.LayerNorm(2), nn.Hardswish())
+            self.optimizers().add_param_group({"params": list(self.extra.parameters())})
 
 
 class Initialized(Classifier):

@@ -15,8 +15,6 @@ MAX_ALIKE = 1 << 10
 """Keys of a dict, or elements of a set, that have one hash, at most."""
 NAMING = (str, bytes, int, float, complex, bool, type(None))
 """Classes of keys whose text names an element of a dict."""
-FACTORIES = {class_.__name__: class_ for class_ in (int, float, list, dict, set, str, bool)}
-"""Classes of Python's that a defaultdict may have as its factory, by name."""
 
 
 def pairs(parts: list[Any]) -> Iterator[tuple[Any, Any]]:
@@ -227,23 +225,38 @@ class FrozenSetKind(SetKind):
 
 
 class TupleKind(Kind):
-    """A tuple, also a named one; its note is the name of its class, "" for a plain one."""
+    """A tuple, also a named one; its note is the name of its class, "" for a plain one.
+
+    One of a user's class may have attributes: they follow the elements, and their names are noted.
+    """
 
     name = "tuple"
     fills = False
 
     def take(self, value: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         """Return the elements."""
-        return "" if type(value) is tuple else class_name(type(value)), list(value)
+        if type(value) is tuple:
+            return "", list(value)
+        variables = getattr(value, "__dict__", {})
+        name = class_name(type(value))
+        return [name, *variables] if variables else name, [*value, *variables.values()]
 
     def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> tuple[Any, ...]:
         """Return the tuple; the code of its class does not run."""
         if note == "":
             return tuple(parts)
-        class_ = known_class(classes, note)
-        if not issubclass(class_, tuple) or len(getattr(class_, "_fields", ())) != len(parts):
+        name, *names = [note] if type(note) is str else note
+        class_ = known_class(classes, name)
+        size = len(parts) - len(names)
+        is_whole = len(getattr(class_, "_fields", parts[:size])) == size
+        if not issubclass(class_, tuple) or not is_whole or size < 0:
             raise refusal(note)
-        return tuple.__new__(class_, parts)
+        made = tuple.__new__(class_, parts[:size])
+        for own_name, value in zip(names, parts[size:], strict=True):
+            if type(own_name) is not str or own_name.startswith("__") or hasattr(class_, own_name):
+                raise refusal(note)
+            vars(made)[own_name] = value
+        return made
 
 
 class PartialKind(Kind):

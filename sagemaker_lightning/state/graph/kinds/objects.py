@@ -19,8 +19,10 @@ from sagemaker_lightning.compat.torch_modules import (
     buffers,
     children,
     parameters,
+    scripted_attributes,
     unsaved_buffers,
 )
+from sagemaker_lightning.state.graph import text
 from sagemaker_lightning.state.graph.kinds.base import (
     Kind,
     NotSaved,
@@ -48,8 +50,12 @@ SPACES: dict[str, tuple[Callable[[nn.Module], dict[str, Any]], type]] = {
     "module": (children, nn.Module),
 }
 """Where a module has its parameters, buffers and modules, and what they are."""
+SCRIPTED = "scripted"
+"""The word before the name of an attribute that a scripted module's code in C++ has."""
 BASES = (OrderedDict, dict, list, set, deque)
 """Python's containers of which a user's class may be one."""
+SCALAR_BASES = int, float, complex, str, bytes
+"""Python's numbers and texts, of which a user's class may be one, with attributes."""
 MADE_BY_THE_PROGRAM = (
     LightningModule,
     LightningDataModule,
@@ -90,6 +96,9 @@ class ObjectKind(Kind):
             for space, (members_of, _) in SPACES.items():
                 names += [f"{space} {name}" for name in members_of(object_)]
                 parts += members_of(object_).values()
+            scripted = scripted_attributes(object_)
+            names += [f"{SCRIPTED} {name}" for name in scripted]
+            parts += scripted.values()
         if base:
             parts += CONTAINERS[base].take(object_)[1]
         return names, parts
@@ -145,11 +154,13 @@ class ObjectKind(Kind):
         class_ = type(value)
         if isinstance(value, MADE_BY_THE_PROGRAM) or owner_of(value) is not value:
             raise NotSaved(kind_text(value))
+        made: dict[str, Any] = {"class": class_name(class_), "names": note}
+        if scalar_class := scalar_base(class_):
+            made["scalar"] = _scalar_of(value, scalar_class)
         try:
-            empty(class_)
+            empty(class_, made.get("scalar"))
         except TypeError:
             raise NotSaved(kind_text(value)) from None
-        made: dict[str, Any] = {"class": class_name(class_), "names": note}
         if isinstance(value, nn.Module):
             made["training"] = value.training
             made["unsaved"] = sorted(unsaved_buffers(value))
@@ -160,7 +171,7 @@ class ObjectKind(Kind):
         class_ = known_class(classes, note["class"])
         if issubclass(class_, (*MADE_BY_THE_PROGRAM, enum.Enum, Tensor)):
             raise refusal(note["class"])
-        made = empty(class_)
+        made = empty(class_, text.scalar(note.get("scalar")))
         if isinstance(made, nn.Module):
             nn.Module.__init__(made)
             made.training = note["training"] is True
@@ -184,8 +195,27 @@ class ObjectKind(Kind):
             CONTAINERS[base].fill(object_, None, elements, None)
 
 
-def empty(class_: type) -> Any:
-    """Return an object of a class without running the class's code."""
+def scalar_base(class_: type) -> type | None:
+    """Return which of Python's numbers and texts the objects of a class are; None for others."""
+    return next((base for base in SCALAR_BASES if issubclass(class_, base)), None)
+
+
+def _scalar_of(value: Any, base: Any) -> Any:
+    """Return the number or the text that an object is, whatever its class makes of it."""
+    return base.__getitem__(value, slice(None)) if base in (str, bytes) else base.__pos__(value)
+
+
+def empty(class_: type, scalar: Any = None) -> Any:
+    """Return an object of a class without running the class's code.
+
+    Args:
+        class_: The class.
+        scalar: The number or the text that the object is, if it is one.
+    """
+    if (scalar_class := scalar_base(class_)) is not None:
+        if type(scalar) is not scalar_class:
+            raise refusal(class_name(class_))
+        return scalar_class.__new__(class_, scalar)
     base: type[object] = next((base for base in BASES if issubclass(class_, base)), object)
     return base.__new__(class_)
 
@@ -206,6 +236,10 @@ def set_member(owner: Any, name: Any, value: Any) -> None:
         is_new = member not in members and getattr_static(object_, member, None) is not None
         if "." not in member and not is_new and (value is None or isinstance(value, class_)):
             members[member] = value
+        return
+    if space == SCRIPTED and isinstance(object_, nn.Module):
+        if member in scripted_attributes(object_):
+            setattr(object_, member, value)  # of another type than the code's, torch refuses it
         return
     if not has_place_for(owner, name, value):
         return

@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing.sharedctypes
 import random
+import threading
 import warnings
 from array import array
 from collections.abc import Iterable, Mapping
@@ -145,6 +146,33 @@ def memory_of(value: Any) -> memoryview:
     if isinstance(value, multiprocessing.sharedctypes.SynchronizedBase):
         value = value.get_obj()
     return memoryview(value).cast("B")
+
+
+class FlagKind(Kind):
+    """An Event of threads or processes: its note is whether it is set."""
+
+    name = "flag"
+
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
+        """Return whether it is set."""
+        return value.is_set(), []
+
+    def note_of_new(self, value: Any, note: Any) -> Any:
+        """Return whether it is set, of one that threads share."""
+        if type(value) is not threading.Event:
+            raise NotSaved(kind_text(value))
+        return note
+
+    def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> Any:
+        """Return an Event."""
+        return threading.Event()
+
+    def fill(self, value: Any, note: Any, parts: list[Any], content: Any) -> None:
+        """Set it, or clear it."""
+        if note is True:
+            value.set()
+        else:
+            value.clear()
 
 
 class CountKind(Kind):

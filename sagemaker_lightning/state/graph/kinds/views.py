@@ -10,6 +10,9 @@ from torch import Tensor
 from sagemaker_lightning.state.graph.kinds.base import Kind, refusal
 from sagemaker_lightning.state.graph.kinds.memory import dtype_of, dtype_text
 
+MAX_EXPANDED = 1 << 22
+"""Bytes, at most, of a view in which one element of its base comes often, as after `expand`."""
+
 
 def owner_of_array(array: np.ndarray) -> np.ndarray | None:
     """Return the array that has the memory of an array; None if it is no plain array's."""
@@ -40,7 +43,7 @@ class TensorViewKind(Kind):
         if not isinstance(base, Tensor) or base.layout != torch.strided:
             raise refusal(self.name)
         view = base.detach().as_subclass(Tensor).as_strided(shape, stride, offset)
-        if view.numel() * view.itemsize > base.untyped_storage().nbytes():
+        if not is_tensor_within(view, base):
             raise refusal(self.name)
         return view
 
@@ -60,9 +63,20 @@ class ArrayViewKind(Kind):
             raise refusal(self.name)
         memory = owner.reshape(-1).view(np.uint8)
         view = np.ndarray(note["shape"], dtype, memory, note["offset"], note["strides"])
-        if max(view.size, view.nbytes) > memory.nbytes:  # text of no characters has no bytes
+        if not is_array_within(view, owner):
             raise refusal(self.name)
         return view
+
+
+def is_tensor_within(view: Tensor, base: Tensor) -> bool:
+    """Return whether a view is no larger than its base, or not very large."""
+    return view.numel() * view.itemsize <= max(base.untyped_storage().nbytes(), MAX_EXPANDED)
+
+
+def is_array_within(view: np.ndarray, owner: np.ndarray) -> bool:
+    """Return whether a view is no larger than the array of its memory, or not very large."""
+    size = max(view.size, view.nbytes)  # text of no characters has no bytes
+    return size <= max(owner.nbytes, MAX_EXPANDED)
 
 
 def place_in_tensor(tensor: Tensor) -> list[Any]:

@@ -47,6 +47,47 @@ def test_what_the_block_makes_stays():
     assert isinstance(module.made, nn.Identity) and isinstance(module.head, nn.Linear)
 
 
+def test_what_was_replaced_is_there_within_the_block_in_its_order():
+    module = nn.Sequential(nn.Linear(1, 2), nn.ReLU())
+    first, weight = module[0], module[0].weight
+    grown = GrownModules([module, first])
+    module[0] = last = nn.Linear(1, 3)
+    first.weight = other = nn.Parameter(torch.ones(2, 1))
+    with grown.without_what_they_got():
+        assert list(module) == [first, module[1]] and first.weight is weight
+        assert [name for name, _ in first.named_parameters()] == ["weight", "bias"]
+        module[1] = made = nn.Tanh()
+    assert list(module) == [last, made] and first.weight is other
+
+
+class Replacing(Noted):
+    """Gets a larger head, and trains it besides."""
+
+    def __init__(self, **moments):
+        super().__init__(**moments)
+        self.head = nn.Identity()
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.head = nn.Sequential(nn.Linear(2, 2), nn.GELU())
+            self.optimizers().add_param_group({"params": list(self.head.parameters())})
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step([self.head(batch[0]), *batch[1:]], batch_idx)
+
+
+def test_a_layer_in_the_place_of_another_one_is_trained_on(tmp_path):
+    def fitted(folder, **moments):
+        made = trainer(folder)
+        made.fit(model := Replacing(**moments))
+        return weights(model)
+
+    alone = fitted(tmp_path / "alone")
+    with interrupted():
+        fitted(tmp_path / "run", stop="batch 1:2")
+    assert fitted(tmp_path / "run") == alone and len(alone) == 3 + 6
+
+
 class Aided(Noted):
     """Has its optimizer train all that it has at its start, and gets a head with its own."""
 

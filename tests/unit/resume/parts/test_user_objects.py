@@ -3,6 +3,7 @@
 import io
 import itertools
 import random
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -633,7 +634,7 @@ def test_what_has_state_and_is_made_while_training_is_told_before_an_interruptio
 
 
 class Measuring(Model):
-    """Gets a metric, or a loss, in a hook or on first use."""
+    """Gets metrics in hooks and on first use."""
 
     def on_train_epoch_start(self):
         self.mean = MeanMetric()
@@ -642,7 +643,7 @@ class Measuring(Model):
         self.error = MeanMetric()
 
     def training_step(self, batch, batch_idx):
-        self.loss = nn.MSELoss()
+        self.loss = MeanMetric()
 
 
 def test_a_metric_that_a_hook_makes_is_not_told_and_one_that_a_step_makes_is(capsys):
@@ -652,7 +653,8 @@ def test_a_metric_that_a_hook_makes_is_not_told_and_one_that_a_step_makes_is(cap
     assert told(capsys, state) == []
     model.training_step(None, 0)
     (line,) = told(capsys, state)
-    assert line.startswith(f"{HERE}.Measuring.loss is a torch.nn.modules.loss.MSELoss{UNSAVED}")
+    name = "torchmetrics.aggregation.MeanMetric"
+    assert line.startswith(f"{HERE}.Measuring.loss is a {name}{UNSAVED}")
 
 
 def test_a_function_that_a_module_gets_in_place_of_another_is_told(monkeypatch, capsys):
@@ -706,6 +708,44 @@ def test_a_container_of_what_cannot_be_saved_is_told_once(capsys):
     assert told(capsys, state) == []
 
 
+class Tracker:
+    """Counts beside what no checkpoint can hold."""
+
+    def __init__(self) -> None:
+        self.file = io.StringIO()
+        self.count = 0
+
+
+class Tracking(Model):
+    """Makes trackers on first use, and another one for each epoch."""
+
+    tracker = None
+
+    def on_train_epoch_start(self):
+        self.of_epoch = Tracker()
+
+    def training_step(self, batch, batch_idx):
+        self.tracker = self.tracker or Tracker()
+        self.writers = {"file": io.StringIO(), "folder": "x"}
+        self.state = {"file": io.StringIO(), "steps": 1}
+        self.rules["name"] = re.compile("b")
+        self.rules["steps"] = 2
+
+
+def test_what_is_lost_with_what_cannot_be_saved_is_told_ahead(capsys):
+    state = state_of(model := Tracking(rules={"name": re.compile("a")}))
+    model.on_train_epoch_start()
+    model.training_step(None, 0)
+    first = UNSAVED.replace("without it", "with its first value")
+    lines = sorted(told(capsys, state))
+    begins = [
+        f"{HERE}.Tracking.rules holds a re.Pattern{first}",
+        f"{HERE}.Tracking.state holds a _io.StringIO{UNSAVED}",
+        f"{HERE}.Tracking.tracker holds a {HERE}.Tracker{UNSAVED}",
+    ]
+    assert len(lines) == 3 and all(map(str.startswith, lines, begins))
+
+
 def test_what_another_package_cannot_save_is_told_by_the_users_name(capsys):
     """Once for each attribute of the user's, and not by what the package calls its own."""
     package = {"__module__": "yaml"}  # any that is installed
@@ -732,7 +772,7 @@ def test_a_function_that_the_program_has_nowhere_at_its_start_is_told_once(capsy
     assert told(capsys, state) == []
 
 
-def test_a_table_that_changes_is_told_if_it_is_no_data(capsys):
+def test_a_table_that_changes_is_told_if_it_is_no_data_that_are_read(capsys):
     def table():
         return pyarrow.table({"x": [1.0]})
 
@@ -745,8 +785,9 @@ def test_a_table_that_changes_is_told_if_it_is_no_data(capsys):
     state.run.mark_start()
     assert told(capsys, state) == []
     model.rows, points.rows, other.rows, data.rows = (table() for _ in range(4))
-    (line,) = told(capsys, state)
-    assert line.startswith(f"{HERE}.Model.rows is a pyarrow.lib.Table{UNSAVED}")
+    lines = sorted(told(capsys, state))
+    begins = [f"{HERE}.{name}.rows is a pyarrow.lib.Table{UNSAVED}" for name in ("Model", "Points")]
+    assert len(lines) == 2 and all(map(str.startswith, lines, begins))
 
 
 def test_other_ranks_tell_nothing(monkeypatch, capsys):

@@ -9,6 +9,7 @@ import torch
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
 from torch import nn
 from torch.nn.utils import prune
+from torchvision.ops import FrozenBatchNorm2d
 from untrained import in_epoch_5, run_of
 from untrained import resumed as resuming
 
@@ -73,7 +74,7 @@ class Grown(Noted):
 
     def on_train_epoch_start(self):
         if self.current_epoch == 1:
-            self.more = nn.Bilinear(1, 1, 1)
+            self.more = FrozenBatchNorm2d(1)
 
 
 def fitted(folder, make, **moments):
@@ -116,8 +117,8 @@ def test_a_layer_that_no_start_makes_is_said_at_once_and_refused_in_a_line(tmp_p
         fitted(tmp_path, Grown, stop="batch 1:1")
     said = [line for line in capsys.readouterr().out.splitlines() if "model.more" in line]
     assert said == [
-        "model.more is a torch.nn.modules.linear.Bilinear that was made while training, and a "
-        "resumed run cannot make it to load its weights: after an interruption this run cannot "
+        "model.more is a torchvision.ops.misc.FrozenBatchNorm2d that was made while training, and "
+        "a resumed run cannot make it to load its weights: after an interruption this run cannot "
         "continue; make it in __init__() or configure_model()"
     ]
     with pytest.raises(UserError, match=r"found weights more\.weight, which the model has not got"):
@@ -181,6 +182,35 @@ def test_buffers_get_the_shapes_that_were_saved():
     assert weight.data_ptr() != state["0.weight"].data_ptr()
     assert torch.equal(model[0].mean, torch.ones(1)) and "added" in model.state_dict()
     assert not hasattr(model, "no tensor")
+
+
+@pytest.mark.parametrize(("dtypes", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_weights_that_training_has_cast_have_their_dtype_again(dtypes, expected):
+    model = nn.Linear(2, 2)
+    weight = model.weight
+    state = {name: value.bfloat16() for name, value in model.state_dict().items()}
+    weights_part.resize_buffers(model, state, dtypes)
+    assert model.weight is weight and weight.dtype is model.bias.dtype is expected
+
+
+def test_a_part_that_is_cast_while_training_is_so_after_a_resume(tmp_path):
+    alone = fitted(tmp_path / "alone", Casting)
+    with interrupted():
+        fitted(tmp_path / "run", Casting, stop="batch 1:1")
+    resumed = fitted(tmp_path / "run", Casting)
+    assert weights(resumed) == weights(alone) and resumed.frozen.weight.dtype is torch.bfloat16
+
+
+class Casting(Noted):
+    """Casts a frozen part while it is trained."""
+
+    def __init__(self, **moments):
+        super().__init__(**moments)
+        self.frozen = nn.Linear(1, 1).requires_grad_(False)
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.frozen.bfloat16()
 
 
 def test_a_lazy_part_is_left_to_its_own_loading():

@@ -10,7 +10,9 @@ import itertools
 import json
 import multiprocessing
 import random
-from collections import Counter, OrderedDict, defaultdict, deque
+import re
+import threading
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -24,6 +26,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph import encoding
 from sagemaker_lightning.state.graph.decoding import restore
 from sagemaker_lightning.state.graph.encoding import encode
+from sagemaker_lightning.state.graph.kinds.views import MAX_EXPANDED
 from sagemaker_lightning.state.graph.start import Start
 from sagemaker_lightning.state.graph.state import GraphState
 
@@ -303,6 +306,210 @@ def test_views_of_arrays_share_their_memory():
     resumed.left[2] = 9
     assert resumed.table[1].tolist() == [1, 1]
     assert resumed.right.tolist() == [9, 3, 4, 5]
+
+
+def test_what_is_expanded_follows_what_it_is_a_view_of():
+    def make():
+        return Thing(gain=torch.ones(1), row=np.ones(1))
+
+    def change(model):
+        model.wide = model.gain.expand(4)
+        model.broad = np.broadcast_to(model.row, (4,))
+
+    _, resumed = train(make, change)
+    resumed.gain += 1
+    resumed.row += 2
+    assert resumed.wide.tolist() == [2] * 4 and resumed.broad.tolist() == [3] * 4
+
+
+def test_what_is_expanded_very_far_is_a_value_of_its_own():
+    def make():
+        return Thing(gain=torch.ones(1))
+
+    def change(model):
+        model.wide = model.gain.expand(MAX_EXPANDED + 1)
+
+    _, resumed = train(make, change)
+    resumed.gain += 1
+    assert len(resumed.wide) == MAX_EXPANDED + 1 and set(resumed.wide.tolist()) == {1}
+
+
+class Measured(float):
+    """A number of a user's with attributes."""
+
+    def __float__(self):
+        raise AssertionError
+
+
+class Named(str):
+    """A text of a user's."""
+
+    def __str__(self):
+        raise AssertionError
+
+
+class Counted(int):
+    """A whole number of a user's."""
+
+
+class Pair(tuple):
+    """A tuple of a user's."""
+
+
+def test_numbers_and_texts_of_a_users_class_come_back_with_their_attributes():
+    def change(model):
+        model.values = [Measured(-0.0), Named("x"), Counted(10**5000), Pair((1, [2]))]
+        for value in model.values:
+            value.weight = model.values
+        model.values[3].weight = 5
+        model.by_value = {model.values[2]: 1}
+
+    trained, resumed = train(Thing, change)
+    assert list(map(type, resumed.values)) == [Measured, Named, Counted, Pair]
+    number, name, count, pair = resumed.values
+    assert float.hex(number) == "-0x0.0p+0" and name == "x" and count == 10**5000
+    assert pair == (1, [2]) and pair.weight == 5
+    assert number.weight is name.weight is resumed.values
+    assert list(resumed.by_value) == [count] and list(resumed.by_value)[0] is count
+
+
+@pytest.mark.parametrize("make_event", [threading.Event, multiprocessing.Event])
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_flag_is_set_again_or_cleared(make_event, is_set):
+    def make():
+        model = Thing(stop=make_event())
+        if not is_set:
+            model.stop.set()
+        return model
+
+    _, resumed = train(make, lambda model: model.stop.set() if is_set else model.stop.clear())
+    assert resumed.stop.is_set() is is_set
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_containers_of_pythons_library_come_back(is_new):
+    def make():
+        return Thing(values=None if is_new else [ChainMap({}, {"k": 1}), UserDict(), UserList()])
+
+    def change(model):
+        if is_new:
+            model.values = [ChainMap({}, {"k": 1}), UserDict(), UserList()]
+        chain, by_name, values = model.values
+        chain["k"] = by_name["k"] = 2
+        values += [3]
+
+    trained, resumed = train(make, change)
+    assert resumed.values == trained.values and resumed.values[0].maps == [{"k": 2}, {"k": 1}]
+
+
+def test_a_flag_that_training_has_made_comes_back():
+    def change(model):
+        model.stop = threading.Event()
+        model.stop.set()
+
+    _, resumed = train(Thing, change)
+    assert resumed.stop.is_set()
+
+
+class Waiting(threading.Thread):
+    """A thread of a user's."""
+
+    count = 0
+
+
+def test_a_thread_that_ran_may_be_started_again():
+    def change(model):
+        model.thread.start()
+        model.thread.join()
+        model.thread.count = 3
+
+    _, resumed = train(lambda: Thing(thread=Waiting()), change)
+    assert resumed.thread.count == 3
+    resumed.thread.start()
+    resumed.thread.join()
+
+
+def test_functions_and_layers_of_torchs_come_back():
+    def make():
+        net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        return Thing(net=net, act=torch.relu, loss=None)
+
+    def change(model):
+        model.net[1] = torch.nn.LeakyReLU(0.3)
+        model.act = torch.tanh
+        model.loss = {"mse": torch.nn.functional.mse_loss, "class": torch.nn.GELU, "steps": 3}
+
+    trained, resumed = train(make, change)
+    assert type(resumed.net[1]) is torch.nn.LeakyReLU and resumed.net[1].negative_slope == 0.3
+    assert torch.equal(resumed.net[1](torch.tensor([-1.0])), trained.net[1](torch.tensor([-1.0])))
+    assert resumed.act is torch.tanh and resumed.loss == trained.loss
+
+
+def test_what_a_scripted_module_counts_comes_back():
+    def change(model):
+        for _ in range(3):
+            model.net(torch.zeros(1))
+
+    trained, resumed = train(lambda: Thing(net=torch.jit.script(Scripted())), change)
+    assert resumed.net.calls == 3 and resumed.net.losses == [0.0] * 3
+    assert torch.equal(resumed.net.total, torch.full((1,), 3.0))
+    assert torch.equal(resumed.net(torch.zeros(1)), trained.net(torch.zeros(1)))
+
+
+class Scripted(torch.nn.Module):
+    """Counts its calls."""
+
+    calls: int
+    losses: list[float]
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+        self.losses = torch.jit.annotate(list[float], [])
+        self.total = torch.zeros(1)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.losses.append(0.0)
+        self.total = self.total + 1
+        return value + self.calls + len(self.losses) + self.total
+
+
+def test_a_container_with_one_value_that_no_record_holds_keeps_the_rest():
+    def make():
+        return Thing(state={"steps": 0, "name": re.compile("a")}, others=[re.compile("c"), 1])
+
+    trained = make()
+    start = Start({"model": trained})
+    trained.state = {"steps": 5, "name": re.compile("b")}
+    trained.others[:] = [re.compile("d"), 2]
+    record, unsaved, *_ = encode({"model": trained}, start)
+    assert sorted((each.name, each.kind, each.is_first) for each in unsaved) == [
+        ("others", "re.Pattern", True),
+        ("state", "re.Pattern", True),
+    ]
+    resumed = make()
+    restore({"model": resumed}, Start({"model": resumed}), through_a_file(record))
+    assert resumed.state == {"steps": 5, "name": re.compile("a")}
+    assert resumed.others == [re.compile("c"), 2]
+
+
+def test_what_is_lost_with_a_value_that_no_record_holds_is_noted():
+    def lost(change):
+        model = Thing(writers={}, steps=[1, 2])
+        start = Start({"model": model})
+        change(model)
+        (unsaved,) = encode({"model": model}, start)[1]
+        return unsaved.loses
+
+    file = io.StringIO()
+    assert not lost(lambda model: model.writers.update(log=file, folder="x"))
+    assert not lost(lambda model: model.steps.append(file))
+    assert not lost(lambda model: setattr(model, "writers", [file]))
+    assert lost(lambda model: model.writers.update(log=file, count=1))
+    assert lost(lambda model: setattr(model, "writers", {"log": file, "losses": [0.5]}))
+    assert lost(lambda model: model.steps.__setitem__(slice(None), [1, 3, file]))
+    assert lost(lambda model: setattr(model, "writer", Thing(file=file, count=0)))
 
 
 def test_a_small_part_of_a_large_tensor_is_saved_alone():
@@ -1015,7 +1222,8 @@ def test_a_librarys_object_that_changes_is_named():
     assert encode({"model": model}, start)[1] == []
     text.write("more")
     (unsaved,) = encode({"model": model}, start)[1]
-    assert unsaved == ("model", "text", "_io.StringIO", text, False, True, text)
+    assert unsaved[:4] == ("model", "text", "_io.StringIO", text)
+    assert unsaved.changes and not (unsaved.is_part or unsaved.is_first or unsaved.loses)
 
 
 def test_a_reference_to_what_the_resumed_program_has_not_got_is_named():

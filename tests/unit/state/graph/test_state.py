@@ -4,11 +4,12 @@ import contextvars
 import copy
 import ctypes
 import functools
+import multiprocessing
 import operator
 import queue
 import threading
 import weakref
-from collections import UserDict, deque
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -836,7 +837,6 @@ HOLDERS = {
     "a thread's own": (threading.local, lambda held, key: setattr(held, "count", 1)),
     "a context variable": (lambda: contextvars.ContextVar("own"), lambda held, key: held.set(1)),
     "a structure of C": (Pair, lambda held, key: setattr(held, "first", 1)),
-    "a user's dict": (UserDict, lambda held, key: held.update({1: 2})),
 }
 
 
@@ -851,15 +851,28 @@ def test_what_pythons_library_holds_values_in_is_named_if_it_changes(make, chang
     assert [(each.name, each.changes) for each in state.unsaved] == [("held", True)]
 
 
-def test_a_lock_and_a_pool_of_threads_are_no_state():
-    model = Thing(lock=threading.Lock(), stop=threading.Event(), pool=ThreadPoolExecutor(1))
+def test_a_pool_of_threads_and_what_waits_are_no_state():
+    model = Thing(
+        lock=threading.Lock(), condition=threading.Condition(), pool=ThreadPoolExecutor(1)
+    )
     state = state_of(model)
-    model.lock.acquire()
-    model.stop.set()
+    with model.lock, model.condition:
+        pass
     model.pool.submit(str).result()
     state.encode()
     model.pool.shutdown()
     assert not state.unsaved
+
+
+@pytest.mark.parametrize("make", [threading.Lock, threading.Semaphore, multiprocessing.Semaphore])
+def test_what_code_takes_from_and_has_not_given_back_is_named(make):
+    model = Thing(budget=make())
+    state = state_of(model)
+    state.encode()
+    assert not state.unsaved
+    model.budget.acquire()
+    state.encode()
+    assert [(each.name, each.changes) for each in state.unsaved] == [("budget", True)]
 
 
 class Halving(torch.optim.lr_scheduler.LRScheduler):
