@@ -55,6 +55,7 @@ from sagemaker_lightning.state.graph.nodes import (
 )
 from sagemaker_lightning.state.graph.packing import Pack
 from sagemaker_lightning.state.graph.start import Start, collector_paused, size_of
+from sagemaker_lightning.state.graph.text import Record
 from sagemaker_lightning.state.object_graph import is_library_class, owner_of
 
 MAX_SAVED = 1 << 26
@@ -90,7 +91,7 @@ class Unsaved(NamedTuple):
 class Encoded(NamedTuple):
     """What `encode` returns."""
 
-    record: dict[str, Any]
+    record: Record
     """What is reached from the roots and differs from the start."""
     unsaved: list[Unsaved]
     """What the record lacks."""
@@ -519,7 +520,7 @@ class Encoder:
 
     # ---- the record ----------------------------------------------------------------------------
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """Return the record: what has changed of the start, and what is reached from there."""
         nodes: list[list[Any]] = []
         waiting = deque(key for key, draft in self.drafts.items() if draft.path is not None)
