@@ -445,26 +445,26 @@ class Encoder:
             return
         self.origins = set(self.refused)
         holders: dict[int, list[int]] = {}
-        for key, draft in self.drafts.items():
-            for part in draft.parts:
+        for key, each in self.drafts.items():
+            for part in each.parts:
                 if type(part) not in SCALARS:
                     holders.setdefault(id(part), []).append(key)
         waiting = deque(self.refused)
         while waiting:
             key = waiting.popleft()
             for holder in holders.get(key, ()):
-                held = self.drafts.get(holder)
-                if held is None or not (self._is_new(key) or key not in self.nodes):
+                draft = self.drafts.get(holder)
+                if draft is None or not (self._is_new(key) or key not in self.nodes):
                     continue
                 node = self.nodes[holder]
-                if held.path is not None and isinstance(node.kind, ObjectKind):
+                if draft.path is not None and isinstance(node.kind, ObjectKind):
                     self._leave_out(holder, key)
                     continue
                 del self.drafts[holder]
                 self.first_of[holder] = self.first_of.get(key, key)
                 is_users = node.kind is OBJECT and not is_library_class(type(node.value))
                 self.refused[holder] = kind_text(node.value) if is_users else self.refused[key]
-                if held.path is None:
+                if draft.path is None:
                     waiting.append(holder)
                 else:
                     self._note(self.nodes[holder], None, key)
