@@ -683,10 +683,7 @@ def test_the_number_of_nodes_is_the_jobs(capsys):
     )
     assert "num_nodes" not in capsys.readouterr().out
     assert cli("--trainer.num_nodes=3", **hosts).trainer.num_nodes == 2
-    assert (
-        "warning: --trainer.num_nodes=3 is ignored: there are 2, as the job says"
-        in capsys.readouterr().out
-    )
+    assert "warning: --trainer.num_nodes=3 is ignored: the job has 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("how", ["--trainer.devices=-1", "--config=mine.yaml"])
@@ -1024,10 +1021,10 @@ MISTAKES = [
     ),
     (["--logger.flush_secs=often"], "--logger.flush_secs: found 'often', expected int"),
     (["--logger.flush_secs=0"], "--logger.flush_secs: found 0, expected 1 or more"),
-    (["--data.batch_size=null"], "--data.batch_size: found null, which it cannot be"),
+    (["--data.batch_size=null"], "--data.batch_size: found null, expected a value"),
     (
         ["--data.batch_size=null", "--seed_everything=-1"],
-        "^--seed_everything: found -1, .*; also --data.batch_size: found null, which it cannot be",
+        "^--seed_everything: found -1, .*; also --data.batch_size: found null, expected a value",
     ),
     (["--data.batch_size.x=1"], "^--data.batch_size: found '1', expected int$"),
     (
@@ -1446,7 +1443,7 @@ def test_the_number_of_nodes_is_set_to_the_jobs(capsys):
     environment = SageMakerEnvironment(hosts=("a", "b"))
     for given, warning in (
         (2, ""),
-        (3, "warning: --trainer.num_nodes=3 is ignored: there are 2, as the job says\n"),
+        (3, "warning: --trainer.num_nodes=3 is ignored: the job has 2\n"),
     ):
         config = numbers()
         config.trainer.num_nodes = given
@@ -1486,7 +1483,7 @@ def test_where_null_is_allowed(name, is_allowed):
     assert mistakes.unwanted(config) == (
         ""
         if is_allowed
-        else f"--model.{name}: found null, which it cannot be; leave it out for its default"
+        else f"--model.{name}: found null, expected a value; leave it out for its default"
     )
     config.model.class_path = f"{__name__}.Hinted"
     assert mistakes.unwanted(config) == ""

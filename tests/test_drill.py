@@ -126,7 +126,7 @@ INEXACT = {
         "Data",
         "kill-in-epoch",
         "DIFFERENT, first in work/losses.csv, row 8: ",
-        "does not go back to the checkpoint with the run",
+        "does not return to the checkpoint with the run",
     ),
 }
 

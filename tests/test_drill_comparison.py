@@ -786,7 +786,7 @@ def test_six_differences_are_named(tmp_path: Path, files, more):
     assert others == [*(f"and in {name}" for name in names[1:]), *more]
     assert verdict == "the run itself said: resumed at step 4: x"
     assert cause.startswith(
-        "likely cause: every step is the same; what writes this file depends on"
+        "likely cause: every step is the same; the code that writes this file depends on"
     )
 
 

@@ -184,7 +184,7 @@ class Divergence(Callback):
         return step, (
             f"{finding}; {last}; try a lower learning rate, --trainer.gradient_clip_val=1, "
             f"{'--trainer.precision=bf16-mixed, ' if half else ''}or look for NaN in the data; no "
-            "checkpoint has been written since; --divergence.fail=false trains on"
+            "checkpoint has been written since; --divergence.fail=false continues"
         )
 
 

@@ -56,7 +56,7 @@ class RankConsistency(Callback):
 
     Args:
         environment: What SageMaker has set on this host; None to read its variables.
-        settings: What all ranks must have alike, by name, as this rank has it.
+        settings: What must be the same on all ranks, by name, as this rank has it.
         lr_scaling: What multiplies the learning rate: "none" (1), "linear" (world size) or "sqrt"
             (its square root).
         other_rate: Whether a resumed run takes its learning rate from its flags, not from the
@@ -220,7 +220,7 @@ def _warn_of_a_batch_larger_than_the_data(trainer: Trainer) -> None:
 def _warn_of_shards_divided_again(trainer: Trainer, environment: SageMakerEnvironment) -> None:
     """Warn if hosts may have other samples and all ranks share the samples of a DataLoader.
 
-    A host then trains on its ranks' share of its own files' samples alone.
+    A host then trains only on the share of its own samples that its ranks get.
     """
     if len(environment.hosts) < 2 or not environment.sharded_channels:
         return
@@ -243,8 +243,8 @@ def _warn_of_shards_divided_again(trainer: Trainer, environment: SageMakerEnviro
 def refuse_contradictions(answers: list[tuple[str, dict[str, str], dict[str, str]]]) -> None:
     """Raise UserError if two ranks contradict each other.
 
-    A difference that comes from a host's name, or from a folder that SageMaker gave the host, is no
-    contradiction.
+    A difference is not a contradiction if it comes from a host's name, or from a folder that
+    SageMaker gave the host.
 
     Args:
         answers: Each rank's, in order: its host, the host's places, and its settings.

@@ -312,8 +312,7 @@ def unwanted(config: Namespace) -> str:
         for name, value in vars(values or Namespace()).items():
             if value is None and not _may_be_null(component.class_path, name):
                 return (
-                    f"--{group}.{name}: found null, which it cannot be; leave it out for its "
-                    "default"
+                    f"--{group}.{name}: found null, expected a value; leave it out for its default"
                 )
     return ""
 

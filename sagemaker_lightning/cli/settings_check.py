@@ -78,7 +78,8 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
     channels = environment.channels
     reads_channel = application.channel_data and class_path(application.channel_data)
     chosen = config.data
-    # One of several channels is nobody's guess. A data module of the user's may know their names.
+    # Nobody can guess which of several channels has the data. A user's data module may know their
+    # names.
     if (
         len(channels) > 1
         and chosen is not None
@@ -92,10 +93,7 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
     nodes = config.trainer.num_nodes
     nodes_of_job = environment.num_nodes
     if nodes != nodes_of_job:
-        log.warning(
-            f"warning: --trainer.num_nodes={nodes} is ignored: there are {nodes_of_job}, as the "
-            "job says"
-        )
+        log.warning(f"warning: --trainer.num_nodes={nodes} is ignored: the job has {nodes_of_job}")
         config.trainer.num_nodes = nodes_of_job
 
 

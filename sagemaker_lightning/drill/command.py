@@ -70,7 +70,7 @@ CAUSES = {
         "something that the samples or their order depend on is not restored, such as a variable "
         "of a module or in a closure, an object that is not a plain value, a file"
     ),
-    "learning rate": "what changes the rate counts by itself",
+    "learning rate": "the code that changes the rate keeps a count of its own",
     "loss": (
         "the batch is the same, so something that the step depends on is not restored, such as a "
         "variable of a module or in a closure, an object that is not a plain value"
@@ -80,15 +80,16 @@ CAUSES = {
         "restored"
     ),
     "curve": (
-        "every step is the same; what writes this curve or file does not go back to the checkpoint "
-        "with the run"
+        "every step is the same; the code that writes this curve or file does not return to the "
+        "checkpoint with the run"
     ),
     "file": (
-        "every step is the same; what writes this file depends on something that is not restored"
+        "every step is the same; the code that writes this file depends on something that is not "
+        "restored"
     ),
     "": (
-        "every step is the same; what was gathered on the way (a metric, an average, the state of "
-        "a callback) is not restored"
+        "every step is the same; something that the steps add to (a metric, an average, the state "
+        "of a callback) is not restored"
     ),
 }
 """By the kind of difference: why an interrupted run differs though runs left alone are equal."""

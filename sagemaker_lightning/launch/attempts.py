@@ -26,7 +26,7 @@ from sagemaker_lightning.nodes.watchdog import Watchdog
 from sagemaker_lightning.process.supervisor import Supervisor
 
 # Linux lets a variable have 128 KiB.
-MAX_TOLD = 100
+MAX_LISTED = 100
 MAX_REASON_CHARACTERS = 150
 LAST_KINDS = (FaultKind.STOP, FaultKind.MISTAKE)
 """Faults after which no host starts anything again, whatever the others say."""
@@ -39,12 +39,12 @@ def run(
     supervisor: Supervisor,
     attempt: Callable[[Watchdog, Restarts], None],
 ) -> None:
-    """Call `attempt` until it comes to a good end, or must not be repeated.
+    """Call `attempt` until it ends well, or must not be repeated.
 
     Each call has a watch of its own. All hosts come to the same decision, because each knows how
     the program has ended on all of them.
 
-    Raises what the last call has raised, or what the hosts have made of it.
+    Raises the error of the last call; Interrupted if the job was stopped before a start.
 
     Args:
         here: Describes the job and this host.
@@ -76,13 +76,13 @@ def _run(
                 return
             except BaseException as error:
                 stop_signal = supervisor.stop_signal
-                told = job_end.tell_hosts(watchdog, here.current_host, error, stop_signal)
+                final = job_end.tell_hosts(watchdog, here.current_host, error, stop_signal)
                 note_progress(restarts, watchdog.path)
-                restart = _restart(here, watchdog, restarts, told)
+                restart = _restart(here, watchdog, restarts, final)
                 if not restart:
-                    if told is error:
+                    if final is error:
                         raise
-                    raise told from None
+                    raise final from None
         restarts.taken.append(restart)
         _forget_failure()
         log.info(
@@ -92,15 +92,15 @@ def _run(
 
 
 def variables(restarts: Restarts) -> dict[str, str]:
-    """Return the variables that tell a program of its restarts."""
+    """Return the variables by which a program knows its restarts."""
     copies = {COPIES_VARIABLE: str(restarts.copies)} if restarts.copies else {}
     if not restarts.taken:
         return copies
-    told = [
+    listed = [
         asdict(restart) | {"why": restart.why[:MAX_REASON_CHARACTERS]}
-        for restart in restarts.taken[-MAX_TOLD:]
+        for restart in restarts.taken[-MAX_LISTED:]
     ]
-    return copies | {RESTARTS_VARIABLE: json.dumps(told)}
+    return copies | {RESTARTS_VARIABLE: json.dumps(listed)}
 
 
 def note_progress(restarts: Restarts, watch: Path) -> None:

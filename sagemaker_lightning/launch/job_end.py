@@ -1,4 +1,4 @@
-"""What the end of a job's program, and of other hosts, comes to: success, failure or stop."""
+"""Decides how a job ended on this host: with success, by a failure or by a stop."""
 
 import os
 import re
@@ -34,7 +34,7 @@ STOP_SIGNALS = {
 
 
 class Outcome(Enum):
-    """What the end of a job's program on this host comes to."""
+    """How a job's program ended on this host."""
 
     SUCCESS = "it ended well"
     STOPPED = "it was asked to stop"
@@ -44,7 +44,7 @@ class Outcome(Enum):
 
 
 class Known(NamedTuple):
-    """What decides the outcome of a job's program."""
+    """What is known of the end of a job's program."""
 
     failed: bool
     """Whether its exit status is not 0."""
@@ -63,8 +63,8 @@ class Known(NamedTuple):
 
 
 def outcome(known: Known) -> Outcome:
-    """Return what the end of a job's program comes to."""
-    # The end of the program says more than the reason that a rank of this host gives.
+    """Return how a job's program ended."""
+    # The program's own end says more than a reason that a rank of this host gives.
     counts = known.unexplained or known.ended_by_us or not known.reason_is_local
     if known.reason_is_request and (known.failed or counts):
         return Outcome.STOPPED_ELSEWHERE
@@ -215,7 +215,7 @@ def error_for(reason: StopReason, asked: int | None = None) -> Exception:
 
 
 class ProgramFailed(Exception):
-    """The program did not end well; the text says how, and why if its stderr tells.
+    """The program did not end well; the text says how, and why if its stderr does.
 
     Attributes:
         trace: The traceback of the error; "" if stderr has none.

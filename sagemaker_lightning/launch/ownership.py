@@ -19,7 +19,7 @@ def give_to_owners(base: Path = BASE) -> None:
     """
     if os.geteuid() != 0 or not base.is_dir():
         return
-    # Linux tells the time of its start in whole seconds, and so that of a process not better.
+    # Linux gives its own start in whole seconds, so a process's start is known no better.
     since = psutil.Process().create_time() - 1
     for folder, folders, files, descriptor in os.fwalk(base):
         if folder == str(base):

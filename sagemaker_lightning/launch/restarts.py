@@ -53,7 +53,8 @@ class Restarts:
         if step is None and FaultKind.DEATH not in kinds:
             return "no step was trained"
         why = cause(known).why
-        # At a step, twice is no chance. At a start, which may take a minute, it may be one.
+        # The same fault twice at one step is not a coincidence. At a start, which may take a
+        # minute, it may be one.
         times = 1 if step is not None else DEATHS_AT_START
         before = self.taken[-times:]
         if len(before) == times and all(

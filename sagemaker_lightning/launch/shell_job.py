@@ -48,14 +48,14 @@ BASE = Path("/opt/ml")
 DRIVERS = "/sm_drivers/"
 """In the path of each of the SDK's own programs."""
 SCRIPT = "sm_train.sh"
-# What the SDK's own programs print after the end of the job's: of what comes then, nothing is why.
+# What the SDK's own programs print once the job's program has ended. Nothing after it says why.
 AFTERWARDS = re.compile(
     r"^(Command failed with exit code -?\d+\. Traceback: |\++ handle_error$)", re.M
 )
 # The driver exits with -N if signal N has ended the program, and a status has 8 bits. 255 is more
 # likely the program's own -1 than SIGHUP.
 KILLED = {256 - number: -number for number in signal.Signals if number != signal.SIGHUP}
-# What these programs write to the failure file. It names no cause, as a traceback of the job's own
+# What these programs write to the failure file. It names no cause; a traceback of the job's own
 # program does.
 NO_REASON = re.compile(
     r"Traceback \(most recent call last\).*/sm_drivers/|Training Execution failed", re.DOTALL

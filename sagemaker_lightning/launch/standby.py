@@ -22,7 +22,7 @@ from sagemaker_lightning.process.supervisor import Started, Supervisor
 SCRIPT = Path(__file__).with_name("warm_start.py")
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 60.0
-"""To the answer of a process that may have begun its imports a moment ago; without it, it hangs."""
+"""Seconds for an answer, as the process may have just begun its imports; without one, it hangs."""
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """The variable by which torch knows that torchrun has started a process."""
 OWN_IMPORTS = ("sagemaker_lightning.resume.callback",)
@@ -187,7 +187,7 @@ class Standby:
         """Start the process if it can stand for the launcher of these ranks."""
         ranks = sorted(map(Rank.of_process, pids), key=lambda rank: rank.local_rank)
         if any(str(SCRIPT) in rank.command for rank in ranks):
-            ranks = self.ranks  # of forked ones, the kernel has what they were forked from
+            ranks = self.ranks  # a forked one has the command line of its parent
         if not all(map(is_script, ranks)):
             return
         if [rank.local_rank for rank in ranks] != list(range(len(ranks))):

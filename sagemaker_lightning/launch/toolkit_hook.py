@@ -54,7 +54,7 @@ def main() -> None:
     try:
         with supervisor:
             _run(supervisor)
-        # The toolkit writes this file, too, and would wait at a pipe that the program has left.
+        # The toolkit writes this file itself, and would wait if the program has left a pipe there.
         write_instead(Path(environment.output_dir, "success"), b"")
     except (job_end.Interrupted, StoppedBeforeStart) as error:
         if isinstance(error, StoppedBeforeStart):

@@ -67,8 +67,8 @@ def command(
 def processes(args: list[str], gpus: int) -> int:
     """Return the number of processes on this node.
 
-    That is what --trainer.devices says in `args`; without it, one for each of the `gpus` GPUs;
-    without GPUs, one. Raises UserError if --trainer.devices is wrong.
+    It is that of --trainer.devices in `args`. Without the flag, it is that of the GPUs, or 1 if
+    there is no GPU. Raises UserError if the flag is wrong.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--trainer.devices", dest="devices", default="auto")
@@ -90,7 +90,7 @@ def processes(args: list[str], gpus: int) -> int:
 def _restarts(args: list[str] | None) -> tuple[int, list[str]]:
     """Return the number that --max_restarts allows, and `args` without that flag.
 
-    They are sys.argv's if `args` is None. Raises UserError if it is no number.
+    If `args` is None, those of sys.argv are taken. Raises UserError if the flag has no number.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max_restarts", "--max-restarts", default="0")
@@ -119,8 +119,8 @@ def main(program: Path, args: list[str] | None = None) -> None:
         # torchrun itself would give each rank one thread.
         thread_variables = threads.thread_variables(processes(program_args, gpus))
         variables = rendezvous.prepared(environment) | VARIABLES | thread_variables | os.environ
-        # With restarts, the death of a rank is no reason to end the job: torchrun's end is. So the
-        # ranks do not connect to the watch.
+        # With restarts, a rank's death does not end the job; torchrun's end does. So the ranks do
+        # not connect to the watch.
         if restarts:
             variables.pop("SAGEMAKER_LIGHTNING_WATCH", None)
     start_notice.set_activity("torchrun, which starts the ranks")

@@ -31,7 +31,7 @@ from sagemaker_lightning.contract.shutdown import SIGNALS, status
 from sagemaker_lightning.process.parent_process import LAUNCHER_VARIABLE
 
 OTHERS_END_SECONDS = 2.0
-"""From the end of a rank to SIGKILL for the others, which only miss it."""
+"""Seconds from the end of a rank to SIGKILL for the others, which wait for it."""
 FAILED = "Child process with PID {pid} terminated with code {code}"
 """What Lightning's own launcher writes, which contract/failures.py reads."""
 
@@ -83,7 +83,7 @@ def main() -> None:
 def receive(requests: socket.socket) -> tuple[bytes, int]:
     """Return the next request, and the file descriptor for what its program says of errors.
 
-    The request is b"" if there will be none any more.
+    The request is b"" if no more will come.
     """
     begin, descriptors, _, _ = socket.recv_fds(requests, 1, 1)
     if not begin:
@@ -95,7 +95,7 @@ def receive(requests: socket.socket) -> tuple[bytes, int]:
 def fork_launcher() -> int:
     """Fork the launcher, which the parent of this process adopts; return its PID, 0 in itself.
 
-    It has a process group of its own, and blocks signals to it: what they are sent to are ranks.
+    It has a process group of its own, and blocks signals: they are meant for the ranks.
     """
     reading, writing = os.pipe()
     if between := os.fork():
@@ -126,7 +126,7 @@ def start_ranks(ranks: list[RankStart]) -> None:
             become(rank["command"], rank["variables"] | {LAUNCHER_VARIABLE: str(os.getppid())})
             return
         pids.append(pid)
-    for number in signal.sigpending() & set(SIGNALS):  # they came before there were all ranks
+    for number in signal.sigpending() & set(SIGNALS):  # they came before all ranks were there
         for pid in pids:
             os.kill(pid, number)
     os._exit(wait_for(pids))
@@ -135,7 +135,7 @@ def start_ranks(ranks: list[RankStart]) -> None:
 def imports_fail(modules: list[str]) -> str:
     """Import what a rank imports first; return why that fails, "" if it does not.
 
-    From then on, the ranks meet without torch's waits.
+    From then on, the ranks meet at once: torch alone waits between its tries.
 
     Args:
         modules: What it imports then; the image of a job may lack some.

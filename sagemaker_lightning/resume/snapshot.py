@@ -21,6 +21,7 @@ from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name
+from sagemaker_lightning.state.graph.text import Record
 from sagemaker_lightning.state.readable import readable
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class Snapshot:
         return {part.key: part.save(point, state) for part in self.run.parts if part.place is place}
 
     def _rank_overrides(
-        self, state: Mapping[str, Any], exact_values: Mapping[str, Any]
+        self, state: Mapping[str, Any], exact_values: Mapping[str, Record]
     ) -> RankOverrides:
         """Return those of Lightning's entries that are others on this rank than on rank 0.
 
@@ -150,7 +151,7 @@ class Snapshot:
 
     def lightning_checkpoint(
         self, shared: shards.SharedOut
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    ) -> tuple[dict[str, Any], dict[str, Record]]:
         """Return Lightning's checkpoint in plain values, and what of it is not plain, as it is.
 
         Programs other than this one can read the plain values (state/readable.py). The others are
@@ -178,9 +179,7 @@ class Snapshot:
             "users": self._record(of_users, known),
         }
 
-    def _record(
-        self, others: Mapping[tuple[Any, ...], Any], known: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _record(self, others: Mapping[tuple[Any, ...], Any], known: Mapping[str, Any]) -> Record:
         """Return a record of values by path.
 
         A run does not need its hyperparameters to resume: those that cannot be saved are left out.

@@ -1,7 +1,7 @@
-"""How a resumed run continues with one logger: the verbs, for any logger, and two kinds of them.
+"""How a resumed run continues the files or the run of one logger.
 
-A logger of files is cut back: what was logged after the checkpoint will be logged again. From a
-server nothing can be removed: what it has is not sent again.
+What was logged after the checkpoint will be logged again. So a file loses it (FileContinuation).
+Nothing can be removed from a server, and what the server has is not sent again (RunContinuation).
 """
 
 import weakref
@@ -18,10 +18,10 @@ from sagemaker_lightning.contract.log import log
 
 
 class Continuation:
-    """The continuation of one logger, by the verbs that any logger has.
+    """The continuation of one logger, by what any logger has.
 
-    It keeps nothing: what has to be known later is with the logger. By itself it serves loggers
-    that nobody here knows, which get the version of the interrupted run and no more.
+    It keeps nothing: what has to be known later is with the logger. This class itself serves
+    loggers of unknown classes: they get the version of the interrupted run.
 
     Args:
         logger: The logger, of class `serves`.
@@ -63,7 +63,7 @@ class Continuation:
         """Note that no training runs any more; it may have been noted already."""
 
     def resume(self, version: Any, trains: bool) -> None:
-        """Go on in the files or the run of the interrupted run.
+        """Continue the files or the run of the interrupted run.
 
         Args:
             version: The interrupted run's version. A checkpoint has it, and may say anything.
@@ -131,7 +131,7 @@ class Trainings:
     def begin(self, pause: Any) -> Any:
         """Begin a training. Return what describes the pause before it.
 
-        That is `pause` if the training before it was left without a word.
+        That is `pause` if nobody has said that the training before it ended.
         """
         self.end(pause)
         self.count += 1
@@ -173,7 +173,7 @@ class FileContinuation(Continuation):
         """
 
     def resume(self, version: Any, trains: bool) -> None:
-        """Go on in the files; a training that cannot says so."""
+        """Continue the files; a line says so if a training cannot."""
         super().resume(version, trains)
         if self.version == version:
             self.keep_files(trains)
@@ -207,7 +207,7 @@ class RunContinuation(Continuation):
 
     @rank_zero_only
     def resume(self, version: Any, trains: bool) -> None:
-        """Go on in the run, if there is one; a training that logs to another says so."""
+        """Continue the run, if there is one; a line says so if a training logs to another."""
         if not is_name(version) or not self.is_there(version):
             return
         self.take_version(version)
@@ -232,7 +232,7 @@ def are_counts(values: Any) -> bool:
 def is_name(version: Any) -> bool:
     """Return whether a version of a checkpoint, which is input, names a folder or a file.
 
-    A path would lead to files outside of the logger's folder, which are then written anew.
+    A path would lead to files outside of the logger's folder, which would be overwritten.
     """
     return isinstance(version, int) or (
         isinstance(version, str)

@@ -14,6 +14,7 @@ from sagemaker_lightning.data.deterministic import data_of, keeps_workers, order
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.state import batch_digest
 from sagemaker_lightning.state.graph.state import GraphState
+from sagemaker_lightning.state.graph.text import Record
 
 NO_BATCH = "no batch"
 
@@ -58,7 +59,7 @@ class ResumableLoader(ABC):
         self.order_at_start = self.order.encode()
         # The data's state when the iteration began, or when the workers started that still run.
         self.kept = self.data.encode()
-        self.data_now: Mapping[str, Any] | None = None
+        self.data_now: Record | None = None
         self.saved: Mapping[str, Any] | None = None
         self.must_prove = False
         self.epoch = 0

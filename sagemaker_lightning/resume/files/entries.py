@@ -6,6 +6,8 @@ A checkpoint is input: what reads one compares first what it relies on.
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
+from sagemaker_lightning.state.graph.text import Record
+
 
 class TensorForm(TypedDict):
     """How ranks share a tensor out."""
@@ -46,7 +48,7 @@ class RankOverrides(TypedDict):
     """Those of Lightning's entries that are others on a rank than on rank 0."""
 
     entries: dict[str, Any]
-    exact_values: Mapping[str, Any]
+    exact_values: Mapping[str, Record]
 
 
 class ResumeResult(TypedDict):
@@ -72,8 +74,8 @@ class Entries(CommonEntries):
     journal: bytes
     """Identifies the run, and so its journals."""
     resumes: Sequence[ResumeResult]
-    exact_values: Mapping[str, Any]
-    """Those of Lightning's values that are not plain, as records."""
+    exact_values: Mapping[str, Record]
+    """Those of Lightning's values that are not plain."""
     parts: Mapping[str, Any]
     """The parts of the run, by key."""
     ranks: Sequence[Mapping[str, Any]]

@@ -7,6 +7,7 @@ from sagemaker_lightning.compat import lightning_metrics
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph import values
+from sagemaker_lightning.state.graph.text import Record
 
 
 class NewestMetrics(Part):
@@ -17,7 +18,7 @@ class NewestMetrics(Part):
     place = Place.RUN
     moments = (Moment.HOOKS, Moment.TRAINING)
 
-    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
+    def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> Record:
         """Return the values, as a record."""
         return values.encode(lightning_metrics.newest_values(self.trainer))
 

@@ -140,7 +140,7 @@ class OptimizerClasses(Part):
         super().__init__(run)
         self.at_start: list[str] = []
         self.schedulers_at_start: list[str] = []
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
 
     def mark_start(self) -> None:
         """Note the classes of the optimizers that the program has made."""
@@ -158,8 +158,8 @@ class OptimizerClasses(Part):
 
     def _tell(self, what: str, at_start: list[str], names: list[str], effect: str) -> None:
         """Print, once, that there are others than at the start."""
-        if names != at_start and what not in self.told:
-            self.told.add(what)
+        if names != at_start and what not in self.reported:
+            self.reported.add(what)
             if self.trainer.is_global_zero:
                 log.warning(
                     f"the {what} were replaced while training ({', '.join(at_start)} by "

@@ -27,6 +27,7 @@ from sagemaker_lightning.state.graph.kinds.base import refusing
 from sagemaker_lightning.state.graph.kinds.objects import SPACES
 from sagemaker_lightning.state.graph.nodes import scan
 from sagemaker_lightning.state.graph.state import GraphState, digests, names_in, nodes_of
+from sagemaker_lightning.state.graph.text import Record
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -278,7 +279,7 @@ def parts_of_modules(node: list[Any]) -> list[Any] | None:
 
 
 @refusing()
-def removed_members(record: Mapping[str, Any]) -> set[str]:
+def removed_members(record: Record) -> set[str]:
     """Return the paths of the modules, parameters and buffers that a record has removed."""
     removed = set()
     for _, path, note, references, _ in nodes_of(record):

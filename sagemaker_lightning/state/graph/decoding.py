@@ -19,6 +19,7 @@ from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
 from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, key_of
 from sagemaker_lightning.state.graph.packing import elements_of
 from sagemaker_lightning.state.graph.start import Start, collector_paused
+from sagemaker_lightning.state.graph.text import Record
 from sagemaker_lightning.state.object_graph import owner_of
 
 ALL_KINDS = KINDS | {kind.name: kind for kind in (TENSOR_VIEW, ARRAY_VIEW)}
@@ -41,7 +42,7 @@ class Restored(NamedTuple):
 def restore(
     roots: Mapping[str, Any],
     start: Start,
-    record: Mapping[str, Any],
+    record: Record,
     accept: Callable[[list[Any]], list[Any] | None] = lambda node: node,
     made: Sequence[Any] = (),
 ) -> Restored:
@@ -75,7 +76,7 @@ class _Decoder:
     def __init__(
         self,
         start: Start,
-        record: Mapping[str, Any],
+        record: Record,
         accept: Callable[[list[Any]], list[Any] | None],
         made: Sequence[Any],
     ) -> None:

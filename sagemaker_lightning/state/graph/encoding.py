@@ -57,6 +57,7 @@ from sagemaker_lightning.state.graph.nodes import (
 )
 from sagemaker_lightning.state.graph.packing import Pack
 from sagemaker_lightning.state.graph.start import Start, collector_paused, size_of
+from sagemaker_lightning.state.graph.text import Record
 from sagemaker_lightning.state.object_graph import is_library_class, owner_of
 
 MAX_SAVED = 1 << 26
@@ -95,7 +96,7 @@ class Unsaved(NamedTuple):
 class Encoded(NamedTuple):
     """What `encode` returns."""
 
-    record: dict[str, Any]
+    record: Record
     """What is reached from the roots and differs from the start."""
     unsaved: list[Unsaved]
     """What the record lacks."""
@@ -450,22 +451,22 @@ class Encoder:
             return
         self.origins = set(self.refused)
         holders: dict[int, list[int]] = {}
-        for key, draft in self.drafts.items():
-            for part in draft.parts:
+        for key, each in self.drafts.items():
+            for part in each.parts:
                 if type(part) not in SCALARS:
                     holders.setdefault(id(part), []).append(key)
         waiting = deque(self.refused)
         while waiting:
             key = waiting.popleft()
             for holder in holders.get(key, ()):
-                held = self.drafts.get(holder)
-                if held is None or not (self._is_new(key) or key not in self.nodes):
+                draft = self.drafts.get(holder)
+                if draft is None or not (self._is_new(key) or key not in self.nodes):
                     continue
                 node = self.nodes[holder]
                 if self._keep_first(holder, key):
                     self._note(node, None, key, is_first=True)
                     continue
-                if held.path is not None and isinstance(node.kind, ObjectKind):
+                if draft.path is not None and isinstance(node.kind, ObjectKind):
                     self._leave_out(holder, key)
                     continue
                 del self.drafts[holder]
@@ -474,7 +475,7 @@ class Encoder:
                 self.first_of[holder] = self.first_of.get(key, key)
                 is_users = node.kind is OBJECT and not is_library_class(type(node.value))
                 self.refused[holder] = kind_text(node.value) if is_users else self.refused[key]
-                if held.path is None:
+                if draft.path is None:
                     waiting.append(holder)
                 else:
                     self._note(node, None, key, loses=holder in self.losing)
@@ -585,7 +586,7 @@ class Encoder:
 
     # ---- the record ----------------------------------------------------------------------------
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """Return the record: what has changed of the start, and what is reached from there."""
         nodes: list[list[Any]] = []
         waiting = deque(key for key, draft in self.drafts.items() if draft.path is not None)

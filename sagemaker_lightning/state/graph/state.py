@@ -13,6 +13,7 @@ from sagemaker_lightning.state.graph.encoding import Unsaved, encode, values_cha
 from sagemaker_lightning.state.graph.kinds.base import refusing
 from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, OBJECT, TENSOR, Node, key_of, scan
 from sagemaker_lightning.state.graph.start import Start
+from sagemaker_lightning.state.graph.text import Record
 from sagemaker_lightning.state.object_graph import owner_of
 
 ORDERLESS = "set", "frozenset"
@@ -103,7 +104,7 @@ class GraphState:
         for key, name in self.changes():
             self._touch(key, name)
 
-    def encode(self, but: str = "") -> dict[str, Any]:
+    def encode(self, but: str = "") -> Record:
         """Return a record of what has changed since `mark`, or was touched.
 
         Args:
@@ -121,7 +122,7 @@ class GraphState:
 
     def restore(
         self,
-        record: Mapping[str, Any],
+        record: Record,
         accept: Callable[[list[Any]], list[Any] | None] = lambda node: node,
     ) -> Restored:
         """Restore what `encode` returned; it counts as changed from now on.
@@ -140,7 +141,7 @@ class GraphState:
         self.reordered |= set(restored.reordered)
         return restored
 
-    def return_to(self, record: Mapping[str, Any]) -> None:
+    def return_to(self, record: Record) -> None:
         """Bring the objects back to the state of which `encode` returned a record.
 
         Args:
@@ -229,14 +230,14 @@ def _are_numbers(values: Any) -> bool:
     )
 
 
-def nodes_of(record: Mapping[str, Any]) -> list[list[Any]]:
+def nodes_of(record: Record) -> list[list[Any]]:
     """Return the nodes of a record, with numbers in place of tensors."""
     with refusing():
         nodes: list[list[Any]] = json.loads(record["nodes"])
     return nodes
 
 
-def without(record: Mapping[str, Any], root: str) -> dict[str, Any]:
+def without(record: Record, root: str) -> Record:
     """Return a record without the objects of the start whose paths begin like this."""
     # Others refer to nodes by their numbers.
     with refusing():
@@ -248,7 +249,7 @@ def without(record: Mapping[str, Any], root: str) -> dict[str, Any]:
 
 
 @refusing()
-def names_in(record: Mapping[str, Any]) -> list[str]:
+def names_in(record: Record) -> list[str]:
     """Return the paths of the objects of the start, and of their attributes, in a record."""
     names = []
     for _, path, note, *_ in nodes_of(record):
@@ -260,7 +261,7 @@ def names_in(record: Mapping[str, Any]) -> list[str]:
 
 
 @refusing()
-def digests(record: Mapping[str, Any]) -> dict[str, str]:
+def digests(record: Record) -> dict[str, str]:
     """Return a digest of each value in a record, with all that it holds, by its path.
 
     The device of a tensor and the order of a set may differ where values are equal.
@@ -284,7 +285,7 @@ def digests(record: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def digests_of_tensors(record: Mapping[str, Any]) -> list[str]:
+def digests_of_tensors(record: Record) -> list[str]:
     """Return a digest of each tensor of a record."""
     return [fingerprints.of_tensor(tensor).hex() for tensor in record["tensors"]]
 

@@ -8,12 +8,22 @@ numbers. Tensors are numbers of a list beside the text.
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import Tensor
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph.kinds.base import refusal
+
+
+class Record(TypedDict):
+    """The graph of some objects, as a checkpoint has it; one that is read may be forged."""
+
+    nodes: str
+    """What `write` has returned."""
+    tensors: list[Tensor]
+    """The tensors to which the nodes refer by number."""
+
 
 LONG_NUMBER = 10**4000
 """Python writes and reads no whole number of more than 4,300 digits as a text of these."""

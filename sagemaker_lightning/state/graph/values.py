@@ -25,6 +25,7 @@ from sagemaker_lightning.state.graph.kinds.containers import pairs
 from sagemaker_lightning.state.graph.nodes import GENERATOR, LIBRARYS, OBJECT, Node, kind_of
 from sagemaker_lightning.state.graph.start import Start, collector_paused
 from sagemaker_lightning.state.graph.state import nodes_of
+from sagemaker_lightning.state.graph.text import Record
 from sagemaker_lightning.state.object_graph import Elsewhere, is_own_module, namespace
 
 ROOT = "value"
@@ -35,7 +36,7 @@ DATA_CLASSES = Dataset, Sampler, DataLoader, nn.Module
 """Classes of which no object is a value."""
 
 
-def encode(value: Any, known: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+def encode(value: Any, known: Mapping[str, Any] = MappingProxyType({})) -> Record:
     """Return a record of a value, which torch.load(weights_only=True) reads.
 
     Args:
@@ -61,7 +62,7 @@ def encode(value: Any, known: Mapping[str, Any] = MappingProxyType({})) -> dict[
         return encoder.record()
 
 
-def decode(record: Mapping[str, Any], known: Mapping[str, Any] = MappingProxyType({})) -> Any:
+def decode(record: Record, known: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """Return the value that `encode` was given.
 
     Args:
@@ -86,7 +87,7 @@ def decode(record: Mapping[str, Any], known: Mapping[str, Any] = MappingProxyTyp
     return holder[0]
 
 
-def digest(record: Mapping[str, Any], of_tensors: Sequence[bytes] | None = None) -> str:
+def digest(record: Record, of_tensors: Sequence[bytes] | None = None) -> str:
     """Return a digest of the value in a record, 16 digits.
 
     The device of a tensor and the order of a set may differ where values are equal.
@@ -105,7 +106,7 @@ def digest(record: Mapping[str, Any], of_tensors: Sequence[bytes] | None = None)
         return state.digest(nodes[0][3], None, None, nodes, tensors)
 
 
-def digests(record: Mapping[str, Any]) -> dict[str, str]:
+def digests(record: Record) -> dict[str, str]:
     """Return a digest of each value that is in dicts only, by its path in the value."""
     with refusing():
         nodes = nodes_of(record)

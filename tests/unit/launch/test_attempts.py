@@ -146,7 +146,7 @@ def test_a_program_is_started_again_until_it_ends_well(run, tmp_path, capsys):
 def test_the_variable_stays_short_enough_for_the_kernel():
     restarts = Restarts(taken=[ContainerRestart("x" * 1000, 10**12, 1.0, 10**12, 1.5)] * 1000)
     (value,) = attempts.variables(restarts).values()
-    assert len(value) < 2**16 and len(described(restarts)) == attempts.MAX_TOLD
+    assert len(value) < 2**16 and len(described(restarts)) == attempts.MAX_LISTED
 
 
 def test_an_error_is_raised_once_there_is_no_restart(run):

@@ -87,8 +87,8 @@ class Kind:
 def refusal(what: Any) -> UserError:
     """Return the error for a part of a record that encoding would not have written."""
     return UserError(
-        f"a checkpoint holds something noted as {printable(repr(what))[:200]}, which it is not, or "
-        "no value is; restore the checkpoint from a copy, or move it away"
+        f"a checkpoint holds something noted as {printable(repr(what))[:200]}, which is damaged or "
+        "forged; restore the checkpoint from a copy, or move it away"
     )
 
 
