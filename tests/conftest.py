@@ -28,6 +28,10 @@ from sagemaker_lightning.process.parent_process import LAUNCHER_VARIABLE
 # Under nohup, programs ignore SIGHUP, and so would all that the tests start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# A second thread takes and waits for a processor that other tests use, to add up four samples: five
+# times the processor time of a short training. What tests start has its own number.
+torch.set_num_threads(1)
+
 CIFAR_CLASSES = [
     "airplane",
     "automobile",
