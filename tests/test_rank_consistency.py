@@ -213,6 +213,7 @@ def fit_by_flags(flags: dict[int, list[str]], *for_all: str) -> int:
 
 
 SHORT = [
+    "--model=one_layer.OneLayer",
     "--data.batch_size=8",
     "--trainer.max_steps=2",
     "--trainer.limit_val_batches=1",
