@@ -32,6 +32,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # times the processor time of a short training. What tests start has its own number.
 torch.set_num_threads(1)
 
+gc.disable()  # until the tests are collected: nothing that is imported is garbage
+
 CIFAR_CLASSES = [
     "airplane",
     "automobile",
@@ -336,6 +338,14 @@ def pytest_collection_modifyitems(config, items):
             ]
             config.hook.pytest_deselected(items=marked)
             items[:] = [item for item in items if item not in set(marked)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Look for garbage again once the tests are collected."""
+    collected = yield
+    gc.enable()
+    return collected
 
 
 def pytest_collection_finish(session):
