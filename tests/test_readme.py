@@ -126,7 +126,7 @@ def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: s
     )
     variables = (
         os.environ
-        | {"XDG_CACHE_HOME": str(checkout / "cache")}
+        | {"XDG_CACHE_HOME": str(checkout / "cache"), "OMP_NUM_THREADS": "1"}
         | (image_variables() if needs_docker else {})
     )
     completed = subprocess.run(
