@@ -28,6 +28,12 @@ from sagemaker_lightning.process.parent_process import LAUNCHER_VARIABLE
 # Under nohup, programs ignore SIGHUP, and so would all that the tests start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# A second thread takes and waits for a processor that other tests use, to add up four samples: five
+# times the processor time of a short training. What tests start has its own number.
+torch.set_num_threads(1)
+
+gc.disable()  # until the tests are collected: nothing that is imported is garbage
+
 CIFAR_CLASSES = [
     "airplane",
     "automobile",
@@ -332,6 +338,14 @@ def pytest_collection_modifyitems(config, items):
             ]
             config.hook.pytest_deselected(items=marked)
             items[:] = [item for item in items if item not in set(marked)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Look for garbage again once the tests are collected."""
+    collected = yield
+    gc.enable()
+    return collected
 
 
 def pytest_collection_finish(session):

@@ -4,6 +4,7 @@ The ranks are processes on this machine, connected by gloo. They find each other
 that torchrun sets, and start warm (tests/warm.py).
 """
 
+import gc
 import os
 import pickle
 import socket
@@ -101,6 +102,7 @@ def _ended(process, connection, log: Path) -> Ended:
 
 def _rank(function, args, environment, folder: Path, log: Path, connection) -> None:
     """Call the function as a rank: environment, folder and log are this process's own."""
+    gc.freeze()  # ExactResume looks at what the rank has made, not at what the server has imported
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

@@ -255,7 +255,8 @@ def test_before_the_first_step_it_leaves_at_once(tmp_path: Path, hook, flag):
 
 
 def test_within_a_validation_the_whole_of_it_is_run_again(tmp_path: Path):
-    flags = [*EMA, "--model.val_sleep=0.4"]
+    flags = [*EMA, "--model.val_sleep=0.4", "--trainer.max_epochs=2"]
+    flags.append("--trainer.num_sanity_val_steps=0")
     uninterrupted = Run(tmp_path / "whole", flags)
     run = Run(tmp_path / "run", flags)
     uninterrupted.finish()

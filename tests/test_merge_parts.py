@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -764,9 +765,13 @@ def hostile(text: bytes | None = None, **attributes) -> bytes:
     return packed.getvalue()
 
 
-def bomb(header: bytes) -> bytes:
-    """Return a gzipped archive: this header, then 128 MiB of other bytes."""
-    return gzip.compress(header + b"0\n" * 2**26, compresslevel=1)
+class Bomb(NamedTuple):
+    """A gzipped archive, made when it is written: a header, then 128 MiB of other bytes."""
+
+    header: bytes
+
+    def packed(self) -> bytes:
+        return gzip.compress(self.header + b"0\n" * 2**26, compresslevel=1)
 
 
 def header_of(member_type: bytes, size: int) -> bytes:
@@ -801,18 +806,18 @@ ARCHIVES = {
     "a long number": (hostile(b'{"rows": [1' + b"0" * 5000 + b"]}"), "is damaged ("),
     "no number": (hostile(b'{"rows": NaN}'), "NaN is no JSON"),
     "a name of a gigabyte": (
-        bomb(header_of(tarfile.GNUTYPE_LONGNAME, 2**30)),
+        Bomb(header_of(tarfile.GNUTYPE_LONGNAME, 2**30)),
         "its headers are too long",
     ),
     "a pax header of a gigabyte": (
-        bomb(header_of(tarfile.XHDTYPE, 2**30)),
+        Bomb(header_of(tarfile.XHDTYPE, 2**30)),
         "its headers are too long",
     ),
     "holes that are no numbers": (
         hostile(b"abc\n", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
         "is damaged or no archive (invalid literal for int()",
     ),
-    "a negative length": (bomb(header_of(tarfile.REGTYPE, -(2**30))), "is damaged or no archive"),
+    "a negative length": (Bomb(header_of(tarfile.REGTYPE, -(2**30))), "is damaged or no archive"),
     "half an archive": (hostile(b"{}" * 9999)[:60], "is damaged or no archive"),
     "half a header of gzip": (b"\x1f\x8b\x08", "is damaged or no archive"),
     "no archive": (b"PK\3\4", "is damaged or no archive"),
@@ -823,7 +828,8 @@ ARCHIVES = {
 @pytest.mark.parametrize("case", ARCHIVES)
 def test_a_hostile_archive(tmp_path, case):
     content, says = ARCHIVES[case]
-    (tmp_path / "model.tar.gz").write_bytes(content)
+    packed = content.packed() if isinstance(content, Bomb) else content
+    (tmp_path / "model.tar.gz").write_bytes(packed)
     assert says in refused([tmp_path / "model.tar.gz"], tmp_path / "merged")
 
 

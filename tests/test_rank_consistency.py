@@ -213,7 +213,8 @@ def fit_by_flags(flags: dict[int, list[str]], *for_all: str) -> int:
 
 
 SHORT = [
-    "--data.batch_size=64",
+    "--model=one_layer.OneLayer",
+    "--data.batch_size=8",
     "--trainer.max_steps=2",
     "--trainer.limit_val_batches=1",
     "--trainer.accelerator=cpu",
@@ -239,8 +240,8 @@ def test_ranks_that_were_told_the_same_train(tmp_path: Path):
     )
     assert [rank.value for rank in ended] == [2, 2], ended[1].output
     expected_line = (
-        "world_size=2 hosts=2 lr_scaling=sqrt lr=0.001 -> 0.00141421 effective_batch_size=128 "
-        "(64 x 2 ranks x 1"
+        "world_size=2 hosts=2 lr_scaling=sqrt lr=0.001 -> 0.00141421 effective_batch_size=16 "
+        "(8 x 2 ranks x 1"
     )
     assert [expected_line in rank.output for rank in ended] == [True, False]
 
@@ -248,8 +249,8 @@ def test_ranks_that_were_told_the_same_train(tmp_path: Path):
 CONTRADICTIONS = {
     "a flag": (
         {},
-        {1: ["--data.batch_size=32"]},
-        "--data.batch_size: algo-1 (rank 0) has 64, algo-2 (rank 1) has 32; "
+        {1: ["--data.batch_size=4"]},
+        "--data.batch_size: algo-1 (rank 0) has 8, algo-2 (rank 1) has 4; "
         "give all hosts the same flags",
     ),
     "a group of flags": (
@@ -544,7 +545,7 @@ def test_with_an_optimizer_by_flags(tmp_path: Path):
         "--trainer.devices=2",
         folder=tmp_path,
     )
-    assert "lr_scaling=linear lr=0.01 -> 0.02 effective_batch_size=128" in ended[0].output, ended[
+    assert "lr_scaling=linear lr=0.01 -> 0.02 effective_batch_size=16" in ended[0].output, ended[
         0
     ].output
 

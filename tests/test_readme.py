@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import sweeper
+import warm
 from conftest import write_cifar
 from containers import DOCKER, IMAGE_TAG, ROOT, build_variables, copy_checkout, no_engine
 from environments import python_of
@@ -125,7 +126,7 @@ def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: s
     )
     variables = (
         os.environ
-        | {"XDG_CACHE_HOME": str(checkout / "cache")}
+        | {"XDG_CACHE_HOME": str(checkout / "cache"), "OMP_NUM_THREADS": "1"}
         | (image_variables() if needs_docker else {})
     )
     completed = subprocess.run(
@@ -162,16 +163,17 @@ def test_the_five_lines_say_what_the_page_says(tmp_path):
         re.DOTALL,
     )
     (tmp_path / "exact.py").write_text(program)
-    start = [sys.executable, tmp_path / "exact.py"]
-    where = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
-    with subprocess.Popen(start, **where, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None and not list(tmp_path.rglob("step-*.ckpt")):
-            time.sleep(0.05)
-        time.sleep(0.5)  # the journal has steps that come after the checkpoint
-        process.kill()
-    output = subprocess.run(
-        start, **where, text=True, capture_output=True, check=True, timeout=300
-    ).stdout
+    command = [sys.executable, tmp_path / "exact.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = warm.start(command, tmp_path, environment)
+    while process.poll() is None and not list(tmp_path.rglob("step-*.ckpt")):
+        time.sleep(0.05)
+    time.sleep(0.5)  # the journal has steps that come after the checkpoint
+    process.kill()
+    process.communicate()
+    completed = warm.run_apart(command, tmp_path, environment)
+    assert completed.returncode == 0, completed.stderr
+    output = completed.stdout
     form = r"resumed at step \d+: the .* bit for bit"
     assert re.fullmatch(form, said) and re.search(form, output), output
 

@@ -151,7 +151,7 @@ def test_a_stop_before_the_program_is_started(job: Job):
     """The stop comes while pip installs the job's requirements."""
     program(job, "print('RAN')")
     job.write("code/requirements.txt", "./slow\n")
-    job.write("code/slow/setup.py", "import time\nopen('../../installing', 'w')\ntime.sleep(10)\n")
+    job.write("code/slow/setup.py", "import time\nopen('../../installing', 'w')\ntime.sleep(4)\n")
     process = subprocess.Popen(
         [str(ROOT / "entrypoint.sh"), "train"],
         env=job.variables | {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"},

@@ -28,6 +28,13 @@ FEW_BATCHES = {
 SHORT_TRAINING = FEW_BATCHES | {"trainer.max_epochs": "2", "data.batch_size": "32"}
 
 
+def with_one_layer(job: Job, **hyperparameters) -> None:
+    """Give a job tests/one_layer.py, and hyperparameters: what is shown needs no ResNet-18."""
+    job.write("code/one_layer.py", (ROOT / "tests/one_layer.py").read_text())
+    hyperparameters = {"model": "one_layer.OneLayer"} | hyperparameters
+    job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
+
+
 @pytest.mark.parametrize(
     ("epochs", "least"), [("2", 0.5), pytest.param("20", 0.95, marks=pytest.mark.soak)]
 )
@@ -118,8 +125,7 @@ def test_the_same_seed_gives_the_same_weights(job: Job, tmp_path: Path):
         ("c", workers | {"seed_everything": 7}),
     ):
         seeded_job = Job(tmp_path / name)
-        hyperparameters = SHORT_TRAINING | {"trainer.max_epochs": "1"} | own
-        seeded_job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
+        with_one_layer(seeded_job, **SHORT_TRAINING | {"trainer.max_epochs": "1"} | own)
         assert seeded_job.run().returncode == 0
         weights.append((seeded_job.base / "model/model.pt").read_bytes())
     assert weights[0] == weights[1] != weights[2]
@@ -130,15 +136,12 @@ def test_an_operation_that_is_not_deterministic(job: Job, value, status):
     """`put_` is one, also on a CPU, in the list of torch.use_deterministic_algorithms."""
     job.write(
         "code/own.py",
-        "import torch\nfrom app.model import ResNet18\n\n\nclass Model(ResNet18):\n"
+        "import torch\nfrom one_layer import OneLayer\n\n\nclass Model(OneLayer):\n"
         "    def training_step(self, batch, index):\n"
         "        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))\n"
         "        return super().training_step(batch, index)\n",
     )
-    job.write(
-        "input/config/hyperparameters.json",
-        json.dumps(SHORT_TRAINING | {"model": "own.Model", "trainer.deterministic": value}),
-    )
+    with_one_layer(job, **SHORT_TRAINING, model="own.Model", **{"trainer.deterministic": value})
     run = job.run()
     assert run.returncode == status, run.stdout
     assert ("put_ does not have a deterministic implementation" in run.stdout) == (value != "false")
@@ -148,14 +151,12 @@ def test_an_operation_that_is_not_deterministic(job: Job, value, status):
 
 @pytest.mark.parametrize("program", ["app/train_torchrun.py", "app/train_multi_node.py"])
 def test_two_processes_on_one_node(job: Job, program):
-    job.write(
-        "input/config/hyperparameters.json",
-        json.dumps(SHORT_TRAINING | {"trainer.devices": "2", "trainer.accelerator": "cpu"}),
-    )
+    ranks = {"trainer.devices": "2", "trainer.accelerator": "cpu"}
+    with_one_layer(job, **SHORT_TRAINING | ranks)
     run = job.run(SAGEMAKER_PROGRAM=program)
     assert run.returncode == 0, run.stdout
     assert "MEMBER: 2/2" in run.stdout
-    assert run.stdout.count("model: ") == 1  # one rank writes the model, and one reports it
+    assert run.stdout.count("\nmodel: ") == 1  # one rank writes the model, and one reports it
     assert (job.base / "model/model.pt").is_file()
 
 
@@ -169,7 +170,8 @@ def run_train(*flags: str, cwd: Path, **variables: str) -> subprocess.CompletedP
 
 
 def test_on_a_desk_everything_goes_below_output(tmp_path):
-    run = run_train("--trainer.max_epochs=1", "--data.batch_size=256", cwd=tmp_path)
+    flags = [f"--{name}={value}" for name, value in FEW_BATCHES.items()]
+    run = run_train("--trainer.max_epochs=1", *flags, cwd=tmp_path)
     assert run.returncode == 0, run.stdout
     assert (tmp_path / "output/model/model.pt").is_file() and list(tmp_path.iterdir()) == [
         tmp_path / "output"

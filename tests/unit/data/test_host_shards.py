@@ -427,9 +427,8 @@ def toolkit(folders: list[Path], **variables: str):
 
 
 def program(*flags: str) -> None:
-    train.main(
-        [*flags, "--trainer.accelerator=cpu", "--data.batch_size=16", "--trainer.max_epochs=1"]
-    )
+    settings = ["--trainer.accelerator=cpu", "--data.batch_size=16", "--trainer.max_epochs=1"]
+    train.main([*flags, "--model=one_layer.OneLayer", *settings])
 
 
 ONE_STEP = [
