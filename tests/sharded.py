@@ -348,9 +348,9 @@ def export(file_bytes: int, *arguments: str) -> str:
 
 
 def state_hash(model: pl.LightningModule, trainer: pl.Trainer) -> str:
-    """Return a hash of a model's whole weights and buffers, and of its optimizers' states."""
+    """Return a hash of a model's whole weights, all its buffers, and its optimizers' states."""
     states = [optimizer.state_dict() for optimizer in trainer.optimizers]
-    return hash_of(model.state_dict(), states)
+    return hash_of(model.state_dict() | dict(model.named_buffers()), states)
 
 
 def hash_of(weights: dict[str, Any], optimizer_states: list[dict[str, Any]]) -> str:

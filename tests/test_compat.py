@@ -778,7 +778,8 @@ def test_an_epochs_logged_values_go_on_in_another_trainer():
             lightning_metrics.set_newest_values(trainer, saved["newest"])
             assert trainer.callback_metrics == saved["newest"]["_callback_metrics"]
             device = torch.device("cpu")
-            lightning_metrics.restore_epoch_sums(trainer, saved["sums"], device)
+            sums = [saved["sums"]]
+            lightning_metrics.restore_epoch_sums(trainer, sums, sums, device)
             results = trainer.fit_loop.epoch_loop._results
             assert results["training_step.loss"]._forward_cache == 2
             assert results["training_step.sum"]._forward_cache is None

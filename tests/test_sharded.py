@@ -116,10 +116,12 @@ def test_other_ranks_go_on_with_the_same_samples(tmp_path: Path, undisturbed):
     assert samples(tmp_path / "chain") == samples(undisturbed[0])
 
 
-def test_other_ranks_have_the_same_state(tmp_path: Path):
-    first = trained(tmp_path, mesh=(2, 2))
+@pytest.mark.parametrize("kind", ["", "buffers"])
+def test_other_ranks_have_the_same_state(tmp_path: Path, kind):
+    """Buffers that each rank has of its own samples, and that no state dict has, are as rank 0's."""
+    first = trained(tmp_path, kind, mesh=(2, 2))
     for mesh in ((3, 1), None, (1, 1)):
-        ended = trained(tmp_path, mesh=mesh, ranks_of_nodes=(2,) if mesh is None else None)
+        ended = trained(tmp_path, kind, mesh=mesh, ranks_of_nodes=(2,) if mesh is None else None)
         assert "nothing is left to train" in ended[0].output, ended[0].output
         assert ended[0].value.weights == first[0].value.weights
 

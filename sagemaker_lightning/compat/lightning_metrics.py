@@ -8,7 +8,7 @@ _Sync; what _ResultMetric keeps) and logger_connector.py (the three dicts; what 
 decides).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from pytorch_lightning.trainer.connectors.logger_connector.result import (
     _Sync,
 )
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_max, dim_zero_min, dim_zero_sum
 
 from sagemaker_lightning.compat import metrics
 
@@ -40,6 +41,9 @@ REDUCTIONS = {
     **{f"builtins.{each.__name__}": each for each in (sum, min, max)},
 }
 """What `log(reduce_fx=...)` takes, by name. Lightning refuses a second `log` with another one."""
+OF_RANKS = {"min": dim_zero_min, "builtins.min": dim_zero_min}
+OF_RANKS |= {"max": dim_zero_max, "builtins.max": dim_zero_max}
+"""What makes one of several ranks' values, by the name of the reduction; else they are added."""
 NEWEST_VALUES = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 """Attributes that have the newest values. A checkpoint contains them by these names."""
 
@@ -64,21 +68,49 @@ def epoch_sums(trainer: Trainer) -> dict[str, dict[str, Any]]:
 
 
 def restore_epoch_sums(
-    trainer: Trainer, saved: Mapping[str, Mapping[str, Any]], device: torch.device
+    trainer: Trainer,
+    own: Sequence[Mapping[str, Mapping[str, Any]]],
+    everyone: Sequence[Mapping[str, Mapping[str, Any]]],
+    device: torch.device,
 ) -> None:
     """Give the training epoch back what `epoch_sums` returned.
 
     Lightning decides by `_first_loop_iter` whether a batch is an epoch's first one, and then resets
     its sums.
+
+    Args:
+        trainer: Lightning's trainer.
+        own: What it returned on this rank, or on the ranks from which this one takes over.
+        everyone: What it returned on all ranks; with as many ranks as before, `own` will do.
+        device: Where the sums are.
     """
     trainer._logger_connector._first_loop_iter = False
     modules = dict(trainer.lightning_module.named_modules())
-    for key, logged in saved.items():
+    for key in {key: None for saved in everyone for key in saved}:
+        logged = _combined(
+            *([saved[key] for saved in of if key in saved] for of in (own, everyone))
+        )
         is_known = logged["reduce"] in REDUCTIONS and (
             logged["is_tensor"] or isinstance(modules.get(logged["metric_attribute"]), Metric)
         )
         if is_known and not logged["has_group"]:  # a group of processes cannot be saved
             trainer.fit_loop.epoch_loop._results[key] = _accumulator(trainer, logged, device)
+
+
+def _combined(
+    own: Sequence[Mapping[str, Any]], everyone: Sequence[Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Return the settings and the state of a value with which a rank takes over from others."""
+    first = everyone[0]
+    if not first["is_tensor"]:
+        return first
+    counts_for_all = first["sync"] and not first["zero_only"]
+    reductions = dict.fromkeys(first["defaults"], dim_zero_sum)
+    reductions["value"] = OF_RANKS.get(first["reduce"], dim_zero_sum)
+    taken = own or ([] if counts_for_all else everyone[:1])
+    own_states, states = ([each["state"] for each in of] for of in (taken, everyone))
+    state = metrics.combined(own_states, states, reductions, first["defaults"])
+    return {**first, "state": state}
 
 
 def _settings_and_state(metric: _ResultMetric) -> dict[str, Any]:

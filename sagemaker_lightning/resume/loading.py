@@ -17,6 +17,7 @@ from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import GivenParts, parts_of
 from sagemaker_lightning.resume.parts.gradients import Gradients
 from sagemaker_lightning.resume.parts.parameter_groups import ParameterGroups
+from sagemaker_lightning.resume.parts.rank_buffers import RankBuffers
 from sagemaker_lightning.resume.parts.roots import objects_of_module
 from sagemaker_lightning.resume.resumption import Resumption, sharded_text
 from sagemaker_lightning.resume.same_run import earlier_fits
@@ -114,6 +115,8 @@ def _reader(run: "Run", resumed: Resumption, folder: Path) -> shards.ShardReader
         match [key for key in path if key != checkpoint_file.BEFORE_HOOKS]:
             case ["state_dict", str(name)] | ["ranks", Gradients.key, str(name)]:
                 return weights.get(name)
+            case ["ranks", RankBuffers.key, str(name)]:
+                return weights.get(name.removeprefix("model."))
             case ["optimizer_states", int(optimizer), "state", int(index), *_]:
                 names = [name for group in groups[optimizer] for name in group]
                 return weights.get(names[index])

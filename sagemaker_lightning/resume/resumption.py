@@ -1,8 +1,10 @@
 """The checkpoint that a run resumes from."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sagemaker_lightning.compat.model_parallel import data_rank, data_ranks
 from sagemaker_lightning.resume.files.checkpoint_file import BEFORE_HOOKS, ENTRIES_KEY
 from sagemaker_lightning.resume.files.entries import Entries, RankOverrides
 from sagemaker_lightning.resume.files.shards import ShardReader
@@ -73,6 +75,17 @@ class Resumption:
     def of_all_ranks(self, key: str) -> list[Any]:
         """Return what each rank has saved of a part."""
         return [state[key] for state in self.entries["ranks"]]
+
+    def of_data_ranks(self, part: Part) -> tuple[list[Any], list[Any]]:
+        """Return what the ranks from which this one takes over have saved of a part, and all ranks.
+
+        Ranks that share tensors have trained on the same samples: one of them counts. With as many
+        ranks as before, this rank's own is all there is.
+        """
+        if self.same_ranks:
+            return [self.of(part)], [self.of(part)]
+        everyone = self.of_all_ranks(part.key)[:: math.prod(self.mesh[1:])]
+        return everyone[data_rank(part.trainer) :: data_ranks(part.trainer)], everyone
 
     def forget_digests(self, part: type[Part], is_outdated: Callable[[str], bool]) -> None:
         """Compare some values of a part no more.

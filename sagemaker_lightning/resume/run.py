@@ -205,7 +205,7 @@ class Run:
             return
         reshard(self.trainer)
         for part in self.parts:
-            if moment in part.moments and (self.resumed.same_ranks or not part.of_same_rank):
+            if moment in part.moments:
                 with refusing(self, self.resumed.file_name, part.key):
                     part.restore(self.resumed.of(part), moment)
 

@@ -17,7 +17,6 @@ class EpochSums(Part):
     key = "epoch_sums"
     what = "sums of what was logged within the epoch"
     moments = (Moment.HOOKS, Moment.TRAINING)
-    of_same_rank = True
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> Any:
         """Return the sums, on the CPU."""
@@ -28,4 +27,5 @@ class EpochSums(Part):
         """Restore the sums, if training resumes within an epoch."""
         if self.resumed.saved_at is not ResumePoint.EPOCH:
             device = self.trainer.strategy.root_device
-            lightning_metrics.restore_epoch_sums(self.trainer, saved, device)
+            own, everyone = self.resumed.of_data_ranks(self)
+            lightning_metrics.restore_epoch_sums(self.trainer, own, everyone, device)

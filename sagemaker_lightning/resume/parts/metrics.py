@@ -7,6 +7,7 @@ import torch
 from torchmetrics import Metric, MetricTracker
 
 from sagemaker_lightning.compat import metrics
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu
 from sagemaker_lightning.resume.parts.part import Moment, Part, named_values
 from sagemaker_lightning.resume.parts.roots import of_kinds
@@ -19,7 +20,6 @@ class Metrics(Part):
     key = "metrics"
     what = "the states of torchmetrics"
     moments = (Moment.HOOKS, Moment.TRAINING)
-    of_same_rank = True
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the states, on the CPU, and the lengths of trackers, by path."""
@@ -44,9 +44,23 @@ class Metrics(Part):
             # Added by a hook at the start of training.
             for name, _ in list(tracker.named_children())[size:]:
                 delattr(tracker, name)
+        of_ranks = self.resumed.of_data_ranks(self)
+        begin_anew = []
         for path, metric in of_kinds(self.trainer, Metric):
-            if state := saved["states"].get(path):
+            own, everyone = (
+                [each["states"][path] for each in of if path in each["states"]] for of in of_ranks
+            )
+            if not everyone:
+                continue
+            if state := metrics.taken_over(metric, own, everyone):
                 metrics.restore(metric, state, metric.device)  # a callback's may be on the CPU
+            else:
+                begin_anew.append(path)
+        if begin_anew and moment is Moment.TRAINING and self.trainer.is_global_zero:
+            log.warning(
+                f"warning: {', '.join(begin_anew)}: {len(of_ranks[1])} ranks have saved states of "
+                "this metric that cannot be added up for another number of them: it begins anew"
+            )
 
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each value of the states."""

@@ -53,8 +53,6 @@ class Part:
     """When it is restored, if a run resumes."""
     when = ""
     """When it comes back, or what is done with it, if it has no moments."""
-    of_same_rank = False
-    """Whether it is restored only if there are as many ranks as before."""
     why_differs = ""
     """Why it may be another one than was saved; "" if that is not known."""
 

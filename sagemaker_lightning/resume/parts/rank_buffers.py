@@ -13,6 +13,7 @@ from pytorch_lightning import Trainer
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from sagemaker_lightning.compat import dtensors
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.compat.torch_modules import changes_state_dict
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu, has_values
@@ -36,7 +37,6 @@ class RankBuffers(Part):
         "changes and no state dict has, and modules kept beside the model"
     )
     moments = (Moment.HOOKS, Moment.TRAINING)
-    of_same_rank = True
 
     def __init__(self, run: "Run") -> None:
         super().__init__(run)
@@ -46,11 +46,14 @@ class RankBuffers(Part):
         Each checkpoint compares those that it lacks: a copy of each would undo what leaving them
         out saves.
         """
+        self.own_names: dict[str, str] = {}
+        """The model's names of tensors, by the state dict's names for them, if they may differ."""
 
     def mark_start(self) -> None:
         """Note what the weights are that the model may leave out of its state dict."""
         model = self.trainer.lightning_module
         if changes_state_dict(model):
+            self.own_names = _names_by_saved_name(model)
             self.at_start = {
                 name: fingerprints.of_tensor(parameter)
                 for name, parameter in model.named_parameters()
@@ -59,30 +62,36 @@ class RankBuffers(Part):
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Tensor]:
         """Return the buffers, and weights that are left out, on the CPU, by name."""
+        gather = self.run.agreement.gather
         buffers = dict(_buffers_by_name(self.trainer))
-        digests = self.run.agreement.gather(
-            {name: digest(buffer) for name, buffer in buffers.items()}
-        )
+        digests = gather({name: digest(buffer) for name, buffer in buffers.items()})
         alike = {
             name
             for name, digest in digests[0].items()
             if all(other.get(name) == digest for other in digests)
         }
-        weights = state["state_dict"] if state else self.trainer.lightning_module.state_dict()
-        saved_by_lightning = {f"model.{name}" for name in weights}
+        model = self.trainer.lightning_module
+        weights = state["state_dict"] if state else model.state_dict()
+        saved_by_lightning = {f"model.{self.own_names.get(name, name)}" for name in weights}
+        left_out = {
+            f"model.{name}": parameter.detach()
+            for name, parameter in model.named_parameters()
+            if name in self.at_start and f"model.{name}" not in saved_by_lightning
+        }
+        # Training may have changed some ranks' parts alone of a weight that is shared out.
+        changed = {
+            name
+            for name, parameter in left_out.items()
+            if self.at_start[name.removeprefix("model.")] != fingerprints.of_tensor(parameter)
+        }
+        changed = set().union(*gather(changed)) if self.at_start else changed
         return copy_to_cpu(
             {
                 name: buffer
                 for name, buffer in buffers.items()
                 if name not in alike or name not in saved_by_lightning
             }
-            | {
-                f"model.{name}": parameter.detach()
-                for name, parameter in self.trainer.lightning_module.named_parameters()
-                if name in self.at_start
-                and f"model.{name}" not in saved_by_lightning
-                and self.at_start[name] != fingerprints.of_tensor(parameter)
-            }
+            | {name: left_out[name] for name in changed & left_out.keys()}
         )
 
     @torch.no_grad()
@@ -91,7 +100,7 @@ class RankBuffers(Part):
         weights = self.trainer.lightning_module.named_parameters()
         changed = [(f"model.{name}", value) for name, value in weights if name in self.at_start]
         for name, buffer in (*_buffers_by_name(self.trainer), *changed):
-            value = saved.get(name)
+            value = dtensors.placed_like(saved.get(name), buffer)
             if value is not None and value.shape == buffer.shape:
                 buffer.copy_(value)
             elif value is not None:
@@ -100,6 +109,26 @@ class RankBuffers(Part):
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each buffer."""
         return named_values("buffers", saved)
+
+
+def _names_by_saved_name(model: nn.Module) -> dict[str, str]:
+    """Return the names of a model's tensors, by those that they have in its state dict.
+
+    Hooks may give them others there, as those of activation checkpointing do.
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    names = {_memory(tensor): name for name, tensor in tensors}
+    places = {name: _memory(value) for name, value in model.state_dict().items()}
+    return {name: names[place] for name, place in places.items() if place and place in names}
+
+
+def _memory(value: Any) -> tuple[Any, ...]:
+    """Return where the values of a tensor are, of which a state dict has another object; or ()."""
+    is_there = isinstance(value, Tensor) and has_values(value)
+    part = dtensors.local_part(value) if is_there else None
+    if part is None or part.layout != torch.strided or part.is_meta or not part.numel():
+        return ()
+    return part.data_ptr(), part.dtype, part.shape, part.stride()
 
 
 def _buffers_by_name(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:

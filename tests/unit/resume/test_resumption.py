@@ -11,6 +11,7 @@ from untrained import in_epoch_5, resumed, run_of
 from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.resume.parts.limits import Limits
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
+from sagemaker_lightning.resume.parts.rank_buffers import RankBuffers
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
@@ -70,7 +71,7 @@ def test_hooks_make_again_what_no_checkpoint_holds():
         assert model.made == 1
 
 
-def noting(place: Place, moments: tuple[Moment, ...], of_same_rank: bool = False) -> type[Part]:
+def noting(place: Place, moments: tuple[Moment, ...]) -> type[Part]:
     """Return a part that notes what it restores."""
 
     class Noting(Part):
@@ -78,15 +79,14 @@ def noting(place: Place, moments: tuple[Moment, ...], of_same_rank: bool = False
             self.run.noted.append((self.key, saved, moment))
 
     Noting.key, Noting.place, Noting.moments = place.name, place, moments
-    Noting.of_same_rank = of_same_rank
     return Noting
 
 
 def test_each_part_is_restored_when_its_moment_comes():
-    """In their order; a rank's own only if there are as many ranks."""
+    """In their order."""
     both = (Moment.HOOKS, Moment.TRAINING)
     kinds = [
-        noting(Place.RANK, both, of_same_rank=True),
+        noting(Place.RANK, both),
         noting(Place.LIGHTNING, (Moment.TRAINING,)),
         noting(Place.RUN, both),
     ]
@@ -100,11 +100,10 @@ def test_each_part_is_restored_when_its_moment_comes():
         run.restore(Moment.HOOKS)
         run.restore(Moment.TRAINING)
         hooks, training = both
-        of_rank = world_size == 1
         assert run.noted == [
-            *([("RANK", "r", hooks)] * of_rank),
+            ("RANK", "r", hooks),
             ("RUN", "all", hooks),
-            *([("RANK", "r", training)] * of_rank),
+            ("RANK", "r", training),
             ("LIGHTNING", {"a": 1}, training),
             ("RUN", "all", training),
         ]
@@ -120,6 +119,26 @@ def test_a_rank_gets_what_lightning_would_have_saved_for_it():
         assert run.resumed.checkpoint == {"a": 1, "b": expected}
         own_values = overrides["exact_values"] if expected == 3 else {}
         assert run.resumed.exact_values == own_values
+
+
+@pytest.mark.parametrize(
+    ("before", "mesh", "ranks", "own"),
+    [
+        (3, [], 3, [[0], [1], [2]]),
+        (3, [], 1, [[0, 1, 2]]),
+        (3, [], 2, [[0, 2], [1]]),
+        (2, [], 4, [[0], [1], [], []]),
+        (6, [3, 2], 2, [[0, 4], [2]]),  # two ranks each share tensors, and have trained on the same
+    ],
+)
+def test_from_which_ranks_a_rank_takes_over(before, mesh, ranks, own):
+    for rank in range(ranks):
+        run = run_of(in_epoch_5(world_size=ranks, global_rank=rank))
+        saved = [{RankBuffers.key: number} for number in range(before)]
+        resumed(run, world_size=before, ranks=saved).resumed.mesh = mesh
+        taken, everyone = run.resumed.of_data_ranks(run.part(RankBuffers))
+        assert taken == own[rank]
+        assert everyone == (own[rank] if ranks == before else sorted(sum(own, [])))
 
 
 def test_what_hooks_have_overwritten_is_restored_once(monkeypatch):

@@ -17,9 +17,9 @@ def test_the_sums_of_an_epoch_are_restored_within_it(monkeypatch, point):
     monkeypatch.setattr(
         epoch_sums.lightning_metrics,
         "restore_epoch_sums",
-        lambda trainer, saved, device: restored.append((saved, device)),
+        lambda trainer, *saved: restored.append(saved),
     )
-    run = resumed(run_of(trainer_of(LightningModule())), point)
+    run = resumed(run_of(trainer_of(LightningModule())), point, epoch_sums="sums")
     run.part(EpochSums).restore("sums", Moment.TRAINING)
     within = point is not ResumePoint.EPOCH
-    assert restored == [("sums", torch.device("cpu"))] * within
+    assert restored == [(["sums"], ["sums"], torch.device("cpu"))] * within

@@ -5,6 +5,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.callbacks import StochasticWeightAveraging
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torchmetrics import MeanMetric
 from untrained import alike, run_of, trainer_of
 
@@ -147,3 +148,24 @@ def test_a_module_on_the_meta_device_that_is_kept_beside_the_model_has_no_values
     assert buffers_of(trainer_of(Model(base=[nn.Linear(1, 1).to("meta")]))).keys() == {
         "model.hidden"
     }
+
+
+def test_a_weight_that_a_hook_renames_is_in_the_state_dict():
+    """As that of activation checkpointing does; buffers, too."""
+    model = Model(norm=checkpoint_wrapper(nn.BatchNorm1d(1)))
+    part = run_of(trainer_of(model), gather=alike).part(RankBuffers)
+    part.mark_start()
+    for parameter in model.parameters():
+        parameter.data += 1
+    assert part.save(None, None).keys() == {"model.hidden"}
+
+
+def test_a_weight_of_which_other_ranks_parts_have_changed_is_saved():
+    """It is shared out: a checkpoint has the parts of all ranks, or none."""
+
+    def gather(own):
+        return [own, {"model.first.weight"} if isinstance(own, set) else own]
+
+    part = run_of(trainer_of(Adapted()), gather=gather).part(RankBuffers)
+    part.mark_start()
+    assert part.save(None, None).keys() == {"model.hidden", "model.first.weight"}
