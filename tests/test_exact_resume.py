@@ -98,6 +98,7 @@ TUTORIAL_CASES = {
     "draws": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:9"}],
     "ranks": [{"STOP_AT": "1:2"}],
     "recipe": [{"STOP_AT": "0:3"}, {"STOP_AT": "1:6"}, {"KILL_AT": "2:5"}],
+    "swaps": [{"STOP_AT": "1:4"}, {"STOP_AT": "2:9"}],
 }
 """Where each of tests/tutorials.py is interrupted."""
 IN_EACH_TEST = (
@@ -114,6 +115,7 @@ IN_EACH_TEST = (
     "centered",
     "tracked",
     "recipe",
+    "swaps",
 )
 
 
@@ -136,7 +138,6 @@ def test_a_tutorial(tmp_path: Path, case: str):
     ("case", "says"),
     [
         ("unseeded", "the numbers in model.directions differ; likely because of data that were"),
-        ("swaps", "the class or the hooks of model.backbone.2 differ"),
         ("slowed", "the class or the hooks of model.backbone.0 differ"),
         ("hooked", "the class or the hooks of model.backbone differ"),
         ("pending", "warning: model.pending was calculated before the interruption"),

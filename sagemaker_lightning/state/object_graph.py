@@ -253,9 +253,14 @@ def is_own_module(name: str) -> bool:
     return not is_library and INSTALLED.isdisjoint(file.parts)
 
 
+def is_library_module(name: str) -> bool:
+    """Return whether a module, given by its name, is a library's."""
+    return name.partition(".")[0] in LIBRARIES
+
+
 def is_library_class(class_: type | Callable[..., Any]) -> bool:
     """Return whether a class, or a function, is a library's."""
-    return (class_.__module__ or "").partition(".")[0] in LIBRARIES
+    return is_library_module(class_.__module__ or "")
 
 
 @kept

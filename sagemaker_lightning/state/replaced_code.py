@@ -104,7 +104,7 @@ def _is_same(first: Any, now: Any) -> bool:
         return all(_is_same(getattr(first, each), getattr(now, each)) for each in ("fget", "fset"))
     if not isinstance(first, types.FunctionType):
         return False
-    if now.__globals__.get("__name__", "").partition(".")[0] in object_graph.LIBRARIES:
+    if object_graph.is_library_module(now.__globals__.get("__name__", "")):
         return inspect.unwrap(now) is inspect.unwrap(first)
     # The same line may have made it again.
     return now.__code__ is first.__code__ and (now.__closure__ or ()) == (first.__closure__ or ())

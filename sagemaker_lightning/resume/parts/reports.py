@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from pytorch_lightning import Trainer
 from torch import nn
+from torchmetrics import MetricTracker
 
 from sagemaker_lightning.compat.torch_modules import parameters
 from sagemaker_lightning.contract.errors import printable, with_article
@@ -229,7 +230,13 @@ class Reports:
                     )
 
     def _is_made_again(self, unsaved: Unsaved) -> bool:
-        """Return whether a hook makes an object for each epoch, such as a metric or an iterator."""
+        """Return whether a hook makes an object for each epoch, such as a metric or an iterator.
+
+        The steps of a MetricTracker are made again, too.
+        """
+        holder = self.state.begin().by_path.get(unsaved.path)
+        if holder is not None and isinstance(holder.value, MetricTracker):
+            return True
         owner = start_hooks.objects_of_hooks(self.trainer).get(unsaved.path)
         is_object = isinstance(unsaved.value, nn.Module) or unsaved.loses
         return (

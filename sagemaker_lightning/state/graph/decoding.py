@@ -13,7 +13,7 @@ from sagemaker_lightning.state.graph import atoms, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.encoding import ARRAY_VIEW, TENSOR_VIEW
 from sagemaker_lightning.state.graph.kinds.base import Kind, refusal, refusing
-from sagemaker_lightning.state.graph.kinds.code import NAMED
+from sagemaker_lightning.state.graph.kinds.code import FACTORIES
 from sagemaker_lightning.state.graph.kinds.containers import DictKind, SetKind, has_order
 from sagemaker_lightning.state.graph.kinds.objects import ObjectKind
 from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, key_of
@@ -295,8 +295,8 @@ class _Decoder:
             return self.by_others[reference[1]]
         if first == "id":
             return id(self.value(reference[1]))
-        if first == "code":
-            return NAMED[reference[1]]
+        if first == "factory":
+            return FACTORIES[reference[1]]
         return atoms.decode(reference, self.start.classes)
 
 

@@ -4,12 +4,13 @@ A record is a text and a list of tensors on the CPU, which torch.load(weights_on
 text (text.py) has the nodes, which are lists of kind, path at the start (None for an
 object that was made since), note, references and content (kinds/base.py). A reference is a scalar
 itself, or a list: [number of a node], ["at", path at the start], ["by others", name of a tensor
-that the checkpoint has besides], ["code", name of a library's (kinds/code.py)], ["id", reference to
+that the checkpoint has besides], ["factory", name of a class of Python's], ["id", reference to
 the object whose id it is], or an atom (atoms.py).
 """
 
 import enum
 import operator
+import types
 from collections import deque
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -18,12 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph import atoms, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, kind_text
-from sagemaker_lightning.state.graph.kinds.code import NAMES
+from sagemaker_lightning.state.graph.kinds.code import NAMES_OF_FACTORIES
 from sagemaker_lightning.state.graph.kinds.containers import (
     SetKind,
     loses_order,
@@ -58,7 +60,7 @@ from sagemaker_lightning.state.graph.nodes import (
 from sagemaker_lightning.state.graph.packing import Pack
 from sagemaker_lightning.state.graph.start import Start, collector_paused, size_of
 from sagemaker_lightning.state.graph.text import Record
-from sagemaker_lightning.state.object_graph import is_library_class, owner_of
+from sagemaker_lightning.state.object_graph import is_library_class, is_library_module, owner_of
 
 MAX_SAVED = 1 << 26
 """Elements, at most, of a tensor or an array that is saved of objects that reflection enters."""
@@ -232,8 +234,11 @@ class Encoder:
     def draft_all(self) -> None:
         """Draft what is written of each node that is new, or has changed."""
         self._draft_views()
+        in_place = self._draft_replaced()
         for key, node in list(self.nodes.items()):
-            if key in self.by_others or key in self.drafts or key in NAMES:
+            if key in self.by_others or key in self.drafts or key in in_place:
+                continue
+            if key in NAMES_OF_FACTORIES:
                 continue
             try:
                 if self._is_new(key):
@@ -242,6 +247,24 @@ class Encoder:
                     self.drafts[key] = draft
             except NotSaved as error:
                 self.refused[key] = str(error)
+
+    def _draft_replaced(self) -> set[int]:
+        """Draft the metrics in whose places the start has others of their classes; return them.
+
+        No record makes a metric. So the one of the start gets what this one has.
+        """
+        replaced: dict[int, Node] = {}
+        for key, node in self.nodes.items():
+            if isinstance(node.value, Metric) and self._is_new(key):
+                first = self.start.by_path.get(node.path)
+                is_gone = first is not None and key_of(first.value) not in self.nodes
+                if first is not None and is_gone and type(first.value) is type(node.value):
+                    replaced[key] = first
+                    self.references[key] = ["at", self.start.paths[key_of(first.value)]]
+        for key, first in replaced.items():
+            if draft := self._of_changed(key, first, self.nodes[key]):
+                self.drafts[key] = draft
+        return set(replaced)
 
     def _of_new(self, node: Node) -> Draft:
         kind = node.kind
@@ -261,7 +284,7 @@ class Encoder:
     def _of_changed(self, key: int, before: Node, node: Node) -> Draft | None:
         """Return what is written of a node of the start; None if it has not changed."""
         kind = node.kind
-        path = self.start.paths[key]
+        path = self.start.paths[key_of(before.value)]
         is_touched = key in self.touched
         if isinstance(kind, ObjectKind):
             names = self.touched[key] if is_touched else ()
@@ -347,8 +370,8 @@ class Encoder:
             return reference
         if key in self.by_others:
             reference = ["by others", self.by_others[key]]
-        elif key in NAMES:
-            reference = ["code", NAMES[key]]
+        elif key in NAMES_OF_FACTORIES:
+            reference = ["factory", NAMES_OF_FACTORIES[key]]
         elif key not in self.nodes:
             if isinstance(part, enum.Enum):
                 self._check_class(class_)
@@ -386,6 +409,8 @@ class Encoder:
             return False
         if class_ in SCALARS:
             return repr(before) == repr(now)
+        if class_ is types.FunctionType and _wrap_the_same(before, now):
+            return True
         if class_.__name__ == "method":
             return before == now and id(now) not in self.replaced
         if id(now) in self.nodes:
@@ -610,6 +635,17 @@ class Encoder:
                     waiting.append(part_key)
         blocks = _pack(nodes)
         return {"nodes": text.write(nodes, blocks), "tensors": blocks}
+
+
+def _wrap_the_same(first: Any, second: Any) -> bool:
+    """Return whether a library has put these functions around one function or method.
+
+    So torchmetrics does with `update` and `compute` of each metric.
+    """
+    wrapped = [getattr(each, "__wrapped__", each) for each in (first, second)]
+    functions = [getattr(each, "__func__", each) for each in wrapped]
+    is_librarys = is_library_module(second.__globals__.get("__name__", ""))
+    return second.__code__ is first.__code__ and functions[0] is functions[1] and is_librarys
 
 
 def _is_librarys(value: Any) -> bool:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, MetricTracker
 from untrained import in_epoch_5, resumed, run_of
 
 from sagemaker_lightning.compat import lightning_loops
@@ -705,6 +705,14 @@ def test_a_container_of_what_cannot_be_saved_is_told_once(capsys):
     ]
     assert len(lines) == 2 and all(map(str.startswith, sorted(lines, reverse=True), begins))
     model.rows.append(Row())
+    assert told(capsys, state) == []
+
+
+def test_the_steps_of_a_metric_tracker_are_not_told(capsys):
+    state = state_of(model := Model(tracker=MetricTracker(MeanMetric(), maximize=True)))
+    for value in (1.0, 2.0):
+        model.tracker.increment()
+        model.tracker.update(value)
     assert told(capsys, state) == []
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from pytorch_lightning import LightningModule
+from torchmetrics import MeanMetric, Metric, MinMaxMetric
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph import encoding
@@ -429,20 +430,62 @@ def test_a_thread_that_ran_may_be_started_again():
     resumed.thread.join()
 
 
-def test_functions_and_layers_of_torchs_come_back():
+def test_layers_of_torchs_come_back():
     def make():
-        net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
-        return Thing(net=net, act=torch.relu, loss=None)
+        return Thing(net=torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
 
     def change(model):
         model.net[1] = torch.nn.LeakyReLU(0.3)
-        model.act = torch.tanh
-        model.loss = {"mse": torch.nn.functional.mse_loss, "class": torch.nn.GELU, "steps": 3}
 
     trained, resumed = train(make, change)
     assert type(resumed.net[1]) is torch.nn.LeakyReLU and resumed.net[1].negative_slope == 0.3
     assert torch.equal(resumed.net[1](torch.tensor([-1.0])), trained.net[1](torch.tensor([-1.0])))
-    assert resumed.act is torch.tanh and resumed.loss == trained.loss
+
+
+class Scaled(Metric):
+    """A metric of a user's, with an attribute."""
+
+    full_state_update = False
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+        self.add_state("total", torch.zeros(()))
+
+    def update(self, value):
+        self.total += value * self.scale
+
+    def compute(self):
+        return self.total
+
+
+def test_a_metric_in_the_place_of_another_one_is_that_one_with_its_attributes():
+    """What it has counted, another part of a checkpoint has."""
+
+    def make():
+        return Thing(mean=Scaled(1.0), both=[MinMaxMetric(Scaled(2.0))], named={"a": Scaled(3.0)})
+
+    def change(model):
+        model.mean = Scaled(0.5)
+        model.both[0] = MinMaxMetric(Scaled(0.25))
+        model.named = {"a": Scaled(3.0), "best": 1}
+
+    _, resumed = train(make, change)
+    assert resumed.mean.scale == 0.5 and resumed.named["a"].scale == 3
+    assert resumed.named["best"] == 1 and len(resumed.both) == 1
+    (metric,) = resumed.both[0].children()
+    assert metric.scale == 0.25
+    resumed.mean.update(2.0)
+    assert resumed.mean.compute() == 1
+
+
+@pytest.mark.parametrize("make_metric", [lambda: MeanMetric(), lambda: Scaled(2.0)])
+def test_a_metric_beside_which_the_first_one_stays_is_named(make_metric):
+    model = Thing(mean=Scaled(1.0), first=None)
+    start = Start({"model": model})
+    model.first = model.mean
+    model.mean = make_metric()
+    assert [each.name for each in encode({"model": model}, start)[1]] == ["mean"]
 
 
 def test_what_a_scripted_module_counts_comes_back():
