@@ -38,9 +38,9 @@ COMPAT := .venvs/$(PACKAGE)-$(LIGHTNING)$(if $(WITH),-with-others)
 $(COMPAT)/ready: $(LOCKED)
 	PYTHON=$(PYTHON) scripts/make_env.sh $(COMPAT) $(PACKAGE)==$(LIGHTNING) $(WITH)
 
-COMPATIBLE := -n 2 -m "not docker and not soak" tests/test_compat.py tests/test_namespaces.py tests/unit/data/test_deterministic.py tests/test_exact_resume.py tests/test_data_that_change.py \
-	tests/test_process_left_as_it_was.py tests/test_where_runs_begin_and_end.py tests/test_what_checkpoints_hold.py \
-	tests/unit/data/loaders tests/test_interruptions.py tests/test_strangers.py tests/test_logger_runs.py
+COMPATIBLE := -n 2 -m "not docker and not soak" tests/compat/test_compat.py tests/unit/compat/test_namespaces.py tests/unit/data/test_deterministic.py tests/integration/test_exact_resume.py tests/integration/test_data_that_change.py \
+	tests/integration/test_process_left_as_it_was.py tests/integration/test_where_runs_begin_and_end.py tests/integration/test_what_checkpoints_hold.py \
+	tests/unit/data/loaders tests/integration/test_interruptions.py tests/integration/test_strangers.py tests/integration/test_logger_runs.py
 compat: $(COMPAT)/ready  ## run the tests of what is ours and Lightning's with another one (LIGHTNING=2.5.2, the oldest; PACKAGE=lightning; WITH="torch~=2.11.0 torchvision")
 	$(COMPAT)/bin/python -m pytest $(COMPATIBLE) $(FLAGS)
 
@@ -53,13 +53,13 @@ soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders an
 	$(BIN)/python -m pytest -n 2 -m soak $(FLAGS)
 
 mutants: $(VENV)/ready  ## change the code in 200 places, one at a time, and print what no quick test finds: five minutes
-	$(BIN)/python tests/mutants.py $(FLAGS)
+	$(BIN)/python tests/tools/mutants.py $(FLAGS)
 
 zoo: $(VENV)/ready  ## interrupt user code of 247 kinds at random moments (FLAGS="run --help" lists its flags)
 	$(BIN)/python -m tests.zoo $(FLAGS)
 
 projects: $(VENV)/ready  ## interrupt public packages that train by Lightning, at random moments (FLAGS="lightly darts --rounds=3")
-	$(BIN)/python -m tests.real_projects $(FLAGS)
+	$(BIN)/python -m tests.tools.real_projects $(FLAGS)
 
 loaders: $(VENV)/ready  ## interrupt trainings on the loaders of other libraries, at random (FLAGS="timm --rounds=1")
 	$(BIN)/python -m tests.foreign_loaders $(FLAGS)
@@ -74,7 +74,7 @@ lint: $(VENV)/ready $(TOOLS)/locked.txt  ## check style, imports, types and the 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
-	$(BIN)/python tests/prose.py
+	$(BIN)/python tests/tools/prose.py
 	$(TOOLS)/bin/mypy --python-executable $(BIN)/python
 	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(TOOLS)/bin/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
@@ -111,7 +111,7 @@ wheel: $(TOOLS)/locked.txt  ## build the wheel and the source archive in output/
 	$(TOOLS)/bin/uv build --quiet --out-dir output/dist
 
 test-wheel: $(VENV)/ready  ## install the wheel into an empty environment, and use it there
-	$(BIN)/python -m pytest -n 2 tests/test_package.py $(FLAGS)
+	$(BIN)/python -m pytest -n 2 tests/integration/test_package.py $(FLAGS)
 
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' sagemaker_lightning/__init__.py)
 publish:  ## upload what `make wheel` has built to the package index; the commit must have the tag of its version

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks import report
 
-sys.path.insert(0, str(report.ROOT / "tests"))
+sys.path.insert(0, str(report.ROOT / "tests/support"))
 PACKAGES = "/opt/conda/envs/sagemaker-lightning/lib/python3.11/site-packages"
 PARTS = {
     "CUDA libraries, cuDNN, NCCL": f"{PACKAGES}/nvidia",

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests/support"))
 HYPERPARAMETERS = {
     "model": "interruptible.Model",
     "data": "interruptible.Data",
@@ -47,7 +47,7 @@ class Process:
         flags = [f"--{key}={value}" for key, value in self.flags.items()]
         with (self.folder / "log").open("a") as log:
             self.process = warm.start(
-                ["python", ROOT / "tests/interruptible.py", *flags],
+                ["python", ROOT / "tests/support/interruptible.py", *flags],
                 self.folder,
                 os.environ,
                 log.fileno(),
@@ -95,7 +95,7 @@ class Train(Process):
         self.folder = folder
         for name in ("code", "checkpoints", "input/config"):
             (folder / name).mkdir(parents=True)
-        shutil.copy(ROOT / "tests/interruptible.py", folder / "code")
+        shutil.copy(ROOT / "tests/support/interruptible.py", folder / "code")
         hyperparameters = HYPERPARAMETERS | {"trainer.devices": str(self.ranks)}
         (folder / "input/config/hyperparameters.json").write_text(json.dumps(hyperparameters))
 
@@ -150,7 +150,7 @@ class Containers:
         from containers import IMAGE_TAG
         from nodes import Nodes
 
-        source = {"interruptible.py": (ROOT / "tests/interruptible.py").read_text()}
+        source = {"interruptible.py": (ROOT / "tests/support/interruptible.py").read_text()}
         hyperparameters = HYPERPARAMETERS | {"trainer.devices": "1"}
         self.folder = folder
         self.nodes = Nodes(

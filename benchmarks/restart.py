@@ -220,7 +220,7 @@ def _one_host(hosts: int, hyperparameters: dict[str, str], variables: dict[str, 
 
 
 def _several_hosts(hosts: int, hyperparameters: dict[str, str], variables: dict[str, str]) -> Job:
-    sys.path.insert(0, str(report.ROOT / "tests"))
+    sys.path.insert(0, str(report.ROOT / "tests/support"))
     from containers import IMAGE_TAG
     from rehearsals import Rehearsal
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sagemaker_lightning.compat import namespaces
 
-if TYPE_CHECKING:  # what `__getattr__` gives; tests/test_package.py compares it with PUBLIC
+if TYPE_CHECKING:  # what `__getattr__` gives; test_package.py compares it with PUBLIC
     from sagemaker_lightning.callbacks.divergence import Divergence as Divergence
     from sagemaker_lightning.callbacks.gradient_weighting import (
         GradientWeighting as GradientWeighting,

@@ -159,7 +159,7 @@ class Job:
     def run(self, *command: str, timeout: float = 300, cold: bool = False, **variables: str):
         """Run `command` (default: train) and return it with all its output in `stdout`.
 
-        `train` starts warm (tests/warm.py), unless `cold`: then it is the process that a container
+        `train` starts warm (warm.py), unless `cold`: then it is the process that a container
         starts.
         """
         if command or cold:
@@ -255,7 +255,7 @@ def bucket(s3_server: str) -> s3.Bucket:
 
 
 def pytest_configure(config):
-    """Start the sweeper (tests/sweeper.py), which removes what a killed run leaves behind.
+    """Start the sweeper (sweeper.py), which removes what a killed run leaves behind.
 
     From now on, SIGTERM ends the run as SIGINT does.
     """
@@ -354,7 +354,7 @@ def pytest_collection_finish(session):
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """Run lanes side by side (tests/lanes.py)."""
+    """Run lanes side by side (lanes.py)."""
     config.option.loadscopereorder = False
     return lanes.Lanes(config, log)
 

@@ -56,7 +56,7 @@ SET_ON_TRAINER = {
 }
 """Attributes that Lightning, its connectors and its loops set on a trainer.
 
-They are not among those that a user has added. On an upgrade, tests/test_compat.py names those that
+They are not among those that a user has added. On an upgrade, test_compat.py names those that
 are missing here.
 """
 

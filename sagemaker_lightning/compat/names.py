@@ -1,6 +1,6 @@
 """Every private name of other packages that the modules here need.
 
-No documentation promises these names. tests/test_compat.py looks each of them up, in a second, and
+No documentation promises these names. test_compat.py looks each of them up, in a second, and
 names those that have moved and who needs them. It also fails if a module here uses a private name
 that is missing here. A name is `function`, `Class` or `Class.attribute` of a module; what it has to
 be is one of:

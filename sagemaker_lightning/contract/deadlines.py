@@ -1,6 +1,6 @@
 """The deadlines of a job in one table, in seconds, each with its reason.
 
-Deadlines nest: what must end first has the shorter one. tests/test_deadlines.py checks that.
+Deadlines nest: what must end first has the shorter one. test_deadlines.py checks that.
 """
 
 # From SIGTERM to the end of a container: each waits for the one before.

@@ -5,7 +5,7 @@
 
 Each of tests/foreign_loaders/libraries has the loaders of a library, as its documentation makes
 them; the lines at its top name the library. It gets an environment of its own, as the projects of
-tests/real_projects.py do.
+real_projects.py do.
 
 A loader is trained from with no data workers, with two, with two that stay, and with another number
 of them after an interruption. In each of these ways, it is trained from as Lightning does, and with
@@ -30,7 +30,7 @@ from importlib import metadata
 from pathlib import Path
 
 from tests import real_projects
-from tests.real_projects import ROOT, Job, environment, requirements
+from tests.tools.real_projects import ROOT, Job, environment, requirements
 
 LIBRARIES = ROOT / "tests/foreign_loaders/libraries"
 WAYS = {
@@ -197,7 +197,7 @@ def examine(library: str, only: str, rounds: int, seed: int, home: Path, ways: l
 
     Each loader adds a line to LIBRARY.jsonl in `home`.
     """
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests/support"))
     import warm
 
     script = LIBRARIES / f"{library}.py"

@@ -24,7 +24,7 @@ from pathlib import Path
 from threading import Lock
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests/support"))
 
 RIGHT_OUTCOMES = ("identical", "said")
 

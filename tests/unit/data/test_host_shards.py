@@ -515,7 +515,7 @@ def test_a_damaged_test_file_on_one_of_two_hosts_that_have_it(tmp_path: Path):
 @pytest.mark.parametrize("data_flags", [(), ("--data=CIFAR10DataModule",)])
 def test_the_channel_says_whether_data_is_sharded(data_flags, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+    monkeypatch.syspath_prepend(str(ROOT / "tests/support"))
     two_hosts = {
         "hosts": ("a", "b"),
         "current_host": "a",

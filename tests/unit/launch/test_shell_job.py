@@ -1,6 +1,6 @@
 """launch/shell_job.py: what SDK 3's script, its driver and the job's program tell of an end.
 
-tests/test_container.py has the image, tests/test_clients_sdk3.py and tests/test_foreign_image.py
+test_container.py has the image, test_clients_sdk3.py and test_foreign_image.py
 the real SDK.
 """
 

@@ -306,7 +306,7 @@ def test_a_restarted_rank_imports_nothing_anew(uninterrupted, own_weights, tmp_p
 
 
 # All hosts decide alike: tests/unit/launch/test_attempts.py. By which checkpoint:
-# tests/test_sharded.py.
+# test_sharded.py.
 @pytest.mark.thorough
 @pytest.mark.docker
 def test_two_hosts_start_again_from_the_checkpoint_that_both_have(

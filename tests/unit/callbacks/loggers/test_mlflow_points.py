@@ -1,6 +1,6 @@
 """callbacks/loggers/mlflow_points.py: a run of MLflow continues, each point once.
 
-In one process, with a server that is made of a list. tests/test_tracking.py has MLflow's own.
+In one process, with a server that is made of a list. test_tracking.py has MLflow's own.
 """
 
 import random

@@ -1,6 +1,6 @@
 """callbacks/loggers/wandb_rows.py: a run of Weights & Biases continues, each row once.
 
-In one process, with a run that is made of a list. tests/test_tracking.py has W&B's own.
+In one process, with a run that is made of a list. test_tracking.py has W&B's own.
 """
 
 import json

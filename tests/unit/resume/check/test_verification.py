@@ -29,7 +29,7 @@ ANNOUNCED = "the state is as it was saved, and the next batch the one that was t
 class Broken(Run):
     """A job whose programs note each step at once, and whose resumed run has a mistake."""
 
-    program = ROOT / "tests/broken.py"
+    program = ROOT / "tests/support/broken.py"
 
     def kill(self, at: str = "1:9") -> None:
         """Kill the run at a position of the model's, which loses a few steps."""

@@ -1,0 +1,395 @@
+"""Where no Docker engine answers, jobs run as processes.
+
+They have the same folders, files, names, signals and interruptions.
+"""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+from conftest import write_cifar
+from rehearsals import HANG_SECONDS, Rehearsal, run_command
+from test_rehearsal_clients import (
+    CPU_HYPERPARAMETERS,
+    TUTORIAL_HYPERPARAMETERS,
+    same_weights,
+    weights,
+)
+
+from sagemaker_rehearsal.engines import bridge, processes
+from sagemaker_rehearsal.jobs.layout import Layout
+
+pytestmark = [pytest.mark.slow, pytest.mark.root]
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory):
+    """A rehearsal with the engine of processes."""
+    folder = tmp_path_factory.mktemp("rehearsal")
+    os.environ["REHEARSAL_PYTHON"] = sys.executable
+    try:
+        with Rehearsal(folder, "--engine=processes", "--sync-every=0.2") as server:
+            assert "no Docker engine" in server.output
+            for path in write_cifar(folder / "data", images=10).iterdir():
+                server.s3.upload_file(
+                    str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}"
+                )
+            yield server
+    finally:
+        del os.environ["REHEARSAL_PYTHON"]
+
+
+@pytest.mark.thorough  # two ranks of one host: test_interrupted_ranks.py
+def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
+    source = {"S3DataType": "S3Prefix", "S3Uri": "s3://rehearsal/cifar10/"}
+    arguments = {
+        # SGD: its checkpoints, which are copied all the time, have a third of the default's bytes.
+        "HyperParameters": TUTORIAL_HYPERPARAMETERS
+        | {"trainer.max_epochs": "2", "optimizer": "SGD"},
+        "Environment": {"OMP_NUM_THREADS": "1"},
+        "hosts": 2,
+        "InputDataConfig": [
+            {
+                "ChannelName": "training",
+                "InputMode": "FastFile",
+                "DataSource": {"S3DataSource": source},
+            }
+        ],
+    }
+    checkpoints = {"CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/run"}}
+    names = [rehearsal.create("none", **arguments)]
+    uninterrupted = rehearsal.wait_until_ended(names[0])
+    names.append(rehearsal.create("none", spot=True, **arguments, **checkpoints))
+    deadline = time.monotonic() + HANG_SECONDS
+    while not any(key.endswith(".ckpt") for key in rehearsal.keys("checkpoints/run/")):
+        assert time.monotonic() < deadline, rehearsal.lines(names[1])
+        time.sleep(0.05)
+    assert (
+        run_command(rehearsal, "interrupt", names[1], "--host=algo-2", "--unwarned").returncode == 0
+    )
+    interrupted = rehearsal.wait_until_ended(names[1])
+    assert uninterrupted["TrainingJobStatus"] == interrupted["TrainingJobStatus"] == "Completed", (
+        uninterrupted,
+        interrupted,
+    )
+    statuses = [transition["Status"] for transition in interrupted["SecondaryStatusTransitions"]]
+    assert statuses.count("Interrupted") == 1
+    assert any("resuming from step" in line for line in rehearsal.lines(names[1])["algo-1"])
+    assert same_weights(*(weights(rehearsal, name) for name in names))
+    record = json.loads((rehearsal.folder / names[1] / "job.json").read_text())
+    assert record["attempts"][1]["resumed_from"].startswith("step-")
+    assert any("the application of this checkout runs" in note for note in record["notes"])
+
+
+@pytest.mark.thorough  # what a host finds in S3: test_sharded.py
+def test_an_interrupted_sharded_job_has_the_same_weights_however_s3_is_copied(
+    tmp_path, monkeypatch
+):
+    """Files are copied while they are written, late, one by one; none is copied at the end."""
+    monkeypatch.setenv("REHEARSAL_PYTHON", sys.executable)
+    arguments = {
+        "HyperParameters": {
+            "trainer.accelerator": "cpu",
+            "trainer.strategy": "ModelParallelStrategy",
+            "trainer.strategy.data_parallel_size": "2",
+            "trainer.max_epochs": "4",
+            "model": "tests.support.sharded_images.Classifier",
+            "data.batch_size": "8",
+            "resume.every_n_steps": "5",
+        },
+        "Environment": {"OMP_NUM_THREADS": "1"},
+        "hosts": 2,
+    }
+    flags = ["--sync-every=0.1", "--sync-lag=0.5", "--sync-markers-uploaded", "--sync-keep-deleted"]
+    with Rehearsal(tmp_path, "--engine=processes", *flags) as rehearsal:
+        names = [rehearsal.create("none", **arguments)]
+        ended = rehearsal.wait_until_ended(names[0])
+        assert ended["TrainingJobStatus"] == "Completed", ended["FailureReason"]
+        checkpoints = {"CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/run"}}
+        names.append(rehearsal.create("none", spot=True, **arguments, **checkpoints))
+        deadline = time.monotonic() + HANG_SECONDS
+        while not any(key.endswith(".ckpt") for key in rehearsal.keys("checkpoints/run/")):
+            assert time.monotonic() < deadline, rehearsal.lines(names[1])
+            time.sleep(0.05)
+        run_command(rehearsal, "interrupt", names[1], "--host=algo-2", "--unwarned")
+        interrupted = rehearsal.wait_until_ended(names[1])
+        lines = rehearsal.lines(names[1])["algo-1"]
+        assert interrupted["TrainingJobStatus"] == "Completed", lines
+        assert any("resuming from step" in line for line in lines), lines
+        assert same_weights(*(weights(rehearsal, name) for name in names))
+
+
+@pytest.mark.thorough  # ranks that die: test_interrupted_ranks.py; a comparison: unit tests
+def test_a_job_whose_ranks_die_and_freeze_has_the_same_bits(tmp_path, monkeypatch):
+    """Both faults come by rules; the run that is compared has none of them."""
+    monkeypatch.setenv("REHEARSAL_PYTHON", sys.executable)
+    rules = ["--fault=kill rank at step 5", "--fault=freeze rank 0 at step 15 for 1s"]
+    with Rehearsal(tmp_path, "--engine=processes", "--compare", *rules) as rehearsal:
+        name = rehearsal.create(
+            "none",
+            HyperParameters=CPU_HYPERPARAMETERS
+            | {
+                "trainer.max_epochs": "2",
+                "trainer.limit_train_batches": "12",
+                "trainer.limit_val_batches": "2",
+                "trainer.limit_test_batches": "2",
+            },
+            Environment={"OMP_NUM_THREADS": "1"},
+        )
+        assert rehearsal.wait_until_ended(name)["TrainingJobStatus"] == "Completed"
+        folder = rehearsal.folder / name
+        deadline = time.monotonic() + HANG_SECONDS
+        while not (goodput := json.loads((folder / "goodput.json").read_text()))["comparison"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert goodput["verdict"] == "same bits", goodput
+        assert [(fault["kind"], fault["failed"]) for fault in goodput["faults"]] == [
+            ("kill rank", ""),
+            ("freeze rank", ""),
+        ]
+        assert goodput["comparison"]["explanation"].startswith("of model.pt")
+        record = json.loads((folder / "job.json").read_text())
+        assert len(record["attempts"]) == 1 and record["attempts"][0]["restarts"]
+        assert "same bits" in run_command(rehearsal, "report", name).stdout
+        left_alone = run_command(rehearsal, "report", f"{name}-left-alone").stdout
+        assert "fault" not in left_alone
+
+
+# Counts steps that two hosts make together, and writes each into a checkpoint. A host waits
+# for ever once the other one is gone.
+COUNTS = """
+import os, signal, socket, sys, time
+from pathlib import Path
+first = os.environ["SM_CURRENT_HOST"] == "algo-1"
+if first:
+    connection = socket.create_server(("0.0.0.0", 4000)).accept()[0]
+while not first:
+    try:
+        connection = socket.create_connection(("algo-1", 4000))
+        break
+    except OSError:
+        time.sleep(0.05)
+for step in range(10**6):
+    try:
+        connection.sendall(b"x")
+        is_there = connection.recv(1)
+    except OSError:
+        is_there = False
+    if not is_there:
+        signal.pause()
+    if first:
+        print(f"step={step}", flush=True)
+    else:
+        try:
+            Path(os.environ["SM_MODEL_DIR"], "../checkpoints/step-1.ckpt").write_text(str(step))
+        except OSError as error:
+            sys.exit(f"the checkpoint cannot be written: {error.strerror}")
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory):
+    """A rehearsal of jobs that hang after 8 s, with the program that counts in its S3."""
+    folder = tmp_path_factory.mktemp("counting")
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        program = tarfile.TarInfo("counts.py")
+        program.size = len(COUNTS.encode())
+        tar.addfile(program, io.BytesIO(COUNTS.encode()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REHEARSAL_PYTHON", sys.executable)
+        with Rehearsal(folder, "--engine=processes", "--hang-after=8", "--grace=3") as server:
+            key = {"Bucket": "rehearsal", "Key": "sourcedir.tar.gz"}
+            server.s3.put_object(**key, Body=archive.getvalue())
+            yield server
+
+
+def count(rehearsal: Rehearsal) -> str:
+    """Return the name of a job of two hosts that counts."""
+    source = "s3://rehearsal/sourcedir.tar.gz"
+    name = rehearsal.create(
+        "none",
+        hosts=2,
+        HyperParameters={"sagemaker_program": "counts.py", "sagemaker_submit_directory": source},
+        CheckpointConfig={"S3Uri": "s3://rehearsal/counted"},
+    )
+    rehearsal.wait_for_line(name, "step=5")
+    return name
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict"),
+    [
+        ("cut network of algo-2", "hung"),
+        ("fill disk of algo-2", "failed with a reason"),
+        ("kill rank 0 of algo-1", "failed"),
+    ],
+)
+def test_what_a_fault_by_hand_comes_to(counting, fault, verdict):
+    name = count(counting)
+    said = run_command(counting, "fault", name, fault)
+    assert (said.returncode, said.stdout) == (0, f"{fault} in {name}\n")
+    job = counting.wait_until_ended(name)
+    assert job["TrainingJobStatus"] == "Failed"
+    goodput = json.loads((counting.folder / name / "goodput.json").read_text())
+    assert [each["failed"] for each in goodput["faults"]] == [""]
+    assert goodput["verdict"].startswith(verdict), (goodput, job["FailureReason"])
+    assert ("cannot be written: No space left" in job["FailureReason"]) == ("disk" in fault)
+
+
+def test_a_slow_and_lossy_network_is_mended(counting):
+    """The job goes on: 0.3 s of each hang nobody."""
+    name = count(counting)
+    for kind in ("slow", "lossy"):
+        run_command(counting, "fault", name, f"{kind} network of algo-1 for 0.3s")
+    deadline = time.monotonic() + HANG_SECONDS
+    while counting.output.count("network of algo-1") < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    counting.sagemaker.stop_training_job(TrainingJobName=name)
+    assert counting.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
+    faults = json.loads((counting.folder / name / "goodput.json").read_text())["faults"]
+    assert [(each["kind"], each["failed"]) for each in faults] == [
+        ("slow network", ""),
+        ("lossy network", ""),
+    ]
+
+
+# A training that leaves most of the processors to others, and does not end by itself.
+LONG_TRAINING = CPU_HYPERPARAMETERS | {
+    "model": "tests.support.foreign.Slow",
+    "data": "tests.support.foreign.Data",
+    "trainer.max_epochs": "1000",
+    "progress.every_n_seconds": "1",
+}
+
+
+def test_a_stop_reaches_the_program(rehearsal):
+    name = rehearsal.create("none", HyperParameters=LONG_TRAINING)
+    rehearsal.wait_for_line(name, "step=")
+    rehearsal.sagemaker.stop_training_job(TrainingJobName=name)
+    assert rehearsal.wait_until_ended(name)["TrainingJobStatus"] == "Stopped"
+    assert any("interrupted, resume from step" in line for line in rehearsal.lines(name)["algo-1"])
+
+
+@pytest.mark.thorough  # the limit leaves the time for a start on a busy machine
+def test_a_job_that_reaches_max_runtime_saves_and_goes_on(rehearsal):
+    """As one that is stopped by hand."""
+    fields = {
+        "HyperParameters": LONG_TRAINING,
+        "CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/runtime"},
+        "Environment": {"OMP_NUM_THREADS": "1"},
+    }
+    limit = {"StoppingCondition": {"MaxRuntimeInSeconds": 90}}
+    name = rehearsal.create("none", **fields, **limit)
+    stopped = rehearsal.wait_until_ended(name)
+    assert stopped["SecondaryStatus"] == "MaxRuntimeExceeded", rehearsal.lines(name)
+    lines = "\n".join(rehearsal.lines(name)["algo-1"])
+    step = re.search(r"interrupted, resume from step ([1-9]\d*): SIGTERM; \S+ is in S3", lines)
+    assert step, lines
+    again = rehearsal.create("none", **fields)
+    rehearsal.wait_for_line(again, f"resuming from step {step[1]}: ")
+    rehearsal.sagemaker.stop_training_job(TrainingJobName=again)
+    rehearsal.wait_until_ended(again)
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"EnableNetworkIsolation": True}, "EnableNetworkIsolation"),
+        ({"script": "true"}, "ContainerEntrypoint"),
+    ],
+)
+def test_what_needs_containers_is_refused(rehearsal, fields, refused):
+    with pytest.raises(ClientError, match=refused):
+        rehearsal.create("none", **fields)
+
+
+def test_the_orphans_of_a_killed_rehearsal_are_ended(rehearsal, tmp_path):
+    killed = Rehearsal(tmp_path, "--engine=processes")
+    killed.start()
+    killed.s3.create_bucket(Bucket="rehearsal")
+    # A job's name may be that of one of the rehearsal's own files.
+    killed.wait_for_line(killed.create("none", hosts=2, TrainingJobName="lock"), "", "algo-2")
+    (owner,) = [path.parent.name for path in killed.cache.glob("*/*/lock")]
+    assert f"rh{owner[:8]}-switch" in subprocess.check_output(["ip", "netns", "list"], text=True)
+    os.kill(killed.process.pid, signal.SIGKILL)
+    killed.process.wait()
+    # The command lines of its jobs have its folders in them.
+    find_processes = ["pgrep", "--full", str(killed.cache)]
+    assert subprocess.run(find_processes, capture_output=True).stdout
+    following = Rehearsal(tmp_path, "--engine=processes")
+    with following:
+        assert "ended what a killed rehearsal had left" in following.output
+        assert not subprocess.run(find_processes, capture_output=True).stdout
+    namespaces = subprocess.check_output(["ip", "netns", "list"], text=True)
+    assert owner[:8] not in namespaces
+
+
+def test_the_jobs_environment_reaches_the_program_alone(tmp_path, monkeypatch):
+    """Only the program gets the job's environment.
+
+    A shell, a loader or Python would run code that some variables name; nothing before the program
+    does.
+    """
+    trap_folder = tmp_path / "trap"
+    root = tmp_path / "root"
+    for folder in (trap_folder, root, tmp_path / "host/input/data/fast"):
+        folder.mkdir(parents=True)
+    (root / "entrypoint.sh").write_text(
+        "[[ $1 == train && -z $(/bin/cat) ]] && exec /usr/bin/env --null\n"
+    )
+    sprung_file = tmp_path / "sprung"
+    (trap_folder / "commands").write_text(f"echo $0 >>{sprung_file}\n")
+    for name in ("unshare", "nsenter", "mount", "bash", "python", "python3", "env"):
+        (trap_folder / name).write_text(f"#!/bin/sh\necho {name} >>{sprung_file}\n")
+        (trap_folder / name).chmod(0o755)
+    for name in ("json", "sitecustomize", "os"):
+        (trap_folder / f"{name}.py").write_text(
+            f"open({str(sprung_file)!r}, 'a').write({name!r})\n"
+        )
+    hostile = {
+        "BASH_ENV": str(trap_folder / "commands"),
+        "ENV": str(trap_folder / "commands"),
+        "PATH": str(trap_folder),
+        "PYTHONPATH": str(trap_folder),
+        "PYTHONSTARTUP": str(trap_folder / "os.py"),
+        "PYTHONHOME": str(trap_folder),
+        "LD_LIBRARY_PATH": str(trap_folder),
+        "LD_PRELOAD": "/no/such.so",
+        "DOCKER_HOST": "tcp://evil.com",
+        "UID": "0",
+        "LINES_OF": "a\nb=c",
+        "EMPTY": "",
+    }
+    monkeypatch.setattr(processes, "ENTRYPOINT", root / "entrypoint.sh")
+    engine = processes.Processes(Path(sys.executable), "test", lambda number: None)
+    network = engine.network("job", 1, False)
+    try:
+        process = network.start(
+            "algo-1", 0, "", {}, Layout(tmp_path / "host", None), ["fast"], hostile
+        )
+        command_line_file = f"/proc/{process.outer.pid}/cmdline"
+        assert "evil.com" not in Path(command_line_file).read_text()  # any user can read it
+        output = "\n".join(process.lines())
+        assert process.wait() == 0
+    finally:
+        network.close()
+        bridge.remove("test")
+    assert not sprung_file.exists()
+    assert output.count("cannot be preloaded") == 3  # from the entry point's shell, cat and env
+    variables = dict(
+        entry.partition("=")[::2] for entry in output.rpartition("ignored.\n")[2].split("\0")
+    )
+    assert {name: variables[name] for name in hostile} == hostile
+    assert variables["SAGEMAKER_BASE_DIR"] == str(tmp_path / "host")

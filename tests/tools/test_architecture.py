@@ -1,0 +1,73 @@
+"""Rules that import-linter and ruff (`make lint`) cannot check.
+
+They are: who reads and who writes the environment, and which modules shadow a package.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def modules(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def test_one_module_names_sagemakers_variables():
+    readers = {
+        path.stem
+        for path in modules("app", "sagemaker_lightning")
+        if path.parent.name != "launcher"  # it runs in no job, and asks what a job's program says
+        and re.search(r"[\"']SM_[A-Z]+[\"'_]", path.read_text())
+    }
+    assert readers == {"environment"}
+
+
+def test_only_launchers_write_the_environment():
+    writes = r"os\.environ\.update|os\.environ\[[^]]+\] *=|os\.putenv|os\.environ\.setdefault"
+    writers = {
+        path.stem
+        for path in modules("app", "sagemaker_lightning")
+        if re.search(writes, path.read_text())
+    }
+    launchers = {"toolkit_hook", "shell_job", "train_command", "warm_start"}
+    assert writers == {"threads", "requirements"} | launchers
+
+
+def test_no_module_shadows_a_package():
+    """`python app/train.py` puts app/ first on the path, so its modules shadow packages.
+
+    `python sagemaker_lightning/launch/torchrun.py` does the same with its folder.
+    """
+    package_names = set(sys.stdlib_module_names) | {
+        "sagemaker",
+        "torch",
+        "lightning",
+        "numpy",
+        "yaml",
+        "tensorboard",
+        "boto3",
+    }
+    assert not package_names & {path.stem for path in modules("app", "sagemaker_lightning/launch")}
+
+
+def test_unit_tests_mirror_the_runtime():
+    """tests/unit/<package>/test_<module>.py: a module's tests are found by its name.
+
+    pytest imports each file of tests by its own name: none may be there twice.
+    """
+    unit = ROOT / "tests/unit"
+    tested = [
+        path.with_name(path.stem.removeprefix("test_")).relative_to(unit)
+        for path in unit.rglob("test_*.py")
+    ]
+    runtime = ROOT / "sagemaker_lightning"
+    strays = [
+        str(path)
+        for path in tested
+        if not (runtime / f"{path}.py").exists() and not (runtime / path / "__init__.py").exists()
+    ]
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert tested and not strays
+    assert sorted(names) == sorted(set(names))

@@ -1,0 +1,66 @@
+"""prose.py: what `make lint` finds in texts."""
+
+import pytest
+from prose import MAX_WORDS, long_sentences, phrases, unknown_names
+
+NONE = "is" + " none"  # not as one: this file may be read, too
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("docs/a.md", f"A lock {NONE}.", [(1, NONE)]),
+        ("docs/a.md", "One line,\nand what came\nof it.", [(3, "came of")]),
+        ("docs/a.md", "It ends. Of each host, two.\n\nNor does it.", [(1, "Of"), (3, "Nor")]),
+        ("docs/a.md", "```\nallowed is 1\n```\nallowed are 2", [(4, "allowed are")]),
+        ("a.py", f'def f():\n    """A lock\n    {NONE.replace(" ", chr(10))}."""\n', [(4, NONE)]),
+        ("a.py", "x = 1\n# a host that\n# is no rank\ny = 2", [(3, "that is no")]),
+        ("a.py", "x = 1\n# a host that\ny = 2\n# is no rank", []),
+        ("a.py", "f'{x}: found {y}, allowed is {z}'", [(1, "allowed is")]),
+        ("a.py", "'the job goes '\n'on'; 'it went on'", [(2, "went on")]),
+        ("a.py", "def f(told): told()", []),
+        ("docs/a.md", "It is no" + " lock.\nIt begins\nanew.", [(1, "is no"), (3, "anew")]),
+        ("docs/a.md", "a lock of\none's own", [(2, "one's")]),
+    ],
+)
+def test_phrases(name, content, found):
+    """In pages, docstrings, comments and messages, also over the ends of lines."""
+    lines = list(phrases(name, content))
+    assert len(lines) == len(found)
+    for (line, phrase), text in zip(found, sorted(lines), strict=True):
+        assert text.startswith(f"{name}:{line}: {phrase!r}: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "There is none.",
+        "there is no lock, which is no longer so",
+        "no one has it",
+        "None if there is none",
+        "that is no longer",
+        "told apart",
+        "the end of Of",
+    ],
+)
+def test_phrases_that_are_plain(text):
+    assert list(phrases("docs/a.md", text)) == []
+
+
+def test_names_that_no_code_has():
+    gone = "settle" + "_searches"
+    page = f"`ExactResume`, `trainer.fit()`,\n`contract/log.py`, `{gone}` and `resume/{gone}.py`\n"
+    page += f"```\n`{gone}`\n```\n"
+    lines = list(unknown_names("docs/a.md", page))
+    assert [line.partition(": no code")[0] for line in lines] == [
+        f"docs/a.md:2: `{gone}`",
+        f"docs/a.md:2: `resume/{gone}.py`",
+    ]
+
+
+def test_sentences_that_are_too_long():
+    """Points of a list and cells of a table are sentences of their own, and links have no words."""
+    most = "a " * (MAX_WORDS - 1) + "b"
+    page = f"Short.\n\n{most}\n- {most}\n\n| {most} | {most} |\n\nx {most}. [b]({most * 2}).\n"
+    lines = list(long_sentences("docs/a.md", page))
+    assert [line.partition(": a sentence")[0] for line in lines] == ["docs/a.md:8"]
