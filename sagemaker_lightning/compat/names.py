@@ -152,7 +152,12 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         "torchmetrics": {"Metric._defaults": "attribute", "Metric._forward_cache": "attribute"},
     },
     "metrics": {
-        "torchmetrics": {"Metric._computed": "attribute", "Metric._update_count": "attribute"}
+        "torchmetrics": {
+            "Metric._computed": "attribute",
+            "Metric._defaults": "attribute",
+            "Metric._reductions": "attribute",
+            "Metric._update_count": "attribute",
+        }
     },
     "lightning_callbacks": {
         CALLBACKS: {

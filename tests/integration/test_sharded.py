@@ -118,7 +118,7 @@ def test_other_ranks_go_on_with_the_same_samples(tmp_path: Path, undisturbed):
 
 @pytest.mark.parametrize("kind", ["", "buffers"])
 def test_other_ranks_have_the_same_state(tmp_path: Path, kind):
-    """Buffers that ranks have of their own samples, and no state dict has, are as rank 0's."""
+    """Buffers that each rank has of its own samples, in no state dict, are as rank 0's."""
     first = trained(tmp_path, kind, mesh=(2, 2))
     for mesh in ((3, 1), None, (1, 1)):
         ended = trained(tmp_path, kind, mesh=mesh, ranks_of_nodes=(2,) if mesh is None else None)

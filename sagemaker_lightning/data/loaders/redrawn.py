@@ -224,7 +224,11 @@ class Redrawn(UnplacedLoader):
         return None
 
     def _restore_source(self, state: Any) -> None:
-        if state is not None:
+        if state is None:
+            return
+        present = self._encoded_source()
+        # Data workers draw from copies of it, of which some take no state of the whole.
+        if present is None or values.digest(present) != values.digest(state):
             self._source.load_state_dict(values.decode(state))
             # litdata's loader asks its datasets for their lengths as if there were no workers, and
             # leaves them so.

@@ -45,7 +45,7 @@ class Metrics(Part):
             for name, _ in list(tracker.named_children())[size:]:
                 delattr(tracker, name)
         of_ranks = self.resumed.of_data_ranks(self)
-        begin_anew = []
+        start_again = []
         for path, metric in of_kinds(self.trainer, Metric):
             own, everyone = (
                 [each["states"][path] for each in of if path in each["states"]] for of in of_ranks
@@ -55,11 +55,11 @@ class Metrics(Part):
             if state := metrics.taken_over(metric, own, everyone):
                 metrics.restore(metric, state, metric.device)  # a callback's may be on the CPU
             else:
-                begin_anew.append(path)
-        if begin_anew and moment is Moment.TRAINING and self.trainer.is_global_zero:
+                start_again.append(path)
+        if start_again and moment is Moment.TRAINING and self.trainer.is_global_zero:
             log.warning(
-                f"warning: {', '.join(begin_anew)}: {len(of_ranks[1])} ranks have saved states of "
-                "this metric that cannot be added up for another number of them: it begins anew"
+                f"warning: {', '.join(start_again)}: {len(of_ranks[1])} ranks have saved states of "
+                "this metric that cannot be added up for another number of them: it starts again"
             )
 
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:

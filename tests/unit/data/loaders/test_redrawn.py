@@ -23,7 +23,7 @@ from loader_epochs import (
     train,
 )
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.loaders.strange import Strange
@@ -48,6 +48,30 @@ def test_a_stream_without_batches_gives_none():
 )
 def test_to_look_whether_batches_can_be_drawn_again_changes_none(name):
     assert train(LOADERS[name], proves=True) == train(LOADERS[name], proves=False)
+
+
+class Divided(IterableDataset):
+    """Reads two shards, of which each of two data workers has one, as datasets of Hugging Face."""
+
+    def __init__(self) -> None:
+        self.given: dict | None = None
+
+    def state_dict(self) -> dict:
+        return {"read of each": [0, 0]}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.given = state
+
+    def __iter__(self):
+        worker = get_worker_info()
+        if self.given and worker and len(self.given["read of each"]) != 1:
+            raise IndexError("this worker has one shard")
+        yield from Numbers(8)
+
+
+def test_data_workers_are_not_given_a_state_that_is_there():
+    make = lambda: DataLoader(Divided(), 4, num_workers=2)  # noqa: E731
+    assert train(make, proves=True) == train(make, proves=False)
 
 
 def test_a_stream_of_one_batch():

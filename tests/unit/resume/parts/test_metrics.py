@@ -116,10 +116,10 @@ def test_a_metric_goes_on_with_another_number_of_ranks(make, one, two, four, cap
             result = metric.compute()
             found = result if isinstance(result, list) else result.tolist()
             assert found == pytest.approx(value, nan_ok=True)
-    assert "begins anew" not in capsys.readouterr().out
+    assert "starts again" not in capsys.readouterr().out
 
 
-def test_a_metric_that_only_its_class_can_add_up_begins_anew_with_a_line(capsys):
+def test_a_metric_that_only_its_class_can_add_up_starts_again_with_a_line(capsys):
     make = PearsonCorrCoef
     saved = []
     for rank in range(2):
@@ -135,5 +135,5 @@ def test_a_metric_that_only_its_class_can_add_up_begins_anew_with_a_line(capsys)
     assert metric.update_count == 0
     assert capsys.readouterr().out == (
         "warning: callbacks.0 Holding.metric: 2 ranks have saved states of this metric that cannot "
-        "be added up for another number of them: it begins anew\n"
+        "be added up for another number of them: it starts again\n"
     )
