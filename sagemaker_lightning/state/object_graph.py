@@ -504,7 +504,7 @@ def attributes(value: Any) -> dict[str, Any]:
     values = {
         name: attribute
         for name, attribute in namespace(value).items()
-        if name not in excluded or isinstance(attribute, FUNCTIONS)
+        if name not in excluded or type(attribute) in FUNCTIONS
     }
     for name in _slots(class_):
         if name not in excluded and hasattr(value, name):

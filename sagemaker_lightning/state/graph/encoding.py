@@ -255,7 +255,7 @@ class Encoder:
         """
         replaced: dict[int, Node] = {}
         for key, node in self.nodes.items():
-            if isinstance(node.value, Metric) and self._is_new(key):
+            if self._is_new(key) and isinstance(node.value, Metric):
                 first = self.start.by_path.get(node.path)
                 is_gone = first is not None and key_of(first.value) not in self.nodes
                 if first is not None and is_gone and type(first.value) is type(node.value):
