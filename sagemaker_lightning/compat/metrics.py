@@ -68,7 +68,7 @@ def combined(
     for name, default in defaults.items():
         reduction = reductions[name]
         of = everyone if reduction is dim_zero_mean else own
-        values = [state["states"][name] for state in of]
+        values = [state["states"][name] for state in of if name in state["states"]]
         if isinstance(default, list):
             made[name] = [tensor for value in values for tensor in value]
         elif len(values) < 2:

@@ -302,6 +302,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "Module._parameters": "attribute",
             "Module._save_to_state_dict": "(self, destination, prefix, keep_vars)",
             "Module._state_dict_hooks": "attribute",
+            "Module._state_dict_pre_hooks": "attribute",
         },
         "torch": {
             "Tensor._indices": "value",

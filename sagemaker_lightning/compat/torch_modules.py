@@ -124,6 +124,20 @@ def changes_state_dict(model: nn.Module) -> bool:
     )
 
 
+def has_users_state_dict(model: nn.Module) -> bool:
+    """Return whether to ask a model for its state dict runs code that is not torch's."""
+    return any(
+        not (function.__module__ or "").startswith("torch.")
+        for module in model.modules()
+        for function in (
+            type(module).state_dict,
+            type(module)._save_to_state_dict,
+            *module._state_dict_hooks.values(),
+            *module._state_dict_pre_hooks.values(),
+        )
+    )
+
+
 def stored_parts(tensor: Tensor) -> list[Tensor]:
     """Return the tensors that a tensor consists of: of a sparse one, its indices and values."""
     if tensor.layout == torch.sparse_coo:

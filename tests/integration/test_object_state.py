@@ -45,8 +45,10 @@ def test_a_metric_stays_on_its_device():
     trainer.strategy._root_device = torch.device("meta")
     ((_, metric),) = of_kinds(trainer, MeanMetric)
     metric.update(3.0)
-    part = run_of(trainer).part(Metrics)
+    run = run_of(trainer)
+    part = run.part(Metrics)
     saved = part.save(None, None)
+    run.resumed = SimpleNamespace(of_data_ranks=lambda part: ([saved], [saved]))
     metric.reset()
     part.restore(saved, Moment.TRAINING)
     assert metric.mean_value.device.type == "cpu" and metric.compute() == 3.0

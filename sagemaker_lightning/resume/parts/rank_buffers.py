@@ -15,7 +15,7 @@ from torchmetrics import Metric
 
 from sagemaker_lightning.compat import dtensors
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
-from sagemaker_lightning.compat.torch_modules import changes_state_dict
+from sagemaker_lightning.compat.torch_modules import changes_state_dict, has_users_state_dict
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu, has_values
 from sagemaker_lightning.resume.parts.part import Moment, Part, named_values
 from sagemaker_lightning.resume.parts.roots import user_objects
@@ -53,7 +53,9 @@ class RankBuffers(Part):
         """Note what the weights are that the model may leave out of its state dict."""
         model = self.trainer.lightning_module
         if changes_state_dict(model):
-            self.own_names = _names_by_saved_name(model)
+            # A user's code is asked for the state dict as often as in plain Lightning.
+            if not has_users_state_dict(model):
+                self.own_names = _names_by_saved_name(model)
             self.at_start = {
                 name: fingerprints.of_tensor(parameter)
                 for name, parameter in model.named_parameters()
