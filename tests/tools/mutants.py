@@ -379,7 +379,7 @@ def hook_of_new_processes() -> Iterator[None]:
     packages = Path(sysconfig.get_path("purelib"))
     # Its name comes before that of the line that imports the runtime (scripts/make_env.sh).
     line = packages / f"mutants-{os.getpid()}.pth"
-    os.environ[mutations.HOOK_VARIABLE] = str(Path(__file__).parent)
+    os.environ[mutations.HOOK_VARIABLE] = str(Path(mutations.__file__).parent)
     try:
         line.write_text(mutations.HOOK_LINE)
         yield

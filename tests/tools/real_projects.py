@@ -240,7 +240,7 @@ def examine(name: str, rounds: int, seed: int, home: Path) -> dict[str, object]:
 
     It runs in the environment of this process.
     """
-    sys.path.insert(0, str(ROOT / "tests/support"))
+    sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "tests")]
     import warm
 
     script = PROJECTS / f"{name}.py"

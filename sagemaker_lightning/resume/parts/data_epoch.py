@@ -157,7 +157,7 @@ class DataEpoch(Part):
             if needs_new_data:
                 objects = {
                     "graph": resumed.of(UserObjects)["graph"],
-                    "generators": resumed.of(Generators),
+                    "generators": dict(resumed.of(Generators)),  # _forget_old_data changes it
                 }
             if objects and resumed.same_ranks:
                 self.restore_objects(objects)
