@@ -29,7 +29,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from tests import real_projects
+from tests.tools import real_projects
 from tests.tools.real_projects import ROOT, Job, environment, requirements
 
 LIBRARIES = ROOT / "tests/foreign_loaders/libraries"
