@@ -94,6 +94,7 @@ def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path, number):
         f"--rootdir={tmp_path}",
         f"--basetemp={tmp_path / 'run'}",
     ]
+    paths = [ROOT, *(ROOT / folder for folder in ("tests", "tests/support", "tests/tools"))]
     with (tmp_path / "log").open("w") as log:
         run = subprocess.Popen(
             [*command, "test_one.py"],
