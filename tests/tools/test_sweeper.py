@@ -99,10 +99,7 @@ def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path, number):
         run = subprocess.Popen(
             [*command, "test_one.py"],
             cwd=tmp_path,
-            env=os.environ
-            | {
-                "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests/support'}:{ROOT / 'tests/tools'}"
-            },
+            env=os.environ | {"PYTHONPATH": ":".join(map(str, paths))},
             stdout=log,
             stderr=subprocess.STDOUT,
         )
