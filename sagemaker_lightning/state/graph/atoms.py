@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sagemaker_lightning.state.graph import text
+from sagemaker_lightning.state.graph import scalars
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, known_class, refusal
 from sagemaker_lightning.state.graph.kinds.memory import (
     dtype_of,
@@ -143,9 +143,9 @@ def decode(note: list[Any], classes: Mapping[str, type]) -> Any:
         classes: The classes that the program has, by name.
     """
     kind, *details = note
-    if kind in text.OF_SCALARS:
-        return text.scalar(note)
-    details = [text.scalar(detail) for detail in details]
+    if kind in scalars.OF_SCALARS:
+        return scalars.scalar(note)
+    details = [scalars.scalar(detail) for detail in details]
     if kind == "()":
         if not SCALARS.issuperset(map(type, details)):
             raise refusal(kind)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.contract.log import log
-from sagemaker_lightning.state.graph import atoms, text
+from sagemaker_lightning.state.graph import atoms, scalars, text
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.encoding import ARRAY_VIEW, TENSOR_VIEW
 from sagemaker_lightning.state.graph.kinds.base import Kind, refusal, refusing
@@ -173,7 +173,7 @@ class _Decoder:
             self.rows.add((block, row))
             return content | {"values": self.tensors[block][row]}
         if type(content) is list and content[0] == "bytes":
-            return text.scalar(content)
+            return scalars.scalar(content)
         return content
 
     def _awaited(self, references: list[Any]) -> Iterator[int]:

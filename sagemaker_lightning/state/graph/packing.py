@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sagemaker_lightning.state.graph import fingerprints, text
+from sagemaker_lightning.state.graph import fingerprints, scalars
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import Kind, NotSaved, refusal
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS, check_hashes
@@ -305,7 +305,7 @@ def _values(
     if "numbers" in column:
         return _numbers(column["numbers"], OF_NUMBERS.values())
     if "scalars" in column:
-        values = [text.scalar(value) for value in column["scalars"]]
+        values = [scalars.scalar(value) for value in column["scalars"]]
         if not SCALARS.issuperset(map(type, values)):
             raise refusal("a column")
         return values
@@ -341,7 +341,7 @@ def _rows(name: Any, note: Any, rows: Iterable[Any], classes: Mapping[str, type]
     if name == "list":
         yield from map(list, rows)
     elif name == "dict":
-        keys = list(map(text.scalar, note))
+        keys = list(map(scalars.scalar, note))
         check_hashes(keys)
         for row in rows:
             yield dict(zip(keys, row, strict=True))

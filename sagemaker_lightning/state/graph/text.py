@@ -7,7 +7,6 @@ numbers. Tensors are numbers of a list beside the text.
 """
 
 import json
-from collections.abc import Callable
 from typing import Any, TypedDict
 
 from torch import Tensor
@@ -27,25 +26,6 @@ class Record(TypedDict):
 
 LONG_NUMBER = 10**4000
 """Python writes and reads no whole number of more than 4,300 digits as a text of these."""
-
-
-def _complex(real: Any, imaginary: Any) -> complex:
-    return complex(float(real), float(imaginary))
-
-
-OF_SCALARS: dict[str, Callable[..., Any]] = {
-    "bytes": lambda text: text.encode("latin-1"),
-    "complex": _complex,
-    "int": lambda text: int(text, 16),
-}
-"""How a scalar that JSON lacks is made of what is written."""
-
-
-def scalar(value: Any) -> Any:
-    """Return a scalar of what is written of it."""
-    if type(value) is list and value and value[0] in OF_SCALARS:
-        return OF_SCALARS[value[0]](*value[1:])
-    return value
 
 
 def write(nodes: list[Any], tensors: list[Tensor]) -> str:

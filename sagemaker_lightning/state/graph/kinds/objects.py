@@ -22,7 +22,7 @@ from sagemaker_lightning.compat.torch_modules import (
     scripted_attributes,
     unsaved_buffers,
 )
-from sagemaker_lightning.state.graph import text
+from sagemaker_lightning.state.graph import scalars
 from sagemaker_lightning.state.graph.kinds.base import (
     Kind,
     NotSaved,
@@ -171,7 +171,7 @@ class ObjectKind(Kind):
         class_ = known_class(classes, note["class"])
         if issubclass(class_, (*MADE_BY_THE_PROGRAM, enum.Enum, Tensor)):
             raise refusal(note["class"])
-        made = empty(class_, text.scalar(note.get("scalar")))
+        made = empty(class_, scalars.scalar(note.get("scalar")))
         if isinstance(made, nn.Module):
             nn.Module.__init__(made)
             made.training = note["training"] is True

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sagemaker_lightning.state.graph import text
+from sagemaker_lightning.state.graph import scalars, text
 
 LONG = 10**5000
 
@@ -19,6 +19,6 @@ def test_a_number_too_long_for_json_comes_back(number):
     written = text.write(nodes, tensors)
     assert [tensor.tolist() for tensor in tensors] == [[0.0], [1.0, 1.0]]
     ((name, values, long, *others),) = text.read(written, tensors)
-    assert name == "a" and text.scalar(long) == LONG
-    assert list(map(text.scalar, values["b"])) == [number, 7] and values["c"] is tensors[1]
-    assert list(map(text.scalar, others)) == [b"\xff", 1j, None]
+    assert name == "a" and scalars.scalar(long) == LONG
+    assert list(map(scalars.scalar, values["b"])) == [number, 7] and values["c"] is tensors[1]
+    assert list(map(scalars.scalar, others)) == [b"\xff", 1j, None]
