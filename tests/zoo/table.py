@@ -537,7 +537,7 @@ for kind, name in {
     "StochasticDepth": "stochastic depth, shared weights",
     "AccumulatesInModule": "accumulation set by the module",
     "Switches": "a scripted counter, an Event, an enum",
-    "Searched": "other layers and functions of torch's",
+    "Searched": "other layers of torch's, and functions kept",
 }.items():
     add(name, f"remembering.{kind}", ranks=(1, 2) if kind in ("Baggage", "LoRA") else (1,))
 

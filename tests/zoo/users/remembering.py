@@ -550,10 +550,11 @@ class Switches(Classifier):
 
 
 class Searched(Classifier):
-    """Tries other layers and functions of torch's, and scores them."""
+    """Tries other layers of torch's, and functions that it has from the start, and counts them."""
 
     def __init__(self):
         super().__init__()
+        self.acts = (F.relu, F.gelu, torch.tanh, F.silu)
         self.act = F.relu
         self.extra = nn.Identity()
         self.plan = {"act": torch.tanh, "tried": 0}
@@ -563,7 +564,7 @@ class Searched(Classifier):
 
     def on_train_batch_start(self, batch, batch_idx):
         if batch_idx % 3 == 1:
-            self.act = random.choice([F.gelu, torch.tanh, F.silu])
+            self.act = random.choice(self.acts)
             self.plan = {"act": self.act, "tried": self.plan["tried"] + 1}
         if self.current_epoch == 1 and batch_idx == 0:
             self.extra = nn.Sequential(nn.LayerNorm(2), nn.Hardswish())
