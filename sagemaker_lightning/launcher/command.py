@@ -442,8 +442,14 @@ def run_command(args: argparse.Namespace) -> int:
     else:
         request = jobs.to_resume(site, args.job, args.max_run, args.max_wait)
         request_validation.validate(request)
+        check_waits(request, args)
         return run_request(site, request, args)
     return 0
+
+
+def check_waits(request: Request, args: argparse.Namespace) -> None:
+    """Raise ValueError if the flags of `add_waits` do not fit a request, before anything runs."""
+    capacity.check(request, args.capacity_wait, args.on_demand_after, not args.no_follow)
 
 
 def run_request(site: sites.Site, request: Request, args: argparse.Namespace) -> int:
@@ -451,7 +457,6 @@ def run_request(site: sites.Site, request: Request, args: argparse.Namespace) ->
 
     A request that is printed has no value of its hidden variables.
     """
-    capacity.check(request, args.capacity_wait, args.on_demand_after, not args.no_follow)
     if args.dry_run:
         print(json.dumps(job_request.without_values(request), indent=2))
         return 0
@@ -478,6 +483,7 @@ def main() -> None:
         args.max_run = costs.limit_run(args, job_request.resources(args))
         request = job_request.build(args)
         request_validation.validate(request)
+        check_waits(request, args)
         site = sites.of_region(region, args.profile)
         for line in costs.describe(args, request, site):
             print(line, file=sys.stderr)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from botocore.exceptions import ClientError
 
-from sagemaker_lightning.launcher import capacity, follower, job_request, jobs
+from sagemaker_lightning.launcher import capacity, command, drill, follower, job_request, jobs
 
 LACKING = "CapacityError: Unable to provision requested ML compute capacity due to Insufficient"
 
@@ -178,3 +178,16 @@ def test_a_job_that_cannot_continue_on_demand_is_refused(change, seconds, is_fol
     with pytest.raises(ValueError, match="--capacity-wait: not allowed with --no-follow"):
         capacity.check(SPOT, 60, 0, is_followed=False)
     capacity.check(SPOT, 60, 14399, is_followed=True)
+
+
+@pytest.mark.parametrize("flag", ["--on-demand-after=1h", "--capacity-wait=1h"])
+def test_flags_that_do_not_fit_are_refused_before_the_drill(monkeypatch, flag):
+    monkeypatch.setattr(drill, "run", lambda *_: pytest.fail("the drill runs"))
+    image = "--image=123456789012.dkr.ecr.us-east-1.amazonaws.com/image:1"
+    role = "--role=arn:aws:iam::123456789012:role/r"
+    places = ["--output=s3://bucket/output", "--checkpoints=s3://bucket/checkpoints"]
+    more = ["--spot", "--drill", "--no-follow"]
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setattr("sys.argv", ["launch", image, role, *places, *more, flag])
+    with pytest.raises(SystemExit, match=f"{flag.partition('=')[0]}: not allowed with --no-follow"):
+        command.main()

@@ -1,6 +1,6 @@
 """resume/memory_copies.py: when a copy is taken, where it has no room, and what a kill leaves.
 
-Ranks that continue from one: tests/test_container_restarts.py.
+Ranks that continue from one: test_container_restarts.py.
 """
 
 import os
