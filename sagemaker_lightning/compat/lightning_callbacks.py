@@ -48,22 +48,17 @@ HOOKS_OF_A_BATCH = (
 )
 """Hooks that do nothing in Lightning's own base classes, and are called for each batch."""
 EMPTY_HOOKS = {
-    name: {
+    name: tuple(
         getattr(base, name) for base in (Callback, LightningModule, Strategy) if name in dir(base)
-    }
+    )
     for name in HOOKS_OF_A_BATCH
 }
 """The functions of the base classes, by hook."""
 
 
-def _does_nothing(owner: Any, hook: str) -> bool:
+def _does_nothing(function: Any, hook: str) -> bool:
     """Return whether an object's hook is the empty one of Lightning's base class."""
-    owner_class: Any = type(owner)
-    return (
-        getattr(owner_class, hook) in EMPTY_HOOKS[hook]
-        and hook not in vars(owner)
-        and owner_class.__getattribute__ is object.__getattribute__
-    )
+    return getattr(function, "__func__", None) in EMPTY_HOOKS[hook]
 
 
 @contextmanager
@@ -86,29 +81,27 @@ def calling_hooks_directly() -> Iterator[None]:
         for function in (call_callbacks, call_module, call_strategy)
     )
 
-    def measured(trainer: Trainer) -> bool:
+    def direct(trainer: Trainer) -> bool:
         profiler: Any = trainer.profiler  # type: ignore[attr-defined]  # Lightning sets it
-        return type(profiler) is not PassThroughProfiler
-
-    def skipped(trainer: Trainer, owner: Any, hook_name: str) -> bool:
         return (
-            hook_name in EMPTY_HOOKS and not measured(trainer) and _does_nothing(owner, hook_name)
+            are_lightnings
+            and type(profiler) is PassThroughProfiler
+            and not call.log.isEnabledFor(logging.DEBUG)
         )
 
-    def direct(trainer: Trainer) -> bool:
-        return are_lightnings and not measured(trainer) and not call.log.isEnabledFor(logging.DEBUG)
-
     def callbacks_hook(trainer: Trainer, hook_name: str, *args: Any, **kwargs: Any) -> None:
-        if hook_name not in EMPTY_HOOKS or measured(trainer):
+        if hook_name not in EMPTY_HOOKS or not direct(trainer):
             call_callbacks(trainer, hook_name, *args, **kwargs)
             return
         module = trainer.lightning_module
+        variables = vars(module)
         hook_before = module._current_fx_name
         for callback in callbacks_of(trainer):
-            if not _does_nothing(callback, hook_name):
-                vars(module)["_current_fx_name"] = hook_name
-                getattr(callback, hook_name)(trainer, module, *args, **kwargs)
-        vars(module)["_current_fx_name"] = hook_before
+            function = getattr(callback, hook_name)
+            if callable(function) and not _does_nothing(function, hook_name):
+                variables["_current_fx_name"] = hook_name
+                function(trainer, module, *args, **kwargs)
+        variables["_current_fx_name"] = hook_before
 
     def module_hook(
         trainer: Trainer,
@@ -118,19 +111,15 @@ def calling_hooks_directly() -> Iterator[None]:
         **kwargs: Any,
     ) -> Any:
         module = trainer.lightning_module if pl_module is None else pl_module
-        if skipped(trainer, module, hook_name):
-            return None
-        if module is not None and direct(trainer):
-            return _called(module, module, hook_name, args, kwargs)
-        return call_module(trainer, hook_name, *args, pl_module=pl_module, **kwargs)
+        if module is None or not direct(trainer):
+            return call_module(trainer, hook_name, *args, pl_module=pl_module, **kwargs)
+        return _called(module, getattr(module, hook_name), hook_name, args, kwargs)
 
     def strategy_hook(trainer: Trainer, hook_name: str, *args: Any, **kwargs: Any) -> Any:
-        strategy = trainer.strategy
-        if skipped(trainer, strategy, hook_name):
-            return None
-        if direct(trainer):
-            return _called(trainer.lightning_module, strategy, hook_name, args, kwargs)
-        return call_strategy(trainer, hook_name, *args, **kwargs)
+        if not direct(trainer):
+            return call_strategy(trainer, hook_name, *args, **kwargs)
+        function = getattr(trainer.strategy, hook_name)
+        return _called(trainer.lightning_module, function, hook_name, args, kwargs)
 
     has_parameter = training_epoch_loop.is_param_in_hook_signature
     call._call_callback_hooks = callbacks_hook
@@ -147,11 +136,10 @@ def calling_hooks_directly() -> Iterator[None]:
 
 
 def _called(
-    module: LightningModule, owner: Any, hook: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: LightningModule, function: Any, hook: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call an object's hook as Lightning does: `log` knows its name meanwhile."""
-    function = getattr(owner, hook)
-    if not callable(function):
+    """Call a hook as Lightning does, unless it does nothing: `log` knows its name meanwhile."""
+    if not callable(function) or (hook in EMPTY_HOOKS and _does_nothing(function, hook)):
         return None
     variables = vars(module)
     hook_before = module._current_fx_name
