@@ -8,13 +8,17 @@ takes long, so that other work affects both; each ratio is the median of their t
 figures are the processor seconds that ExactResume adds, from `fit` to the first step; an epoch's of
 20 steps are those with ExactResume and its checkpoint / with Lightning's own checkpoint. Python's
 garbage collector has looked at all that the imports have made before `fit` begins: that takes a
-quarter of a second, and one side or the other would get it by chance.
+quarter of a second, and one side or the other would get it by chance. glibc's malloc keeps its
+memory in both: by default, it gives some back to the kernel and takes it again, 80 to 900 pages a
+step by luck (measured for the net 1,024 wide), and two processes of the same code had ratios from
+0.74 to 1.42; with this, from 0.92 to 1.06 (n = 8 each).
 """
 
 import argparse
 import gc
 import logging
 import multiprocessing
+import os
 import tempfile
 import time
 import warnings
@@ -39,6 +43,8 @@ PAIRS = 5  # default of --n and of --starts
 STEPS = 100  # default of --steps
 MODULES = 1000  # of the model with many parameters, with two each
 EPOCH = 20  # steps of the epoch that ends with a checkpoint
+KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
+"""Variables of the processes that are measured, see mallopt(3); in bytes."""
 
 
 class Classifier(LightningModule):
@@ -230,6 +236,7 @@ def pairs(measure: Callable[[Case, bool], float], case: Case, n: int) -> list[tu
 
 def run(n: int, steps: int, starts: int) -> list[report.Comparison]:
     """Measure all cases."""
+    os.environ.update(KEEPS_MEMORY)  # a process reads it when it starts
     comparisons = []
     for name, case in CASES.items():
         ratios = step_ratios(case, n, max(1, steps // 10) if case.slow else steps)
