@@ -43,6 +43,7 @@ class Seeding(Callback):
         self.seed = trainer.strategy.broadcast(
             torch.initial_seed() if self.seed is None else self.seed
         )
+        self.loaders.clear()  # a Tuner's search may have left some, which a resumed run does not
         self.changed.enter_context(entropy_replaced(unseeded.bits))
 
         # Lightning names the last two arguments when it calls this.
