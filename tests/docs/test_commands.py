@@ -141,6 +141,9 @@ BETWEEN_THE_LINES = {
         "test_sharded.py::test_random_interruptions_leave_the_same_bits"
     ),
     "python -m benchmarks.sharded": "test_benchmarks.py::test_a_sharded_model_is_measured",
+    "python -m benchmarks.malloc": (
+        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
+    ),
     "python -m benchmarks.proof": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
     ),

@@ -53,6 +53,7 @@ ROWS["small_steps"] = [
     *(f"start, {name}" for name in small_steps.STARTS),
     "an epoch of 20 steps, 2000 parameters",
 ]
+ROWS["malloc"] = ["ResNet-18, batch 32"]
 ROWS["checkpoint_cost"] = [
     f"{name}: {what}" for name in checkpoint_cost.CASES for what in ("stall", "size")
 ]
@@ -64,6 +65,7 @@ FLAGS = {
 FLAGS["data_shards"] = ["--steps=1", "--images=128", "--shard-bytes=1M", "--latency=0.001"]
 FLAGS["proof"] = ["--steps=1", "--starts=1"]
 FLAGS["small_steps"] = ["--steps=1", "--starts=1"]
+FLAGS["malloc"] = ["--steps=1"]
 FLAGS["side_by_side"] = ["--jobs=1", "--seconds=0.2"]
 
 

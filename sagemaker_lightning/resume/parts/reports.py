@@ -245,15 +245,22 @@ class Reports:
             and any(unsaved.name in start_hooks.names_in_hook(type(owner), hook) for hook in MAKING)
         )
 
-    def report_reordered(self) -> None:
-        """Print, once for each, which sets have another order after an interruption."""
+    def report_made_anew(self) -> None:
+        """Print, once for each, what has another order, or other memory, after an interruption."""
         for path in sorted(self.state.reordered - self.reported):
             if self.trainer.is_global_zero:
                 log.warning(
                     f"{path} is a set, and after an interruption its elements may come in another "
                     "order: if training depends on it, sort them first, or keep a list or a dict"
                 )
-        self.reported |= self.state.reordered
+        for path in sorted(self.state.parted - self.reported):
+            if self.trainer.is_global_zero:
+                log.warning(
+                    f"{path} has got the memory of weights, or of other tensors, while training: "
+                    "after an interruption each has memory of its own, with the same values; if "
+                    "training changes the one through the other, have them share it from the start"
+                )
+        self.reported |= self.state.reordered | self.state.parted
 
     def warn_of_iterators(self) -> None:
         """Warn, once for each, of iterators whose position no checkpoint can hold.

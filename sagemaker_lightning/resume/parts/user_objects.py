@@ -82,7 +82,7 @@ class UserObjects(Part):
         self.changed = set(names_in(graph))
         self.reports.report_unsaved({})
         if point:
-            self.reports.report_reordered()
+            self.reports.report_made_anew()
             self.reports.report_variables()
         return {
             "graph": graph,
@@ -111,7 +111,7 @@ class UserObjects(Part):
         # Before these hooks, the weights are not pruned again yet.
         is_pruned = moment is Moment.TRAINING
         self._restore_graph(saved, incomplete, own, is_pruned)
-        self.reports.report_reordered()
+        self.reports.report_made_anew()
 
     def restore_modules(self) -> None:
         """Give modules the parts that they had got while they were trained.

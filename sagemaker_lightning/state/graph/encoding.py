@@ -106,6 +106,8 @@ class Encoded(NamedTuple):
     """The paths of sets whose elements come in another order, now or later, when made anew."""
     recorded: set[int]
     """By what the objects are known that the record has."""
+    parted: list[str]
+    """The paths of tensors that share memory with others, and do not when made anew."""
 
 
 class Draft(NamedTuple):
@@ -136,7 +138,7 @@ def encode(
         encoder.draft_all()
         encoder.refuse_holders()
         record = encoder.record()
-        return Encoded(record, encoder.unsaved, encoder.reordered, encoder.recorded)
+        return Encoded(record, encoder.unsaved, encoder.reordered, encoder.recorded, encoder.parted)
 
 
 def values_changed(roots: Mapping[str, Any], start: Start) -> dict[tuple[int, str], Any]:
@@ -205,16 +207,29 @@ class Encoder:
         self.unsaved: list[Unsaved] = []
         self.reordered: list[str] = []
         self.recorded: set[int] = set()
+        self.parted: list[str] = []
         self.replaced = self._replaced()
         self.kept: list[Any] = []  # keeps what was made here, whose ids are in use
 
     def _replaced(self) -> set[int]:
-        """Return the objects of the start in whose place others come, as they cannot be filled."""
+        """Return the objects of the start in whose place others come, as they cannot be filled.
+
+        One that has got another class is such an object, too, if both classes are the program's.
+        """
         fixed = {key: node for key, node in self.nodes.items() if not node.kind.fills}
         replaced = {
             key
             for key, node in fixed.items()
             if (before := self.start.nodes.get(key)) is not None and before.note != node.note
+        }
+        replaced |= {
+            key
+            for key, node in self.nodes.items()
+            if node.kind is OBJECT
+            and (before := self.start.nodes.get(key)) is not None
+            and before.class_ is not node.class_
+            and not is_library_class(before.class_)
+            and not is_library_class(node.class_)
         }
         size = 0
         while len(replaced) > size:
@@ -424,12 +439,12 @@ class Encoder:
 
     def _draft_views(self) -> None:
         """Draft the new tensors and arrays that share their memory with others."""
-        bases: dict[Any, Any] = {}
+        bases: dict[Any, list[Any]] = {}
         for tensor in self.start.saved_by_others().values():
-            bases.setdefault(_memory_of(tensor), tensor)
+            bases.setdefault(_memory_of(tensor), []).append(tensor)
         for key, node in self.nodes.items():
             if node.kind in (TENSOR, ARRAY) and not self._is_new(key):
-                bases.setdefault(_memory_of(node.value), node.value)
+                bases.setdefault(_memory_of(node.value), []).append(node.value)
         bases.pop(None, None)
         groups: dict[Any, list[int]] = {}
         for key, node in self.nodes.items():
@@ -438,23 +453,28 @@ class Encoder:
                 if memory is not None and _is_plain_view(node.value):
                     groups.setdefault(memory, []).append(key)
         for memory, keys in groups.items():
-            base = bases.get(memory)
-            if base is None and len(keys) > 1:
-                base = _span([self.nodes[key].value for key in keys])
+            within: dict[int, Any] = {}
+            for key in keys:
+                for base in bases.get(memory, ()):
+                    if _reaches(base, self.nodes[key].value):
+                        within.setdefault(key, base)
+            rest = [key for key in keys if key not in within]
+            if len(rest) > 1:
+                base = _span([self.nodes[key].value for key in rest])
                 kind = TENSOR if isinstance(base, Tensor) else ARRAY
                 self.kept.append(base)
                 self.nodes[id(base)] = Node(base, kind, None, "")
-            if base is not None:
-                for key in keys:
-                    self._draft_view(key, base)
+                within |= dict.fromkeys(rest, base)
+            for key, base in within.items():
+                self._draft_view(key, base)
+            if rest and memory in bases:  # they reach beyond what a program makes at its start
+                self.parted += [self.nodes[key].path for key in rest]
 
     def _draft_view(self, key: int, base: Any) -> None:
         node = self.nodes[key]
         value = node.value
         if isinstance(value, Tensor):
-            place: Any = place_in_tensor(value)
-            if id(base) in map(id, self.kept):
-                place[0] -= base.storage_offset()
+            place: Any = place_in_tensor(value, base)
             is_within = is_tensor_within(value, base)
         else:
             owner = base if id(base) in map(id, self.kept) else owner_of_array(base)
@@ -669,16 +689,28 @@ def _is_plain_view(value: Tensor | np.ndarray) -> bool:
     return type(value) is np.ndarray and not value.dtype.hasobject
 
 
+def _reaches(base: Tensor | np.ndarray, value: Tensor | np.ndarray) -> bool:
+    """Return whether a view lies within a base: another start makes no memory beyond that."""
+    if not isinstance(base, Tensor) or not isinstance(value, Tensor):
+        return True  # an array's memory is that of its owner
+    low, high = _extent(base)
+    first, last = _extent(value)
+    return low <= first and last <= high
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Return where a tensor's elements begin in its storage, and where they end."""
+    begin = int(tensor.storage_offset())
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return begin, begin + 1 + sum((size - 1) * step for size, step in steps)
+
+
 def _span(values: list[Any]) -> Any:
     """Return a tensor or an array of the memory that all of some views lie in."""
     if isinstance(values[0], Tensor):
-        low = min(value.storage_offset() for value in values)
-        high = max(
-            value.storage_offset()
-            + 1
-            + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-            for value in values
-        )
+        extents = [_extent(value) for value in values]
+        low = min(begin for begin, _ in extents)
+        high = max(end for _, end in extents)
         return values[0].detach().as_strided((high - low,), (1,), low)
     owner = owner_of_array(values[0])
     assert owner is not None  # they are views of it

@@ -193,6 +193,7 @@ class Node:
     """
 
     __slots__ = (
+        "class_",
         "content",
         "index",
         "is_unpacked",
@@ -207,6 +208,7 @@ class Node:
 
     def __init__(self, value: Any, kind: Kind, parent: "Node | None", index: Any) -> None:
         self.value = value
+        self.class_ = type(owner_of(value))  # code may give an object another one
         self.kind = kind
         self.parent = parent
         self.index = index

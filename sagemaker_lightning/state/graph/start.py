@@ -259,8 +259,9 @@ class Start:
         """
         found = {**OF_LIBRARIES}
         modules: set[str] = set()
-        owners = (owner_of(node.value) for node in self.nodes.values())
-        for class_ in {type(owner) for owner in owners if not has_variables(owner)}:
+        for class_ in {
+            node.class_ for node in self.nodes.values() if not has_variables(owner_of(node.value))
+        }:
             found[class_name(class_)] = class_
             modules |= {
                 base.__module__ for base in class_.__mro__ if is_own_module(base.__module__)

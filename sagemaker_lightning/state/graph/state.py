@@ -53,6 +53,8 @@ class GraphState:
         """By what the objects are known that the newest record has."""
         self.reordered: set[str] = set()
         """Sets whose elements come in another order after a restart."""
+        self.parted: set[str] = set()
+        """Tensors that share memory with others, and do not after a restart."""
         self.restored: tuple[Mapping[str, Any], list[Any]] | None = None
 
     def begin(self) -> Start:
@@ -116,9 +118,12 @@ class GraphState:
             start.include(roots)
             roots = {name: root for name, root in roots.items() if not name.startswith(but)}
             start = start.without(but)
-        record, self.unsaved, reordered, self.recorded = encode(roots, start, self.touched)
-        self.reordered |= set(reordered)
-        return record
+        encoded = encode(roots, start, self.touched)
+        self.unsaved = encoded.unsaved
+        self.recorded = encoded.recorded
+        self.reordered |= set(encoded.reordered)
+        self.parted |= set(encoded.parted)
+        return encoded.record
 
     def restore(
         self,

@@ -42,6 +42,7 @@ class TensorViewKind(Kind):
         offset, shape, stride = note
         if not isinstance(base, Tensor) or base.layout != torch.strided:
             raise refusal(self.name)
+        offset += base.storage_offset()
         view = base.detach().as_subclass(Tensor).as_strided(shape, stride, offset)
         if not is_tensor_within(view, base):
             raise refusal(self.name)
@@ -79,9 +80,10 @@ def is_array_within(view: np.ndarray, owner: np.ndarray) -> bool:
     return size <= max(owner.nbytes, MAX_EXPANDED)
 
 
-def place_in_tensor(tensor: Tensor) -> list[Any]:
-    """Return where a view lies in its storage."""
-    return [tensor.storage_offset(), list(tensor.shape), list(tensor.stride())]
+def place_in_tensor(tensor: Tensor, base: Tensor) -> list[Any]:
+    """Return where a view lies in its base: offset in elements, shape and stride."""
+    offset = tensor.storage_offset() - base.storage_offset()
+    return [offset, list(tensor.shape), list(tensor.stride())]
 
 
 def place_in_array(array: np.ndarray, owner: np.ndarray) -> dict[str, Any]:

@@ -1185,7 +1185,8 @@ def changed_pool(make, change=lambda pool: None):
     start = Start({"model": trained})
     trained.pool = make()
     change(trained.pool)
-    record, _, reordered, _ = encode({"model": trained}, start)
+    encoded = encode({"model": trained}, start)
+    record, reordered = encoded.record, encoded.reordered
     resumed = Thing(pool=set())
     restored = restore({"model": resumed}, Start({"model": resumed}), record)
     assert resumed.pool == trained.pool
