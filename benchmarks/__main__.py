@@ -11,6 +11,7 @@
     python -m benchmarks.proof                              the cost of proving each resume
     python -m benchmarks.small_steps                        what ExactResume costs a small step
     python -m benchmarks.checkpoint_cost                    a checkpoint's stall and size
+    python -m benchmarks.malloc                             what the image's settings of malloc save
     python -m benchmarks.sharded                            a sharded model's steps and checkpoints
     python -m benchmarks.accuracy RECIPE --data_dir DIR     seconds to an accuracy, by a recipe
     python -m benchmarks.image IMAGE                        the image, and the cost of a change

@@ -37,14 +37,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision.models import resnet18
 
 from benchmarks import report, turns
+from benchmarks.malloc import KEEPS_MEMORY
 from sagemaker_lightning import ExactResume
 
 PAIRS = 5  # default of --n and of --starts
 STEPS = 100  # default of --steps
 MODULES = 1000  # of the model with many parameters, with two each
 EPOCH = 20  # steps of the epoch that ends with a checkpoint
-KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
-"""Variables of the processes that are measured, see mallopt(3); in bytes."""
 
 
 class Classifier(LightningModule):
