@@ -116,9 +116,21 @@ def test_other_ranks_go_on_with_the_same_samples(tmp_path: Path, undisturbed):
     assert samples(tmp_path / "chain") == samples(undisturbed[0])
 
 
-@pytest.mark.parametrize("kind", ["", "buffers"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "",
+        "buffers",
+        "averaged",
+        pytest.param("averaged later", marks=pytest.mark.thorough),
+        pytest.param("average saved", marks=pytest.mark.thorough),
+    ],
+)
 def test_other_ranks_have_the_same_state(tmp_path: Path, kind):
-    """Buffers that each rank has of its own samples, in no state dict, are as rank 0's."""
+    """Buffers that each rank has of its own samples, in no state dict, are as rank 0's.
+
+    DTensors that callbacks keep, such as averages of weights, are shared out as the weights are.
+    """
     first = trained(tmp_path, kind, mesh=(2, 2))
     for mesh in ((3, 1), None, (1, 1)):
         ended = trained(tmp_path, kind, mesh=mesh, ranks_of_nodes=(2,) if mesh is None else None)
@@ -126,11 +138,14 @@ def test_other_ranks_have_the_same_state(tmp_path: Path, kind):
         assert ended[0].value.weights == first[0].value.weights
 
 
-def test_a_part_of_an_average_is_not_taken_for_another(tmp_path: Path):
-    trained(tmp_path, "averaged", "stop at 0:1", mesh=(2, 1))
-    ended = trained(tmp_path, "averaged", mesh=(3, 1))
-    for each in ended:
-        assert each.error.startswith("UserError: a checkpoint holds this rank's part of a DTensor")
+@pytest.mark.parametrize("kind", ["averaged", "averaged later", "average saved"])
+def test_other_ranks_go_on_with_an_average(tmp_path: Path, kind):
+    """From epoch 1 on, the second and the third one make the average again, or have got it."""
+    for mesh, interruption in (((2, 2), "stop at 1:1"), ((3, 1), "stop at 1:4"), ((4, 1), "")):
+        ended = trained(tmp_path, kind, interruption, mesh=mesh)
+        expected = "Interrupted: 143" if interruption else ""
+        assert {each.error for each in ended} == {expected}, ended[0].output
+        assert "warning: resumed" not in ended[0].output
 
 
 def test_the_newest_checkpoint_whose_shards_are_intact_on_all_hosts_is_chosen(

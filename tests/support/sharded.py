@@ -124,6 +124,18 @@ class Average(pl.Callback):
         model_parallel.load_whole(pl_module, self.average, strict=False)
 
 
+class LaterAverage(Average):
+    """The same, from the second epoch on: no program has it at its start."""
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        pass
+
+    def on_train_batch_end(self, trainer, pl_module, *args) -> None:
+        if trainer.current_epoch:
+            super().on_train_start(trainer, pl_module)
+            super().on_train_batch_end(trainer, pl_module)
+
+
 class SavedAverage(Average):
     """The same, in a state dict."""
 
@@ -226,7 +238,7 @@ class Model(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
 
 
-AVERAGES = {"averaged": Average, "average saved": SavedAverage}
+AVERAGES = {"averaged": Average, "averaged later": LaterAverage, "average saved": SavedAverage}
 OPTIONS: dict[str, dict[str, Any]] = {
     "clipped": {"gradient_clip_val": 0.1},
     "accumulated": {"accumulate_grad_batches": 2},

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
 from sagemaker_lightning.state import object_graph
@@ -69,7 +70,7 @@ PACKED_FROM = 256
 TENSOR_VIEW = TensorViewKind()
 ARRAY_VIEW = ArrayViewKind()
 TUPLE = KINDS["tuple"]
-MADE_OF_TORCHS = tuple, Tensor, nn.Parameter
+MADE_OF_TORCHS = tuple, Tensor, nn.Parameter, DTensor
 
 
 class Unsaved(NamedTuple):
@@ -322,7 +323,8 @@ class Encoder:
         Raises:
             NotSaved: A record cannot hold it, or it is too large for one.
         """
-        if self.start.is_bounded and (size := size_of(node)) > MAX_SAVED:
+        is_bounded = self.start.is_bounded and not isinstance(node.value, DTensor)
+        if is_bounded and (size := size_of(node)) > MAX_SAVED:
             raise NotSaved(f"{node.kind.name} of {size:,} elements")
         return node.kind.content(node.value)
 
@@ -614,6 +616,7 @@ class Encoder:
     def record(self) -> Record:
         """Return the record: what has changed of the start, and what is reached from there."""
         nodes: list[list[Any]] = []
+        shared: dict[str, Tensor] = {}
         waiting = deque(key for key, draft in self.drafts.items() if draft.path is not None)
         numbered = self.recorded = set(waiting)
         while waiting:
@@ -622,7 +625,13 @@ class Encoder:
             node = self.nodes[key]
             if draft.path is None:
                 self.references[key][0] = len(nodes)
-            nodes.append([node.kind.name, draft.path, draft.note, draft.references, draft.content])
+            content = draft.content
+            if type(content) is dict and isinstance(content.get("values"), DTensor):
+                path = draft.path or node.path
+                shared[path] = content["values"]
+                content = {**content, "shared": path}
+                del content["values"]
+            nodes.append([node.kind.name, draft.path, draft.note, draft.references, content])
             if isinstance(node.kind, SetKind) and loses_order(node.value, node.parts):
                 self.reordered.append(draft.path or node.path)
             for part_key in map(id, draft.parts):
@@ -634,7 +643,7 @@ class Encoder:
                     numbered.add(part_key)
                     waiting.append(part_key)
         blocks = _pack(nodes)
-        return {"nodes": text.write(nodes, blocks), "tensors": blocks}
+        return {"nodes": text.write(nodes, blocks), "tensors": blocks, "shared": shared}
 
 
 def _wrap_the_same(first: Any, second: Any) -> bool:

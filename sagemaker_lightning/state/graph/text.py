@@ -22,6 +22,8 @@ class Record(TypedDict):
     """What `write` has returned."""
     tensors: list[Tensor]
     """The tensors to which the nodes refer by number."""
+    shared: dict[str, Tensor]
+    """The DTensors, of which each rank has a part, by the path to which the nodes refer."""
 
 
 LONG_NUMBER = 10**4000

@@ -101,7 +101,7 @@ def digest(record: Record, of_tensors: Sequence[bytes] | None = None) -> str:
         tensors = (
             state.digests_of_tensors(record)
             if of_tensors is None
-            else [each.hex() for each in of_tensors]
+            else dict(enumerate(each.hex() for each in of_tensors))
         )
         return state.digest(nodes[0][3], None, None, nodes, tensors)
 
