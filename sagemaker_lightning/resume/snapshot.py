@@ -254,7 +254,7 @@ class Snapshot:
 def _encoded(value: Any, known: Mapping[str, Any]) -> Record:
     """Return a record of a value without DTensors, as all ranks have one of rank 0's."""
     record = values.encode(value, known)
-    if record["shared"]:
+    if "shared" in record:
         raise NotSaved("DTensor in an object of its own")
     return record
 

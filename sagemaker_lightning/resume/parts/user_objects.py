@@ -82,7 +82,7 @@ class UserObjects(Part):
         but = TRAINING if ends else ""
         graph = self.graph.encode(but)
         if point and mesh_of(self.trainer) is not None:
-            of_ranks = self.run.agreement.gather(list(graph["shared"]))
+            of_ranks = self.run.agreement.gather(list(graph.get("shared", ())))
             if self.graph.touch_shared(graph, of_ranks):
                 graph = self.graph.encode(but)
         self.changed = set(names_in(graph))

@@ -643,7 +643,10 @@ class Encoder:
                     numbered.add(part_key)
                     waiting.append(part_key)
         blocks = _pack(nodes)
-        return {"nodes": text.write(nodes, blocks), "tensors": blocks, "shared": shared}
+        record: Record = {"nodes": text.write(nodes, blocks), "tensors": blocks}
+        if shared:
+            record["shared"] = shared
+        return record
 
 
 def _wrap_the_same(first: Any, second: Any) -> bool:

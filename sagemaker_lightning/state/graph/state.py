@@ -101,7 +101,7 @@ class GraphState:
             Whether the record lacks such.
         """
         by_path = self.begin().by_path
-        lacking = set().union(*of_ranks) - record["shared"].keys()
+        lacking = set().union(*of_ranks) - record.get("shared", {}).keys()
         found = [by_path[path].value for path in lacking if path in by_path]
         for value in found:
             self._touch(key_of(value), "")
@@ -304,12 +304,14 @@ def digests(record: Record) -> dict[str, str]:
     return found
 
 
-def digests_of_tensors(record: Record) -> dict[Any, str]:
+def digests_of_tensors(
+    record: Record, of_tensor: Callable[[Tensor], bytes] = fingerprints.of_tensor
+) -> dict[Any, str]:
     """Return a digest of each tensor of a record, by the number or path by which it is known."""
     # Where a checkpoint was read, DTensors are on the device of their mesh.
-    parts = {path: local_part(tensor).cpu() for path, tensor in record["shared"].items()}
+    parts = {path: local_part(tensor).cpu() for path, tensor in record.get("shared", {}).items()}
     tensors: dict[Any, Tensor] = {**dict(enumerate(record["tensors"])), **parts}
-    return {key: fingerprints.of_tensor(tensor).hex() for key, tensor in tensors.items()}
+    return {key: of_tensor(tensor).hex() for key, tensor in tensors.items()}
 
 
 def digest(

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.packing import PACKED_FROM
 from sagemaker_lightning.state.graph.state import (
@@ -75,6 +76,8 @@ def test_a_dtensor_is_as_a_whole_in_no_record(mesh):
     assert isinstance(resumed.later, nn.Parameter) and isinstance(resumed.later, DTensor)
     assert resumed.later.requires_grad and resumed.later.full_tensor().tolist() == [1, 1, 1]
     assert digests(of_resumed.encode()) == digests(record)
+    assert digest({"average": resumed.average}) == digest({"average": average - 2})
+    assert digest({"average": resumed.average}) != digest({"average": average})
     with torch.no_grad():
         resumed.later[0] = 5
     assert digests(of_resumed.encode()) != digests(record)
