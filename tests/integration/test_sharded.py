@@ -85,6 +85,18 @@ def test_an_interrupted_run_has_the_same_bits(tmp_path: Path, kind, mesh, interr
     assert [each.value for each in resumed] == [each.value for each in whole], resumed[0].output
 
 
+def test_activation_checkpointing_is_switched_on_and_off(tmp_path: Path, undisturbed):
+    for kind, interruption in (("", "stop at 0:3"), ("wrapped", "kill at 1:3"), ("", "")):
+        try:
+            ended = trained(tmp_path, kind, interruption)
+        except EOFError:
+            continue
+        expected = "Interrupted: 143" if interruption else ""
+        assert {each.error for each in ended} == {expected}, ended[0].output
+        assert "warning: resumed" not in ended[0].output
+    assert [each.value.weights for each in ended] == [each.weights for each in undisturbed[1]]
+
+
 def samples(folder: Path) -> dict[int, list[int]]:
     """Return the numbers of the samples that all ranks were trained on, by step."""
     found: dict[int, list[int]] = {}

@@ -16,6 +16,7 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -165,6 +166,9 @@ class Model(pl.LightningModule):
         with torch.device("meta" if self.kind == "meta" else "cpu"):
             self.network = Network(self.kind != "two optimizers", self.kind == "buffers")
         self.network.recompute = self.kind == "recomputed"
+        if self.kind == "wrapped":
+            for number, block in enumerate(self.network.blocks):
+                self.network.blocks[number] = checkpoint_wrapper(block)
         if self.kind == "frozen":
             self.network.blocks[0].requires_grad_(False)
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
