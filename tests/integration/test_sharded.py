@@ -69,6 +69,7 @@ TWICE = ("stop at 0:3", "kill at 1:3")
         ("meta", (2, 1), ("kill at 0:3", "stop at end 0")),
         ("two optimizers", (2, 1), TWICE),
         ("buffers", (2, 1), TWICE),
+        ("clipped", (2, 2), ("stop at 1:2",)),
         pytest.param("clipped", (2, 1), TWICE, marks=pytest.mark.thorough),
         pytest.param("bf16", (2, 1), TWICE, marks=pytest.mark.thorough),
         pytest.param("mixed", (3, 1), TWICE, marks=pytest.mark.thorough),

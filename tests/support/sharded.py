@@ -1,6 +1,7 @@
 """What sharded ranks train: models of several kinds, interrupted and resumed (ranks.py)."""
 
 import hashlib
+import math
 import os
 import resource
 import signal
@@ -202,6 +203,22 @@ class Model(pl.LightningModule):
 
     def on_train_epoch_end(self) -> None:
         self.interrupt(f"end {self.current_epoch}")
+
+    def configure_gradient_clipping(
+        self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None
+    ) -> None:
+        """Compare the norm of the whole gradients with what clipping is to make of it."""
+        before = self.norm() if gradient_clip_val else 0
+        super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        if gradient_clip_val:
+            expected = min(before, gradient_clip_val)
+            assert math.isclose(self.norm(), expected, rel_tol=1e-3), (before, self.norm())
+
+    def norm(self) -> float:
+        """Return the norm of all gradients."""
+        found = [each.grad for each in self.parameters() if each.grad is not None]
+        whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in found]
+        return torch.cat([each.flatten() for each in whole]).norm().item()
 
     def interrupt(self, place: str) -> None:
         """Send this process a signal, or fill its disk, if it is time.
