@@ -86,6 +86,14 @@ def test_an_interrupted_run_has_the_same_bits(tmp_path: Path, kind, mesh, interr
     assert [each.value for each in resumed] == [each.value for each in whole], resumed[0].output
 
 
+@pytest.mark.thorough
+def test_a_schedule_that_is_used_up_is_the_programs_own_error(tmp_path: Path):
+    trained(tmp_path, "used up", "stop at 0:3")
+    for _ in range(2):  # some steps after the resume, and at the first one
+        for each in trained(tmp_path, "used up"):
+            assert each.error.startswith("ValueError: Tried to step 7 times."), each.output
+
+
 def test_activation_checkpointing_is_switched_on_and_off(tmp_path: Path, undisturbed):
     for kind, interruption in (("", "stop at 0:3"), ("wrapped", "kill at 1:3"), ("", "")):
         try:
@@ -165,13 +173,13 @@ def test_the_newest_checkpoint_whose_shards_are_intact_on_all_hosts_is_chosen(
     tmp_path: Path, undisturbed
 ):
     folder = tmp_path / "job"
-    trained(folder, "", "stop at 1:2", **TWO_HOSTS)
+    trained(folder, "", "stop at 1:2", variables=hosts, **TWO_HOSTS)
     newest = max((folder / "node-1/checkpoints").glob("*-rank-0001-of-0002.shard"))
     content = newest.read_bytes()
     newest.write_bytes(content[:400] + bytes([content[400] ^ 4]) + content[401:])
-    ended = trained(folder, **TWO_HOSTS)
+    ended = trained(folder, variables=hosts, **TWO_HOSTS)
     line = f"needs its shard {newest.name}, which is damaged: its checksum does not match; it is"
-    assert line in ended[1].output
+    assert f"{line} skipped on 127.0.0.2\n" in ended[1].output
     assert "resuming from step 10" in ended[0].output
     assert [each.value for each in ended] == undisturbed[1]
 

@@ -253,12 +253,14 @@ class Model(pl.LightningModule):
                 ),
             ], []
         optimizer = torch.optim.AdamW(self.parameters(), 0.01)
-        if self.kind == "scheduled":
-            rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=40)
+        if self.kind in STEPS:
+            rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, STEPS[self.kind])
             return [optimizer], [{"scheduler": rates, "interval": "step"}]
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
 
 
+STEPS = {"scheduled": 40, "used up": 6}
+"""The steps of the schedules of some kinds."""
 AVERAGES = {"averaged": Average, "averaged later": LaterAverage, "average saved": SavedAverage}
 OPTIONS: dict[str, dict[str, Any]] = {
     "clipped": {"gradient_clip_val": 0.1},
