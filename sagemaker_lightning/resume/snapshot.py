@@ -101,7 +101,7 @@ class Snapshot:
             "journal": run.check.run_id,
             "resumes": run.check.results,
             "exact_values": exact_values,
-            "parts": shared.take(of_first | self._saved(Place.RUN, point, state), "parts"),
+            "parts": shared.take(of_first | self._saved(Place.RUN, point, state), shards.PARTS_KEY),
             "ranks": gather(of_rank | {"rank_overrides": overrides}),
         }
         if mesh_of(self.trainer) is not None:

@@ -30,7 +30,9 @@ SHARDS_KEY: Final = "shards"
 """The entry of a checkpoint that describes its shards."""
 TENSORS_KEY: Final = "tensors"
 RANKS_KEY = "ranks"
-"""How the names begin of tensors that each rank has in what it saves for itself."""
+PARTS_KEY = "parts"
+MAY_LACK = f"{RANKS_KEY}/", f"{PARTS_KEY}/"
+"""How the names begin of tensors that a rank may lack: it has other objects, or as at first."""
 WEIGHTS = "state_dict/"
 """How the names of the model's weights begin, after what precedes them all."""
 MARK = "sagemaker_lightning_shared_out"
@@ -141,10 +143,10 @@ class SharedOut:
         of_ranks: list[dict[str, OwnForm]] = gather(self.forms)
         first: dict[str, OwnForm] = {}
         for rank, forms in enumerate(of_ranks):
-            common = {name for name in first if not name.startswith(f"{RANKS_KEY}/")}
+            common = {name for name in first if not name.startswith(MAY_LACK)}
             others = set() if rank == 0 else common - forms.keys()
             for name, form in forms.items():
-                is_common = rank == 0 or name in first or name.startswith(f"{RANKS_KEY}/")
+                is_common = rank == 0 or name in first or name.startswith(MAY_LACK)
                 if not is_common or _what(first.setdefault(name, form)) != _what(form):
                     others.add(name)
             if others:

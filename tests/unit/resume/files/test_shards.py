@@ -152,9 +152,12 @@ def test_ranks_that_share_out_other_tensors_are_refused(mesh: DeviceMesh):
 def test_a_tensor_of_some_ranks_is_read_where_all_of_it_is_there(tmp_path: Path, mesh: DeviceMesh):
     """Of what each rank saves for itself, one may lack a tensor that others have."""
     shared = shards.SharedOut()
-    shared.take({"ranks": {"average": distribute_tensor(WHOLE.clone(), mesh, [Shard(0)] * 2)}})
-    forms = shared.described(lambda forms: [{}, forms])["tensors"]
-    assert forms["ranks/average"]["chunks"] == [None, [[0, 0], [5, 4]]]
+    average = distribute_tensor(WHOLE.clone(), mesh, [Shard(0)] * 2)
+    shared.take({"ranks": {"average": average}, "parts": {"average": average}})
+    for of_ranks in ([{}, shared.forms], [shared.forms, {}]):
+        forms = shared.described(lambda forms, of_ranks=of_ranks: of_ranks)["tensors"]
+        chunks = [[[0, 0], [5, 4]] if has else None for has in of_ranks]
+        assert forms["ranks/average"]["chunks"] == forms["parts/average"]["chunks"] == chunks
     entries = write(tmp_path, [WHOLE[:0], WHOLE], [None, [[0, 0], [5, 4]]])
     assert read(tmp_path, entries).equal(WHOLE)
     entries = write(tmp_path, [WHOLE[:0], WHOLE[2:]], [None, [[2, 0], [3, 4]]])
