@@ -67,13 +67,20 @@ def write(folder: Path, weights: Mapping[str, Tensor], writes: bool, file_bytes:
         remove_leftovers(folder, pattern)
     with atomic_writes([folder / name for name in (*names, INDEX)]) as (*opened, index_file):
         for keys, file in zip(files, opened, strict=True):
-            whole = dtensors.whole({key: weights[key] for key in keys}, keeps=True)
-            # The library refuses tensors that share memory, as buffers may.
-            own = {key: weight.detach().to("cpu", copy=True) for key, weight in whole.items()}
-            del whole
-            file.write(save(own, metadata={"format": "pt"}))
+            file.write(_content({key: weights[key] for key in keys}))
         index_file.write(json_text(index, indent=2).encode() + b"\n")
     remove(folder, but=names)
+
+
+def _content(weights: Mapping[str, Tensor]) -> bytes:
+    """Return the bytes of a file; whole weights live no longer than this call."""
+    whole = dtensors.whole(weights, keeps=True)
+    # The library refuses tensors that share memory, as buffers may.
+    own = {
+        key: weight.detach().to("cpu", copy=weight is weights[key]) for key, weight in whole.items()
+    }
+    del whole
+    return save(own, metadata={"format": "pt"})
 
 
 def remove(folder: Path, but: Sequence[str] = ()) -> None:

@@ -12,13 +12,15 @@ distributed/fsdp/_fully_shard/_fully_shard.py (how it makes the classes of shard
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.strategies.strategy import Strategy
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -110,6 +112,46 @@ def make_resumable(strategy: ModelParallelStrategy) -> None:
     class_ = type(strategy)
     if not issubclass(class_, ResumableModelParallel):
         strategy.__class__ = type(class_.__name__, (ResumableModelParallel, class_), {})
+    plugin: Any = strategy.precision_plugin
+    for function in (clip_grad_by_norm, clip_grad_by_value):
+        name = function.__name__
+        if getattr(type(plugin), name) is getattr(Precision, name):
+            setattr(plugin, name, partial(function, plugin))
+
+
+def clip_grad_by_norm(plugin: Precision, optimizer: Optimizer, clip_val: float) -> None:
+    """Scale an optimizer's gradients down to a norm; all ranks call it.
+
+    With tensor parallelism, some weights are on one dimension of the mesh and others on both, and
+    torch's own function refuses gradients of several meshes.
+
+    Args:
+        plugin: The precision of the training.
+        optimizer: The optimizer.
+        clip_val: The norm of all its gradients, at most.
+    """
+    of_meshes = _by_mesh(plugin, optimizer)
+    norms = [nn.utils.get_total_norm([each.grad for each in group]) for group in of_meshes]
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    total = nn.utils.get_total_norm(whole) if len(norms) != 1 else norms[0]
+    for group in of_meshes:
+        nn.utils.clip_grads_with_norm_(group, clip_val, total)
+
+
+def clip_grad_by_value(plugin: Precision, optimizer: Optimizer, clip_val: float) -> None:
+    """Bring each value of an optimizer's gradients to one of at most `clip_val`."""
+    for group in _by_mesh(plugin, optimizer):
+        nn.utils.clip_grad_value_(group, clip_val)
+
+
+def _by_mesh(plugin: Precision, optimizer: Optimizer) -> list[list[Any]]:
+    """Return the parameters that have a gradient, those of each mesh for themselves."""
+    groups: dict[DeviceMesh | None, list[Any]] = {}
+    for parameter in plugin.main_params(optimizer):
+        if isinstance(parameter.grad, Tensor):
+            mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
+            groups.setdefault(mesh, []).append(parameter)
+    return list(groups.values())
 
 
 def compare_sizes(strategy: ModelParallelStrategy, host: str) -> None:

@@ -309,6 +309,9 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "Tensor._post_accumulate_grad_hooks": "attribute",
             "Tensor._values": "value",
         },
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": {
+            "ActivationWrapper._checkpoint_wrapped_module": "attribute"
+        },
         "torch.nn.modules.lazy": {"LazyModuleMixin._infer_parameters": "(self, module, args, ...)"},
         "torch.optim": {
             "Optimizer._optimizer_step_post_hooks": "attribute",

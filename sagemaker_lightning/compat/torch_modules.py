@@ -5,7 +5,7 @@ the second name of those that have two; and a user's module may override them. O
 `Module.__init__` in torch/nn/modules/module.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ On an upgrade: see torch/optim/lr_scheduler.py.
 """
 NOT_SCRIPTS = {"training", "_is_full_backward_hook"}
 """Attributes of a scripted module that each module has."""
+WRAPPED = "_checkpoint_wrapped_module"
+"""The name that a wrapper for activation checkpointing has for its module
+(torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py)."""
 METADATA = "_metadata"
 """Attribute of a state dict that has its modules' versions (module.py, `state_dict`)."""
 INNER_SCHEDULERS = "_schedulers"
@@ -38,6 +41,42 @@ def buffers(module: nn.Module) -> dict[str, Tensor | None]:
 def children(module: nn.Module) -> dict[str, nn.Module | None]:
     """Return a module's own modules by name, to be read or changed."""
     return _by_name(module._modules)
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a weight or a module as it is without activation checkpointing.
+
+    torch's wrapper for it puts a name of its own between; state dicts have none of it.
+    """
+    return (
+        ".".join(part for part in name.split(".") if part != WRAPPED) if WRAPPED in name else name
+    )
+
+
+def unwrapped(module: Any) -> Any:
+    """Return the module that a wrapper for activation checkpointing has; any other as it is."""
+    while module is not None and (inner := children(module).get(WRAPPED)) is not None:
+        module = inner
+    return module
+
+
+def named_parameters(model: nn.Module, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield a model's parameters with their plain names."""
+    for name, parameter in model.named_parameters(**options):
+        yield plain_name(name), parameter
+
+
+def named_buffers(model: nn.Module, **options: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield a model's buffers with their plain names."""
+    for name, buffer in model.named_buffers(**options):
+        yield plain_name(name), buffer
+
+
+def named_modules(model: nn.Module, **options: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Yield a model's modules with their plain names, without the wrappers."""
+    for name, module in model.named_modules(**options):
+        if unwrapped(module) is module:
+            yield plain_name(name), module
 
 
 def scripted_attributes(module: nn.Module) -> dict[str, Any]:
@@ -98,6 +137,14 @@ def hooks(module: nn.Module) -> list[Callable[..., Any]]:
         for hook in (hooks_of_kind or {}).values()
         if getattr(hook, "__func__", None) is not nn.modules.lazy.LazyModuleMixin._infer_parameters
     ]
+
+
+def hooks_by_module(model: nn.Module) -> dict[str, list[Callable[..., Any]]]:
+    """Return the hooks of a model's modules, with those of their wrappers, by plain names."""
+    found: dict[str, list[Callable[..., Any]]] = {}
+    for name, module in model.named_modules():
+        found.setdefault(plain_name(name), []).extend(hooks(module))
+    return found
 
 
 def load_hooks(module: nn.Module) -> list[Callable[..., Any]]:

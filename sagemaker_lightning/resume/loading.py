@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from sagemaker_lightning.compat.model_parallel import mesh_of, mesh_sizes
+from sagemaker_lightning.compat.torch_modules import named_buffers, named_parameters
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume import first_draws
@@ -107,8 +108,8 @@ def read(run: "Run", path: Path) -> Resumption:
 def _reader(run: "Run", resumed: Resumption, folder: Path) -> shards.ShardReader:
     """Return what reads the tensors that are shared out."""
     model = run.trainer.lightning_module
-    weights: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    weights |= model.named_buffers(remove_duplicate=False)
+    weights: dict[str, Tensor] = dict(named_parameters(model, remove_duplicate=False))
+    weights |= named_buffers(model, remove_duplicate=False)
     groups = resumed.of(ParameterGroups)
 
     def like(path: tuple[Any, ...]) -> Tensor | None:

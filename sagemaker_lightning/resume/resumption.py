@@ -7,7 +7,7 @@ from typing import Any
 from sagemaker_lightning.compat.model_parallel import data_rank, data_ranks
 from sagemaker_lightning.resume.files.checkpoint_file import BEFORE_HOOKS, ENTRIES_KEY
 from sagemaker_lightning.resume.files.entries import Entries, RankOverrides
-from sagemaker_lightning.resume.files.shards import ShardReader
+from sagemaker_lightning.resume.files.shards import PARTS_KEY, RANKS_KEY, ShardReader
 from sagemaker_lightning.resume.parts.part import Part, Place
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
@@ -65,7 +65,8 @@ class Resumption:
     def resolve(self, reader: ShardReader) -> None:
         """Read the tensors that are shared out."""
         self.checkpoint = reader.resolve(self.checkpoint)
-        self.rank_state = reader.resolve(self.rank_state, "ranks")
+        self.entries["parts"] = reader.resolve(self.entries["parts"], PARTS_KEY)
+        self.rank_state = reader.resolve(self.rank_state, RANKS_KEY)
 
     def saved(self, part: Part) -> Any:
         """Return what was saved of a part; of Lightning's, before any hook has replaced it."""

@@ -88,7 +88,7 @@ class Snapshot:
         state, exact_values = self.lightning_checkpoint(shared)
         overrides = self._rank_overrides(state, exact_values)
         before_hooks = state | state[checkpoint_file.BEFORE_HOOKS]
-        of_rank = shared.take(self._saved(Place.RANK, point, before_hooks), "ranks")
+        of_rank = shared.take(self._saved(Place.RANK, point, before_hooks), shards.RANKS_KEY)
         run.part(UserObjects).reports.report_packages(of_rank[GivenParts.key])
         assert run.seeding.seed is not None  # the ranks have agreed on one
         entries: Entries = {
@@ -101,13 +101,19 @@ class Snapshot:
             "journal": run.check.run_id,
             "resumes": run.check.results,
             "exact_values": exact_values,
-            "parts": of_first | self._saved(Place.RUN, point, state),
+            "parts": shared.take(of_first | self._saved(Place.RUN, point, state), shards.PARTS_KEY),
             "ranks": gather(of_rank | {"rank_overrides": overrides}),
         }
         if mesh_of(self.trainer) is not None:
             entries["mesh"] = mesh_sizes(self.trainer)
             entries["shards"] = shared.described(gather)
             state[OWN_SHARD] = shared.parts
+        elif shared.parts:
+            raise UserError(
+                f"a checkpoint of this run could not be read again: {min(shared.parts)} is a "
+                "DTensor; share tensors out with strategy=ModelParallelStrategy(...), or keep what "
+                "full_tensor() makes of it"
+            )
         if point is ResumePoint.EPOCH:
             counters.move_counters_to_epoch_end(before_hooks["loops"]["fit_loop"])
         return state | {checkpoint_file.ENTRIES_KEY: entries}
@@ -193,17 +199,17 @@ class Snapshot:
             UserError: A value cannot be saved.
         """
         try:
-            return values.encode(others, known)
+            return _encoded(others, known)
         except NotSaved:
             kept = {}
         for path, value in others.items():
             try:
-                values.encode(value, known)
+                _encoded(value, known)
                 kept[path] = value
             except NotSaved as error:
                 if not str(path[0]).startswith(lightning_checkpoints.HYPERPARAMETERS):
                     raise self._refusal(path, error) from None
-        return values.encode(kept, known)
+        return _encoded(kept, known)
 
     def _warn_of_different_rates(self, rates: Sequence[list[float]]) -> None:
         """Warn, once, if the ranks have different learning rates.
@@ -243,6 +249,14 @@ class Snapshot:
             f"{with_article(error.kind)} ({owner} {model_name}); keep numbers, text, tensors, "
             "arrays, lists and dicts there"
         )
+
+
+def _encoded(value: Any, known: Mapping[str, Any]) -> Record:
+    """Return a record of a value without DTensors, as all ranks have one of rank 0's."""
+    record = values.encode(value, known)
+    if "shared" in record:
+        raise NotSaved("DTensor in an object of its own")
+    return record
 
 
 def _formatted(rates: list[float]) -> str:

@@ -45,9 +45,7 @@ def digest(value: Any) -> bytes:
             return hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
         if type(value) is Tensor:
             return _of_tensor(value)
-        record = values.encode(value)
-        of_tensors = [_of_tensor(tensor) for tensor in record["tensors"]]
-        return bytes.fromhex(values.digest(record, of_tensors))
+        return bytes.fromhex(values.digest(values.encode(value), _of_tensor))
     except (NotSaved, NotImplementedError, RuntimeError):  # such as a tensor without values
         return b""
 

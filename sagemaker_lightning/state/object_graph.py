@@ -32,7 +32,7 @@ from torchmetrics import Metric
 
 from sagemaker_lightning.compat.lightning_trainer import SET_BY_LIGHTNING, SET_ON_TRAINER
 from sagemaker_lightning.compat.torch_data import ITERATOR_ATTRIBUTE
-from sagemaker_lightning.compat.torch_modules import members
+from sagemaker_lightning.compat.torch_modules import members, unwrapped
 from sagemaker_lightning.state.caches import kept
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
@@ -442,7 +442,8 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
     ):
         yield from attributes(value).items()
         if isinstance(value, nn.Module):
-            yield from nn.Module.named_children(value)
+            for name, child in nn.Module.named_children(value):
+                yield name, unwrapped(child)
         if code:
             yield from _own_classes(class_)
     elif not class_.__module__.startswith(LIGHTNINGS):

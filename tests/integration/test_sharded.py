@@ -69,6 +69,7 @@ TWICE = ("stop at 0:3", "kill at 1:3")
         ("meta", (2, 1), ("kill at 0:3", "stop at end 0")),
         ("two optimizers", (2, 1), TWICE),
         ("buffers", (2, 1), TWICE),
+        ("clipped", (2, 2), ("stop at 1:2",)),
         pytest.param("clipped", (2, 1), TWICE, marks=pytest.mark.thorough),
         pytest.param("bf16", (2, 1), TWICE, marks=pytest.mark.thorough),
         pytest.param("mixed", (3, 1), TWICE, marks=pytest.mark.thorough),
@@ -83,6 +84,26 @@ def test_an_interrupted_run_has_the_same_bits(tmp_path: Path, kind, mesh, interr
     whole = trained(tmp_path / "whole", kind, mesh=mesh)
     resumed = interrupt(tmp_path / "resumed", kind, mesh, interruptions)
     assert [each.value for each in resumed] == [each.value for each in whole], resumed[0].output
+
+
+@pytest.mark.thorough
+def test_a_schedule_that_is_used_up_is_the_programs_own_error(tmp_path: Path):
+    trained(tmp_path, "used up", "stop at 0:3")
+    for _ in range(2):  # some steps after the resume, and at the first one
+        for each in trained(tmp_path, "used up"):
+            assert each.error.startswith("ValueError: Tried to step 7 times."), each.output
+
+
+def test_activation_checkpointing_is_switched_on_and_off(tmp_path: Path, undisturbed):
+    for kind, interruption in (("", "stop at 0:3"), ("wrapped", "kill at 1:3"), ("", "")):
+        try:
+            ended = trained(tmp_path, kind, interruption)
+        except EOFError:
+            continue
+        expected = "Interrupted: 143" if interruption else ""
+        assert {each.error for each in ended} == {expected}, ended[0].output
+        assert "warning: resumed" not in ended[0].output
+    assert [each.value.weights for each in ended] == [each.weights for each in undisturbed[1]]
 
 
 def samples(folder: Path) -> dict[int, list[int]]:
@@ -116,9 +137,21 @@ def test_other_ranks_go_on_with_the_same_samples(tmp_path: Path, undisturbed):
     assert samples(tmp_path / "chain") == samples(undisturbed[0])
 
 
-@pytest.mark.parametrize("kind", ["", "buffers"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "",
+        "buffers",
+        "averaged",
+        pytest.param("averaged later", marks=pytest.mark.thorough),
+        pytest.param("average saved", marks=pytest.mark.thorough),
+    ],
+)
 def test_other_ranks_have_the_same_state(tmp_path: Path, kind):
-    """Buffers that each rank has of its own samples, in no state dict, are as rank 0's."""
+    """Buffers that each rank has of its own samples, in no state dict, are as rank 0's.
+
+    DTensors that callbacks keep, such as averages of weights, are shared out as the weights are.
+    """
     first = trained(tmp_path, kind, mesh=(2, 2))
     for mesh in ((3, 1), None, (1, 1)):
         ended = trained(tmp_path, kind, mesh=mesh, ranks_of_nodes=(2,) if mesh is None else None)
@@ -126,24 +159,27 @@ def test_other_ranks_have_the_same_state(tmp_path: Path, kind):
         assert ended[0].value.weights == first[0].value.weights
 
 
-def test_a_part_of_an_average_is_not_taken_for_another(tmp_path: Path):
-    trained(tmp_path, "averaged", "stop at 0:1", mesh=(2, 1))
-    ended = trained(tmp_path, "averaged", mesh=(3, 1))
-    for each in ended:
-        assert each.error.startswith("UserError: a checkpoint holds this rank's part of a DTensor")
+@pytest.mark.parametrize("kind", ["averaged", "averaged later", "average saved"])
+def test_other_ranks_go_on_with_an_average(tmp_path: Path, kind):
+    """From epoch 1 on, the second and the third one make the average again, or have got it."""
+    for mesh, interruption in (((2, 2), "stop at 1:1"), ((3, 1), "stop at 1:4"), ((4, 1), "")):
+        ended = trained(tmp_path, kind, interruption, mesh=mesh)
+        expected = "Interrupted: 143" if interruption else ""
+        assert {each.error for each in ended} == {expected}, ended[0].output
+        assert "warning: resumed" not in ended[0].output
 
 
 def test_the_newest_checkpoint_whose_shards_are_intact_on_all_hosts_is_chosen(
     tmp_path: Path, undisturbed
 ):
     folder = tmp_path / "job"
-    trained(folder, "", "stop at 1:2", **TWO_HOSTS)
+    trained(folder, "", "stop at 1:2", variables=hosts, **TWO_HOSTS)
     newest = max((folder / "node-1/checkpoints").glob("*-rank-0001-of-0002.shard"))
     content = newest.read_bytes()
     newest.write_bytes(content[:400] + bytes([content[400] ^ 4]) + content[401:])
-    ended = trained(folder, **TWO_HOSTS)
+    ended = trained(folder, variables=hosts, **TWO_HOSTS)
     line = f"needs its shard {newest.name}, which is damaged: its checksum does not match; it is"
-    assert line in ended[1].output
+    assert f"{line} skipped on 127.0.0.2\n" in ended[1].output
     assert "resuming from step 10" in ended[0].output
     assert [each.value for each in ended] == undisturbed[1]
 

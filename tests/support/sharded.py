@@ -1,6 +1,7 @@
 """What sharded ranks train: models of several kinds, interrupted and resumed (ranks.py)."""
 
 import hashlib
+import math
 import os
 import resource
 import signal
@@ -16,6 +17,7 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -124,6 +126,18 @@ class Average(pl.Callback):
         model_parallel.load_whole(pl_module, self.average, strict=False)
 
 
+class LaterAverage(Average):
+    """The same, from the second epoch on: no program has it at its start."""
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        pass
+
+    def on_train_batch_end(self, trainer, pl_module, *args) -> None:
+        if trainer.current_epoch:
+            super().on_train_start(trainer, pl_module)
+            super().on_train_batch_end(trainer, pl_module)
+
+
 class SavedAverage(Average):
     """The same, in a state dict."""
 
@@ -153,6 +167,9 @@ class Model(pl.LightningModule):
         with torch.device("meta" if self.kind == "meta" else "cpu"):
             self.network = Network(self.kind != "two optimizers", self.kind == "buffers")
         self.network.recompute = self.kind == "recomputed"
+        if self.kind == "wrapped":
+            for number, block in enumerate(self.network.blocks):
+                self.network.blocks[number] = checkpoint_wrapper(block)
         if self.kind == "frozen":
             self.network.blocks[0].requires_grad_(False)
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
@@ -187,6 +204,22 @@ class Model(pl.LightningModule):
     def on_train_epoch_end(self) -> None:
         self.interrupt(f"end {self.current_epoch}")
 
+    def configure_gradient_clipping(
+        self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None
+    ) -> None:
+        """Compare the norm of the whole gradients with what clipping is to make of it."""
+        before = self.norm() if gradient_clip_val else 0
+        super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        if gradient_clip_val:
+            expected = min(before, gradient_clip_val)
+            assert math.isclose(self.norm(), expected, rel_tol=1e-3), (before, self.norm())
+
+    def norm(self) -> float:
+        """Return the norm of all gradients."""
+        found = [each.grad for each in self.parameters() if each.grad is not None]
+        whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in found]
+        return torch.cat([each.flatten() for each in whole]).norm().item()
+
     def interrupt(self, place: str) -> None:
         """Send this process a signal, or fill its disk, if it is time.
 
@@ -220,13 +253,15 @@ class Model(pl.LightningModule):
                 ),
             ], []
         optimizer = torch.optim.AdamW(self.parameters(), 0.01)
-        if self.kind == "scheduled":
-            rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=40)
+        if self.kind in STEPS:
+            rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, STEPS[self.kind])
             return [optimizer], [{"scheduler": rates, "interval": "step"}]
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
 
 
-AVERAGES = {"averaged": Average, "average saved": SavedAverage}
+STEPS = {"scheduled": 40, "used up": 6}
+"""The steps of the schedules of some kinds."""
+AVERAGES = {"averaged": Average, "averaged later": LaterAverage, "average saved": SavedAverage}
 OPTIONS: dict[str, dict[str, Any]] = {
     "clipped": {"gradient_clip_val": 0.1},
     "accumulated": {"accumulate_grad_batches": 2},

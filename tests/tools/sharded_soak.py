@@ -33,8 +33,7 @@ KINDS: dict[str, tuple[str, list[tuple[int, int]]]] = {
     "bf16": ("bf16", MESHES),
     "mixed precision": ("mixed", MESHES),
     "activation checkpointing": ("recomputed", MESHES),
-    # torch clips no gradients that are on several meshes.
-    "clipping": ("clipped", [mesh for mesh in MESHES if mesh[1] == 1]),
+    "clipping": ("clipped", MESHES),
     "accumulation": ("accumulated", MESHES),
     "EMA": ("averaged", MESHES),
     "EMA in a state dict": ("average saved", MESHES),

@@ -403,7 +403,7 @@ def choose_checkpoint(
             chosen = newest_common(hosts, folder.label)
         except UserError:
             if survey:
-                survey.report()
+                survey.report(len(hosts))
             raise
         if chosen is None:
             return None
@@ -412,7 +412,7 @@ def choose_checkpoint(
         if survey:
             survey.check(chosen, missing_file, shard_problem)
     if survey:
-        survey.report(since=chosen.step)
+        survey.report(len(hosts), since=chosen.step)
     folder.note_intact(chosen.step)
     return Path(next(known.intact[chosen] for known in hosts if known.host == host))
 
@@ -484,11 +484,12 @@ class _Survey:
             return
         del self.files[save]
 
-    def report(self, since: float = -math.inf) -> None:
+    def report(self, hosts: int, since: float = -math.inf) -> None:
         """Print which files are skipped, and why: those of a step or later."""
+        place = f" on {self.host}" if hosts > 1 else ""
         for step, _, problem in self.problems:
             if step >= since:
-                log.warning(f"warning: {problem}")
+                log.warning(f"warning: {problem}{place}")
 
     def _skip(self, step: float, path: Path, problem: str) -> None:
         """Note that a file is skipped, and why."""

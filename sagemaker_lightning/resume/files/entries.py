@@ -17,8 +17,8 @@ class TensorForm(TypedDict):
     """Its name in torch, such as "float32"."""
     layout: list[list[str]]
     """For each dimension of the mesh, its name and how the tensor is placed there."""
-    chunks: list[list[list[int]]]
-    """For each rank, the offsets and the sizes of its part."""
+    chunks: list[list[list[int]] | None]
+    """For each rank, the offsets and the sizes of its part; None if it does not have the tensor."""
 
 
 class Shards(TypedDict):

@@ -70,7 +70,12 @@ def newest_common(hosts: Sequence[HostCheckpoints], setting: str) -> CheckpointI
     complete = [save for save in common if not any(save in host.incomplete for host in hosts)]
     if common:
         return (complete or common)[0]
-    problems = [problem for host in hosts for problem in host.problems]
+    several = len(hosts) > 1
+    problems = [
+        f"{problem} on {host.host}" if several else problem
+        for host in hosts
+        for problem in host.problems
+    ]
     on_disk = [[save for save in host.saves if save not in host.in_memory] for host in hosts]
     if not problems and not any(on_disk):
         return None

@@ -10,6 +10,7 @@ import errno
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
@@ -19,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from sagemaker_lightning.compat import dtensors
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.data.gather import gather, own_group
 from sagemaker_lightning.resume.files import checkpoint_file
 from sagemaker_lightning.resume.files.checkpoint_file import ENTRIES_KEY
@@ -28,6 +29,12 @@ from sagemaker_lightning.resume.files.entries import CommonEntries, Shards, Tens
 SHARDS_KEY: Final = "shards"
 """The entry of a checkpoint that describes its shards."""
 TENSORS_KEY: Final = "tensors"
+RANKS_KEY = "ranks"
+PARTS_KEY = "parts"
+MAY_LACK = f"{RANKS_KEY}/", f"{PARTS_KEY}/"
+"""How the names begin of tensors that a rank may lack: it has other objects, or as at first."""
+WEIGHTS = "state_dict/"
+"""How the names of the model's weights begin, after what precedes them all."""
 MARK = "sagemaker_lightning_shared_out"
 """The only key of a dict that stands for a tensor; its value is the tensor's name."""
 NAME = re.compile(r"step-(?P<step>\d{9,})-(?P<number>\d+)-rank-\d+-of-\d+\.shard")
@@ -134,11 +141,19 @@ class SharedOut:
             gather: Returns the values of all ranks, by rank.
         """
         of_ranks: list[dict[str, OwnForm]] = gather(self.forms)
+        first: dict[str, OwnForm] = {}
         for rank, forms in enumerate(of_ranks):
-            if other := of_ranks[0].keys() ^ forms.keys():
+            common = {name for name in first if not name.startswith(MAY_LACK)}
+            others = set() if rank == 0 else common - forms.keys()
+            for name, form in forms.items():
+                is_common = rank == 0 or name in first or name.startswith(MAY_LACK)
+                if not is_common or _what(first.setdefault(name, form)) != _what(form):
+                    others.add(name)
+            if others:
                 raise UserError(
-                    f"a checkpoint of this run could not be read again: {min(other)} is a DTensor "
-                    f"on rank 0 or rank {rank} only; keep the same tensors on all ranks"
+                    f"a checkpoint of this run could not be read again: {min(others)} is a DTensor "
+                    f"on rank 0 or rank {rank} only, or another one; keep the same tensors on all "
+                    "ranks"
                 )
         return {
             TENSORS_KEY: {
@@ -146,11 +161,17 @@ class SharedOut:
                     "shape": form["shape"],
                     "dtype": form["dtype"],
                     "layout": form["layout"],
-                    "chunks": [forms[name]["chunk"] for forms in of_ranks],
+                    "chunks": [
+                        forms[name]["chunk"] if name in forms else None for forms in of_ranks
+                    ],
                 }
-                for name, form in of_ranks[0].items()
+                for name, form in first.items()
             }
         }
+
+
+def _what(form: OwnForm) -> tuple[list[int], str]:
+    return form["shape"], form["dtype"]
 
 
 def _dtype_text(tensor: Tensor) -> str:
@@ -249,6 +270,11 @@ def _file_problem(path: Path, step: int, number: int, checksum: bytes) -> str:
     return found if isinstance(found, str) else ""
 
 
+def _how(form: TensorForm) -> str:
+    """Return how ranks shared a tensor out, as a key."""
+    return repr((form["shape"], form["layout"], form["chunks"]))
+
+
 class ShardReader:
     """Reads the tensors of a checkpoint that are shared out, as this run shares them out.
 
@@ -299,14 +325,15 @@ class ShardReader:
             return value
         if type(value) is tuple:
             return tuple(self.resolve(each, *path, n) for n, each in enumerate(value))
-        is_of_all = isinstance(value, Tensor) and path[0] != "ranks"
+        is_of_all = isinstance(value, Tensor) and path[0] != RANKS_KEY
         return dtensors.placed_like(value, self.like(path)) if is_of_all else value
 
     @torch.no_grad()
     def tensor(self, name: str, like: Tensor | None) -> Tensor:
-        """Return a tensor, shared out as another one of the same shape, or else as it was.
+        """Return a tensor, shared out as another one of the same shape.
 
-        If the other one is whole, or there is none and no mesh, it is whole.
+        Without one, it is shared out as the weights now are that were shared out as it was; without
+        such weights, as it was. If the other one is whole, or there is none and no mesh, so is it.
 
         Raises:
             UserError: It was shared out in a way that this run's mesh does not allow.
@@ -318,6 +345,8 @@ class ShardReader:
             raise TypeError(name)
         if like is not None and like.shape != shape:
             like = None
+        if like is None:
+            like = self._weights_by_form.get(_how(form))
         if not isinstance(like, DTensor) and (self.mesh is None or like is not None):
             made = target = torch.empty(shape, dtype=dtype)
             offsets, sizes = (0,) * len(shape), tuple(shape)
@@ -332,6 +361,17 @@ class ShardReader:
         self._fill(name, target, offsets, sizes)
         return made
 
+    @cached_property
+    def _weights_by_form(self) -> dict[str, Tensor]:
+        """This run's weights, by how those of the checkpoint were shared out."""
+        found: dict[str, Tensor] = {}
+        for name, form in self.forms.items():
+            _, is_weight, weight_name = name.partition(WEIGHTS)
+            weight = self.like((WEIGHTS[:-1], weight_name)) if is_weight else None
+            if weight is not None and list(weight.shape) == form["shape"]:
+                found.setdefault(_how(form), weight)
+        return found
+
     def _layout(self, name: str, layout: Sequence[Any]) -> tuple[DeviceMesh, Sequence[Placement]]:
         """Return the mesh, and the placements on it, of a layout as `_layout` describes it."""
         placements = [dtensors.placement_of(word) for _, word in layout]
@@ -340,8 +380,8 @@ class ShardReader:
         if self.mesh is None or not names or not set(names) <= set(own_names or ()):
             raise UserError(
                 f"a checkpoint holds {name}, which was shared out in a way that this run cannot "
-                "make again; give as many ranks as before, or move the checkpoints away to start "
-                "anew"
+                "make again; give as many ranks as before, share it out over the strategy's "
+                "device_mesh, or move the checkpoints away to start anew"
             )
         return self.mesh[names], placements
 
@@ -355,12 +395,16 @@ class ShardReader:
         """
         if not target.numel():
             return
-        chunks = [(tuple(at), tuple(size)) for at, size in self.forms[name]["chunks"]]
+        chunks = {
+            rank: (tuple(chunk[0]), tuple(chunk[1]))
+            for rank, chunk in enumerate(self.forms[name]["chunks"])
+            if chunk is not None
+        }
         own = (tuple(offsets), tuple(sizes))
-        if self.rank < len(chunks) and chunks[self.rank] == own:
+        if chunks.get(self.rank) == own:
             ranks = {own: self.rank}
         else:
-            ranks = {chunk: rank for rank, chunk in reversed(list(enumerate(chunks)))}
+            ranks = {chunk: rank for rank, chunk in reversed(chunks.items())}
         overlaps = []
         for (at, size), rank in ranks.items():
             low = [max(a, b) for a, b in zip(at, offsets, strict=True)]
@@ -372,6 +416,11 @@ class ShardReader:
                 extent = [b - a for a, b in zip(low, high, strict=True)]
                 overlaps.append((part, at, low, extent))
         if sum(math.prod(extent) for *_, extent in overlaps) != target.numel():
+            if len(chunks) < len(self.forms[name]["chunks"]):
+                raise UserError(
+                    f"a checkpoint holds {printable(name)[:200]}, a DTensor of which some ranks "
+                    "had no part; give as many ranks as before, and the same sizes of the mesh"
+                )
             raise ValueError(name)
         filled = torch.zeros(tuple(sizes) if len(overlaps) > 1 else (), dtype=torch.bool)
         for part, at, low, extent in overlaps:

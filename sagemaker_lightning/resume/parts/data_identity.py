@@ -8,7 +8,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_trainer import epochs_of_data
-from sagemaker_lightning.compat.torch_modules import hooks, step_hooks
+from sagemaker_lightning.compat.torch_modules import (
+    hooks_by_module,
+    named_modules,
+    step_hooks,
+)
 from sagemaker_lightning.resume.parts.part import Part
 from sagemaker_lightning.resume.parts.roots import TRAINING, VALIDATION, user_objects
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -117,12 +121,14 @@ class Structure(Part):
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, str]:
         """Return the classes and numbers, by name."""
+        model = self.trainer.lightning_module
+        found = hooks_by_module(model)
         return {
             f"the class or the hooks of model.{name}".removesuffix("."): (
                 # A lazy module gets its final class with the first batch.
-                f"{type(module).__name__.removeprefix('Lazy')} {len(hooks(module))}"
+                f"{type(module).__name__.removeprefix('Lazy')} {len(found[name])}"
             )
-            for name, module in self.trainer.lightning_module.named_modules()
+            for name, module in named_modules(model)
         } | {
             f"the hooks of optimizers.{position}": str(len(step_hooks(optimizer)))
             for position, optimizer in enumerate(self.trainer.optimizers)

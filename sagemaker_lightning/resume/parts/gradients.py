@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from sagemaker_lightning.compat import dtensors, lightning_loops
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
+from sagemaker_lightning.compat.torch_modules import named_parameters
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.start_hooks import is_of_library
@@ -65,7 +66,7 @@ class Gradients(Part):
                 for name in rank_gradients
                 if all(isinstance(each.get(name, torch.empty(0)), Tensor) for each in all_saved)
             }
-        for name, parameter in trainer.lightning_module.named_parameters():
+        for name, parameter in named_parameters(trainer.lightning_module):
             gradient = gradients_by_name.get(name)
             parameter.grad = (
                 None
@@ -83,7 +84,7 @@ def _with_lasting_gradients(trainer: Trainer) -> dict[str, nn.Parameter]:
     They are equal on all ranks, and known without a look at the gradients.
     """
     model = trainer.lightning_module
-    parameters = dict(model.named_parameters())
+    parameters = dict(named_parameters(model))
     owners: list[LightningModule | Callback] = [model, *callbacks_of(trainer)]
     is_removed_by_lightning = (
         model.automatic_optimization

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from sagemaker_lightning.compat.torch_modules import parameters
+from sagemaker_lightning.compat.torch_modules import named_modules, named_parameters, parameters
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.roots import of_kinds
 from sagemaker_lightning.resume.resume_point import ResumePoint
@@ -40,9 +40,9 @@ class Modes(Part):
             BESIDE: {
                 path: [module.training, _frozen(module)] for path, module in self._beside().items()
             },
-            "eval": [name for name, module in model.named_modules() if not module.training],
+            "eval": [name for name, module in named_modules(model) if not module.training],
             "frozen": [
-                name for name, parameter in model.named_parameters() if not parameter.requires_grad
+                name for name, parameter in named_parameters(model) if not parameter.requires_grad
             ],
         }
 
@@ -50,9 +50,10 @@ class Modes(Part):
         """Set the modes of all modules and parameters."""
         evaluating = set(saved["eval"])
         frozen = set(saved["frozen"])
-        for name, module in self.trainer.lightning_module.named_modules():
+        model = self.trainer.lightning_module
+        for name, module in named_modules(model):
             module.training = name not in evaluating
-        for name, parameter in self.trainer.lightning_module.named_parameters():
+        for name, parameter in named_parameters(model):
             parameter.requires_grad_(name not in frozen)
         for path, module in self._beside().items():
             if path in saved[BESIDE]:

@@ -1,8 +1,9 @@
 """The optimizers' states: Lightning loads them; hooks at the start may change the groups again."""
 
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from math import inf
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 FUSED_STATES = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"}
 """What the fused kernels of torch's optimizers read and write besides a parameter's gradient."""
 
+MAX_REPEATED = 10**6
+"""Steps of a schedule, at most, that are done again to learn whose error one is: half a minute."""
 MAX_RATE = torch.finfo(torch.float32).max
 """The largest finite learning rate that a step of torch's optimizers can take."""
 
@@ -199,6 +202,17 @@ def schedulers_of(trainer: Trainer) -> list[Any]:
     return [config.scheduler for config in trainer.lr_scheduler_configs]
 
 
+def made_anew(trainer: Trainer) -> list[Any]:
+    """Return schedulers as the program makes them at its start; the trainer keeps those it has."""
+    strategy = trainer.strategy
+    kept = strategy.optimizers, strategy.lr_scheduler_configs
+    try:
+        strategy.setup_optimizers(trainer)
+        return [config.scheduler for config in strategy.lr_scheduler_configs]
+    finally:
+        strategy.optimizers, strategy.lr_scheduler_configs = kept
+
+
 class Schedulers(Part):
     """The states of the learning-rate schedulers."""
 
@@ -228,15 +242,40 @@ class Schedulers(Part):
         except (UserError, MemoryError):
             raise
         except Exception as error:
-            if not is_of_torchs_optimizer(error):
-                raise
             reason = f"{type(error).__name__}: {error}"
+            if not is_of_torchs_optimizer(error) or self._says_by_itself(reason):
+                raise
             raise refusal(self.run, file_name, self.key, reason) from error
-        for optimizer in self.trainer.optimizers:
-            for group in optimizer.param_groups:
-                if not is_rate(rate := group.get("lr", 0)):
-                    reason = f"they set a learning rate to {rate}"
-                    raise refusal(self.run, file_name, self.key, reason)
+        reason = rates_problem(self.trainer.optimizers)
+        if reason and not self._says_by_itself(reason):
+            raise refusal(self.run, file_name, self.key, reason)
+
+    def _says_by_itself(self, reason: str) -> bool:
+        """Return whether the program's schedule comes to this without a checkpoint, too.
+
+        Its schedulers are made anew, and step as often: one whose steps are used up, such as a
+        OneCycleLR, is the program's own error.
+
+        Args:
+            reason: An error of a step, or what is wrong with the rates that it has set.
+        """
+        steps = self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        if steps > MAX_REPEATED:
+            return True
+        with warnings.catch_warnings(), suppress(Exception):
+            warnings.simplefilter("ignore")  # torch warns that no optimizer steps
+            for scheduler in made_anew(self.trainer):
+                for _ in range(steps):
+                    said = ""
+                    try:
+                        scheduler.step()
+                    except Exception as error:
+                        said = f"{type(error).__name__}: {error}"
+                    if reason in (said, rates_problem([scheduler.optimizer])):
+                        return True
+                    if said:
+                        break
+        return False
 
     def present(self) -> dict[str, Any]:
         """Return the schedulers' states now."""
@@ -283,6 +322,12 @@ def keep_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
             are_tensors = type(loaded) is type(value) is Tensor
             if are_tensors and loaded.dtype != value.dtype and loaded.shape == value.shape:
                 state[name] = value.to(loaded.device, copy=True)
+
+
+def rates_problem(optimizers: Iterable[Optimizer]) -> str:
+    """Return what is wrong with the learning rates of optimizers; "" if they can take them."""
+    rates = (group.get("lr", 0) for optimizer in optimizers for group in optimizer.param_groups)
+    return next((f"they set a learning rate to {rate}" for rate in rates if not is_rate(rate)), "")
 
 
 def is_rate(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from sagemaker_lightning.compat.torch_modules import named_parameters
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
@@ -20,7 +21,7 @@ class ParameterGroups(Part):
     ) -> list[list[list[str]]]:
         """Return the names, by optimizer and group; "" for what the model does not have."""
         model = self.trainer.lightning_module
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        names = {id(parameter): name for name, parameter in named_parameters(model)}
         return [
             [
                 [names.get(id(member), "") for member in group["params"]]
@@ -34,7 +35,7 @@ class ParameterGroups(Part):
 
         A hook may have added groups, or made the optimizers anew with what it has unfrozen.
         """
-        parameters = dict(self.trainer.lightning_module.named_parameters())
+        parameters = dict(named_parameters(self.trainer.lightning_module))
         for optimizer, saved_groups in zip(self.trainer.optimizers, saved, strict=False):
             for number, names in enumerate(saved_groups):
                 if not parameters.keys() >= set(names):

@@ -15,7 +15,12 @@ from torchmetrics import Metric
 
 from sagemaker_lightning.compat import dtensors
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
-from sagemaker_lightning.compat.torch_modules import changes_state_dict, has_users_state_dict
+from sagemaker_lightning.compat.torch_modules import (
+    changes_state_dict,
+    has_users_state_dict,
+    named_buffers,
+    named_parameters,
+)
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu, has_values
 from sagemaker_lightning.resume.parts.part import Moment, Part, named_values
 from sagemaker_lightning.resume.parts.roots import user_objects
@@ -58,7 +63,7 @@ class RankBuffers(Part):
                 self.own_names = _names_by_saved_name(model)
             self.at_start = {
                 name: fingerprints.of_tensor(parameter)
-                for name, parameter in model.named_parameters()
+                for name, parameter in named_parameters(model)
                 if has_values(parameter)
             }
 
@@ -77,7 +82,7 @@ class RankBuffers(Part):
         saved_by_lightning = {f"model.{self.own_names.get(name, name)}" for name in weights}
         left_out = {
             f"model.{name}": parameter.detach()
-            for name, parameter in model.named_parameters()
+            for name, parameter in named_parameters(model)
             if name in self.at_start and f"model.{name}" not in saved_by_lightning
         }
         # Training may have changed some ranks' parts alone of a weight that is shared out.
@@ -99,7 +104,7 @@ class RankBuffers(Part):
     @torch.no_grad()
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore the buffers that are there; one may have got another shape while training."""
-        weights = self.trainer.lightning_module.named_parameters()
+        weights = named_parameters(self.trainer.lightning_module)
         changed = [(f"model.{name}", value) for name, value in weights if name in self.at_start]
         for name, buffer in (*_buffers_by_name(self.trainer), *changed):
             value = dtensors.placed_like(saved.get(name), buffer)
@@ -118,7 +123,7 @@ def _names_by_saved_name(model: nn.Module) -> dict[str, str]:
 
     Hooks may give them others there, as those of activation checkpointing do.
     """
-    tensors = [*model.named_parameters(), *model.named_buffers()]
+    tensors = [*named_parameters(model), *named_buffers(model)]
     names = {_memory(tensor): name for name, tensor in tensors}
     places = {name: _memory(value) for name, value in model.state_dict().items()}
     return {name: names[place] for name, place in places.items() if place and place in names}
@@ -141,14 +146,14 @@ def _buffers_by_name(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
     """
     model = trainer.lightning_module
     yield from (
-        (f"model.{name}", buffer) for name, buffer in model.named_buffers() if has_values(buffer)
+        (f"model.{name}", buffer) for name, buffer in named_buffers(model) if has_values(buffer)
     )
     seen_ids = {id(module) for module in model.modules()}
     for callback in callbacks_of(trainer):
         for name, module in vars(callback).items():
             if object_graph.is_library_class(type(callback)) and isinstance(module, nn.Module):
                 seen_ids |= {id(submodule) for submodule in module.modules()}
-                for part, buffer in module.named_buffers():
+                for part, buffer in named_buffers(module):
                     yield f"{type(callback).__name__}.{name}.{part}", buffer
     for path, module in object_graph.walk(user_objects(trainer), code=False):
         if (
@@ -157,6 +162,6 @@ def _buffers_by_name(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
             and id(module) not in seen_ids
         ):
             seen_ids |= {id(submodule) for submodule in module.modules()}
-            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            for name, tensor in (*named_parameters(module), *named_buffers(module)):
                 if has_values(tensor) and not tensor.is_meta:
                     yield f"{path}.{name}", tensor

@@ -11,7 +11,12 @@ from torch.utils.data import DataLoader
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_module_of
-from sagemaker_lightning.compat.torch_modules import hooks, inner_schedulers, step_hooks
+from sagemaker_lightning.compat.torch_modules import (
+    hooks_by_module,
+    inner_schedulers,
+    named_parameters,
+    step_hooks,
+)
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import parts_of
@@ -65,8 +70,8 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         for position, object_ in enumerate(trainer.loggers)
         if not object_graph.is_library_class(type(object_))
     }
-    modules = dict(trainer.lightning_module.named_modules()) if trainer.lightning_module else {}
-    owners = [(f"model.{name}", hooks(module)) for name, module in modules.items()]
+    found = hooks_by_module(trainer.lightning_module) if trainer.lightning_module else {}
+    owners = [(f"model.{name}", hooks) for name, hooks in found.items()]
     owners += [
         (f"optimizers.{position}", step_hooks(optimizer))
         for position, optimizer in enumerate(trainer.optimizers)
@@ -150,7 +155,7 @@ def _additions(trainer: Trainer) -> dict[str, Any]:
         for position, wrapper in enumerate(wrappers if isinstance(wrappers, list) else [wrappers])
     }
     objects |= {
-        f"parameters.{name}": added_to(parameter) for name, parameter in model.named_parameters()
+        f"parameters.{name}": added_to(parameter) for name, parameter in named_parameters(model)
     }
     return objects
 

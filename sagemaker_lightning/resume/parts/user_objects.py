@@ -12,6 +12,7 @@ from pytorch_lightning import Callback, LightningDataModule, LightningModule, Tr
 from torch import nn
 
 from sagemaker_lightning.compat import lightning_loops
+from sagemaker_lightning.compat.model_parallel import mesh_of
 from sagemaker_lightning.contract.errors import printable, with_article
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.given_parts import HINT
@@ -78,7 +79,12 @@ class UserObjects(Part):
         self.reports.warn_of_iterators()
         # The next epoch makes its data anew, from what the objects have of these.
         ends = point is ResumePoint.EPOCH and lightning_loops.loaders_are_due(self.trainer)
-        graph = self.graph.encode(but=TRAINING if ends else "")
+        but = TRAINING if ends else ""
+        graph = self.graph.encode(but)
+        if point and mesh_of(self.trainer) is not None:
+            of_ranks = self.run.agreement.gather(list(graph.get("shared", ())))
+            if self.graph.touch_shared(graph, of_ranks):
+                graph = self.graph.encode(but)
         self.changed = set(names_in(graph))
         self.reports.report_unsaved({})
         if point:

@@ -21,7 +21,11 @@ from pytorch_lightning import Trainer
 from torch import Tensor, nn
 
 from sagemaker_lightning.callbacks.lr_scaling import GROUP_KEYS, SCHEDULER_ATTRIBUTES
-from sagemaker_lightning.compat.torch_modules import INNER_SCHEDULERS, inner_schedulers
+from sagemaker_lightning.compat.torch_modules import (
+    INNER_SCHEDULERS,
+    inner_schedulers,
+    named_parameters,
+)
 from sagemaker_lightning.state.digests import digest
 from sagemaker_lightning.state.object_graph import (
     MAX_ELEMENTS,
@@ -54,7 +58,7 @@ def describe(trainer: Trainer) -> dict[str, Any]:
     optimizers = labelled(trainer.optimizers, "optimizer")
     configs = trainer.lr_scheduler_configs
     schedulers = labelled([config.scheduler for config in configs], "scheduler")
-    names = {id(weight): name for name, weight in trainer.lightning_module.named_parameters()}
+    names = {id(weight): name for name, weight in named_parameters(trainer.lightning_module)}
     arguments: dict[str, str] = {}
     schedule: dict[str, str] = {}
     functions: dict[str, str] = {}

@@ -13,6 +13,7 @@ from sagemaker_lightning.compat.lightning_trainer import data_module_of
 from sagemaker_lightning.compat.torch_modules import (
     buffers,
     is_lazy,
+    named_modules,
     parameters,
     unsaved_buffers,
 )
@@ -229,7 +230,7 @@ def _shapes(model: torch.nn.Module) -> dict[str, list[int] | None]:
     its state dict: its class may count how often it is.
     """
     shapes = {}
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in named_modules(model, remove_duplicate=False):
         prefix = f"{path}." if path else ""
         unsaved = unsaved_buffers(module)
         for name, value in (parameters(module) | buffers(module)).items():

@@ -88,6 +88,8 @@ class _Decoder:
         self.by_others = start.saved_by_others()
         self.ids_by_others = set(map(id, self.by_others.values()))
         self.tensors = record["tensors"]
+        self.shared = dict(record.get("shared", {}))
+        """The DTensors that are no values yet: each is one value's."""
         self.rows: set[tuple[int, int]] = set()
         """The rows of blocks that are values already."""
         self.missing: set[str] = set()
@@ -166,6 +168,8 @@ class _Decoder:
             self.is_made.append(False)
 
     def _unpacked(self, content: Any) -> Any:
+        if type(content) is dict and "shared" in content:
+            return content | {"values": self.shared.pop(content["shared"])}
         if type(content) is dict and type(values := content.get("values")) is list:
             block, row = values
             if not type(block) is type(row) is int or min(values) < 0 or (block, row) in self.rows:

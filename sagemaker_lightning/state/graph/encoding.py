@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torchmetrics import Metric
 
 from sagemaker_lightning.state import object_graph
@@ -69,7 +70,7 @@ PACKED_FROM = 256
 TENSOR_VIEW = TensorViewKind()
 ARRAY_VIEW = ArrayViewKind()
 TUPLE = KINDS["tuple"]
-MADE_OF_TORCHS = tuple, Tensor, nn.Parameter
+MADE_OF_TORCHS = tuple, Tensor, nn.Parameter, DTensor
 
 
 class Unsaved(NamedTuple):
@@ -337,7 +338,8 @@ class Encoder:
         Raises:
             NotSaved: A record cannot hold it, or it is too large for one.
         """
-        if self.start.is_bounded and (size := size_of(node)) > MAX_SAVED:
+        is_bounded = self.start.is_bounded and not isinstance(node.value, DTensor)
+        if is_bounded and (size := size_of(node)) > MAX_SAVED:
             raise NotSaved(f"{node.kind.name} of {size:,} elements")
         return node.kind.content(node.value)
 
@@ -634,6 +636,7 @@ class Encoder:
     def record(self) -> Record:
         """Return the record: what has changed of the start, and what is reached from there."""
         nodes: list[list[Any]] = []
+        shared: dict[str, Tensor] = {}
         waiting = deque(key for key, draft in self.drafts.items() if draft.path is not None)
         numbered = self.recorded = set(waiting)
         while waiting:
@@ -642,7 +645,13 @@ class Encoder:
             node = self.nodes[key]
             if draft.path is None:
                 self.references[key][0] = len(nodes)
-            nodes.append([node.kind.name, draft.path, draft.note, draft.references, draft.content])
+            content = draft.content
+            if type(content) is dict and isinstance(content.get("values"), DTensor):
+                path = draft.path or node.path
+                shared[path] = content["values"]
+                content = {**content, "shared": path}
+                del content["values"]
+            nodes.append([node.kind.name, draft.path, draft.note, draft.references, content])
             if isinstance(node.kind, SetKind) and loses_order(node.value, node.parts):
                 self.reordered.append(draft.path or node.path)
             for part_key in map(id, draft.parts):
@@ -654,7 +663,10 @@ class Encoder:
                     numbered.add(part_key)
                     waiting.append(part_key)
         blocks = _pack(nodes)
-        return {"nodes": text.write(nodes, blocks), "tensors": blocks}
+        record: Record = {"nodes": text.write(nodes, blocks), "tensors": blocks}
+        if shared:
+            record["shared"] = shared
+        return record
 
 
 def _wrap_the_same(first: Any, second: Any) -> bool:

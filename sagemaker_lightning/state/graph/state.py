@@ -2,11 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.decoding import Restored, restore
 from sagemaker_lightning.state.graph.encoding import Unsaved, encode, values_changed
@@ -89,6 +91,23 @@ class GraphState:
             self._touch(key, name)
             reached = scan({"": value}).items()
             self.touched |= {each: None for each, node in reached if node.kind is not OBJECT}
+
+    def touch_shared(self, record: Record, of_ranks: Iterable[Collection[str]]) -> bool:
+        """Count DTensors of the start as changed of which any rank's part has changed.
+
+        Args:
+            record: What `encode` has returned on this rank.
+            of_ranks: The paths of the DTensors that each rank has in its record.
+
+        Returns:
+            Whether the record lacks such.
+        """
+        by_path = self.begin().by_path
+        lacking = set().union(*of_ranks) - record.get("shared", {}).keys()
+        found = [by_path[path].value for path in lacking if path in by_path]
+        for value in found:
+            self._touch(key_of(value), "")
+        return bool(found)
 
     def _touch(self, key: int, name: str) -> None:
         """Count an object, or one of its attributes, as changed from now on."""
@@ -250,7 +269,7 @@ def without(record: Record, root: str) -> Record:
             ["list", None, None, [], None] if (node[1] or "").startswith(root) else node
             for node in nodes_of(record)
         ]
-    return {"nodes": json.dumps(nodes), "tensors": record["tensors"]}
+    return {**record, "nodes": json.dumps(nodes)}
 
 
 @refusing()
@@ -290,13 +309,18 @@ def digests(record: Record) -> dict[str, str]:
     return found
 
 
-def digests_of_tensors(record: Record) -> list[str]:
-    """Return a digest of each tensor of a record."""
-    return [fingerprints.of_tensor(tensor).hex() for tensor in record["tensors"]]
+def digests_of_tensors(
+    record: Record, of_tensor: Callable[[Tensor], bytes] = fingerprints.of_tensor
+) -> dict[Any, str]:
+    """Return a digest of each tensor of a record, by the number or path by which it is known."""
+    # Where a checkpoint was read, DTensors are on the device of their mesh.
+    parts = {path: local_part(tensor).cpu() for path, tensor in record.get("shared", {}).items()}
+    tensors: dict[Any, Tensor] = {**dict(enumerate(record["tensors"])), **parts}
+    return {key: of_tensor(tensor).hex() for key, tensor in tensors.items()}
 
 
 def digest(
-    references: list[Any], note: Any, content: Any, nodes: list[Any], tensors: list[Any]
+    references: list[Any], note: Any, content: Any, nodes: list[Any], tensors: Mapping[Any, str]
 ) -> str:
     """Return a digest of references, in which each new object has a number of its own."""
     hash_ = hashlib.blake2b(digest_size=8)
@@ -322,8 +346,8 @@ def digest(
     return hash_.hexdigest()
 
 
-def _readable(content: Any, tensors: list[Any]) -> Any:
-    """Return content with digests in place of the numbers of tensors."""
+def _readable(content: Any, tensors: Mapping[Any, str]) -> Any:
+    """Return content with digests in place of the numbers and paths of tensors."""
     if type(content) is list:
         return [_readable(element, tensors) for element in content]
     if type(content) is not dict:
@@ -334,7 +358,11 @@ def _readable(content: Any, tensors: list[Any]) -> Any:
     if type(values) is list:  # a row of a block
         content = content | {"values": [tensors[values[0]], values[1]]}
     return {
-        name: value if name == "scalars" else _readable(value, tensors)
+        name: value
+        if name == "scalars"
+        else tensors[value]
+        if name == "shared"
+        else _readable(value, tensors)
         for name, value in content.items()
         if name != "device"
     }

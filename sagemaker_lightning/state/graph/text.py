@@ -7,7 +7,7 @@ numbers. Tensors are numbers of a list beside the text.
 """
 
 import json
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from torch import Tensor
 
@@ -22,6 +22,8 @@ class Record(TypedDict):
     """What `write` has returned."""
     tensors: list[Tensor]
     """The tensors to which the nodes refer by number."""
+    shared: NotRequired[dict[str, Tensor]]
+    """The DTensors, if any, of which each rank has a part, by the path to which nodes refer."""
 
 
 LONG_NUMBER = 10**4000

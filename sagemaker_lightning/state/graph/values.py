@@ -6,7 +6,7 @@ is new, and each tensor is copied.
 
 import enum
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from inspect import getattr_static
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sagemaker_lightning.compat import namespaces
 from sagemaker_lightning.contract.errors import UserError, printable
-from sagemaker_lightning.state.graph import state
+from sagemaker_lightning.state.graph import fingerprints, state
 from sagemaker_lightning.state.graph.decoding import restore
 from sagemaker_lightning.state.graph.encoding import Encoder
 from sagemaker_lightning.state.graph.kinds.base import NotSaved, class_name, refusal, refusing
@@ -87,22 +87,18 @@ def decode(record: Record, known: Mapping[str, Any] = MappingProxyType({})) -> A
     return holder[0]
 
 
-def digest(record: Record, of_tensors: Sequence[bytes] | None = None) -> str:
+def digest(record: Record, of_tensor: Callable[[Tensor], bytes] = fingerprints.of_tensor) -> str:
     """Return a digest of the value in a record, 16 digits.
 
     The device of a tensor and the order of a set may differ where values are equal.
 
     Args:
         record: The record.
-        of_tensors: A digest of each of its tensors; None for those by which a graph is compared.
+        of_tensor: Returns the digest of a tensor; by default, that by which a graph is compared.
     """
     with refusing():
         nodes = nodes_of(record)
-        tensors = (
-            state.digests_of_tensors(record)
-            if of_tensors is None
-            else [each.hex() for each in of_tensors]
-        )
+        tensors = state.digests_of_tensors(record, of_tensor)
         return state.digest(nodes[0][3], None, None, nodes, tensors)
 
 

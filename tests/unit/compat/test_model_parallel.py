@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 from pytorch_lightning import LightningModule
+from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import ModelParallelStrategy
+from pytorch_lightning.utilities import GradClipAlgorithmType
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from sagemaker_lightning.compat import model_parallel
 from sagemaker_lightning.contract.errors import UserError
@@ -165,3 +167,30 @@ def test_whole_weights_are_loaded_into_parts(mesh: DeviceMesh):
     for name, value in model.state_dict().items():
         assert isinstance(value, DTensor)
         assert value.full_tensor().equal(other.state_dict()[name])
+
+
+@pytest.mark.parametrize(("algorithm", "value"), [("norm", 0.5), ("norm", 50.0), ("value", 0.3)])
+def test_gradients_of_several_meshes_are_clipped_as_whole_ones(mesh, algorithm, value):
+    """As with tensor parallelism, of which some layers have none; those without a mesh, too."""
+    strategy = ModelParallelStrategy(1, 1)
+    strategy.precision_plugin = Precision()
+    model_parallel.make_resumable(strategy)
+    other = init_device_mesh("cpu", (1, 1))
+    whole = [nn.Parameter(torch.zeros(3)) for _ in range(4)]
+    parts = [nn.Parameter(distribute_tensor(torch.zeros(3), each)) for each in (mesh, other)]
+    parts += [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))]
+    for number, (weight, part) in enumerate(zip(whole[:3], parts[:3], strict=True)):
+        weight.grad = torch.tensor([1.0, -2.0, 3.0]) / (number + 1)
+        part.grad = weight.grad.clone()
+        if isinstance(part, DTensor):
+            part.grad = distribute_tensor(part.grad, part.device_mesh)
+    clip = {"norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}[algorithm]
+    clip(whole, value)
+    strategy.precision_plugin.clip_gradients(
+        torch.optim.SGD(parts), value, GradClipAlgorithmType(algorithm)
+    )
+    for weight, part in zip(whole[:3], parts[:3], strict=True):
+        gradient = part.grad.full_tensor() if isinstance(part, DTensor) else part.grad
+        assert torch.allclose(gradient, weight.grad)
+    assert parts[3].grad is None
+    model_parallel.clip_grad_by_norm(Precision(), torch.optim.SGD(parts[3:]), 0.1)

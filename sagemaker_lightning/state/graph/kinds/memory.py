@@ -11,7 +11,7 @@ from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from sagemaker_lightning.compat.dtensors import chunk_of, local_part
+from sagemaker_lightning.compat.dtensors import chunk_of, local_part, placed_like
 from sagemaker_lightning.compat.torch_modules import is_lazy
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph import fingerprints
@@ -25,6 +25,7 @@ from sagemaker_lightning.state.graph.kinds.base import (
 )
 from sagemaker_lightning.state.object_graph import LIBRARIES, has_place_for, hash_at_one_moment
 
+OF_TORCH = Tensor, nn.Parameter, DTensor
 MAX_FORM = 10_000
 """Characters, at most, of the text of an array's dtype."""
 
@@ -120,13 +121,14 @@ class TensorKind(Kind):
         """Return the values, on the CPU, and what else the tensor is."""
         if value.is_nested or value.is_meta or is_lazy(value):
             raise NotSaved(f"{kind_text(value)} without values that can be read")
+        if isinstance(value, DTensor) and any(each.is_partial() for each in value.placements):
+            raise NotSaved("DTensor of partial sums")
+        values = value.detach() if isinstance(value, DTensor) else fingerprints.plain(value)
         try:
-            values = fingerprints.plain(value).to("cpu", copy=True)
+            values = values.to("cpu", copy=True)
         except (NotImplementedError, RuntimeError):
             raise NotSaved(kind_text(value)) from None
         content: dict[str, Any] = {"values": values}
-        if isinstance(value, DTensor):
-            content["part"] = part_text(value)
         if value.device.type != "cpu":
             content["device"] = value.device.type
         if value.grad_fn is not None:
@@ -137,8 +139,8 @@ class TensorKind(Kind):
 
     def note_of_new(self, value: Tensor, note: Any) -> Any:
         """Return the names of the attributes, and the class."""
-        class_ = type(value)
-        if class_ is not Tensor and class_ is not nn.Parameter and not is_own_tensor(class_):
+        class_ = nn.Parameter if isinstance(value, nn.Parameter) else type(value)
+        if class_ not in OF_TORCH and not is_own_tensor(class_):
             raise NotSaved(kind_text(value))
         return [class_name(class_), *note]
 
@@ -155,13 +157,6 @@ class TensorKind(Kind):
     def fill(self, value: Tensor, note: Any, parts: list[Any], content: Any) -> None:
         """Copy the values, and set the attributes."""
         if content is not None:
-            part = part_text(value) if isinstance(value, DTensor) else None
-            if content.get("part") != part:
-                raise UserError(
-                    "a checkpoint holds this rank's part of a DTensor beside the model, and in "
-                    "this run this rank has another part; give as many ranks as before, and the "
-                    "same sizes of the mesh"
-                )
             copy_values(value, content["values"])
         if parts and is_own_tensor(type(value)):
             for name, part in zip(note[-len(parts) :], parts, strict=True):
@@ -169,23 +164,12 @@ class TensorKind(Kind):
                     vars(value)[name] = part
 
 
-def part_text(tensor: DTensor) -> str:
-    """Return which part of a tensor this rank has.
-
-    Raises:
-        NotSaved: The ranks have partial sums.
-    """
-    if any(placement.is_partial() for placement in tensor.placements):
-        raise NotSaved("DTensor of partial sums")
-    return f"{chunk_of(tensor)} of {tuple(tensor.shape)}"
-
-
 def as_class(tensor: Tensor, name: Any, content: Any, classes: Any) -> Tensor:
     """Return a tensor as one of that class, which may require a gradient."""
     requires_grad = content.get("requires_grad") is True
     if name == class_name(nn.Parameter):
         return nn.Parameter(tensor, requires_grad=requires_grad)
-    if name != class_name(Tensor):
+    if name not in map(class_name, OF_TORCH):
         class_ = known_class(classes, name)
         if not issubclass(class_, Tensor) or not is_own_tensor(class_):
             raise refusal(name)
@@ -198,9 +182,21 @@ def as_class(tensor: Tensor, name: Any, content: Any, classes: Any) -> Tensor:
 
 @torch.no_grad()
 def copy_values(tensor: Tensor, values: Any) -> None:
-    """Give a tensor that is there other values, in place."""
+    """Give a tensor that is there other values, in place.
+
+    Raises:
+        UserError: They are another part of a tensor that is shared out.
+    """
     if not isinstance(values, Tensor):
         raise refusal("tensor")
+    values = placed_like(values, tensor)
+    if part_of(values) != part_of(tensor):
+        raise UserError(
+            "a checkpoint holds a DTensor beside the model that was shared out in another way "
+            "than this run's in its place, and not as any weight of the model; give as many ranks "
+            "as before, and the same sizes of the mesh"
+        )
+    values = local_part(values)
     tensor = local_part(tensor)
     if (tensor.shape, tensor.dtype, tensor.layout) == (values.shape, values.dtype, values.layout):
         try:
@@ -209,6 +205,11 @@ def copy_values(tensor: Tensor, values: Any) -> None:
             tensor.data = values.to(tensor.device)
     else:  # a user has set its data
         tensor.data = values.to(tensor.device)
+
+
+def part_of(tensor: Tensor) -> Any:
+    """Return which part of a tensor this rank has; None for a tensor of which it has all."""
+    return (chunk_of(tensor), tensor.shape) if isinstance(tensor, DTensor) else None
 
 
 class ArrayKind(Kind):

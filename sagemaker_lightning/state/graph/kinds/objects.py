@@ -21,6 +21,7 @@ from sagemaker_lightning.compat.torch_modules import (
     parameters,
     scripted_attributes,
     unsaved_buffers,
+    unwrapped,
 )
 from sagemaker_lightning.state.graph import scalars
 from sagemaker_lightning.state.graph.kinds.base import (
@@ -94,8 +95,9 @@ class ObjectKind(Kind):
         parts = list(members.values())
         if isinstance(object_, nn.Module) and value is object_:
             for space, (members_of, _) in SPACES.items():
-                names += [f"{space} {name}" for name in members_of(object_)]
-                parts += members_of(object_).values()
+                members = members_of(object_)
+                names += [f"{space} {name}" for name in members]
+                parts += map(unwrapped, members.values()) if space == "module" else members.values()
             scripted = scripted_attributes(object_)
             names += [f"{SCRIPTED} {name}" for name in scripted]
             parts += scripted.values()
@@ -234,6 +236,8 @@ def set_member(owner: Any, name: Any, value: Any) -> None:
         members_of, class_ = SPACES[space]
         members = members_of(object_)
         is_new = member not in members and getattr_static(object_, member, None) is not None
+        if space == "module" and value is not None and unwrapped(members.get(member)) is value:
+            return  # the wrapper stays
         if "." not in member and not is_new and (value is None or isinstance(value, class_)):
             members[member] = value
         return

@@ -74,7 +74,7 @@ def test_the_newest_that_all_have(case: str):
                 host("a", problems=("one is damaged", "another")),
                 host("b", problems=("third", "4th")),
             ],
-            "(a has none; b has none; one is damaged; another; third)",
+            "(a has none; b has none; one is damaged on a; another on a; third on b)",
         ),
     ],
 )

@@ -149,6 +149,48 @@ def test_ranks_that_share_out_other_tensors_are_refused(mesh: DeviceMesh):
         shared.described(lambda forms: [forms, {}])
 
 
+def test_a_tensor_of_some_ranks_is_read_where_all_of_it_is_there(tmp_path: Path, mesh: DeviceMesh):
+    """Of what each rank saves for itself, one may lack a tensor that others have."""
+    shared = shards.SharedOut()
+    average = distribute_tensor(WHOLE.clone(), mesh, [Shard(0)] * 2)
+    shared.take({"ranks": {"average": average}, "parts": {"average": average}})
+    for of_ranks in ([{}, shared.forms], [shared.forms, {}]):
+        forms = shared.described(lambda forms, of_ranks=of_ranks: of_ranks)["tensors"]
+        chunks = [[[0, 0], [5, 4]] if has else None for has in of_ranks]
+        assert forms["ranks/average"]["chunks"] == forms["parts/average"]["chunks"] == chunks
+    entries = write(tmp_path, [WHOLE[:0], WHOLE], [None, [[0, 0], [5, 4]]])
+    assert read(tmp_path, entries).equal(WHOLE)
+    entries = write(tmp_path, [WHOLE[:0], WHOLE[2:]], [None, [[2, 0], [3, 4]]])
+    with pytest.raises(UserError, match="holds weight, a DTensor of which some ranks had no part"):
+        read(tmp_path, entries)
+
+
+def test_a_tensor_that_another_rank_has_in_another_form_is_refused(mesh: DeviceMesh):
+    shared, other = shards.SharedOut(), shards.SharedOut()
+    shared.take({"ranks": {"average": distribute_tensor(WHOLE.clone(), mesh, [Shard(0)] * 2)}})
+    other.take({"ranks": {"average": distribute_tensor(WHOLE[1:].clone(), mesh, [Shard(0)] * 2)}})
+    with pytest.raises(UserError, match="ranks/average is a DTensor on .* only, or another one"):
+        shared.described(lambda forms: [forms, other.forms])
+
+
+def test_what_was_shared_out_as_a_weight_is_shared_out_as_it_is_now(tmp_path: Path, mesh):
+    """Such as an average of it: how the ranks of the checkpoint shared it is of no matter."""
+    entries = rows(tmp_path)
+    form = entries["shards"]["tensors"].pop("weight")
+    # Three ranks shared it out over a dimension that this run's mesh has not got.
+    form["layout"] = [["nodes", "S(0)"]]
+    entries["shards"]["tensors"] = {"state_dict/own": form, "weight": form}
+    like = distribute_tensor(torch.zeros(5, 4), mesh["data_parallel"], [Shard(0)])
+
+    def liked(path):
+        return like if path == ("state_dict", "own") else None
+
+    reader = shards.ShardReader(tmp_path, entries, 0, mesh, liked)
+    found = reader.resolve([{shards.MARK: "weight"}], "ranks")[0]
+    assert found.device_mesh == like.device_mesh and found.placements == like.placements
+    assert found.full_tensor().equal(WHOLE)
+
+
 def test_a_full_disk_is_told_to_all_ranks(tmp_path: Path, mesh: DeviceMesh, monkeypatch):
     def fail(*args):
         raise OSError(28, "No space left on device")

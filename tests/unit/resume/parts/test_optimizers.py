@@ -168,3 +168,30 @@ def test_the_schedule_of_lightnings_averaging_is_no_matter_of_the_users(tmp_path
     fit.fit(Noted())
     assert type(fit.lr_scheduler_configs[0].scheduler) is SWALR
     assert replaced(capsys) == []
+
+
+class UsedUp(Noted):
+    """Has a schedule that ends before the training does."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, 6)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.parametrize("stop", ["batch 0:2", "batch 1:1"])
+def test_a_schedule_that_is_used_up_is_the_programs_own_error(tmp_path, stop):
+    """It is what the run alone ends with, some steps after the resume or at the first one."""
+
+    def fit(folder, **moments):
+        as_in_a_new_process()
+        trainer(tmp_path / folder, logger=False).fit(UsedUp(**moments))
+
+    with pytest.raises(ValueError, match="Tried to step 7 times") as alone:
+        fit("alone")
+    with interrupted():
+        fit("run", stop=stop)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Tried to step 7 times") as resumed:
+            fit("run")
+        assert str(resumed.value) == str(alone.value)
