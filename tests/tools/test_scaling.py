@@ -81,7 +81,7 @@ def test_two_cores_are_compared_as_nodes():
     assert scaling("predict", *prediction_flags.split()).returncode == 0
 
 
-@pytest.mark.thorough  # the mistake itself: test_cli.py
+@pytest.mark.thorough  # the mistake itself: test_mistakes.py
 def test_a_training_that_fails_says_why():
     completed = scaling("local", "--n", "1", "--", "--data.batch_size=0")
     assert completed.returncode == 1
