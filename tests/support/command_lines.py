@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from sagemaker_lightning.cli import suggestions
 from sagemaker_lightning.cli.application import Application
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.state.object_graph import is_library_class
 
 from app import train
 from app.data import CIFAR10DataModule, DigitsDataModule
@@ -19,6 +21,20 @@ def no_flags_of_pytest(monkeypatch, tmp_path):
     """Have the command line of pytest read by no test, and files written in its own folder."""
     monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(name="only_installed_classes")
+def without_classes_of_tests(monkeypatch):
+    """Have the classes of other tests, which this process has imported, left out of lists."""
+    is_made_by_flags = suggestions._is_made_by_flags
+    monkeypatch.setattr(
+        suggestions,
+        "_is_made_by_flags",
+        lambda kind: (
+            is_made_by_flags(kind)
+            or not (kind.__module__.startswith("app.") or is_library_class(kind))
+        ),
+    )
 
 
 def cli(*flags: str, **environment) -> CommandLine:

@@ -3,7 +3,12 @@
 from pathlib import Path
 
 import pytest
-from command_lines import DIGITS, DIGITS_OR_CIFAR, parsed
+from command_lines import (  # noqa: F401  fixtures
+    DIGITS,
+    DIGITS_OR_CIFAR,
+    no_flags_of_pytest,
+    parsed,
+)
 
 from sagemaker_lightning.cli import default_data
 from sagemaker_lightning.cli.application import Application

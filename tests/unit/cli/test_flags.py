@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from command_lines import no_flags_of_pytest  # noqa: F401  a fixture for each test
 
 from sagemaker_lightning.cli import flags
 

@@ -12,7 +12,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from command_lines import READER, cli, parsed, refused
+from command_lines import (  # noqa: F401  fixtures
+    READER,
+    cli,
+    no_flags_of_pytest,
+    parsed,
+    refused,
+)
 from containers import ROOT
 from jsonargparse import Namespace
 from pytorch_lightning.callbacks import EarlyStopping, TQDMProgressBar

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from command_lines import cli, parsed, refused
+from command_lines import (  # noqa: F401  fixtures
+    cli,
+    no_flags_of_pytest,
+    parsed,
+    refused,
+    without_classes_of_tests,
+)
 from jsonargparse import Namespace
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from command_lines import DIGITS_OR_CIFAR
+from command_lines import DIGITS_OR_CIFAR, no_flags_of_pytest  # noqa: F401  a fixture for each test
 from jsonargparse import Namespace
 
 from sagemaker_lightning.cli import settings_check

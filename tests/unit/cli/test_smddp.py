@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from command_lines import cli
+from command_lines import cli, no_flags_of_pytest  # noqa: F401  a fixture for each test
 
 from sagemaker_lightning.cli import smddp
 from sagemaker_lightning.contract.errors import UserError

@@ -5,7 +5,12 @@ import sys
 from abc import ABC, abstractmethod
 
 import pytest
-from command_lines import cli, refused
+from command_lines import (  # noqa: F401  fixtures
+    cli,
+    no_flags_of_pytest,
+    refused,
+    without_classes_of_tests,
+)
 
 from sagemaker_lightning.cli import flags, suggestions
 from sagemaker_lightning.contract.errors import UserError
