@@ -22,6 +22,7 @@ import torch
 import warm
 from containers import ROOT
 from lightning_utilities.core.rank_zero import rank_zero_only
+from rehearsed_inputs import paged_aws  # noqa: F401  a fixture
 
 from sagemaker_lightning.process.parent_process import LAUNCHER_VARIABLE
 
