@@ -11,10 +11,15 @@ from pathlib import Path
 from xdist.scheduler import LoadScopeScheduling
 
 # Files of one lane share a network (the SDKs' local mode has one name for it), an image's tag or a
-# server of moto's, or look for orphans.
+# server, or look for orphans.
 SHARED_LANES = {
     "local mode": {"test_clients_docker", "test_clients_sdk2", "test_clients_sdk3", "test_readme"},
     "image": {"test_container", "test_launch", "test_nodes", "test_scripts"},
+    "endpoint": {
+        "test_rehearsal_endpoint",
+        "test_rehearsal_job_access",
+        "test_rehearsal_strangers",
+    },
     "paged lists": {
         "test_rehearsal_addresses",
         "test_rehearsal_archives",
