@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from records import interrupted, job
-from test_rehearsal_job import SPOT_FIELDS, Rehearsed, wait_until, wait_until_ended
+from rehearsed_jobs import SPOT_FIELDS, Rehearsed, wait_until, wait_until_ended
 from test_rehearsal_report import write_page
 
 from sagemaker_rehearsal.api.service import Service

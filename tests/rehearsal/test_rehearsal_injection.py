@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from page_site import Store
 from records import interrupted, job
-from test_rehearsal_job import SPOT_FIELDS, Engine, Rehearsed, wait_until, wait_until_ended
-from test_rehearsal_page import Store
+from rehearsed_jobs import SPOT_FIELDS, Engine, Rehearsed, wait_until, wait_until_ended
 from test_rehearsal_report import write_page
 
 from sagemaker_lightning.contract.process_stat import process_stat

@@ -10,7 +10,7 @@ from pathlib import Path
 import hostile_texts
 import pytest
 from records import interrupted
-from test_rehearsal_job import (
+from rehearsed_jobs import (
     HANG_SECONDS,
     SYNC_SETTINGS,
     Client,
