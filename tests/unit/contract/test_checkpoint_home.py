@@ -1,4 +1,4 @@
-"""contract/checkpoint_home.py: what outlives a container. test_checkpoints.py has the marks."""
+"""contract/checkpoint_home.py: what outlives a container. Its marks: test_checkpoint_dir_s3.py."""
 
 import os
 import time
