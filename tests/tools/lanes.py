@@ -14,7 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 # server, or look for orphans.
 SHARED_LANES = {
     "local mode": {"test_clients_docker", "test_clients_sdk2", "test_clients_sdk3", "test_readme"},
-    "image": {"test_container", "test_launch", "test_nodes", "test_scripts"},
+    "image": {"test_container", "test_launch_checks", "test_nodes", "test_scripts"},
     "endpoint": {
         "test_rehearsal_endpoint",
         "test_rehearsal_job_access",

@@ -12,7 +12,7 @@ import aws_services
 import pytest
 from aws_services import REGION, SageMakerStandIn, served_forbidden_buckets, served_here
 from containers import ROOT
-from test_launch import COMPLETED_STATE, FAILED_STATE, ROLE, UNCHECKED_FLAG
+from launches import COMPLETED_STATE, FAILED_STATE, ROLE, UNCHECKED_FLAG
 
 from benchmarks import prediction, report
 from benchmarks.prediction import Instance, Job
