@@ -322,7 +322,7 @@ def test_format_and_clean(tmp_path):
         (
             "mutants",
             "--n 1 --only sagemaker_lightning/compat/jsonargparse_types.py"
-            " --tests tests/compat/test_compat.py tests/unit/cli/test_lightning_cli.py",
+            " --tests tests/compat/test_compat_functions.py tests/unit/cli/test_lightning_cli.py",
             r"1 mutants \(seed 1\): 0 survived",
         ),
     ],
