@@ -3,7 +3,6 @@
 import os
 import shutil
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +17,7 @@ from rehearsed_inputs import (
     put_objects,
     write_files,
 )
+from waiting import wait_until
 
 from sagemaker_rehearsal import settings
 from sagemaker_rehearsal.jobs import checkpoint_sync
@@ -52,14 +52,6 @@ def make_uploader(
     )
     uploader.notes = notes
     return uploader
-
-
-def wait_until(condition, *, expected: str = "it") -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + HANG_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"{expected} has not come"
-        time.sleep(0.02)
 
 
 def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):

@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from sagemaker_lightning.contract.process_stat import process_stat
 from sagemaker_rehearsal import faults
@@ -20,13 +20,6 @@ from sagemaker_rehearsal.faults.errors import CannotInject, run
 HANG_SECONDS = 3  # what is not so by then never is
 
 pytestmark = pytest.mark.slow
-
-
-def wait_until(condition: Callable) -> None:
-    deadline = time.monotonic() + HANG_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come"
-        time.sleep(0.01)
 
 
 @pytest.fixture

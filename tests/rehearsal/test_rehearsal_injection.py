@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from page_site import Store
 from records import interrupted, job
-from rehearsed_jobs import SPOT_FIELDS, Engine, Rehearsed, wait_until, wait_until_ended
+from rehearsed_jobs import SPOT_FIELDS, Engine, Rehearsed, wait_until_ended
 from test_rehearsal_report import write_page
+from waiting import wait_until
 
 from sagemaker_lightning.contract.process_stat import process_stat
 from sagemaker_rehearsal.api.service import Service

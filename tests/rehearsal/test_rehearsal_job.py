@@ -19,9 +19,9 @@ from rehearsed_jobs import (
     SYNC_SETTINGS,
     Container,
     jobs_without_engine,  # noqa: F401  the fixture rehearsed
-    wait_until,
     wait_until_ended,
 )
+from waiting import wait_until
 
 from sagemaker_rehearsal.api.errors import Refused
 from sagemaker_rehearsal.api.service import Service

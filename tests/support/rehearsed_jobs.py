@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from sagemaker_rehearsal import settings
 from sagemaker_rehearsal.jobs.job import Job, Place
@@ -16,14 +17,6 @@ from sagemaker_rehearsal.jobs.record import ENDED, Record
 
 HANG_SECONDS = 30  # what is not done by then hangs
 SYNC_SETTINGS = settings.Sync(0.05, 0.0, 0.0, None, True, False, True, False)
-
-
-def wait_until(condition: Callable, expected: str = "it") -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + HANG_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"{expected} has not come"
-        time.sleep(0.01)
 
 
 class Container:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from containers import ROOT, docker, no_engine
 from environments import python_of
-from test_watchdog import becomes_true
+from waiting import becomes_true
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 

@@ -10,8 +10,7 @@ import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ import psutil
 import pytest
 from aws_services import free_port
 from rank_process import let_run, process
+from waiting import HANG_SECONDS, becomes_true
 
 from sagemaker_lightning.callbacks import heartbeat
 from sagemaker_lightning.callbacks.heartbeat import Heartbeat
@@ -40,7 +40,6 @@ AFTER = (
 # A copy of the process keeps its connection until it is told to end.
 HOLDS_THE_LINE = "if not os.fork():\n    os.close(1)\n    os.read(0, 1)\n    os._exit(0)\n"
 LOST_PEER_ERROR = "error: lost a peer, or never reached it: ..."
-HANG_SECONDS = 30.0  # what is waited for comes within one
 # Seconds after which an event that must not come would have come: more than ENDS_BY_ITSELF in these
 # tests.
 QUIET_SECONDS = 0.45
@@ -121,14 +120,6 @@ def rank(watch: Watchdog, name: str = RANK_NAME) -> Heartbeat:
 def die(rank_heartbeat: Heartbeat) -> None:
     """End a rank."""
     rank_heartbeat.socket.close()
-
-
-def becomes_true(condition: Callable[[], object], limit: float = HANG_SECONDS) -> bool:
-    """Wait for a condition, and return whether it became true."""
-    deadline = time.monotonic() + limit
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return bool(condition())
 
 
 def settle(watch: Watchdog) -> None:
