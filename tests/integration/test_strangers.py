@@ -178,7 +178,7 @@ STRANGERS = {
 }
 
 
-# The soak runs these. Other tests have their mechanism alone: test_object_state.py,
+# The soak runs these. Other tests have their mechanism alone: test_object_graph.py,
 # test_own_loaders.py and unit/data/loaders; or they are configurations of the zoo, too.
 IN_SOAK_ONLY = [
     "a curriculum",
