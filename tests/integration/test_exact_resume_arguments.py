@@ -19,8 +19,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import sagemaker_lightning
 from sagemaker_lightning import (
     ExactResume,
-    GradientWeighting,
-    LearningRateScaling,
     RankConsistency,
     SageMakerEnvironment,
     UserError,
@@ -59,12 +57,6 @@ def test_a_second_one_is_refused(tmp_path: Path):
         match=r"^Trainer\(callbacks=...\): found two ExactResume, for .*; expected one$",
     ):
         short_trainer(tmp_path / "a", ExactResume(tmp_path / "b")).fit(Classifier())
-
-
-@pytest.mark.parametrize("part", [GradientWeighting(), LearningRateScaling()])
-def test_what_it_does_itself_is_refused_beside_it(tmp_path: Path, part):
-    with pytest.raises(UserError, match=f"found {type(part).__name__}, which RankConsistency and"):
-        short_trainer(tmp_path, part).fit(Classifier())
 
 
 def test_what_it_has_itself_is_refused_beside_it(tmp_path: Path):
