@@ -274,7 +274,7 @@ def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
 
 
 @pytest.mark.slow
-def test_nobody_goes_around_the_seam():
+def test_private_names_are_in_compat_alone():
     """Ruff cannot see these: private names of a foreign base class, and names in strings.
 
     The private names are overridden, or used through `self`.

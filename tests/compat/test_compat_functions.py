@@ -149,7 +149,7 @@ def test_int_comes_before_float_and_all_else_stays():
         assert jsonargparse_types.int_before_float(types_before) == types_after
 
 
-def test_jsonargparse_tries_int_first_once_it_is_told(monkeypatch):
+def test_jsonargparse_tries_int_first_once_whole_numbers_are_kept(monkeypatch):
     monkeypatch.setattr(_typehints, "sort_subtypes_for_union", lambda types, **_: types)
     jsonargparse_types.keep_whole_numbers()
     sort = _typehints.sort_subtypes_for_union
@@ -419,7 +419,7 @@ def test_workers_end_with_their_loader():
         ),
     ],
 )
-def test_a_file_that_is_no_checkpoint_says_so(error, says):
+def test_a_file_that_is_not_a_checkpoint_says_so(error, says):
     with pytest.raises(UserError, match=says), lightning_checkpoints._refused("x.ckpt"):
         raise error
     with pytest.raises(MemoryError), lightning_checkpoints._refused("x.ckpt"):
@@ -459,7 +459,7 @@ def fit(model: pytorch_lightning.LightningModule, callback: pytorch_lightning.Ca
     return trainer
 
 
-def test_an_epochs_logged_values_go_on_in_another_trainer():
+def test_an_epochs_logged_values_continue_in_another_trainer():
     """But not those of a group of processes, which cannot be saved."""
     saved = {}
 

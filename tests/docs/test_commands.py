@@ -133,7 +133,9 @@ BETWEEN_THE_LINES = {
     "python -m benchmarks.data_shards": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
     ),
-    "python -m benchmarks.hangs": "test_benchmarks.py::test_hangs_are_seen_and_long_steps_are_none",
+    "python -m benchmarks.hangs": (
+        "test_benchmarks.py::test_hangs_are_seen_and_long_steps_are_not_hangs"
+    ),
     "python -m benchmarks.original": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
     ),

@@ -113,7 +113,7 @@ def test_a_drill_sets_where_checkpoints_are(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("seed", "is_random"), [(2**32, False), (2**32 + 1, True)])
-def test_a_seed_that_a_program_may_give_is_told_from_torchs_first_one(
+def test_a_seed_of_a_program_is_distinguished_from_torchs_first_one(
     tmp_path: Path, seed, is_random
 ):
     model = Untested()

@@ -449,7 +449,7 @@ OF_LIGHTNING = [key for key, place in KEYS.items() if place is Place.LIGHTNING]
 
 @pytest.mark.parametrize("value", [5, "text", [5], {"a": 5}])
 @pytest.mark.parametrize("key", [key for key in KEYS if key not in OF_LIGHTNING])
-def test_a_part_that_is_none_ends_the_run_with_a_line_or_is_nothing(interrupted_run, key, value):
+def test_a_part_of_another_form_ends_the_run_with_a_line_or_is_ignored(interrupted_run, key, value):
     """Some are used only with another number of ranks, say."""
     run = interrupted_run()
 
@@ -464,7 +464,7 @@ def test_a_part_that_is_none_ends_the_run_with_a_line_or_is_nothing(interrupted_
 
 @pytest.mark.parametrize("value", [None, 5, -1, "text", {"a": 5}])
 @pytest.mark.parametrize("key", ["order", "data", "now", "draw", "begun", "within", "own"])
-def test_a_loaders_state_that_is_none_ends_the_run_with_a_line_or_is_nothing(
+def test_a_loaders_state_of_another_form_ends_the_run_with_a_line_or_is_ignored(
     interrupted_run, key, value
 ):
     run = interrupted_run()
@@ -485,7 +485,7 @@ def test_a_loaders_state_that_is_none_ends_the_run_with_a_line_or_is_nothing(
     ["step", "resume_point", "number", "seed", "world_size", "run", "journal", "resumes"]
     + ["exact_values", "parts", "ranks"],
 )
-def test_an_entry_that_is_none_ends_the_run_with_a_line_or_is_nothing(
+def test_an_entry_of_another_form_ends_the_run_with_a_line_or_is_ignored(
     interrupted_run, capfd, key, value
 ):
     run = interrupted_run()
@@ -505,7 +505,7 @@ def test_an_entry_that_is_none_ends_the_run_with_a_line_or_is_nothing(
         5,
     ],
 )
-def test_weights_that_are_none_end_the_run_with_a_line(interrupted_run, values):
+def test_weights_of_another_form_end_the_run_with_a_line(interrupted_run, values):
     """In the file, and in what the user's hooks have put others in place of."""
     run = interrupted_run()
     if isinstance(values, dict):
@@ -686,7 +686,7 @@ def test_text_of_a_checkpoint_is_printed_as_one_line(interrupted_run, capfd):
     assert message.isprintable() and len(message) < 2_000
 
 
-def test_a_log_goes_on_in_no_folder_with_a_name_that_moves_the_cursor(tmp_path):
+def test_a_log_continues_in_no_folder_with_a_name_that_moves_the_cursor(tmp_path):
     logger = CSVLogger(tmp_path, name="logs")
     prepare_files([logger], [{"kind": "CSVLogger", "name": "logs", "version": "a\x1b[2J"}])
     assert logger.version == 0

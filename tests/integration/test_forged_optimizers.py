@@ -96,7 +96,7 @@ OPTIMIZER_STATES = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZER_STATES)
-def test_a_state_that_an_optimizer_cannot_go_on_from_ends_the_run_with_a_line(
+def test_a_state_that_an_optimizer_cannot_continue_from_ends_the_run_with_a_line(
     interrupted_steps, name
 ):
     """Whether loading it or the first step with it would end with an error of torch's."""
@@ -251,7 +251,7 @@ NO_STEP = [
 
 
 @pytest.mark.parametrize(("kind", "values"), NOT_LOADED + NO_STEP)
-def test_a_state_that_a_scheduler_cannot_go_on_from_ends_the_run_with_a_line(
+def test_a_state_that_a_scheduler_cannot_continue_from_ends_the_run_with_a_line(
     interrupted_schedule, bounded, kind, values
 ):
     """Whether loading it or a step with it would end with an error of torch's, or never."""

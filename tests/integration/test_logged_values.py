@@ -22,7 +22,7 @@ def rows_of(folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_logger_that_was_used_before_fit_goes_on_in_its_file(tmp_path: Path):
+def test_a_logger_that_was_used_before_fit_continues_in_its_file(tmp_path: Path):
     """A validation before the training opens the logger's file, in each run."""
 
     def train(folder: Path, stops: bool) -> None:

@@ -98,7 +98,7 @@ def test_a_checkpoint_whose_best_model_is_missing_is_skipped(tmp_path, capfd):
     assert "resuming from step 2" in out and model.global_step == 8
 
 
-def test_each_interruption_is_told_to_the_end(tmp_path):
+def test_each_interruption_is_reported_to_the_end(tmp_path):
     for stop in ("batch 0:1", "batch 1:1"):
         with interrupted():
             trainer(tmp_path).fit(Noted(stop))
@@ -120,7 +120,7 @@ class Smooth(Noted):
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_other_numbers_of_the_code_are_told(tmp_path, capfd, allowed):
+def test_other_numbers_of_the_code_are_reported(tmp_path, capfd, allowed):
     """Unless other settings are allowed."""
     with interrupted():
         trainer(tmp_path).fit(Smooth(0.5, "batch 0:1"))

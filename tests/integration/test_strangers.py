@@ -243,7 +243,7 @@ def test_within_an_epoch_and_at_its_end(tmp_path: Path, name):
     check(tmp_path, *STRANGERS[name], at=("0:9", "1:6", "2:0"))
 
 
-def test_killed_it_goes_on_from_the_epochs_end(tmp_path: Path):
+def test_killed_it_continues_from_the_epochs_end(tmp_path: Path):
     alone = Run(tmp_path / "alone", *STRANGERS["plain attributes"])
     run = Run(tmp_path / "run", *STRANGERS["plain attributes"])
     assert run.start(KILL_AT="1:3") == -9 and run.start(STOP_AT="1:5") == 143
@@ -264,7 +264,7 @@ def rows(run: Run) -> str:
     return (run.folder / "logs/lightning_logs/one/metrics.csv").read_text()
 
 
-def test_more_steps_than_before_go_on_within_the_epoch(tmp_path: Path):
+def test_more_steps_than_before_continue_within_the_epoch(tmp_path: Path):
     """It equals one run of all steps; started again without more steps, it stays as it was."""
     alone, run = (
         Run(tmp_path / name, *FLAGS_WITH_LOGGER, "--trainer.max_epochs=-1")
@@ -409,7 +409,7 @@ def test_ranks_that_would_be_copies_are_processes_of_their_own(tmp_path: Path):
     )
 
 
-def test_ranks_that_do_not_train_one_model_are_told_so(tmp_path: Path):
+def test_a_warning_says_that_ranks_do_not_train_one_model(tmp_path: Path):
     run = Run(
         tmp_path,
         "--trainer.devices=2",

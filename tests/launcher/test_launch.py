@@ -294,7 +294,7 @@ def test_a_stopped_job_did_not_complete(aws, launch):
     ]
 
 
-def test_a_job_that_reached_its_limit_says_how_it_goes_on(capsys):
+def test_a_job_that_reached_its_limit_says_how_it_continues(capsys):
     site = Site(REGION, None, "launch", f"--region={REGION}")
     more = " --max-wait=SECONDS"
     for secondary, says in (("MaxRuntimeExceeded", ""), ("MaxWaitTimeExceeded", more)):

@@ -37,7 +37,7 @@ def test_hyperparameters_are_checked_by_the_applications_parser(launch):
     )
 
 
-def test_a_model_in_a_source_archive_is_not_checked_if_told_so(launch):
+def test_a_model_in_a_source_archive_is_not_checked_if_a_flag_says_so(launch):
     """docs/clients.md has these hyperparameters: the check has no module of the archive."""
     source = (
         "sagemaker_submit_directory=s3://my-bucket/sourcedir.tar.gz",

@@ -63,7 +63,7 @@ def test_one_interruption_more_than_the_retries_fails_the_job():
         ("ml.g5.xlarge", Secondary.COMPLETED, False),
     ],
 )
-def test_a_failure_on_a_gpu_is_repaired_as_often_as_told(kind, status, again):
+def test_a_failure_on_a_gpu_is_repaired_as_often_as_asked(kind, status, again):
     made = job_with(type=kind)
     outcome = made._repair(Outcome(status, "AlgorithmError: x"))
     assert (outcome.again is not None) == again and len(made.record.interruptions) == again

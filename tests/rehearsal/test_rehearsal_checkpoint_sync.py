@@ -80,7 +80,7 @@ def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
     assert content(s3, "run/1") == b"changed" == content(s3, "run/link") and uploader.notes == []
 
 
-def test_a_checkpoint_is_told_as_saved_and_as_copied(s3, tmp_path, clock):
+def test_a_checkpoint_is_recorded_as_saved_and_as_copied(s3, tmp_path, clock):
     """It is in S3 when all of its files are; what was restored is not saved again."""
     write_files(tmp_path / "a", "step-1/a")
     uploader = make_uploader(s3, tmp_path / "a", lag=5.0)
@@ -362,7 +362,7 @@ def test_what_is_written_during_its_upload_is_uploaded_again(s3, tmp_path, clock
 
 
 @pytest.mark.parametrize("no_bucket", [True, False])
-def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypatch, no_bucket):
+def test_a_copy_that_fails_is_reported_and_tried_again(s3, tmp_path, clock, monkeypatch, no_bucket):
     uploader = make_uploader(s3, tmp_path, "s3://bucket-2/run")
     write_files(tmp_path, "a")
     if no_bucket:

@@ -43,7 +43,7 @@ def test_an_error_hands_no_control_sequence_to_the_terminal():
 
 
 @pytest.mark.parametrize("levels", [900, 100_000])
-def test_a_request_in_a_file_that_is_too_deep_is_told_without_a_traceback(tmp_path, levels):
+def test_a_request_in_a_file_that_is_too_deep_is_reported_without_a_traceback(tmp_path, levels):
     file = tmp_path / "request.json"
     file.write_text('{"InputDataConfig": ' + "[" * levels + "]" * levels + "}")
     command = [python_of("rehearsal"), *Endpoint.program, "--port=0"]

@@ -129,7 +129,7 @@ def test_a_job_whose_own_thread_cannot_start(rehearsed, monkeypatch):
 @pytest.mark.parametrize(
     "line", ["resuming from step " + "1" * 5000, "step=" + "9" * 5000, "a=" + "1" * 100_000 + "x"]
 )
-def test_a_line_that_is_no_progress(rehearsed, line):
+def test_a_line_without_progress(rehearsed, line):
     job = rehearsed.job()
     rehearsed.container().line_queue.put(f" {line}")
     rehearsed.container().end(0)
@@ -156,7 +156,7 @@ def test_notes_without_end(rehearsed):
         ({}, "step=4", "the job is no spot job (EnableManagedSpotTraining)"),
     ],
 )
-def test_a_rule_that_never_came_due_is_told_with_the_reason(rehearsed, fields, line, reason):
+def test_a_rule_that_never_came_due_is_reported_with_the_reason(rehearsed, fields, line, reason):
     texts = ["at step 5", "at 1h of any unwarned"]
     rehearsed.interrupt = [schedule.parse(text) for text in texts]
     reported = []
@@ -169,7 +169,7 @@ def test_a_rule_that_never_came_due_is_told_with_the_reason(rehearsed, fields, l
     assert record.never_due == told and reported == [told]
 
 
-def test_a_rule_that_came_due_is_not_told_of(rehearsed):
+def test_a_rule_that_came_due_is_not_reported(rehearsed):
     rehearsed.interrupt = [schedule.parse("at step 3"), schedule.parse("at step 99")]
     job = rehearsed.job(**SPOT)
     rehearsed.container().line_queue.put("step=3")
@@ -244,7 +244,7 @@ def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
 
 
 @pytest.mark.slow
-def test_the_record_tells_why_a_job_did_not_go_on_from_its_newest_checkpoint(rehearsed):
+def test_the_record_tells_why_a_job_did_not_continue_from_its_newest_checkpoint(rehearsed):
     layouts = []
     start = rehearsed.engine.start
 

@@ -460,7 +460,7 @@ WRONG_ORDERS += [
 @pytest.mark.parametrize(
     "content", [*(json.dumps(order).encode() for order in WRONG_ORDERS), b"[" * 100000, b"{", b""]
 )
-def test_what_is_no_interruption(endpoint, content):
+def test_a_wrong_order_of_an_interruption_is_refused(endpoint, content):
     path = "/Rehearsal/interrupt"
     headers = signed_headers(
         endpoint.key, path, host=endpoint.host, method="POST", service="rehearsal", body=content

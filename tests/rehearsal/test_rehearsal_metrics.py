@@ -57,7 +57,7 @@ def test_the_last_number_of_a_line_is_its_value(regex, value):
 
 
 @pytest.mark.parametrize("regex", ["(", "a{9999999999}", "[z-a]"])
-def test_a_metric_that_cannot_be(regex):
+def test_a_wrong_expression_of_a_metric_is_refused(regex):
     with pytest.raises(Refused, match="Invalid MetricDefinitions: the Regex of 'a': "):
         metrics.Metrics([{"Name": "a", "Regex": regex}])
 

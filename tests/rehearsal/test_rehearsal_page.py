@@ -112,7 +112,7 @@ def test_files_are_listed_again_after_a_change(site):
     assert "step-50.ckpt" in site.get(job=arn).text
 
 
-def test_a_bucket_that_is_not_there_is_told(site, monkeypatch):
+def test_a_bucket_that_is_not_there_is_reported(site, monkeypatch):
     def fail(*_):
         raise ClientError({"Error": {"Code": "NoSuchBucket", "Message": "gone"}}, "ListObjectsV2")
 
@@ -280,7 +280,7 @@ def test_hosts_are_interrupted(site):
         ({"gap": HOSTILE_TEXT}, "gap: found"),
     ],
 )
-def test_what_is_no_interruption_is_told(site, form, words):
+def test_a_wrong_order_of_an_interruption_is_reported(site, form, words):
     arn = site.add(running())
     site.post(f"{access.PATH}interrupt", form, job=arn)
     assert site.service.jobs[arn].wishes.messages.empty()

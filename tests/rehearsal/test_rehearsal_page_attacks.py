@@ -36,7 +36,7 @@ def check_nothing_told(response: TestResponse, status: int = 403) -> None:
 
 @pytest.mark.parametrize("path", ROUTES + ORDERS)
 @pytest.mark.parametrize("token", [None, "", "x", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "ü"])
-def test_without_the_token_nothing_is_told_or_done(site, path, token):
+def test_without_the_token_nothing_is_answered_or_done(site, path, token):
     arn = site.add(running())
     if path in ORDERS:
         response = site.post(path, {}, token=token, job=arn)

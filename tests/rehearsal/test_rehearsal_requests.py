@@ -202,7 +202,7 @@ def test_a_request_with_all_fields_is_allowed():
 
 
 @pytest.mark.slow
-def test_each_limit_that_is_broken_is_told():
+def test_each_limit_that_is_broken_is_reported():
     requests = list(broken_requests())
     assert len(requests) > 250
     mismatches = []

@@ -72,7 +72,7 @@ def test_the_rule_that_a_text_is(rule_text):
         "at 1s at 2s",
     ],
 )
-def test_a_text_that_is_no_rule(rule_text):
+def test_a_wrong_rule_is_refused(rule_text):
     with pytest.raises(ValueError, match=r"--interrupt: found '.*', expected "):
         parse(rule_text)
 

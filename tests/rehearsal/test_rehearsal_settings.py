@@ -85,7 +85,7 @@ def test_a_wrong_flag_is_named(flag):
     assert "price" in name or value.removesuffix(".0") in str(error.value)
 
 
-def test_a_percentage():
+def test_a_percentage_is_read():
     assert [settings.share(text) for text in ("0%", "90%", "99.5%", "100%")] == [0, 0.9, 0.995, 1]
     for text in ("0.9", "90", "101%", "-1%", "nan%", "%", "1e1%", "100.01%"):
         with pytest.raises(argparse.ArgumentTypeError, match="expected 0% to 100%"):

@@ -152,7 +152,7 @@ def test_a_stranger_gets_nothing(endpoint, case, address):
         "\x16\x03\x01",
     ],
 )
-def test_what_is_no_request_gets_no_version(endpoint, request_line):
+def test_what_is_not_a_request_gets_no_version(endpoint, request_line):
     with socket.create_connection((LOOPBACK, endpoint.port), timeout=30) as connection:
         connection.sendall(f"{request_line}\r\n\r\n".encode())
         answer = connection.recv(65536).decode().lower()

@@ -77,3 +77,12 @@ def test_unit_tests_mirror_the_runtime():
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert tested and not strays
     assert sorted(names) == sorted(set(names))
+
+
+def test_no_file_of_tests_is_too_long_to_read():
+    """800 lines or so: its subjects go to files of their own."""
+    lines = {
+        str(path.relative_to(ROOT)): path.read_text().count("\n")
+        for path in (ROOT / "tests").rglob("*.py")
+    }
+    assert lines and not {path: number for path, number in lines.items() if number > 820}

@@ -153,7 +153,7 @@ def test_a_prediction_says_what_it_assumes_before_its_tables():
         assert counts == [1, 2, 4, 8, 16, 32, 64]
 
 
-def test_a_bandwidth_of_ones_own():
+def test_a_users_own_bandwidth():
     slow, fast = (
         scaling("predict", "--step=0.01", "--instance_type=ml.p5.48xlarge", f"--gbps={gbps}").stdout
         for gbps in (1, 99)

@@ -137,7 +137,7 @@ def test_lightning_in_one_process_is_plain_pytorch():
 
 
 @pytest.mark.slow
-def test_it_is_the_weights_that_do_it(tmp_path: Path):
+def test_without_weights_the_gradients_are_others(tmp_path: Path):
     """Without the weights, DDP counts a sample of a rank with few samples for more."""
     ended = ranks.run(fit, 41, 1, False, folder=tmp_path)
     difference = (ended[0].value[2][3] - as_one_process(41, 2)[1][3]).abs().max()
@@ -202,7 +202,7 @@ def host(node: int, **variables: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_ranks_that_were_told_the_same_train(tmp_path: Path):
+def test_ranks_with_the_same_settings_train(tmp_path: Path):
     """Variables that name the host differ, and each host draws another random seed."""
     ended = ranks.run(
         fit_by_flags,
@@ -363,7 +363,9 @@ def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("strategy_options", "expected"), [({}, True), ({"gradient_as_bucket_view": False}, False)]
 )
-def test_gradients_are_exchanged_where_they_are_unless_told_otherwise(strategy_options, expected):
+def test_gradients_are_exchanged_where_they_are_unless_an_option_says_otherwise(
+    strategy_options, expected
+):
     trainer = Trainer(
         accelerator="cpu", devices=2, strategy=DDPStrategy(**strategy_options), logger=False
     )
@@ -391,7 +393,7 @@ def test_three_ranks_exchange_their_gradients_in_one_order(ranks, options, expec
 @pytest.mark.parametrize(
     ("ranks", "static", "warnings_expected"), [(2, True, 0), (3, True, 1), (3, False, 0)]
 )
-def test_buckets_of_another_order_after_the_first_step_are_told(
+def test_buckets_of_another_order_after_the_first_step_are_reported(
     capsys, ranks, static, warnings_expected
 ):
     trainer = Trainer(
@@ -550,7 +552,7 @@ def test_a_batch_is_larger_than_the_data_if_it_is_not_filled(capsys, size, first
         (2, ("mine", "also"), 0, 1, 0),
     ],
 )
-def test_samples_that_hosts_and_then_ranks_divide_are_told(
+def test_samples_that_hosts_and_then_ranks_divide_are_reported(
     capsys, hosts, channels, rank, world, warns
 ):
     loader, _ = exact(torch.utils.data.DataLoader(range(12), 2), 1, rank=0, world_size=world)
@@ -565,7 +567,7 @@ def test_samples_that_hosts_and_then_ranks_divide_are_told(
     assert (f"a host trains on about one in {hosts} of its own samples" in output) == bool(warns)
 
 
-def test_what_a_host_was_given_is_no_contradiction():
+def test_what_a_host_was_given_is_not_a_contradiction():
     """A folder may contain another one, or the host's name."""
     places = [
         {"output": "/ml/out", "checkpoints": "/ml/out/a/points", "host": "a"},

@@ -182,7 +182,7 @@ def test_batches_of_ones_own_go_to_the_ranks_in_turn():
         exact(make(), 7, rank=0, world_size=10)
 
 
-def test_the_sampler_within_a_sampler_of_batches_is_told_the_epoch():
+def test_the_sampler_within_a_sampler_of_batches_gets_the_epoch():
     class Shuffling(Sampler):
         epoch = 0
 
@@ -212,7 +212,7 @@ def test_too_few_samples_for_all_ranks_are_an_error():
     assert len(loader) == 1
 
 
-def test_an_epoch_goes_on_with_another_number_of_ranks():
+def test_an_epoch_continues_with_another_number_of_ranks():
     order = sum((batch[2] for batch in batches(noisy(), epoch=1)), [])
     before, _ = exact(noisy(), 7, "train", rank=1, world_size=2)
     reached = before.exactly.epoch_plan.reached(1, 3)

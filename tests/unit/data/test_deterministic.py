@@ -92,7 +92,7 @@ def test_the_generators_of_the_process_are_left_alone():
     assert fetcher_function() is function  # other loaders draw as before
 
 
-def test_an_iteration_begins_where_it_is_told_and_the_next_at_the_first_batch():
+def test_an_iteration_begins_at_its_position_and_the_next_at_the_first_batch():
     loader, _ = exact(noisy(), 7, "train")
     assert as_lists(loader) == batches(noisy(), epoch=0)
     loader.begin_epoch(0)

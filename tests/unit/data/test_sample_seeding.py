@@ -186,7 +186,9 @@ def test_a_batch_is_drawn_again_in_a_resumed_run_as_in_one_left_alone(tmp_path, 
 
 
 @pytest.mark.parametrize(("rank", "told"), [(0, 1), (1, 0)])
-def test_what_changes_in_a_worker_is_told_once_by_the_first_rank(capfd, monkeypatch, rank, told):
+def test_what_changes_in_a_worker_is_reported_once_by_the_first_rank(
+    capfd, monkeypatch, rank, told
+):
     monkeypatch.setattr(rank_zero_only, "rank", rank)
     list(exact(DataLoader(Growing(), 2, num_workers=1), 7)[0])
     says = "Growing.seen changes in the data workers, where no checkpoint saves it"
@@ -317,7 +319,7 @@ def samples_of(dataset: Generators, seed: int = 7) -> SeededSamplesWithState:
 
 
 @pytest.mark.parametrize("done", [1, 3, 10])
-def test_samples_with_a_state_go_on_where_they_were(done):
+def test_samples_with_a_state_continue_where_they_were(done):
     """With their generators, and with the seed of the iteration in which they were."""
     first = samples_of(Generators())
     for _ in range(done):

@@ -62,7 +62,7 @@ def test_what_a_run_has_no_moment_for_is_said():
 
 
 @pytest.mark.parametrize(("workers", "other"), [(0, 2), (1, 2), (2, 1), (3, 2)])
-def test_a_run_goes_on_with_another_number_of_workers(workers, other):
+def test_a_run_continues_with_another_number_of_workers(workers, other):
     interruptions, _ = command.planned(run_positions(2, 3, 1, workers))
     assert interruptions[-1].workers == other
     assert (
@@ -71,7 +71,7 @@ def test_a_run_goes_on_with_another_number_of_workers(workers, other):
     )
 
 
-def test_a_validation_of_another_epoch_is_one():
+def test_a_validation_of_another_epoch_is_interrupted():
     positions = [
         position
         for position in run_positions(3, 2, 3, workers=None)
@@ -258,7 +258,7 @@ def test_a_program_that_is_not_there_is_named(bench):
         this_bench.start()
 
 
-def test_a_process_is_told_what_it_needs_and_its_output_is_its_own(bench, tmp_path: Path):
+def test_a_process_gets_its_folders_and_limits_and_its_output_is_its_own(bench, tmp_path: Path):
     this_bench = bench(
         f"cat; echo error: $(pwd) $(command -v python) $SM_MODEL_DIR; "
         f"printenv {DRILL_VARIABLE} >&2; exit 3"

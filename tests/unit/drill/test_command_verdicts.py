@@ -112,7 +112,7 @@ def test_how_an_interrupted_run_ends(tmp_path: Path, case):
     assert [path.name for path in tmp_path.iterdir()] == ["alone"]
 
 
-def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path):
+def test_a_run_continues_from_its_checkpoint(tmp_path: Path):
     results = [RunResult(-9, True, "warning: resumed at step 1: x"), DONE]
     drill = Drill(Stage(tmp_path, results, {"starts": [0, 2]}), keeps=True)
     drill.alone = run_of(tmp_path / "alone")

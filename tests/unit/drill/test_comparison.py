@@ -52,7 +52,7 @@ def test_each_difference_is_found_first(tmp_path: Path, changed: str):
     )
 
 
-def test_of_a_step_the_cause_is_named_before_its_effects(tmp_path: Path):
+def test_the_cause_in_a_step_is_named_before_its_effects(tmp_path: Path):
     alone = run_of(tmp_path / "alone", loss=None)
     other_run = run_of(tmp_path / "other", batch="bb", rates=[0.2])
     (difference,) = [

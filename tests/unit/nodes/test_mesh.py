@@ -108,7 +108,7 @@ def test_a_host_that_never_appears(hosts, known):
         (8, "; neither did algo-3, algo-4, algo-5, algo-6, algo-7"),
     ],
 )
-def test_of_many_hosts_that_are_missing_six_are_named(hosts, missing, others):
+def test_six_of_many_missing_hosts_are_named(hosts, missing, others):
     all_hosts = tuple(f"algo-{number}" for number in range(1, missing + 2))
     hosts.start("algo-1", hosts=all_hosts, connect_timeout=0.01)
     (reason,) = hosts.reasons("algo-1")

@@ -133,7 +133,7 @@ def test_what_happens_after_a_rank_was_killed_comes_of_it(ranks):
             assert watch.reason.is_local is (name == "algo-2")
 
 
-def test_who_is_told_to_stop_is_so_whatever_is_suspected(ranks):
+def test_a_host_that_is_asked_to_stop_stops_whatever_is_suspected(ranks):
     with process(ranks.hosts.up["algo-2"].path, "the dead one", KILL) as dead:
         let_run(dead)
         ranks.suspected(1)
@@ -142,7 +142,7 @@ def test_who_is_told_to_stop_is_so_whatever_is_suspected(ranks):
 
 
 @pytest.mark.slow
-def test_of_two_that_may_be_the_reason_the_first_is(ranks):
+def test_the_first_of_two_possible_reasons_is_the_reason(ranks):
     ranks.die("2", 0)
     ranks.suspected(1)
     ranks.die("1", 0)

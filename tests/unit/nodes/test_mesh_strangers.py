@@ -123,28 +123,26 @@ def test_a_message_may_have_a_mebibyte_and_no_more(hosts, answer):
     assert f": a is {'x' * 80} on algo-1, (none) on algo-2; start" in reason
 
 
-def test_a_host_that_says_what_is_no_message_is_lost(hosts, answer):
-    hosts.start("algo-2", hosts=ALL_HOSTS[:2], silence_timeout=60.0)
-    answer(greeting(), b'{"status": "epoch 1"}\n', b"nonsense\n")
-    assert hosts.reasons("algo-2") == [
-        "lost algo-1: its connection broke off; last heard 0 s ago: epoch 1"
-    ]
+STATUS = b'{"status": "epoch 1"}\n'
+LOST = {
+    "it says what is not a message": (
+        [STATUS, b"nonsense\n"], {}, 60.0, "its connection broke off; last heard 0 s ago: epoch 1"
+    ),
+    "it has said no more than who it is": (
+        [], {"ends": True}, 60.0,
+        "its connection broke off; last heard 0 s ago: it had just started",
+    ),
+    "it says nothing any more": (
+        [STATUS], {}, 0.1, "nothing was heard of it any more; last heard 0 s ago: epoch 1"
+    ),
+}  # fmt: skip
 
 
-def test_a_host_that_has_said_no_more_than_who_it_is_is_lost(hosts, answer):
-    hosts.start("algo-2", hosts=ALL_HOSTS[:2], silence_timeout=60.0)
-    answer(greeting(), ends=True)
-    assert hosts.reasons("algo-2") == [
-        "lost algo-1: its connection broke off; last heard 0 s ago: it had just started"
-    ]
-
-
-def test_a_host_that_says_nothing_any_more_is_lost(hosts, answer):
-    hosts.start("algo-2", hosts=ALL_HOSTS[:2], silence_timeout=0.1)
-    answer(greeting(), b'{"status": "epoch 1"}\n')
-    assert hosts.reasons("algo-2") == [
-        "lost algo-1: nothing was heard of it any more; last heard 0 s ago: epoch 1"
-    ]
+@pytest.mark.parametrize(("lines", "options", "silence", "why"), LOST.values(), ids=LOST)
+def test_why_a_host_is_lost(hosts, answer, lines, options, silence, why):
+    hosts.start("algo-2", hosts=ALL_HOSTS[:2], silence_timeout=silence)
+    answer(greeting(), *lines, **options)
+    assert hosts.reasons("algo-2") == [f"lost algo-1: {why}"]
 
 
 def test_a_host_that_has_hung_up_is_not_called_again(hosts, answer):
@@ -194,7 +192,7 @@ def test_many_connections_of_one_address_are_not_kept(hosts):
         hosts.meet()
 
 
-def test_who_does_not_read_what_it_is_told_is_hung_up_on(hosts, monkeypatch):
+def test_who_does_not_read_what_it_is_sent_is_hung_up_on(hosts, monkeypatch):
     monkeypatch.setattr(mesh, "MAX_MESSAGE_BYTES", 10_000)
     hosts.start("algo-1", silence_timeout=60.0)
     watch = hosts.up["algo-1"]

@@ -24,7 +24,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("line", MESSAGES)
-def test_of_a_message_what_is_of_another_kind_is_left_out(line):
+def test_fields_of_a_message_with_another_type_are_left_out(line):
     assert HostMessage.parse(line) == MESSAGES[line]
 
 

@@ -160,7 +160,7 @@ def test_a_folder_with_a_link_or_a_pipe_in_a_files_place(tmp_path, make, pattern
         ("manifest-*.json", "rows 10 to 19 are in no part"),
     ],
 )
-def test_a_folder_in_a_files_place_is_no_file(tmp_path, pattern, says):
+def test_a_folder_in_a_files_place_is_not_a_file(tmp_path, pattern, says):
     write_parts(tmp_path / "parts")
     path = next((tmp_path / "parts/algo-2").glob(pattern))
     path.unlink()

@@ -57,7 +57,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_shape_that_is_none(tmp_path, shape):
+def test_a_wrong_shape_is_refused(tmp_path, shape):
     assert "is damaged (" in refused_scores(tmp_path, shape=shape)
 
 

@@ -100,7 +100,7 @@ def test_a_part_without_rows_fits_anywhere(tmp_path):
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_good_parts(tmp_path, sharded):
+def test_good_parts_are_merged(tmp_path, sharded):
     expected = write_parts(tmp_path / "parts", sharded)
     models = (
         [str(archived(tmp_path / "parts", tmp_path / "model.tar.gz"))],
@@ -160,7 +160,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("last", ["manifest.json", "neighbours.npy"])
-def test_of_a_merge_that_fails_at_its_very_end_nothing_is_left(tmp_path, monkeypatch, last):
+def test_a_merge_that_fails_at_its_end_leaves_nothing(tmp_path, monkeypatch, last):
     write_parts(tmp_path / "parts")
     replace = os.replace
 
@@ -235,7 +235,7 @@ def test_what_is_too_large_in_all_is_refused_before_anything_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("model", ["nothing", "a\0b", "n" * 5000, "/dev/zero", "pipe"])
-def test_a_model_that_is_none(tmp_path, model):
+def test_a_model_that_is_not_there_is_refused(tmp_path, model):
     os.mkfifo(tmp_path / "pipe")
     assert "found no such file" in refused([tmp_path / model], tmp_path / "merged")
 

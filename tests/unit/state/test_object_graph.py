@@ -234,7 +234,7 @@ class Library:
         return object()
 
 
-def test_what_a_users_object_raises_is_no_matter_of_ours():
+def test_what_a_users_object_raises_does_not_end_a_walk():
     """Its code does not run where it need not; else the object is one that cannot be saved."""
     restored = decode(encode(Item(3)))
     assert type(restored) is Item and vars(restored) == {"_image": 3}
@@ -405,7 +405,7 @@ def test_what_a_librarys_class_declares_or_sets_is_no_state_of_the_user():
         assert not object_graph.has_place_for(owner, name, 2)
 
 
-def test_of_a_librarys_callback_only_the_functions_that_it_was_given_are_read():
+def test_only_the_functions_given_to_a_librarys_callback_are_read():
     owner = LambdaCallback(on_fit_start=counter())
     owner.count = 1
     assert object_graph.attributes(owner) == {"on_fit_start": owner.on_fit_start}
@@ -470,7 +470,7 @@ def test_what_a_function_has_closed_over_is_there_again():
     }
 
 
-def test_of_the_globals_that_a_function_reads_librarys_classes_are_left_out():
+def test_librarys_classes_are_left_out_of_the_globals_that_a_function_reads():
     def reads(step=Step):
         return Decimal, Tracker, DRAWN, (lambda: SEEN)
 

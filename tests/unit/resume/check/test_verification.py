@@ -321,7 +321,7 @@ CAUSES = {
 
 
 @pytest.mark.parametrize(("flags", "words"), CAUSES.values(), ids=CAUSES)
-def test_what_no_run_can_carry_on_is_told_with_its_cause(tmp_path: Path, flags, words):
+def test_what_no_run_can_carry_on_is_reported_with_its_cause(tmp_path: Path, flags, words):
     run = Broken(tmp_path, *flags, SAVES_FLAG)
     run.kill()
     run.finish()
@@ -375,7 +375,7 @@ def test_each_strict_attempt_is_compared_with_the_run_that_was_interrupted(tmp_p
     )
 
 
-def test_what_was_set_otherwise_is_told_as_the_cause(tmp_path: Path):
+def test_what_was_set_otherwise_is_reported_as_the_cause(tmp_path: Path):
     """And it is the cause here: sums differ with another number of threads."""
     run = Broken(tmp_path, SAVES_FLAG)
     run.kill()
@@ -444,7 +444,7 @@ def twice(odd: bool, strict: bool) -> None:
     train("run", odd=odd, strict=strict, at=100)
 
 
-def test_ranks_that_go_on_as_before(tmp_path: Path):
+def test_ranks_that_continue_as_before(tmp_path: Path):
     ended = ranks.run(twice, False, False, folder=tmp_path)
     assert not any(ended_rank.error for ended_rank in ended), [
         ended_rank.error for ended_rank in ended

@@ -169,7 +169,7 @@ NAN, INF = float("nan"), float("inf")
         ("max", (INF,), ""),
     ],
 )
-def test_a_model_with_a_metric_that_is_no_number_is_written_and_is_never_the_best(
+def test_a_model_with_a_metric_that_is_not_a_number_is_written_and_is_never_the_best(
     tmp_path, mode, values, name
 ):
     best = ranked(tmp_path, mode, *values)
@@ -243,7 +243,7 @@ def test_a_model_that_a_checkpoint_refers_to_is_looked_for(tmp_path: Path):
     assert problem() == problem(callbacks={best.state_key: callback}) == ""
 
 
-def test_of_several_models_the_one_with_the_best_metric_is_read(tmp_path: Path):
+def test_the_model_with_the_best_metric_is_read(tmp_path: Path):
     for mode, chosen_name in (("max", "3.ckpt"), ("min", "1.ckpt")):
         best = BestModel(tmp_path, monitor="score", mode=mode, save_top_k=3)
         for number in (2, 3, 1):

@@ -145,7 +145,7 @@ def test_the_newest_step_is_the_newest_whatever_its_files_name(folder: Checkpoin
     assert folder.checkpoints()[0] == (10**9, newest) and chosen(folder) == newest
 
 
-def test_one_that_resumed_counts_the_checkpoints_that_it_found(folder: CheckpointDir):
+def test_a_resumed_run_counts_the_checkpoints_that_it_found(folder: CheckpointDir):
     """It keeps no more than it would have kept without the interruption."""
     folder.save(state(0), 0, 1)  # a stop before the first step
     assert folder.intact_steps == [10, 20, 30] and not folder.path_of(0).exists()
@@ -183,7 +183,7 @@ def test_a_copy_in_memory_is_chosen_as_a_checkpoint_is(folder: CheckpointDir, tm
     assert [step for step, _ in both.with_copies()] == [50, 40, 35, 30, 20]
 
 
-def test_without_a_copy_that_all_hosts_have_a_run_goes_on_from_the_disk(folder, tmp_path):
+def test_without_a_copy_that_all_hosts_have_a_run_continues_from_the_disk(folder, tmp_path):
     hosts = copies(folder, tmp_path, 2)
     hosts = [
         with_copies(each, each.path / "shm", step)
@@ -196,7 +196,7 @@ def test_without_a_copy_that_all_hosts_have_a_run_goes_on_from_the_disk(folder, 
     assert everywhere(hosts) == [None] * 4
 
 
-def test_a_logger_goes_on_where_the_newest_copy_was(folder: CheckpointDir, tmp_path):
+def test_a_logger_continues_where_the_newest_copy_was(folder: CheckpointDir, tmp_path):
     both = with_copies(folder, tmp_path / "shm", 35)
     for _, path in folder.checkpoints():
         path.unlink()
@@ -252,7 +252,7 @@ def test_what_is_skipped_is_said(folder: CheckpointDir, capsys):
     assert said(misnamed, foreign, cut_off, f"{folder.path_of(30)} {damaged}")
 
 
-def test_one_whose_best_model_is_missing_is_the_last_choice(folder: CheckpointDir, capsys):
+def test_a_checkpoint_whose_best_model_is_missing_is_the_last_choice(folder: CheckpointDir, capsys):
     missing_at = lambda *steps: lambda path: "best.ckpt" if examine(path)[0] in steps else ""  # noqa: E731
     assert chosen(folder, missing_file=missing_at(30, 20)) == folder.path_of(10)
     assert capsys.readouterr().out.splitlines() == [
@@ -308,7 +308,7 @@ def copies(folder: CheckpointDir, tmp_path: Path, hosts: int) -> list[Checkpoint
     return directories
 
 
-def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: CheckpointDir, tmp_path: Path):
+def test_hosts_continue_from_the_newest_that_all_have_alike(folder: CheckpointDir, tmp_path: Path):
     hosts = copies(folder, tmp_path, 3)
     assert everywhere(hosts) == [host.path_of(30) for host in hosts for _ in range(2)]
     hosts[1].path_of(30).unlink()
@@ -443,7 +443,7 @@ def test_whatever_a_writer_dies_of_is_said(folder: CheckpointDir, capsys):
     assert not writer.problem_text and chosen(folder) == folder.path_of(50)
 
 
-def test_a_full_disk_is_no_traceback(folder: CheckpointDir, monkeypatch, capsys):
+def test_a_full_disk_prints_no_traceback(folder: CheckpointDir, monkeypatch, capsys):
     """A file system may give no reason."""
     writer = BackgroundWriter(folder)
     for error, says in (

@@ -101,7 +101,7 @@ def test_a_file_of_another_program_is_whole_if_torch_can_read_it(tmp_path: Path)
     assert damage(path) == "cannot be read (there is a pathlib.PosixPath in it)"
 
 
-def test_a_model_that_lightning_saves_has_a_checksum_and_is_none_to_resume_from(tmp_path: Path):
+def test_a_model_that_lightning_saves_has_a_checksum_and_is_not_resumed_from(tmp_path: Path):
     files = CheckedIO(plain_values=True)
     for entries, step in (({"global_step": 7}, 7), ({}, 0)):
         files.save_checkpoint({"folder": tmp_path} | entries, tmp_path / "best.ckpt")

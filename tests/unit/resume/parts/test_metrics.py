@@ -107,7 +107,7 @@ def measured(world_size: int, rank: int, make, values, saved=()) -> tuple[Metric
         (lambda: SumMetric(sync_on_compute=False), 10, [6, 4], [1, 4, 5, 1]),
     ],
 )
-def test_a_metric_goes_on_with_another_number_of_ranks(make, one, two, four, capsys):
+def test_a_metric_continues_with_another_number_of_ranks(make, one, two, four, capsys):
     """All ranks' states are together what those before were together."""
     saved = [
         measured(3, rank, make, [value])[0].save(None, None)

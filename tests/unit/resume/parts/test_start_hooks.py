@@ -80,7 +80,7 @@ def test_names_that_hooks_at_the_start_mention():
     assert start_hooks.names_in_start_hooks(trainer_of()) == set()
 
 
-def test_what_hooks_compute_at_the_start_is_told_from_what_may_rightly_differ():
+def test_what_hooks_compute_at_the_start_is_distinguished_from_what_may_differ():
     class Starts(Callback):
         def on_fit_start(self, trainer, pl_module):
             self.anchor = {"weight": torch.ones(2)}
@@ -164,7 +164,7 @@ def test_which_numbers_follow_from_weights():
     assert computed_by({}, **values | others) == values.keys()
 
 
-def test_of_a_long_list_the_first_elements_tell_what_it_is():
+def test_the_first_elements_of_a_long_list_show_what_it_is():
     values = [0.5] * object_graph.MAX_ELEMENTS
     assert computed_by({}, first=[*values, "a"], all=[*values[1:], "a"]) == {"first"}
 

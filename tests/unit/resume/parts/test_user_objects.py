@@ -325,7 +325,7 @@ def test_what_tells_the_data_from_others():
     }
 
 
-def test_data_that_are_made_anew_while_training_are_told_for_training_alone():
+def test_data_that_are_made_again_while_training_are_reported_for_training_alone():
     loader = DataLoader(TensorDataset(torch.ones(3)))
     state = state_of(train=[loader], val=[loader], reload_dataloaders_every_n_epochs=2)
     data = state.encode_changes()["data_identity"]
@@ -410,7 +410,7 @@ def test_what_lightning_saves_is_not_saved_twice():
     assert set(state.encode_changes()["stateful_objects"]) == {"model.scaler", "model.mine"}
 
 
-def test_a_state_that_cannot_be_saved_is_told(capsys):
+def test_a_state_that_cannot_be_saved_is_reported(capsys):
     model = Model()
     model.inner = SGD([nn.Parameter(torch.zeros(1))], 0.1)
     model.inner.param_groups[0]["thing"] = Row()
@@ -462,7 +462,7 @@ class OfStream(IterableDataset):
         return iter([1.0])
 
 
-def test_a_state_that_cannot_be_had_is_told(capsys):
+def test_a_state_that_cannot_be_had_is_reported(capsys):
     model = Model()
     model.inner = OfLibrary()
     (line,) = told(capsys, state := state_of(model))

@@ -44,7 +44,7 @@ class Counts(LightningModule):
         return COUNT * next(SIGNS)
 
 
-def test_a_variable_that_no_checkpoint_can_hold_is_told_once_it_changes(monkeypatch, capsys):
+def test_a_variable_that_no_checkpoint_can_hold_is_reported_once_it_changes(monkeypatch, capsys):
     says = (
         f"{__name__}.SIGNS changes while training, and no checkpoint has it: a resumed run starts "
         "with its first value; keep it in an attribute of the model, or give it as a part: "
@@ -100,7 +100,7 @@ def test_variables_of_modules_and_classes_come_back(monkeypatch, capsys):
     assert "no checkpoint has it" not in capsys.readouterr().out
 
 
-def test_what_a_function_keeps_and_no_checkpoint_can_hold_is_told(capsys):
+def test_what_a_function_keeps_and_no_checkpoint_can_hold_is_reported(capsys):
     row = None
 
     def fill():
@@ -116,7 +116,7 @@ def test_what_a_function_keeps_and_no_checkpoint_can_hold_is_told(capsys):
     assert told(capsys, state) == []
     model.training_step(None, 0)
     (line,) = told(capsys, state)
-    name = f"{__name__}.test_what_a_function_keeps_and_no_checkpoint_can_hold_is_told.<locals>"
+    name = f"{__name__}.test_what_a_function_keeps_and_no_checkpoint_can_hold_is_reported.<locals>"
     assert line.startswith(f"{name}.Filling.training_step.row holds a user_state.Row{UNSAVED}")
 
 
@@ -186,7 +186,7 @@ def hooked() -> SGD:
         lambda: {1: torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))},
     ],
 )
-def test_what_has_state_and_is_made_while_training_is_told_before_an_interruption(capsys, make):
+def test_what_has_state_and_is_made_while_training_is_reported_before_an_interruption(capsys, make):
     model = Model(own=None)
     state = state_of(model)
     assert told(capsys, state) == []
@@ -209,7 +209,7 @@ class Measuring(Model):
         self.loss = MeanMetric()
 
 
-def test_a_metric_that_a_hook_makes_is_not_told_and_one_that_a_step_makes_is(capsys):
+def test_a_metric_that_a_hook_makes_is_not_reported_and_one_that_a_step_makes_is(capsys):
     state = state_of(model := Measuring())
     model.on_train_epoch_start()
     model.on_validation_epoch_start()
@@ -220,7 +220,7 @@ def test_a_metric_that_a_hook_makes_is_not_told_and_one_that_a_step_makes_is(cap
     assert line.startswith(f"{__name__}.Measuring.loss is a {name}{UNSAVED}")
 
 
-def test_a_function_that_a_module_gets_in_place_of_another_is_told(monkeypatch, capsys):
+def test_a_function_that_a_module_gets_in_place_of_another_is_reported(monkeypatch, capsys):
     state = state_of(Chooses())
     in_training(state)
     monkeypatch.setitem(globals(), "criterion", lambda: 2)
@@ -253,7 +253,7 @@ def test_modules_beside_the_model_have_their_modes_again():
     assert resumed_one.teacher[0].weight.requires_grad
 
 
-def test_a_container_of_what_cannot_be_saved_is_told_once(capsys):
+def test_a_container_of_what_cannot_be_saved_is_reported_once(capsys):
     """If it has changed; what a library has put there is the library's."""
     model = Model(rows=[Row()], kept=[Row()], libraries=[random.Random(1)])
     callback = Holding(rows={})
@@ -272,7 +272,7 @@ def test_a_container_of_what_cannot_be_saved_is_told_once(capsys):
     assert told(capsys, state) == []
 
 
-def test_the_steps_of_a_metric_tracker_are_not_told(capsys):
+def test_the_steps_of_a_metric_tracker_are_not_reported(capsys):
     state = state_of(model := Model(tracker=MetricTracker(MeanMetric(), maximize=True)))
     for value in (1.0, 2.0):
         model.tracker.increment()
@@ -304,7 +304,7 @@ class Tracking(Model):
         self.rules["steps"] = 2
 
 
-def test_what_is_lost_with_what_cannot_be_saved_is_told_ahead(capsys):
+def test_what_is_lost_with_what_cannot_be_saved_is_reported_ahead(capsys):
     state = state_of(model := Tracking(rules={"name": re.compile("a")}))
     model.on_train_epoch_start()
     model.training_step(None, 0)
@@ -318,7 +318,7 @@ def test_what_is_lost_with_what_cannot_be_saved_is_told_ahead(capsys):
     assert len(lines) == 3 and all(map(str.startswith, lines, begins))
 
 
-def test_what_another_package_cannot_save_is_told_by_the_users_name(capsys):
+def test_what_another_package_cannot_save_is_reported_by_the_users_name(capsys):
     """Once for each attribute of the user's, and not by what the package calls its own."""
     package = {"__module__": "yaml"}  # any that is installed
     study = type("Study", (), package)()
@@ -333,7 +333,7 @@ def test_what_another_package_cannot_save_is_told_by_the_users_name(capsys):
     assert told(capsys, state) == []
 
 
-def test_a_function_that_the_program_has_nowhere_at_its_start_is_told_once(capsys):
+def test_a_function_that_the_program_has_nowhere_at_its_start_is_reported_once(capsys):
     model = Model(rules=[abs, own_hook], rule=abs)
     state = state_of(model)
     model.rule = own_hook
@@ -346,7 +346,7 @@ def test_a_function_that_the_program_has_nowhere_at_its_start_is_told_once(capsy
     assert told(capsys, state) == []
 
 
-def test_a_table_that_changes_is_told_if_it_is_no_data_that_are_read(capsys):
+def test_a_table_that_changes_is_reported_unless_it_is_data_that_are_read(capsys):
     def table():
         return pyarrow.table({"x": [1.0]})
 
@@ -376,7 +376,7 @@ def test_other_ranks_tell_nothing(monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_an_iterator_is_told_of_once(capsys):
+def test_an_iterator_is_reported_once(capsys):
     class Saves:
         def __iter__(self):
             return self
@@ -398,7 +398,7 @@ def test_an_iterator_is_told_of_once(capsys):
     assert told(capsys, state) == []
 
 
-def test_a_set_in_another_order_is_told_once(capsys):
+def test_a_set_in_another_order_is_reported_once(capsys):
     state = state_of()
     saved = state.encode_changes()
     state.state.reordered.add("model.names")

@@ -164,7 +164,7 @@ def test_a_node_that_no_encoding_writes_is_refused_in_one_line(node):
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", "5", "null", 5, None])
-def test_a_text_that_is_no_list_of_nodes_is_refused(text):
+def test_a_text_that_is_not_a_list_of_nodes_is_refused(text):
     with pytest.raises(UserError, match=r"^a checkpoint holds "):
         restore({}, Start({}), {"nodes": text, "tensors": []})
 
@@ -221,7 +221,7 @@ def test_an_attribute_that_is_not_saved_is_not_set(name):
     assert vars(model) == before and model.act() == "acts"
 
 
-def test_of_a_module_the_places_of_its_own_take_what_belongs_there():
+def test_the_own_places_of_a_module_take_what_belongs_there():
     model = torch.nn.Linear(1, 1)
     weight = model.weight
     names = ["module a.b", "module forward", "module a", "parameter b", "buffer c", "other d"]

@@ -256,7 +256,7 @@ def test_ten_thousand_values_within_another_come_back(kind):
     assert depth == 10_000
 
 
-def test_a_tensor_that_was_calculated_requires_gradients_and_is_told_if_one_reaches_it(capsys):
+def test_a_tensor_that_was_calculated_requires_gradients_and_is_reported_if_one_reaches_it(capsys):
     def change(model):
         model.loss = 2 * torch.ones(1, requires_grad=True)
 
@@ -287,7 +287,7 @@ def test_nothing_is_written_of_what_has_not_changed():
     assert record_of(make, change) == ({"nodes": "[]", "tensors": []}, [])
 
 
-def test_of_an_object_the_changed_attributes_alone_are_written():
+def test_only_changed_attributes_of_an_object_are_written():
     def make():
         return Thing(folder="mine", step=0)
 

@@ -471,7 +471,7 @@ def test_a_generator_draws_on_where_it_was(make_generator, is_new):
     assert draw(resumed.generator) == draw(trained.generator)
 
 
-def test_a_count_that_two_objects_share_goes_on():
+def test_a_count_that_two_objects_share_continues():
     def make():
         count = itertools.count(5)
         return Thing(count=count, other=Thing(pair=(count, "name")))
@@ -495,7 +495,7 @@ SEQUENCES = {
 @pytest.mark.parametrize("is_new", [False, True])
 @pytest.mark.parametrize("taken", [0, 1, 3, 4, 8])
 @pytest.mark.parametrize("make_sequence", SEQUENCES.values(), ids=SEQUENCES)
-def test_iterators_over_a_sequence_go_on_where_they_were(make_sequence, taken, is_new):
+def test_iterators_over_a_sequence_continue_where_they_were(make_sequence, taken, is_new):
     def begin():
         sequence = make_sequence()
         return {"once": iter(sequence), "again": itertools.cycle(sequence)}

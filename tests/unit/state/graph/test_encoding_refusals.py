@@ -135,7 +135,7 @@ def test_a_copy_of_a_set_that_would_have_another_order_is_known():
 
 
 @pytest.mark.parametrize("make", [lambda: {"a", "b", 3}, lambda: {(1, 2), (3, 4)}])
-def test_of_a_set_of_other_values_no_order_is_said(make):
+def test_nothing_is_said_of_the_order_of_a_set_of_other_values(make):
     """That of text is another one in each process, also in two that nobody interrupts."""
 
     def remove(pool):

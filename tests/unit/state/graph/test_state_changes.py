@@ -147,7 +147,7 @@ def test_each_number_of_a_large_array_counts():
     assert changed(state) == {"array", "tensor", "transposed", "columns", "shape", "type"}
 
 
-def test_of_a_very_large_array_some_numbers_count(monkeypatch):
+def test_some_numbers_of_a_very_large_array_count(monkeypatch):
     monkeypatch.setattr(fingerprints, "CHECKSUMMED", 2**17)
     values = {
         name: np.zeros(size, np.int8)
@@ -186,7 +186,7 @@ def test_values_that_look_alike_are_told_apart():
     assert changed(state) == set()
 
 
-def test_of_many_arrays_few_are_kept(monkeypatch):
+def test_few_of_many_arrays_are_kept(monkeypatch):
     """Else each start of a run would hold a dataset in memory twice."""
     monkeypatch.setattr("sagemaker_lightning.state.graph.start.MAX_KEPT_BYTES", 800)
     _, state = mine(images=[np.zeros(50) for _ in range(10)])
