@@ -11,8 +11,8 @@ import copy
 import hashlib
 import random
 import sys
-from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -78,36 +78,6 @@ class Classifier(L.LightningModule):
         )
 
 
-@dataclass
-class Memory:
-    """What a callback remembers."""
-
-    losses: deque = field(default_factory=lambda: deque(maxlen=5))
-    seen: Counter = field(default_factory=Counter)
-    hard: set = field(default_factory=set)
-
-
-class Adapts(L.Callback):
-    """Has state and no state_dict: it sets dropout by the losses that it remembers."""
-
-    def __init__(self) -> None:
-        self.memory = Memory()
-        self.means = {}
-        self.array = np.zeros(3)
-        self.random = np.random.default_rng(4)
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        loss = outputs["loss"]
-        self.memory.losses.append(loss.detach())
-        self.memory.seen[batch_idx % 3] += 1
-        if loss > 0.7:
-            self.memory.hard.add(trainer.global_step)
-        self.means[trainer.current_epoch] = torch.stack(list(self.memory.losses)).mean()
-        self.array[batch_idx % 3] += float(loss)
-        mean = float(self.array.mean()) + self.random.random()
-        pl_module.head[0].p = min(0.5, 0.01 * (len(self.memory.hard) + mean))
-
-
 class Anchored(Classifier):
     """Stays near the weights that a training begins with."""
 
@@ -132,18 +102,6 @@ class Decays(L.Callback):
         steps = trainer.global_step - self.first_step
         for group, rate in zip(trainer.optimizers[0].param_groups, self.rates, strict=True):
             group["lr"] = rate / (1 + 0.2 * steps)
-
-
-class Growing(L.LightningDataModule):
-    """Has more samples in each epoch, and draws them when it makes the loader."""
-
-    def train_dataloader(self):
-        size = 12 + 8 * self.trainer.current_epoch
-        inputs = torch.randn(size, 2)
-        return DataLoader(TensorDataset(inputs, inputs[:, :1].round()), 4, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(Points(8 + self.trainer.current_epoch), 4)
 
 
 class Drawn(Classifier):
@@ -460,35 +418,6 @@ class Skips(Classifier):
         return None if batch_idx % 3 == 1 else loss
 
 
-class Resumable(L.LightningDataModule):
-    """Saves what it knows, as the documentation says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.served = 0
-
-    def train_dataloader(self):
-        return points()
-
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        self.served += 1
-        return batch[0] + 0.001 * self.served, batch[1]
-
-    def state_dict(self):
-        return {"served": self.served}
-
-    def load_state_dict(self, state_dict):
-        self.served = state_dict["served"]
-
-
-class Draws(Classifier):
-    """Draws its batches itself."""
-
-    def training_step(self, dataloader_iter):
-        batch, batch_idx, _ = next(dataloader_iter)
-        return super().training_step(batch, batch_idx)
-
-
 def trainer(job, folder: str = "", callbacks=(), seed: int | None = 42, **options) -> L.Trainer:
     """Return a Trainer with the lines of docs/your-own-trainer.md."""
     resume = ExactResume(job.checkpoint_dir / folder, seed=seed, every_n_minutes=0)
@@ -516,26 +445,12 @@ ONE_MODEL = {
     "in_turns": InTurns,
     "inner": Inner,
     "tracked": Tracked,
-    "draws": Draws,
 }
 """Cases that train one model on the points, and nothing else."""
 
 
-def adapting(job):
-    adapts = Adapts()
-    trainer(job, callbacks=[adapts]).fit(model := Classifier(), points())
-    memory = adapts.memory
-    return [model], [memory.seen, sorted(memory.hard), adapts.array, adapts.means]
-
-
 def anchored(job):
     trainer(job, callbacks=[Decays()]).fit(model := Anchored(), points())
-    return [model], ""
-
-
-def growing(job):
-    made = trainer(job, reload_dataloaders_every_n_epochs=1)
-    made.fit(model := Classifier(), datamodule=Growing())
     return [model], ""
 
 
@@ -598,12 +513,6 @@ def unseeded(job):
 def skips(job):
     trainer(job).fit(model := Skips(), points(), val())
     return [model], ""
-
-
-def resumable(job):
-    data = Resumable()
-    trainer(job).fit(model := Classifier(), datamodule=data)
-    return [model], data.served
 
 
 def one_model(job, make: type[L.LightningModule]):
