@@ -21,7 +21,9 @@ import sweeper
 import torch
 import warm
 from containers import ROOT
+from endpoint_requests import allowed_folder, endpoint  # noqa: F401  fixtures
 from lightning_utilities.core.rank_zero import rank_zero_only
+from rehearsed_inputs import paged_aws  # noqa: F401  a fixture
 
 from sagemaker_lightning.process.parent_process import LAUNCHER_VARIABLE
 
@@ -244,8 +246,8 @@ def image() -> str:
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory) -> Iterator[str]:
     """The address of an S3 server."""
-    with s3.server(tmp_path_factory.mktemp("s3")) as endpoint:
-        yield endpoint
+    with s3.server(tmp_path_factory.mktemp("s3")) as address:
+        yield address
 
 
 @pytest.fixture

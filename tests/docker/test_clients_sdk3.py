@@ -74,7 +74,7 @@ def test_two_instances(trained, cifar: Path):
 
 
 @pytest.mark.thorough  # in somebody else's image: test_foreign_image.py
-def test_a_command_of_ones_own(trained):
+def test_a_users_own_command(trained):
     """With source_code the SDK bypasses the entry point and the toolkit."""
     command = {
         "command": f"python -m app.train {' '.join(SHORT_FLAGS)} --model=slow.Model",

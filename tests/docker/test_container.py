@@ -216,7 +216,7 @@ def test_a_mistake_is_in_the_failure_file(container, tmp_path: Path):
     [("--read-only",), ("--tmpfs", "/opt/ml/output:ro"), ("--tmpfs", "/opt/ml/output:size=64k")],
     ids=["read-only container", "read-only output", "full output"],
 )
-def test_an_output_that_cannot_be_written_is_no_success(container, options):
+def test_an_output_that_cannot_be_written_is_not_a_success(container, options):
     run = container("train", options=options)
     assert run.returncode == 1, run.stdout
     assert run.stdout.startswith("error: /opt/ml")

@@ -192,7 +192,7 @@ def stop_then_kill(
 
 
 @pytest.mark.soak  # the supervisor is the same by SDK 3, below
-def test_by_sdk_2(rehearsal, foreign_image, trained_line, tmp_path):
+def test_sdk_2_trains_in_a_foreign_image(rehearsal, foreign_image, trained_line, tmp_path):
     """With our hook by the job's environment and the toolkit as first process; then without."""
     common_arguments = {
         "image_uri": foreign_image,
@@ -224,7 +224,7 @@ def test_by_sdk_2(rehearsal, foreign_image, trained_line, tmp_path):
     )
 
 
-def test_by_sdk_3(rehearsal, foreign_image, trained_line, tmp_path):
+def test_sdk_3_trains_in_a_foreign_image(rehearsal, foreign_image, trained_line, tmp_path):
     """The SDK's shell script is the entry point. One line of our package takes its place."""
     common_arguments = {
         "training_image": foreign_image,

@@ -285,7 +285,7 @@ def test_a_rank_that_raises_tells_the_others_why(image: str, tmp_path: Path):
 @pytest.mark.parametrize(
     "program", [pytest.param(LAUNCHERS[0], marks=pytest.mark.soak), LAUNCHERS[1]]
 )
-def test_a_node_is_told_to_stop(image: str, tmp_path: Path, program: str):
+def test_a_node_is_asked_to_stop(image: str, tmp_path: Path, program: str):
     with job_nodes(image, tmp_path, 2, LONG_JOB, SAGEMAKER_PROGRAM=program) as nodes:
         nodes.start()
         nodes.wait_for("TRAINING", "algo-1")

@@ -572,7 +572,7 @@ def test_retries_are_spent(tmp_path, image):
         assert statuses(job).count("Interrupted") == 2
 
 
-@pytest.mark.thorough  # the copies alone: test_rehearsal_parts.py
+@pytest.mark.thorough  # the copies alone: test_rehearsal_checkpoint_sync.py
 def test_a_copy_that_stalls_lags_and_brings_its_markers_back(tmp_path, image):
     flags = [
         "--sync-stall-after=2.5",

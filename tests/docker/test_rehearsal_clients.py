@@ -371,7 +371,7 @@ def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tm
         docker("image", "rm", "rehearsal-diy")
 
 
-@pytest.mark.thorough  # its parts: test_row_tables.py, test_merge_parts.py
+@pytest.mark.thorough  # its parts: test_row_tables.py, test_merge.py
 def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
     """Three instances instead of ten compare all rows; their parts are merged from S3."""
     request = json.loads((ROOT / "examples/similarity.json").read_text())

@@ -133,7 +133,9 @@ BETWEEN_THE_LINES = {
     "python -m benchmarks.data_shards": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
     ),
-    "python -m benchmarks.hangs": "test_benchmarks.py::test_hangs_are_seen_and_long_steps_are_none",
+    "python -m benchmarks.hangs": (
+        "test_benchmarks.py::test_hangs_are_seen_and_long_steps_are_not_hangs"
+    ),
     "python -m benchmarks.original": (
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
     ),
@@ -325,7 +327,7 @@ def test_format_and_clean(tmp_path):
         (
             "mutants",
             "--n 1 --only sagemaker_lightning/compat/jsonargparse_types.py"
-            " --tests tests/compat/test_compat.py tests/unit/test_cli.py",
+            " --tests tests/compat/test_compat_functions.py tests/unit/cli/test_lightning_cli.py",
             r"1 mutants \(seed 1\): 0 survived",
         ),
     ],

@@ -82,7 +82,7 @@ def test_the_page_has_the_table_of_the_program():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("flag", "text"), ROWS.items(), ids=ROWS)
-def test_an_old_flag_is_told_what_replaced_it(flag, text):
+def test_what_replaced_an_old_flag_is_said(flag, text):
     with pytest.raises(UserError) as error:
         Parsed(SageMakerEnvironment(), [f"{flag}=1"], APPLICATION)
     assert (
@@ -93,7 +93,7 @@ def test_an_old_flag_is_told_what_replaced_it(flag, text):
 @pytest.mark.parametrize(
     "name", ["max_epochs", "deterministic", "batch_size", "val_split", "num_workers", "max_steps"]
 )
-def test_a_flag_without_its_group_is_told_its_group(name):
+def test_the_group_of_a_flag_without_one_is_suggested(name):
     with pytest.raises(
         UserError, match=rf"^--{name}: is no flag here; did you mean --(trainer|data).{name}\?$"
     ):

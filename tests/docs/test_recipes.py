@@ -63,7 +63,7 @@ def test_a_recipe_in_miniature(recipe, cifar, tmp_path, shallow):
     assert 0 <= metrics["test_acc"] <= 1
 
 
-def test_there_are_these_recipes():
+def test_the_recipes():
     assert RECIPES == ["accurate", "cpu", "fast", "original"]
 
 

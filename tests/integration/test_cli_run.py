@@ -240,7 +240,7 @@ def test_an_interface_that_the_machine_lacks_is_forgotten(started, monkeypatch, 
 
 
 @pytest.mark.parametrize(("args", "is_reported"), [([], True), ([True], True), ([False], False)])
-def test_a_stop_is_told_to_the_watchdog_and_reported_unless_another_process_does(
+def test_the_watchdog_hears_of_a_stop_that_is_reported_unless_another_process_does(
     started, monkeypatch, capsys, tmp_path, args, is_reported
 ):
     monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path))

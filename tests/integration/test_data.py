@@ -199,7 +199,7 @@ def test_fewer_samples_than_a_batch_of_every_rank_is_an_error_that_names_the_fla
 @pytest.mark.parametrize(
     ("ranks_before", "ranks_after"), [(1, 2), (2, 1), (2, 3), (3, 2), (4, 1), (1, 4)]
 )
-def test_an_epoch_goes_on_with_another_number_of_ranks(ranks_before, ranks_after, drop_last):
+def test_an_epoch_continues_with_another_number_of_ranks(ranks_before, ranks_after, drop_last):
     """The order stays, no sample comes twice, and only drop_last leaves samples out."""
     options = {"position": lambda: (1, 0), "drop_last": drop_last}
     order = sum(labels_of(loader(position=lambda: (1, 0))), [])

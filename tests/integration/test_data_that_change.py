@@ -287,7 +287,7 @@ class Iterating(Classifier):
 
 
 @pytest.mark.slow
-def test_an_iterator_of_ones_own_is_told_of_and_left_alone(tmp_path: Path, capfd):
+def test_an_iterator_of_ones_own_is_reported_and_left_alone(tmp_path: Path, capfd):
     """Some of its attributes belong to its workers: others from before would break it."""
     with pytest.raises(SystemExit):
         short_trainer(tmp_path, StopsAt(0, 5)).fit(Iterating())

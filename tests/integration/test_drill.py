@@ -405,15 +405,6 @@ def test_a_process_that_hangs_left_alone_is_ended(desk: Desk):
     )
 
 
-def test_a_mistake_in_the_flags_is_one_line(desk: Desk):
-    completed = desk.drill("--steps=0", "--", "python", "x.py")
-    assert completed.returncode == 2 and completed.stdout.startswith(
-        "error: argument --steps: found '0', expected"
-    )
-    completed = desk.drill("python", "x.py")
-    assert completed.returncode == 2 and completed.stdout.count("\n") == 1
-
-
 @pytest.mark.thorough  # one rank is above
 @pytest.mark.parametrize(
     "launcher",

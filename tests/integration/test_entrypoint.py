@@ -64,7 +64,7 @@ def test_any_command_keeps_its_quoting_and_exit_status(job: Job):
     ],
     ids=lambda value: value[0][:30] if isinstance(value, list) else "",
 )
-def test_what_is_no_command_is_one_line(job: Job, command, status, says):
+def test_what_is_not_a_command_is_one_line(job: Job, command, status, says):
     run = job.run(*command)
     assert run.returncode == status
     assert run.stdout.startswith(f"error: {says} ") and run.stdout.count("\n") == 1, run.stdout
@@ -287,7 +287,7 @@ def test_an_output_folder_that_is_a_file(job: Job):
 
 @pytest.mark.root
 @pytest.mark.parametrize("options", ["ro", "full"])
-def test_a_read_only_or_full_output_is_no_success(code: Job, options):
+def test_a_read_only_or_full_output_is_not_a_success(code: Job, options):
     output = code.base / "output"
     output.mkdir()
     (output / "data").mkdir()
@@ -311,7 +311,7 @@ def test_a_read_only_or_full_output_is_no_success(code: Job, options):
 @pytest.mark.parametrize(
     ("status", "says"), [(0, "success"), (3, "show.py ended with exit status 3")]
 )
-def test_an_output_that_fills_up_while_the_program_runs_is_no_success(code: Job, status, says):
+def test_an_output_that_fills_up_while_the_program_runs_is_not_a_success(code: Job, status, says):
     """Here the toolkit alone would exit 0: it cannot write the file that says how the job went."""
     output = code.base / "output"
     output.mkdir()

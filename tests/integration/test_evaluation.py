@@ -62,7 +62,7 @@ def at_a_desk(tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.parametrize("flags", [[], ["--resume.exact=false"]], ids=" ".join)
-def test_of_a_model_of_which_nothing_was_trained(at_a_desk, capfd, flags):
+def test_a_model_without_trained_weights(at_a_desk, capfd, flags):
     metrics = evaluated(flags)
     assert metrics["val_loss"] == pytest.approx(metrics["test_loss"])  # they are the same samples
     assert "Error" not in "".join(capfd.readouterr())

@@ -19,8 +19,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import sagemaker_lightning
 from sagemaker_lightning import (
     ExactResume,
-    GradientWeighting,
-    LearningRateScaling,
     RankConsistency,
     SageMakerEnvironment,
     UserError,
@@ -59,12 +57,6 @@ def test_a_second_one_is_refused(tmp_path: Path):
         match=r"^Trainer\(callbacks=...\): found two ExactResume, for .*; expected one$",
     ):
         short_trainer(tmp_path / "a", ExactResume(tmp_path / "b")).fit(Classifier())
-
-
-@pytest.mark.parametrize("part", [GradientWeighting(), LearningRateScaling()])
-def test_what_it_does_itself_is_refused_beside_it(tmp_path: Path, part):
-    with pytest.raises(UserError, match=f"found {type(part).__name__}, which RankConsistency and"):
-        short_trainer(tmp_path, part).fit(Classifier())
 
 
 def test_what_it_has_itself_is_refused_beside_it(tmp_path: Path):
@@ -121,7 +113,7 @@ def test_a_drill_sets_where_checkpoints_are(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("seed", "is_random"), [(2**32, False), (2**32 + 1, True)])
-def test_a_seed_that_a_program_may_give_is_told_from_torchs_first_one(
+def test_a_seed_of_a_program_is_distinguished_from_torchs_first_one(
     tmp_path: Path, seed, is_random
 ):
     model = Untested()

@@ -227,7 +227,7 @@ class Telling(Noted):
 
 
 @pytest.mark.parametrize("moment", ["batch 0:1", "batch 0:4", "end 0", "batch 1:2"])
-def test_a_sampler_that_follows_the_training_goes_on(tmp_path, moment):
+def test_a_sampler_that_follows_the_training_continues(tmp_path, moment):
     """It is asked for a batch once the one before it was trained on, as with Lightning alone."""
     trainer(tmp_path / "alone").fit(alone := Telling())
     as_in_a_new_process()

@@ -1,44 +1,36 @@
 """A checkpoint is input: a forged one, with a right checksum, decides values and nothing else.
 
 Each test interrupts a training, forges its newest checkpoint, and starts the training again.
+test_forged_optimizers.py and test_forged_files.py have more.
 """
 
 import contextlib
-import hashlib
 import io
-import itertools
 import json
-import math
 import os
-import pickle
-import resource
 import shutil
 import signal
 import zipfile
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
 import torch
 import torchmetrics
+from forged import (
+    ENTRIES,
+    expanded,
+    forge,
+    little_memory,  # noqa: F401  the fixture bounded
+    rewrite,
+    state_of_rank,
+)
 from pytorch_lightning.callbacks import LearningRateFinder, ModelCheckpoint
 from pytorch_lightning.callbacks.spike import SpikeDetection
 from pytorch_lightning.loggers import CSVLogger
-from pytorch_lightning.utilities import CombinedLoader
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer
-from torch.optim.lr_scheduler import (
-    CosineAnnealingWarmRestarts,
-    CyclicLR,
-    LambdaLR,
-    MultiStepLR,
-    OneCycleLR,
-    ReduceLROnPlateau,
-    SequentialLR,
-    StepLR,
-)
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.optim.lr_scheduler import LambdaLR, SequentialLR, StepLR
 
 from sagemaker_lightning.callbacks.loggers import prepare_files
 from sagemaker_lightning.contract.errors import UserError
@@ -48,26 +40,7 @@ from sagemaker_lightning.resume.parts import PARTS
 from sagemaker_lightning.resume.parts.part import Place
 from sagemaker_lightning.state.graph import values
 
-ENTRIES = checkpoint_file.ENTRIES_KEY
-
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
-
-
-def forge(folder: Path, change: Callable[[dict], object]) -> Path:
-    """Change the newest checkpoint's content; the file has the checksum of what it has then."""
-    path = max(folder.glob("step-*.ckpt"))
-    step, number, _ = checkpoint_file.read_footer(path)
-    content = checkpoint_file.read(path)
-    change(content)
-    checkpoint_file.write(path, content, step, number)
-    for other in {*folder.glob("step-*.ckpt"), folder / "last.ckpt"} - {path}:
-        other.unlink(missing_ok=True)  # the run has only the forged one
-    return path
-
-
-def state_of_rank(content: dict) -> dict:
-    """Return what a checkpoint has of rank 0."""
-    return content[ENTRIES]["ranks"][0]
 
 
 def add_node(content: dict, *node: object) -> list:
@@ -476,7 +449,7 @@ OF_LIGHTNING = [key for key, place in KEYS.items() if place is Place.LIGHTNING]
 
 @pytest.mark.parametrize("value", [5, "text", [5], {"a": 5}])
 @pytest.mark.parametrize("key", [key for key in KEYS if key not in OF_LIGHTNING])
-def test_a_part_that_is_none_ends_the_run_with_a_line_or_is_nothing(interrupted_run, key, value):
+def test_a_part_of_another_form_ends_the_run_with_a_line_or_is_ignored(interrupted_run, key, value):
     """Some are used only with another number of ranks, say."""
     run = interrupted_run()
 
@@ -491,7 +464,7 @@ def test_a_part_that_is_none_ends_the_run_with_a_line_or_is_nothing(interrupted_
 
 @pytest.mark.parametrize("value", [None, 5, -1, "text", {"a": 5}])
 @pytest.mark.parametrize("key", ["order", "data", "now", "draw", "begun", "within", "own"])
-def test_a_loaders_state_that_is_none_ends_the_run_with_a_line_or_is_nothing(
+def test_a_loaders_state_of_another_form_ends_the_run_with_a_line_or_is_ignored(
     interrupted_run, key, value
 ):
     run = interrupted_run()
@@ -512,7 +485,7 @@ def test_a_loaders_state_that_is_none_ends_the_run_with_a_line_or_is_nothing(
     ["step", "resume_point", "number", "seed", "world_size", "run", "journal", "resumes"]
     + ["exact_values", "parts", "ranks"],
 )
-def test_an_entry_that_is_none_ends_the_run_with_a_line_or_is_nothing(
+def test_an_entry_of_another_form_ends_the_run_with_a_line_or_is_ignored(
     interrupted_run, capfd, key, value
 ):
     run = interrupted_run()
@@ -532,7 +505,7 @@ def test_an_entry_that_is_none_ends_the_run_with_a_line_or_is_nothing(
         5,
     ],
 )
-def test_weights_that_are_none_end_the_run_with_a_line(interrupted_run, values):
+def test_weights_of_another_form_end_the_run_with_a_line(interrupted_run, values):
     """In the file, and in what the user's hooks have put others in place of."""
     run = interrupted_run()
     if isinstance(values, dict):
@@ -547,281 +520,6 @@ def test_weights_that_are_none_end_the_run_with_a_line(interrupted_run, values):
     forge(run, change)
     with pytest.raises(UserError, match="(found (state_dict|entries)|the model has not got)"):
         Run(run).fit()
-
-
-class Stepping(Noted):
-    """Has an optimizer of one of torch's classes."""
-
-    def __init__(self, class_: type, stop: str = "") -> None:
-        super().__init__(stop)
-        self.of = (class_,)  # no class of a layer
-
-    def configure_optimizers(self):
-        return self.of[0](self.parameters(), 0.1)
-
-
-def step_on(folder: Path, class_: type, stop: str = "") -> None:
-    as_in_a_new_process()
-    trainer(folder, logger=False).fit(Stepping(class_, stop))
-
-
-@pytest.fixture(scope="module")
-def interrupted_steps(tmp_path_factory) -> Callable[[type], Path]:
-    """Return a function that returns the folder of a training with an optimizer, interrupted."""
-    folder = tmp_path_factory.mktemp("stepping")
-
-    def again(class_: type) -> Path:
-        kept, run = (folder / f"{name} {class_.__name__}" for name in ("kept", "run"))
-        if not kept.exists():
-            with interrupted():
-                step_on(kept, class_, "batch 1:1")
-        shutil.rmtree(run, ignore_errors=True)
-        shutil.copytree(kept, run)
-        return run
-
-    return again
-
-
-def of_weight(name: str, value: object) -> Callable[[dict], object]:
-    """Return what replaces a value that an optimizer keeps of its first parameter."""
-    return lambda state: state["state"][0].update({name: value})
-
-
-def of_group(**values: object) -> Callable[[dict], object]:
-    """Return what replaces values of an optimizer's parameter group."""
-    return lambda state: state["param_groups"][0].update(values)
-
-
-OPTIMIZER_STATES = {
-    "another shape": of_weight("exp_avg", torch.ones(7)),
-    "a larger shape": of_weight("exp_avg", torch.ones(2, 1, 2)),
-    "one number": of_weight("exp_avg", torch.ones(1)),
-    "a text": of_weight("exp_avg", "text"),
-    "several steps": of_weight("step", torch.ones(3)),
-    "a step less": lambda state: state["state"][0].pop("step"),
-    "a state less": lambda state: state["state"][0].pop("exp_avg"),
-    "a number for a state": lambda state: state["state"].update({0: 5}),
-    "a number for all states": lambda state: state.update(state=5),
-    "nothing": lambda state: state.clear(),
-    "a rate of text": of_group(lr="text"),
-    "no rate": of_group(lr=None),
-    "a number for two": of_group(betas=5),
-    "a kernel that there is not": of_group(fused=True, differentiable=True),
-    "another number of parameters": of_group(params=[0]),
-    "a number for parameters": of_group(params=5),
-    "a group more": lambda state: state["param_groups"].append(state["param_groups"][0]),
-    "a number for groups": lambda state: state.update(param_groups=5),
-    "a number for a group": lambda state: state.update(param_groups=[5]),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZER_STATES)
-def test_a_state_that_an_optimizer_cannot_go_on_from_ends_the_run_with_a_line(
-    interrupted_steps, name
-):
-    """Whether loading it or the first step with it would end with an error of torch's."""
-    run = interrupted_steps(torch.optim.Adam)
-
-    def change(content: dict) -> None:
-        (state,) = content["optimizer_states"]
-        OPTIMIZER_STATES[name](state)
-
-    path = forge(run, change)
-    with pytest.raises(UserError, match=f"{path.name}: found optimizer_states that") as raised:
-        step_on(run, torch.optim.Adam)
-    assert "\n" not in str(raised.value) and "move it away" in str(raised.value)
-
-
-@pytest.mark.parametrize("class_", [torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.RMSprop])
-def test_a_state_of_any_optimizer_that_has_another_shape_ends_the_run_with_a_line(
-    interrupted_steps, class_
-):
-    run = interrupted_steps(class_)
-
-    def change(content: dict) -> None:
-        (state,) = content["optimizer_states"]
-        of_first = state["state"][0]
-        tensors = {name: value for name, value in of_first.items() if torch.is_tensor(value)}
-        of_first |= {name: torch.ones(7, 3) for name, value in tensors.items() if value.dim()}
-
-    forge(run, change)
-    with pytest.raises(UserError, match="found optimizer_states that this program does not"):
-        step_on(run, class_)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [torch.ones(1), torch.ones(1, 1).expand(1, 2), torch.ones(3).as_strided((1, 2), (1, 0), 2)],
-)
-def test_a_fused_kernel_gets_no_state_that_is_smaller_than_its_parameter(interrupted_steps, value):
-    """It would read and write what is beyond it, and end the process at best."""
-    run = interrupted_steps(torch.optim.Adam)
-
-    def change(content: dict) -> None:
-        (state,) = content["optimizer_states"]
-        state["state"][0]["exp_avg"] = value
-        state["param_groups"][0]["fused"] = True
-
-    forge(run, change)
-    with pytest.raises(UserError, match=r"exp_avg is no tensor of the shape \[1, 2\]"):
-        step_on(run, torch.optim.Adam)
-
-
-# Schedulers ---------------------------------------------------------------------------------------
-
-SCHEDULERS = {
-    "steps": lambda optimizer: StepLR(optimizer, 2, 0.5),
-    "milestones": lambda optimizer: MultiStepLR(optimizer, [2, 5], 0.5),
-    "restarts": lambda optimizer: CosineAnnealingWarmRestarts(optimizer, 2),
-    "several": lambda optimizer: SequentialLR(
-        optimizer, [LambdaLR(optimizer, lambda step: 1.0), StepLR(optimizer, 1)], [3]
-    ),
-    "a cycle": lambda optimizer: OneCycleLR(optimizer, 0.2, 8),
-    "cycles": lambda optimizer: CyclicLR(optimizer, 0.01, 0.1, 2, mode="exp_range", gamma=0.9),
-    "a plateau": lambda optimizer: ReduceLROnPlateau(optimizer, patience=1),
-}
-
-
-class Scheduled(Noted):
-    """Has a scheduler, which steps after each batch."""
-
-    def __init__(self, kind: str, stop: str = "") -> None:
-        super().__init__(stop)
-        self.kind = kind
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), 0.1)
-        scheduler = SCHEDULERS[self.kind](optimizer)
-        return [optimizer], [{"scheduler": scheduler, "interval": "step", "monitor": "loss"}]
-
-
-def schedule_on(folder: Path, kind: str, stop: str = "") -> Scheduled:
-    as_in_a_new_process()
-    trainer(folder, logger=False).fit(model := Scheduled(kind, stop))
-    return model
-
-
-@pytest.fixture(scope="module")
-def interrupted_schedule(tmp_path_factory) -> Callable[[str], Path]:
-    """Return a function that returns the folder of a training with a scheduler, interrupted."""
-    folder = tmp_path_factory.mktemp("scheduled")
-
-    def again(kind: str) -> Path:
-        kept, run = folder / f"kept {kind}", folder / "run"
-        if not kept.exists():
-            with interrupted():
-                schedule_on(kept, kind, "batch 0:2")
-        shutil.rmtree(run, ignore_errors=True)
-        shutil.copytree(kept, run)
-        return run
-
-    return again
-
-
-def forge_scheduler(folder: Path, values: object) -> Path:
-    """Have a checkpoint have values of a scheduler; or, if they are no dict, that as its state."""
-
-    def change(content: dict) -> None:
-        (state,) = content["lr_schedulers"]
-        content["lr_schedulers"] = [state | values if isinstance(values, dict) else values]
-
-    return forge(folder, change)
-
-
-def within(value: object, times: int) -> object:
-    for _ in range(times):
-        value = {"a": value}
-    return value
-
-
-NOT_LOADED = [
-    ("steps", None),
-    ("steps", 5),
-    ("steps", "text"),
-    ("steps", [["optimizer", 5]]),
-    ("several", {"_schedulers": [[["optimizer", 5]], {}]}),
-    ("several", {"_schedulers": 5}),
-    ("several", {"_schedulers": [5, 5]}),
-    ("cycles", {"_scale_fn_custom": {"__code__": 5}}),
-    ("a plateau", {"mode": "text"}),
-    ("a plateau", {"factor": 10**600}),
-]
-NO_STEP = [
-    ("steps", {"last_epoch": "3"}),
-    ("steps", {"last_epoch": None}),
-    ("steps", {"last_epoch": torch.ones(3)}),
-    ("steps", {"last_epoch": [1] * 1_000}),
-    ("steps", {"step_size": 0}),
-    ("steps", {"gamma": torch.ones(3)}),
-    ("steps", {"gamma": 10**70, "step_size": 1}),
-    ("restarts", {"T_i": "2"}),
-    ("restarts", {"T_mult": [1] * 1_000, "T_cur": 2}),
-    ("several", {"_milestones": [0] * 1_000}),
-    ("several", {"_milestones": 5}),
-    ("several", {"_schedulers": [{}, {"step_size": 0}], "_milestones": [1]}),
-    ("a cycle", {"total_steps": 0}),
-    ("a cycle", {"_schedule_phases": []}),
-    ("a cycle", {"_schedule_phases": [5]}),
-    ("cycles", {"base_lrs": [1j], "max_lrs": [1]}),
-    ("cycles", {"gamma": 3, "last_epoch": 10**18}),
-    ("a plateau", {"best": "text"}),
-    ("a plateau", {"best": torch.ones(3)}),
-    ("a plateau", {"factor": "text", "patience": -1}),
-]
-
-
-@pytest.mark.parametrize(("kind", "values"), NOT_LOADED + NO_STEP)
-def test_a_state_that_a_scheduler_cannot_go_on_from_ends_the_run_with_a_line(
-    interrupted_schedule, bounded, kind, values
-):
-    """Whether loading it or a step with it would end with an error of torch's, or never."""
-    run = interrupted_schedule(kind)
-    path = forge_scheduler(run, values)
-    with pytest.raises(UserError, match=f"{path.name}: found lr_schedulers that") as raised:
-        schedule_on(run, kind)
-    assert "\n" not in str(raised.value) and "move it away" in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "values"),
-    [
-        ("steps", {}),
-        ("steps", {"last_epoch": 10**600}),
-        ("steps", {"last_epoch": math.nan}),
-        ("steps", {"base_lrs": [math.nan]}),
-        ("steps", {"deep": within([], 240)}),
-        ("steps", {5: 5, None: 5, ("a",): 5}),
-        ("restarts", {"T_mult": 10**70, "T_i": 1, "T_cur": -(10**70)}),
-        ("restarts", {"T_cur": math.inf}),
-        ("several", {"_schedulers": [{}] * 1_000}),
-        ("several", {"_schedulers": within([5], 100)}),
-        ("a plateau", {"best": math.nan, "num_bad_epochs": 10**600}),
-    ],
-)
-def test_with_another_state_that_a_scheduler_takes_the_training_ends(
-    interrupted_schedule, bounded, kind, values
-):
-    run = interrupted_schedule(kind)
-    forge_scheduler(run, values)
-    with contextlib.suppress(UserError):
-        assert schedule_on(run, kind).trainer.global_step == 8
-
-
-# Sizes and types ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def bounded() -> Iterator[None]:
-    """Let a test fail, and not the machine, if it takes memory or processor time without an end."""
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, limits[1]))
-    before = signal.signal(signal.SIGPROF, lambda *_: pytest.fail("it takes too long"))
-    signal.setitimer(signal.ITIMER_PROF, 120)
-    yield
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    signal.signal(signal.SIGPROF, before)
-    resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 @pytest.mark.parametrize(
@@ -845,80 +543,6 @@ def test_an_object_is_what_its_node_says_or_the_run_ends_with_a_line(
     with pytest.raises(UserError, match="^a checkpoint holds ") as raised:
         Run(run).fit()
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
-
-
-class Endless(IterableDataset):
-    """A stream without an end."""
-
-    def __iter__(self):
-        return map(torch.rand, itertools.repeat(2))
-
-
-class EndlessOrder(Sampler):
-    """The indices of two samples, again and again."""
-
-    def __iter__(self):
-        return itertools.cycle([0, 1])
-
-
-SOURCES = {
-    "a stream": lambda: DataLoader(Endless(), 2),
-    "an iterator": lambda: map(torch.rand, itertools.repeat((2, 2))),
-    "a sampler": lambda: DataLoader(torch.rand(2, 2), 2, sampler=EndlessOrder()),
-    "loaders": lambda: CombinedLoader([DataLoader(torch.rand(1, 2))] * 2, "max_size_cycle"),
-}
-
-
-class Drawing(Noted):
-    """Trains on a source of samples."""
-
-    def __init__(self, source: str, stop: str = "") -> None:
-        super().__init__(stop)
-        self.source = source
-
-    def train_dataloader(self):
-        return SOURCES[self.source]()
-
-
-def draw_on(folder: Path, source: str, stop: str = "") -> Drawing:
-    as_in_a_new_process()
-    options = {"max_steps": 8, "max_epochs": 9, "limit_val_batches": 0, "logger": False}
-    trainer(folder, **options).fit(model := Drawing(source, stop))
-    return model
-
-
-def move_on(content: dict, batches: int, *counts: str) -> None:
-    """Have a checkpoint be of a later batch, by some of its counts."""
-    progress = content["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    states = state_of_rank(content)["loader_positions"]
-    for count in counts:
-        if count in progress:
-            progress[count] = dict.fromkeys(progress[count], batches)
-        elif count == "drawn":
-            states["drawn"] = batches
-        else:
-            states["loaders"][0]["given"] = batches
-
-
-@pytest.mark.parametrize("source", ["a stream", "an iterator", "a sampler"])
-@pytest.mark.parametrize(
-    "counts", [["current"], ["current", "total"], ["drawn"], ["given"], ["given", "drawn", "total"]]
-)
-def test_no_stream_is_drawn_to_a_batch_that_the_run_cannot_have_had(
-    tmp_path, bounded, source, counts
-):
-    with interrupted():
-        draw_on(tmp_path, source, "batch 0:3")
-    forge(tmp_path, lambda content: move_on(content, 10**12, *counts))
-    with pytest.raises(UserError, match=r"found loops that .* batches of .* drawn, at step 4\)"):
-        draw_on(tmp_path, source)
-
-
-def test_loaders_that_begin_again_have_no_more_batches_than_an_epoch(tmp_path, bounded):
-    with interrupted():
-        draw_on(tmp_path, "loaders", "batch 3:0")
-    forge(tmp_path, lambda content: move_on(content, 10**12, "current"))
-    draw_on(tmp_path, "loaders")
 
 
 def test_a_tracker_has_no_more_steps_than_were_saved(interrupted_run, bounded):
@@ -957,10 +581,6 @@ def of_one_tensor() -> list:
     return [values[index:] for index in range(1_000)]
 
 
-def expanded() -> torch.Tensor:
-    return torch.ones(1).expand(10**10)
-
-
 def sparse() -> torch.Tensor:
     values = torch.ones(1).expand(10**9)
     return torch.sparse_coo_tensor(
@@ -988,85 +608,6 @@ def test_what_a_checkpoint_holds_is_not_larger_than_its_file(interrupted_run, bo
     ) as raised:
         Run(run).fit()
     assert f"{path} is forged: it is small, and what it holds is not" in str(raised.value)
-
-
-def with_versions() -> OrderedDict:
-    state = OrderedDict()
-    state._metadata = expanded()
-    return state
-
-
-def with_attribute() -> torch.Tensor:
-    value = torch.ones(1)
-    value.clone = 5
-    return value
-
-
-@pytest.mark.parametrize(
-    ("make", "found"),
-    [
-        (with_versions, "it is small, and what it holds is not"),
-        (with_attribute, "it holds a tensor with attributes"),
-        (lambda: [torch._utils._rebuild_tensor_v2], "it holds a function"),  # noqa: SLF001
-        (lambda: [OrderedDict], "it holds a function"),
-        (lambda: [torch.Size], "it holds a type"),
-        (lambda: {"a": torch.ones(1).untyped_storage()}, "it holds a TypedStorage"),
-    ],
-)
-def test_what_torch_reads_and_nothing_here_writes_is_forged(tmp_path, make, found):
-    path = tmp_path / "step-000000001.ckpt"
-    checkpoint_file.write(path, {ENTRIES: {"events": make()}}, 1, 2)
-    assert checkpoint_file.examine(path) == f"is forged: {found}"
-
-
-ALIKE = [number * (2**61 - 1) for number in range(1, 20_000)]
-
-
-def one_by_one(numbers: list[int]) -> bytes:
-    """Return a pickle that sets each key of a dict by an instruction of its own."""
-    keys = b"".join(pickle.dumps(number, 2)[2:-1] + b"Ns" for number in numbers)
-    text = b"X\x13\0\0\0sagemaker_lightning"
-    return b"\x80\x02}" + text + b"}" + keys + b"s."
-
-
-@pytest.mark.parametrize("make", [dict.fromkeys, set, frozenset, Counter, OrderedDict.fromkeys])
-def test_no_file_makes_python_compare_each_key_with_all_others(tmp_path, make):
-    """Keys with one hash; other ones are read, as many as there are."""
-    path = tmp_path / "step-000000001.ckpt"
-    numbers = [number * 3**30 for number in range(1, 5_000)]
-    found = {}
-    for keys in (numbers, ALIKE[: checkpoint_file.torch_unpickler.MAX_ALIKE + 1]):
-        checkpoint_file.write(path, {ENTRIES: {"values": make(keys)}}, 1, 2)
-        found[keys[0]] = checkpoint_file.examine(path)
-    of_numbers, of_alike = found.values()
-    assert of_numbers == (1, 2) or make is frozenset  # which torch does not read
-    assert type(of_alike) is str and (make is frozenset or "have one hash" in of_alike)
-
-
-def test_keys_of_one_hash_that_are_set_one_by_one_are_not_read(tmp_path, bounded):
-    path = tmp_path / "step-000000001.ckpt"
-    output = io.BytesIO()
-    with zipfile.ZipFile(output, "w") as parts:
-        parts.writestr("archive/data.pkl", one_by_one(ALIKE))
-        parts.writestr("archive/version", "3\n")
-    checkpoint_file.write(path, {}, 1, 2)
-    rewrite(path, output.getvalue())
-    assert "very many keys in it have one hash" in checkpoint_file.examine(path)
-
-
-def test_a_checkpoint_may_name_one_label_very_often(tmp_path):
-    """Its file has the text once, and is small for what it holds."""
-    path = tmp_path / "step-000000001.ckpt"
-    labels = ["a label " * 24] * 600_000
-    checkpoint_file.write(path, {ENTRIES: {"labels": labels}}, 1, 2)
-    assert path.stat().st_size < 10_000_000 and checkpoint_file.examine(path) == (1, 2)
-
-
-def rewrite(path: Path, content: bytes) -> None:
-    """Write a file with the footer of a checkpoint and a right checksum."""
-    step, number, _ = checkpoint_file.read_footer(path)
-    head = checkpoint_file.FOOTER.pack(checkpoint_file.MARK, step, number, b"")[:-32]
-    path.write_bytes(content + head + hashlib.sha256(content + head).digest())
 
 
 def compressed(content: bytes) -> bytes:
@@ -1145,7 +686,7 @@ def test_text_of_a_checkpoint_is_printed_as_one_line(interrupted_run, capfd):
     assert message.isprintable() and len(message) < 2_000
 
 
-def test_a_log_goes_on_in_no_folder_with_a_name_that_moves_the_cursor(tmp_path):
+def test_a_log_continues_in_no_folder_with_a_name_that_moves_the_cursor(tmp_path):
     logger = CSVLogger(tmp_path, name="logs")
     prepare_files([logger], [{"kind": "CSVLogger", "name": "logs", "version": "a\x1b[2J"}])
     assert logger.version == 0

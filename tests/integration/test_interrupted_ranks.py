@@ -93,7 +93,7 @@ def uninterrupted(tmp_path_factory) -> Ranks:
         pytest.param("app/train_torchrun.py", marks=pytest.mark.thorough),
     ],
 )
-def test_two_ranks(uninterrupted: Ranks, tmp_path: Path, program):
+def test_two_ranks_are_stopped_and_continue(uninterrupted: Ranks, tmp_path: Path, program):
     job = Ranks(tmp_path / "ml")
     # tests/unit/resume/test_container_restarts.py has a killed rank that comes back.
     job.own = job.own | {"SAGEMAKER_PROGRAM": program, "SAGEMAKER_LIGHTNING_MAX_RESTARTS": "0"}
@@ -140,7 +140,7 @@ def test_gradients_that_are_added_up(tmp_path: Path):
     assert jobs[0].result == jobs[1].result
 
 
-def test_two_ranks_began_and_one_goes_on(tmp_path: Path):
+def test_two_ranks_began_and_one_continues(tmp_path: Path):
     """Each epoch has every sample once, in the order of two ranks."""
     job = Ranks(tmp_path / "ml")
     process = job.begin()
@@ -192,7 +192,9 @@ def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
 
 @pytest.mark.soak  # two ranks above, two hosts in test_rehearsal_processes.py
 @pytest.mark.docker
-def test_two_nodes(image: str, uninterrupted: Ranks, tmp_path: Path):
+def test_two_nodes_are_stopped_or_lost_and_continue(
+    image: str, uninterrupted: Ranks, tmp_path: Path
+):
     """Both nodes stop at the step at which one is told to; one that is lost ends both.
 
     Both continue, and end with the same weights.

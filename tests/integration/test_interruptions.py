@@ -392,7 +392,7 @@ def test_a_best_model_that_was_not_copied_yet_or_is_damaged(tmp_path: Path, mode
     assert len(list((tmp_path / "run").rglob("best-*.ckpt"))) == 1
 
 
-def test_a_damaged_best_model_that_cannot_be_made_again_is_no_model(tmp_path: Path):
+def test_a_damaged_best_model_that_cannot_be_made_again_is_not_used(tmp_path: Path):
     """The last one is written, which the log and model.json say."""
     run = Run(
         tmp_path / "run",
@@ -433,7 +433,7 @@ def test_a_job_that_is_done_only_writes_its_model_again(tmp_path: Path):
     assert five.result == run.result
 
 
-def test_of_another_run_is_an_error_that_names_what_differs(tmp_path: Path):
+def test_a_checkpoint_of_another_run_is_an_error_that_names_what_differs(tmp_path: Path):
     run = Run(tmp_path / "run", ["--trainer.max_epochs=1"])
     run.finish()
     checkpoints = {path: path.read_bytes() for path in (tmp_path / "run/output").rglob("*.ckpt")}

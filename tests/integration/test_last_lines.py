@@ -76,7 +76,7 @@ def resumed(*verdicts: bool | None) -> SimpleNamespace:
         ([resumed(True, False, False)], "resumed at step 1: the loss of 1 differs"),
     ],
 )
-def test_a_failed_run_says_whether_it_had_gone_on_as_before(runs, line):
+def test_a_failed_run_says_whether_it_had_continued_as_before(runs, line):
     assert run.went_otherwise(runs) == line
 
 

@@ -22,7 +22,7 @@ def rows_of(folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_logger_that_was_used_before_fit_goes_on_in_its_file(tmp_path: Path):
+def test_a_logger_that_was_used_before_fit_continues_in_its_file(tmp_path: Path):
     """A validation before the training opens the logger's file, in each run."""
 
     def train(folder: Path, stops: bool) -> None:
@@ -183,22 +183,6 @@ def test_what_is_logged_by_hand_before_fit_is_kept(tmp_path: Path, capfd):
         "CSVLogger: this run logs to version 1, the interrupted run logged to version 0"
         in capfd.readouterr().out
     )
-
-
-@pytest.mark.slow
-def test_what_is_logged_by_hand_after_a_stop_is_kept(tmp_path: Path):
-    model = Untested()
-    logger = CSVLogger(tmp_path / "logs")
-    options = {"logger": logger, "log_every_n_steps": 1, "limit_train_batches": 4}
-    for presses in (1, 0):
-        trainer = short_trainer(tmp_path / "run", PressCtrlC(presses, batch=1), **options)
-        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
-            trainer.fit(model)
-        if presses:
-            logger.log_metrics({"mine": 1.0}, step=1)
-    rows = list(csv.DictReader(rows_of(tmp_path / "logs").splitlines()))
-    assert [row["step"] for row in rows if row["mine"]] == ["1"]
-    assert [row["step"] for row in rows if row["train_loss_step"]] == ["0", "1", "2", "3"]
 
 
 @pytest.mark.slow

@@ -237,7 +237,7 @@ OTHER_STREAMS = [
 
 
 @pytest.mark.parametrize("name", OTHER_STREAMS)
-def test_a_stream_that_is_another_one_is_told(tmp_path, name):
+def test_a_stream_that_is_another_one_is_reported(tmp_path, name):
     """A stream that differs is reported.
 
     Drawn twice in a process its first batch is the same; the checkpoint has the batch after it.
@@ -271,7 +271,7 @@ def test_what_workers_change_is_said(tmp_path):
     assert "changes in the data workers" not in run.output
 
 
-def test_another_number_of_workers_cannot_go_on_with_their_state(tmp_path):
+def test_another_number_of_workers_cannot_continue_with_their_state(tmp_path):
     run = Run(tmp_path, *data("resumable", STATEFUL, TWO_WORKERS))
     assert run.start(STOP_AT="1:3") == 143
     run.flags.append("--data.workers=1")

@@ -18,7 +18,7 @@ import pytorch_lightning  # it sets a variable when it is imported
 from botocore.exceptions import ClientError
 from containers import ROOT, copy_checkout
 from rehearsals import Rehearsal
-from test_merge_parts import write_parts
+from row_parts import write_parts
 
 import sagemaker_lightning
 from sagemaker_lightning.compat import versions

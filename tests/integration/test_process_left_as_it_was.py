@@ -241,13 +241,13 @@ def test_an_error_that_comes_after_a_signal_is_a_stop(tmp_path: Path, capfd):
     assert "Traceback" in errors.partition(says)[0]  # it may have another cause
 
 
-def test_a_mistake_is_none_of_a_signals_effects(tmp_path: Path):
+def test_a_mistake_is_not_taken_for_an_effect_of_a_signal(tmp_path: Path):
     with pytest.raises(UserError, match="^--a: found 1$"):
         short_trainer(tmp_path, FailsAfterSignal(UserError("--a: found 1"))).fit(Untested())
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path, capfd):
+def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_continues(tmp_path: Path, capfd):
     """The kernel of a notebook lives on; fit is called on the same trainer or a new one."""
     expected = Classifier()
     state = copy.deepcopy(expected.state_dict())

@@ -98,7 +98,7 @@ def test_a_checkpoint_whose_best_model_is_missing_is_skipped(tmp_path, capfd):
     assert "resuming from step 2" in out and model.global_step == 8
 
 
-def test_each_interruption_is_told_to_the_end(tmp_path):
+def test_each_interruption_is_reported_to_the_end(tmp_path):
     for stop in ("batch 0:1", "batch 1:1"):
         with interrupted():
             trainer(tmp_path).fit(Noted(stop))
@@ -120,7 +120,7 @@ class Smooth(Noted):
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_other_numbers_of_the_code_are_told(tmp_path, capfd, allowed):
+def test_other_numbers_of_the_code_are_reported(tmp_path, capfd, allowed):
     """Unless other settings are allowed."""
     with interrupted():
         trainer(tmp_path).fit(Smooth(0.5, "batch 0:1"))
@@ -291,14 +291,6 @@ class Counting(Noted):
         return super().training_step(batch, batch_idx)
 
 
-def test_buffers_that_have_grown_are_restored(tmp_path):
-    trainer(tmp_path / "alone").fit(alone := Counting())
-    with interrupted():
-        trainer(tmp_path).fit(Counting("batch 1:1"))
-    trainer(tmp_path).fit(model := Counting())
-    assert torch.equal(model.seen, alone.seen) and model.count == alone.count == 8
-
-
 class CountingLate(Counting):
     """A hook at the start of training makes the buffer that grows."""
 
@@ -307,12 +299,13 @@ class CountingLate(Counting):
         super().on_train_start()
 
 
-def test_buffers_that_a_hook_makes_anew_are_restored(tmp_path):
-    trainer(tmp_path / "alone").fit(alone := CountingLate())
+@pytest.mark.parametrize("model_class", [Counting, CountingLate])
+def test_buffers_that_have_grown_are_restored(tmp_path, model_class):
+    trainer(tmp_path / "alone").fit(alone := model_class())
     with interrupted():
-        trainer(tmp_path).fit(CountingLate("batch 1:1"))
-    trainer(tmp_path).fit(model := CountingLate())
-    assert torch.equal(model.seen, alone.seen) and len(model.seen) == 8
+        trainer(tmp_path).fit(model_class("batch 1:1"))
+    trainer(tmp_path).fit(model := model_class())
+    assert torch.equal(model.seen, alone.seen) and model.count == alone.count == 8
 
 
 def test_a_pruned_model_is_pruned_again(tmp_path):

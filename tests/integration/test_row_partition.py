@@ -45,7 +45,7 @@ def test_the_rows_are_the_articles():
 
 
 @pytest.mark.slow
-def test_so_have_weighted_hosts():
+def test_weighted_hosts_share_all_rows():
     draw = random.Random(2)
     for total, hosts in cases(60):
         weights = [draw.choice([0, 0.5, 1, 1, 4, 8.25]) for _ in range(hosts)]
@@ -74,7 +74,7 @@ def test_a_weight_may_be_0_or_a_fraction_and_there_may_be_no_rows(total, weights
     assert [len(share) for share in partition.weighted(total, weights)] == lengths
 
 
-def test_so_have_the_devices_of_a_host():
+def test_the_devices_of_a_host_share_its_rows():
     for total, hosts in cases(60):
         host_rows = partition.rows(total, hosts, hosts // 2)
         device_rows = partition.devices(host_rows, 8)
@@ -133,7 +133,7 @@ def test_a_host_that_is_not_there(wrong):
 
 
 @pytest.mark.parametrize("weights", [[], [0, 0], [1, -1]])
-def test_weights_that_are_none(weights):
+def test_weights_of_another_form_are_refused(weights):
     with pytest.raises(UserError, match="weights: found"):
         partition.weighted(10, weights)
 

@@ -67,7 +67,7 @@ def test_several_files_are_one_table(tmp_path):
     assert table.places == {"a.npy": range(1), "deep/b.npy": range(1, 4)}
 
 
-def test_one_file_is_a_table_and_a_folder_of_a_files_name_is_none(tmp_path):
+def test_one_file_is_a_table_and_a_folder_of_a_files_name_is_not(tmp_path):
     np.save(tmp_path / "a.npy", ROWS)
     (tmp_path / "b.npy").mkdir()
     for given in (tmp_path, tmp_path / "a.npy"):
@@ -373,7 +373,7 @@ def compute_eight_of_ten_rows(host) -> None:
         host.run("--block_rows=4", function=compute)
 
 
-def test_a_job_that_is_told_to_stop_says_what_is_left(host, monkeypatch):
+def test_a_job_that_is_asked_to_stop_says_what_is_left(host, monkeypatch):
     compute_eight_of_ten_rows(host)
     monkeypatch.setattr(job.os, "_exit", sys.exit)
     monkeypatch.setenv("SM_OUTPUT_DIR", str(host.folder))

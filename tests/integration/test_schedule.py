@@ -55,7 +55,7 @@ def test_after_the_last_step_the_rate_stays_at_its_end(warmup):
 
 
 @pytest.mark.parametrize("warmup", [-0.1, 1.5, math.nan])
-def test_a_warmup_that_is_no_share(warmup):
+def test_a_wrong_share_of_warmup_is_refused(warmup):
     with pytest.raises(UserError, match=r"--lr_scheduler.warmup: found .* expected 0 to 1"):
         triangle(4, warmup=warmup)
 
@@ -83,7 +83,7 @@ class OwnTriangle(LightningModule):
 
 
 @pytest.mark.parametrize("steps", [None, 10])
-def test_without_the_command_line_it_has_to_be_told_the_steps(tmp_path, steps):
+def test_without_the_command_line_the_steps_must_be_given(tmp_path, steps):
     """It would train with a learning rate of 0, and no line would say so."""
     recorded_rates = Rates()
     trainer = Trainer(
@@ -137,7 +137,7 @@ def rates(tmp_path, *flags: str) -> list[float]:
 
 
 @pytest.mark.slow
-def test_it_is_stepped_after_each_batch(tmp_path):
+def test_the_triangle_is_stepped_after_each_batch(tmp_path):
     rates_seen = rates(tmp_path, "--lr_scheduler=sagemaker_lightning.Triangle")
     assert rates_seen == pytest.approx([0, 1, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25])
 
@@ -153,7 +153,7 @@ def test_a_cycle_that_is_shorter_than_the_run_is_refused_at_its_start(tmp_path):
 
 
 @pytest.mark.slow
-def test_so_is_torchs_one_cycle(tmp_path):
+def test_torchs_one_cycle_is_stepped_after_each_batch(tmp_path):
     rates_seen = rates(
         tmp_path,
         "--lr_scheduler=OneCycleLR",

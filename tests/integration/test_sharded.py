@@ -116,7 +116,7 @@ def samples(folder: Path) -> dict[int, list[int]]:
     return {step: sorted(numbers) for step, numbers in sorted(found.items())}
 
 
-def test_other_ranks_go_on_with_the_same_samples(tmp_path: Path, undisturbed):
+def test_other_ranks_continue_with_the_same_samples(tmp_path: Path, undisturbed):
     chain = [
         ((4, 1), "stop at 0:0"),
         ((2, 1), "stop at 0:2"),

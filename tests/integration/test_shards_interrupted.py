@@ -97,7 +97,7 @@ def test_two_ranks_have_the_same_bits(folder, tmp_path):
     assert sorted(epoch) == list(range(40))
 
 
-def test_another_number_of_ranks_goes_on_with_the_samples_that_are_left(folder, tmp_path):
+def test_another_number_of_ranks_continues_with_the_samples_that_are_left(folder, tmp_path):
     ended = trained(tmp_path / "run", "0:1:SIGTERM", 2)
     assert {each.error for each in ended} == {"Interrupted: 143"}, ended[0].output
     first = seen(tmp_path / "run")

@@ -506,7 +506,7 @@ def test_whatever_a_program_leaves_where_its_end_is_noted_is_replaced(job: Job, 
     assert len(list((job.base / "output").glob(f"{path.name}.*/mine"))) == (leaves == "a folder")
 
 
-def test_of_several_ranks_the_cause_is_told(job: Job):
+def test_the_cause_among_several_ranks_is_reported(job: Job):
     source = (
         RANKS
         + "if dist.get_rank() == 1:\n    raise ValueError('the cause')\ndist.all_reduce(total)\n"

@@ -121,7 +121,7 @@ def interrupted(server: Server, folder: Path, *places: str, devices: int = 1) ->
 
 
 @pytest.mark.slow
-def test_a_script_of_ones_own(server: Server, tmp_path: Path):
+def test_a_users_own_script(server: Server, tmp_path: Path):
     interrupted(server, tmp_path, "KILL_AT=1:4", "STOP_AT=2:1")
 
 

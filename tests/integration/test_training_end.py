@@ -133,7 +133,7 @@ def test_a_fault_of_somebodys_code_has_its_traceback(fit, somebodys, tmp_path: P
     assert says.partition(":")[0] in trace[-1]  # as much of it as there is room for
 
 
-def test_so_has_one_where_the_model_is_made(fit, somebodys):
+def test_an_error_of_torchs_in_the_model_keeps_its_traceback(fit, somebodys):
     """By torch, which is not asked to do what a flag says."""
     output, status = fit(f"--model={somebodys('__init__(self)', 'torch.nn.Linear(-1, 2)')}")
     assert status == 1 and "mine.py" in output and "in __init__" in output
@@ -206,7 +206,7 @@ def test_the_checkpoints_of_a_finished_job_are_no_output(fit, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_batch_larger_than_the_data_is_told(fit):
+def test_a_batch_larger_than_the_data_is_reported(fit):
     output, status = fit("--model=foreign.Model", "--data=foreign.Data", "--data.size=5")
     assert status == 0
     assert (
@@ -239,7 +239,7 @@ def test_on_a_desk_and_in_a_checkpoint_folder_they_stay(fit, tmp_path: Path, mon
         ),
     ],
 )
-def test_a_job_without_a_model_is_no_success(job: Job, hyperparameters, says):
+def test_a_job_without_a_model_is_not_a_success(job: Job, hyperparameters, says):
     for name in ("diverging.py", "foreign.py"):
         job.write(f"code/{name}", (SUPPORT / name).read_text())
     job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))

@@ -213,7 +213,7 @@ def test_the_check_before_training_counts_once(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [b"hello", b"", b"PK\x03\x04", None, [1], {"a": 1}])
-def test_a_ckpt_path_that_is_no_checkpoint_is_one_line(tmp_path: Path, content):
+def test_a_ckpt_path_that_is_not_a_checkpoint_is_one_line(tmp_path: Path, content):
     path = tmp_path / "x.ckpt"
     if isinstance(content, bytes):
         path.write_bytes(content)

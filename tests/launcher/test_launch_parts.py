@@ -293,7 +293,7 @@ def test_a_site_may_have_an_end_of_its_patience(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("max_wait", "waits"), [(None, 200), (100, 100), (150, 150)])
-def test_a_spot_job_waits_as_long_as_it_is_told(max_wait, waits):
+def test_a_spot_job_waits_as_long_as_its_flag_says(max_wait, waits):
     flags = ["--spot", "--checkpoints=s3://bucket/c", "--max-run=100"]
     flags += [f"--max-wait={max_wait}"] if max_wait else []
     request = job_request.build(parsed(*flags))
@@ -390,7 +390,7 @@ def test_a_service_that_cannot_be_reached_is_given_up_soon():
     assert config.connect_timeout == 5 and config.retries["mode"] == "standard"
 
 
-def test_who_stops_a_job_is_told_how_long_it_has(capsys):
+def test_stopping_a_job_says_how_long_it_has(capsys):
     stopped = []
     stopping = SimpleNamespace(stop_training_job=lambda **names: stopped.append(names))
     stopping.describe_training_job = lambda **_: {"TrainingJobStatus": "InProgress"}
@@ -450,7 +450,7 @@ def test_the_options_of_a_channel():
 # What is looked up --------------------------------------------------------------------------------
 
 
-def test_a_bucket_whose_region_is_not_told_is_taken():
+def test_a_bucket_whose_region_is_unknown_is_accepted():
     """An older S3 does not tell it."""
     for told in ({}, {"BucketRegion": "us-east-1"}):
         s3 = SimpleNamespace(head_bucket=lambda Bucket, told=told: told)  # noqa: N803
@@ -642,5 +642,5 @@ def test_what_could_not_be_checked_is_a_line_each(monkeypatch, credentials, dry_
         (["x" * number for number in range(20, 31)], "one of the 11 that this boto3 knows; pip"),
     ],
 )
-def test_of_many_choices_the_closest_are_named(allowed, says):
+def test_the_closest_of_many_choices_are_named(allowed, says):
     assert request_validation.choices("ml.g5.xlage", allowed).startswith(says)

@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 from containers import ROOT
+from endpoint_requests import Endpoint
 from environments import python_of
 from rehearsals import ROLE, run_command, starting
-from test_rehearsal_endpoint import Endpoint
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from records import interrupted, job
-from test_rehearsal_job import SPOT_FIELDS, Rehearsed, wait_until, wait_until_ended
+from rehearsed_jobs import SPOT_FIELDS, Rehearsed, wait_until_ended
 from test_rehearsal_report import write_page
+from waiting import wait_until
 
 from sagemaker_rehearsal.api.service import Service
 from sagemaker_rehearsal.jobs import schedule

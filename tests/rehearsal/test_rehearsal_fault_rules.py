@@ -48,7 +48,7 @@ def test_the_fault_that_a_text_is(text, kind, rank, hosts, seconds, step, at, ev
         ("freeze rank at 700h", "expected times up to 672h"),
     ],
 )
-def test_a_text_that_is_no_fault(text, words):
+def test_a_wrong_rule_of_a_fault_is_refused(text, words):
     with pytest.raises(ValueError, match="^--fault: found ") as error:
         parse(text)
     assert words in str(error.value) and "\n" not in str(error.value)

@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from sagemaker_lightning.contract.process_stat import process_stat
 from sagemaker_rehearsal import faults
@@ -20,13 +20,6 @@ from sagemaker_rehearsal.faults.errors import CannotInject, run
 HANG_SECONDS = 3  # what is not so by then never is
 
 pytestmark = pytest.mark.slow
-
-
-def wait_until(condition: Callable) -> None:
-    deadline = time.monotonic() + HANG_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -274,7 +267,7 @@ def test_this_machines_network_is_left_alone(start, fault, monkeypatch):
         fault(process.pid)
 
 
-def test_who_is_not_root_is_told_so(monkeypatch):
+def test_a_line_says_that_root_is_needed(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(CannotInject, match="^it needs root$"):
         faults.cut_network(os.getpid())
@@ -331,7 +324,7 @@ def test_a_file_that_is_written_while_the_disk_fills_up_finds_it_full(
 
 
 @pytest.mark.root
-def test_a_disk_that_cannot_be_filled_is_told_of(space, tmp_path):
+def test_a_disk_that_cannot_be_filled_is_reported(space, tmp_path):
     with pytest.raises(CannotInject, match="^mount: No such file or directory$"):
         faults.fill_disk(space, tmp_path / "none")
     assert not [*tmp_path.iterdir()]
@@ -356,7 +349,7 @@ def test_a_half_and_a_changed_bit():
     assert faults.flip_bit(b"", 3) == b""
 
 
-def test_they_are_there_without_anything_else():
+def test_faults_need_the_standard_library_alone():
     """Neither a client of AWS nor torch or Lightning is imported."""
     code = (
         "import sys, sagemaker_rehearsal.faults\n"

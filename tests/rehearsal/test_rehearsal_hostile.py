@@ -186,7 +186,7 @@ def test_no_link_leads_out(host, outside, attack):
     assert failure == "" and SECRET not in store.all() and entries(outside) == entries_before
 
 
-def test_a_link_out_is_told(host, outside):
+def test_a_link_out_is_reported(host, outside):
     link_files(host, outside)
     notes = take_files(host)[2]
     assert "model: 1 of algo-1 is left out: the link leads out of the folder" in notes
@@ -227,7 +227,7 @@ def test_a_folder_that_becomes_a_link(host, outside):
     assert set(store.content) == {"run/old/x"}
 
 
-def test_a_link_out_is_no_checkpoint(host, outside):
+def test_a_link_out_is_not_a_checkpoint(host, outside):
     """A link that leads out is no checkpoint.
 
     The uploader does not look at it. If it takes a checkpoint's place between the look and the
@@ -324,7 +324,7 @@ def make_special_files(folder: Path) -> None:
         os.mknod(folder / "device", stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero
 
 
-def test_what_is_no_file(host):
+def test_what_is_not_a_file(host):
     for folder_name in WRITTEN_FOLDERS:
         make_special_files(host / folder_name)
         (host / folder_name / "file").write_text(folder_name)
@@ -450,7 +450,7 @@ def test_a_file_that_becomes_shorter_while_it_is_copied(host):
         assert len(file.read()) == 20_000 and file.read(10) == b""
 
 
-def test_a_copy_that_fails_goes_on(host):
+def test_a_copy_that_fails_continues(host):
     """If the rehearsal itself fails at one file, it says so and copies the others."""
     store = Store()
     uploader = make_uploader(store, host / "checkpoints", markers=False)

@@ -47,7 +47,7 @@ def test_the_reports_are_listed_the_newest_first(tmp_path):
     assert links == ["new/report.html", "old.1/report.html", "old/report.html"]
 
 
-def test_what_is_no_report_of_ours_is_left_out(tmp_path):
+def test_what_is_not_a_report_of_ours_is_left_out(tmp_path):
     write(tmp_path, "good", interrupted())
     for number, text in enumerate(("[", "[]", "{}", json.dumps({"version": 1}))):
         (tmp_path / str(number)).mkdir()

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from page_site import Store
 from records import interrupted, job
-from test_rehearsal_job import SPOT_FIELDS, Engine, Rehearsed, wait_until, wait_until_ended
-from test_rehearsal_page import Store
+from rehearsed_jobs import SPOT_FIELDS, Engine, Rehearsed, wait_until_ended
 from test_rehearsal_report import write_page
+from waiting import wait_until
 
 from sagemaker_lightning.contract.process_stat import process_stat
 from sagemaker_rehearsal.api.service import Service
@@ -116,7 +117,7 @@ def test_a_rank_is_frozen_for_a_time_at_a_step(injected):
 
 
 @pytest.mark.slow
-def test_a_fault_that_never_came_due_is_told(injected):
+def test_a_fault_that_never_came_due_is_reported(injected):
     rehearsed = with_faults(injected, "kill rank at step 9", "kill rank at 3s of algo-7")
     injected.container().end(0)
     record = wait_until_ended(rehearsed)
@@ -152,7 +153,7 @@ def test_the_newest_checkpoint_in_s3_is_damaged(injected, kind, left):
 
 
 @pytest.mark.slow
-def test_what_is_not_possible_is_told_and_the_job_goes_on(injected):
+def test_what_is_not_possible_is_reported_and_the_job_continues(injected):
     rehearsed = with_faults(
         injected,
         "halve checkpoint at step 1",

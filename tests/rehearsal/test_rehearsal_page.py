@@ -1,183 +1,35 @@
-"""The web page of the rehearsal: what it shows, its orders, and attacks on it.
+"""The web page of the rehearsal: what it shows and its orders.
 
 The jobs are recorded ones; test_rehearsal_endpoint.py asks a real endpoint.
 """
 
-import base64
-import hashlib
-import io
 import json
 import queue
-import random
 import re
 import time
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import quote
 
 import chromium
-import hostile_texts
 import pytest
 from botocore.exceptions import ClientError
+from page_site import (
+    ORIGIN,
+    TOKEN,
+    Site,
+    running,
+    site_of_jobs,  # noqa: F401  the fixture site
+)
 from records import interrupted
 from test_rehearsal_report import HOSTILE_TEXT, Page, elements_of
-from werkzeug.test import Client, TestResponse
-from werkzeug.wrappers import Response
+from werkzeug.test import TestResponse
 
 from sagemaker_rehearsal.api import sockets
-from sagemaker_rehearsal.api.gate import Closed
-from sagemaker_rehearsal.api.service import Service, arn_of
-from sagemaker_rehearsal.jobs.job import Wishes
-from sagemaker_rehearsal.jobs.logs import Logs
-from sagemaker_rehearsal.jobs.record import (
-    Checkpoint,
-    Comparison,
-    Fault,
-    Record,
-    Transition,
-    Verdict,
-)
+from sagemaker_rehearsal.jobs.record import Comparison, Fault, Verdict
 from sagemaker_rehearsal.report.markup import html
 from sagemaker_rehearsal.report.page import make_sections
 from sagemaker_rehearsal.web import access, documents, log_file, stream
 from sagemaker_rehearsal.web.application import WebPage
-
-TOKEN = "a-token-of-the-printed-address"
-ORIGIN = "http://127.0.0.1:4571"
-REGION = "us-east-1"
-
-
-class Store:
-    """A stand-in for S3."""
-
-    def __init__(self) -> None:
-        self.objects: dict[tuple[str, str], bytes] = {}
-
-    def get_paginator(self, _: str) -> "Store":
-        """Return what lists objects."""
-        return self
-
-    def paginate(self, *, Bucket: str, Prefix: str) -> list[dict]:  # noqa: N803
-        """Return the one page of a list."""
-        found = [
-            {"Key": key, "Size": len(content)}
-            for (bucket, key), content in sorted(self.objects.items())
-            if bucket == Bucket and key.startswith(Prefix)
-        ]
-        return [{"Contents": found}]
-
-    def list_objects_v2(self, *, Bucket: str, Prefix: str, MaxKeys: int) -> dict:  # noqa: N803
-        """Return the beginning of a list."""
-        found = self.paginate(Bucket=Bucket, Prefix=Prefix)[0]["Contents"][:MaxKeys]
-        return {"Contents": found} if found else {}
-
-    def get_object(self, *, Bucket: str, Key: str) -> dict:  # noqa: N803
-        """Return an object."""
-        content = self.objects[Bucket, Key]
-        body = SimpleNamespace(iter_chunks=lambda size: iter(io.BytesIO(content).read, b""))
-        return {"ContentLength": len(content), "Body": body}
-
-
-def with_query(environ: dict) -> dict:
-    """Return a request of werkzeug's client as a server has it: the address has the query."""
-    path = environ["REQUEST_URI"].partition("?")[0]
-    return environ | {"REQUEST_URI": f"{path}?{environ['QUERY_STRING']}"}
-
-
-class Site:
-    """A page with recorded jobs, as a WSGI application, and a client of it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.store = Store()
-        self.service = Service(SimpleNamespace(price=72.0, spot_price=36.0), None)
-        self.page = WebPage(self.service, TOKEN)
-        self.client = Client(self, use_cookies=False)
-
-    def __call__(self, environ: dict, start_response):
-        """Answer as the endpoint does."""
-        environ = with_query(environ)
-        try:
-            if not access.is_for_page(environ):
-                raise Closed("found a request that is not the page's", status=418)
-            answer = self.page.answer(environ)
-        except Closed as closed:
-            answer = Response(str(closed), status=closed.status, content_type="text/plain")
-        return answer(environ, start_response)
-
-    def add(self, record: Record, *log: str) -> str:
-        """Add a job, and return its ARN."""
-        record.request.setdefault("TrainingJobName", record.name)
-        record.request.setdefault("OutputDataConfig", {"S3OutputPath": "s3://bucket/out"})
-        names = {each.host for attempt in record.attempts for each in attempt.instances}
-        logs = Logs(None, record.name, self.folder / f"{len(self.service.jobs)}/logs")
-        arn = arn_of(record.name, REGION)
-        self.service.jobs[arn] = SimpleNamespace(
-            record=record,
-            hosts=[SimpleNamespace(name=name) for name in sorted(names) or ["algo-1"]],
-            logs=logs,
-            wishes=Wishes(),
-            place=SimpleNamespace(clients=lambda _: self.store),
-        )
-        for line in log:
-            logs.write("algo-1", line)
-        return arn
-
-    def get(self, path: str = "/", *, headers=(), token=TOKEN, **query) -> TestResponse:
-        """Send a request of a browser."""
-        query = {"token": token} | query if token is not None else query
-        headers = {"Accept": "text/html,*/*"} | dict(headers)
-        return self.client.get(path, base_url=ORIGIN, query_string=query, headers=headers)
-
-    def post(self, path: str, form: dict, *, headers=None, token=TOKEN, **query) -> TestResponse:
-        """Send a form of a browser."""
-        query = {"token": token} | query if token is not None else query
-        headers = {"Origin": ORIGIN} if headers is None else headers
-        return self.client.post(
-            path, base_url=ORIGIN, query_string=query, data=form, headers=headers
-        )
-
-
-def running(name: str = "digits", hosts: int = 2) -> Record:
-    """Return a job that was interrupted, and trains again."""
-    record = interrupted(hosts)
-    record.name = name
-    record.status = "InProgress"
-    record.request = {
-        "EnableManagedSpotTraining": True,
-        "CheckpointConfig": {"S3Uri": "s3://bucket/ck"},
-    }
-    record.transitions.append(Transition("Training", "in progress", 100.0))
-    offset = time.time() - 170
-    for moment in (*record.transitions, *record.interruptions):
-        for field in ("start", "end", "time"):
-            if getattr(moment, field, None) is not None:
-                setattr(moment, field, getattr(moment, field) + offset)
-    record.created += offset
-    for attempt in record.attempts:
-        for point in attempt.points:
-            point.time += offset
-            point.values |= {"train_loss": 1 / point.step, "val_loss": 2 / point.step}
-        for instance in attempt.instances:
-            for field in ("started", "training", "ended", "released"):
-                setattr(instance, field, getattr(instance, field) + offset)
-    for instance in record.attempts[-1].instances:
-        instance.ended = instance.released = None
-    record.attempts[0].instances[0].checkpoints = [
-        Checkpoint(30, offset + 40, offset + 42),
-        Checkpoint(40, offset + 50),
-    ]
-    return record
-
-
-@pytest.fixture
-def site(tmp_path) -> Site:
-    """A page without jobs."""
-    return Site(tmp_path)
-
-
-# What it shows
 
 
 def test_a_list_leads_to_each_job(site):
@@ -260,7 +112,7 @@ def test_files_are_listed_again_after_a_change(site):
     assert "step-50.ckpt" in site.get(job=arn).text
 
 
-def test_a_bucket_that_is_not_there_is_told(site, monkeypatch):
+def test_a_bucket_that_is_not_there_is_reported(site, monkeypatch):
     def fail(*_):
         raise ClientError({"Error": {"Code": "NoSuchBucket", "Message": "gone"}}, "ListObjectsV2")
 
@@ -428,7 +280,7 @@ def test_hosts_are_interrupted(site):
         ({"gap": HOSTILE_TEXT}, "gap: found"),
     ],
 )
-def test_what_is_no_interruption_is_told(site, form, words):
+def test_a_wrong_order_of_an_interruption_is_reported(site, form, words):
     arn = site.add(running())
     site.post(f"{access.PATH}interrupt", form, job=arn)
     assert site.service.jobs[arn].wishes.messages.empty()
@@ -481,224 +333,6 @@ def test_a_job_on_demand_is_not_interrupted(site):
     record.request["EnableManagedSpotTraining"] = False
     text = site.get(job=site.add(record)).text
     assert "Interrupt</button>" not in text and "Stop the job" in text
-
-
-# Attacks
-
-ROUTES = ["/", *(access.PATH + name for name in ("stream", "log", "file"))]
-ORDERS = [access.PATH + name for name in ("interrupt", "stop")]
-
-
-def check_nothing_told(response: TestResponse, status: int = 403) -> None:
-    """Check that an answer says nothing of jobs."""
-    assert response.status_code == status
-    assert response.content_type.startswith("text/plain")
-    assert "digits" not in response.text and TOKEN not in response.text
-
-
-@pytest.mark.parametrize("path", ROUTES + ORDERS)
-@pytest.mark.parametrize("token", [None, "", "x", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "ü"])
-def test_without_the_token_nothing_is_told_or_done(site, path, token):
-    arn = site.add(running())
-    if path in ORDERS:
-        response = site.post(path, {}, token=token, job=arn)
-    else:
-        response = site.get(path, token=token, job=arn)
-    check_nothing_told(response)
-    assert "the address that the rehearsal has printed" in response.text
-    assert site.service.jobs[arn].wishes.messages.empty() and not site.service.jobs[arn].wishes.stop
-
-
-FOREIGN_HEADERS = {
-    "another origin": {"Origin": "http://evil.com"},
-    "another port": {"Origin": "http://127.0.0.1:8888"},
-    "another scheme": {"Origin": "https://127.0.0.1:4571"},
-    "its name in another's": {"Origin": "http://127.0.0.1:4571.evil.com"},
-    "a file": {"Origin": "null"},
-    "an empty one": {"Origin": ""},
-    "another site": {"Origin": ORIGIN, "Sec-Fetch-Site": "cross-site"},
-    "another port of the site": {"Origin": ORIGIN, "Sec-Fetch-Site": "same-site"},
-    "another host": {"Origin": "http://evil.com:4571", "Host": "evil.com:4571"},
-    "a name of its address": {
-        "Origin": "http://127.0.0.1.nip.io:4571",
-        "Host": "127.0.0.1.nip.io:4571",
-        "Sec-Fetch-Site": "same-origin",
-    },
-    "no port": {"Origin": "http://127.0.0.1", "Host": "127.0.0.1"},
-}
-
-
-@pytest.mark.parametrize("path", ROUTES + ORDERS)
-@pytest.mark.parametrize("case", FOREIGN_HEADERS)
-def test_another_page_is_refused_even_with_the_token(site, case, path):
-    arn = site.add(running())
-    headers = FOREIGN_HEADERS[case]
-    if path in ORDERS:
-        response = site.post(path, {}, headers=headers, job=arn)
-    else:
-        response = site.get(path, headers=headers, job=arn)
-    check_nothing_told(response)
-    assert site.service.jobs[arn].wishes.messages.empty() and not site.service.jobs[arn].wishes.stop
-
-
-@pytest.mark.parametrize("path", ORDERS)
-def test_an_order_says_where_it_comes_from(site, path):
-    arn = site.add(running())
-    check_nothing_told(site.post(path, {}, headers={}, job=arn))
-    for method in ("get", "put", "delete", "patch", "options"):
-        response = site.client.open(
-            path,
-            method=method,
-            base_url=ORIGIN,
-            query_string={"token": TOKEN, "job": arn},
-            headers={"Origin": ORIGIN},
-        )
-        check_nothing_told(response, 404)
-    assert not site.service.jobs[arn].wishes.stop
-
-
-def test_a_container_does_not_reach_the_page_by_the_bridge(site):
-    site.add(running())
-    response = site.client.get(
-        "/",
-        base_url="http://172.17.0.1:4571",
-        query_string={"token": TOKEN},
-        headers={"Accept": "text/html"},
-    )
-    check_nothing_told(response)
-
-
-def test_a_large_form_is_refused(site):
-    arn = site.add(running())
-    form = {"host": "x" * 100_000}
-    check_nothing_told(site.post(f"{access.PATH}interrupt", form, job=arn), 413)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../other/secret",
-        "..%2Fother%2Fsecret",
-        "/../../other/secret",
-        "./model.tar.gz",
-        "model.tar",
-        "model.tar.gz/",
-        "",
-        "s3://bucket/other/secret",
-        "\0",
-        "\ud800",
-    ],
-)
-@pytest.mark.parametrize("kind", ["artifacts", "checkpoints", "", "../artifacts", "output"])
-def test_a_link_reaches_no_other_object(site, kind, name):
-    arn = site.add(running())
-    site.store.objects = {
-        ("bucket", "out/digits/output/model.tar.gz"): b"weights",
-        ("bucket", "other/secret"): b"treasure",
-        ("bucket", "out/digits/other/secret"): b"treasure",
-    }
-    encoded = quote(name, errors="surrogatepass")
-    address = f"{access.PATH}file?token={TOKEN}&job={quote(arn)}&kind={quote(kind)}&name={encoded}"
-    response = site.client.get(address, base_url=ORIGIN)
-    check_nothing_told(response, 404)
-
-
-@pytest.mark.parametrize("host", ["../../secret", "algo-1/../secret", "algo-9", "", "/etc/passwd"])
-@pytest.mark.parametrize("path", ["/", f"{access.PATH}log", f"{access.PATH}stream"])
-def test_a_log_is_that_of_a_host(site, path, host):
-    (site.folder / "secret.log").write_text("treasure\n")
-    check_nothing_told(site.get(path, job=site.add(running()), host=host), 404)
-
-
-@pytest.mark.parametrize("path", [*ROUTES[1:], *ORDERS])
-def test_an_unknown_job_is_not_there(site, path):
-    site.add(running())
-    send = site.post if path in ORDERS else site.get
-    arguments = ({},) if path in ORDERS else ()
-    assert send(path, *arguments, job="arn:other").status_code == 404
-
-
-def is_for_page(path: str = "/", *, method="GET", **headers: str) -> bool:
-    """Return whether a request is taken for one of the page."""
-    builder = {"base_url": ORIGIN, "method": method, "headers": headers}
-    seen = []
-    Client(lambda environ, start: seen.append(environ) or Response()(environ, start)).open(
-        path, **builder
-    )
-    return access.is_for_page(with_query(seen[0]))
-
-
-def test_clients_of_aws_keep_what_they_have():
-    """A signed request is none of the page, whatever else it has."""
-    assert is_for_page(Accept="text/html") and is_for_page(access.PATH + "stream")
-    assert not is_for_page() and not is_for_page(Accept="*/*")
-    assert not is_for_page(Accept="text/html", Authorization="AWS4-HMAC-SHA256 ...")
-    assert not is_for_page("/?X-Amz-Signature=x", Accept="text/html")
-    assert not is_for_page("/bucket/key", Accept="text/html")
-    assert not is_for_page("/Rehearsal/", Accept="text/html")
-    assert not is_for_page(method="POST", Accept="text/html")
-    assert is_for_page("/?find=X-Amz-Signature", Accept="text/html")
-
-
-def test_texts_of_jobs_are_shown_as_they_are(site):
-    """No text of a job makes an element, wherever it is shown."""
-    record = running(f"name {HOSTILE_TEXT}", hosts=1)
-    for attempt in record.attempts:
-        attempt.instances[0].host = f"host {HOSTILE_TEXT}"
-    record.transitions[-1].message = f"message {HOSTILE_TEXT}"
-    arn = site.add(record)
-    site.service.jobs[arn].hosts.append(SimpleNamespace(name="algo-1"))
-    site.service.jobs[arn].logs.write("algo-1", f"line {HOSTILE_TEXT}")
-    site.store.objects["bucket", f"ck/file {HOSTILE_TEXT}"] = b""
-    texts = [
-        site.get(job=arn, host="algo-1", find=HOSTILE_TEXT).text,
-        site.get().text,
-    ]
-    parts = site.page.documents.job_parts(arn) | site.page.documents.list_parts()
-    for text in (*texts, *parts.values()):
-        page = Page(text)
-        assert not elements_of(page, "img") and len(elements_of(page, "script")) <= 1
-    for kind in ("name", "host", "message", "line", "file"):
-        assert f"{kind} {HOSTILE_TEXT}" in Page(texts[0]).text, kind
-    assert f"name {HOSTILE_TEXT}" in Page(texts[1]).text
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_hostile_lines_and_names_are_plain_text(site, seed):
-    draw = random.Random(seed)
-    arn = site.add(running())
-    job = site.service.jobs[arn]
-    for _ in range(5):
-        job.logs.write("algo-1", hostile_texts.text(draw, 20_000))
-        site.store.objects["bucket", f"ck/{hostile_texts.name(draw)}"] = b""
-    text = site.get(job=arn, find=hostile_texts.text(draw, 3)).text
-    Page(text)  # is well-formed
-    assert all(letter.isprintable() or letter == "\n" for letter in text)
-    follower = stream.Follower(job.logs.path("algo-1"), 0, "")
-    event = follower.event().decode()
-    assert re.fullmatch(r"event: lines\nid: \d+\ndata: [^\n]*\n\n", event)
-    lines = json.loads(event.splitlines()[2].removeprefix("data: "))
-    assert all(letter.isprintable() or letter == "\n" for letter in lines)
-
-
-def test_nothing_but_the_pages_own_script_and_style_runs(site):
-    response = site.get(job=site.add(running()))
-    policy = response.headers["Content-Security-Policy"]
-    text = response.text
-    for kind in ("script", "style"):
-        (content,) = re.findall(f"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-        assert f"{kind}-src 'sha256-{digest}'" in policy
-    assert "default-src 'none'" in policy and "unsafe" not in policy
-    assert "frame-ancestors 'none'" in policy and "base-uri 'none'" in policy
-    assert not re.search(r"https?://|@import|\bsrc=|\son\w+=|\sstyle=", text)
-    for name, value in (
-        ("Cache-Control", "no-store"),
-        ("X-Content-Type-Options", "nosniff"),
-        ("Referrer-Policy", "same-origin"),
-    ):
-        assert response.headers[name] == value
-    assert "Set-Cookie" not in response.headers
 
 
 # In a browser

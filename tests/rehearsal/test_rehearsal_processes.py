@@ -283,7 +283,7 @@ def test_a_stop_reaches_the_program(rehearsal):
 
 
 @pytest.mark.thorough  # the limit leaves the time for a start on a busy machine
-def test_a_job_that_reaches_max_runtime_saves_and_goes_on(rehearsal):
+def test_a_job_that_reaches_max_runtime_saves_and_continues(rehearsal):
     """As one that is stopped by hand."""
     fields = {
         "HyperParameters": LONG_TRAINING,

@@ -304,7 +304,7 @@ def test_text_of_jobs_is_escaped(tmp_path: Path):
         assert f"{kind} {HOSTILE_TEXT}" in page.text, kind
 
 
-def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
+def test_how_an_attempt_continued_is_shown(tmp_path: Path):
     """The report shows how an attempt compares itself with the interrupted one.
 
     The attempt's log says it (check/verification.py); a program that says nothing gets no column.
@@ -377,7 +377,7 @@ RESUMES = {
 
 
 @pytest.mark.parametrize("case", RESUMES)
-def test_from_which_checkpoint_an_attempt_went_on(tmp_path, case):
+def test_from_which_checkpoint_an_attempt_continued(tmp_path, case):
     record, words = RESUMES[case]
     assert describe_resume(record, 1) == words
     assert describe_resume(record, 0) == ""

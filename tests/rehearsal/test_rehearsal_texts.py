@@ -10,7 +10,7 @@ from pathlib import Path
 import hostile_texts
 import pytest
 from records import interrupted
-from test_rehearsal_job import (
+from rehearsed_jobs import (
     HANG_SECONDS,
     SYNC_SETTINGS,
     Client,
@@ -165,7 +165,7 @@ def test_control_characters_of_a_job_are_escaped_in_its_report(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["ck/a\0b", "ck/\0", "ck/a/\0/b", "ck/../x", "ck/a/../../x"])
-def test_an_s3_key_that_is_no_name_of_a_file_fails_its_job_with_a_line(tmp_path, key):
+def test_an_s3_key_that_is_not_the_name_of_a_file_fails_its_job_with_a_line(tmp_path, key):
     store = Store(random.Random(0))
     store.keys = [key]
     with pytest.raises(JobFailed, match="the S3 key .* is no name of a file"):

@@ -8,7 +8,6 @@ model sends its own process a signal (strangers.py).
 
 import hashlib
 import os
-import random
 import sys
 import time
 from pathlib import Path
@@ -16,12 +15,9 @@ from pathlib import Path
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import (
-    BatchSizeFinder,
     EarlyStopping,
-    LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
-    StochasticWeightAveraging,
 )
 from pytorch_lightning.loggers import CSVLogger, MLFlowLogger, WandbLogger
 from pytorch_lightning.tuner import Tuner
@@ -30,9 +26,7 @@ from torch import nn
 from torch.utils.data import (
     DataLoader,
     Dataset,
-    IterableDataset,
     TensorDataset,
-    get_worker_info,
     random_split,
 )
 from torchmetrics import MaxMetric
@@ -199,34 +193,6 @@ class ByHand(Bare):
         self.history = checkpoint["history"]
 
 
-class OnPlateau(Bare):
-    """Lowers its learning rate when the validation gets no better."""
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), self.lr, momentum=0.9)
-        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"},
-        }
-
-
-class Shards(IterableDataset):
-    """Shares its shards out among the data workers, and mixes them in a buffer."""
-
-    def __iter__(self):
-        worker = get_worker_info()
-        buffer = []
-        for shard in range(worker.id, 8, worker.num_workers):
-            for sample in range(5):
-                buffer.append(torch.tensor([shard / 8, sample / 5]))
-                if len(buffer) > 6:
-                    point = buffer.pop(random.randrange(len(buffer)))
-                    yield point + 0.05 * torch.randn(2), point[:1].round()
-        random.shuffle(buffer)
-        yield from ((point, point[:1].round()) for point in buffer)
-
-
 def trainer(
     job: SageMakerEnvironment, folder: str = "", seed: int | None = 42, **options
 ) -> pl.Trainer:
@@ -347,38 +313,6 @@ def by_hand(job) -> list:
     model = ByHand()
     made.fit(model, datamodule=Blobs())
     print("BEST", model.history)
-    return [model]
-
-
-def averaged(job) -> list:
-    """Average the weights; the user's own checkpoints are in the same folder."""
-    best = ModelCheckpoint(job.checkpoint_dir, monitor="val_loss", save_top_k=2, save_last=True)
-    averaging = StochasticWeightAveraging(0.02, swa_epoch_start=2, annealing_epochs=2)
-    callbacks = [averaging, EarlyStopping("val_loss", patience=3), best]
-    made = trainer(job, callbacks=callbacks, max_epochs=5)
-    model = OnPlateau()
-    loader = DataLoader(Noisy(), 8)
-    made.fit(model, DataLoader(Noisy(), 4, shuffle=True, drop_last=True), loader)
-    print("BEST", Path(best.best_model_path).name, made.test(model, loader, "best", verbose=False))
-    return [model]
-
-
-def streamed(job) -> list:
-    """Train on a stream in data workers that stay."""
-    made = trainer(job, accumulate_grad_batches=2, gradient_clip_val=0.3)
-    model = Bare()
-    made.fit(model, DataLoader(Shards(), 4, num_workers=2, persistent_workers=True))
-    return [model]
-
-
-def searched(job) -> list:
-    """Search for batch size and learning rate by callbacks."""
-    searches = [BatchSizeFinder(max_trials=2), LearningRateFinder(num_training_steps=10)]
-    made = trainer(job, callbacks=searches)
-    model = Bare()
-    data = Blobs(batch_size=2)
-    made.fit(model, datamodule=data)
-    print("SIZE", data.batch_size, model.lr)
     return [model]
 
 

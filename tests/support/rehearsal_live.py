@@ -8,23 +8,15 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import hostile_texts
 from records import attempt, job
 from rich.console import Console
+from waiting import wait_until
 
 from sagemaker_rehearsal.jobs.record import Interruption, Point, Record, Transition
 from sagemaker_rehearsal.report import live_view
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    """Return when a condition holds."""
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def terminal(*, width: int = 120, height: int = 30, is_terminal: bool = True) -> Console:

@@ -15,9 +15,7 @@ from collections import deque, namedtuple
 import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningDataModule, LightningModule
-from pytorch_lightning.callbacks import BaseFinetuning
 from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.utilities import CombinedLoader
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -141,14 +139,6 @@ class Counting(Sampler):
         )
 
 
-class Endless(Sampler):
-    """An order without an end."""
-
-    def __iter__(self):
-        while True:
-            yield from torch.randperm(SAMPLES).tolist()
-
-
 class Stream(IterableDataset):
     """Points one after the other, shuffled by a generator that counts its epochs."""
 
@@ -202,14 +192,6 @@ class Collate:
         return inputs + 0.1 * float(self.generator.rand()), labels
 
 
-class Own(DataLoader):
-    """A DataLoader whose class changes each batch."""
-
-    def __iter__(self):
-        for inputs, labels in super().__iter__():
-            yield inputs * 2, labels
-
-
 DATASETS = {
     "plain": Points,
     "numpy": lambda: Points(np.random.default_rng(0)),
@@ -223,8 +205,8 @@ DATASETS = {
     "stream": Stream,
     "saved": Saved,
 }
-SAMPLERS = {"shuffled": Shuffled, "counting": Counting, "endless": Endless}
-KINDS = {"torch": DataLoader, "own": Own, "stateful": StatefulDataLoader}
+SAMPLERS = {"shuffled": Shuffled, "counting": Counting}
+KINDS = {"torch": DataLoader, "stateful": StatefulDataLoader}
 
 
 class Data(LightningDataModule):
@@ -235,7 +217,7 @@ class Data(LightningDataModule):
         sampler: Which sampler; without one, the loader shuffles.
         workers: Number of data workers.
         persistent: Whether the workers stay from epoch to epoch.
-        several: "" for one loader, "dict" or "min_size" or "max_size" or "max_size_cycle" for two.
+        several: Whether there are two loaders, by name.
         collate: Whether samples are joined by a function of its own.
         kind: Which class of loaders.
     """
@@ -246,7 +228,7 @@ class Data(LightningDataModule):
         sampler: str = "",
         workers: int = 0,
         persistent: bool = False,
-        several: str = "",
+        several: bool = False,
         collate: bool = False,
         kind: str = "torch",
     ) -> None:
@@ -270,8 +252,7 @@ class Data(LightningDataModule):
         """Return the loaders."""
         if not self.several:
             return self.one(4)
-        both = {"a": self.one(4), "b": self.one(10)}
-        return both if self.several == "dict" else CombinedLoader(both, self.several)
+        return {"a": self.one(4), "b": self.one(10)}
 
 
 class Validated(Data):
@@ -408,44 +389,6 @@ class Adversarial(Model):
             torch.optim.Adam(self.head.parameters(), 0.01),
         ]
         return optimizers, [torch.optim.lr_scheduler.StepLR(one, 3) for one in optimizers]
-
-
-class SlowlyFollowing(torch.optim.SGD):
-    """Copies the weights slowly; its counter is a plain attribute."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, lr=0.05, momentum=0.9)
-        self.steps = 0
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        loss = super().step(closure)
-        self.steps += 1
-        for parameter in (one for group in self.param_groups for one in group["params"]):
-            slow = self.state[parameter].setdefault("slow", parameter.clone())
-            if self.steps % 4 == 0:
-                parameter.copy_(slow.lerp_(parameter, 0.5))
-        return loss
-
-
-class Following(Model):
-    """Trains with an optimizer of its own."""
-
-    def configure_optimizers(self):
-        return SlowlyFollowing(self.parameters())
-
-
-class Grouping(Model):
-    """Trains its head only from the second epoch on."""
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.body.parameters(), lr=0.05, momentum=0.9)
-
-    def on_train_epoch_start(self):
-        if self.current_epoch == 1:
-            self.optimizers().optimizer.add_param_group(
-                {"params": list(self.head.parameters()), "lr": 0.01}
-            )
 
 
 class EvalMode(Model):
@@ -728,16 +671,6 @@ class Alone(Model):
 # Callbacks ----------------------------------------------------------------------------------------
 
 
-class Curriculum(Callback):
-    """Makes the dataset harder, epoch by epoch."""
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        """Set the dataset's level."""
-        assert isinstance(trainer.train_dataloader.dataset, Points)
-        assert trainer.train_dataloader.batch_size == 4
-        trainer.train_dataloader.dataset.level += 0.5
-
-
 class OwnRates(Callback):
     """Sets the learning rate from what only this rank knows."""
 
@@ -745,16 +678,3 @@ class OwnRates(Callback):
         """Set the learning rate."""
         for group in trainer.optimizers[0].param_groups:
             group["lr"] = 0.01 * (1 + trainer.global_rank)
-
-
-class Thaw(BaseFinetuning):
-    """Freezes the body, and trains it from the second epoch on."""
-
-    def freeze_before_training(self, pl_module):
-        """Freeze the body."""
-        self.freeze(pl_module.body)
-
-    def finetune_function(self, pl_module, epoch, optimizer):
-        """Train the body."""
-        if epoch == 1:
-            self.unfreeze_and_add_param_group(pl_module.body, optimizer)

@@ -11,8 +11,8 @@ import copy
 import hashlib
 import random
 import sys
-from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,20 +21,14 @@ from torch import nn
 from torch.utils.data import (
     DataLoader,
     Dataset,
-    IterableDataset,
-    Subset,
     TensorDataset,
     WeightedRandomSampler,
-    get_worker_info,
 )
-from torchmetrics import MetricCollection
-from torchmetrics.classification import BinaryAccuracy, BinaryConfusionMatrix
 
 from sagemaker_lightning import ExactResume, SageMakerEnvironment, report_failures
 
 import lightning as L  # isort: skip
 from lightning.pytorch import callbacks as ready  # isort: skip
-from lightning.pytorch.utilities import CombinedLoader  # isort: skip
 
 
 class Points(Dataset):
@@ -84,176 +78,6 @@ class Classifier(L.LightningModule):
         )
 
 
-class GAN(L.LightningModule):
-    """The tutorial's: alternating optimizers with schedulers, samples of a fixed noise."""
-
-    def __init__(self, latent_dim: int = 3) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        self.automatic_optimization = False
-        self.generator = nn.Sequential(nn.Linear(latent_dim, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-        self.discriminator = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.2), nn.Linear(8, 1))
-        self.validation_z = torch.randn(4, latent_dim)
-        self.sampled = []
-
-    def training_step(self, batch, batch_idx):
-        interrupt(f"{self.current_epoch}:{batch_idx}")
-        real, _ = batch
-        loss = nn.functional.binary_cross_entropy_with_logits
-        optimizer_g, optimizer_d = self.optimizers()
-        noise = torch.randn(len(real), self.hparams.latent_dim)
-        self.toggle_optimizer(optimizer_g)
-        self.generated = self.generator(noise)
-        answer = self.discriminator(self.generated)
-        g_loss = loss(answer, torch.ones_like(answer))
-        self.manual_backward(g_loss)
-        optimizer_g.step()
-        optimizer_g.zero_grad()
-        self.untoggle_optimizer(optimizer_g)
-        if batch_idx % 2 == 0:
-            self.toggle_optimizer(optimizer_d)
-            on_real = self.discriminator(real)
-            on_fake = self.discriminator(self.generator(noise).detach())
-            d_loss = loss(on_real, torch.ones_like(on_real))
-            d_loss = (d_loss + loss(on_fake, torch.zeros_like(on_fake))) / 2
-            self.manual_backward(d_loss)
-            optimizer_d.step()
-            optimizer_d.zero_grad()
-            self.untoggle_optimizer(optimizer_d)
-        for scheduler in self.lr_schedulers():
-            scheduler.step()
-
-    def on_train_epoch_end(self):
-        self.sampled.append(self.generator(self.validation_z).mean().item())
-
-    def configure_optimizers(self):
-        optimizers = [
-            torch.optim.Adam(part.parameters(), 0.01, betas=(0.5, 0.999))
-            for part in (self.generator, self.discriminator)
-        ]
-        schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.97) for each in optimizers]
-        return optimizers, schedulers
-
-
-class Translator(L.LightningModule):
-    """A transformer with a warm-up by steps, as many as the trainer says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-        self.embedding = nn.Embedding(12, 8)
-        self.encoder = nn.TransformerEncoder(layer, 2)
-        self.output = nn.Linear(8, 12)
-
-    def training_step(self, batch, batch_idx):
-        interrupt(f"{self.current_epoch}:{batch_idx}")
-        (tokens,) = batch
-        answer = self.output(self.encoder(self.embedding(tokens[:, :-1])))
-        loss = nn.functional.cross_entropy(answer.flatten(0, 1), tokens[:, 1:].flatten())
-        self.log("train_loss", loss)
-        return loss
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), 0.01)
-        total = self.trainer.estimated_stepping_batches
-        warm_up = int(0.3 * total)
-
-        def factor(step: int) -> float:
-            if step < warm_up:
-                return (step + 1) / warm_up
-            return max(0.0, (total - step) / (total - warm_up))
-
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
-
-
-class Measured(Classifier):
-    """Has metrics as attributes, logged as objects and computed by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        metrics = MetricCollection([BinaryAccuracy(), BinaryConfusionMatrix()])
-        self.val_metrics = metrics.clone(prefix="val_")
-        self.train_accuracy = BinaryAccuracy()
-        self.outputs = []
-        self.best = 0.0
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.train_accuracy(self(batch[0]), batch[1])
-        self.log("accuracy", self.train_accuracy, on_step=True, on_epoch=True)
-        self.outputs.append(loss.detach())
-        return loss * (1.5 - self.best)
-
-    def validation_step(self, batch, batch_idx, dataloader_idx=0):
-        super().validation_step(batch, batch_idx)
-        self.val_metrics.update(self(batch[0]), batch[1])
-
-    def on_validation_epoch_end(self):
-        values = self.val_metrics.compute()
-        self.best = max(self.best, float(values["val_BinaryAccuracy"]))
-        self.val_metrics.reset()
-
-    def on_train_epoch_end(self):
-        self.log("mean", torch.stack(self.outputs).mean())
-        self.outputs.clear()
-
-
-@dataclass
-class Memory:
-    """What a callback remembers."""
-
-    losses: deque = field(default_factory=lambda: deque(maxlen=5))
-    seen: Counter = field(default_factory=Counter)
-    hard: set = field(default_factory=set)
-
-
-class Adapts(L.Callback):
-    """Has state and no state_dict: it sets dropout by the losses that it remembers."""
-
-    def __init__(self) -> None:
-        self.memory = Memory()
-        self.means = {}
-        self.array = np.zeros(3)
-        self.random = np.random.default_rng(4)
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        loss = outputs["loss"]
-        self.memory.losses.append(loss.detach())
-        self.memory.seen[batch_idx % 3] += 1
-        if loss > 0.7:
-            self.memory.hard.add(trainer.global_step)
-        self.means[trainer.current_epoch] = torch.stack(list(self.memory.losses)).mean()
-        self.array[batch_idx % 3] += float(loss)
-        mean = float(self.array.mean()) + self.random.random()
-        pl_module.head[0].p = min(0.5, 0.01 * (len(self.memory.hard) + mean))
-
-
-class Average(L.Callback):
-    """An average of the weights in a copy of the model, validated in its place."""
-
-    def __init__(self, decay: float = 0.9) -> None:
-        self.decay = decay
-
-    def on_fit_start(self, trainer, pl_module):
-        self.shadow = {name: value.clone() for name, value in pl_module.state_dict().items()}
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        for name, value in pl_module.state_dict().items():
-            if value.is_floating_point():
-                self.shadow[name].lerp_(value, 1 - self.decay)
-
-    def on_validation_start(self, trainer, pl_module):
-        self.kept = copy.deepcopy(pl_module.state_dict())
-        pl_module.load_state_dict(self.shadow)
-
-    def on_validation_end(self, trainer, pl_module):
-        pl_module.load_state_dict(self.kept)
-
-    def on_train_end(self, trainer, pl_module):
-        pl_module.load_state_dict(self.shadow)
-
-
 class Anchored(Classifier):
     """Stays near the weights that a training begins with."""
 
@@ -280,59 +104,6 @@ class Decays(L.Callback):
             group["lr"] = rate / (1 + 0.2 * steps)
 
 
-class Copied(L.Callback):
-    """A momentum copy of the whole model, made when training starts."""
-
-    def on_train_start(self, trainer, pl_module):
-        self.teacher = copy.deepcopy(pl_module.backbone).requires_grad_(False)
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        for mine, other in zip(
-            self.teacher.parameters(), pl_module.backbone.parameters(), strict=True
-        ):
-            mine.data.mul_(0.9).add_(other.data, alpha=0.1)
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        pl_module.backbone.load_state_dict(self.teacher.state_dict())
-
-
-class Shuffled(IterableDataset):
-    """A stream with a buffer that shuffles, shared out among the workers."""
-
-    def __init__(self, buffer_size: int = 7) -> None:
-        self.buffer_size = buffer_size
-
-    def __iter__(self):
-        worker = get_worker_info()
-        buffer = []
-        for index in range(worker.id, 44, worker.num_workers):
-            buffer.append(torch.tensor([index / 44, 1.0]) + 0.1 * torch.randn(2))
-            if len(buffer) >= self.buffer_size:
-                point = buffer.pop(torch.randint(len(buffer), ()).item())
-                yield point, point[:1].round()
-        random.shuffle(buffer)
-        yield from ((point, point[:1].round()) for point in buffer)
-
-
-class Curriculum(L.Callback):
-    """Changes the dataset at the beginning of each epoch."""
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        trainer.train_dataloader.dataset.level = 0.1 * (trainer.current_epoch + 1)
-
-
-class Growing(L.LightningDataModule):
-    """Has more samples in each epoch, and draws them when it makes the loader."""
-
-    def train_dataloader(self):
-        size = 12 + 8 * self.trainer.current_epoch
-        inputs = torch.randn(size, 2)
-        return DataLoader(TensorDataset(inputs, inputs[:, :1].round()), 4, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(Points(8 + self.trainer.current_epoch), 4)
-
-
 class Drawn(Classifier):
     """Draws its data where it makes the loaders."""
 
@@ -347,58 +118,6 @@ class Drawn(Classifier):
     def val_dataloader(self):
         inputs = torch.randn(12, 2)
         return DataLoader(TensorDataset(inputs, torch.rand(12, 1).round()), 4)
-
-
-class Contrast(Classifier):
-    """MoCo: a momentum encoder and a queue of keys with a pointer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.momentum_encoder = copy.deepcopy(self.backbone).requires_grad_(False)
-        self.register_buffer("queue", torch.randn(8, 16))
-        self.pointer = 0
-
-    def training_step(self, batch, batch_idx):
-        interrupt(f"{self.current_epoch}:{batch_idx}")
-        with torch.no_grad():
-            for key, query in zip(
-                self.momentum_encoder.parameters(), self.backbone.parameters(), strict=True
-            ):
-                key.mul_(0.9).add_(query, alpha=0.1)
-            keys = self.momentum_encoder(batch[0] + 0.1 * torch.randn_like(batch[0]))
-        loss = (self.backbone(batch[0]) @ self.queue.clone()).logsumexp(1).mean() + self.loss(batch)
-        for key in keys:
-            self.queue[:, self.pointer] = key
-            self.pointer = (self.pointer + 1) % 16
-        return loss
-
-
-class Newton(Classifier):
-    """LBFGS evaluates the closure several times a step."""
-
-    def configure_optimizers(self):
-        return torch.optim.LBFGS(self.parameters(), 0.1, max_iter=3, history_size=4)
-
-
-class Cycled(Classifier):
-    """OneCycleLR by steps; brings its own callbacks."""
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(
-            [{"params": self.backbone.parameters()}, {"params": self.head.parameters(), "lr": 0.2}],
-            0.1,
-            momentum=0.9,
-        )
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, [0.1, 0.2], total_steps=self.trainer.estimated_stepping_batches
-        )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
-
-    def configure_callbacks(self):
-        return [ready.EarlyStopping("val_loss", patience=6)]
 
 
 class Mines(L.Callback):
@@ -426,21 +145,6 @@ class Counts(Classifier):
     def training_step(self, batch, batch_idx):
         type(self).steps += 1
         return super().training_step(batch, batch_idx) / (1 + 0.1 * Counts.steps)
-
-
-class Lists(Classifier):
-    """Collects an epoch's losses in a list of the class, which its end clears."""
-
-    outputs = []
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.outputs.append(loss.detach())
-        return loss
-
-    def on_train_epoch_end(self):
-        self.log("mean", torch.stack(self.outputs).mean())
-        self.outputs.clear()
 
 
 class Swaps(Classifier):
@@ -714,35 +418,6 @@ class Skips(Classifier):
         return None if batch_idx % 3 == 1 else loss
 
 
-class Resumable(L.LightningDataModule):
-    """Saves what it knows, as the documentation says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.served = 0
-
-    def train_dataloader(self):
-        return points()
-
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        self.served += 1
-        return batch[0] + 0.001 * self.served, batch[1]
-
-    def state_dict(self):
-        return {"served": self.served}
-
-    def load_state_dict(self, state_dict):
-        self.served = state_dict["served"]
-
-
-class Draws(Classifier):
-    """Draws its batches itself."""
-
-    def training_step(self, dataloader_iter):
-        batch, batch_idx, _ = next(dataloader_iter)
-        return super().training_step(batch, batch_idx)
-
-
 def trainer(job, folder: str = "", callbacks=(), seed: int | None = 42, **options) -> L.Trainer:
     """Return a Trainer with the lines of docs/your-own-trainer.md."""
     resume = ExactResume(job.checkpoint_dir / folder, seed=seed, every_n_minutes=0)
@@ -760,8 +435,6 @@ def val() -> DataLoader:
 
 
 ONE_MODEL = {
-    "newton": Newton,
-    "lists": Lists,
     "swaps": Swaps,
     "pending": Pending,
     "hooked": Hooked,
@@ -772,69 +445,8 @@ ONE_MODEL = {
     "in_turns": InTurns,
     "inner": Inner,
     "tracked": Tracked,
-    "draws": Draws,
 }
 """Cases that train one model on the points, and nothing else."""
-
-
-def gan(job):
-    made = trainer(job)
-    made.fit(model := GAN(), points())
-    return [model], model.sampled
-
-
-def finetuning(job):
-    unfreezes = ready.BackboneFinetuning(1, lambda epoch: 1.5, backbone_initial_ratio_lr=0.1)
-    made = trainer(job, callbacks=[unfreezes])
-    made.fit(model := Classifier(), points(), val())
-    return [model], ""
-
-
-def transformer(job):
-    made = trainer(job, accumulate_grad_batches=3, gradient_clip_val=0.5)
-    tokens = torch.randint(12, (40, 6))
-    made.fit(model := Translator(), DataLoader(TensorDataset(tokens), 4, shuffle=True))
-    return [model], ""
-
-
-def k_fold(job):
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(0)).tolist()
-    models, scores = [], []
-    for fold in range(3):
-        held_out = order[fold::3]
-        rest = [index for index in order if index not in held_out]
-        train = DataLoader(Subset(Points(), rest), 4, shuffle=True)
-        made = trainer(job, f"fold-{fold}", max_epochs=2)
-        models.append(Classifier())
-        made.fit(models[-1], train)
-        scores += made.validate(
-            models[-1], DataLoader(Subset(Points(), held_out), 4), verbose=False
-        )
-    return models, scores
-
-
-def streamed(job):
-    made = trainer(job)
-    made.fit(model := Classifier(), DataLoader(Shuffled(), 4, num_workers=2), val())
-    return [model], ""
-
-
-def measured(job):
-    made = trainer(job, val_check_interval=0.5)
-    made.fit(model := Measured(), points(), val())
-    return [model], [model.best, {k: float(v) for k, v in made.callback_metrics.items()}]
-
-
-def adapting(job):
-    adapts = Adapts()
-    trainer(job, callbacks=[adapts]).fit(model := Classifier(), points())
-    memory = adapts.memory
-    return [model], [memory.seen, sorted(memory.hard), adapts.array, adapts.means]
-
-
-def averaged(job):
-    trainer(job, callbacks=[Average()]).fit(model := Classifier(), points(), val())
-    return [model], ""
 
 
 def anchored(job):
@@ -842,59 +454,10 @@ def anchored(job):
     return [model], ""
 
 
-def copied(job):
-    trainer(job, callbacks=[Copied()]).fit(model := Classifier(), points(), val())
-    return [model], ""
-
-
-def stopped_early(job):
-    best = ready.ModelCheckpoint("own", "{epoch}-{val_loss:.4f}", "val_loss", save_top_k=3)
-    stops = ready.EarlyStopping("val_loss", patience=2, min_delta=0.01)
-    made = trainer(job, callbacks=[stops, best], max_epochs=9)
-    made.fit(model := Classifier(), points(), val())
-    kept = {path.split("/")[-1]: float(score) for path, score in best.best_k_models.items()}
-    return [model], [sorted(kept.items()), stops.stopped_epoch, made.current_epoch]
-
-
-def combined(job):
-    class Both(Classifier):
-        def training_step(self, batch, batch_idx, dataloader_idx=0):
-            return super().training_step(batch["a"], batch_idx) + self.loss(batch["b"])
-
-    both = CombinedLoader(
-        {"a": points(), "b": DataLoader(Points(25), 5, shuffle=True)}, "max_size_cycle"
-    )
-    trainer(job).fit(model := Both(), both, [val(), val()])
-    return [model], ""
-
-
-def curriculum(job):
-    trainer(job, callbacks=[Curriculum()]).fit(model := Classifier(), points(num_workers=1), val())
-    return [model], ""
-
-
-def growing(job):
-    made = trainer(job, reload_dataloaders_every_n_epochs=1)
-    made.fit(model := Classifier(), datamodule=Growing())
-    return [model], ""
-
-
 def drawn(job):
     made = trainer(job, callbacks=[ready.EarlyStopping("val_loss", patience=5)])
     made.fit(model := Drawn())
     return [model], float(made.callback_metrics["val_loss"])
-
-
-def contrast(job):
-    trainer(job).fit(model := Contrast(), points())
-    return [model], model.pointer
-
-
-def cycled(job):
-    steps = ready.GradientAccumulationScheduler({0: 1, 2: 2})
-    made = trainer(job, callbacks=[steps], check_val_every_n_epoch=2)
-    made.fit(model := Cycled(), points(), val())
-    return [model], ""
 
 
 def seeded(job):
@@ -949,18 +512,6 @@ def unseeded(job):
 
 def skips(job):
     trainer(job).fit(model := Skips(), points(), val())
-    return [model], ""
-
-
-def resumable(job):
-    data = Resumable()
-    trainer(job).fit(model := Classifier(), datamodule=data)
-    return [model], data.served
-
-
-def ranks(job):
-    made = trainer(job, devices=2, strategy="ddp", max_epochs=2)
-    made.fit(model := Cycled(), points(), val())
     return [model], ""
 
 

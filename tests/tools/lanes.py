@@ -10,11 +10,23 @@ from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
 
-# Files of one lane share a network (the SDKs' local mode has one name for it) or an image's tag, or
-# look for orphans.
+# Files of one lane share a network (the SDKs' local mode has one name for it), an image's tag or a
+# server, or look for orphans.
 SHARED_LANES = {
     "local mode": {"test_clients_docker", "test_clients_sdk2", "test_clients_sdk3", "test_readme"},
-    "image": {"test_container", "test_launch", "test_nodes", "test_scripts"},
+    "image": {"test_container", "test_launch_checks", "test_nodes", "test_scripts"},
+    "endpoint": {
+        "test_rehearsal_endpoint",
+        "test_rehearsal_job_access",
+        "test_rehearsal_strangers",
+    },
+    "paged lists": {
+        "test_rehearsal_addresses",
+        "test_rehearsal_archives",
+        "test_rehearsal_channels",
+        "test_rehearsal_checkpoint_sync",
+        "test_rehearsal_metrics",
+    },
     "rehearsal": {"test_rehearsal", "test_rehearsal_processes", "test_sweeper"},
 }
 DURATIONS_FILE = Path(__file__).resolve().parents[1] / "durations.json"

@@ -107,6 +107,15 @@ def phrases(name: str, content: str) -> Iterator[str]:
                 yield f"{name}:{line}: {phrase!r}: say it plainly ({plain})"
 
 
+def phrases_of_tests(name: str, content: str) -> Iterator[str]:
+    """Yield a line for each phrase of the table that the name of a test has."""
+    for match in re.finditer(r"^ *def test_(\w+)", content, re.MULTILINE):
+        for pattern, plain in PHRASES.items():
+            if phrase := re.search(pattern, match[1].replace("_", " "), re.IGNORECASE):
+                line = 1 + content.count("\n", 0, match.end())
+                yield f"{name}:{line}: {phrase[0].strip()!r} in a name: say it plainly ({plain})"
+
+
 @cache
 def words_of_code() -> set[str]:
     """Return the words of all files that are not pages, and of all paths."""
@@ -147,6 +156,8 @@ def main() -> int:
     found: list[str] = []
     for path in files(".md", ".py"):
         name = str(path.relative_to(ROOT))
+        if name.startswith("tests/") and name.endswith(".py"):
+            found += phrases_of_tests(name, path.read_text())
         is_page = name.endswith(".md") and (path.parent == ROOT or name.startswith(PAGES))
         if is_page or (name.endswith(".py") and name.startswith(FOLDERS)):
             found += phrases(name, content := path.read_text())

@@ -3,6 +3,7 @@
 They are: who reads and who writes the environment, and which modules shadow a package.
 """
 
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -53,9 +54,10 @@ def test_no_module_shadows_a_package():
 
 
 def test_unit_tests_mirror_the_runtime():
-    """tests/unit/<package>/test_<module>.py: a module's tests are found by its name.
+    """tests/unit/<package>/test_<module>.py, or test_<module>_<subject>.py of a large one.
 
-    pytest imports each file of tests by its own name: none may be there twice.
+    So a module's tests are found by its name. pytest imports each file of tests by its own name:
+    none may be there twice.
     """
     unit = ROOT / "tests/unit"
     tested = [
@@ -66,8 +68,21 @@ def test_unit_tests_mirror_the_runtime():
     strays = [
         str(path)
         for path in tested
-        if not (runtime / f"{path}.py").exists() and not (runtime / path / "__init__.py").exists()
+        if not any(
+            (runtime / path.parent / name).exists()
+            for words in itertools.accumulate(path.name.split("_"), "{}_{}".format)
+            for name in (f"{words}.py", f"{words}/__init__.py")
+        )
     ]
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert tested and not strays
     assert sorted(names) == sorted(set(names))
+
+
+def test_no_file_of_tests_is_too_long_to_read():
+    """800 lines or so: its subjects go to files of their own."""
+    lines = {
+        str(path.relative_to(ROOT)): path.read_text().count("\n")
+        for path in (ROOT / "tests").rglob("*.py")
+    }
+    assert lines and not {path: number for path, number in lines.items() if number > 820}

@@ -126,7 +126,7 @@ def test_long_steps_are_no_hangs():
 
 
 @pytest.mark.soak
-def test_hangs_are_seen_and_long_steps_are_none():
+def test_hangs_are_seen_and_long_steps_are_not_hangs():
     flags = "--steps=2", "--jobs=1", "--limit=4"
     completed = warm.run([sys.executable, "-m", "benchmarks.hangs", *flags], ROOT)
     assert completed.returncode == 0, completed.stdout

@@ -137,7 +137,7 @@ def hanging(folder: Path) -> dict:
 
 
 @pytest.mark.slow
-def test_a_measurement_that_fails_costs_a_line_and_the_others_go_on(results, tmp_path):
+def test_a_measurement_that_fails_costs_a_line_and_the_others_continue(results, tmp_path):
     works = {"a": value, "b": failing, "c": leaving, "d": crashing, "e": value}
     tasks = [Task(setting, number, work) for number in (1, 2) for setting, work in works.items()]
     lines = list(runner.run("part", tasks, results, 60, tmp_path / "log"))
@@ -167,7 +167,7 @@ def test_a_part_that_overruns_keeps_what_it_measured_and_leaves_nothing_behind(r
     assert not child.exists() or " Z " in child.read_text()
 
 
-def test_results_go_on_only_where_they_are_of_the_same(tmp_path):
+def test_results_continue_only_where_they_are_of_the_same(tmp_path):
     first_results = Results.opened(tmp_path, MACHINE_AND_COMMIT, "2026-01-01")
     first_results.write()
     assert (
@@ -216,7 +216,7 @@ GOOD_MACHINE = {
         ({"disk": 1.5}, "disk for temporary files: 1.5 GiB are free, needed are 8"),
     ],
 )
-def test_a_machine_that_will_not_do_is_told_in_a_line(machine_state, message):
+def test_a_machine_that_will_not_do_is_reported_in_a_line(machine_state, message):
     obstacle = Machine(**GOOD_MACHINE | machine_state).obstacle()
     assert re.match(message, obstacle) and "\n" not in obstacle and bool(obstacle) == bool(message)
 

@@ -223,7 +223,7 @@ def test_strict_keeps_the_steps_that_are_compared(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("resumed at step 2: the next 3 steps are")
 
 
-def test_a_longer_or_shorter_epoch_is_told(tmp_path):
+def test_a_longer_or_shorter_epoch_is_reported(tmp_path):
     run_id = interrupted(tmp_path, 0.0, 0.1, 0.2, 0.3)
     run = resumed(tmp_path, run_id)
     run.train(0.2)
@@ -297,7 +297,7 @@ def test_steps_that_draw_batches_themselves_are_not_compared(tmp_path):
     assert run.positions == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_a_damaged_journal_is_told(tmp_path, capsys):
+def test_a_damaged_journal_is_reported(tmp_path, capsys):
     run_id = interrupted(tmp_path, 0.0, 0.1, 0.2)
     (tmp_path / "journal-0.bin").write_bytes(b"x")
     resumed(tmp_path, run_id)
@@ -332,7 +332,7 @@ def test_a_damaged_journal_is_told(tmp_path, capsys):
         ),
     ],
 )
-def test_state_that_differs_is_told_with_its_cause(tmp_path, capsys, names, flags, says):
+def test_state_that_differs_is_reported_with_its_cause(tmp_path, capsys, names, flags, says):
     """The old run's steps after the checkpoint count no more."""
     run = Ranks(tmp_path, (0, 2, 2))
     run.begin(interrupted(tmp_path, 0.0, 0.1, 0.2, 0.3), flags)
@@ -468,7 +468,7 @@ def test_nothing_is_known_of_what_was_to_come(tmp_path, capsys):
     assert capsys.readouterr().out == f"resumed at step 2: {words}\n"
 
 
-def test_another_batch_than_the_announced_one_is_told(tmp_path, monkeypatch):
+def test_another_batch_than_the_announced_one_is_reported(tmp_path, monkeypatch):
     run_id = stopped(tmp_path, monkeypatch, ResumePoint.VALIDATION, upcoming=7)
     run = resumed(tmp_path, run_id)
     run.train(0.2)
@@ -567,7 +567,7 @@ def test_the_learning_rates_of_a_step(tmp_path):
     ]
 
 
-def test_another_learning_rate_is_told(tmp_path):
+def test_another_learning_rate_is_reported(tmp_path):
     first = Ranks(tmp_path)
     first.trainer.optimizers = [Fake(param_groups=[{"lr": 0.1}])]
     first.begin()

@@ -1,7 +1,7 @@
 """prose.py: what `make lint` finds in texts."""
 
 import pytest
-from prose import MAX_WORDS, long_sentences, phrases, unknown_names
+from prose import MAX_WORDS, long_sentences, phrases, phrases_of_tests, unknown_names
 
 NONE = "is" + " none"  # not as one: this file may be read, too
 
@@ -45,6 +45,17 @@ def test_phrases(name, content, found):
 )
 def test_phrases_that_are_plain(text):
     assert list(phrases("docs/a.md", text)) == []
+
+
+def test_phrases_in_names_of_tests():
+    names = "test_a_run_goes" + "_on", "test_of" + "_two_hosts", "test_hosts_are_told_apart"
+    content = "".join(f"def {name}():\n    pass\n" for name in names)
+    assert [
+        line.partition(" in a name")[0] for line in phrases_of_tests("tests/a.py", content)
+    ] == [
+        "tests/a.py:1: 'goes on'",
+        "tests/a.py:3: 'of'",
+    ]
 
 
 def test_names_that_no_code_has():

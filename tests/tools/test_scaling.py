@@ -12,7 +12,7 @@ import aws_services
 import pytest
 from aws_services import REGION, SageMakerStandIn, served_forbidden_buckets, served_here
 from containers import ROOT
-from test_launch import COMPLETED_STATE, FAILED_STATE, ROLE, UNCHECKED_FLAG
+from launches import COMPLETED_STATE, FAILED_STATE, ROLE, UNCHECKED_FLAG
 
 from benchmarks import prediction, report
 from benchmarks.prediction import Instance, Job
@@ -81,7 +81,7 @@ def test_two_cores_are_compared_as_nodes():
     assert scaling("predict", *prediction_flags.split()).returncode == 0
 
 
-@pytest.mark.thorough  # the mistake itself: test_cli.py
+@pytest.mark.thorough  # the mistake itself: test_mistakes.py
 def test_a_training_that_fails_says_why():
     completed = scaling("local", "--n", "1", "--", "--data.batch_size=0")
     assert completed.returncode == 1
@@ -153,7 +153,7 @@ def test_a_prediction_says_what_it_assumes_before_its_tables():
         assert counts == [1, 2, 4, 8, 16, 32, 64]
 
 
-def test_a_bandwidth_of_ones_own():
+def test_a_users_own_bandwidth():
     slow, fast = (
         scaling("predict", "--step=0.01", "--instance_type=ml.p5.48xlarge", f"--gbps={gbps}").stdout
         for gbps in (1, 99)

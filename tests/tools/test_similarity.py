@@ -283,7 +283,7 @@ def test_pairs_at_the_threshold_count_and_come_row_by_row():
         ({"top_k": 1, "threshold": 0.0}, "--top_k, --threshold: found both"),
     ],
 )
-def test_a_setting_that_is_none(settings, says):
+def test_a_wrong_setting_is_refused(settings, says):
     with pytest.raises(UserError, match=says):
         Similarity(**settings)
 
@@ -344,7 +344,7 @@ def test_all_pairs_above_a_threshold(tmp_path):
 
 
 @pytest.mark.slow
-def test_all_scores(tmp_path):
+def test_all_scores_are_written(tmp_path):
     table = rows(150)
     job = Job(tmp_path, table)
     job.run(2, "--dense=true", "--block_rows=40")
@@ -596,7 +596,7 @@ def test_a_damaged_part_is_named(parts, tmp_path, position):
 
 
 @pytest.mark.slow
-def test_a_function_of_ones_own(tmp_path):
+def test_a_users_own_function(tmp_path):
     table = rows(100)
     job = Job(tmp_path, table)
     (function,) = re.findall(r"^```python\n([^`]*def norms[^`]*)^```$", PAGE, re.MULTILINE)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from containers import ROOT, docker, no_engine
 from environments import python_of
-from test_watchdog import becomes_true
+from waiting import becomes_true
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
@@ -25,7 +25,7 @@ from containers import docker, no_engine
 from rehearsals import Rehearsal
 import sweeper
 
-def test_that_stands_still(tmp_path, monkeypatch):
+def test_a_sweeper_ends_what_stands_still(tmp_path, monkeypatch):
     subprocess.Popen(["sh", "-c", f"sleep 1000; : {tmp_path}"], start_new_session=True)
     folder = tmp_path / "mounted"
     folder.mkdir()

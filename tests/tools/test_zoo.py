@@ -31,7 +31,7 @@ QUICK_CONFIGURATIONS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "launcher"), QUICK_CONFIGURATIONS.items())
-def test_a_few(tmp_path, name, launcher):
+def test_a_few_configurations_are_interrupted_at_random(tmp_path, name, launcher):
     """Each is stopped in the second epoch, and killed after a checkpoint later in it."""
     reference = rounds.uninterrupted_run(tmp_path / "alone", CONFIGURATIONS[name], launcher)
     moments = [

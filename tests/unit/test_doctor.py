@@ -214,7 +214,7 @@ def test_a_gpu_that_is_not_shown_is_named_as_unknown():
     assert not decision.use and "no library helps for an unknown GPU" in decision.line
 
 
-def test_one_gpu_that_is_none_of_the_data_centre_is_enough():
+def test_one_gpu_of_another_kind_than_a_data_centres_is_enough():
     host = gpu_driver.Host("535.183.01", ("NVIDIA A10G", "NVIDIA GeForce RTX 4090"))
     assert not gpu_driver.decide(host, "13.2", "595.45.04").use
 

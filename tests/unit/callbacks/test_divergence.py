@@ -100,7 +100,7 @@ def test_weights_that_are_not_finite_are_never_saved(fit, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_with_another_learning_rate_the_run_goes_on_from_before(fit, tmp_path: Path):
+def test_with_another_learning_rate_the_run_continues_from_before(fit, tmp_path: Path):
     flags = [
         "--model.how=rate",
         "--resume.every_n_steps=1",
@@ -127,7 +127,7 @@ def test_with_another_learning_rate_the_run_goes_on_from_before(fit, tmp_path: P
 
 
 @pytest.mark.slow
-def test_what_is_no_divergence(fit):
+def test_what_is_not_a_divergence(fit):
     """A skipped batch is no divergence; with the user's flag, no loss is one.
 
     What is written then is JSON all the same.

@@ -249,12 +249,12 @@ def test_a_metric_definition_takes_what_is_printed(value):
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_a_metric_definition_takes_a_value_that_is_no_number(value):
+def test_a_metric_definition_takes_a_value_that_is_not_a_number(value):
     line = f"error={progress.texts({'error': float(value)})['error']} left=unknown"
     assert all(re.findall(each, line) == [value] for each in expressions("error"))
 
 
-def test_a_validation_that_is_no_part_of_a_training_has_no_line(capsys):
+def test_a_validation_beside_a_training_has_no_line(capsys):
     trainer = SimpleNamespace(sanity_checking=False, state=SimpleNamespace(fn=TrainerFn.VALIDATING))
     LogProgress().on_validation_end(trainer, None)
     trainer = SimpleNamespace(sanity_checking=True, state=SimpleNamespace(fn=TrainerFn.FITTING))

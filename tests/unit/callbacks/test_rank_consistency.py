@@ -1,7 +1,4 @@
-"""callbacks/rank_consistency.py: N ranks compute what one process would, and agree.
-
-Their learning rate follows their number.
-"""
+"""callbacks/rank_consistency.py: N ranks compute what one process would, and agree."""
 
 import pickle
 import re
@@ -14,6 +11,7 @@ import conftest
 import pytest
 import ranks
 import torch
+from consistent_ranks import SHORT, fit_by_flags, rank_of
 from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
@@ -21,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 from sagemaker_lightning import GradientWeighting, LearningRateScaling, UserError
 from sagemaker_lightning.callbacks import rank_consistency
 from sagemaker_lightning.callbacks.gradient_weighting import share_of_batch, weight_gradients
-from sagemaker_lightning.callbacks.lr_scaling import scale_rates
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency, refuse_contradictions
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
@@ -140,7 +137,7 @@ def test_lightning_in_one_process_is_plain_pytorch():
 
 
 @pytest.mark.slow
-def test_it_is_the_weights_that_do_it(tmp_path: Path):
+def test_without_weights_the_gradients_are_others(tmp_path: Path):
     """Without the weights, DDP counts a sample of a rank with few samples for more."""
     ended = ranks.run(fit, 41, 1, False, folder=tmp_path)
     difference = (ended[0].value[2][3] - as_one_process(41, 2)[1][3]).abs().max()
@@ -204,25 +201,8 @@ def host(node: int, **variables: str) -> dict[str, str]:
     return {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": f"algo-{node + 1}"} | variables
 
 
-def fit_by_flags(flags: dict[int, list[str]], *for_all: str) -> int:
-    """Train as the program does, with flags that differ by node; return the steps."""
-    here = flags.get(int(ranks.os.environ["GROUP_RANK"]), [])
-    command_line = CommandLine(SageMakerEnvironment.read(), [*for_all, *here], APPLICATION)
-    command_line.trainer.fit(command_line.model, command_line.datamodule)
-    return command_line.trainer.global_step
-
-
-SHORT = [
-    "--model=one_layer.OneLayer",
-    "--data.batch_size=8",
-    "--trainer.max_steps=2",
-    "--trainer.limit_val_batches=1",
-    "--trainer.accelerator=cpu",
-]
-
-
 @pytest.mark.slow
-def test_ranks_that_were_told_the_same_train(tmp_path: Path):
+def test_ranks_with_the_same_settings_train(tmp_path: Path):
     """Variables that name the host differ, and each host draws another random seed."""
     ended = ranks.run(
         fit_by_flags,
@@ -371,185 +351,6 @@ def test_epochs_of_different_lengths_are_an_error_and_no_hang(tmp_path: Path):
     assert all(rank.error.startswith(says) for rank in ended), ended[0].output
 
 
-# The learning rate --------------------------------------------------------------------------------
-
-torch_schedulers = torch.optim.lr_scheduler
-SCHEDULERS = {
-    "none": None,
-    "StepLR": lambda optimizer: torch_schedulers.StepLR(optimizer, 2),
-    "LambdaLR": lambda optimizer: torch_schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
-    "PolynomialLR": lambda optimizer: torch_schedulers.PolynomialLR(optimizer, 6),
-    "CosineAnnealingLR": lambda optimizer: torch_schedulers.CosineAnnealingLR(
-        optimizer, 6, eta_min=0.01
-    ),
-    "CosineAnnealingWarmRestarts": lambda optimizer: torch_schedulers.CosineAnnealingWarmRestarts(
-        optimizer, 3, eta_min=0.01
-    ),
-    "OneCycleLR": lambda optimizer: torch_schedulers.OneCycleLR(
-        optimizer, max_lr=0.3, total_steps=8
-    ),
-    "CyclicLR": lambda optimizer: torch_schedulers.CyclicLR(
-        optimizer, base_lr=0.02, max_lr=0.2, step_size_up=2
-    ),
-    "ReduceLROnPlateau": lambda optimizer: torch_schedulers.ReduceLROnPlateau(
-        optimizer, "max", patience=0, min_lr=0.02
-    ),
-    "SequentialLR": lambda optimizer: torch_schedulers.SequentialLR(
-        optimizer,
-        [
-            torch_schedulers.LinearLR(optimizer, 0.1, total_iters=3),
-            torch_schedulers.CosineAnnealingLR(optimizer, 5, eta_min=0.01),
-        ],
-        milestones=[3],
-    ),
-    "ChainedScheduler": lambda optimizer: torch_schedulers.ChainedScheduler(
-        [
-            torch_schedulers.LinearLR(optimizer, 0.1, total_iters=3),
-            torch_schedulers.ExponentialLR(optimizer, 0.9),
-        ],
-        optimizer=optimizer,
-    ),
-}
-
-
-class Scheduled(ranks.Regression):
-    """Notes the learning rate of each step, of two groups."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-        self.rates = []
-
-    def configure_optimizers(self):
-        first_parameter, *other_parameters = self.parameters()
-        groups = [{"params": [first_parameter], "lr": 0.1}, {"params": other_parameters}]
-        optimizer = torch.optim.SGD(groups, self.lr, momentum=0.9)
-        if not SCHEDULERS[self.name]:
-            return optimizer
-        scheduler = {
-            "scheduler": SCHEDULERS[self.name](optimizer),
-            "interval": "step",
-            "monitor": "loss",
-        }
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.log("loss", -self.global_step)
-        return loss
-
-    def on_before_optimizer_step(self, optimizer):
-        self.rates.append([float(group["lr"]) for group in optimizer.param_groups])
-
-
-def curves(scaling: str, stops_at: int | None = None, goes_on: bool = False) -> dict[str, list]:
-    """Return the learning rates of 8 steps with each scheduler.
-
-    They are those up to a checkpoint, or those from a checkpoint on, if asked for.
-    """
-    rates = {}
-    for name in SCHEDULERS:
-        model = Scheduled(name)
-        path = f"../{name}.ckpt"
-        trainer = ranks.trainer(
-            [RankConsistency(SageMakerEnvironment(), {}, scaling)],
-            max_steps=stops_at or 8,
-            max_epochs=-1,
-        )
-        trainer.fit(model, ranks.Numbered(44, batch_size=5), ckpt_path=path if goes_on else None)
-        if stops_at:
-            trainer.save_checkpoint(path)
-        rates[name] = model.rates
-    return rates
-
-
-@pytest.mark.slow
-def test_learning_rates_of_every_scheduler_are_scaled_and_once_only(tmp_path: Path, monkeypatch):
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    plain = curves("none")
-    linear = ranks.run(curves, "linear", folder=tmp_path)[0]
-    assert not linear.error, linear.output
-    root = ranks.run(curves, "sqrt", nodes=[3], folder=tmp_path)[0].value
-    # Two ranks stop after three steps. Then three runs continue: two ranks, one rank alone, and two
-    # ranks that do not scale.
-    until = ranks.run(curves, "linear", 3, folder=tmp_path)[0].value
-    later_curves = ranks.run(curves, "linear", None, True, folder=tmp_path)[0].value
-    unscaled = ranks.run(curves, "none", None, True, folder=tmp_path)[0].value
-    alone = curves("linear", goes_on=True)
-    for name, rates in plain.items():
-        rates = torch.tensor(rates, dtype=torch.float64)
-        expected = {
-            "linear": 2 * rates,
-            "root": 3**0.5 * rates,
-            "until": 2 * rates[:3],
-            "after": 2 * rates[3:],
-        }
-        all_curves = {"linear": linear.value, "root": root, "until": until, "after": later_curves}
-        for case, curve in all_curves.items():
-            scaled_rates = torch.tensor(curve[name], dtype=torch.float64)
-            torch.testing.assert_close(
-                scaled_rates,
-                expected[case],
-                rtol=1e-9,
-                atol=0,
-                msg=f"{name} {case} {scaled_rates} {rates}",
-            )
-        for curve in (alone, unscaled):
-            torch.testing.assert_close(
-                torch.tensor(curve[name], dtype=torch.float64), rates[3:], rtol=1e-9, atol=0
-            )
-
-
-def rates_scaled_alone(goes_on: bool) -> list[list[float]]:
-    """Return the learning rates of three steps, or of those from a checkpoint on."""
-    model = Scheduled("StepLR")
-    trainer = ranks.trainer(
-        [LearningRateScaling("linear")], max_steps=8 if goes_on else 3, max_epochs=-1
-    )
-    path = "../scaled.ckpt"
-    trainer.fit(model, ranks.Numbered(44, batch_size=5), ckpt_path=path if goes_on else None)
-    trainer.save_checkpoint(path)
-    return model.rates
-
-
-@pytest.mark.slow
-def test_the_scaling_alone(tmp_path: Path):
-    """A run that continues from Lightning's checkpoint does not scale again."""
-    rates = [
-        rate
-        for goes_on in (False, True)
-        for rate in ranks.run(rates_scaled_alone, goes_on, folder=tmp_path)[0].value
-    ]
-    expected = [[0.1 * 2 * 0.1 ** (step // 2)] for step in range(8)]
-    assert len(rates) == 8
-    torch.testing.assert_close(
-        torch.tensor([[epoch_rates[0]] for epoch_rates in rates]), torch.tensor(expected)
-    )
-
-
-@pytest.mark.slow
-def test_with_an_optimizer_by_flags(tmp_path: Path):
-    flags = [
-        "--optimizer=SGD",
-        "--optimizer.lr=0.01",
-        "--lr_scheduler=StepLR",
-        "--lr_scheduler.step_size=1",
-    ]
-    ended = ranks.run(
-        fit_by_flags,
-        {},
-        *SHORT,
-        *flags,
-        "--lr_scaling=linear",
-        "--trainer.devices=2",
-        folder=tmp_path,
-    )
-    assert "lr_scaling=linear lr=0.01 -> 0.02 effective_batch_size=16" in ended[0].output, ended[
-        0
-    ].output
-
-
 @pytest.mark.slow
 def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -562,7 +363,9 @@ def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("strategy_options", "expected"), [({}, True), ({"gradient_as_bucket_view": False}, False)]
 )
-def test_gradients_are_exchanged_where_they_are_unless_told_otherwise(strategy_options, expected):
+def test_gradients_are_exchanged_where_they_are_unless_an_option_says_otherwise(
+    strategy_options, expected
+):
     trainer = Trainer(
         accelerator="cpu", devices=2, strategy=DDPStrategy(**strategy_options), logger=False
     )
@@ -590,7 +393,7 @@ def test_three_ranks_exchange_their_gradients_in_one_order(ranks, options, expec
 @pytest.mark.parametrize(
     ("ranks", "static", "warnings_expected"), [(2, True, 0), (3, True, 1), (3, False, 0)]
 )
-def test_buckets_of_another_order_after_the_first_step_are_told(
+def test_buckets_of_another_order_after_the_first_step_are_reported(
     capsys, ranks, static, warnings_expected
 ):
     trainer = Trainer(
@@ -614,22 +417,6 @@ class DividedLoader:
         self.exactly = SimpleNamespace(
             sizes=lambda epoch, batch: list(sizes) if (epoch, batch) == (2, 5) else [0]
         )
-
-
-def rank_of(world: int, rates: list[dict], loader: object = None, **options) -> SimpleNamespace:
-    """Return what the callbacks ask a trainer for.
-
-    Its optimizers have groups with the keys of `rates`.
-    """
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizers = [torch.optim.SGD([weight], 1.0) for _ in rates]
-    for optimizer, keys in zip(optimizers, rates, strict=True):
-        optimizer.param_groups[0] = keys
-    settings = {"world_size": world, "global_rank": 1, "is_global_zero": True, "current_epoch": 2}
-    settings |= {"optimizers": optimizers, "lr_scheduler_configs": [], "train_dataloader": loader}
-    settings |= {"datamodule": None, "num_training_batches": 3, "accumulate_grad_batches": 1}
-    fit_loop = SimpleNamespace(batch_idx=5)
-    return SimpleNamespace(**settings | {"fit_loop": fit_loop, "callbacks": []} | options)
 
 
 def test_a_ranks_share_of_the_batch():
@@ -666,30 +453,6 @@ def test_the_weighting_asks_nothing_of_a_single_rank():
     assert gradient_after(partial(weighting.on_before_backward, None, None)) == 4 * 1.2
 
 
-def test_a_rule_that_there_is_not_is_refused():
-    with pytest.raises(UserError, match=r"\(rule=...\): found 'cubic', expected one of none, lin"):
-        LearningRateScaling("cubic")
-
-
-def test_each_training_scales_its_own_optimizers_once():
-    """A restored factor is in the restored rates already."""
-    scaling = LearningRateScaling()
-    for stage, expected in (("fit", 3.0), ("fit", 3.0), ("validate", 1.0)):
-        trainer = rank_of(3, [{"lr": 1.0, "initial_lr": 2.0, "swa_lr": 4.0, "momentum": 0.5}])
-        scaling.setup(trainer, None, stage)
-        scaling.on_train_start(trainer, None)
-        group = trainer.optimizers[0].param_groups[0]
-        assert group == {
-            "lr": expected, "initial_lr": 2 * expected, "swa_lr": 4 * expected, "momentum": 0.5
-        }  # fmt: skip
-    assert scaling.state_dict() == {"factor": 3.0}
-    resumed = LearningRateScaling("sqrt")
-    resumed.load_state_dict({"factor": 3.0})
-    trainer = rank_of(4, [{"lr": 0.3}])
-    resumed.on_train_start(trainer, None)
-    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.2)
-
-
 def test_the_second_training_of_a_trainer_is_scaled_too():
     consistency = RankConsistency(SageMakerEnvironment(), {}, "linear")
     for _ in range(2):
@@ -705,18 +468,6 @@ def test_what_it_does_itself_is_refused_beside_it(part):
     says = rf"^Trainer\(callbacks=...\): found {type(part).__name__}, which RankConsistency and "
     with pytest.raises(UserError, match=says):
         RankConsistency(SageMakerEnvironment()).setup(trainer, None, "fit")
-
-
-def test_a_scheduler_of_a_scheduler_is_scaled():
-    plain = SimpleNamespace(base_lrs=[1.0, 2.0], eta_min=0.5, default_min_lr=None, gamma=0.5)
-    trainer = rank_of(2, [])
-    outer = SimpleNamespace(_schedulers=[SimpleNamespace(_schedulers=[plain])], _last_lr=[3.0])
-    trainer.lr_scheduler_configs = [SimpleNamespace(scheduler=outer)]
-    scale_rates(trainer, 2.0)
-    assert vars(plain) == {
-        "base_lrs": [2.0, 4.0], "eta_min": 1.0, "default_min_lr": None, "gamma": 0.5
-    }  # fmt: skip
-    assert outer._last_lr == [6.0]
 
 
 @pytest.mark.parametrize(
@@ -801,7 +552,7 @@ def test_a_batch_is_larger_than_the_data_if_it_is_not_filled(capsys, size, first
         (2, ("mine", "also"), 0, 1, 0),
     ],
 )
-def test_samples_that_hosts_and_then_ranks_divide_are_told(
+def test_samples_that_hosts_and_then_ranks_divide_are_reported(
     capsys, hosts, channels, rank, world, warns
 ):
     loader, _ = exact(torch.utils.data.DataLoader(range(12), 2), 1, rank=0, world_size=world)
@@ -816,7 +567,7 @@ def test_samples_that_hosts_and_then_ranks_divide_are_told(
     assert (f"a host trains on about one in {hosts} of its own samples" in output) == bool(warns)
 
 
-def test_what_a_host_was_given_is_no_contradiction():
+def test_what_a_host_was_given_is_not_a_contradiction():
     """A folder may contain another one, or the host's name."""
     places = [
         {"output": "/ml/out", "checkpoints": "/ml/out/a/points", "host": "a"},

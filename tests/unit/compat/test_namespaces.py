@@ -366,7 +366,7 @@ def test_both_before_the_runtime_are_one_line(tmp_path: Path):
     )
 
 
-def test_neither_is_one_line(tmp_path: Path):
+def test_without_any_lightning_one_line_says_so(tmp_path: Path):
     output = run(tmp_path, "from sagemaker_lightning import ExactResume", status=1)
     assert "error: Lightning: not installed in " in output.splitlines()[-1]
     assert "No module named 'lightning'" in run(
@@ -407,7 +407,7 @@ def test_a_package_of_the_users_own_stays_theirs(tmp_path: Path):
     )
 
 
-def test_a_folder_of_the_users_own_is_no_package(tmp_path: Path):
+def test_a_folder_of_the_users_own_is_not_a_package(tmp_path: Path):
     """A folder with Lightning's name is no package, and modules in it are still found.
 
     Python takes a folder for a package where nothing else has its name.

@@ -164,7 +164,7 @@ def test_a_folder_that_is_read_only_is_named(tmp_path: Path, monkeypatch):
         check_writable(tmp_path, "logs")
 
 
-def test_json_has_null_for_what_is_no_number():
+def test_json_has_null_for_what_is_not_a_number():
     value = {
         "a": [1.5, math.nan, (math.inf, -math.inf)],
         "b": {"c": math.nan, "d": True, "e": "nan"},

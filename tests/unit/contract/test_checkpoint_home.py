@@ -1,4 +1,4 @@
-"""contract/checkpoint_home.py: what outlives a container. test_checkpoints.py has the marks."""
+"""contract/checkpoint_home.py: what outlives a container. Its marks: test_checkpoint_dir_s3.py."""
 
 import os
 import time
@@ -61,7 +61,7 @@ def test_a_stop_outside_of_a_training_goes_by_names(tmp_path: Path):
     assert outlook_by_names(CheckpointHome(folder, lost="it is gone")).step == 0
 
 
-def test_a_mark_of_an_earlier_job_is_none(tmp_path: Path):
+def test_a_mark_of_an_earlier_job_is_ignored(tmp_path: Path):
     """It came from S3 with the rest."""
     file = tmp_path / "step-000000007.ckpt"
     mark = tmp_path / f"{file.name}.sagemaker-uploaded"

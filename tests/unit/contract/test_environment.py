@@ -336,7 +336,7 @@ def test_the_groups_of_the_distribution_train(named, hosts):
         ),
     ],
 )
-def test_what_cannot_be(variables, message):
+def test_impossible_variables_are_refused(variables, message):
     with pytest.raises(UserError, match=message):
         SageMakerEnvironment.read(variables)
 

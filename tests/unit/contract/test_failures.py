@@ -387,7 +387,7 @@ def a_mistake() -> None:
         (a_mistake, "error: --trainer.strategy: gloo"),
     ],
 )
-def test_what_comes_of_a_lost_peer_is_no_other_reason(act, says):
+def test_the_effects_of_a_lost_peer_are_not_another_reason(act, says):
     reasons = []
     with pytest.raises(SystemExit), reported(None, tell=reasons.append):
         act()
@@ -410,7 +410,7 @@ def test_what_else_is_known_is_said_once(capsys, more, line):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_of_several_tracebacks_the_last_is_the_cause(number):
+def test_the_last_of_several_tracebacks_is_the_cause(number):
     """For example, one exception came while another one was handled."""
     text = (
         "Traceback (most recent call last):\n  File {}\nValueError: {}\n\nDuring its handling:\n\n"
@@ -469,12 +469,12 @@ def test_a_folder_in_the_place_of_a_reason_gets_another_name(tmp_path):
     assert [path.name for path in other.iterdir()] == ["mine"]
 
 
-def test_of_a_reason_without_an_end_the_beginning_is_read(tmp_path):
+def test_the_beginning_of_an_endless_reason_is_read(tmp_path):
     (tmp_path / "failure").write_text("x" * 2**20)
     assert written(tmp_path / "failure") == "x" * 2**16
 
 
-def test_of_two_ranks_that_write_at_the_same_time_one_has_written(tmp_path, monkeypatch):
+def test_one_of_two_ranks_that_write_at_once_has_written(tmp_path, monkeypatch):
     monkeypatch.setattr(failures, "written", lambda file: "")
     monkeypatch.setattr(Path, "unlink", lambda file, missing_ok: file.write_text("the other's"))
     write(tmp_path / "failure", "error: the cause")

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_cli import cli, no_flags_of_pytest  # noqa: F401  the fixture holds here, too
+from command_lines import cli, no_flags_of_pytest  # noqa: F401  a fixture for each test
 
 from sagemaker_lightning.contract.hyperparameters import flags, text
 

@@ -32,7 +32,7 @@ def test_a_message_is_a_plain_line(capsys):
     assert captured.err == "warning: no such interface\n"
 
 
-def test_it_goes_to_what_is_stdout_at_that_moment(monkeypatch):
+def test_a_line_goes_to_what_is_stdout_at_that_moment(monkeypatch):
     monkeypatch.setattr(sys, "stdout", later := io.StringIO())
     log.info("to a notebook's cell")
     monkeypatch.setattr(sys, "stdout", None)  # as without a console

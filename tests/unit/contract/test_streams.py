@@ -65,7 +65,7 @@ def run(folder: Path, redirections: str, lines: int = 2) -> tuple[int, str, str]
         ("2>/dev/full", LINES, ""),
     ],
 )
-def test_a_stream_that_is_closed_is_no_failure(tmp_path, redirections, stdout, stderr):
+def test_a_stream_that_is_closed_is_not_a_failure(tmp_path, redirections, stdout, stderr):
     """What the program opens does not take its place."""
     assert run(tmp_path, redirections) == (0, stdout, stderr)
 
@@ -79,7 +79,7 @@ def test_output_that_nobody_reads_ends_the_program_in_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_terminal_that_is_gone_is_no_failure(tmp_path):
+def test_a_terminal_that_is_gone_is_not_a_failure(tmp_path):
     """SIGHUP says so, or the program ignores it."""
     ours, theirs = pty.openpty()
     program = f"import sys; sys.stdin.read()\n{PROGRAM}open(sys.argv[2] + '.end', 'w')"

@@ -4,10 +4,8 @@ They do not depend on the number of workers or ranks.
 """
 
 import copy
-import itertools
 import random
 import re
-import secrets
 import time
 from multiprocessing import active_children
 from pathlib import Path
@@ -21,28 +19,21 @@ from interruptible import Noisy
 from pytorch_lightning.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from seeded_loaders import Growing, Ten, Unending, as_lists, batches, noisy
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
     RandomSampler,
-    Sampler,
     Subset,
-    SubsetRandomSampler,
     TensorDataset,
-    WeightedRandomSampler,
-    _DatasetKind,
 )
 from torch.utils.data.distributed import DistributedSampler
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sagemaker_lightning.compat import lightning_loaders
-from sagemaker_lightning.compat.random_generators import entropy_replaced
-from sagemaker_lightning.compat.torch_data import fetcher_function, replace_fetcher_function
+from sagemaker_lightning.compat.torch_data import fetcher_function
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data import sample_seeding
 from sagemaker_lightning.data.deterministic import (
     Exact,
     data_of,
@@ -57,49 +48,10 @@ from sagemaker_lightning.data.deterministic import (
     restore_loader,
 )
 from sagemaker_lightning.data.partition import PartitionedLoader
-from sagemaker_lightning.data.sample_seeding import (
-    Fetchers,
-    Plan,
-    SeededSamplesWithState,
-    Watch,
-    has_state,
-    start_worker,
-)
-from sagemaker_lightning.data.seeded_indices import UserGenerators, number_of, seed_all, unseeded
+from sagemaker_lightning.data.sample_seeding import Plan, has_state
+from sagemaker_lightning.data.seeded_indices import UserGenerators, seed_all, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.state import object_graph
-
-
-def as_lists(loader: DataLoader, limit: int | None = None) -> list[list]:
-    """Return the batches of a loader, as lists."""
-    return [
-        [value.tolist() if isinstance(value, torch.Tensor) else value for value in batch]
-        for batch in itertools.islice(loader, limit)
-    ]
-
-
-def batches(loader: DataLoader, epoch: int = 0, start: int = 0, **ranks) -> list[list]:
-    """Return the batches of an exact copy of `loader`, as lists."""
-    loader_made, reason = exact(loader, 7, "train", **ranks)
-    assert loader_made is loader and reason == "" and len(loader_made) >= 1
-    loader_made.exactly.begin(epoch, 0, start)
-    return as_lists(loader_made)
-
-
-def noisy(**options) -> DataLoader:
-    return DataLoader(Noisy(43), batch_size=4, **{"shuffle": True} | options)
-
-
-@pytest.mark.slow
-def test_an_order_without_an_end_has_no_length():
-    class Endless(Sampler):
-        def __iter__(self):
-            return itertools.cycle((0, 1))
-
-    loader, why = exact(DataLoader(torch.arange(2), sampler=Endless()), 1)
-    assert not why
-    with pytest.raises(TypeError, match="^Endless has no length$"):
-        len(loader)
 
 
 def test_chance_is_a_function_of_seed_epoch_and_position():
@@ -140,7 +92,7 @@ def test_the_generators_of_the_process_are_left_alone():
     assert fetcher_function() is function  # other loaders draw as before
 
 
-def test_an_iteration_begins_where_it_is_told_and_the_next_at_the_first_batch():
+def test_an_iteration_begins_at_its_position_and_the_next_at_the_first_batch():
     loader, _ = exact(noisy(), 7, "train")
     assert as_lists(loader) == batches(noisy(), epoch=0)
     loader.begin_epoch(0)
@@ -165,236 +117,6 @@ def test_a_second_iteration_within_an_epoch_has_an_order_and_chance_of_its_own()
     assert len(orders) == len(noise) == 3
 
 
-@pytest.mark.slow
-def test_ranks_take_each_sample_once():
-    one_process = [
-        sorted(batch[2]) for batch in batches(DataLoader(Noisy(43), batch_size=12, shuffle=True))
-    ]
-    ranks = [batches(noisy(), rank=rank, world_size=3) for rank in range(3)]
-    assert [
-        sorted(sum((batch[2] for batch in parts), [])) for parts in zip(*ranks, strict=True)
-    ] == one_process
-    loader = divided(exact(noisy(), 7, "train", rank=1, world_size=3)[0])
-    assert [loader.sizes(0, batch) for batch in range(len(loader))] == [[4, 4, 4]] * 3 + [[3, 2, 2]]
-
-
-@pytest.mark.slow
-def test_any_sampler_that_draws_is_exact():
-    data = TensorDataset(torch.arange(30))
-    samplers = [
-        lambda: WeightedRandomSampler(torch.arange(1.0, 31.0), 30),
-        lambda: SubsetRandomSampler(range(5, 25)),
-        lambda: RandomSampler(data, replacement=True, num_samples=17),
-        lambda: RandomSampler(data, generator=torch.Generator()),
-    ]
-    for make in samplers:
-        all_batches = batches(DataLoader(data, batch_size=4, sampler=make()), epoch=2)
-        assert (
-            batches(DataLoader(data, batch_size=4, sampler=make()), epoch=2, start=2)
-            == all_batches[2:]
-        )
-        assert batches(DataLoader(data, batch_size=4, sampler=make()), epoch=3) != all_batches
-
-
-class Endless(RandomSampler):
-    """As mmengine's: it has the length of the data, and no end."""
-
-    drawn = 0
-
-    def __iter__(self):
-        while self.drawn < 100:  # whoever draws all of it fails, and does not hang
-            self.drawn += len(self.data_source)
-            yield from super().__iter__()
-        raise AssertionError("drawn beyond its length")
-
-
-def test_a_sampler_with_a_length_and_no_end():
-    data = TensorDataset(torch.arange(30))
-    make = lambda: DataLoader(data, batch_size=4, sampler=Endless(data))  # noqa: E731
-    all_batches = batches(make())
-    assert sorted(sum((batch for (batch,) in all_batches), [])) == list(range(30))
-    assert batches(make(), start=5) == all_batches[5:]
-
-
-def test_a_sampler_with_a_length_comes_to_its_end():
-    """Some count their epochs after the last sample."""
-
-    class Counting(Sampler):
-        epochs = 0
-
-        def __len__(self) -> int:
-            return 8
-
-        def __iter__(self):
-            yield from range(8)
-            self.epochs += 1
-
-    sampler = Counting()
-    assert len(batches(DataLoader(TensorDataset(torch.arange(8)), 4, sampler=sampler))) == 2
-    assert sampler.epochs == 1
-
-
-def test_a_sampler_may_draw_fewer_than_its_length():
-    class Fewer(Sampler):
-        def __len__(self) -> int:
-            return 12
-
-        def __iter__(self):
-            yield from range(7)
-
-    data = TensorDataset(torch.arange(12))
-    assert batches(DataLoader(data, 4, sampler=Fewer())) == [[[0, 1, 2, 3]]]
-
-
-class Unending(Sampler):
-    """It has no length and no end."""
-
-    def __iter__(self):
-        while True:
-            yield from torch.randperm(43).tolist()
-
-
-class UnendingPairs(Sampler):
-    """Batches of two, without an end."""
-
-    def __iter__(self):
-        while True:
-            yield from torch.randperm(42).view(-1, 2).tolist()
-
-
-UNENDING = {
-    "batches of four": lambda: DataLoader(Noisy(43), 4, sampler=Unending()),
-    "batches of its own": lambda: DataLoader(Noisy(43), batch_sampler=UnendingPairs()),
-    "single samples": lambda: DataLoader(Noisy(43), None, sampler=Unending()),
-}
-
-
-@pytest.mark.parametrize("kind", UNENDING)
-def test_a_sampler_without_a_length(kind: str):
-    def drawn(limit: int, epoch: int = 0, start: int = 0, **ranks) -> list[list]:
-        loader, reason = exact(UNENDING[kind](), 7, **ranks)
-        assert not reason and loader.exactly.sizes(epoch, start) == [1] * len(ranks or "1")
-        with pytest.raises(TypeError, match="Unending.* has no length"):
-            len(loader)
-        loader.begin_epoch(epoch, start)
-        return as_lists(loader, limit)
-
-    def samples(parts: list[list]) -> list[int]:
-        return torch.tensor([batch[2] for batch in parts]).flatten().tolist()
-
-    alone = drawn(50)
-    assert torch.tensor(alone[0][1]).dim() == (kind != "single samples")
-    assert drawn(47, start=3) == alone[3:]
-    assert samples(drawn(8, epoch=1)) != samples(alone[:8])
-    noise = {str(batch[0]) for batch in alone}
-    assert len(noise) == 50
-    ranks = [drawn(4, rank=rank, world_size=2) for rank in range(2)]
-    shared = [batch for parts in zip(*ranks, strict=True) for batch in parts]
-    assert samples(shared) == samples(alone[:8])
-    assert not noise & {str(batch[0]) for batch in ranks[1]}
-
-
-def test_a_sampler_without_a_length_ends_with_its_last_whole_batch():
-    class OfTen(Sampler):
-        def __iter__(self):
-            yield from range(10)
-
-    loader, _ = exact(DataLoader(TensorDataset(torch.arange(10)), 4, sampler=OfTen()), 7)
-    assert as_lists(loader) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
-
-
-def test_batches_of_ones_own_go_to_the_ranks_in_turn():
-    class Pairs(BatchSampler):
-        def __iter__(self):
-            yield from ([k, k + 1] for k in torch.randperm(9).tolist())
-
-        def __len__(self):
-            return 9
-
-    data = TensorDataset(torch.arange(30))
-    make = lambda: DataLoader(data, batch_sampler=Pairs(range(0), 1, False))  # noqa: E731
-    all_batches = batches(make())
-    assert len(all_batches) == 9 and batches(make(), start=5) == all_batches[5:]
-    ranks = [batches(make(), rank=rank, world_size=2) for rank in range(2)]
-    assert ranks == [all_batches[0:8:2], all_batches[1:8:2]]
-    assert exact(make(), 7, rank=1, world_size=2)[0].exactly.sizes(0, 3) == [1, 1]
-    few = "--data: 9 batches for 10 ranks and a batch size of 1; expected at least one batch"
-    with pytest.raises(UserError, match=few):
-        exact(make(), 7, rank=0, world_size=10)
-
-
-def test_the_sampler_within_a_sampler_of_batches_is_told_the_epoch():
-    class Shuffling(Sampler):
-        epoch = 0
-
-        def __len__(self) -> int:
-            return 9
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epoch = epoch
-
-        def __iter__(self):
-            yield from range(self.epoch, self.epoch + 9)
-
-    class Pairs(BatchSampler):
-        """A class of the user's own."""
-
-    make = lambda: DataLoader(  # noqa: E731
-        TensorDataset(torch.arange(30)), batch_sampler=Pairs(Shuffling(), 2, True)
-    )
-    assert batches(make(), epoch=3) == [[[3, 4]], [[5, 6]], [[7, 8]], [[9, 10]]]
-
-
-def test_too_few_samples_for_all_ranks_are_an_error():
-    few = "--data: 3 samples for 4 ranks and a batch size of 5; expected at least one batch for"
-    with pytest.raises(UserError, match=few):
-        exact(DataLoader(range(3), 5), 7, rank=3, world_size=4)
-    loader, _ = exact(DataLoader(range(4), 5), 7, rank=3, world_size=4)
-    assert len(loader) == 1
-
-
-def test_an_epoch_goes_on_with_another_number_of_ranks():
-    order = sum((batch[2] for batch in batches(noisy(), epoch=1)), [])
-    before, _ = exact(noisy(), 7, "train", rank=1, world_size=2)
-    reached = before.exactly.epoch_plan.reached(1, 3)
-    loaders = [exact(noisy(), 7, "train", rank=rank, world_size=3)[0] for rank in range(3)]
-    seen = []
-    for loader in loaders:
-        loader.exactly.epoch_plan.continue_from(1, reached)
-        start = loader.exactly.epoch_plan.of_epoch(1)[1]
-        loader.begin_epoch(1, start)
-        seen.append([batch[2] for batch in as_lists(loader)])
-    together = [sum(parts, []) for parts in zip(*seen, strict=True)]
-    assert reached == 24 and together == [order[24:36], order[36:]]
-    assert [loaders[0].exactly.sizes(1, start + batch) for batch in range(2)] == [
-        [4, 4, 4],
-        [3, 2, 2],
-    ]
-    epoch_plan = loaders[0].exactly.epoch_plan
-    assert [epoch_plan.reached(1, start + batch) for batch in range(3)] == [24, 36, 43]
-    assert epoch_plan.of_epoch(2) == (epoch_plan.division, 0) and epoch_plan.reached(2, 1) == 12
-
-
-def test_ranks_know_whether_they_share_an_order():
-    def drawn(rank: int, epoch: int = 0, world_size: int = 2) -> int:
-        loader, _ = exact(noisy(), 7, rank=rank, world_size=world_size)
-        loader.begin_epoch(epoch)
-        return loader.exactly.drawn
-
-    assert drawn(0) == drawn(1) != drawn(0, epoch=1)
-    assert drawn(0, world_size=1) == 0  # there is nobody to compare with
-
-
-def test_processes_share_a_loader_without_a_trainer():
-    def drawn(**ranks) -> list[int]:
-        loader = make_deterministic(noisy(), 7, **ranks)
-        return sum((batch[2] for batch in as_lists(loader)), [])
-
-    assert sorted(drawn()) == list(range(43))
-    shares = [drawn(rank=rank, world_size=2) for rank in range(2)]
-    assert sorted(sum(shares, [])) == list(range(43)) and list(map(len, shares)) == [22, 21]
-
-
 def test_a_distributed_sampler_shares_out_by_itself():
     make = lambda rank: DataLoader(  # noqa: E731
         TensorDataset(torch.arange(10)),
@@ -404,13 +126,6 @@ def test_a_distributed_sampler_shares_out_by_itself():
     ranks = [batches(make(rank), epoch=1, rank=rank, world_size=2) for rank in range(2)]
     assert sorted(sum((sum(batch, []) for rank in ranks for batch in rank), [])) == list(range(10))
     assert ranks[0] != batches(make(0), epoch=2)
-
-
-class Ten(IterableDataset):
-    """Ten numbers, each drawn."""
-
-    def __iter__(self):
-        yield from torch.rand(10)
 
 
 def test_what_has_no_positions_is_said():
@@ -557,226 +272,6 @@ def test_batches_of_workers_come_in_order():
     loader.in_order = False
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert loader.in_order is False and loader.worker_init_fn is None
-
-
-class Growing(Dataset):
-    """It changes with each sample."""
-
-    seen = 0
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        self.seen += 1
-        return index
-
-
-@pytest.mark.parametrize(("rank", "told"), [(0, 1), (1, 0)])
-def test_what_changes_in_a_worker_is_told_once_by_the_first_rank(capfd, monkeypatch, rank, told):
-    monkeypatch.setattr(rank_zero_only, "rank", rank)
-    list(exact(DataLoader(Growing(), 2, num_workers=1), 7)[0])
-    says = "Growing.seen changes in the data workers, where no checkpoint saves it"
-    assert capfd.readouterr().out.count(says) == told
-
-
-@pytest.mark.parametrize(
-    ("names", "batches_seen", "says"),
-    [
-        ("a", 2, "Growing.a changes"),
-        ("a", 4, "Growing.a changes"),
-        ("a", 5, ""),
-        ("a", 63, ""),
-        ("a", 64, "Growing.a changes"),
-        ("a", 65, ""),
-        ("a", 128, "Growing.a changes"),
-        ("a", 192, ""),
-        ("", 2, ""),
-        ("abc", 2, "Growing.a, Growing.b, Growing.c changes"),
-        ("abcd", 2, "Growing.a, Growing.b, Growing.c and 1 more changes"),
-        ("abcde", 2, "Growing.a, Growing.b, Growing.c and 2 more changes"),
-    ],
-)
-def test_when_it_is_looked_whether_workers_change_a_dataset(capsys, names, batches_seen, says):
-    dataset = Growing()
-    watch = Watch({"dataset": dataset}, torch.zeros(1, dtype=torch.uint8))
-    dataset.made_by_the_first_batch = 1
-    watch.look(1)
-    for name in names:
-        setattr(dataset, name, 1)
-    watch.look(batches_seen)
-    assert capsys.readouterr().out.partition(" in the data workers")[0] == says
-    dataset.a = 2
-    watch.look(256)
-    assert bool(capsys.readouterr().out) is (not says)
-
-
-def fetchers(**options) -> Fetchers:
-    """Return what makes fetchers for a dataset that changes with each sample."""
-    plan_ = Plan((7,), warned=torch.zeros(2, dtype=torch.uint8))
-    return Fetchers(plan_, {"dataset": Growing()}, **options)
-
-
-@pytest.mark.parametrize(("worker", "told"), [(0, 1), (1, 0), (None, 0)])
-def test_the_first_worker_tells_what_changes_for_all_of_them(capsys, worker, told):
-    maker = fetchers(worker=worker)
-    dataset = maker.watch.roots["dataset"]
-    fetcher = maker.create(_DatasetKind.Map, dataset, True, list, False)
-    for _ in range(3):
-        assert fetcher.fetch([3, 1]) == [3, 1]
-    assert capsys.readouterr().out.count("Growing.seen changes") == told
-
-
-def test_workers_that_stay_draw_as_new_ones():
-    """One of them makes a fetcher for each iteration; a new one makes its first for a later one."""
-
-    def drawn(maker: Fetchers) -> float:
-        fetcher = maker.create(_DatasetKind.Iterable, Ten(), True, torch.tensor, False)
-        return fetcher.fetch([0]).item()
-
-    stays = fetchers(worker=1)
-    iterations = [drawn(stays) for _ in range(3)]
-    new = [drawn(Fetchers(Plan((7,), turn), {}, 1)) for turn in range(3)]
-    assert len({*new}) == 3 and iterations == new
-    assert drawn(fetchers(worker=0)) == drawn(fetchers()) not in new
-
-
-def test_a_worker_is_seeded_before_the_users_function_and_draws_as_planned(monkeypatch):
-    dataset = Ten()
-    prepared = []
-
-    def draw(worker: int) -> None:
-        prepared.append((worker, np.random.default_rng().random()))
-
-    monkeypatch.setattr(
-        torch.utils.data, "get_worker_info", lambda: SimpleNamespace(dataset=dataset)
-    )
-    monkeypatch.setattr(sample_seeding, "end_with_the_loader", lambda: prepared.append("signals"))
-    function = fetcher_function()
-    with entropy_replaced(secrets.randbits):
-        for worker_init_fn in (draw, draw, None):
-            torch.manual_seed(5)
-            start_worker(worker_init_fn, torch.tensor, Plan((7,)), 1)
-            assert fetcher_function() is not function
-            fetcher = fetcher_function()(_DatasetKind.Iterable, dataset, True, torch.tensor, False)
-            drawn = fetcher.fetch([0])
-            replace_fetcher_function(function)
-    assert prepared == ["signals", prepared[1], "signals", prepared[1], "signals"]
-    assert prepared[1][0] == 1
-    seed_all("sample", 7, 0, 1, 0)
-    assert drawn == torch.rand(1)
-
-
-class Generators:
-    """A dataset's generators; the second one is made with the first sample."""
-
-    def __init__(self) -> None:
-        self.random = random.Random(1)
-
-    def draw(self) -> tuple[float, ...]:
-        if not hasattr(self, "second"):
-            self.second = random.Random(2)
-        return self.random.random(), self.second.random(), torch.rand(1).item()
-
-
-class Walk:
-    """An iterator over ten samples that saves how far it is."""
-
-    def __init__(self, dataset: Generators) -> None:
-        self.dataset = dataset
-        self.at = 0
-
-    def __next__(self) -> tuple[float, ...]:
-        if self.at == 10:
-            raise StopIteration
-        self.at += 1
-        return self.at, *self.dataset.draw()
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
-def samples_of(dataset: Generators, seed: int = 7) -> SeededSamplesWithState:
-    return SeededSamplesWithState(Walk(dataset), (seed,), 0, UserGenerators({"dataset": dataset}))
-
-
-@pytest.mark.parametrize("done", [1, 3, 10])
-def test_samples_with_a_state_go_on_where_they_were(done):
-    """With their generators, and with the seed of the iteration in which they were."""
-    first = samples_of(Generators())
-    for _ in range(done):
-        next(first)
-    state = first.state_dict()
-    dataset = Generators()
-    dataset.draw()
-    dataset.third = random.Random(3)  # as of another version of the dataset
-    second = samples_of(dataset, seed=8)
-    second.load_state_dict(state)
-    rest = list(iter(lambda: next(second, None), None))
-    assert rest == list(iter(lambda: next(first, None), None)) and len(rest) == 10 - done
-    assert dataset.third.random() == random.Random(3).random()
-
-
-@pytest.mark.parametrize("make", [lambda: Walk(Generators()), lambda: iter(range(1, 11))])
-def test_samples_that_have_ended_stay_at_their_end(make):
-    """Even if their own state, if they have one, says that they are at the beginning."""
-    samples = make()
-    first = SeededSamplesWithState(samples, (7,), 0, UserGenerators({}))
-    assert len(list(iter(lambda: next(first, None), None))) == 10
-    if isinstance(samples, Walk):
-        samples.at = 0
-    state = first.state_dict()
-    for _ in range(2):
-        second = SeededSamplesWithState(make(), (7,), 0, UserGenerators({}))
-        second.load_state_dict(state)
-        state = second.state_dict()
-        assert next(second, None) is None
-
-
-@pytest.mark.parametrize("drawn_before", [0, 1, 4])
-def test_samples_count_on_from_those_that_were_drawn_before(drawn_before):
-    """As planned for a loader whose dataset goes to a position, and does not count."""
-
-    def draws(first: tuple[tuple[int, int], ...]) -> list[float]:
-        samples = (torch.rand(1) for _ in range(10))
-        fetcher = Fetchers(Plan((7,), 0, first), {}).create(
-            _DatasetKind.Iterable, samples, False, float, False
-        )
-        return [fetcher.fetch(None) for _ in range(10)]
-
-    alone = draws(())
-    assert len(set(alone)) == 10
-    assert draws(((0, drawn_before),))[: 10 - drawn_before] == alone[drawn_before:]
-
-
-def test_a_datasets_generators_begin_each_iteration_by_its_number():
-    def drawn(turn: int, before: int) -> float:
-        dataset = Generators()
-        for _ in range(before):
-            dataset.draw()
-        maker = Fetchers(Plan((7,), turn), {"dataset": dataset})
-        maker.create(_DatasetKind.Iterable, Ten(), True, torch.tensor, False)
-        return dataset.random.random()
-
-    assert drawn(1, 0) == drawn(1, 5) != drawn(2, 0)
-
-
-def test_a_loader_with_a_state_may_ask_for_single_samples_and_for_none():
-    class Remembering(Growing):
-        def state_dict(self):
-            return {"seen": self.seen}
-
-        def load_state_dict(self, state):
-            self.seen = state["seen"]
-
-    def drawn(**options) -> list:
-        return list(exact(StatefulDataLoader(Remembering(), **options), 7)[0])
-
-    assert drawn(batch_size=None) == list(range(12))
-    assert drawn(batch_sampler=[[2, 3], [], [1]], collate_fn=list) == [[2, 3], [], [1]]
 
 
 # Where a training is ------------------------------------------------------------------------------
@@ -950,84 +445,6 @@ def test_who_saves_its_own_state():
         owner(state_dict=lambda batches: {}, load_state_dict=load),
     ):
         assert not has_state(without)
-
-
-# What the process draws ---------------------------------------------------------------------------
-
-
-def test_each_generator_of_the_process_is_seeded(monkeypatch):
-    def drawn(*key: object) -> tuple[float, ...]:
-        seed_all(*key)
-        return random.random(), np.random.rand(), torch.rand(1).item()
-
-    assert drawn("x", 1) == drawn("x", 1)
-    assert not set(drawn("x", 1)) & set(drawn("x", 2))
-    seeds = []
-    monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    seed_all("x", 1)
-    assert not seeds
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert seed_all("x", 1) == number_of("x", 1) and seeds == [number_of("x", 1)]
-
-
-def test_a_run_draws_what_earlier_versions_drew():
-    """Else a run that continues with another version is another one."""
-    assert number_of("sample", 7, "train", 0, 3) == 8349078409027794008
-    seed_all("sample", 1)
-    assert [unseeded.bits(size) for size in (12, 32)] == [2174, 1028623734]
-
-
-PLACE = {"epoch": 1, "batch": 2, "loader": 0, "step": 3, "rank": 0}
-HOOKS = {
-    "on_fit_start": {"rank"},
-    "on_train_start": {"rank"},
-    "on_train_epoch_start": {"epoch", "rank"},
-    "on_train_batch_start": {"epoch", "batch", "rank"},
-    "on_train_epoch_end": {"epoch", "rank"},
-    "on_validation_start": {"step", "rank"},
-    "on_validation_batch_start": {"step", "loader", "batch", "rank"},
-    "teardown": set(),
-}
-"""What the draws after a hook depend on, besides the seed."""
-
-
-def drawn_after(hook: str, seed: int = 7, **place: int) -> float:
-    """Return what is drawn after a hook of a training."""
-    place = PLACE | place
-    trainer = SimpleNamespace(
-        current_epoch=place["epoch"],
-        global_step=place["step"],
-        global_rank=place["rank"],
-        fit_loop=SimpleNamespace(
-            _combined_loader=None, epoch_loop=SimpleNamespace(batch_idx=place["batch"])
-        ),
-    )
-    arguments = {
-        "on_train_batch_start": [None, 99],
-        "on_validation_batch_start": [None, place["batch"], *[place["loader"]][: place["loader"]]],
-        "teardown": ["fit"],
-    }
-    getattr(Seeding(seed), hook)(trainer, None, *arguments.get(hook, []))
-    return torch.rand(1).item()
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_what_is_drawn_after_a_hook_depends_on_the_place_alone(hook: str):
-    drawn = drawn_after(hook)
-    assert drawn == drawn_after(hook) != drawn_after(hook, seed=8)
-    assert {
-        name for name in PLACE if drawn_after(hook, **{name: PLACE[name] + 1}) != drawn
-    } == HOOKS[hook]
-
-
-def test_each_hook_draws_something_else():
-    assert len(set(map(drawn_after, HOOKS))) == len(HOOKS)
-    seed_all("x")
-    expected = torch.rand(1)
-    seed_all("x")
-    Seeding(7).teardown(SimpleNamespace(), None, "test")
-    assert torch.equal(torch.rand(1), expected)
 
 
 # A training's loaders -----------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_the_gradient_is_that_of_one_process_on_the_samples_of_all_nodes(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_in_mid_epoch_where_it_stopped(tmp_path: Path):
+def test_a_run_continues_in_mid_epoch_where_it_stopped(tmp_path: Path):
     options = {"batch_size": 5}
     uninterrupted_ranks = ranks.run(fit, [24, 44], options, 3, nodes=[1, 1], folder=tmp_path)
     resumed_ranks = ranks.run(

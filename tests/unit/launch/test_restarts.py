@@ -65,7 +65,7 @@ def test_restarts_are_off():
     assert Restarts(most=0).why_not({"a": DEATH}, NOW) == "restarts are off"
 
 
-def test_the_cause_is_what_the_others_came_of():
+def test_the_cause_is_what_caused_the_others():
     assert restarts.cause({"a": EFFECT, "b": DEATH}) is DEATH
     assert restarts.cause({"a": EFFECT, "b": DEATH, "c": ERROR}) is ERROR
     assert restarts.last_step([EARLY_DEATH, DEATH, Fault("x", FaultKind.EFFECT, 9)]) == 9
@@ -93,7 +93,7 @@ def test_the_hyperparameter_comes_before_the_variable():
 
 
 @pytest.mark.parametrize("value", ["often", "-1", "1.5", "", "9" * 7, "٣"])
-def test_a_number_that_is_none(value):
+def test_a_wrong_number_is_refused(value):
     with pytest.raises(UserError, match=r"^--max_restarts: found .*, expected a number, 0 or mo"):
         restarts.most({"max_restarts": value}, {})
     with pytest.raises(UserError, match=f"^{VARIABLE}: found "):

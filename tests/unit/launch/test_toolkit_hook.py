@@ -259,7 +259,7 @@ def test_ranks_are_forked_where_all_hosts_have_said_that_they_can(run, here, oth
     assert watch.forks is here and run.asked[0][-1] is all_fork
 
 
-def test_an_own_program_is_told_which_of_its_hyperparameters_it_does_not_get(
+def test_the_hyperparameters_that_an_own_program_does_not_get_are_named(
     run, log, monkeypatch, folder
 ):
     line = (
@@ -435,7 +435,7 @@ def test_what_the_end_of_a_program_comes_to(run, log, watch, end, asked, result)
     assert (f"warning: {WITHOUT_MODEL}" in ended) == ("done" in asked)
 
 
-def test_a_program_that_was_told_to_stop_says_how_it_ended(run, log):
+def test_a_program_that_was_asked_to_stop_says_how_it_ended(run, log):
     with pytest.raises(Interrupted):
         run(Watch(), status=1, stop_signal=signal.SIGTERM, grace=10.0)
     assert "train.py: ended with exit status 1 after SIGTERM\n" in log()
@@ -525,7 +525,7 @@ def test_the_other_hosts_hear_which_host_failed(monkeypatch, folder, error, why)
         assert watch.did == [(f"host localhost{why}", False)] and watch.raised is error
 
 
-def test_an_accident_keeps_the_error_that_it_came_of(monkeypatch, folder):
+def test_an_accident_keeps_the_error_that_caused_it(monkeypatch, folder):
     """The log has both tracebacks."""
     error = ValueError("x")
     error.__cause__ = OSError("y")
@@ -618,7 +618,7 @@ EFFECTS = ("error: lost a peer, or never reached it: x", "interrupted, resume fr
 
 @pytest.mark.parametrize("error", [OtherFailed(OTHER), KILLED_RANK, WITHOUT_KNOWLEDGE])
 @pytest.mark.parametrize("written", ["", *EFFECTS, "error: ValueError: the cause\nmore"])
-def test_what_only_came_of_the_reason_is_replaced_by_it(folder, error, written):
+def test_an_effect_of_the_reason_is_replaced_by_it(folder, error, written):
     """A rank has written it before. What it wrote stays if no better reason is known."""
     (folder / "output/failure").write_text(written)
     line = toolkit_hook._report(error)
@@ -629,7 +629,7 @@ def test_what_only_came_of_the_reason_is_replaced_by_it(folder, error, written):
         assert (folder / "output/failure").read_text().endswith(getattr(error, "trace", ""))
 
 
-def test_a_failure_file_that_cannot_be_written_is_no_success(monkeypatch, folder, log):
+def test_a_failure_file_that_cannot_be_written_is_not_a_success(monkeypatch, folder, log):
     monkeypatch.setattr(toolkit_hook.environment, "output_dir", str(folder / "no/output"))
     left = end_of_main(monkeypatch, log, UserError("--a: found 1"))
     assert isinstance(left, Left) and left.args == (1,)

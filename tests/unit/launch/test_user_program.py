@@ -84,7 +84,7 @@ def test_a_source_is_unpacked(code, tmp_path, filters):
         ("etc", r"/etc, .* \(\S*/etc/gone: \[Errno 2\] No such file"),
     ],
 )
-def test_a_source_that_is_none_is_one_line(code, tmp_path, name, says):
+def test_a_wrong_source_is_one_line(code, tmp_path, name, says):
     """Nothing of it gets into the job's folder."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/passwd").write_text("root")
@@ -421,7 +421,7 @@ def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch, own, has_pi
 
 
 @pytest.mark.slow
-def test_of_a_source_that_is_a_package_setup_py_is_named(job: Job):
+def test_the_setup_py_of_a_source_is_named(job: Job):
     job.write("code/setup.py", "raise RuntimeError('no luck')\n")
     job.write("code/train.py", "")
     job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.py"}')
@@ -546,7 +546,7 @@ def test_how_many_ranks_a_node_has(args, gpus, ranks):
 
 
 @pytest.mark.parametrize("devices", ["0", "00", "two", "1,two", "-2", "1.5", ","])
-def test_a_number_of_devices_that_is_none(devices):
+def test_a_wrong_number_of_devices_is_refused(devices):
     with pytest.raises(UserError, match=rf"--trainer.devices: found '{devices}', expected -1"):
         torchrun_command.processes([f"--trainer.devices={devices}"], 2)
 
@@ -623,7 +623,7 @@ def test_torchrun_waits_for_the_names_of_the_hosts(started, monkeypatch):
 
 
 @pytest.mark.parametrize("often", ["often", "-1"])
-def test_a_number_of_restarts_that_is_none(started, capsys, often):
+def test_a_wrong_number_of_restarts_is_refused(started, capsys, often):
     with pytest.raises(SystemExit) as left:
         torchrun_command.main(Path("x.py"), [f"--max_restarts={often}"])
     says = f"error: --max_restarts: found '{often}', expected a number, 0 or more ["
@@ -666,7 +666,7 @@ def test_torchrun_that_is_stopped_has_the_signals_status(monkeypatch, capsys, nu
 
 
 @pytest.mark.parametrize(("error", "said"), [(SignalException("x", 15), False), (OSError(), True)])
-def test_a_signal_while_torchrun_ends_is_no_error_of_its_own(monkeypatch, error, said):
+def test_a_signal_while_torchrun_ends_is_not_an_error_of_its_own(monkeypatch, error, said):
     """torch logs whatever interrupts the end of its rendezvous, after the failure's reason."""
     handler = logging.StreamHandler(io.StringIO())
     monkeypatch.setattr(api.logger, "filters", [])

@@ -185,7 +185,7 @@ def test_a_rank_that_dies_ends_the_others(ranks):
     assert "terminated with code -9\n" in stderr
 
 
-def test_ranks_that_were_told_to_stop_end_with_the_signals_status(ranks):
+def test_ranks_that_were_asked_to_stop_end_with_the_signals_status(ranks):
     status, _, stderr = ranks.run("sys.exit(143)", "sys.exit(0)")
     assert (status, stderr) == (143, "")
 
@@ -424,7 +424,7 @@ def test_ranks_that_are_not_all_known_start_anew(trained, tmp_path, monkeypatch)
     assert asked(tmp_path, monkeypatch) is None
 
 
-def test_a_rank_that_is_gone_is_none():
+def test_a_rank_that_is_gone_is_not_counted():
     with pytest.raises(OSError, match="No such file"):
         Rank.of_process(2**22 + 1)
     assert warm_start.FAILED.format(pid=7, code=-9).startswith(

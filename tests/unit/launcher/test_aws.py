@@ -47,7 +47,7 @@ def test_a_profile_that_is_not_there(configuration):
         aws.region(None)
 
 
-def test_commands_that_are_told_have_the_profile():
+def test_commands_that_are_printed_have_the_profile():
     command = sites.of_region("eu-west-3", "mine").command("resume", "job-1")
     assert command.endswith("resume job-1 --region=eu-west-3 --profile=mine")
     assert "--profile" not in sites.of_region("eu-west-3").command("resume", "job-1")

@@ -65,7 +65,7 @@ def test_what_ended_otherwise_is_not_started_again(monkeypatch, status, reason):
     assert world.started == ["a"]
 
 
-def test_it_is_started_once_without_a_wait(monkeypatch):
+def test_without_a_wait_a_job_is_started_once(monkeypatch):
     world = World(monkeypatch, (1, LACKING))
     assert capacity.follow(None, {"TrainingJobName": "a"}, 1.0, 0, 0) == 1
     assert world.started == ["a"]

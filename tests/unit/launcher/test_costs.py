@@ -50,7 +50,7 @@ def test_instances_of_groups_are_counted():
         lines("--price=1", group, "--instance-group=b=ml.g4dn.xlarge:3")
 
 
-def test_a_job_that_will_not_be_done_in_time_is_told_of():
+def test_a_job_that_will_not_be_done_in_time_is_reported():
     _, row, note = lines("--price=1", "--expect=20h", "--max-run=10h")
     assert row.split()[2:] == ["1.00", "10.00", "10.00"]
     assert note.startswith("it is expected to take 20.00 h; it is stopped after 10.00 h")
@@ -110,7 +110,7 @@ def test_groups_of_several_types_have_a_price_each(prices_flag):
     assert len(notes) == 2  # and no line of spot, as one of its prices is not known
 
 
-def test_of_types_by_preference_the_dearest_counts(prices_flag):
+def test_the_dearest_of_preferred_types_counts(prices_flag):
     preferences = ["--instance-preference=ml.m5.large:4", "--instance-preference=ml.g5.xlarge:2"]
     _, row, dearest, _ = lines(prices_flag, *preferences, "--expect=1h")
     assert row.split()[2:] == ["4.00", "1.00", "4.00"]
@@ -212,7 +212,7 @@ def test_what_may_lose_all_is_started_with_yes():
                 check(args)
 
 
-def test_an_amount():
+def test_an_amount_is_read():
     assert [costs.amount(text) for text in ("0", "1.50", "20")] == [0, 1.5, 20]
     for text in ("-1", "nan", "inf", "1e3", "", "1,5", "٣"):
         with pytest.raises(argparse.ArgumentTypeError, match="expected a number, 0 or more"):

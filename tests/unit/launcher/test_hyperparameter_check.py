@@ -28,12 +28,12 @@ def ended(monkeypatch):
         ("", "exit status 125"),
     ],
 )
-def test_a_check_that_could_not_be_made_is_told(ended, errors, says):
+def test_a_check_that_could_not_be_made_is_reported(ended, errors, says):
     ended(125, errors)
     assert hyperparameter_check.ask(["python"], {}, {}) == [f"the hyperparameters: {says}"]
 
 
-def test_a_program_that_does_not_start_is_told():
+def test_a_program_that_does_not_start_is_reported():
     (told,) = hyperparameter_check.ask(["/no/such/program"], {}, {})
     assert told.startswith("the hyperparameters: ") and "/no/such/program" in told
 

@@ -67,13 +67,13 @@ def test_a_mistake_in_a_hidden_value_does_not_show_it(monkeypatch):
     ("text", "seconds"),
     [("90", 90), ("90s", 90), ("90m", 5400), ("12h", 43200), ("2d", 172800), ("1.5h", 5400)],
 )
-def test_a_duration(text, seconds):
+def test_a_duration_is_read(text, seconds):
     args = parsed(f"--max-run={text}", f"--max-wait={text}", f"--keep-alive={text}")
     assert (args.max_run, args.max_wait, args.keep_alive) == (seconds, seconds, seconds)
 
 
 @pytest.mark.parametrize("text", ["0", "0h", "-1", "12 h", "h", "1w", "1.5", "0.1s", "1e3", "٣"])
-def test_a_text_that_is_no_duration(text):
+def test_a_wrong_duration_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="or a duration such as 90m, 12h or 2d"):
         command.duration(text)
 
@@ -162,7 +162,7 @@ def test_keys_encrypt_the_output_and_the_volumes():
         (["--max-run=2419201"], "--max-run: found 2419201, expected 1 to 2419200"),
     ],
 )
-def test_a_key_or_a_plan_that_cannot_be(flags, says):
+def test_a_wrong_key_or_plan_is_refused(flags, says):
     assert refused(*flags).startswith(says)
 
 
@@ -248,7 +248,7 @@ def test_types_of_instances_in_the_order_of_preference(flags, expected):
         ),
     ],
 )
-def test_preferences_that_cannot_be(flags, says):
+def test_wrong_preferences_are_refused(flags, says):
     line = refused(*flags)
     assert line.startswith("--instance-preference: ") and says in line
 
@@ -322,7 +322,7 @@ def test_a_channel_on_a_file_system(text, system):
         ),
     ],
 )
-def test_a_file_system_that_cannot_be(flags, says):
+def test_a_wrong_file_system_is_refused(flags, says):
     assert refused(*flags).startswith(says)
 
 

@@ -83,7 +83,7 @@ def test_a_rank_that_is_stopped_is_named(start, tmp_path):
 
 
 @pytest.mark.parametrize("where", [[], ["in a child"]])
-def test_a_long_step_is_none(start, tmp_path, where):
+def test_a_long_step_is_not_a_hang(start, tmp_path, where):
     """As long as the rank, or what it has started, such as a compiler, uses a processor."""
     process = start("works", *where)
     watch = HangWatch(tmp_path / "ranks", LIMIT)
@@ -107,7 +107,7 @@ def test_what_others_do_in_its_session_is_no_work_of_a_ranks(start, tmp_path):
     assert watch.look(1000.0 + LIMIT)
 
 
-def test_a_rank_that_goes_on_does_not_hang(start, tmp_path):
+def test_a_rank_that_continues_does_not_hang(start, tmp_path):
     process = start("sleeps")
     watch = HangWatch(tmp_path / "ranks", LIMIT)
     for number in range(50):

@@ -47,7 +47,7 @@ def test_without_a_watch_nothing_is_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_is_none_of_a_rank_says_nothing(tmp_path):
+def test_a_file_that_is_not_a_ranks_says_nothing(tmp_path):
     (tmp_path / "rank-1").write_bytes(b"x")
     (tmp_path / "rank-2").write_bytes(bytes(rank_progress.RECORD.size))
     (tmp_path / "rank-3").mkdir()

@@ -10,8 +10,7 @@ import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ import psutil
 import pytest
 from aws_services import free_port
 from rank_process import let_run, process
+from waiting import HANG_SECONDS, becomes_true
 
 from sagemaker_lightning.callbacks import heartbeat
 from sagemaker_lightning.callbacks.heartbeat import Heartbeat
@@ -40,7 +40,6 @@ AFTER = (
 # A copy of the process keeps its connection until it is told to end.
 HOLDS_THE_LINE = "if not os.fork():\n    os.close(1)\n    os.read(0, 1)\n    os._exit(0)\n"
 LOST_PEER_ERROR = "error: lost a peer, or never reached it: ..."
-HANG_SECONDS = 30.0  # what is waited for comes within one
 # Seconds after which an event that must not come would have come: more than ENDS_BY_ITSELF in these
 # tests.
 QUIET_SECONDS = 0.45
@@ -97,7 +96,7 @@ def test_who_waits_for_the_others_hears_why_the_job_ends():
         assert watch.mesh.sent.done and watch.mesh.status == "its program had ended well"
 
 
-def test_it_ends_although_a_task_drops_a_cancellation():
+def test_a_watch_ends_although_a_task_drops_a_cancellation():
     """As `wait_for` of Python 3.11 may do."""
 
     async def go_on() -> None:
@@ -121,14 +120,6 @@ def rank(watch: Watchdog, name: str = RANK_NAME) -> Heartbeat:
 def die(rank_heartbeat: Heartbeat) -> None:
     """End a rank."""
     rank_heartbeat.socket.close()
-
-
-def becomes_true(condition: Callable[[], object], limit: float = HANG_SECONDS) -> bool:
-    """Wait for a condition, and return whether it became true."""
-    deadline = time.monotonic() + limit
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return bool(condition())
 
 
 def settle(watch: Watchdog) -> None:
@@ -162,7 +153,7 @@ def test_a_rank_that_writes_a_line_without_an_end_is_not_listened_to(watch, capl
     assert becomes_true(lambda: watch.reason) and caplog.records == []
 
 
-def test_a_rank_that_is_told_to_stop(watch):
+def test_a_rank_that_is_asked_to_stop(watch):
     rank(watch).stopped("interrupted, resume from step 7")
     assert becomes_true(lambda: watch.reasons_given)
     assert watch.reasons_given == [
@@ -271,7 +262,7 @@ def test_how_a_rank_ended(watch, code, reason, doubt):
 @pytest.mark.parametrize(
     "code", ["os.kill(os.getpid(), signal.SIGTERM)", "os._exit(143)", "os._exit(130)"]
 )
-def test_a_rank_that_was_told_to_stop_before_it_could_say_so_is_no_reason(watch, code):
+def test_a_rank_that_was_asked_to_stop_before_it_could_say_so_is_not_the_reason(watch, code):
     with process(watch.path, RANK_NAME, code) as started:
         let_run(started)
         assert not becomes_true(lambda: watch.own_suspicion or watch.reason, QUIET_SECONDS)
@@ -296,7 +287,7 @@ def test_a_rank_that_its_launcher_takes_with_it(watch, way_to_end):
         assert watch.own_suspicion == StopReason(AFTER, is_local=True, doubt=2)
 
 
-def test_of_the_ranks_of_a_host_the_one_that_ended_first_is_the_reason(watch):
+def test_the_rank_of_a_host_that_ended_first_is_the_reason(watch):
     die(rank(watch))
     assert becomes_true(lambda: watch.own_suspicion)
     first_suspicion = watch.own_suspicion
@@ -401,7 +392,7 @@ def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
 @pytest.mark.parametrize(
     "act", [lambda line: line.failed(LOST_PEER_ERROR), die], ids=["lost a peer", "died"]
 )
-def test_a_rank_that_its_launcher_stops_as_another_one_has_ended_is_no_stop(watch, act):
+def test_a_rank_that_its_launcher_stops_as_another_one_has_ended_is_not_a_stop(watch, act):
     first_heartbeat = rank(watch)
     act(first_heartbeat)
     assert becomes_true(lambda: watch.lost_peer or watch.own_suspicion)
@@ -462,7 +453,7 @@ def test_a_rank_that_may_have_been_ended_with_another_waits_for_another_node(mon
 
 
 @pytest.mark.slow
-def test_that_time_is_within_the_wait_for_a_reason(monkeypatch):
+def test_a_dead_rank_is_reported_within_the_wait_for_a_reason(monkeypatch):
     """A waiting program hears of the dead rank in time, even if no better reason comes."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.4)
     with watched(("algo-1", "algo-2"), silence_timeout=0.5) as watch:
@@ -525,7 +516,7 @@ def test_the_first_reason_counts(watch):
     assert watch.reason.why == "a rank failed: boom" and len(watch.reasons_given) == 1
 
 
-def test_who_fails_by_itself_is_not_told_to_end(watch, monkeypatch):
+def test_who_fails_by_itself_is_not_asked_to_end(watch, monkeypatch):
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.0)
     watch.fail("the program cannot be had", is_request=False)
     assert becomes_true(lambda: watch.reason)

@@ -66,7 +66,7 @@ def test_a_slow_one_says_what_it_does_and_what_follows():
 
 
 @pytest.mark.slow
-def test_it_is_said_again():
+def test_the_notice_is_said_again():
     code = (
         "start_notice.begin('one'); time.sleep(1); start_notice.end(); time.sleep(0.3); "
         "print('END', file=sys.stderr)"

@@ -159,12 +159,12 @@ def test_one_rank_needs_no_others():
     assert agreement.gather("a") == ["a"]
 
 
-def test_of_two_comparisons_the_worse_one_is_greater():
+def test_the_worse_of_two_comparisons_is_greater():
     assert Comparison.IDENTICAL < Comparison.OPEN < Comparison.DIFFERENT
 
 
 @pytest.mark.slow
-def test_it_is_heard_at_the_next_call(tmp_path: Path):
+def test_a_stop_is_heard_at_the_next_call(tmp_path: Path):
     ended = ranks.run(calls_until_heard, 300, folder=tmp_path)
     assert [ended_rank.value for ended_rank in ended] == [[2, 2], [2, 2]], [
         ended_rank.error for ended_rank in ended
@@ -318,7 +318,7 @@ NOT_WRITTEN = ["the checkpoint was not written within 90 s, so there is no newer
         ("save_last", 20.0, [40.0, 50.0], NOT_WRITTEN),
     ],
 )
-def test_how_long_a_process_may_go_on_after_a_signal(
+def test_how_long_a_process_may_continue_after_a_signal(
     signals, capfd, kind, phase, batch_seconds, waits, reasons
 ):
     """Another signal that comes at the same time, here a child's end, changes nothing."""
@@ -396,7 +396,7 @@ def test_whoever_waited_for_signals_before_hears_of_them_too(signals):
         os.close(descriptor)
 
 
-def test_a_handler_that_is_none_of_pythons_becomes_the_default(signals, monkeypatch):
+def test_a_handler_that_is_not_pythons_becomes_the_default(signals, monkeypatch):
     stop = watched(TrainingStop)
     with monkeypatch.context() as patched:
         patched.setattr(signal, "getsignal", lambda number: None)
@@ -405,7 +405,7 @@ def test_a_handler_that_is_none_of_pythons_becomes_the_default(signals, monkeypa
     assert [signal.getsignal(number) for number in shutdown.SIGNALS] == [signal.SIG_DFL] * 3
 
 
-def test_it_leaves_no_thread_no_descriptor_and_nothing_of_itself(signals):
+def test_a_stop_leaves_no_thread_no_descriptor_and_no_handler(signals):
     class Slow(threading.Event):
         def is_set(self) -> bool:
             time.sleep(0.02)

@@ -205,7 +205,7 @@ def test_what_is_logged_by_hand_after_a_training_is_kept(tmp_path, stops):
     assert [row["step"] for row in rows if row["loss"]] == [str(step) for step in range(12)]
 
 
-def test_an_evaluation_in_a_new_process_goes_on_in_the_log(tmp_path):
+def test_an_evaluation_in_a_new_process_continues_in_the_log(tmp_path):
     logs = tmp_path / "logs"
     fit(tmp_path / "run", logger=CSVLogger(logs))
     used = trainer(tmp_path / "run", logger=CSVLogger(logs))

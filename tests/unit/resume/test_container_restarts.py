@@ -179,7 +179,7 @@ def test_killed_ranks_are_back_with_the_same_bits(uninterrupted, tmp_path: Path,
         pytest.param("app/train_torchrun.py", 17, 12, marks=pytest.mark.thorough),
     ],
 )
-def test_killed_ranks_go_on_from_a_copy_in_memory(
+def test_killed_ranks_continue_from_a_copy_in_memory(
     uninterrupted, tmp_path: Path, program, at, on_disk
 ):
     job = Faulty(tmp_path / "ml")

@@ -74,7 +74,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_one_is_due_as_often_as_it_takes_a_hundredth_of_the_time(folder, clock):
+def test_copies_take_a_hundredth_of_the_time(folder, clock):
     copies = copies_in(folder)
     # For so long, training waits; for so long, a fourth of its processors is missing.
     for waits, used, next_one in [(0.7, 0.9, FIRST_SECONDS), (0.03, 0.08, 5.0), (0.01, 0.08, 3.0)]:
@@ -91,7 +91,7 @@ def test_one_is_due_as_often_as_it_takes_a_hundredth_of_the_time(folder, clock):
         assert copies.seconds == pytest.approx(next_one / 100)  # not that of the first one
 
 
-def test_one_that_costs_nothing_is_due_at_once(folder, clock):
+def test_a_copy_that_costs_nothing_is_due_at_once(folder, clock):
     copies = copies_in(folder)
     take(copies, 1, 2)
     assert copies.ask()

@@ -183,7 +183,7 @@ def test_a_new_run_begins_its_logs_on_the_first_rank(monkeypatch):
     assert begun == [["a"], ()]
 
 
-def test_what_is_not_restored_as_it_was_is_told_with_why():
+def test_what_is_not_restored_as_it_was_is_reported_with_why():
     """All ranks save again, and compare a part with what was saved of it."""
 
     class Own(Part):

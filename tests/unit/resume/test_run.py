@@ -255,7 +255,7 @@ def test_another_seed_is_one_line(tmp_path):
         fit(tmp_path, seed=2)
 
 
-def test_numbers_that_a_program_changes_between_two_trainings_are_no_matter(tmp_path, capfd):
+def test_numbers_that_a_program_changes_between_two_trainings_are_ignored(tmp_path, capfd):
     """They are compared where a new process continues."""
     model = Line()
     model.patience = 3

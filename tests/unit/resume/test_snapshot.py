@@ -87,7 +87,7 @@ def test_what_ranks_have_alike_is_saved_once(tmp_path, two_ranks):
     assert values.decode(overrides["exact_values"]["users"]) == {("own",): np.int64(1)}
 
 
-def test_other_learning_rates_on_a_rank_are_told_once(tmp_path, two_ranks, capfd):
+def test_other_learning_rates_on_a_rank_are_reported_once(tmp_path, two_ranks, capfd):
     """By rank 0."""
 
     def do(snapshot):
@@ -193,7 +193,7 @@ def test_an_object_that_nobody_has_is_refused(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using")
-def test_lightning_goes_on_with_the_epoch_after_a_checkpoint(tmp_path):
+def test_lightning_continues_with_the_epoch_after_a_checkpoint(tmp_path):
     """A trainer without this package, too, as from a checkpoint of its own."""
     models = ModelCheckpoint(tmp_path / "models", filename="own", save_on_train_epoch_end=True)
     trainer(tmp_path, models, max_epochs=1, enable_checkpointing=True).fit(Noted())

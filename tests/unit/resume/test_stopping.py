@@ -256,7 +256,7 @@ def test_a_run_without_an_optimizer_resumes(tmp_path):
         ("end of batch 6", {"max_steps": 6}, {6: "epoch"}),
     ],
 )
-def test_a_stop_that_comes_at_the_end_is_none(tmp_path, moment, options, when):
+def test_a_stop_that_comes_at_the_end_is_ignored(tmp_path, moment, options, when):
     fit(tmp_path, At(moment, press_ctrl_c), **options)
     assert saved(tmp_path) == when
 
@@ -385,7 +385,7 @@ def test_a_stop_waits_for_the_end_of_a_validation_whose_length_nobody_knows(tmp_
     assert seen == [0, 1, 2] and saved(tmp_path) == {6: "epoch"}
 
 
-def test_the_command_lines_stop_is_told_what_is_going_on(tmp_path, monkeypatch):
+def test_the_command_lines_stop_hears_what_is_happening(tmp_path, monkeypatch):
     """Before and after the training, a signal ends the process at once; the last checkpoint alone
     may take longer.
     """

@@ -61,7 +61,7 @@ def test_webdataset_reads_the_shards_by_the_names_of_files(images, tmp_path):
 
 
 @pytest.mark.parametrize("shards_before", [0, 1, 2])
-def test_an_interrupted_call_goes_on(images, tmp_path, monkeypatch, shards_before):
+def test_an_interrupted_call_continues(images, tmp_path, monkeypatch, shards_before):
     call("make", images, tmp_path / "whole", "--shard-bytes=20K")
     write = command._write_shard
     written = []
@@ -82,7 +82,7 @@ def test_an_interrupted_call_goes_on(images, tmp_path, monkeypatch, shards_befor
     assert len(written) == len(list((tmp_path / "out").glob("*.tar")))
 
 
-def test_other_flags_or_files_do_not_go_on(images, tmp_path, monkeypatch):
+def test_other_flags_or_files_do_not_continue(images, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_finish", lambda *rest: None)
     call("make", images, tmp_path / "out", "--shard-bytes=20K")
     (images / "a/0.png").write_bytes(b"another")
@@ -99,7 +99,7 @@ def test_nothing_is_overwritten(images, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["nothing", "table.csv", "broken.parquet", "empty"])
-def test_what_is_no_folder_of_images_and_no_table(tmp_path, name):
+def test_what_is_not_a_folder_of_images_and_no_table(tmp_path, name):
     (tmp_path / "table.csv").write_text("a,b")
     (tmp_path / "broken.parquet").write_text("no")
     (tmp_path / "empty/a").mkdir(parents=True)
@@ -204,7 +204,7 @@ def test_sizes(text, bytes_):
 
 
 @pytest.mark.parametrize("text", ["0", "-1M", "x", "", "1T"])
-def test_a_size_that_is_none(text):
+def test_a_wrong_size_is_refused(text):
     with pytest.raises(SystemExit):
         call("make", "a", "b", f"--shard-bytes={text}")
 

@@ -55,7 +55,7 @@ def test_a_dataset_is_small_and_travels_to_workers(folder):
     assert len(pickle.dumps(data)) < 1000 and copied[39] == 39
 
 
-def test_no_index(tmp_path):
+def test_a_missing_index_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"shards.index: found no index; make it with `python -m"):
         ShardedDataset(tmp_path)
     with pytest.raises(UserError, match="No such file|found no index"):
@@ -86,7 +86,7 @@ def of_another(folder):
     ],
 )
 @pytest.mark.parametrize("location", ["folder", LOCATION])
-def test_a_shard_that_is_missing_or_truncated_is_told_at_once(
+def test_a_shard_that_is_missing_or_truncated_is_reported_at_once(
     folder, bucket, damage, says, location
 ):
     damage(folder)
@@ -96,7 +96,7 @@ def test_a_shard_that_is_missing_or_truncated_is_told_at_once(
 
 @pytest.mark.parametrize("damage", [lambda folder: flip(folder / "shard-2.tar", 512), of_another])
 @pytest.mark.parametrize("location", ["folder", LOCATION])
-def test_other_bytes_than_the_index_says_are_told(folder, bucket, tmp_path, damage, location):
+def test_other_bytes_than_the_index_says_are_reported(folder, bucket, tmp_path, damage, location):
     if damage is of_another:
         tar_shards.write(folder, each=8)  # all have one size
     damage(folder)
@@ -127,14 +127,14 @@ def test_bytes_that_are_damaged_on_the_way_are_read_once_more(folder, monkeypatc
     assert len(reads) == 2
 
 
-def test_a_shard_that_vanishes_is_told_by_its_name(folder):
+def test_a_shard_that_vanishes_is_reported_by_its_name(folder):
     data = ShardedDataset(folder)
     (folder / "shard-0.tar").unlink()
     with pytest.raises(UserError, match=r"/shard-0.tar cannot be read \(No such file"):
         data[0]
 
 
-def test_an_index_that_is_replaced_is_told(folder):
+def test_an_index_that_is_replaced_is_reported(folder):
     data = ShardedDataset(folder)
     tar_shards.write(folder, each=9)
     copied = pickle.loads(pickle.dumps(data))

@@ -109,7 +109,7 @@ def test_a_place_outside_of_its_shard_is_one_line(path, name, value):
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"{", b"[" * 5000, b"\x00" * 100, b"{}\n"])
-def test_what_is_no_index_is_one_line(tmp_path, content):
+def test_what_is_not_an_index_is_one_line(tmp_path, content):
     (tmp_path / "shards.index").write_bytes(content)
     with pytest.raises(UserError, match="found no index of shards"):
         indexes.read(tmp_path / "shards.index")

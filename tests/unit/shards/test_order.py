@@ -57,7 +57,7 @@ def test_in_order_the_batches_are_a_file_after_another():
     ]
 
 
-def test_any_batch_can_be_told_without_those_before_it():
+def test_any_batch_is_known_without_those_before_it():
     drawn = ShardBatches(Sized(40, 40, 40), 8, window=32, streams=2).placed(11)
     expected = list(drawn)
     drawn = ShardBatches(Sized(40, 40, 40), 8, window=32, streams=2).placed(11)

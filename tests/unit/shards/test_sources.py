@@ -82,7 +82,7 @@ def test_a_time_without_a_byte_is_tried_again(s3, monkeypatch):
     assert read() == b"2345" and s3.asked[f"{tar_shards.BUCKET}/train/a.tar"] == 2
 
 
-def test_nobody_to_ask(monkeypatch, tmp_path, s3):
+def test_without_credentials_one_line_says_so(monkeypatch, tmp_path, s3):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     sources._client.cache_clear()

@@ -105,7 +105,7 @@ def test_a_gpu_has_the_same(name, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [5, 8, 1000, 2 * MAX_WORDS, 10 * MAX_WORDS + 3])
-def test_one_that_differs_shows(size):
+def test_a_batch_that_differs_has_another_digest(size):
     """Any element where there are few, any region where there are many; and another order."""
     original = torch.arange(size, dtype=torch.int64)
     for index in range(0, size, max(1, size // 50)):
@@ -173,7 +173,7 @@ def test_nothing_makes_it_fail_or_take_long():
     assert digest_of(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
 
 
-def test_of_what_may_change_the_digest_is_taken_at_once():
+def test_the_digest_of_what_may_change_is_taken_at_once():
     value = INPUTS.clone()
     digests = leaf_digests(value)
     value.zero_()
@@ -224,12 +224,12 @@ def test_a_tensor_of_a_users_class_is_read_as_any_other():
 
 
 @pytest.mark.parametrize(("size", "read"), [(0, 0), (1, 1), (32, 32), (33, 17), (64, 32), (65, 22)])
-def test_of_a_long_list_elements_at_equal_distances_are_read(size, read):
+def test_elements_of_a_long_list_at_equal_distances_are_read(size, read):
     assert len(leaf_digests(list(range(size)))) == 2 + read
     assert len(leaf_digests({str(index): index for index in range(size)})) == 2 + 2 * read
 
 
-def test_of_a_batch_of_very_many_parts_the_first_128_are_read():
+def test_the_first_128_parts_of_a_batch_are_read():
     assert len(leaf_digests([list(range(32))] * 10)) == 128
 
 
@@ -246,7 +246,7 @@ def test_text_of_any_characters_is_read():
     assert leaf_digests(["\udcff", 5])[-1] == 5 and leaf_digests({"\udcff": 5})[-1] == 5
 
 
-def test_of_a_class_only_the_kind_counts(monkeypatch):
+def test_only_the_kind_of_a_class_counts(monkeypatch):
     digest = digest_of(Sample)
     monkeypatch.setattr(Sample, "count", 1, raising=False)
     assert digest_of(Sample) == digest

@@ -1,6 +1,10 @@
 """The states of random generators come back, and a forged one is refused."""
 
 import random
+import warnings
+import zlib
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,12 +13,12 @@ import torch
 from sagemaker_lightning.state import generators
 
 MAKES = {
-    "Python's": lambda: random.Random(1),
-    "torch's": lambda: torch.Generator().manual_seed(1),
-    "RandomState": lambda: np.random.RandomState(1),
-    "RandomState of another engine": lambda: np.random.RandomState(np.random.PCG64(1)),
+    "Python's": lambda seed=1: random.Random(seed),
+    "torch's": lambda seed=1: torch.Generator().manual_seed(seed),
+    "RandomState": lambda seed=1: np.random.RandomState(seed),
+    "RandomState of another engine": lambda seed=1: np.random.RandomState(np.random.PCG64(seed)),
 } | {
-    name: lambda name=name: np.random.Generator(getattr(np.random, name)(1))
+    name: lambda seed=1, name=name: np.random.Generator(getattr(np.random, name)(seed))
     for name in ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 }
 
@@ -31,7 +35,10 @@ def test_a_state_comes_back(name, draws):
     generator, other = MAKES[name](), MAKES[name]()
     for _ in range(draws):
         draw(generator)
-    generators.restore(other, generators.state_of(generator))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = generators.state_of(generator)
+    generators.restore(other, state)
     assert [draw(generator) for _ in range(5)] == [draw(other) for _ in range(5)]
 
 
@@ -67,3 +74,82 @@ def test_a_state_of_numpys_old_form_is_refused(name):
     key = np.zeros(624, np.uint32)
     with pytest.raises(ValueError, match="no state of a generator"):
         generators.restore(MAKES[name](), ("MT19937", key, 10**9, 0, 0.0))
+
+
+def test_a_generator_in_a_librarys_object_is_found():
+    engine = SimpleNamespace(rng=np.random.default_rng(0))
+    assert generators.find({"engine": engine}) == {"engine.rng": engine.rng}
+
+
+GENERATOR = np.random.default_rng(0)
+BY_TORCH = torch.Generator()
+
+
+def shifted(samples, by=BY_TORCH):
+    return [sample + GENERATOR.random() for sample in samples]
+
+
+class Unread:
+    """Draws nothing."""
+
+
+class Drawing(Unread):
+    """Draws from a generator of its class, and from one that a function reads."""
+
+    generator = random.Random(0)
+    parts = (Unread, shifted)
+
+    def __getitem__(self, index):
+        return shifted([index])
+
+
+class Reading:
+    """Draws from a generator of the module."""
+
+    def __getitem__(self, index):
+        return GENERATOR.random()
+
+
+def test_the_generators_that_code_draws_from_are_found():
+    drawing = Drawing()
+    drawing.own = {"a": [np.random.RandomState(0)], "process's": np.random.mtrand._rand}
+    drawing.also = (torch.default_generator, random.random.__self__)
+    assert generators.find({"data": drawing}) == {
+        "data.own.a.0": drawing.own["a"][0],
+        "data.(Drawing).generator": Drawing.generator,
+        "data.(Drawing).parts.1.defaults.0": BY_TORCH,
+        "data.(Drawing).parts.1.GENERATOR": GENERATOR,
+    }
+    assert generators.find({"data": drawing}, skip=(Unread,)) == {}
+    found = generators.find({"data": Reading()})
+    assert found == {"data.(Reading).__getitem__.GENERATOR": GENERATOR}
+    assert list(generators.find({"f": partial(shifted, by=3), "m": drawing.__getitem__})) == [
+        "f.func.defaults.0",
+        "f.func.GENERATOR",
+        "m.self.own.a.0",
+        "m.self.(Drawing).generator",
+    ]
+
+
+def test_a_librarys_own_generators_are_its_own():
+    engine = type("Engine", (), {"__module__": "pytorch_lightning.engines"})()
+    engine.rng = np.random.default_rng(0)
+    assert generators.find({"engine": engine}) == {}
+    library = type("Library", (), {"__module__": "scipy.stats", "rng": engine.rng})
+    assert generators.find({"library": library}) == {}
+    loader = torch.utils.data.DataLoader([1], generator=torch.Generator())
+    assert generators.find({"loader": loader}) == {"loader.generator": loader.generator}
+
+
+@pytest.mark.parametrize("kind", MAKES)
+def test_each_generator_has_a_seed_of_its_own_that_a_number_decides(kind):
+    """In another process, too."""
+    found = {"a": MAKES[kind](), "b": MAKES[kind]()}
+    number = 0x1234_5678_9ABC
+    generators.reseed(found, number)
+    expected_seeds = [number ^ zlib.crc32(path.encode()) for path in found]
+    if kind == "RandomState":
+        expected_seeds = [seed & 0xFFFFFFFF for seed in expected_seeds]
+    first = [draw(generator) for generator in found.values()]
+    assert first == [draw(MAKES[kind](seed)) for seed in expected_seeds]
+    assert first[0] != first[1]

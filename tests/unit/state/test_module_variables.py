@@ -3,12 +3,19 @@
 import contextvars
 import enum
 import functools
+import itertools
 import threading
+import types
+from collections import deque
 
+import numpy as np
 import pytest
+import records
 import torch
+import torchmetrics
 from torch.optim import Optimizer
 
+from sagemaker_lightning.state import module_variables
 from sagemaker_lightning.state.graph.state import GraphState
 from sagemaker_lightning.state.module_variables import (
     changed_variables,
@@ -37,7 +44,7 @@ class Counting:
         counts[0] += 1
 
 
-def test_a_wrapper_that_torch_puts_around_a_step_is_no_change():
+def test_a_wrapper_that_torch_puts_around_a_step_is_not_a_change():
     optimizer = Lookahead(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1))
     plain_step = Lookahead.step
     before = variable_digests({"optimizer": optimizer}, {})
@@ -106,30 +113,23 @@ class Model:
         return count, local, temperature
 
 
-def test_a_variable_that_is_an_attribute_too_is_no_change():
+def test_a_variable_that_is_an_attribute_too_is_not_a_change():
     model = Model(history)
     before = variable_digests({"model": model}, {"model": model})
     model.step()
     assert changed_variables(before, variable_digests({"model": model}, {"model": model})) == []
 
 
-def test_a_variable_that_is_another_list_than_the_attribute_is_named():
-    model = Model([])
-    before = variable_digests({"model": model}, {"model": model})
-    history.append(1.5)
-    after = variable_digests({"model": model}, {"model": model})
-    assert changed_variables(before, after) == ["test_module_variables.history"]
-
-
 @pytest.mark.parametrize(
     ("change", "name"),
     [
+        (lambda: history.append(1.5), "history"),  # another list than the model's attribute
         (lambda: setattr(local, "steps", 3), "local"),
         (lambda: temperature.set(0.5), "temperature"),
         (lambda: globals().update(count=1), "count"),
     ],
 )
-def test_what_a_thread_or_a_context_has_is_named(change, name):
+def test_what_a_list_a_thread_or_a_context_has_is_named(change, name):
     model = Model([])
     before = variable_digests({"model": model}, {"model": model})
     change()
@@ -274,3 +274,253 @@ def test_functions_that_the_same_line_has_made_keep_their_own():
     model.first(), model.first(), model.second()
     state_of(resumed := make()).restore(state.encode())
     assert (resumed.first(), resumed.second()) == (3, 2)
+
+
+SEEN = 0
+
+
+def counted(samples):
+    """Count in a variable of the module."""
+    global SEEN
+    SEEN += len(samples)
+    return samples
+
+
+def made_of(iterator):
+    """Return a function that counts by an iterator."""
+    return lambda: next(iterator)
+
+
+def test_variables_that_change_are_named():
+    objects = {
+        "collate_fn": counted,
+        "count": made_of(itertools.count()),
+        "still": made_of(iter([1, 2])),
+    }
+    objects |= {"endless": made_of(item for item in [1, 2]), "long": made_of(iter(range(10**9)))}
+    digests_before = variable_digests(objects, objects)
+    counted([1, 2])
+    for name in ("count", "endless", "long"):
+        objects[name]()
+    named = [
+        "test_module_variables.SEEN",
+        "test_module_variables.made_of.<locals>.<lambda>.iterator",
+    ]
+    assert changed_variables(digests_before, variable_digests(objects, objects)) == named
+
+
+class Meter:
+    """A sum of losses, as in PyTorch's ImageNet example; other such sums follow."""
+
+    instances = []
+
+    def __init__(self) -> None:
+        self.sum = 0.0
+        self.instances.append(self)
+
+
+METER = Meter()
+BANK = torch.zeros(100_000, 2)
+SCORES = [0] * 100_000
+FRIEND = torch.nn.BatchNorm1d(2)
+MODEL = Meter()
+MODELS = [MODEL]
+
+
+@functools.lru_cache
+def projection(size):
+    return torch.randn(size)
+
+
+@functools.lru_cache
+def squares(size):
+    return torch.arange(size) ** 2
+
+
+def remembers(number):
+    """Change all of these."""
+    remembers.calls += 1
+    METER.sum += number
+    BANK[:] = number
+    SCORES[0] = number
+    FRIEND(torch.ones(2, 2) * number)
+    records.limit = number
+    MODELS[0].sum += number
+    projection(number), squares(number)
+
+
+remembers.calls = 0
+
+
+def test_objects_in_variables_that_change_are_named(monkeypatch):
+    """What a checkpoint has is not named."""
+    monkeypatch.setattr(records, "limit", 0, raising=False)
+    digests = lambda: variable_digests(  # noqa: E731
+        {"collate_fn": remembers, "model": MODEL}, {"model": MODEL}
+    )
+    before = digests()
+    assert digests() == before
+    assert not [name for name in before if name.startswith("torch.") or name.endswith("__")]
+    remembers(3)
+    changed = changed_variables(before, digests())
+    assert [name for name in changed if "FRIEND.running" not in name] == [
+        "records.limit",
+        "test_module_variables.BANK",
+        "test_module_variables.FRIEND.num_batches_tracked",
+        "test_module_variables.METER.sum",
+        "test_module_variables.SCORES",
+        "test_module_variables.projection (functools.lru_cache)",
+        "test_module_variables.remembers.calls",
+        "test_module_variables.squares (functools.lru_cache)",
+    ]
+    Meter()
+    assert "test_module_variables.Meter.instances" in changed_variables(before, digests())
+
+
+def test_what_a_function_has_closed_over_is_named_where_no_checkpoint_has_it():
+    total = 0
+
+    def add():
+        nonlocal total
+        total += 1
+
+    digests_before = [variable_digests({"add": add}, saved) for saved in ({}, {"add": add})]
+    add()
+    digests_after = [variable_digests({"add": add}, saved) for saved in ({}, {"add": add})]
+    assert changed_variables(digests_before[0], digests_after[0]) == [
+        f"test_module_variables.{add.__qualname__}.total"
+    ]
+    assert changed_variables(digests_before[1], digests_after[1]) == []
+
+
+class Holder:
+    """Has containers, modules and metrics, which a checkpoint does not have."""
+
+    def __init__(self) -> None:
+        self.objects = [object()]
+        self.waiting = deque([object()])
+        self.by_name = {"a": object()}
+        self.mean = torchmetrics.MeanMetric()
+        self.layer = torch.nn.Linear(1, 1)
+        self.counts = [0]
+        self.large = torch.nn.Embedding(70_000, 1)
+        self.lazy = torch.nn.LazyLinear(1)
+        self.numbers = np.zeros(70_000)
+        self.rows = torch.zeros(5_000, 20)
+        self.sparse = torch.zeros(300, 300).to_sparse()
+        self.text = {str(key): key for key in range(70_000)}
+        self.position = itertools.count()
+        self.limit = 3
+
+    def change(self) -> None:
+        self.objects.append(object())
+        self.waiting.append(object())
+        self.by_name["b"] = object()
+        self.counts[0] += 1
+        self.mean.update(1.0)
+        with torch.no_grad():
+            for tensor in (self.layer.bias, self.large.weight, self.rows):
+                tensor += 1
+        self.numbers[0] = 1
+        self.text["a"] = 1
+        next(self.position)
+
+
+HOLDER = Holder()
+
+
+def holds(samples):
+    return HOLDER, samples
+
+
+def test_what_the_objects_in_variables_hold_is_compared():
+    """Of a large module, its weights are not: the model's are in the checkpoint."""
+    digests = functools.partial(variable_digests, {"collate_fn": holds}, {})
+    before = digests()
+    assert digests() == before
+    HOLDER.change()
+    name = "test_module_variables.HOLDER"
+    assert {
+        changed.removeprefix(f"{name}.")
+        for changed in changed_variables(before, digests())
+        if changed.startswith(name)
+    } == {
+        "objects",
+        "waiting",
+        "by_name",
+        "counts",
+        "mean",
+        "layer.bias",
+        "numbers",
+        "rows",
+        "text",
+        "position",
+    }
+    saved = variable_digests({"collate_fn": holds}, {"holder": HOLDER})
+    assert not any(key.startswith(f"{name}.") and "position" not in key for key in saved)
+
+
+def test_the_position_of_an_iterator_with_up_to_ten_thousand_elements_is_known():
+    owner = Meter()
+    owner.short, owner.long = itertools.repeat(0, 10_000), itertools.repeat(0, 10_001)
+    owner.functions = itertools.repeat(lambda: 0, 1)
+    digests = variable_digests({"data": owner}, {"data": owner})
+    assert {name for name in digests if name.startswith("data.")} == {"data.short"}
+    next(owner.short)
+    digests_after = variable_digests({"data": owner}, {"data": owner})
+    assert changed_variables(digests, digests_after) == ["data.short"]
+
+
+HELPERS = types.ModuleType("a_users_helpers")
+exec("CALLS = [0]\ndef count():\n    CALLS[0] += 1\n", vars(HELPERS))
+
+
+def calls_a_helper(samples):
+    HELPERS.count()
+    return samples
+
+
+def test_variables_of_other_modules_whose_functions_are_called_are_compared():
+    roots = {"collate_fn": calls_a_helper}
+    before = variable_digests(roots, {})
+    calls_a_helper([])
+    after = variable_digests(roots, {})
+    assert changed_variables(before, after) == ["a_users_helpers.CALLS"]
+
+
+def test_modules_whose_functions_call_each_other_are_read_once(monkeypatch):
+    modules = {name: types.ModuleType(f"a_users_{name}") for name in ("one", "other")}
+    for name, called in (("one", "other"), ("other", "one")):
+        vars(modules[name])[called] = modules[called]
+        exec(f"def call(calls=[]):\n    {called}.call()", vars(modules[name]))
+    walks = []
+
+    def walk(*arguments, **options):
+        walks.append(arguments)
+        assert len(walks) < 20
+        return walk_once(*arguments, **options)
+
+    walk_once = module_variables.object_graph.walk
+    monkeypatch.setattr(module_variables.object_graph, "walk", walk)
+    digests = variable_digests({"collate_fn": modules["one"].call}, {})
+    assert {"a_users_one.call.defaults", "a_users_other.call.defaults"} <= digests.keys()
+
+
+@pytest.mark.parametrize("make", [np.arange, torch.arange, lambda size: list(range(size))])
+def test_4096_elements_of_a_large_value_are_compared(make, monkeypatch):
+    samples = make(65_537)
+    monkeypatch.setattr(METER, "samples", samples, raising=False)
+    digests = functools.partial(variable_digests, {"collate_fn": remembers}, {})
+    before = digests()
+    for index, is_noticed in ((16, False), (17, True), (18, False), (34, True)):
+        samples[index] += 1
+        assert (digests() != before) is is_noticed
+        samples[index] -= 1
+    assert digests() == before
+
+
+def test_code_of_the_users_own_is_distinguished_from_a_librarys():
+    assert module_variables.is_own(counted) and module_variables.is_own(Meter)
+    assert module_variables.is_own(functools.partial(functools.partial(counted, 1), 2))
+    assert not module_variables.is_own(functools.partial(torch.relu, 1))
+    assert not module_variables.is_own(torch.nn.Linear)

@@ -1,12 +1,22 @@
 """state/object_graph.py: what a walk reaches, and when it is walked again."""
 
-from types import SimpleNamespace
+from collections import namedtuple
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import partial
+from types import BuiltinFunctionType, SimpleNamespace
 
+import numpy as np
 import pytest
-from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, Timer
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
+from torchmetrics import MeanMetric
 
 from sagemaker_lightning.state import object_graph
+from sagemaker_lightning.state.digests import COMPARED_IN_FULL
+from sagemaker_lightning.state.graph.state import GraphState, nodes_of
+from sagemaker_lightning.state.graph.values import decode, encode
 from sagemaker_lightning.state.object_graph import (
     at_one_moment,
     roots_at_one_moment,
@@ -109,3 +119,368 @@ def test_attributes_are_those_in_the_dict_and_in_slots():
 
     assert object_graph.attributes(Slotted()) == {"shown": 1, "_Slotted__hidden": 2}
     assert object_graph.attributes(SimpleNamespace(a=1)) == {"a": 1}
+
+
+Step = namedtuple("Step", "state reward done")
+
+
+class Counting(LightningModule):
+    """A user's module that calls its state as Lightning's code calls methods of other objects."""
+
+    def __init__(self):
+        super().__init__()
+        self.step = 0
+        self.values = []
+        self.data = {}
+        self.save_hyperparameters()
+
+
+class Tracker:
+    """Counts batches; its method is a hook."""
+
+    def __init__(self):
+        self.batches = 0
+
+    def update(self, *arguments):
+        self.batches += 1
+
+
+def changed_names(change, **roots) -> list[str]:
+    """Return the names of what is saved once `change` has been called."""
+    state = GraphState(lambda: roots)
+    state.mark()
+    change()
+    nodes = nodes_of(state.encode())
+    assert state.unsaved == []
+    return [
+        name
+        for _, path, note, *_ in nodes
+        for name in ([f"{path}.{each}" for each in note["names"]] if type(note) is dict else [path])
+    ]
+
+
+def test_an_attribute_may_have_the_name_of_a_librarys_method():
+    model = Counting()
+
+    def change():
+        model.step += 1
+        model.values.append(1.0)
+        model.data["a"] = 1
+
+    assert changed_names(change, model=model) == ["model.step", "model.values", "model.data"]
+
+
+def test_what_lightning_sets_on_its_objects_is_no_state_of_the_user():
+    model, stopping = Counting(), EarlyStopping("loss")
+
+    def change():
+        model.automatic_optimization = False
+        model.eval()
+        stopping.wait_count = 3
+
+    assert changed_names(change, model=model, stopping=stopping) == []
+
+
+def test_the_object_whose_method_is_a_hook_is_reached():
+    tracker = Tracker()
+    callback = LambdaCallback(on_train_batch_end=tracker.update)
+    assert changed_names(tracker.update, callback=callback) == [
+        "callback.on_train_batch_end.__self__.batches"
+    ]
+
+
+@dataclass
+class Node:
+    """A part of a tree that knows its parent."""
+
+    depth: int
+    parent: "Node | None" = None
+    children: list = field(default_factory=list)
+
+
+class Checked:
+    """A field's descriptor, which raises anything when it is read (anomalib has such)."""
+
+    def __set__(self, instance: object, value: object) -> None:
+        vars(instance)["_image"] = value
+
+    def __get__(self, instance: object, owner: type) -> object:
+        raise NameError("Callable")
+
+
+@dataclass
+class Item:
+    """A user's data."""
+
+    image: int
+
+
+Item.image = Checked()
+
+
+class Foreign:
+    """A function of a C++ extension: it has no `__qualname__` (Boost.Python's)."""
+
+    __class__ = property(lambda self: BuiltinFunctionType)
+    __name__ = "f"
+
+
+class Library:
+    """A C library, which has a function for each name that it is asked for (llvmlite has such)."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> object:
+        return object()
+
+
+def test_what_a_users_object_raises_does_not_end_a_walk():
+    """Its code does not run where it need not; else the object is one that cannot be saved."""
+    restored = decode(encode(Item(3)))
+    assert type(restored) is Item and vars(restored) == {"_image": 3}
+    tracker = Tracker()
+    tracker.function = Foreign()
+    tracker.library = Library()
+    assert changed_names(lambda: None, tracker=tracker) == []
+
+
+@pytest.mark.parametrize("size", [3, COMPARED_IN_FULL + 1])
+def test_an_array_of_objects_is_saved_when_it_changes(size):
+    owner = type("Mine", (), {})()
+    owner.value = np.array(["a"] * size, dtype=object)
+    assert changed_names(lambda: None, mine=owner) == []
+    assert changed_names(lambda: owner.value.put(1, "b"), mine=owner) == ["mine.value"]
+
+
+def test_each_element_of_a_dict_has_a_path_of_its_own():
+    """Layers of one size have one text, that of an object has its address."""
+    owner = type("Mine", (), {})()
+    owner.by_layer = {torch.nn.Linear(2, 2): Tracker() for _ in range(2)}
+    owner.by_object = {object(): Tracker() for _ in range(2)}
+    owner.by_number = {1: Tracker(), "1": Tracker()}
+    trackers = [
+        tracker
+        for trackers in (owner.by_layer, owner.by_object, owner.by_number)
+        for tracker in trackers.values()
+    ]
+    assert changed_names(lambda: [tracker.update() for tracker in trackers], mine=owner) == [
+        "mine.by_layer[#0].batches",
+        "mine.by_layer[#1].batches",
+        "mine.by_object[#0].batches",
+        "mine.by_object[#1].batches",
+        "mine.by_number[1].batches",
+        "mine.by_number['1'].batches",
+    ]
+
+
+def test_each_object_of_a_long_list_is_read():
+    owner = type("Mine", (), {})()
+    owner.trackers = [Tracker() for _ in range(1000)]
+    assert changed_names(owner.trackers[999].update, mine=owner) == ["mine.trackers[999].batches"]
+
+
+def test_many_objects_of_one_attribute_take_nothing_from_another(monkeypatch):
+    """Neither those of a list, nor those that hold one another."""
+    monkeypatch.setattr(object_graph, "MAX_OBJECTS", 20)
+    owner = type("Mine", (), {})()
+    owner.corpus = [[[index] for index in range(5)] for _ in range(5)]
+    owner.chain = last = Node(0)
+    for depth in range(1, 30):
+        last.parent = last = Node(depth)
+    owner.tracker = Tracker()
+    assert dict(object_graph.walk({"mine": owner}))["mine.tracker"] is owner.tracker
+    assert changed_names(owner.tracker.update, mine=owner) == ["mine.tracker.batches"]
+
+
+class Slotted:
+    """Has one attribute, in a slot."""
+
+    __slots__ = ("sum",)
+
+    def __init__(self):
+        self.sum = 0.0
+
+
+def first_loss(output):
+    return output.square().mean()
+
+
+def test_so_many_objects_of_an_attribute_are_read():
+    """20,000; and 1,024 of a list."""
+    members = [object() for _ in range(1024)]
+    assert len(list(object_graph.walk({"a": members}))) == 1025
+    members.append(object())
+    assert len(list(object_graph.walk({"a": members}))) == 1025
+    parts = [[object() for _ in range(1000)] for _ in range(20)]
+    assert len(list(object_graph.walk({"a": parts, "b": [[]]}))) == 20_002
+
+
+def test_what_a_walk_enters():
+    owner = type("Mine", (), {})()
+    owner.kind = Tracker
+    owner.layers = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    owner.numbers = [1, "a", None, torch.zeros(1), np.zeros(1)]
+    owner.same = owner.numbers
+    owner.call = partial(first_loss, owner.numbers, key=owner.layers)
+    owner.method = Tracker.update
+    assert paths({"mine": owner}, code=False) == [
+        "mine",
+        "mine.kind",
+        "mine.layers",
+        "mine.layers.0",
+        "mine.numbers",
+        "mine.call",
+        "mine.call.func",
+        "mine.call.args",
+        "mine.call.keywords",
+        "mine.method",
+    ]
+
+
+def test_a_librarys_iterator_a_trainer_and_a_file_are_not_read(tmp_path):
+    loader = torch.utils.data.DataLoader([1, 2])
+    assert object_graph.attributes(iter(loader)) == {}
+    trainer = Trainer(logger=False, accelerator="cpu")
+    trainer.seen = 1
+    assert object_graph.attributes(trainer) == {}
+    assert object_graph.attributes(object_graph.added_to(trainer)) == {"seen": 1}
+    with (tmp_path / "file").open("w") as file:
+        assert not object_graph.is_library_iterator(file)
+    assert object_graph.is_library_iterator(iter([])) and not object_graph.is_library_iterator([])
+
+
+DRAWN = []
+SEEN = [0]
+
+
+class OwnMetric(MeanMetric):
+    """Counts its updates."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = [0]
+
+
+class OwnOptimizer(torch.optim.SGD):
+    """Counts its steps."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.steps = 0
+
+
+def test_what_a_librarys_base_class_keeps_is_no_state_of_the_user():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = OwnOptimizer([weight])
+    assert object_graph.attributes(optimizer) == {"steps": 0}
+    of_metric = object_graph.attributes(OwnMetric())
+    assert "seen" in of_metric and of_metric.keys().isdisjoint({"mean_value", "weight"})
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.losses = [1.0]
+    added = object_graph.added_to(optimizer)
+    assert object_graph.attributes(added) == {"steps": 0, "losses": [1.0]}
+    assert object_graph.owner_of(added) is optimizer and object_graph.owner_of(3) == 3
+    loader = torch.utils.data.DataLoader([1], collate_fn=first_loss)
+    setattr(loader, "__pl_saved_kwargs", {})
+    loader.count = 1
+    assert object_graph.attributes(object_graph.added_to(loader)) == {"count": 1}
+    collating = object_graph.added_to(loader, but=("collate_fn",))
+    assert object_graph.attributes(collating) == {"collate_fn": first_loss, "count": 1}
+
+
+class OfUser(EarlyStopping):
+    """A user's class of a library's: which sets `should_stop` on the trainer."""
+
+
+def test_what_a_librarys_class_declares_or_sets_is_no_state_of_the_user():
+    """What it calls, or sets on another object, may be the user's."""
+    owner = OfUser("loss")
+    owner.on_fit_start = partial(max, 1)
+    owner.should_stop = owner.count = 1
+    owner.mode_dict = {}
+    owner.wait_count = 3
+    assert object_graph.attributes(owner).keys() == {"on_fit_start", "should_stop", "count"}
+    assert object_graph.has_place_for(owner, "count", 2)
+    for name in ("wait_count", "mode_dict", "monitor"):
+        assert not object_graph.has_place_for(owner, name, 2)
+
+
+def test_only_the_functions_given_to_a_librarys_callback_are_read():
+    owner = LambdaCallback(on_fit_start=counter())
+    owner.count = 1
+    assert object_graph.attributes(owner) == {"on_fit_start": owner.on_fit_start}
+    assert object_graph.has_place_for(owner, "on_fit_start", counter())
+    owner.on_fit_end = partial(max, 1)
+    assert object_graph.attributes(owner).keys() == {"on_fit_start", "on_fit_end"}
+    for name, value in (("on_train_end", 1), ("count", 1), ("count", counter())):
+        assert not object_graph.has_place_for(owner, name, value)
+
+
+class Slots(Slotted):
+    """Has more, of which one has no value yet."""
+
+    __slots__ = ("__weakref__", "count", "unset")
+
+
+def test_attributes_in_slots_are_read_and_set():
+    owner = Slots()
+    owner.count = 1
+    assert object_graph.attributes(owner) == {"sum": 0.0, "count": 1}
+
+    def change():
+        owner.sum += 1
+        owner.count += 1
+
+    assert changed_names(change, mine=owner) == ["mine.count", "mine.sum"]
+
+
+def counter():
+    """Return a function that has closed over its count, and a variable that has no value."""
+    count = 0
+
+    def add():
+        nonlocal count
+        count += 1
+        return later if count < 0 else count
+
+    if count:
+        later = 1
+    return add
+
+
+def test_what_a_function_has_closed_over_is_there_again():
+    add = counter()
+    assert object_graph.closure(add) == {"count": 0}
+    state = GraphState(lambda: {"add": add})
+    state.mark()
+    add(), add()
+    record = state.encode()
+    assert len(state.changes()) == 1
+    add = counter()
+    GraphState(lambda: {"add": add}).restore(record)
+    assert add() == 3
+    add.__module__ = "torch.optim"
+    assert object_graph.attributes(add) == {}
+    add.__module__ = None
+    assert object_graph.attributes(add) == {"count": 3}
+    assert dict(object_graph.function_members(add)) == {
+        "count": 3,
+        "defaults": (),
+        "kwdefaults": {},
+    }
+
+
+def test_librarys_classes_are_left_out_of_the_globals_that_a_function_reads():
+    def reads(step=Step):
+        return Decimal, Tracker, DRAWN, (lambda: SEEN)
+
+    members = dict(object_graph.function_members(reads))
+    assert members == {
+        "defaults": (Step,),
+        "kwdefaults": {},
+        "DRAWN": DRAWN,
+        "SEEN": SEEN,
+        "Tracker": Tracker,
+    }
+    reads.__module__ = "torch.optim"
+    assert dict(object_graph.function_members(reads)) == {"defaults": (Step,), "kwdefaults": {}}

@@ -128,7 +128,7 @@ def test_a_variable_is_changed_once_its_tensor_is(package):
     assert marks["mathkit.STORE"].object_ is package.STORE
 
 
-def test_one_that_appears_later_counts_from_then_on(package):
+def test_a_variable_that_appears_later_counts_from_then_on(package):
     """The package made it for the first batch; whether it is trained shows later."""
     variables = PackageVariables()
     variables.find((), ())
@@ -146,7 +146,7 @@ def test_one_that_appears_later_counts_from_then_on(package):
     assert variables.changed(()) == {}
 
 
-def test_what_the_model_has_and_what_is_saved_is_no_change(package):
+def test_what_the_model_has_and_what_is_saved_is_not_a_change(package):
     variables = PackageVariables()
     package.STORE.param("loc", torch.zeros(2))
     package.STORE.param("scale", torch.zeros(2))

@@ -46,7 +46,7 @@ def test_a_validation_before_the_training_adds_its_rows(tmp_path: Path):
     assert csv_rows(tmp_path) == whole
 
 
-def test_a_training_that_goes_on_with_nothing_begins_a_new_file(tmp_path: Path):
+def test_a_training_that_continues_with_nothing_begins_a_new_file(tmp_path: Path):
     first = CSVLogger(tmp_path, "logs")
     prepare_files([first], [])
     with warnings.catch_warnings(action="error"):  # Lightning's of a folder that it looks for
@@ -98,7 +98,7 @@ def rows(folder: Path | str, waits: bool) -> ContinuedWriter:
     return ContinuedWriter(str(folder), waits, False, Trainings([]))
 
 
-def test_a_file_goes_on_where_the_checkpoint_was(tmp_path: Path, capsys):
+def test_a_file_continues_where_the_checkpoint_was(tmp_path: Path, capsys):
     """So it does if the file has got more columns since, or its last row is incomplete."""
     first_rows = rows(tmp_path, waits=False)
     for step in range(3):
@@ -132,7 +132,7 @@ def test_a_file_that_is_lost_begins_anew_and_a_line_says_so(tmp_path: Path, caps
     assert (tmp_path / "metrics.csv").read_text().split() == ["more,step", "1.0,3"]
 
 
-def test_a_file_that_nobody_goes_on_with_is_removed_as_lightning_does(tmp_path: Path):
+def test_a_file_that_no_run_continues_is_removed_as_lightning_does(tmp_path: Path):
     first_rows = rows(tmp_path, waits=False)
     first_rows.log_metrics({"loss": 1.0}, 0)
     first_rows.save()

@@ -228,7 +228,7 @@ def mlflow(monkeypatch) -> list[str]:
     return addresses
 
 
-def test_a_logger_of_mlflow_goes_on_in_the_run(mlflow: list[str], tmp_path: Path, capsys):
+def test_a_logger_of_mlflow_continues_in_the_run(mlflow: list[str], tmp_path: Path, capsys):
     server = Client()
     logger = mlflow_logger(server, "run")
     loggers.prepare_files([logger], [])

@@ -200,7 +200,7 @@ def wandb_logger(run: Run | None, **options) -> WandbLogger:
     return logger
 
 
-def test_a_logger_of_wandb_goes_on_in_the_run(wandb, tmp_path: Path, capsys):
+def test_a_logger_of_wandb_continues_in_the_run(wandb, tmp_path: Path, capsys):
     logger = wandb_logger(run := Run([]))
     loggers.prepare_files([logger], [])
     assert type(logger) is WandbLogger  # no checkpoints, nothing to continue

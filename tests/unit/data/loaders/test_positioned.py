@@ -202,7 +202,7 @@ class Rotated(PlacedOrder):
         self.reached.append(batch)
 
 
-def test_an_order_that_is_told_is_compared_with_that_of_the_interrupted_run():
+def test_an_order_by_set_epoch_is_compared_with_that_of_the_interrupted_run():
     def make():
         return DataLoader(range(5), batch_sampler=InPlace())
 
@@ -222,7 +222,7 @@ def test_an_order_that_is_told_is_compared_with_that_of_the_interrupted_run():
             third.begin(fetcher, 1, 2, states)
 
 
-def test_an_order_that_is_told_is_shared_by_ranks():
+def test_an_order_that_is_reported_is_shared_by_ranks():
     parts = []
     for rank in range(2):
         loader = exact(DataLoader(range(5), batch_sampler=InPlace()), 7, rank=rank, world_size=2)[0]

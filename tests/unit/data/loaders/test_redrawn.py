@@ -96,7 +96,7 @@ def test_the_first_rank_tells_what_a_resumed_epoch_takes(capsys, monkeypatch, ra
     assert output.count("\n") == 2 * told
 
 
-def test_nothing_is_told_of_an_epoch_that_begins(capsys):
+def test_nothing_is_said_of_an_epoch_that_begins(capsys):
     states = stopped(LOADERS["a buffer"], 0) | {"why": "a reason", "ahead": values.encode([])}
     combined, fetcher = begin(LOADERS["a buffer"])
     combined.begin(fetcher, 0, 0, states)
@@ -178,7 +178,7 @@ def test_a_first_batch_is_drawn_twice_once(workers):
     assert Watched.iterations == (4 if workers else 5)
 
 
-def test_what_is_not_the_same_when_drawn_again_is_told():
+def test_what_is_not_the_same_when_drawn_again_is_reported():
     class Timed(IterableDataset):
         ticks = iter(range(1000))
 
@@ -259,13 +259,13 @@ class Reading(DataLoader):
             yield from super().__iter__()
 
 
-def test_a_loader_that_reads_by_a_librarys_threads_is_not_told():
+def test_a_loader_that_reads_by_a_librarys_threads_is_not_reported():
     combined, fetcher = begin(lambda: Reading(Numbers(8), 4))
     combined.begin(fetcher, 0, 0, proves=True)
     assert combined.why == ""
 
 
-def test_a_loader_that_draws_in_a_thread_is_told():
+def test_a_loader_that_draws_in_a_thread_is_reported():
     combined, fetcher = begin(InThread)
     combined.begin(fetcher, 0, 0, proves=True)
     assert combined.why.startswith("test_redrawn.InThread draws in a thread of its own, so ")
@@ -316,7 +316,7 @@ class InLocalPool(InPool):
 
 
 @pytest.mark.parametrize("make", [InPool, lambda: InPool(OfThreadPool), InLocalPool])
-def test_a_loader_that_draws_in_a_pool_of_threads_is_told_and_left_alone(make):
+def test_a_loader_that_draws_in_a_pool_of_threads_is_reported_and_left_alone(make):
     combined, fetcher = begin(make)
     combined.begin(fetcher, 0, 0, proves=True)
     assert re.match(r"test_redrawn\.In\w*Pool draws in a thread of its own, so ", combined.why)
@@ -346,7 +346,7 @@ def test_a_loader_is_left_alone_for_a_reason_that_there_is():
         combined.give_back(states)
 
 
-def test_a_loader_that_draws_nothing_in_its_pool_of_threads_is_not_told():
+def test_a_loader_that_draws_nothing_in_its_pool_of_threads_is_not_reported():
     combined, fetcher = begin(Shuffled)
     combined.begin(fetcher, 0, 0, proves=True)
     assert combined.why == "" and len(list(rest(fetcher))) == 2
@@ -367,7 +367,7 @@ def test_another_number_of_workers_cannot_draw_the_batches_again():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_another_number_of_workers_between_epochs_is_told(capsys, workers):
+def test_another_number_of_workers_between_epochs_is_reported(capsys, workers):
     combined, fetcher = begin(made("sharded"))
     combined.begin(fetcher, 0, 0)
     rest(fetcher)

@@ -73,7 +73,7 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.parametrize("limit", [0, 3])
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in LOADERS])
-def test_any_batch(name, limit):
+def test_loaders_continue_from_any_batch(name, limit):
     alone = train(LOADERS[name], limit=limit)
     later = (2, 0) if alone[-1][0] == 2 else (1, 0)
     for stops in (
@@ -155,7 +155,7 @@ def test_a_hook_that_iterates_sees_the_same_after_a_resume(dataset):
 
 
 @pytest.mark.parametrize("end", ["reset", "leave"])
-def test_an_iterator_is_closed_when_nobody_goes_on_with_it(end):
+def test_an_iterator_is_closed_when_nobody_continues_it(end):
     closed = []
 
     class Opening:
@@ -254,7 +254,7 @@ def test_the_place_in_an_epoch_is_known():
     assert fetcher.length is None
 
 
-def test_steps_that_draw_batches_go_on_at_the_batch_that_was_drawn_last():
+def test_steps_that_draw_batches_continue_at_the_batch_that_was_drawn_last():
     def begin_with_iterator(step: int, states: dict | None = None):
         combined, _ = begin(made("steady"))
         fetcher = _DataLoaderIterDataFetcher()
@@ -354,7 +354,7 @@ def test_what_the_program_gives_anew_is_in_no_checkpoint(loader, within):
         assert "folder" not in str(states)
 
 
-def test_workers_of_loaders_that_stay_go_on(monkeypatch):
+def test_workers_of_loaders_that_stay_continue(monkeypatch):
     ended = []
     monkeypatch.setattr(several, "end_workers", ended.append)
     first, second = DataLoader(range(2)), DataLoader(range(2))

@@ -32,7 +32,7 @@ def test_an_epoch_that_ends_with_a_streams_last_batch_leaves_the_next_one_its_en
     assert train(make, [(2, 0)]) == train(make)
 
 
-def test_another_number_of_workers_cannot_go_on_with_the_state_of_the_first():
+def test_another_number_of_workers_cannot_continue_with_the_state_of_the_first():
     states = stopped(LOADERS["a state"], 2)
     combined, fetcher = begin(made("resumable", **STATEFUL, workers=1))
     says = (
@@ -174,7 +174,7 @@ def test_workers_stay_where_a_checkpoint_can_hold_what_is_in_them(stateful):
     assert len(workers[1]) == 1 and (workers[0] == workers[1]) == stateful
 
 
-def test_a_batch_ahead_that_no_checkpoint_can_hold_is_told():
+def test_a_batch_ahead_that_no_checkpoint_can_hold_is_reported():
     class Thing:
         pass
 

@@ -111,7 +111,7 @@ def test_an_iterator_that_is_kept_once_it_is_made_is_left_as_it_is(make):
     combined.reset()
 
 
-def test_an_iterator_that_is_made_anew_for_each_iteration_is_none_that_is_kept():
+def test_an_iterator_that_is_made_for_each_iteration_is_not_kept():
     make = lambda: BeginningAnew(DataLoader(range(8), 2))  # noqa: E731
     combined, fetcher = begin(make)
     combined.begin(fetcher, 0, 0, proves=True)

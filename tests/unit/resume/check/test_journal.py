@@ -63,7 +63,7 @@ def test_what_was_written_is_read(tmp_path: Path):
     other_journal.close()
 
 
-def test_it_goes_on_with_what_was_known_and_forgets_what_is_old(tmp_path: Path, monkeypatch):
+def test_it_continues_with_what_was_known_and_forgets_what_is_old(tmp_path: Path, monkeypatch):
     """Training does not wait until it is on the disk."""
     monkeypatch.setattr(os, "fsync", pytest.fail)
     rank_journal = begun(tmp_path, [step(number) for number in range(20)])
@@ -79,7 +79,7 @@ def test_it_goes_on_with_what_was_known_and_forgets_what_is_old(tmp_path: Path, 
     rank_journal.close()
 
 
-def test_it_has_a_bound(tmp_path: Path, monkeypatch):
+def test_a_journal_has_a_bound(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(journal, "MAX_RECORDS", 10)
     rank_journal = begun(tmp_path)
     for number in range(30):
@@ -94,7 +94,7 @@ def test_it_has_a_bound(tmp_path: Path, monkeypatch):
     rank_journal.close()
 
 
-def test_of_a_file_that_is_too_long_its_beginning_is_read(tmp_path: Path, monkeypatch):
+def test_the_beginning_of_a_file_that_is_too_long_is_read(tmp_path: Path, monkeypatch):
     assert MAX_RECORDS == 65536
     monkeypatch.setattr(journal, "MAX_RECORDS", 100)
     begun(tmp_path, [step(number) for number in range(201)]).close()
@@ -105,7 +105,7 @@ def test_of_a_file_that_is_too_long_its_beginning_is_read(tmp_path: Path, monkey
     )
 
 
-def test_its_file_has_a_bound(tmp_path: Path):
+def test_the_file_of_a_journal_has_a_bound(tmp_path: Path):
     """However long the run is, and however few steps come between two checkpoints.
 
     It is written anew when more than half of it is outdated.
@@ -122,7 +122,7 @@ def test_its_file_has_a_bound(tmp_path: Path):
     rank_journal.close()
 
 
-def test_it_is_written_no_more_often_than_it_may_take_time(tmp_path: Path, monkeypatch):
+def test_a_journal_is_written_no_more_often_than_it_may_take_time(tmp_path: Path, monkeypatch):
     written = []
     monkeypatch.setattr(journal, "MAX_WAITING_SHARE", 1e-9)
     rank_journal = begun(tmp_path)
@@ -172,7 +172,7 @@ def test_a_step_that_waits_to_be_written_is_removed_like_the_others(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_of_a_damaged_one_what_is_before_it_is_read(tmp_path: Path):
+def test_a_damaged_journal_is_read_up_to_the_damage(tmp_path: Path):
     rank_journal = begun(tmp_path)
     for number in range(10):
         rank_journal.add(step(number))
@@ -222,7 +222,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path):
     )
 
 
-def test_of_another_run_or_other_ranks_nothing_is_read(tmp_path: Path):
+def test_nothing_is_read_of_another_run_or_of_other_ranks(tmp_path: Path):
     rank_journal = begun(tmp_path)
     rank_journal.add(step(1))
     rank_journal.close()

@@ -53,6 +53,6 @@ def test_schedulers_of_a_scheduler_keep_their_optimizer(optimizer):
 
 
 @pytest.mark.parametrize("state", [[("last_epoch", 1)], (1, 2)])
-def test_a_list_is_no_state(optimizer, state):
+def test_a_list_is_not_a_state(optimizer, state):
     with pytest.raises(TypeError, match="expected a dict"):
         saved_part(StepLR(optimizer, 3), state)

@@ -78,7 +78,7 @@ def test_the_newest_that_all_have(case: str):
         ),
     ],
 )
-def test_none_that_all_have_is_no_start_anew(hosts: list, line: str):
+def test_without_a_common_checkpoint_a_run_does_not_start_again(hosts: list, line: str):
     with pytest.raises(UserError) as raised:
         newest_common(hosts, "--resume.dirpath=/folder")
     assert str(raised.value) == (

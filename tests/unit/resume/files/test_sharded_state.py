@@ -51,7 +51,7 @@ def test_the_lines_of_the_page(tmp_path: Path, mesh: DeviceMesh, monkeypatch):
     assert moments.equal(optimizer.state_dict()["state"][0]["exp_avg"].full_tensor())
 
 
-def test_no_rank_goes_on_before_the_manifest_is_there(tmp_path: Path, mesh, monkeypatch):
+def test_no_rank_continues_before_the_manifest_is_there(tmp_path: Path, mesh, monkeypatch):
     found = []
     monkeypatch.setattr(distributed, "barrier", lambda: found.append([*tmp_path.glob("*.ckpt")]))
     path = sharded_state.save(tmp_path, {"weight": torch.ones(2)}, 5)

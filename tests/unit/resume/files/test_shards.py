@@ -89,7 +89,7 @@ def test_one_rank_reads_what_four_have_shared_by_rows_and_columns(tmp_path: Path
     assert read(tmp_path, write(tmp_path, parts, chunks)).equal(WHOLE)
 
 
-def test_of_equal_parts_one_is_enough(tmp_path: Path):
+def test_one_of_equal_parts_is_enough(tmp_path: Path):
     entries = write(tmp_path, [WHOLE, WHOLE], [[[0, 0], [5, 4]]] * 2)
     shards.path_of(tmp_path, STEP, NUMBER, 1, 2).unlink()
     assert read(tmp_path, entries).equal(WHOLE)
@@ -191,7 +191,7 @@ def test_what_was_shared_out_as_a_weight_is_shared_out_as_it_is_now(tmp_path: Pa
     assert found.full_tensor().equal(WHOLE)
 
 
-def test_a_full_disk_is_told_to_all_ranks(tmp_path: Path, mesh: DeviceMesh, monkeypatch):
+def test_all_ranks_hear_of_a_full_disk(tmp_path: Path, mesh: DeviceMesh, monkeypatch):
     def fail(*args):
         raise OSError(28, "No space left on device")
 

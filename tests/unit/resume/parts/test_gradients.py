@@ -177,7 +177,7 @@ def test_gradients_are_saved_where_they_differ_from_the_first_ranks():
 @pytest.mark.parametrize(
     ("number", "ranks", "gradient"), [(0, 3, 1.0), (1, 3, 1.0), (2, 3, 4.0), (0, 1, 2.0)]
 )
-def test_other_ranks_go_on_with_the_mean_of_the_gradients(number, ranks, gradient):
+def test_other_ranks_continue_with_the_mean_of_the_gradients(number, ranks, gradient):
     saved = [{"gradients": {"weight": torch.full((1, 2), 1.0)}}, {"gradients": None}]
     saved.append({"gradients": {"weight": torch.full((1, 2), 4.0)}})
     rank = fake_rank(number, ranks)

@@ -1,5 +1,7 @@
 """The states of torchmetrics that are kept anywhere come back."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -16,6 +18,7 @@ from untrained import in_epoch_5, resumed, run_of, trainer_of
 
 from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.part import Moment
+from sagemaker_lightning.resume.parts.roots import of_kinds
 
 
 class Holding(Callback):
@@ -104,7 +107,7 @@ def measured(world_size: int, rank: int, make, values, saved=()) -> tuple[Metric
         (lambda: SumMetric(sync_on_compute=False), 10, [6, 4], [1, 4, 5, 1]),
     ],
 )
-def test_a_metric_goes_on_with_another_number_of_ranks(make, one, two, four, capsys):
+def test_a_metric_continues_with_another_number_of_ranks(make, one, two, four, capsys):
     """All ranks' states are together what those before were together."""
     saved = [
         measured(3, rank, make, [value])[0].save(None, None)
@@ -137,3 +140,24 @@ def test_a_metric_that_only_its_class_can_add_up_starts_again_with_a_line(capsys
         "warning: callbacks.0 Holding.metric: 2 ranks have saved states of this metric that cannot "
         "be added up for another number of them: it starts again\n"
     )
+
+
+def test_a_metric_stays_on_its_device():
+    class Watching(Callback):
+        def __init__(self):
+            self.mean = MeanMetric()
+
+    trainer = Trainer(
+        accelerator="cpu", callbacks=[Watching()], logger=False, enable_checkpointing=False
+    )
+    trainer.strategy.connect(LightningModule())
+    trainer.strategy._root_device = torch.device("meta")
+    ((_, metric),) = of_kinds(trainer, MeanMetric)
+    metric.update(3.0)
+    run = run_of(trainer)
+    part = run.part(Metrics)
+    saved = part.save(None, None)
+    run.resumed = SimpleNamespace(of_data_ranks=lambda part: ([saved], [saved]))
+    metric.reset()
+    part.restore(saved, Moment.TRAINING)
+    assert metric.mean_value.device.type == "cpu" and metric.compute() == 3.0

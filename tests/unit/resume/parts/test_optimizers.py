@@ -120,7 +120,7 @@ class Jittered(Noted):
         return Jittering(self.parameters())
 
 
-def test_a_generator_of_an_optimizers_goes_on(tmp_path):
+def test_a_generator_of_an_optimizers_continues(tmp_path):
     def fitted(folder, **moments):
         as_in_a_new_process()
         torch.manual_seed(1)
@@ -162,7 +162,7 @@ def test_a_scheduler_put_in_anothers_place_is_said_at_once(tmp_path, capsys):
     ]
 
 
-def test_the_schedule_of_lightnings_averaging_is_no_matter_of_the_users(tmp_path, capsys):
+def test_the_schedule_of_lightnings_averaging_is_not_the_users(tmp_path, capsys):
     averaging = StochasticWeightAveraging(0.1, swa_epoch_start=1)
     fit = trainer(tmp_path, averaging, every_n_steps=1)
     fit.fit(Noted())

@@ -1,13 +1,21 @@
 """What hooks at the start of training make: its names are read in them."""
 
 import functools
+import time
+from collections import deque
+from dataclasses import dataclass
+from types import SimpleNamespace
 
+import numpy as np
+import pytest
+import torch
 from pytorch_lightning import Callback, LightningModule
-from pytorch_lightning.callbacks import StochasticWeightAveraging
+from pytorch_lightning.callbacks import EarlyStopping, StochasticWeightAveraging
 from torch import nn
 from untrained import in_epoch_5
 
 from sagemaker_lightning.resume.parts import start_hooks
+from sagemaker_lightning.state import object_graph
 
 
 def trainer_of(model=None, *callbacks: Callback):
@@ -70,3 +78,131 @@ def test_names_that_hooks_at_the_start_mention():
     assert not {"epochs", "other", "_average_model"} & names
     assert "head" in start_hooks.names_in_start_hooks(trainer_of(Decorated()))
     assert start_hooks.names_in_start_hooks(trainer_of()) == set()
+
+
+def test_what_hooks_compute_at_the_start_is_distinguished_from_what_may_differ():
+    class Starts(Callback):
+        def on_fit_start(self, trainer, pl_module):
+            self.anchor = {"weight": torch.ones(2)}
+            self.baseline = 0.3
+            self.mean = [1, None, np.float32(0.5)]
+            self.folder = "/tmp"
+            self.total_steps = 40
+            self.first_step = trainer.global_step
+            self.named = {"a": "b", "c": torch.ones(1)}
+            self.data = torch.zeros((1 << 20) + 1)
+            self.largest = torch.zeros(1 << 20)
+            self.began = time.time()
+            self.timer = {"began": time.monotonic(), "laps": 0}
+
+    starts = Starts()
+    trainer = SimpleNamespace(
+        lightning_module=LightningModule(), callbacks=[starts], global_step=12, current_epoch=1
+    )
+    hooks = start_hooks.StartHooks(trainer)
+    starts.on_fit_start(trainer, trainer.lightning_module)
+    assert hooks.computed().keys() == {
+        (id(starts), name) for name in ("anchor", "baseline", "mean", "first_step", "largest")
+    }
+    assert start_hooks.StartHooks(trainer).computed() == {}
+
+
+@dataclass
+class Bounds:
+    """A penalty's bounds, and how many there are."""
+
+    low: float
+    number: int
+
+
+class OnTrainStart(Callback):
+    """Its hook sets what a test gives it."""
+
+    def __init__(self, **values) -> None:
+        self.values = (values,)
+
+    def on_train_start(self, trainer, pl_module):
+        vars(self).update(self.values[0])
+
+
+def computed_by(trainer_values: dict, **values) -> set[str]:
+    """Return the names of what counts as computed by hooks at the start."""
+    callback = OnTrainStart(**values)
+    trainer = SimpleNamespace(
+        **{"lightning_module": LightningModule(), "global_step": 12, "current_epoch": 1}
+        | {"callbacks": [callback]}
+        | trainer_values
+    )
+    hooks = start_hooks.StartHooks(trainer)
+    callback.on_train_start(trainer, trainer.lightning_module)
+    # What is new has no name of its own there.
+    return {name for _, name in hooks.computed() if name}
+
+
+def test_which_numbers_follow_from_weights():
+    values = {
+        "complex": 1j,
+        "scalar": np.float32(0.5),
+        "set": {0.5, 3},
+        "queue": deque([0.25]),
+        "fields": Bounds(0.5, 3),
+        "array": np.ones(2, np.int64),
+        "mask": np.ones(2, bool),
+        "epoch": 1,
+        "step": 12,
+    }
+    others = {
+        "flag": True,
+        "count": 3,
+        "counts": [1, 2],
+        "nothing": [None],
+        "empty": [],
+        "text": np.array(["a"]),
+        "with text": [0.5, "a"],
+        "moment": np.array(["2026-01-01"], "datetime64[D]"),
+    }
+    assert computed_by({}, **values | others) == values.keys()
+
+
+def test_the_first_elements_of_a_long_list_show_what_it_is():
+    values = [0.5] * object_graph.MAX_ELEMENTS
+    assert computed_by({}, first=[*values, "a"], all=[*values[1:], "a"]) == {"first"}
+
+
+def test_what_is_larger_than_the_weights_is_data(monkeypatch):
+    """Some size is no data in any case."""
+    monkeypatch.setattr(start_hooks, "MIN_ELEMENTS", 8)
+    sizes = {f"of{size}": torch.zeros(size) for size in (8, 9, 12, 13)}
+    sizes |= {"both": [np.zeros(4), torch.zeros(4)], "more": [np.zeros(5), torch.zeros(4)]}
+    assert computed_by({}, **sizes) == {"of8", "both"}
+    model = LightningModule()
+    model.body = torch.nn.Linear(3, 3)
+    assert computed_by({"lightning_module": model}, **sizes) == sizes.keys() - {"of13"}
+
+
+@pytest.mark.parametrize("clock", ["time", "monotonic", "perf_counter", "process_time"])
+def test_a_time_is_not_computed_from_weights(clock):
+    class Starts(Callback):
+        def on_fit_start(self, trainer, pl_module):
+            now = getattr(time, clock)()
+            self.began = now
+            self.before = now - 1000.0
+            self.later = now + 1000.0
+
+    starts = Starts()
+    trainer = SimpleNamespace(
+        lightning_module=LightningModule(), callbacks=[starts], global_step=0, current_epoch=0
+    )
+    hooks = start_hooks.StartHooks(trainer)
+    starts.on_fit_start(trainer, None)
+    assert {name for _, name in hooks.computed()} == {"before", "later"}
+
+
+def test_hooks_of_libraries_alone_compute_nothing():
+    stopping = EarlyStopping("loss")
+    trainer = SimpleNamespace(
+        lightning_module=LightningModule(), callbacks=[stopping], global_step=0, current_epoch=0
+    )
+    hooks = start_hooks.StartHooks(trainer)
+    trainer.lightning_module.anchor = torch.ones(2)
+    assert hooks.computed() == {}

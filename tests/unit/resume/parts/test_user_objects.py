@@ -1,35 +1,41 @@
-"""What of a user's objects is saved, restored and told: the parts that have them, together."""
+"""What of a user's objects is saved and restored: the parts that have them, together."""
 
 import io
-import itertools
 import random
-import re
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow
 import pytest
 import torch
-from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import SingleDeviceStrategy
-from pytorch_lightning.utilities import CombinedLoader
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
-from torchmetrics import MeanMetric, MetricTracker
-from untrained import in_epoch_5, resumed, run_of
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+from untrained import in_epoch_5, run_of
+from user_state import (
+    UNSAVED,
+    Holding,
+    Model,
+    Points,
+    Row,
+    Sharing,
+    UserState,
+    in_training,
+    own_hook,
+    state_of,
+    told,
+    trainer_of,
+)
 
 from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import DataIdentity, Structure
 from sagemaker_lightning.resume.parts.generators import Generators
-from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
-from sagemaker_lightning.resume.parts.metrics import Metrics
 from sagemaker_lightning.resume.parts.modes import Modes
-from sagemaker_lightning.resume.parts.part import Moment
 from sagemaker_lightning.resume.parts.roots import objects_of_module, user_objects
 from sagemaker_lightning.resume.parts.stateful_objects import StatefulObjects
 from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
@@ -43,45 +49,6 @@ from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph import values
 from sagemaker_lightning.state.graph.state import nodes_of
 from sagemaker_lightning.state.object_graph import Added
-
-HERE = "test_user_objects"
-
-
-class Model(LightningModule):
-    """Has a layer, and what it is given as attributes."""
-
-    def __init__(self, **values) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(1, 1), nn.Dropout())
-        for name, value in values.items():
-            setattr(self, name, value)
-
-
-class Sharing(Model):
-    """Shares with all models of its class what is no state of one."""
-
-    signs_of_all = itertools.count()
-    scaler_of_all = torch.amp.GradScaler("cpu")
-
-
-class Holding(Callback):
-    """Holds something."""
-
-    def __init__(self, **values) -> None:
-        vars(self).update(values)
-
-
-class Points(Dataset):
-    """Points, and what a user has made of them."""
-
-    def __init__(self, **values) -> None:
-        vars(self).update(values)
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> float:
-        return float(index)
 
 
 class Order(Sampler):
@@ -112,64 +79,6 @@ class Loader:
         return iter(range(8))
 
 
-def trainer_of(model=None, *callbacks, train=None, val=None, optimizers=(), **options) -> Trainer:
-    """Return a trainer as it is while it trains."""
-    settings = {"accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False}
-    settings |= {"enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(**settings | options, callbacks=list(callbacks))
-    model = model or Model()
-    trainer.strategy.connect(model)
-    model.trainer = trainer
-    trainer.strategy.optimizers = list(optimizers)
-    for loop, loader in ((trainer.fit_loop, train), (trainer.fit_loop.epoch_loop.val_loop, val)):
-        loop._combined_loader = None if loader is None else CombinedLoader(loader, "sequential")
-    return trainer
-
-
-class UserState:
-    """The parts of a checkpoint that have a user's objects, of a run that trains nothing."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.run = run_of(trainer)
-        self.objects = self.run.part(UserObjects)
-        self.state = self.objects.graph
-
-    def encode_changes(self, point: ResumePoint | None = None) -> dict:
-        """Return what is saved."""
-        saved = {
-            part.key: self.run.part(part).save(point, None)
-            for part in (UserObjects, Generators, StatefulObjects, TrainerSettings, Modes)
-        }
-        saved["structure"] = self.run.part(Structure).save(point, None)
-        saved["data_identity"] = self.run.part(DataIdentity).save(point, None)
-        if point:
-            saved["loader_positions"] = self.run.part(LoaderPositions).save(point, None)
-        return saved
-
-    def restore(self, saved: dict, only_plain: bool = False, same_ranks: bool = True) -> None:
-        """Restore it as after the hooks that begin training, or as before them."""
-        resumed(self.run, world_size=1 if same_ranks else 2, **saved)
-        parts = UserObjects, Generators, StatefulObjects, TrainerSettings, Modes
-        moment = Moment.HOOKS if only_plain else Moment.TRAINING
-        for part in map(self.run.part, parts):
-            if moment in part.moments:
-                part.restore(saved[part.key], moment)
-
-    def restore_after_drawing(self, saved: dict) -> None:
-        """Restore it once the loaders have begun the epoch."""
-        resumed(self.run, ResumePoint.BATCH, **saved)
-        for part in (UserObjects, Generators):
-            self.run.part(part).restore(saved[part.key], Moment.EPOCH)
-
-
-def state_of(*arguments, **values) -> UserState:
-    """Return the state of the objects of a trainer, which has just begun."""
-    state = UserState(trainer_of(*arguments, **values))
-    state.run.mark_start()
-    return state
-
-
 def values_of(saved: dict) -> dict:
     """Return what a state has of attributes, containers and arrays, by path."""
     values = {}
@@ -182,14 +91,6 @@ def values_of(saved: dict) -> dict:
     return values
 
 
-def in_training(state: UserState, **states) -> None:
-    """Have the trainer's loaders say what their states are."""
-    state.trainer.fit_loop._combined_loader = SimpleNamespace(
-        states=lambda fetcher, within: states | {"within": within},
-        iterables=None,
-    )
-
-
 # Whose state it is --------------------------------------------------------------------------------
 
 
@@ -199,10 +100,6 @@ class Steps(SGD):
 
 class Keeps(CSVLogger):
     """A logger of a user's own."""
-
-
-def own_hook(module, inputs):
-    """Change nothing."""
 
 
 def test_the_objects_of_a_training(tmp_path):
@@ -428,7 +325,7 @@ def test_what_tells_the_data_from_others():
     }
 
 
-def test_data_that_are_made_anew_while_training_are_told_for_training_alone():
+def test_data_that_are_made_again_while_training_are_reported_for_training_alone():
     loader = DataLoader(TensorDataset(torch.ones(3)))
     state = state_of(train=[loader], val=[loader], reload_dataloaders_every_n_epochs=2)
     data = state.encode_changes()["data_identity"]
@@ -451,396 +348,6 @@ def test_data_that_the_next_epoch_makes_anew_are_not_saved(monkeypatch, point, i
     points.level = 2.0
     saved = values_of(state.objects.save(point, None))
     assert any(name.endswith("dataset.level") for name in saved) is is_saved
-
-
-# What is told -------------------------------------------------------------------------------------
-
-
-COUNT = 0
-SIGNS = itertools.repeat(1, 99)
-
-
-class Counts(LightningModule):
-    def training_step(self, batch, batch_idx):
-        return COUNT * next(SIGNS)
-
-
-def test_a_variable_that_no_checkpoint_can_hold_is_told_once_it_changes(monkeypatch, capsys):
-    says = (
-        f"{HERE}.SIGNS changes while training, and no checkpoint has it: a resumed run starts with "
-        "its first value; keep it in an attribute of the model, or give it as a part: "
-        "ExactResume(parts={...})\n"
-    )
-    for rank, expected in ((0, says), (1, "")):
-        state = state_of(Counts())
-        in_training(state)
-        if rank:
-            monkeypatch.setattr(type(state.trainer), "is_global_zero", False)
-        state.encode_changes(ResumePoint.BATCH)
-        next(SIGNS)
-        state.encode_changes()
-        assert capsys.readouterr().out == ""
-        state.encode_changes(ResumePoint.BATCH)
-        assert capsys.readouterr().out == expected
-        state.encode_changes(ResumePoint.BATCH)
-        assert capsys.readouterr().out == ""
-
-
-class Registry:
-    """Has one object, which is made when it is needed."""
-
-    only = None
-
-    @classmethod
-    def count(cls) -> int:
-        cls.only = cls.only or Registry()
-        vars(cls.only)["steps"] = vars(cls.only).get("steps", 0) + 1
-        return cls.only.steps
-
-
-class Registered(LightningModule):
-    def training_step(self, batch, batch_idx):
-        return Registry.count() + COUNT
-
-
-def test_variables_of_modules_and_classes_come_back(monkeypatch, capsys):
-    state = state_of(Registered())
-    in_training(state)
-    monkeypatch.setitem(globals(), "COUNT", 5)
-    Registry.count()
-    saved = state.encode_changes(ResumePoint.BATCH)
-    only = Registry.only
-    monkeypatch.setitem(globals(), "COUNT", 0)
-    Registry.only = None
-    again = state_of(Registered())
-    in_training(again)
-    again.restore(saved)
-    assert COUNT == 5 and type(Registry.only) is Registry and Registry.only is not only
-    assert Registry.only.steps == 1
-    Registry.only = None
-    assert "no checkpoint has it" not in capsys.readouterr().out
-
-
-class Row:
-    """A thing that no checkpoint can hold."""
-
-    def __init__(self) -> None:
-        self.file = io.StringIO()
-
-
-UNSAVED = ", which no checkpoint can hold: a resumed run starts without it; keep numbers, text, "
-
-
-def told(capsys, state: UserState) -> list[str]:
-    """Return what is told when the state is saved."""
-    state.encode_changes()
-    return capsys.readouterr().out.splitlines()
-
-
-def test_what_a_function_keeps_and_no_checkpoint_can_hold_is_told(capsys):
-    row = None
-
-    def fill():
-        nonlocal row
-        row = Row()
-
-    class Filling(Model):
-        def training_step(self, batch, batch_idx):
-            fill()
-            return row
-
-    state = state_of(model := Filling())
-    assert told(capsys, state) == []
-    model.training_step(None, 0)
-    (line,) = told(capsys, state)
-    name = f"{HERE}.test_what_a_function_keeps_and_no_checkpoint_can_hold_is_told.<locals>"
-    assert line.startswith(f"{name}.Filling.training_step.row holds a {HERE}.Row{UNSAVED}")
-
-
-INNER = None
-
-
-class Adapts(Model):
-    def training_step(self, batch, batch_idx):
-        return INNER.step()
-
-
-@pytest.mark.parametrize("at_start", [True, False])
-def test_an_optimizer_in_a_variable_comes_back(monkeypatch, capsys, at_start):
-    def make(model):
-        return SGD(model.body.parameters(), 0.5, momentum=0.5)
-
-    def begun():
-        model = Adapts()
-        monkeypatch.setitem(globals(), "INNER", make(model) if at_start else None)
-        return state_of(model), model
-
-    state, model = begun()
-    monkeypatch.setitem(globals(), "INNER", INNER or make(model))
-    model.body[0](torch.ones(1)).sum().backward()
-    model.training_step(None, 0)
-    saved = state.encode_changes(None)
-    other, restored = begun()
-    other.restore(saved)
-    state_of_weight = INNER.state[restored.body[0].weight]
-    assert torch.equal(state_of_weight["momentum_buffer"], torch.ones(1, 1))
-    assert capsys.readouterr().out == ""
-
-
-def test_a_metric_that_only_a_function_has_comes_back():
-    def make():
-        mean = MeanMetric()
-
-        class Measuring(Model):
-            def training_step(self, batch, batch_idx):
-                mean.update(batch)
-                return mean.compute().item()
-
-        return Measuring()
-
-    state = state_of(model := make())
-    metrics = state.run.part(Metrics)
-    model.training_step(1.0, 0), model.training_step(2.0, 1)
-    saved = metrics.save(None, None)
-    other = state_of(resumed_model := make())
-    resumed(other.run, metrics=saved)
-    other.run.part(Metrics).restore(saved, Moment.TRAINING)
-    assert resumed_model.training_step(6.0, 2) == 3
-
-
-def hooked() -> SGD:
-    """Return an optimizer with a function that no checkpoint can name."""
-    optimizer = SGD([nn.Parameter(torch.ones(1))], 0.1)
-    optimizer.register_step_post_hook(lambda *arguments: None)
-    return optimizer
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        hooked,
-        lambda: {1: hooked()},
-        lambda: {1: torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))},
-    ],
-)
-def test_what_has_state_and_is_made_while_training_is_told_before_an_interruption(capsys, make):
-    model = Model(own=None)
-    state = state_of(model)
-    assert told(capsys, state) == []
-    model.own = make()
-    (line,) = told(capsys, state)
-    assert line.startswith(f"{HERE}.Model.own ") and "which no checkpoint can hold" in line
-    assert told(capsys, state) == []
-
-
-class Measuring(Model):
-    """Gets metrics in hooks and on first use."""
-
-    def on_train_epoch_start(self):
-        self.mean = MeanMetric()
-
-    def on_validation_epoch_start(self):
-        self.error = MeanMetric()
-
-    def training_step(self, batch, batch_idx):
-        self.loss = MeanMetric()
-
-
-def test_a_metric_that_a_hook_makes_is_not_told_and_one_that_a_step_makes_is(capsys):
-    state = state_of(model := Measuring())
-    model.on_train_epoch_start()
-    model.on_validation_epoch_start()
-    assert told(capsys, state) == []
-    model.training_step(None, 0)
-    (line,) = told(capsys, state)
-    name = "torchmetrics.aggregation.MeanMetric"
-    assert line.startswith(f"{HERE}.Measuring.loss is a {name}{UNSAVED}")
-
-
-def test_a_function_that_a_module_gets_in_place_of_another_is_told(monkeypatch, capsys):
-    state = state_of(Chooses())
-    in_training(state)
-    monkeypatch.setitem(globals(), "criterion", lambda: 2)
-    state.encode_changes(ResumePoint.BATCH)
-    says = f"{HERE}.criterion changes while training, and no checkpoint has it"
-    assert capsys.readouterr().out.startswith(says)
-
-
-def criterion():
-    return 1
-
-
-class Chooses(LightningModule):
-    def training_step(self, batch, batch_idx):
-        return criterion()
-
-
-def test_modules_beside_the_model_have_their_modes_again():
-    def made():
-        return Holding(teacher=nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)))
-
-    trained, resumed_one = made(), made()
-    state = state_of(None, trained)
-    trained.teacher[1].eval()
-    trained.teacher[0].bias.requires_grad_(False)
-    saved = state.encode_changes()
-    state_of(None, resumed_one).restore(saved)
-    modes = [module.training for module in resumed_one.teacher]
-    assert modes == [True, False] and not resumed_one.teacher[0].bias.requires_grad
-    assert resumed_one.teacher[0].weight.requires_grad
-
-
-def test_a_container_of_what_cannot_be_saved_is_told_once(capsys):
-    """If it has changed; what a library has put there is the library's."""
-    model = Model(rows=[Row()], kept=[Row()], libraries=[random.Random(1)])
-    callback = Holding(rows={})
-    state = state_of(model, callback)
-    assert told(capsys, state) == []
-    model.rows.append(Row())
-    model.libraries.append(SimpleNamespace())
-    callback.rows["a"] = Row()
-    lines = told(capsys, state)
-    begins = [
-        f"{HERE}.{name} holds a {HERE}.Row{UNSAVED}" for name in ("Model.rows", "Holding.rows")
-    ]
-    assert len(lines) == 2 and all(map(str.startswith, sorted(lines, reverse=True), begins))
-    model.rows.append(Row())
-    assert told(capsys, state) == []
-
-
-def test_the_steps_of_a_metric_tracker_are_not_told(capsys):
-    state = state_of(model := Model(tracker=MetricTracker(MeanMetric(), maximize=True)))
-    for value in (1.0, 2.0):
-        model.tracker.increment()
-        model.tracker.update(value)
-    assert told(capsys, state) == []
-
-
-class Tracker:
-    """Counts beside what no checkpoint can hold."""
-
-    def __init__(self) -> None:
-        self.file = io.StringIO()
-        self.count = 0
-
-
-class Tracking(Model):
-    """Makes trackers on first use, and another one for each epoch."""
-
-    tracker = None
-
-    def on_train_epoch_start(self):
-        self.of_epoch = Tracker()
-
-    def training_step(self, batch, batch_idx):
-        self.tracker = self.tracker or Tracker()
-        self.writers = {"file": io.StringIO(), "folder": "x"}
-        self.state = {"file": io.StringIO(), "steps": 1}
-        self.rules["name"] = re.compile("b")
-        self.rules["steps"] = 2
-
-
-def test_what_is_lost_with_what_cannot_be_saved_is_told_ahead(capsys):
-    state = state_of(model := Tracking(rules={"name": re.compile("a")}))
-    model.on_train_epoch_start()
-    model.training_step(None, 0)
-    first = UNSAVED.replace("without it", "with its first value")
-    lines = sorted(told(capsys, state))
-    begins = [
-        f"{HERE}.Tracking.rules holds a re.Pattern{first}",
-        f"{HERE}.Tracking.state holds a _io.StringIO{UNSAVED}",
-        f"{HERE}.Tracking.tracker holds a {HERE}.Tracker{UNSAVED}",
-    ]
-    assert len(lines) == 3 and all(map(str.startswith, lines, begins))
-
-
-def test_what_another_package_cannot_save_is_told_by_the_users_name(capsys):
-    """Once for each attribute of the user's, and not by what the package calls its own."""
-    package = {"__module__": "yaml"}  # any that is installed
-    study = type("Study", (), package)()
-    study.storage = type("Storage", (), package)()
-    study.storage.trials = []
-    study.trials = []
-    state = state_of(None, Holding(study=study))
-    study.storage.trials.append(Row())
-    study.trials.append(Row())
-    (line,) = told(capsys, state)
-    assert line.startswith(f"{HERE}.Holding.study holds a {HERE}.Row{UNSAVED}")
-    assert told(capsys, state) == []
-
-
-def test_a_function_that_the_program_has_nowhere_at_its_start_is_told_once(capsys):
-    model = Model(rules=[abs, own_hook], rule=abs)
-    state = state_of(model)
-    model.rule = own_hook
-    assert told(capsys, state) == []
-    model.rule = lambda value: value
-    (line,) = told(capsys, state)
-    assert line.startswith(f"{HERE}.Model.rule has got a function or a class while training that")
-    assert told(capsys, state) == []
-
-
-def test_a_table_that_changes_is_told_if_it_is_no_data_that_are_read(capsys):
-    def table():
-        return pyarrow.table({"x": [1.0]})
-
-    class Data(LightningDataModule):
-        rows = None
-
-    model, points, data = Model(rows=table()), Points(rows=table()), Data()
-    state = state_of(model, train=[DataLoader(points)], val=[DataLoader(other := Points())])
-    state.trainer.datamodule = data
-    state.run.mark_start()
-    assert told(capsys, state) == []
-    model.rows, points.rows, other.rows, data.rows = (table() for _ in range(4))
-    lines = sorted(told(capsys, state))
-    begins = [f"{HERE}.{name}.rows is a pyarrow.lib.Table{UNSAVED}" for name in ("Model", "Points")]
-    assert len(lines) == 2 and all(map(str.startswith, lines, begins))
-
-
-def test_other_ranks_tell_nothing(monkeypatch, capsys):
-    model = Model(rows=[Row()], batches=iter([1]))
-    state = state_of(model)
-    monkeypatch.setattr(type(state.trainer), "is_global_zero", False)
-    model.rows.append(Row())
-    state.state.reordered.add("model.names")
-    state.restore(state.encode_changes())
-    assert capsys.readouterr().out == ""
-
-
-def test_an_iterator_is_told_of_once(capsys):
-    class Saves:
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            return 1
-
-    batches = iter(DataLoader(range(4)))
-    state = state_of(
-        Sharing(batches=batches, signs=itertools.cycle({1}), file=io.StringIO(), own=Saves())
-    )
-    lines = told(capsys, state)
-    assert lines[0] == (
-        "warning: model.batches is a _SingleProcessDataLoaderIter, and no checkpoint can hold its "
-        "position: after an interruption this run is not exact; keep a loader with state_dict(), "
-        "or an index"
-    )
-    assert [line.split()[1] for line in lines] == ["model.batches", "model.signs"]
-    assert told(capsys, state) == []
-
-
-def test_a_set_in_another_order_is_told_once(capsys):
-    state = state_of()
-    saved = state.encode_changes()
-    state.state.reordered.add("model.names")
-    state.restore(saved)
-    assert capsys.readouterr().out == (
-        "model.names is a set, and after an interruption its elements may come in another order: "
-        "if training depends on it, sort them first, or keep a list or a dict\n"
-    )
-    state.restore(saved)
-    assert capsys.readouterr().out == ""
 
 
 # What is restored ---------------------------------------------------------------------------------
@@ -903,12 +410,12 @@ def test_what_lightning_saves_is_not_saved_twice():
     assert set(state.encode_changes()["stateful_objects"]) == {"model.scaler", "model.mine"}
 
 
-def test_a_state_that_cannot_be_saved_is_told(capsys):
+def test_a_state_that_cannot_be_saved_is_reported(capsys):
     model = Model()
     model.inner = SGD([nn.Parameter(torch.zeros(1))], 0.1)
     model.inner.param_groups[0]["thing"] = Row()
     (line,) = told(capsys, state_of(model))
-    assert line.startswith(f"{HERE}.Model.inner holds a {HERE}.Row{UNSAVED}")
+    assert line.startswith(f"user_state.Model.inner holds a user_state.Row{UNSAVED}")
 
 
 def test_an_optimizer_made_while_training_comes_back_with_its_object(capsys):
@@ -955,11 +462,11 @@ class OfStream(IterableDataset):
         return iter([1.0])
 
 
-def test_a_state_that_cannot_be_had_is_told(capsys):
+def test_a_state_that_cannot_be_had_is_reported(capsys):
     model = Model()
     model.inner = OfLibrary()
     (line,) = told(capsys, state := state_of(model))
-    assert line.startswith(f"{HERE}.Model.inner has a state_dict() that raises RuntimeError")
+    assert line.startswith("user_state.Model.inner has a state_dict() that raises RuntimeError")
     assert state.encode_changes()["stateful_objects"] == {}
 
 

@@ -100,7 +100,7 @@ def test_the_rate_is_the_one_before_a_schedule_changed_it(model):
     assert described(model, [optimizer], [schedule])["arguments"]["lr of SGD"] == "0.1"
 
 
-def test_of_what_was_used_before_only_the_defaults_are_known(model):
+def test_only_the_defaults_of_what_was_used_before_are_known(model):
     optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
     schedule = StepLR(optimizer, 4)
     model(torch.ones(1, 2)).sum().backward()
@@ -202,7 +202,7 @@ def test_a_long_value_is_cut_off_and_still_unique():
 
 
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros])
-def test_of_a_large_array_the_digest_counts(make):
+def test_the_digest_of_a_large_array_counts(make):
     few, many = make((2, MAX_ELEMENTS // 2)), make((2, MAX_ELEMENTS // 2 + 1))
     assert as_texts({"a": few}, "X")["a of X"].startswith("((0.0, 0.0, ")
     (text,) = as_texts({"a": many}, "X").values()
@@ -315,7 +315,7 @@ def test_the_values_that_a_function_uses_are_recorded(function, values):
     assert found == {f"{name} of function of Schedule": text for name, text in values.items()}
 
 
-def test_of_several_functions_each_has_a_name():
+def test_each_of_several_functions_has_a_name():
     found = functions_of([scaled(0.5), scaled(0.25)])
     names = [f"function of Schedule[{index}]" for index in (0, 1)]
     assert [found["schedule"][f"factor of {name}"] for name in names] == ["0.5", "0.25"]
@@ -387,7 +387,7 @@ def test_the_code_of_an_object_that_can_be_called_is_that_of_its_methods():
 
 
 @pytest.mark.parametrize("module", ["torch.optim.lr_scheduler", "no_module"])
-def test_of_a_librarys_function_only_what_it_was_given_is_recorded(module):
+def test_only_what_a_librarys_function_was_given_is_recorded(module):
     """Another version of the library has other code, and other defaults."""
     source = "def make(factor):\n    return lambda step, scale=2: factor * scale * FACTOR\n"
     function = compiled(source + "FACTOR = 3\n", "make", module)(0.5)

@@ -110,7 +110,7 @@ def test_a_new_run_is_compared_with_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("number", [4, 5])
-def test_of_many_differences_four_are_named(tmp_path, number):
+def test_four_of_many_differences_are_named(tmp_path, number):
     before = optimizer_arguments.describe(optimizing())
     for index in range(number):
         before["arguments"][f"x{index} of SGD"] = str(index)

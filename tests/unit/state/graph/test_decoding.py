@@ -8,21 +8,12 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from graph_records import Thing
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.state.graph.decoding import restore
 from sagemaker_lightning.state.graph.kinds.containers import MAX_ALIKE, check_hashes
 from sagemaker_lightning.state.graph.start import Start
-
-
-class Thing:
-    """An object of a user's."""
-
-    def __init__(self, **attributes):
-        self.__dict__.update(attributes)
-
-    def act(self):
-        return "acts"
 
 
 class Made:
@@ -57,7 +48,7 @@ def sets(name, reference):
     [
         ["builtins.eval", "text"],
         ["enum", "os.PathLike", "x"],
-        ["enum", "test_decoding.Thing", "x"],
+        ["enum", "graph_records.Thing", "x"],
         ["factory", "object"],
         ["factory", "os.system"],
         ["factory", "torch.relu"],
@@ -115,7 +106,7 @@ def test_how_many_keys_of_one_hash_a_checkpoint_may_hold(number):
         ["function", None, {"names": []}, [], None],
         ["cell", None, None, [1], None],
         ["method", None, "__init__", [["at", "model"]], None],
-        ["method", None, "act", [5], None],
+        ["method", None, "double", [5], None],
         ["weak reference", None, None, [5], None],
         ["weak reference", None, None, [], None],
         ["tuple", None, "os.terminal_size", [1], None],
@@ -173,7 +164,7 @@ def test_a_node_that_no_encoding_writes_is_refused_in_one_line(node):
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", "5", "null", 5, None])
-def test_a_text_that_is_no_list_of_nodes_is_refused(text):
+def test_a_text_that_is_not_a_list_of_nodes_is_refused(text):
     with pytest.raises(UserError, match=r"^a checkpoint holds "):
         restore({}, Start({}), {"nodes": text, "tensors": []})
 
@@ -230,7 +221,7 @@ def test_an_attribute_that_is_not_saved_is_not_set(name):
     assert vars(model) == before and model.act() == "acts"
 
 
-def test_of_a_module_the_places_of_its_own_take_what_belongs_there():
+def test_the_own_places_of_a_module_take_what_belongs_there():
     model = torch.nn.Linear(1, 1)
     weight = model.weight
     names = ["module a.b", "module forward", "module a", "parameter b", "buffer c", "other d"]
@@ -242,7 +233,7 @@ def test_of_a_module_the_places_of_its_own_take_what_belongs_there():
 @pytest.mark.parametrize(
     "note",
     [
-        {"class": "test_decoding.Thing", "names": []},
+        {"class": "graph_records.Thing", "names": []},
         {"class": "torch.nn.modules.linear.Linear", "names": []},
         {"class": "torch.optim.optimizer.Optimizer", "names": ["step"]},
         {"class": "torch.optim.adam.Adam", "names": ["__class__"]},

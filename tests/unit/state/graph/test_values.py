@@ -171,7 +171,7 @@ def test_a_long_list_of_steps_takes_little_room(row_type):
         assert (step[0] == again[0]).all() and step[1:] == again[1:]
 
 
-def test_what_is_one_object_is_one_again():
+def test_one_object_is_one_again():
     """Also what holds itself, and what shares its memory."""
     shared = [1]
     root = Node(0)
@@ -407,7 +407,7 @@ def test_an_enum_has_no_other_members():
         {"nodes": '[["list","value",null,[["enum","os.path","x"]],null]]', "tensors": []},
     ],
 )
-def test_what_is_no_record_of_a_value_is_refused(record):
+def test_what_is_not_a_record_of_a_value_is_refused(record):
     """Or is harmless: a list that holds itself."""
     if '["at","value"]' in str(record):
         assert decode(record)[0] is not None

@@ -52,7 +52,7 @@ class AtEpoch(SimpleNamespace):
         (6, ResumePoint.BATCH, [(4, 4)]),
     ],
 )
-def test_an_average_goes_on_in_its_epochs(epoch, point, begins):
+def test_an_average_continues_in_its_epochs(epoch, point, begins):
     """The hook that makes its schedule runs; weights and rates stay as they were.
 
     It makes it in an epoch in which it averages, even if all of them are done.

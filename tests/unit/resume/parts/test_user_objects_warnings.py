@@ -1,0 +1,411 @@
+"""Which of a user's objects a line names, because no checkpoint can hold what they have."""
+
+import io
+import itertools
+import random
+import re
+from types import SimpleNamespace
+
+import pyarrow
+import pytest
+import torch
+from pytorch_lightning import LightningDataModule, LightningModule
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric, MetricTracker
+from untrained import resumed
+from user_state import (
+    UNSAVED,
+    Holding,
+    Model,
+    Points,
+    Row,
+    Sharing,
+    in_training,
+    own_hook,
+    state_of,
+    told,
+)
+
+from sagemaker_lightning.resume.parts.metrics import Metrics
+from sagemaker_lightning.resume.parts.part import Moment
+from sagemaker_lightning.resume.resume_point import ResumePoint
+
+# What is told -------------------------------------------------------------------------------------
+
+
+COUNT = 0
+SIGNS = itertools.repeat(1, 99)
+
+
+class Counts(LightningModule):
+    def training_step(self, batch, batch_idx):
+        return COUNT * next(SIGNS)
+
+
+def test_a_variable_that_no_checkpoint_can_hold_is_reported_once_it_changes(monkeypatch, capsys):
+    says = (
+        f"{__name__}.SIGNS changes while training, and no checkpoint has it: a resumed run starts "
+        "with its first value; keep it in an attribute of the model, or give it as a part: "
+        "ExactResume(parts={...})\n"
+    )
+    for rank, expected in ((0, says), (1, "")):
+        state = state_of(Counts())
+        in_training(state)
+        if rank:
+            monkeypatch.setattr(type(state.trainer), "is_global_zero", False)
+        state.encode_changes(ResumePoint.BATCH)
+        next(SIGNS)
+        state.encode_changes()
+        assert capsys.readouterr().out == ""
+        state.encode_changes(ResumePoint.BATCH)
+        assert capsys.readouterr().out == expected
+        state.encode_changes(ResumePoint.BATCH)
+        assert capsys.readouterr().out == ""
+
+
+class Registry:
+    """Has one object, which is made when it is needed."""
+
+    only = None
+
+    @classmethod
+    def count(cls) -> int:
+        cls.only = cls.only or Registry()
+        vars(cls.only)["steps"] = vars(cls.only).get("steps", 0) + 1
+        return cls.only.steps
+
+
+class Registered(LightningModule):
+    def training_step(self, batch, batch_idx):
+        return Registry.count() + COUNT
+
+
+def test_variables_of_modules_and_classes_come_back(monkeypatch, capsys):
+    state = state_of(Registered())
+    in_training(state)
+    monkeypatch.setitem(globals(), "COUNT", 5)
+    Registry.count()
+    saved = state.encode_changes(ResumePoint.BATCH)
+    only = Registry.only
+    monkeypatch.setitem(globals(), "COUNT", 0)
+    Registry.only = None
+    again = state_of(Registered())
+    in_training(again)
+    again.restore(saved)
+    assert COUNT == 5 and type(Registry.only) is Registry and Registry.only is not only
+    assert Registry.only.steps == 1
+    Registry.only = None
+    assert "no checkpoint has it" not in capsys.readouterr().out
+
+
+def test_what_a_function_keeps_and_no_checkpoint_can_hold_is_reported(capsys):
+    row = None
+
+    def fill():
+        nonlocal row
+        row = Row()
+
+    class Filling(Model):
+        def training_step(self, batch, batch_idx):
+            fill()
+            return row
+
+    state = state_of(model := Filling())
+    assert told(capsys, state) == []
+    model.training_step(None, 0)
+    (line,) = told(capsys, state)
+    name = f"{__name__}.test_what_a_function_keeps_and_no_checkpoint_can_hold_is_reported.<locals>"
+    assert line.startswith(f"{name}.Filling.training_step.row holds a user_state.Row{UNSAVED}")
+
+
+INNER = None
+
+
+class Adapts(Model):
+    def training_step(self, batch, batch_idx):
+        return INNER.step()
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_an_optimizer_in_a_variable_comes_back(monkeypatch, capsys, at_start):
+    def make(model):
+        return SGD(model.body.parameters(), 0.5, momentum=0.5)
+
+    def begun():
+        model = Adapts()
+        monkeypatch.setitem(globals(), "INNER", make(model) if at_start else None)
+        return state_of(model), model
+
+    state, model = begun()
+    monkeypatch.setitem(globals(), "INNER", INNER or make(model))
+    model.body[0](torch.ones(1)).sum().backward()
+    model.training_step(None, 0)
+    saved = state.encode_changes(None)
+    other, restored = begun()
+    other.restore(saved)
+    state_of_weight = INNER.state[restored.body[0].weight]
+    assert torch.equal(state_of_weight["momentum_buffer"], torch.ones(1, 1))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_metric_that_only_a_function_has_comes_back():
+    def make():
+        mean = MeanMetric()
+
+        class Measuring(Model):
+            def training_step(self, batch, batch_idx):
+                mean.update(batch)
+                return mean.compute().item()
+
+        return Measuring()
+
+    state = state_of(model := make())
+    metrics = state.run.part(Metrics)
+    model.training_step(1.0, 0), model.training_step(2.0, 1)
+    saved = metrics.save(None, None)
+    other = state_of(resumed_model := make())
+    resumed(other.run, metrics=saved)
+    other.run.part(Metrics).restore(saved, Moment.TRAINING)
+    assert resumed_model.training_step(6.0, 2) == 3
+
+
+def hooked() -> SGD:
+    """Return an optimizer with a function that no checkpoint can name."""
+    optimizer = SGD([nn.Parameter(torch.ones(1))], 0.1)
+    optimizer.register_step_post_hook(lambda *arguments: None)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        hooked,
+        lambda: {1: hooked()},
+        lambda: {1: torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))},
+    ],
+)
+def test_what_has_state_and_is_made_while_training_is_reported_before_an_interruption(capsys, make):
+    model = Model(own=None)
+    state = state_of(model)
+    assert told(capsys, state) == []
+    model.own = make()
+    (line,) = told(capsys, state)
+    assert line.startswith("user_state.Model.own ") and "which no checkpoint can hold" in line
+    assert told(capsys, state) == []
+
+
+class Measuring(Model):
+    """Gets metrics in hooks and on first use."""
+
+    def on_train_epoch_start(self):
+        self.mean = MeanMetric()
+
+    def on_validation_epoch_start(self):
+        self.error = MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        self.loss = MeanMetric()
+
+
+def test_a_metric_that_a_hook_makes_is_not_reported_and_one_that_a_step_makes_is(capsys):
+    state = state_of(model := Measuring())
+    model.on_train_epoch_start()
+    model.on_validation_epoch_start()
+    assert told(capsys, state) == []
+    model.training_step(None, 0)
+    (line,) = told(capsys, state)
+    name = "torchmetrics.aggregation.MeanMetric"
+    assert line.startswith(f"{__name__}.Measuring.loss is a {name}{UNSAVED}")
+
+
+def test_a_function_that_a_module_gets_in_place_of_another_is_reported(monkeypatch, capsys):
+    state = state_of(Chooses())
+    in_training(state)
+    monkeypatch.setitem(globals(), "criterion", lambda: 2)
+    state.encode_changes(ResumePoint.BATCH)
+    says = f"{__name__}.criterion changes while training, and no checkpoint has it"
+    assert capsys.readouterr().out.startswith(says)
+
+
+def criterion():
+    return 1
+
+
+class Chooses(LightningModule):
+    def training_step(self, batch, batch_idx):
+        return criterion()
+
+
+def test_modules_beside_the_model_have_their_modes_again():
+    def made():
+        return Holding(teacher=nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)))
+
+    trained, resumed_one = made(), made()
+    state = state_of(None, trained)
+    trained.teacher[1].eval()
+    trained.teacher[0].bias.requires_grad_(False)
+    saved = state.encode_changes()
+    state_of(None, resumed_one).restore(saved)
+    modes = [module.training for module in resumed_one.teacher]
+    assert modes == [True, False] and not resumed_one.teacher[0].bias.requires_grad
+    assert resumed_one.teacher[0].weight.requires_grad
+
+
+def test_a_container_of_what_cannot_be_saved_is_reported_once(capsys):
+    """If it has changed; what a library has put there is the library's."""
+    model = Model(rows=[Row()], kept=[Row()], libraries=[random.Random(1)])
+    callback = Holding(rows={})
+    state = state_of(model, callback)
+    assert told(capsys, state) == []
+    model.rows.append(Row())
+    model.libraries.append(SimpleNamespace())
+    callback.rows["a"] = Row()
+    lines = told(capsys, state)
+    begins = [
+        f"user_state.{name} holds a user_state.Row{UNSAVED}"
+        for name in ("Model.rows", "Holding.rows")
+    ]
+    assert len(lines) == 2 and all(map(str.startswith, sorted(lines, reverse=True), begins))
+    model.rows.append(Row())
+    assert told(capsys, state) == []
+
+
+def test_the_steps_of_a_metric_tracker_are_not_reported(capsys):
+    state = state_of(model := Model(tracker=MetricTracker(MeanMetric(), maximize=True)))
+    for value in (1.0, 2.0):
+        model.tracker.increment()
+        model.tracker.update(value)
+    assert told(capsys, state) == []
+
+
+class Tracker:
+    """Counts beside what no checkpoint can hold."""
+
+    def __init__(self) -> None:
+        self.file = io.StringIO()
+        self.count = 0
+
+
+class Tracking(Model):
+    """Makes trackers on first use, and another one for each epoch."""
+
+    tracker = None
+
+    def on_train_epoch_start(self):
+        self.of_epoch = Tracker()
+
+    def training_step(self, batch, batch_idx):
+        self.tracker = self.tracker or Tracker()
+        self.writers = {"file": io.StringIO(), "folder": "x"}
+        self.state = {"file": io.StringIO(), "steps": 1}
+        self.rules["name"] = re.compile("b")
+        self.rules["steps"] = 2
+
+
+def test_what_is_lost_with_what_cannot_be_saved_is_reported_ahead(capsys):
+    state = state_of(model := Tracking(rules={"name": re.compile("a")}))
+    model.on_train_epoch_start()
+    model.training_step(None, 0)
+    first = UNSAVED.replace("without it", "with its first value")
+    lines = sorted(told(capsys, state))
+    begins = [
+        f"{__name__}.Tracking.rules holds a re.Pattern{first}",
+        f"{__name__}.Tracking.state holds a _io.StringIO{UNSAVED}",
+        f"{__name__}.Tracking.tracker holds a {__name__}.Tracker{UNSAVED}",
+    ]
+    assert len(lines) == 3 and all(map(str.startswith, lines, begins))
+
+
+def test_what_another_package_cannot_save_is_reported_by_the_users_name(capsys):
+    """Once for each attribute of the user's, and not by what the package calls its own."""
+    package = {"__module__": "yaml"}  # any that is installed
+    study = type("Study", (), package)()
+    study.storage = type("Storage", (), package)()
+    study.storage.trials = []
+    study.trials = []
+    state = state_of(None, Holding(study=study))
+    study.storage.trials.append(Row())
+    study.trials.append(Row())
+    (line,) = told(capsys, state)
+    assert line.startswith(f"user_state.Holding.study holds a user_state.Row{UNSAVED}")
+    assert told(capsys, state) == []
+
+
+def test_a_function_that_the_program_has_nowhere_at_its_start_is_reported_once(capsys):
+    model = Model(rules=[abs, own_hook], rule=abs)
+    state = state_of(model)
+    model.rule = own_hook
+    assert told(capsys, state) == []
+    model.rule = lambda value: value
+    (line,) = told(capsys, state)
+    assert line.startswith(
+        "user_state.Model.rule has got a function or a class while training that"
+    )
+    assert told(capsys, state) == []
+
+
+def test_a_table_that_changes_is_reported_unless_it_is_data_that_are_read(capsys):
+    def table():
+        return pyarrow.table({"x": [1.0]})
+
+    class Data(LightningDataModule):
+        rows = None
+
+    model, points, data = Model(rows=table()), Points(rows=table()), Data()
+    state = state_of(model, train=[DataLoader(points)], val=[DataLoader(other := Points())])
+    state.trainer.datamodule = data
+    state.run.mark_start()
+    assert told(capsys, state) == []
+    model.rows, points.rows, other.rows, data.rows = (table() for _ in range(4))
+    lines = sorted(told(capsys, state))
+    begins = [
+        f"user_state.{name}.rows is a pyarrow.lib.Table{UNSAVED}" for name in ("Model", "Points")
+    ]
+    assert len(lines) == 2 and all(map(str.startswith, lines, begins))
+
+
+def test_other_ranks_tell_nothing(monkeypatch, capsys):
+    model = Model(rows=[Row()], batches=iter([1]))
+    state = state_of(model)
+    monkeypatch.setattr(type(state.trainer), "is_global_zero", False)
+    model.rows.append(Row())
+    state.state.reordered.add("model.names")
+    state.restore(state.encode_changes())
+    assert capsys.readouterr().out == ""
+
+
+def test_an_iterator_is_reported_once(capsys):
+    class Saves:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return 1
+
+    batches = iter(DataLoader(range(4)))
+    state = state_of(
+        Sharing(batches=batches, signs=itertools.cycle({1}), file=io.StringIO(), own=Saves())
+    )
+    lines = told(capsys, state)
+    assert lines[0] == (
+        "warning: model.batches is a _SingleProcessDataLoaderIter, and no checkpoint can hold its "
+        "position: after an interruption this run is not exact; keep a loader with state_dict(), "
+        "or an index"
+    )
+    assert [line.split()[1] for line in lines] == ["model.batches", "model.signs"]
+    assert told(capsys, state) == []
+
+
+def test_a_set_in_another_order_is_reported_once(capsys):
+    state = state_of()
+    saved = state.encode_changes()
+    state.state.reordered.add("model.names")
+    state.restore(saved)
+    assert capsys.readouterr().out == (
+        "model.names is a set, and after an interruption its elements may come in another order: "
+        "if training depends on it, sort them first, or keep a list or a dict\n"
+    )
+    state.restore(saved)
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,681 @@
+"""state/graph/kinds: a value of each kind comes back, with its attributes."""
+
+import collections
+import dataclasses
+import datetime as dt
+import enum
+import functools
+import io
+import itertools
+import multiprocessing
+import random
+import re
+import threading
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import graph_records
+import numpy as np
+import pytest
+import torch
+from graph_records import Net, record_of, through_a_file, train
+from torchmetrics import MeanMetric, Metric, MinMaxMetric
+
+from sagemaker_lightning.state.graph.decoding import restore
+from sagemaker_lightning.state.graph.encoding import encode
+from sagemaker_lightning.state.graph.start import Start
+
+
+class Thing(graph_records.Thing):
+    """An object of this module, from whose classes what training makes comes back."""
+
+
+class Slotted:
+    """Has its attributes in slots."""
+
+    __slots__ = ("first", "second")
+
+    def __init__(self, first):
+        self.first = first
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A key."""
+
+    x: int
+
+
+class Phase(enum.Enum):
+    """A phase of the training."""
+
+    WARM_UP = 1
+    TRAINING = 2
+
+
+Row = collections.namedtuple("Row", "step loss")
+
+
+class Registry(dict):
+    """A user's dict with an attribute."""
+
+
+class Measured(float):
+    """A number of a user's with attributes."""
+
+    def __float__(self):
+        raise AssertionError
+
+
+class Named(str):
+    """A text of a user's."""
+
+    def __str__(self):
+        raise AssertionError
+
+
+class Counted(int):
+    """A whole number of a user's."""
+
+
+class Pair(tuple):
+    """A tuple of a user's."""
+
+
+def test_numbers_and_texts_of_a_users_class_come_back_with_their_attributes():
+    def change(model):
+        model.values = [Measured(-0.0), Named("x"), Counted(10**5000), Pair((1, [2]))]
+        for value in model.values:
+            value.weight = model.values
+        model.values[3].weight = 5
+        model.by_value = {model.values[2]: 1}
+
+    trained, resumed = train(Thing, change)
+    assert list(map(type, resumed.values)) == [Measured, Named, Counted, Pair]
+    number, name, count, pair = resumed.values
+    assert float.hex(number) == "-0x0.0p+0" and name == "x" and count == 10**5000
+    assert pair == (1, [2]) and pair.weight == 5
+    assert number.weight is name.weight is resumed.values
+    assert list(resumed.by_value) == [count] and list(resumed.by_value)[0] is count
+
+
+@pytest.mark.parametrize("make_event", [threading.Event, multiprocessing.Event])
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_flag_is_set_again_or_cleared(make_event, is_set):
+    def make():
+        model = Thing(stop=make_event())
+        if not is_set:
+            model.stop.set()
+        return model
+
+    _, resumed = train(make, lambda model: model.stop.set() if is_set else model.stop.clear())
+    assert resumed.stop.is_set() is is_set
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_containers_of_pythons_library_come_back(is_new):
+    def make():
+        return Thing(values=None if is_new else [ChainMap({}, {"k": 1}), UserDict(), UserList()])
+
+    def change(model):
+        if is_new:
+            model.values = [ChainMap({}, {"k": 1}), UserDict(), UserList()]
+        chain, by_name, values = model.values
+        chain["k"] = by_name["k"] = 2
+        values += [3]
+
+    trained, resumed = train(make, change)
+    assert resumed.values == trained.values and resumed.values[0].maps == [{"k": 2}, {"k": 1}]
+
+
+def test_a_flag_that_training_has_made_comes_back():
+    def change(model):
+        model.stop = threading.Event()
+        model.stop.set()
+
+    _, resumed = train(Thing, change)
+    assert resumed.stop.is_set()
+
+
+class Waiting(threading.Thread):
+    """A thread of a user's."""
+
+    count = 0
+
+
+def test_a_thread_that_ran_may_be_started_again():
+    def change(model):
+        model.thread.start()
+        model.thread.join()
+        model.thread.count = 3
+
+    _, resumed = train(lambda: Thing(thread=Waiting()), change)
+    assert resumed.thread.count == 3
+    resumed.thread.start()
+    resumed.thread.join()
+
+
+def test_layers_of_torchs_come_back():
+    def make():
+        return Thing(net=torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+
+    def change(model):
+        model.net[1] = torch.nn.LeakyReLU(0.3)
+
+    trained, resumed = train(make, change)
+    assert type(resumed.net[1]) is torch.nn.LeakyReLU and resumed.net[1].negative_slope == 0.3
+    assert torch.equal(resumed.net[1](torch.tensor([-1.0])), trained.net[1](torch.tensor([-1.0])))
+
+
+class Scaled(Metric):
+    """A metric of a user's, with an attribute."""
+
+    full_state_update = False
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+        self.add_state("total", torch.zeros(()))
+
+    def update(self, value):
+        self.total += value * self.scale
+
+    def compute(self):
+        return self.total
+
+
+def test_a_metric_in_the_place_of_another_one_is_that_one_with_its_attributes():
+    """What it has counted, another part of a checkpoint has."""
+
+    def make():
+        return Thing(mean=Scaled(1.0), both=[MinMaxMetric(Scaled(2.0))], named={"a": Scaled(3.0)})
+
+    def change(model):
+        model.mean = Scaled(0.5)
+        model.both[0] = MinMaxMetric(Scaled(0.25))
+        model.named = {"a": Scaled(3.0), "best": 1}
+
+    _, resumed = train(make, change)
+    assert resumed.mean.scale == 0.5 and resumed.named["a"].scale == 3
+    assert resumed.named["best"] == 1 and len(resumed.both) == 1
+    (metric,) = resumed.both[0].children()
+    assert metric.scale == 0.25
+    resumed.mean.update(2.0)
+    assert resumed.mean.compute() == 1
+
+
+@pytest.mark.parametrize("make_metric", [lambda: MeanMetric(), lambda: Scaled(2.0)])
+def test_a_metric_beside_which_the_first_one_stays_is_named(make_metric):
+    model = Thing(mean=Scaled(1.0), first=None)
+    start = Start({"model": model})
+    model.first = model.mean
+    model.mean = make_metric()
+    assert [each.name for each in encode({"model": model}, start)[1]] == ["mean"]
+
+
+def test_what_a_scripted_module_counts_comes_back():
+    def change(model):
+        for _ in range(3):
+            model.net(torch.zeros(1))
+
+    trained, resumed = train(lambda: Thing(net=torch.jit.script(Scripted())), change)
+    assert resumed.net.calls == 3 and resumed.net.losses == [0.0] * 3
+    assert torch.equal(resumed.net.total, torch.full((1,), 3.0))
+    assert torch.equal(resumed.net(torch.zeros(1)), trained.net(torch.zeros(1)))
+
+
+class Scripted(torch.nn.Module):
+    """Counts its calls."""
+
+    calls: int
+    losses: list[float]
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+        self.losses = torch.jit.annotate(list[float], [])
+        self.total = torch.zeros(1)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.losses.append(0.0)
+        self.total = self.total + 1
+        return value + self.calls + len(self.losses) + self.total
+
+
+def test_a_container_with_one_value_that_no_record_holds_keeps_the_rest():
+    def make():
+        return Thing(state={"steps": 0, "name": re.compile("a")}, others=[re.compile("c"), 1])
+
+    trained = make()
+    start = Start({"model": trained})
+    trained.state = {"steps": 5, "name": re.compile("b")}
+    trained.others[:] = [re.compile("d"), 2]
+    record, unsaved, *_ = encode({"model": trained}, start)
+    assert sorted((each.name, each.kind, each.is_first) for each in unsaved) == [
+        ("others", "re.Pattern", True),
+        ("state", "re.Pattern", True),
+    ]
+    resumed = make()
+    restore({"model": resumed}, Start({"model": resumed}), through_a_file(record))
+    assert resumed.state == {"steps": 5, "name": re.compile("a")}
+    assert resumed.others == [re.compile("c"), 2]
+
+
+def test_what_is_lost_with_a_value_that_no_record_holds_is_noted():
+    def lost(change):
+        model = Thing(writers={}, steps=[1, 2])
+        start = Start({"model": model})
+        change(model)
+        (unsaved,) = encode({"model": model}, start)[1]
+        return unsaved.loses
+
+    file = io.StringIO()
+    assert not lost(lambda model: model.writers.update(log=file, folder="x"))
+    assert not lost(lambda model: model.steps.append(file))
+    assert not lost(lambda model: setattr(model, "writers", [file]))
+    assert lost(lambda model: model.writers.update(log=file, count=1))
+    assert lost(lambda model: setattr(model, "writers", {"log": file, "losses": [0.5]}))
+    assert lost(lambda model: model.steps.__setitem__(slice(None), [1, 3, file]))
+    assert lost(lambda model: setattr(model, "writer", Thing(file=file, count=0)))
+
+
+def test_a_small_part_of_a_large_tensor_is_saved_alone():
+    def change(model):
+        model.last = torch.zeros(1_000_000)[:2]
+
+    record, _ = record_of(Thing, change)
+    (tensor,) = record["tensors"]
+    assert tensor.untyped_storage().nbytes() == 8
+
+
+def test_variables_that_functions_have_closed_over_come_back_for_all_of_them():
+    def make():
+        heat = 0.0
+
+        def warm(step):
+            nonlocal heat
+            heat += step
+            return heat
+
+        def read():
+            return heat
+
+        return Thing(warm=warm, read=read)
+
+    def change(model):
+        model.warm(7)
+
+    _, resumed = train(make, change)
+    assert resumed.read() == 7 and resumed.warm(1) == 8 == resumed.read()
+
+
+def test_attributes_and_defaults_of_a_function_come_back():
+    def make():
+        def seen(value, cache=[]):  # noqa: B006 (this is the claim)
+            seen.calls += 1
+            cache.append(value)
+            return cache
+
+        seen.calls = 0
+        seen.__defaults__[0].clear()
+        return Thing(seen=seen)
+
+    _, resumed = train(make, lambda model: model.seen(3))
+    assert resumed.seen.calls == 1 and resumed.seen(4) == [3, 4]
+
+
+VALUES = [
+    lambda: [1, 2.5, "text", b"bytes", None, True, 1j, 10**40, float("inf")],
+    lambda: {"a": 1, 2: [3], (1, "b"): {4}, None: (5,)},
+    lambda: OrderedDict(b=1, a=2),
+    lambda: defaultdict(list, a=[1]),
+    lambda: defaultdict(None, a=1),
+    lambda: Counter("abba"),
+    lambda: deque([1, [2]], maxlen=3),
+    lambda: {3, 1, 70_000, -5},
+    lambda: {"b"},
+    lambda: frozenset({(1, 2)}),
+    lambda: (1, [2], (3, (4,))),
+    lambda: Row(1, [0.5]),
+    lambda: range(2, 9, 3),
+    lambda: slice(None, 4),
+    lambda: dt.date(2026, 11, 25),
+    lambda: dt.datetime(2026, 11, 25, 1, 2, 3, 4, fold=1),
+    lambda: dt.datetime(2026, 11, 25, tzinfo=dt.timezone(dt.timedelta(hours=1))),
+    lambda: dt.timedelta(days=-1, microseconds=3),
+    lambda: dt.time(1, 2, tzinfo=dt.UTC),
+    lambda: Fraction(1, 3),
+    lambda: Decimal("0.10"),
+    lambda: Path("a/b"),
+    lambda: Phase.TRAINING,
+    lambda: {Phase.WARM_UP: 1},
+    lambda: torch.float16,
+    lambda: torch.Size([2, 3]),
+    lambda: torch.device("cpu"),
+    lambda: np.float32(0.1),
+    lambda: np.str_("text"),
+    lambda: np.datetime64("2026-11-25"),
+    lambda: np.dtype([("a", "<i4"), ("b", "<f8")]),
+    lambda: bytearray(b"bytes"),
+    lambda: Point(3),
+]
+
+
+@pytest.mark.parametrize("make_value", VALUES)
+def test_a_value_of_each_kind_comes_back(make_value):
+    def make():
+        return Thing(example=Point(0), phase=Phase.WARM_UP, row=Row(0, 0), value=None)
+
+    def change(model):
+        model.value = make_value()
+
+    _, resumed = train(make, change)
+    value = make_value()
+    assert (type(resumed.value), repr(resumed.value)) == (type(value), repr(value))
+    assert resumed.value == value
+
+
+ARRAYS = [
+    lambda: np.arange(6).reshape(2, 3),
+    lambda: np.zeros((0, 3), dtype=">f4"),
+    lambda: np.array(3.5),
+    lambda: np.array(["a", "bc"]),
+    lambda: np.array([(1, 2.0)], dtype=[("a", "<i4"), ("b", "<f8")]),
+    lambda: np.arange(6).reshape(2, 3).T,
+    lambda: np.array([[1], None, "a"], dtype=object),
+    lambda: torch.arange(6).reshape(2, 3).t(),
+    lambda: torch.tensor(1.5, dtype=torch.bfloat16),
+    lambda: torch.eye(3).to_sparse(),
+    lambda: torch.nn.Parameter(torch.ones(2), requires_grad=False),
+    lambda: torch.ones(2, requires_grad=True),
+    lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    lambda: torch.zeros(1).expand(5),
+]
+
+
+@pytest.mark.parametrize("make_value", ARRAYS)
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_array_or_a_tensor_of_each_kind_comes_back(make_value, is_new):
+    def make():
+        return Thing(value=None if is_new else make_value())
+
+    def change(model):
+        if is_new:
+            model.value = make_value()
+        elif isinstance(model.value, torch.Tensor):
+            model.value.data = model.value.data.clone()
+        elif model.value.size and model.value.dtype.kind in "fi":
+            model.value += 1
+
+    trained, resumed = train(make, change)
+    assert type(resumed.value) is type(trained.value)
+    assert repr(resumed.value) == repr(trained.value)
+    assert resumed.value.dtype == trained.value.dtype
+
+
+def test_a_tensor_that_changes_in_place_stays_the_object_that_others_hold():
+    def make():
+        tensor = torch.zeros(2)
+        array = np.zeros(2)
+        return Thing(tensor=tensor, array=array, others=[tensor, array, bytearray(2)])
+
+    def change(model):
+        model.tensor += 1
+        model.array += 1
+        model.others[2][0] = 7
+
+    trained = make()
+    start = Start({"model": trained})
+    change(trained)
+    record, *_ = encode({"model": trained}, start)
+    resumed = make()
+    tensor, array, numbers = resumed.others
+    restore({"model": resumed}, Start({"model": resumed}), through_a_file(record))
+    assert (tensor.tolist(), array.tolist(), bytes(numbers)) == ([1, 1], [1, 1], b"\7\0")
+    assert resumed.tensor is tensor and resumed.array is array
+
+
+GENERATORS = [
+    lambda: random.Random(0),
+    lambda: np.random.default_rng(0),
+    lambda: np.random.Generator(np.random.MT19937(0)),
+    lambda: np.random.Generator(np.random.Philox(0)),
+    lambda: np.random.RandomState(0),
+    lambda: torch.Generator().manual_seed(0),
+]
+
+
+def draw(generator):
+    """Return the next number of a generator of any kind."""
+    if isinstance(generator, torch.Generator):
+        return torch.rand(1, generator=generator).item()
+    return generator.random()
+
+
+@pytest.mark.parametrize("make_generator", GENERATORS)
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_generator_draws_on_where_it_was(make_generator, is_new):
+    def make():
+        return Thing(generator=None if is_new else make_generator())
+
+    def change(model):
+        model.generator = model.generator or make_generator()
+        draw(model.generator)
+        model.alias = model.generator
+
+    trained, resumed = train(make, change)
+    assert resumed.alias is resumed.generator
+    assert draw(resumed.generator) == draw(trained.generator)
+
+
+def test_a_count_that_two_objects_share_continues():
+    def make():
+        count = itertools.count(5)
+        return Thing(count=count, other=Thing(pair=(count, "name")))
+
+    def change(model):
+        next(model.count)
+
+    _, resumed = train(make, change)
+    assert next(resumed.count) == 6 and resumed.other.pair[0] is resumed.count
+
+
+SEQUENCES = {
+    "list": lambda: [1, 2, 3],
+    "tuple": lambda: (1, 2, 3),
+    "text": lambda: "abc",
+    "numbers": lambda: range(5, 8),
+    "array": lambda: np.array([4.0, 5.0, 6.0]),
+}
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("taken", [0, 1, 3, 4, 8])
+@pytest.mark.parametrize("make_sequence", SEQUENCES.values(), ids=SEQUENCES)
+def test_iterators_over_a_sequence_continue_where_they_were(make_sequence, taken, is_new):
+    def begin():
+        sequence = make_sequence()
+        return {"once": iter(sequence), "again": itertools.cycle(sequence)}
+
+    def make():
+        return Thing(**({} if is_new else begin()))
+
+    def change(model):
+        if is_new:
+            vars(model).update(begin())
+        for _ in range(taken):
+            next(model.once, None)
+            next(model.again)
+        model.alias = model.once
+
+    trained, resumed = train(make, change)
+    assert resumed.alias is resumed.once
+    for _ in range(7):
+        assert next(resumed.once, None) == next(trained.once, None)
+        assert next(resumed.again) == next(trained.again)
+
+
+def test_a_buffer_that_a_module_gets_while_training_is_saved_by_it_or_not_as_before():
+    def change(model):
+        model.net.register_buffer("cos", torch.ones(2), persistent=False)
+        model.net.register_buffer("seen", torch.ones(1))
+
+    _, resumed = train(lambda: Thing(net=torch.nn.Linear(1, 1)), change)
+    assert set(resumed.net.state_dict()) == {"weight", "bias", "seen"}
+    assert resumed.net.cos.tolist() == [1, 1]
+
+
+def test_an_iterator_over_a_list_that_grows_yields_what_comes_later():
+    def make():
+        return Thing(rows=[1, 2], place=None)
+
+    def change(model):
+        model.place = iter(model.rows)
+        next(model.place)
+        model.rows.append(3)
+
+    _, resumed = train(make, change)
+    resumed.rows.append(4)
+    assert list(resumed.place) == [2, 3, 4]
+
+
+def test_an_iterator_over_what_may_have_no_end_is_no_sequences():
+    class Rows:
+        def __getitem__(self, index):
+            return index
+
+    def change(model):
+        model.rows = iter(Rows())
+
+    _, unsaved = record_of(Thing, change)
+    assert [each.name for each in unsaved] == ["rows"]
+
+
+def test_a_number_shared_between_processes_comes_back():
+    def make():
+        return Thing(number=multiprocessing.Value("i", 1), numbers=multiprocessing.Array("d", 2))
+
+    def change(model):
+        model.number.value = 5
+        model.numbers[1] = 0.5
+
+    _, resumed = train(make, change)
+    assert resumed.number.value == 5 and resumed.numbers[:] == [0, 0.5]
+
+
+def test_a_partial_function_has_its_arguments_again():
+    def make():
+        def scaled(table, value, by=1):
+            table.append(value * by)
+            return table
+
+        return Thing(function=functools.partial(scaled, [], by=2), plain=scaled)
+
+    def change(model):
+        model.function(3)
+        model.other = functools.partial(model.plain, model.function.args[0], by=10)
+
+    _, resumed = train(make, change)
+    assert resumed.function(1) == [6, 2]
+    assert resumed.other(1) == [6, 2, 10] and resumed.other.args[0] is resumed.function.args[0]
+
+
+def test_slots_and_the_attributes_of_a_users_container_come_back():
+    def make():
+        return Thing(slotted=Slotted(1), registry=Registry())
+
+    def change(model):
+        model.slotted.second = [2]
+        del model.slotted.first
+        model.registry["a"] = 1
+        model.registry.step = 3
+        model.more = [Slotted(4), Registry(b=2)]
+
+    _, resumed = train(make, change)
+    assert resumed.slotted.second == [2] and not hasattr(resumed.slotted, "first")
+    assert resumed.registry == {"a": 1} and resumed.registry.step == 3
+    assert resumed.more[0].first == 4 and resumed.more[1] == {"b": 2}
+
+
+def test_objects_as_keys_come_back():
+    def make():
+        return Thing(counts={}, example=Point(0), seen=set())
+
+    def change(model):
+        model.counts[Point(3)] = 1
+        model.seen.add(Point(3))
+
+    _, resumed = train(make, change)
+    assert resumed.counts[Point(3)] == 1 and Point(3) in resumed.seen
+
+
+def test_a_method_that_another_took_the_place_of_comes_back():
+    def make():
+        model = Thing()
+        model.rule = model.double
+        return model
+
+    def change(model):
+        model.rule = model.triple
+
+    _, resumed = train(make, change)
+    assert resumed.rule(5) == 15 and resumed.rule.__self__ is resumed
+
+
+def test_a_function_that_the_start_has_comes_back_under_another_name():
+    def make():
+        return Thing(rules=[lambda: 1, lambda: 2], rule=None, classes={"a": Thing}, kind=None)
+
+    def change(model):
+        model.rule = model.rules[1]
+        model.kind = model.classes["a"]
+
+    _, resumed = train(make, change)
+    assert resumed.rule is resumed.rules[1] and resumed.kind is Thing
+
+
+def test_a_teacher_copied_while_training_comes_back():
+    def make():
+        return torch.nn.ModuleDict({"net": torch.nn.Sequential(Net(), torch.nn.BatchNorm1d(2))})
+
+    def change(model):
+        import copy
+
+        model["teacher"] = copy.deepcopy(model["net"]).requires_grad_(False).eval()
+        model["net"][0].scale = 2.0
+
+    trained, resumed = train(make, change)
+    teacher = resumed["teacher"]
+    assert list(resumed) == ["net", "teacher"] and not teacher.training
+    assert teacher[0].scale == 1.0 and resumed["net"][0].scale == 2.0
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    assert str(resumed) == str(trained)
+    assert str(resumed.state_dict().keys()) == str(trained.state_dict().keys())
+    batch = torch.ones(1, 3)
+    with torch.no_grad():
+        assert torch.equal(teacher[0].body(batch), trained["teacher"][0].body(batch))
+
+
+def test_a_lazy_layer_keeps_its_hooks_until_its_first_batch():
+    def change(model):
+        model(torch.ones(1, 3))
+
+    trained = torch.nn.Sequential(torch.nn.LazyLinear(2))
+    start = Start({"model": trained})
+    change(trained)
+    record, *_ = encode({"model": trained}, start)
+    resumed = torch.nn.Sequential(torch.nn.LazyLinear(2))
+    restore({"model": resumed}, Start({"model": resumed}), through_a_file(record))
+    resumed.load_state_dict(trained.state_dict())
+    assert torch.equal(resumed(torch.ones(1, 3)), trained(torch.ones(1, 3)))
+
+
+def test_a_buffer_of_the_first_forward_comes_back():
+    def change(model):
+        model.register_buffer("late", torch.ones(2), persistent=True)
+
+    _, resumed = train(Net, change)
+    assert resumed.state_dict()["late"].tolist() == [1, 1]

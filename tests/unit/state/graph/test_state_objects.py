@@ -1,0 +1,217 @@
+"""state/graph/kinds: objects that come back, and those that are named as they change."""
+
+import contextvars
+import copy
+import ctypes
+import functools
+import multiprocessing
+import queue
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import graph_records
+import pytest
+import torch
+from graph_records import mine, state_of
+
+from sagemaker_lightning.state.graph.state import names_in
+
+
+class Thing(graph_records.Thing):
+    """An object of this module, from whose classes what training makes comes back."""
+
+
+def test_a_tensor_of_a_class_that_no_module_has_is_named_when_it_changes():
+    class Image(torch.Tensor):
+        """A class within a function."""
+
+    owner, state = mine(image=None)
+    owner.image = torch.ones(2).as_subclass(Image)
+    assert "mine.image" not in names_in(state.encode())
+    assert [(each.name, each.kind.rpartition(".")[2]) for each in state.unsaved] == [
+        ("image", "Image")
+    ]
+
+
+class TextSlotted:
+    """Has a slot whose name is a text, as a user may write it."""
+
+    __slots__ = "total"
+
+
+class PrivatelySlotted(TextSlotted):
+    """Has a slot with a private name besides."""
+
+    __slots__ = ("__count",)
+
+    def __init__(self):
+        self.total = self.__count = 0
+
+    def add(self):
+        self.total += 1
+        self.__count += 1
+
+
+def test_slots_with_private_names_and_one_whose_name_is_a_text_come_back():
+    trained = PrivatelySlotted()
+    state = state_of(trained)
+    trained.add()
+    record = state.encode()
+    assert set(names_in(record)) == {"model", "model.total", "model._PrivatelySlotted__count"}
+    resumed = PrivatelySlotted()
+    state_of(resumed).restore(record)
+    assert resumed.total == resumed._PrivatelySlotted__count == 1
+
+
+def test_a_weak_reference_refers_to_the_object_that_it_did():
+    def begin():
+        model = Thing(stages=[Thing(), Thing()])
+        model.now = weakref.ref(model.stages[0])
+        return model, state_of(model)
+
+    trained, state = begin()
+    trained.now = weakref.ref(trained.stages[1])
+    resumed, other = begin()
+    other.restore(state.encode())
+    assert resumed.now() is resumed.stages[1] and not state.unsaved
+
+
+def test_a_weak_reference_to_nothing_is_not_saved():
+    model = Thing(now=None)
+    state = state_of(model)
+    model.now = weakref.ref(Thing())
+    assert "now" not in str(state.encode()) and [each.name for each in state.unsaved] == ["now"]
+
+
+class Pair(ctypes.Structure):
+    """A structure of a user's."""
+
+    _fields_ = (("first", ctypes.c_int), ("second", ctypes.c_double))
+
+
+HOLDERS = {
+    "a queue": (queue.Queue, lambda held, key: held.put(1)),
+    "a queue by priority": (queue.PriorityQueue, lambda held, key: held.put(1)),
+    "a weak dictionary": (weakref.WeakKeyDictionary, lambda held, key: held.update({key: 1})),
+    "a dictionary of weak values": (
+        weakref.WeakValueDictionary,
+        lambda held, key: held.update({1: key}),
+    ),
+    "a weak set": (weakref.WeakSet, lambda held, key: held.add(key)),
+    "a thread's own": (threading.local, lambda held, key: setattr(held, "count", 1)),
+    "a context variable": (lambda: contextvars.ContextVar("own"), lambda held, key: held.set(1)),
+    "a structure of C": (Pair, lambda held, key: setattr(held, "first", 1)),
+    "a lock that is taken": (threading.Lock, lambda held, key: held.acquire()),
+    "a budget of which is taken": (threading.Semaphore, lambda held, key: held.acquire()),
+    "one between processes": (multiprocessing.Semaphore, lambda held, key: held.acquire()),
+}
+
+
+@pytest.mark.parametrize(("make", "change"), HOLDERS.values(), ids=HOLDERS)
+def test_what_pythons_library_holds_values_in_is_named_if_it_changes(make, change):
+    model = Thing(key=Thing(), held=make())
+    state = state_of(model)
+    state.encode()
+    assert not state.unsaved
+    change(model.held, model.key)
+    state.encode()
+    assert [(each.name, each.changes) for each in state.unsaved] == [("held", True)]
+
+
+def test_a_pool_of_threads_and_what_waits_are_no_state():
+    model = Thing(
+        lock=threading.Lock(), condition=threading.Condition(), pool=ThreadPoolExecutor(1)
+    )
+    state = state_of(model)
+    with model.lock, model.condition:
+        pass
+    model.pool.submit(str).result()
+    state.encode()
+    model.pool.shutdown()
+    assert not state.unsaved
+
+
+class Halving(torch.optim.lr_scheduler.LRScheduler):
+    """A scheduler of a user's."""
+
+    def get_lr(self):
+        return [group["lr"] / 2 for group in self.optimizer.param_groups]
+
+
+class Descent(torch.optim.SGD):
+    """An optimizer of a user's that counts."""
+
+    def step(self, closure=None):
+        self.steps = getattr(self, "steps", 0) + 1
+        return super().step(closure)
+
+
+def learning(model, steps):
+    """Let a model train by what its first step makes."""
+    for _ in range(steps):
+        if model.optimizer is None:
+            model.own = torch.ones(3, requires_grad=True)
+            groups = [{"params": model.net.parameters()}, {"params": [model.own], "lr": 0.5}]
+            model.optimizer = model.makes(groups, lr=0.25)
+            model.schedule = model.schedules(model.optimizer)
+
+        def closure():
+            model.optimizer.zero_grad()
+            error = (model.net(model.own) - 3).square().sum()
+            error.backward()
+            return error
+
+        model.optimizer.step(closure)
+        model.schedule.step()
+    return [each.tolist() for each in (*model.net.parameters(), model.own)]
+
+
+def with_none(makes, schedules):
+    """Return a model that has made no optimizer yet."""
+    torch.manual_seed(1)
+    net = torch.nn.Linear(3, 1)
+    return Thing(net=net, optimizer=None, makes=makes, schedules=schedules)
+
+
+SGD = functools.partial(torch.optim.SGD, momentum=0.5)
+StepLR = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=2)
+
+
+@pytest.mark.parametrize("schedules", [StepLR, Halving])
+@pytest.mark.parametrize("makes", [SGD, torch.optim.Adam, torch.optim.ASGD, Descent])
+def test_an_optimizer_that_is_made_on_first_use_comes_back(makes, schedules):
+    model = with_none(makes, schedules)
+    state = state_of(model)
+    learning(model, 3)
+    record = state.encode()
+    assert not state.unsaved
+    resumed = with_none(makes, schedules)
+    resumed.net.load_state_dict(copy.deepcopy(model.net.state_dict()))
+    state_of(resumed).restore(record)
+    assert type(resumed.optimizer) is type(model.optimizer)
+    assert resumed.optimizer.param_groups[1]["params"][0] is resumed.own
+    assert resumed.optimizer.param_groups[0]["params"][0] is resumed.net.weight
+    assert resumed.schedule.optimizer is resumed.optimizer
+    assert learning(resumed, 3) == learning(model, 3)
+
+
+def test_an_optimizer_that_comes_back_calls_hooks_again():
+    model = with_none(torch.optim.Adamax, StepLR)
+    state = state_of(model)
+    learning(model, 1)
+    resumed = with_none(torch.optim.Adamax, StepLR)
+    state_of(resumed).restore(state.encode())
+    calls = []
+    resumed.optimizer.register_step_post_hook(lambda *arguments: calls.append(1))
+    learning(resumed, 2)
+    assert len(calls) == 2
+
+
+def test_an_optimizer_with_a_function_of_its_own_does_not_come_back():
+    model = with_none(SGD, StepLR)
+    state = state_of(model)
+    learning(model, 1)
+    model.optimizer.register_step_post_hook(lambda *arguments: None)
+    names = {each.name for each in (state.encode(), state.unsaved)[1]}
+    assert names == {"optimizer", "schedule"}
