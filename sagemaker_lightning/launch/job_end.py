@@ -49,7 +49,11 @@ class Known(NamedTuple):
     failed: bool
     """Whether its exit status is not 0."""
     asked: bool = False
-    """Whether a signal asked it to stop: through this process, or from elsewhere."""
+    """Whether a signal asked it to stop: through this process, or from elsewhere.
+
+    One that came when this process had already begun to end it asked for nothing more. Where a host
+    is gone, the others may be told to stop because of that.
+    """
     ended_by_us: bool = False
     """Whether this process ended it because of a rank or another host."""
     unexplained: bool = False
@@ -88,7 +92,8 @@ def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog
     """
     watchdog.program_ended()
     ended_by_us = supervisor.grace is not None
-    if ended_by_us and not end.stop_signal:
+    ended_by_us_first = ended_by_us and not supervisor.stop_came_first
+    if ended_by_us_first:
         log.info(f"{name}: was ended because a rank or another host failed")
     else:
         log.info(f"{name}: {described(end.status, end.stop_signal)}")
@@ -101,7 +106,7 @@ def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog
     number = end.stop_signal or (None if ended_by_us else STOP_SIGNALS.get(end.status))
     known = Known(
         failed=bool(end.status),
-        asked=bool(number),
+        asked=bool(number) and not ended_by_us_first,
         ended_by_us=ended_by_us,
         unexplained=unexplained,
         reason=bool(reason),

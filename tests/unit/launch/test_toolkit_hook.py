@@ -143,6 +143,7 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
         stop_signal: int | None = None,
         stderr: str = "",
         grace: float | None = None,
+        stop_came_first: bool = True,
         program: str = "train.py",
         forks: bool = False,
         **here,
@@ -163,7 +164,9 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
             additional_framework_parameters={},
             num_gpus=0,
         )
-        supervisor = SimpleNamespace(run=start, grace=grace)
+        supervisor = SimpleNamespace(
+            run=start, grace=grace, stop_came_first=bool(stop_signal) and stop_came_first
+        )
         log.begin()
         if program := toolkit_hook._prepare(job, environment, FLAGS):
             aside = SimpleNamespace(
@@ -380,6 +383,12 @@ ENDS = {
         {"status": -2, "stop_signal": signal.SIGINT},
         [],
         (f"{STOPPED}was killed by SIGINT after SIGINT", signal.SIGINT),
+    ),
+    "told to stop when another host had failed": (
+        Watch(known=OTHER),
+        {"status": -9, "grace": 10.0, "stop_signal": signal.SIGTERM, "stop_came_first": False},
+        [],
+        OtherFailed(OTHER),
     ),
     "told to stop, and it ends well": (Watch(), {"stop_signal": signal.SIGTERM}, ["done"], None),
     "stopped by somebody else": (
