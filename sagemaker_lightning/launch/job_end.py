@@ -52,7 +52,7 @@ class Known(NamedTuple):
     """Whether a signal asked it to stop: through this process, or from elsewhere.
 
     One that came when this process had already begun to end it asked for nothing more. Where a host
-    is gone, the others may be told to stop because of that.
+    is gone, the others may be asked to stop because of that.
     """
     ended_by_us: bool = False
     """Whether this process ended it because of a rank or another host."""
