@@ -365,15 +365,16 @@ def _unreaped_children(pid: int, is_deaf: Callable[[list[str]], bool]) -> set[in
     """Return the PIDs of processes that have ended, and that a deaf process has not asked for.
 
     Args:
-        pid: The PID of the process below which the deaf ones are, or which is deaf itself.
+        pid: The PID of the process below which they are.
         is_deaf: As in `Supervisor`.
     """
     found = set()
     with suppress(psutil.NoSuchProcess):
-        program = psutil.Process(pid)
-        for process in [program, *_descendants(program)]:
+        for process in _descendants(psutil.Process(pid)):
             with suppress(psutil.NoSuchProcess):
-                if process.status() == psutil.STATUS_ZOMBIE and is_deaf(process.parent().cmdline()):
+                parent = process.parent()  # None if it has just ended
+                is_ended = process.status() == psutil.STATUS_ZOMBIE
+                if parent and is_ended and is_deaf(parent.cmdline()):
                     found.add(process.pid)
     return found
 
