@@ -227,7 +227,9 @@ class Supervisor:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.stop_signal = number
         if self.child:
-            self._stop(number, HOOK_KILLS)
+            # A program that `terminate` has sent its signal may be saving: it gets no second one.
+            has_got_one = self.grace is not None and self.kill_timers
+            self._stop(None if has_got_one else number, HOOK_KILLS)
         elif not self.starting:
             self._refuse_start(number)
 

@@ -107,8 +107,11 @@ wait
 """
 
 
-def test_a_program_that_saves_gets_one_signal_and_is_waited_for(tmp_path, monkeypatch):
-    """Its first process dies of the signal; then another host fails, too."""
+@pytest.mark.parametrize("stop_comes_first", [True, False])
+def test_a_program_that_saves_gets_one_signal_and_is_waited_for(
+    tmp_path, monkeypatch, stop_comes_first
+):
+    """Its first process dies of the signal; then another host fails, too, or it was the first."""
     sent = []
     slept = []
     send = os.killpg
@@ -123,10 +126,12 @@ def test_a_program_that_saves_gets_one_signal_and_is_waited_for(tmp_path, monkey
     def stop(supervisor: Supervisor) -> None:
         while not (tmp_path / "ready").exists():
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
+        acts = [lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: supervisor.terminate(30)]
+        first, second = acts if stop_comes_first else reversed(acts)
+        first()
         while not supervisor.kill_timers:
             time.sleep(0.01)
-        supervisor.terminate(grace=30)
+        second()
 
     with Supervisor() as supervisor:
         threading.Thread(target=stop, args=(supervisor,), daemon=True).start()
@@ -134,7 +139,8 @@ def test_a_program_that_saves_gets_one_signal_and_is_waited_for(tmp_path, monkey
     assert (ended.status, ended.stop_signal) == (-15, signal.SIGTERM)
     assert sent == [signal.SIGTERM] and (tmp_path / "saved").exists()
     assert slept and set(slept) == {0.1}
-    assert [timer.interval for timer in supervisor.kill_timers] == [110.0, 30]
+    intervals = [timer.interval for timer in supervisor.kill_timers]
+    assert intervals == ([110.0, 30] if stop_comes_first else [30, 110.0])
     assert all(timer.finished.is_set() and timer.daemon for timer in supervisor.kill_timers)
 
 
