@@ -28,7 +28,7 @@ from typing import Any
 
 from sagemaker_lightning.contract import deadlines, shutdown
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.contract.failures import LOST_PEER, OUT_OF_MEMORY
+from sagemaker_lightning.contract.failures import LOST_PEER, OUT_OF_MEMORY, OWN_REASONS
 from sagemaker_lightning.contract.process_stat import process_stat
 from sagemaker_lightning.nodes.hang_watch import HangWatch
 from sagemaker_lightning.nodes.mesh import MAX_MESSAGE_BYTES, Mesh, StopReason
@@ -41,10 +41,6 @@ from sagemaker_lightning.nodes.messages import (
     Suspicion,
 )
 
-# Signals that end a rank for a reason of its own, whatever happened to other ranks. SIGABRT is not
-# one of them: NCCL and gloo abort where a peer is gone.
-OWN_REASON_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-OWN_REASONS = {-number for number in OWN_REASON_SIGNALS}
 STOP_STATUSES = {sign for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))}
 PF_EXITING = 0x4  # flag of a process that ends, or has ended (Linux, include/linux/sched.h)
 LOOKS_FOR_HANGS = 60  # how often, within `hang_timeout`, the ranks are looked at

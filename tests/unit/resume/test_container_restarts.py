@@ -259,7 +259,8 @@ def test_a_program_of_ones_own_is_started_again(own_weights, tmp_path: Path, how
         hyperparameters |= {"sagemaker_torch_distributed_enabled": "true"}
         hyperparameters |= {"trainer.devices": "2"}  # how many ranks torchrun starts
     assert job.train_own(**hyperparameters) == own_weights
-    assert "restart 1 in this container (at most 2 an hour)" in job.log
+    line = r"restart 1 in this container \(at most 2 an hour\), .*was killed by SIGKILL"
+    assert re.search(line, job.log)
     assert re.search(r"restart 1: on from step [89] within ", job.log)
 
 
