@@ -125,8 +125,8 @@ def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog
 def _ended_ranks(supervisor: Supervisor, watchdog: Watchdog) -> list[tuple[str, int]]:
     """Return how ranks of this host have ended whose launcher, another rank, has not asked for it.
 
-    Each is the rank in words, and its exit status. A program of the user's own need not have named its
-    ranks to the watch (callbacks/heartbeat.py), but each notes its progress.
+    Each is the rank in words, and its exit status. The ranks of a user's own program need not speak
+    to the watch (callbacks/heartbeat.py), but each notes its progress.
     """
     return [
         (f"the rank with PID {rank.pid}", supervisor.statuses[rank.pid])
