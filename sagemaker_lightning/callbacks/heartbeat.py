@@ -13,7 +13,8 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from sagemaker_lightning.nodes.messages import RankMessage
+from sagemaker_lightning.contract import deadlines
+from sagemaker_lightning.nodes.messages import HEARD, RankMessage
 
 
 class Heartbeat(Callback):
@@ -40,8 +41,16 @@ class Heartbeat(Callback):
             self._send(RankMessage(rank=name))
 
     def failed(self, line: str) -> None:
-        """Say why this rank fails; ranks everywhere would wait for it in vain."""
+        """Say why this rank fails; ranks everywhere would wait for it in vain.
+
+        Return once that is heard: a busy watch could no longer tell what was before this rank's
+        end, and what followed from it.
+        """
         self._send(RankMessage(failed=line))
+        if self.socket:
+            with suppress(OSError):  # no answer in time, or none that will come
+                self.socket.settimeout(deadlines.ENDS_BY_ITSELF)
+                self.socket.recv(len(HEARD))
 
     def stopped(self, line: str) -> None:
         """Say that this rank ends because it was asked to."""

@@ -57,7 +57,8 @@ SAGEMAKER_LIGHTNING_HANG_TIMEOUT sets another one.
 ENDS_BY_ITSELF = 5.0
 """Left to something that ends by itself.
 
-That is a launcher whose rank is dead, a connection after its last message, or a name server.
+That is a launcher whose rank is dead, a connection after its last message, the watch's answer to a
+rank that fails, or a name server.
 """
 RESTART_KILLS = 1.0
 """From SIGTERM to SIGKILL for a program that is to be started again: it has nothing to save.

@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import signal
 import stat
 import sys
 import traceback
@@ -22,6 +23,13 @@ LONGEST_REASON = 2**16
 """Characters of a failure file that are read: enough for a traceback."""
 
 LOST_PEER = "lost a peer"
+OWN_REASON_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""Signals that end a rank for a reason of its own, whatever happened to other ranks.
+
+SIGABRT is not one of them: NCCL and gloo abort where a peer is gone.
+"""
+OWN_REASONS = {-number for number in OWN_REASON_SIGNALS}
+"""The exit statuses of ranks that these have ended."""
 MISTAKES = ("UserError", "ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError")
 """Errors that the same program has again, by the names of their classes."""
 MISTAKE_FILE = "mistake"
@@ -351,8 +359,9 @@ def class_of(trace: str) -> str:
 def ended_rank(stderr: str) -> tuple[str, int]:
     """Return (rank in words, exit status) of the rank whose end its launcher reports.
 
-    The status is -N if signal N killed the rank. Return ("", 0) if there is no such report. If
-    SIGKILL has ended one of several ranks, that is the cause, because the others only miss it.
+    The status is -N if signal N killed the rank. Return ("", 0) if there is no such report. If a
+    signal has ended one of several ranks for a reason of its own, such as SIGKILL, that is the
+    cause, because the others only miss it.
     """
     # torchrun's report has the first rank that ended at its end.
     reports = [
@@ -368,9 +377,19 @@ def ended_rank(stderr: str) -> tuple[str, int]:
             r"Child process with PID (\d+) terminated with code (-?\d+)\b", stderr
         )
     ]
-    return next(
-        (report for report in reports if report[1] == -9), reports[-1] if reports else ("", 0)
-    )
+    return least_doubtful(reports) or (reports[-1] if reports else ("", 0))
+
+
+def least_doubtful(ends: list[tuple[str, int]]) -> tuple[str, int] | None:
+    """Return the first of several ranks' ends that nothing but itself explains.
+
+    SIGKILL comes before other signals. Return None if there is none.
+
+    Args:
+        ends: A rank in words, and its exit status.
+    """
+    own = [end for end in ends if end[1] in OWN_REASONS]
+    return min(own, key=lambda end: end[1] != -signal.SIGKILL, default=None)
 
 
 def _with_short_words(text: str) -> str:

@@ -285,7 +285,7 @@ class Bench:
 
     def _kill_all(self, process: subprocess.Popen[bytes]) -> None:
         """Kill what is left of the process and of all that it started."""
-        while left := living_processes(process.pid, self.others):
+        while left := living_processes(process.pid, self.others, {}):
             for process_left in left:
                 with suppress(psutil.NoSuchProcess):
                     process_left.kill()

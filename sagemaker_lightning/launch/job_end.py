@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from signal import Signals
@@ -49,7 +49,11 @@ class Known(NamedTuple):
     failed: bool
     """Whether its exit status is not 0."""
     asked: bool = False
-    """Whether a signal asked it to stop: through this process, or from elsewhere."""
+    """Whether a signal asked it to stop: through this process, or from elsewhere.
+
+    One that came when this process had already begun to end it asked for nothing more. Where a host
+    is gone, the others may be asked to stop because of that.
+    """
     ended_by_us: bool = False
     """Whether this process ended it because of a rank or another host."""
     unexplained: bool = False
@@ -88,11 +92,12 @@ def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog
     """
     watchdog.program_ended()
     ended_by_us = supervisor.grace is not None
-    if ended_by_us and not end.stop_signal:
+    ended_by_us_first = ended_by_us and not supervisor.stop_came_first
+    if ended_by_us_first:
         log.info(f"{name}: was ended because a rank or another host failed")
     else:
         log.info(f"{name}: {described(end.status, end.stop_signal)}")
-    failed = ProgramFailed(name, end)
+    failed = ProgramFailed(name, end, _ended_ranks(supervisor, watchdog))
     # The program's own log may mislead: if a rank has lost a peer, the cause is elsewhere.
     lost_a_peer = failed.lost_a_peer or (watchdog.lost_peer and not watchdog.known_reason)
     unexplained = bool(end.status) and not (failed.killed or end.stop_signal) and lost_a_peer
@@ -101,7 +106,7 @@ def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog
     number = end.stop_signal or (None if ended_by_us else STOP_SIGNALS.get(end.status))
     known = Known(
         failed=bool(end.status),
-        asked=bool(number),
+        asked=bool(number) and not ended_by_us_first,
         ended_by_us=ended_by_us,
         unexplained=unexplained,
         reason=bool(reason),
@@ -115,6 +120,19 @@ def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog
         raise failed
     if reason and result is not Outcome.SUCCESS:
         raise error_for(reason, end.stop_signal if result is Outcome.STOPPED_ELSEWHERE else None)
+
+
+def _ended_ranks(supervisor: Supervisor, watchdog: Watchdog) -> list[tuple[str, int]]:
+    """Return how ranks of this host have ended whose launcher, another rank, has not asked for it.
+
+    Each is the rank in words, and its exit status. The ranks of a user's own program need not speak
+    to the watch (callbacks/heartbeat.py), but each notes its progress.
+    """
+    return [
+        (f"the rank with PID {rank.pid}", supervisor.statuses[rank.pid])
+        for rank in rank_progress.read(watchdog.path)
+        if rank.pid in supervisor.statuses
+    ]
 
 
 def tell_hosts(
@@ -219,23 +237,30 @@ class ProgramFailed(Exception):
 
     Attributes:
         trace: The traceback of the error; "" if stderr has none.
-        killed: The rank that SIGKILL ended, in words; "" if there is none.
+        killed: The rank that a signal has ended for a reason of its own, such as SIGKILL, in
+            words; "" if there is none.
         lost_a_peer: Whether the error is that a rank lost another one.
         kind: The name of the error's class; "" if stderr has none.
         is_death: Whether a signal has ended the program, or one of its ranks.
     """
 
-    def __init__(self, name: str, program_end: ProgramEnd) -> None:
+    def __init__(
+        self, name: str, program_end: ProgramEnd, ended_ranks: Sequence[tuple[str, int]] = ()
+    ) -> None:
         why, self.trace = failures.last_error(program_end.stderr)
+        self.lost_a_peer = why.startswith(failures.LOST_PEER)
         rank, status = failures.ended_rank(program_end.stderr)
-        self.killed = rank if status == -signal.SIGKILL else ""
+        if self.lost_a_peer and status not in failures.OWN_REASONS:
+            rank, status = failures.least_doubtful([*ended_ranks]) or (rank, status)
+        # An error says more than a crash, unless the crash has led to it.
+        is_reason = status == -signal.SIGKILL or not self.trace or self.lost_a_peer
+        self.killed = rank if status in failures.OWN_REASONS and is_reason else ""
         self.kind = failures.class_of(self.trace)
         ended = program_end.status
         by_signal = ended < 0 or 128 < ended <= 128 + signal.SIGRTMAX
         self.is_death = status < 0 or (by_signal and not self.trace)
-        self.lost_a_peer = why.startswith(failures.LOST_PEER)
         if self.killed or (status < 0 and not self.trace):
-            advice = f": {failures.OUT_OF_MEMORY}" if self.killed else ""
+            advice = f": {failures.OUT_OF_MEMORY}" if status == -signal.SIGKILL else ""
             why = f"{rank} {described(status)}{advice}"
         # SIGKILL, and it was not Lightning that sent it because a rank had ended.
         elif program_end.status in (-9, 128 + 9) and not (rank or self.trace):

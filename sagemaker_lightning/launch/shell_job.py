@@ -48,9 +48,12 @@ BASE = Path("/opt/ml")
 DRIVERS = "/sm_drivers/"
 """In the path of each of the SDK's own programs."""
 SCRIPT = "sm_train.sh"
-# What the SDK's own programs print once the job's program has ended. Nothing after it says why.
+# What the SDK's own programs print once the job's program, or pip, has ended. Nothing after it says
+# why.
 AFTERWARDS = re.compile(
-    r"^(Command failed with exit code -?\d+\. Traceback: |\++ handle_error$)", re.M
+    r"^(Command failed with exit code -?\d+\. Traceback: |\++ handle_error$"
+    r'|Traceback .*\n  File "[^"]*/sm_drivers/.*\n(  .*\n)*subprocess\.CalledProcessError: )',
+    re.M,
 )
 # The driver exits with -N if signal N has ended the program, and a status has 8 bits. 255 is more
 # likely the program's own -1 than SIGHUP.

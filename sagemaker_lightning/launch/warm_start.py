@@ -28,10 +28,10 @@ if __name__ == "__main__":
 
 from sagemaker_lightning.contract.log import say_last
 from sagemaker_lightning.contract.shutdown import SIGNALS, status
-from sagemaker_lightning.process.parent_process import LAUNCHER_VARIABLE
+from sagemaker_lightning.process.parent_process import LAUNCHER_ENDED, LAUNCHER_VARIABLE
 
 OTHERS_END_SECONDS = 2.0
-"""Seconds from the end of a rank to SIGKILL for the others, which wait for it."""
+"""Seconds from the end of a rank to that of the others, which wait for it."""
 FAILED = "Child process with PID {pid} terminated with code {code}"
 """What Lightning's own launcher writes, which contract/failures.py reads."""
 
@@ -237,7 +237,8 @@ def wait_for(pids: list[int]) -> int:
         if not pid:
             if time.monotonic() > kills_at:
                 for other in living:
-                    os.kill(other, signal.SIGKILL)
+                    os.kill(other, LAUNCHER_ENDED)  # not SIGKILL, which would look like a cause
+                    os.kill(other, signal.SIGCONT)  # one that is frozen would not die of it
                 kills_at = float("inf")
             time.sleep(0.02)
             continue

@@ -13,6 +13,9 @@ from typing import Self
 from sagemaker_lightning.contract.errors import printable
 from sagemaker_lightning.contract.failures import FAILURE_REASON_CHARACTERS
 
+HEARD = b"\n"
+"""The watch's answer to a rank that says why it fails: the rank may end now."""
+
 
 class Doubt(IntEnum):
     """How uncertain it is that a rank which ended without a reason is the cause."""

@@ -28,15 +28,19 @@ from typing import Any
 
 from sagemaker_lightning.contract import deadlines, shutdown
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.contract.failures import LOST_PEER, OUT_OF_MEMORY
+from sagemaker_lightning.contract.failures import LOST_PEER, OUT_OF_MEMORY, OWN_REASONS
 from sagemaker_lightning.contract.process_stat import process_stat
 from sagemaker_lightning.nodes.hang_watch import HangWatch
 from sagemaker_lightning.nodes.mesh import MAX_MESSAGE_BYTES, Mesh, StopReason
-from sagemaker_lightning.nodes.messages import Doubt, Fault, HostMessage, RankMessage, Suspicion
+from sagemaker_lightning.nodes.messages import (
+    HEARD,
+    Doubt,
+    Fault,
+    HostMessage,
+    RankMessage,
+    Suspicion,
+)
 
-# Signals that end a rank for a reason of its own, whatever happened to other ranks. SIGABRT is not
-# one of them: NCCL and gloo abort where a peer is gone.
-OWN_REASON_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 STOP_STATUSES = {sign for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))}
 PF_EXITING = 0x4  # flag of a process that ends, or has ended (Linux, include/linux/sched.h)
 LOOKS_FOR_HANGS = 60  # how often, within `hang_timeout`, the ranks are looked at
@@ -61,6 +65,7 @@ class Watchdog:
             time if a signal explains the rank's end.
         hang_timeout: Seconds without a sign of work after which this host's ranks count as hanging.
         restarts: As in `Mesh`.
+        reaped: The exit status of each process that this one has reaped, -N for signal N, by PID.
 
     Entering it raises UserError if this host cannot listen on the port.
     """
@@ -79,7 +84,9 @@ class Watchdog:
         may_restart: bool = False,
         hang_timeout: float = deadlines.HANG_ENDS_PROGRAM,
         restarts: int = 0,
+        reaped: Mapping[int, int] | None = None,
     ) -> None:
+        self.reaped = {} if reaped is None else reaped
         self.trouble_at = 0.0  # when it first heard of a fault, by time.monotonic(); 0 before
         self.reason: StopReason | None = None  # why the program has to end
         # The suspicions of all hosts, in the order in which this host heard of them.
@@ -89,6 +96,8 @@ class Watchdog:
         # The PIDs of the connected ranks that have not said that they lost a peer, and of their
         # launchers.
         self.rank_pids: dict[asyncio.StreamWriter, tuple[int, int]] = {}
+        self.launcher_pids: set[int] = set()  # the PIDs of the launchers of all ranks so far
+        self.connected: set[asyncio.StreamWriter] = set()  # all ranks whose end was not heard
         self.rank_tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps no reference
         self.lost_peer = False  # whether a rank of this host has said that it lost a peer
         # The PIDs of those that had begun to end, and not with their launcher, when a rank said so
@@ -188,8 +197,19 @@ class Watchdog:
         return self.reason or self._certain_suspicion()
 
     def program_ended(self) -> None:
-        """Note that this host's program has ended: its ranks' ends are no reason any more."""
+        """Note that this host's program has ended: its ranks' ends are no reason any more.
+
+        All that its ranks have said, and how each of them has ended, is known afterwards. Only a
+        process that has left the program may hold a connection open; it is not waited for.
+        """
         self.program_has_ended = True
+
+        async def all_are_heard() -> None:
+            while self.connected:
+                await asyncio.sleep(0.01)
+
+        with suppress(TimeoutError):
+            self._run_in_loop(asyncio.wait_for(all_are_heard(), deadlines.STDERR_IS_READ))
 
     def fail(self, why: str, is_request: bool) -> None:
         """Tell the other hosts why this one fails, unless there is a reason already.
@@ -273,6 +293,7 @@ class Watchdog:
 
     def _accept_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Listen to a rank of this node until its connection breaks."""
+        self.connected.add(writer)
         # In a task of ours: asyncio logs the cancellation of one that it makes as an error.
         task = self.loop.create_task(self._listen(reader, writer))
         self.rank_tasks.add(task)
@@ -281,6 +302,7 @@ class Watchdog:
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank_pid, launcher_pid = _rank_and_launcher(writer.get_extra_info("socket"))
         self.rank_pids[writer] = rank_pid, launcher_pid
+        self.launcher_pids.add(launcher_pid)
         name = "a rank"
         explained = False
         with suppress(OSError, ValueError):  # ValueError: a line that is too long
@@ -291,14 +313,34 @@ class Watchdog:
                     self.mesh.set_status(message.status)
                 explained = explained or message.explains_end
                 await self._handle_message(message, writer)
+                if message.failed is not None:
+                    writer.write(HEARD)
         self.rank_pids.pop(writer, None)
-        status = _exit_status(rank_pid)
+        status = self._exit_status(rank_pid)
         writer.close()
+        is_suspect = False
         if not explained and status not in STOP_STATUSES:
             is_first = rank_pid in (self.ended_before or ()) or (
                 _is_running(launcher_pid) and not self.lost_peer
             )
-            await self._suspect(name, status, is_first)
+            was_killed = status == -signal.SIGKILL and not await self._killed_by_launcher(
+                rank_pid, launcher_pid
+            )
+            is_suspect = self._suspect(name, status, is_first, was_killed)
+        self.connected.discard(writer)
+        if is_suspect:
+            await self._decide_after_a_while()
+
+    async def _killed_by_launcher(self, rank_pid: int, launcher_pid: int) -> bool:
+        """Return whether SIGKILL for a rank may have come from its launcher, or from itself.
+
+        Where a rank has ended, Lightning's launcher, a rank itself, kills the others and then
+        itself. What ends with it ends by a signal of its own (process/parent_process.py).
+        """
+        await asyncio.sleep(SETTLE_SECONDS)
+        return rank_pid in self.launcher_pids or (
+            self._exit_status(launcher_pid) == -signal.SIGKILL
+        )
 
     async def _handle_message(self, message: RankMessage, writer: asyncio.StreamWriter) -> None:
         """Act on what a rank of this node says."""
@@ -308,7 +350,8 @@ class Watchdog:
             # This rank does not know why its peer is gone; whoever knows will tell. A process of
             # this node that ends after this may have ended for the same reason. The peer that the
             # rank misses has begun to end before, but the kernel may close its connection to the
-            # rank long before the one to this node's toolkit process.
+            # rank long before the one to this node's toolkit process. The rank itself, which may be
+            # that peer's launcher, lives until it is answered.
             if self.ended_before is None:
                 self.ended_before = {
                     pid
@@ -325,21 +368,22 @@ class Watchdog:
         elif message.stopped is not None and not (self.lost_peer or self.own_suspicion):
             self._decide(StopReason(message.stopped, is_local=True, is_request=True))
 
-    async def _suspect(self, name: str, status: int | None, is_first: bool) -> None:
-        """Suspect a rank of this node, and decide after a while.
-
-        Another, better reason may come in that time.
+    def _suspect(
+        self, name: str, status: int | None, is_first: bool, was_killed: bool = False
+    ) -> bool:
+        """Suspect a rank of this node; return whether no better suspicion was there before.
 
         Args:
             name: What to call the rank.
             status: Its exit status, -N for signal N; None if it is unknown.
             is_first: Whether no other process of this host had ended before it.
+            was_killed: Whether SIGKILL has ended it, and neither its launcher nor the end of
+                another process explains that, whenever it is heard.
         """
         self._note_trouble()
         known = self.own_suspicion
-        if is_first and not (known and known.doubt < Doubt.OWN_HOST):
-            has_own_reason = status in [-number for number in OWN_REASON_SIGNALS]
-            doubt = Doubt.NONE if has_own_reason else Doubt.OTHER_HOST
+        if was_killed or (is_first and not (known and known.doubt < Doubt.OWN_HOST)):
+            doubt = Doubt.NONE if was_killed or status in OWN_REASONS else Doubt.OTHER_HOST
             why = f"{name} ended without giving a reason: {_describe_end(status)}"
         else:
             doubt = Doubt.OWN_HOST
@@ -348,10 +392,16 @@ class Watchdog:
                 "of that, or it was killed or crashed"
             )
         if known and known.doubt <= doubt:
-            return
+            return False
         self.own_suspicion = StopReason(why, is_local=True, doubt=doubt)
         self.suspicions.append(self.own_suspicion)
         self.mesh.send(HostMessage(dead=Suspicion(why, doubt)))
+        return True
+
+    async def _decide_after_a_while(self) -> None:
+        """Make the likeliest suspicion the reason, unless a better reason comes in time."""
+        assert self.own_suspicion
+        doubt = self.own_suspicion.doubt
         if self.may_restart and doubt is Doubt.NONE:
             self._decide(self.own_suspicion, at_once=True)
             return
@@ -365,6 +415,20 @@ class Watchdog:
         self.has_waited = True
         if not self.program_has_ended and (reason := self._likeliest_suspicion()):
             self._decide(reason)
+
+    def _exit_status(self, pid: int) -> int | None:
+        """Return the exit status of a process that has closed its files, -N for signal N.
+
+        None if it is unknown: it still runs, or its launcher has read the status, which the kernel
+        then forgets.
+        """
+        stat = process_stat(pid)
+        if not stat:
+            return self.reaped.get(pid)
+        if not int(stat[6]) & PF_EXITING:
+            return None
+        code = int(stat[49])
+        return -(code & 0x7F) or code >> 8
 
     def _certain_suspicion(self) -> StopReason | None:
         """Return the first suspicion without doubt; None if there is none."""
@@ -418,19 +482,6 @@ def _rank_and_launcher(connection: socket.socket) -> tuple[int, int]:
     return rank_pid, int(stat[1]) if stat else 0
 
 
-def _exit_status(pid: int) -> int | None:
-    """Return the exit status of a process that has closed its files, -N for signal N.
-
-    None if it is unknown: it still runs, or the launcher has read the status, which the kernel then
-    forgets.
-    """
-    stat = process_stat(pid)
-    if not stat or not int(stat[6]) & PF_EXITING:
-        return None
-    code = int(stat[49])
-    return -(code & 0x7F) or code >> 8
-
-
 def _has_begun_to_end(pid: int) -> bool:
     """Return whether a process ends, or has ended; False if it is unknown (PID 0)."""
     stat = process_stat(pid)
@@ -440,7 +491,7 @@ def _has_begun_to_end(pid: int) -> bool:
 def _is_running(launcher_pid: int) -> bool:
     """Return whether a launcher had not begun to end; True if it is unknown (PID 0).
 
-    When a launcher ends, the kernel kills its ranks (process/parent_process.py).
+    When a launcher ends, the kernel ends its ranks (process/parent_process.py).
     """
     stat = process_stat(launcher_pid)
     return not launcher_pid or bool(stat and stat[0] not in "ZX" and stat[49] == "0")

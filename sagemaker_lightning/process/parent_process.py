@@ -13,6 +13,12 @@ from sagemaker_lightning.contract.process_stat import process_stat
 LAUNCHER_VARIABLE = "SAGEMAKER_LIGHTNING_LAUNCHER"
 STORE_SECONDS = 5.0  # seconds that torchrun's store may take to accept a connection
 PR_SET_PDEATHSIG = 1  # prctl(2)
+LAUNCHER_ENDED = signal.SIGSTKFLT
+"""The signal that ends a rank because its launcher has ended.
+
+Nothing else sends it (signal(7): "unused"). So the exit status of a rank tells whether its launcher
+took it along, or whether something has killed it, such as the kernel where memory is short.
+"""
 
 
 @contextmanager
@@ -46,10 +52,10 @@ def end_with_launcher(variables: Mapping[str, str]) -> None:
     """Let the kernel kill this process, if it is a rank, when its launcher ends."""
     if not _is_rank(variables):
         return
-    _set_death_signal(signal.SIGKILL)
+    _set_death_signal(LAUNCHER_ENDED)
     # The kernel sends no signal for a launcher that had ended before this call.
     if _launcher_has_ended(variables):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), LAUNCHER_ENDED)
 
 
 def outlive_launcher(variables: Mapping[str, str]) -> None:

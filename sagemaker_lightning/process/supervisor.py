@@ -28,6 +28,8 @@ from sagemaker_lightning.contract.shutdown import handled_signals
 
 STDERR_BYTES_KEPT = 64 * 2**10
 """Bytes of stderr that are kept: enough for a traceback of each of a few ranks."""
+LOOKS_FOR_ORPHANS = 1.0
+"""Seconds between two looks at whether a deaf process waits for what its program has left."""
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 MARK_VARIABLE = "SAGEMAKER_LIGHTNING_TRAIN"
 """The variable that entrypoint.sh starts `train` with; all that the job starts inherits it."""
@@ -85,6 +87,9 @@ class Supervisor:
     Attributes:
         stop_signal: The last signal that asked the job to stop; None before.
         grace: Seconds that `terminate` left the program; None if `terminate` was not called.
+        stop_came_first: Whether the job had been asked to stop when `terminate` was called.
+        statuses: The exit status of each process that this one has reaped for the program, -N for
+            signal N, by PID: the kernel forgets it then. Other threads may read it.
     """
 
     def __init__(self, is_deaf: Callable[[list[str]], bool] | None = None) -> None:
@@ -93,8 +98,10 @@ class Supervisor:
         self.starting = False  # whether `run` was called
         self.child: subprocess.Popen[bytes] | Started | None = None
         self.grace: float | None = None
+        self.stop_came_first = False
         self.kill_timers: list[threading.Timer] = []
         self.unrelated_pids: set[int] = set()
+        self.statuses: dict[int, int] = {}
         self.starting_aside = threading.Lock()
 
     def __enter__(self) -> "Supervisor":
@@ -152,7 +159,17 @@ class Supervisor:
             self._stop(self.stop_signal, HOOK_KILLS)
         elif self.grace is not None and not self.kill_timers:
             self.terminate(self.grace)
+        if self.is_deaf:
+            threading.Thread(
+                target=self._end_orphans, args=(self.child.pid, self.is_deaf), daemon=True
+            ).start()
+        note_status(self.child.pid, self.statuses)
         status = self.child.wait()
+        for process in self._living_processes():
+            # A rank that is frozen dies of its launcher's end (process/parent_process.py) only
+            # once it continues.
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
         if not self.kill_timers and self._living_processes():
             self._stop(signal.SIGTERM, REST_IS_KILLED)
         # A shell dies of the signal at once, but a program that it has started may be saving.
@@ -201,6 +218,7 @@ class Supervisor:
         It can be called from any thread. If the program is not started yet, `run` ends it after
         its start.
         """
+        self.stop_came_first = bool(self.stop_signal)
         self.grace = grace
         if self.child:
             # A program that was asked to stop may be saving, so it gets no second signal.
@@ -209,7 +227,9 @@ class Supervisor:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.stop_signal = number
         if self.child:
-            self._stop(number, HOOK_KILLS)
+            # A program that `terminate` has sent its signal may be saving: it gets no second one.
+            has_got_one = self.grace is not None and self.kill_timers
+            self._stop(None if has_got_one else number, HOOK_KILLS)
         elif not self.starting:
             self._refuse_start(number)
 
@@ -245,6 +265,29 @@ class Supervisor:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
+    def _end_orphans(self, child: int, is_deaf: Callable[[list[str]], bool]) -> None:
+        """End what the job's program has left running, while a deaf process still waits for it.
+
+        SDK 3's driver reads its program's output to the end before it asks how the program ended.
+        What the program has started may hold that output open for ever.
+
+        Args:
+            child: The PID of the process that `run` waits for.
+            is_deaf: As in `Supervisor`.
+        """
+        ended: set[int] = set()  # processes that a deaf one has started, and does not ask for
+        kills_at = 0.0
+        while child not in self.statuses:
+            before, ended = ended, _unreaped_children(child, is_deaf)
+            if before & ended and not self.kill_timers:
+                kills_at = kills_at or time.monotonic() + REST_IS_KILLED
+                for process in self._living_processes():
+                    with suppress(psutil.NoSuchProcess):
+                        if not is_deaf(process.cmdline()):
+                            is_late = time.monotonic() > kills_at
+                            process.send_signal(signal.SIGKILL if is_late else signal.SIGTERM)
+            time.sleep(LOOKS_FOR_ORPHANS)
+
     def _kill(self) -> None:
         for process in self._living_processes():
             with suppress(psutil.NoSuchProcess):
@@ -252,7 +295,9 @@ class Supervisor:
 
     def _living_processes(self) -> list[psutil.Process]:
         with self.starting_aside:
-            return living_processes(self.child.pid, self.unrelated_pids) if self.child else []
+            if not self.child:
+                return []
+            return living_processes(self.child.pid, self.unrelated_pids, self.statuses)
 
 
 def adopt_orphans() -> None:
@@ -263,7 +308,22 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def living_processes(program: int, others: Container[int]) -> list[psutil.Process]:
+def note_status(pid: int, statuses: dict[int, int], options: int = 0) -> None:
+    """Wait for the end of a child of this process, and note its exit status; do not reap it.
+
+    Args:
+        pid: Its PID.
+        statuses: Gets the status, -N for signal N, by PID.
+        options: More options for waitid(2), such as os.WNOHANG.
+    """
+    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | options)
+    if end:
+        statuses[pid] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
+
+def living_processes(
+    program: int, others: Container[int], statuses: dict[int, int]
+) -> list[psutil.Process]:
     """Return the living processes that a program started, itself included.
 
     Their process groups do not matter. Those that came into the container from outside are left
@@ -274,6 +334,7 @@ def living_processes(program: int, others: Container[int]) -> list[psutil.Proces
     Args:
         program: PID of the program, a child of this process.
         others: PIDs of the children of this process that have nothing to do with the program.
+        statuses: Gets the exit status of each that is reaped, -N for signal N, by PID.
     """
     children = [child for child in psutil.Process().children() if child.pid not in others]
     running = []
@@ -284,6 +345,7 @@ def living_processes(program: int, others: Container[int]) -> list[psutil.Proces
                     running.append(process)
             # Only its new parent, this process, can reap an orphan.
             elif process.pid != program and process.ppid() == os.getpid():
+                note_status(process.pid, statuses, os.WNOHANG)
                 os.waitpid(process.pid, os.WNOHANG)
     return running
 
@@ -299,6 +361,24 @@ def _came_from_outside(process: psutil.Process) -> bool:
             MARK_VARIABLE in psutil.Process().environ() and MARK_VARIABLE not in process.environ()
         )
     return False
+
+
+def _unreaped_children(pid: int, is_deaf: Callable[[list[str]], bool]) -> set[int]:
+    """Return the PIDs of processes that have ended, and that a deaf process has not asked for.
+
+    Args:
+        pid: The PID of the process below which they are.
+        is_deaf: As in `Supervisor`.
+    """
+    found = set()
+    with suppress(psutil.NoSuchProcess):
+        for process in _descendants(psutil.Process(pid)):
+            with suppress(psutil.NoSuchProcess):
+                parent = process.parent()  # None if it has just ended
+                is_ended = process.status() == psutil.STATUS_ZOMBIE
+                if parent and is_ended and is_deaf(parent.cmdline()):
+                    found.add(process.pid)
+    return found
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

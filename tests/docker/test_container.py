@@ -290,6 +290,7 @@ def test_docker_stop_lets_the_program_save(image: str, tmp_path: Path, options):
     assert status == 0
 
 
+BASH_ENV = "/opt/sagemaker-lightning/sagemaker_lightning/launch/bash_env.sh"
 SDK_SCRIPT = "/opt/ml/input/data/sm_drivers/sm_train.sh"
 SDK_COMMAND = ("-c", f"chmod +x {SDK_SCRIPT} && {SDK_SCRIPT}")
 # As SDK 3's: a shell script, whose driver starts the program and reads what it prints.
@@ -318,6 +319,7 @@ def sdk_3_job(image, tmp_path) -> Callable[[str], tuple[Path, tuple[str, ...]]]:
         for name in ("hyperparameters", "inputdataconfig"):
             (config / f"{name}.json").write_text("{}")
         (code / "saver.py").write_text(program)
+        (code / "own.sh").write_text(f"echo OWN READ\n. {BASH_ENV}\n")
         (drivers / "driver.py").write_text(SDK_DRIVER)
         (drivers / "sm_train.sh").write_text(
             f"#!/bin/bash\nset -e\npython3 {Path(SDK_SCRIPT).with_name('driver.py')}\n"
@@ -330,11 +332,16 @@ def sdk_3_job(image, tmp_path) -> Callable[[str], tuple[Path, tuple[str, ...]]]:
     return prepare
 
 
-@pytest.mark.parametrize("options", [(), ("--init",)], ids=["as PID 1", "behind an init"])
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--init",), ("--env", "BASH_ENV=/opt/ml/code/own.sh")],
+    ids=["as PID 1", "behind an init", "with a BASH_ENV of its own that reads ours"],
+)
 def test_docker_stop_reaches_a_program_that_sdk_3_starts_by_a_shell(sdk_3_job, options):
     output, arguments = sdk_3_job(SAVING_PROGRAM.replace("sys.exit(0)", "sys.exit(143)"))
     printed, status = stopped(output, *options, *arguments)
     assert "SAVED" in printed and status == 143, printed
+    assert ("OWN READ" in printed) == ("--env" in options)
     assert (output / "failure").read_text().startswith("interrupted, resume from step 0: ")
 
 

@@ -328,11 +328,6 @@ def test_a_rank_that_is_killed_is_the_reason(job: Job, program):
     rank_1.kill()
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
-    # Rank 0, its launcher, may have ended, too, before anybody asks how rank 1 did.
-    reasons = (
-        "was killed by SIGKILL: most likely out of host memory|local rank 1 ended without giving a "
-        "reason(: it was killed|, after .*or it was killed)"
-    )
-    assert re.match(rf"error: .*({reasons})", job.failure)
+    assert re.match("error: .*was killed by SIGKILL: most likely out of host memory", job.failure)
     if "torchrun" in program:
         assert "rank 1 was killed by SIGKILL" in job.failure

@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1  # prctl(2), as sagemaker_lightning/process/parent_process.py has it
+# As sagemaker_lightning/process/parent_process.py has them.
+PR_SET_PDEATHSIG = 1  # prctl(2)
+LAUNCHER_ENDED = signal.SIGSTKFLT
 
 
 @contextmanager
@@ -50,7 +52,7 @@ def _start(path: Path, name: str, code: str) -> subprocess.Popen:
 
 def main(path: str, name: str, code: str) -> None:
     """Connect, wait for `let_run`, and run the code."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, LAUNCHER_ENDED)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
 

@@ -119,6 +119,14 @@ def test_the_status_of_a_program_that_a_signal_has_ended(status, program):
     assert shell_job.of_program(ProgramEnd(status, None, "")).status == program
 
 
+def test_what_pip_could_not_install_is_the_reason():
+    trace = DRIVER.partition("Traceback: ")[2].replace(
+        "common/utils.py", "scripts/install_requirements.py"
+    )
+    end = shell_job.of_program(ProgramEnd(1, None, f"ERROR: No x==9\n{trace}{HANDLER}"))
+    assert str(ProgramFailed("x", end)) == "x ended with exit status 1: ERROR: No x==9"
+
+
 def test_a_command_that_fails_without_a_traceback():
     printed = f"make: *** no rule\n{HANDLER}"
     end = shell_job.of_program(ProgramEnd(2, None, printed))

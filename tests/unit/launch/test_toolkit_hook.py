@@ -143,6 +143,7 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
         stop_signal: int | None = None,
         stderr: str = "",
         grace: float | None = None,
+        stop_came_first: bool = True,
         program: str = "train.py",
         forks: bool = False,
         **here,
@@ -163,7 +164,12 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
             additional_framework_parameters={},
             num_gpus=0,
         )
-        supervisor = SimpleNamespace(run=start, grace=grace)
+        supervisor = SimpleNamespace(
+            run=start,
+            grace=grace,
+            stop_came_first=bool(stop_signal) and stop_came_first,
+            statuses={},
+        )
         log.begin()
         if program := toolkit_hook._prepare(job, environment, FLAGS):
             aside = SimpleNamespace(
@@ -381,6 +387,12 @@ ENDS = {
         [],
         (f"{STOPPED}was killed by SIGINT after SIGINT", signal.SIGINT),
     ),
+    "told to stop when another host had failed": (
+        Watch(known=OTHER),
+        {"status": -9, "grace": 10.0, "stop_signal": signal.SIGTERM, "stop_came_first": False},
+        [],
+        OtherFailed(OTHER),
+    ),
     "told to stop, and it ends well": (Watch(), {"stop_signal": signal.SIGTERM}, ["done"], None),
     "stopped by somebody else": (
         Watch(),
@@ -463,6 +475,11 @@ TELLS = {
         1,
         f"{ENDED}rank 1 was killed by SIGKILL: {OUT_OF_MEMORY}",
     ),
+    "a rank that crashed, and one that missed it": (
+        f"{LOST_PEER}{RANK.format(1, -11)}{RANK.format(0, 1)}",
+        1,
+        f"{ENDED}rank 1 was killed by SIGSEGV",
+    ),
     "a rank that crashed": (RANK.format(0, -6), 1, f"{ENDED}rank 0 was killed by SIGABRT"),
     "a rank that crashed after an error": (
         f"{RANK.format(0, -6)}{ACCIDENT}",
@@ -475,6 +492,19 @@ TELLS = {
 @pytest.mark.parametrize(("stderr", "status", "says"), TELLS.values(), ids=TELLS)
 def test_why_a_program_failed(stderr, status, says):
     assert str(ProgramFailed("x", ProgramEnd(status, None, stderr))) == says
+
+
+@pytest.mark.parametrize(
+    ("stderr", "says"),
+    [
+        (LOST_PEER, f"{ENDED}b was killed by SIGKILL: {OUT_OF_MEMORY}"),
+        (ACCIDENT, f"{ENDED}KeyError: 'x'"),
+    ],
+)
+def test_a_rank_of_which_nobody_else_says_how_it_ended(stderr, says):
+    ended_ranks = [("a", -6), ("b", -9), ("c", -11), ("d", 1)]
+    error = ProgramFailed("x", ProgramEnd(1, None, stderr), ended_ranks)
+    assert str(error) == says and error.killed == ("b" if stderr == LOST_PEER else "")
 
 
 # What is told and written -------------------------------------------------------------------------

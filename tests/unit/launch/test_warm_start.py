@@ -21,6 +21,7 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.launch import standby, warm_start
 from sagemaker_lightning.launch.standby import Rank, Standby
 from sagemaker_lightning.nodes.rank_progress import PREFIX, RECORD
+from sagemaker_lightning.process.parent_process import LAUNCHER_ENDED
 from sagemaker_lightning.process.supervisor import Started, Supervisor, adopt_orphans
 
 # In place of the imports, which take seconds; what a fork has to set is there.
@@ -71,7 +72,8 @@ def test_ranks_that_do_not_end_with_the_one_that_fails_are_killed(monkeypatch, c
     monkeypatch.setattr(warm_start.os, "kill", lambda *given: killed.append(given))
     monkeypatch.setattr(warm_start, "OTHERS_END_SECONDS", -1)
     assert warm_start.wait_for([11, 12]) == 5
-    assert killed == [(12, signal.SIGKILL)] and "PID 11" in capsys.readouterr().err
+    assert killed == [(12, LAUNCHER_ENDED), (12, signal.SIGCONT)]
+    assert "PID 11" in capsys.readouterr().err
 
 
 class Ranks:

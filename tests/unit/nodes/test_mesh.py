@@ -282,7 +282,7 @@ def test_what_a_job_has_hosts_compare(monkeypatch):
     )
     graces: list[float] = []
     hyperparameters = {"data.batch_size": "4", "api_token": "a"}
-    supervisor = SimpleNamespace(terminate=graces.append)
+    supervisor = SimpleNamespace(terminate=graces.append, statuses={})
     job = ("app/train_torchrun.py", hyperparameters, supervisor, Restarts(most=0))
     watch = job_watch.watchdog(here, *job)
     watch.loop.close()

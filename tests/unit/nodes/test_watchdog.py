@@ -29,6 +29,8 @@ from sagemaker_lightning.contract.failures import OUT_OF_MEMORY
 from sagemaker_lightning.nodes.mesh import StopReason
 from sagemaker_lightning.nodes.messages import HostMessage, RankMessage
 from sagemaker_lightning.nodes.watchdog import Watchdog
+from sagemaker_lightning.process.parent_process import LAUNCHER_ENDED
+from sagemaker_lightning.process.supervisor import adopt_orphans, note_status
 
 RANK_NAME = "host algo-2, local rank 1"
 OTHER_RANK_NAME = "host algo-2, local rank 0"
@@ -287,6 +289,49 @@ def test_a_rank_that_its_launcher_takes_with_it(watch, way_to_end):
         assert watch.own_suspicion == StopReason(AFTER, is_local=True, doubt=2)
 
 
+@pytest.mark.parametrize("is_reaped", [False, True])
+def test_a_rank_that_was_killed_before_its_launcher_ended_is_the_reason(is_reaped):
+    """Both have ended when a busy watch asks; this process, their new parent, may have reaped."""
+    adopt_orphans()
+    statuses: dict[int, int] = {}
+    busy = threading.Event()
+    code = f"rank = launch({RANK_NAME!r})\ninput()\nrank.kill()\nos.abort()"
+    with watched(reaped=statuses) as watch, process(watch.path, OTHER_RANK_NAME, code) as started:
+        let_run(started)
+        assert becomes_true(lambda: watch.mesh.status == f"{RANK_NAME} is there")
+        (rank_pid,) = (child.pid for child in psutil.Process(started.pid).children())
+        watch.loop.call_soon_threadsafe(busy.wait, HANG_SECONDS)
+        let_run(started)
+        os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOWAIT)
+        note_status(rank_pid, statuses)
+        if is_reaped:
+            os.waitpid(rank_pid, 0)
+        busy.set()
+        try:
+            watch.program_ended()
+            assert watch.wait_for_reason().why == ENDS["killed"][1]
+        finally:
+            if not is_reaped:
+                os.waitpid(rank_pid, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, LAUNCHER_ENDED])
+def test_what_lightnings_launcher_kills_is_not_the_reason(watch, number):
+    """Where a rank has ended, it kills the others, and itself; ours ends them by its own signal."""
+    code = f"launch({RANK_NAME!r})\ninput()\nos.kill(os.getpid(), {int(number)})"
+    with process(watch.path, OTHER_RANK_NAME, code) as started:
+        let_run(started)
+        assert becomes_true(lambda: watch.mesh.status == f"{RANK_NAME} is there")
+        (other,) = psutil.Process(started.pid).children()
+        first = rank(watch, "host algo-2, local rank 2")
+        die(first)
+        assert becomes_true(lambda: watch.own_suspicion)
+        other.send_signal(number)
+        let_run(started)
+        watch.program_ended()
+        assert [each.why for each in watch.suspicions] == [DEAD.replace("rank 1", "rank 2")]
+
+
 def test_the_rank_of_a_host_that_ended_first_is_the_reason(watch):
     die(rank(watch))
     assert becomes_true(lambda: watch.own_suspicion)
@@ -303,9 +348,7 @@ def test_the_rank_of_a_host_that_ended_first_is_the_reason(watch):
 
 
 def test_a_launcher_that_ends_after_a_rank_that_it_took_with_it_is_the_reason(watch):
-    watch.loop.call_soon_threadsafe(
-        lambda: watch.loop.create_task(watch._suspect(RANK_NAME, None, is_first=False))
-    )
+    watch.loop.call_soon_threadsafe(watch._suspect, RANK_NAME, None, False)
     assert becomes_true(lambda: watch.own_suspicion)
     die(rank(watch, OTHER_RANK_NAME))
     assert becomes_true(lambda: watch.reason)
@@ -317,6 +360,26 @@ def test_the_end_of_a_rank_that_lost_a_peer_is_not_the_one_that_is_waited_for(wa
     with process(watch.path, RANK_NAME, code) as started:
         let_run(started)
         assert becomes_true(lambda: watch.lost_peer)
+
+
+def test_a_rank_that_lost_a_peer_lives_until_it_is_heard(watch, monkeypatch):
+    """Until then, whoever has begun to end did so before the rank, which may be its launcher."""
+    monkeypatch.setattr(deadlines, "ENDS_BY_ITSELF", HANG_SECONDS)
+    rank(watch).failed(LOST_PEER_ERROR)
+    assert watch.lost_peer
+
+
+def test_how_all_ranks_have_ended_is_known_once_the_program_has(watch):
+    code, reason, _ = ENDS["killed"]
+    busy = threading.Event()
+    with process(watch.path, RANK_NAME, code) as started:
+        assert becomes_true(lambda: watch.connected)
+        watch.loop.call_soon_threadsafe(busy.wait, HANG_SECONDS)
+        let_run(started)
+        os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOWAIT)
+        busy.set()
+        watch.program_ended()
+        assert watch.wait_for_reason().why == reason
 
 
 def test_a_rank_that_has_said_all_is_hung_up_on(watch):
@@ -355,7 +418,7 @@ def test_a_rank_whose_death_is_heard_late_died_before_the_one_that_misses_it(
     The rank that misses it has then ended, too, and may be its launcher. If the launcher has ended
     before anybody looks, it may have taken the rank with it.
     """
-    code = f"{HOLDS_THE_LINE}os.kill(os.getpid(), signal.SIGKILL)"
+    code = f"{HOLDS_THE_LINE}os.abort()"
     with process(watch.path, RANK_NAME, code) as started:
         let_run(started)
         assert becomes_true(lambda: psutil.Process(started.pid).status() == psutil.STATUS_ZOMBIE)
@@ -372,7 +435,7 @@ def test_a_rank_whose_death_is_heard_late_died_before_the_one_that_misses_it(
         if not launcher_lives:
             assert watch.reason.why == AFTER
             return
-        assert watch.reason.why.startswith(f"{DEAD.partition(':')[0]}: it was killed by SIGKILL")
+        assert watch.reason.why == f"{WORDLESS}: it was killed by SIGABRT"
 
 
 def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
@@ -568,7 +631,8 @@ def test_the_step_is_said_once_a_second(watch, monkeypatch):
     assert output == [(101.0, "epoch 2, step 10"), (102.5, "epoch 2, step 12")]
 
 
-def test_each_thing_that_a_rank_says_is_a_message(tmp_path: Path):
+def test_each_thing_that_a_rank_says_is_a_message(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(deadlines, "ENDS_BY_ITSELF", 0.01)  # nobody answers here
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "watch"))
         server.listen()

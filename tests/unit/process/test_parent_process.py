@@ -21,6 +21,7 @@ from containers import ROOT
 
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.process.parent_process import (
+    LAUNCHER_ENDED,
     LAUNCHER_VARIABLE,
     bind_to_launcher,
     bound_to_launcher,
@@ -211,7 +212,7 @@ def test_a_torchrun_whose_store_is_gone_has_ended(killed, serves, uses, launcher
         rank = {"LOCAL_RANK": "0", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
         end_with_launcher(rank | {"TORCHELASTIC_USE_AGENT_STORE": uses} | launcher)
     ended = not serves and uses == "True" and not launcher
-    assert killed == ([(os.getpid(), signal.SIGKILL)] if ended else [])
+    assert killed == ([(os.getpid(), LAUNCHER_ENDED)] if ended else [])
 
 
 def test_a_store_that_does_not_answer_says_nothing(killed, monkeypatch):
@@ -228,14 +229,14 @@ def test_a_rank_ends_with_its_launcher_until_it_may_outlive_it(killed):
     rank = {"LOCAL_RANK": "0"}
     for launcher in ({}, {LAUNCHER_VARIABLE: str(os.getppid())}):
         end_with_launcher(rank | launcher)
-        assert death_signal() == signal.SIGKILL and killed == []
+        assert death_signal() == LAUNCHER_ENDED and killed == []
         outlive_launcher({})
-        assert death_signal() == signal.SIGKILL
+        assert death_signal() == LAUNCHER_ENDED
         outlive_launcher(rank)
         assert death_signal() == 0
         variables = rank | launcher
         with bound_to_launcher(variables):
-            assert death_signal() == signal.SIGKILL
+            assert death_signal() == LAUNCHER_ENDED
         assert variables == rank | launcher  # it launches no ranks
 
 
@@ -244,6 +245,6 @@ def test_a_launcher_that_has_ended_is_gone_although_nobody_has_asked_for_its_sta
         os.waitid(os.P_PID, launcher.pid, os.WEXITED | os.WNOWAIT)
         rank = {"LOCAL_RANK": "0", LAUNCHER_VARIABLE: str(launcher.pid)}
         end_with_launcher(rank)
-    assert killed == [(os.getpid(), signal.SIGKILL)]
+    assert killed == [(os.getpid(), LAUNCHER_ENDED)]
     end_with_launcher(rank)  # now it is gone
-    assert killed == [(os.getpid(), signal.SIGKILL)] * 2
+    assert killed == [(os.getpid(), LAUNCHER_ENDED)] * 2

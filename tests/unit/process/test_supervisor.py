@@ -19,6 +19,7 @@ from containers import ROOT
 
 from sagemaker_lightning.contract.shutdown import handled_signals
 from sagemaker_lightning.process import supervisor as supervise
+from sagemaker_lightning.process.parent_process import LAUNCHER_ENDED, PR_SET_PDEATHSIG
 from sagemaker_lightning.process.supervisor import Started, StoppedBeforeStart, Supervisor
 
 
@@ -40,8 +41,13 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, prefix):
     monkeypatch.setattr(supervise, "REST_IS_KILLED", 0.5)
     mark = f"rest-{uuid.uuid4().hex}"
     script = f"{prefix}{sys.executable} -c 'import time; time.sleep(300)' {mark} & exit 3"
-    ended = Supervisor().run(["sh", "-c", script], cwd=tmp_path)
+    supervisor = Supervisor()
+    ended = supervisor.run(["sh", "-c", script], cwd=tmp_path)
     assert ended.status == 3 and ended.stop_signal is None
+    assert supervisor.statuses[supervisor.child.pid] == 3
+    # The watch of the ranks may ask for the other one's, which nobody else will ever read.
+    (other,) = supervisor.statuses.keys() - {supervisor.child.pid}
+    assert supervisor.statuses[other] == -(signal.SIGKILL if prefix else signal.SIGTERM)
     assert living(mark) == []
 
 
@@ -101,8 +107,11 @@ wait
 """
 
 
-def test_a_program_that_saves_gets_one_signal_and_is_waited_for(tmp_path, monkeypatch):
-    """Its first process dies of the signal; then another host fails, too."""
+@pytest.mark.parametrize("stop_comes_first", [True, False])
+def test_a_program_that_saves_gets_one_signal_and_is_waited_for(
+    tmp_path, monkeypatch, stop_comes_first
+):
+    """Its first process dies of the signal; then another host fails, too, or it was the first."""
     sent = []
     slept = []
     send = os.killpg
@@ -117,10 +126,12 @@ def test_a_program_that_saves_gets_one_signal_and_is_waited_for(tmp_path, monkey
     def stop(supervisor: Supervisor) -> None:
         while not (tmp_path / "ready").exists():
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
+        acts = [lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: supervisor.terminate(30)]
+        first, second = acts if stop_comes_first else reversed(acts)
+        first()
         while not supervisor.kill_timers:
             time.sleep(0.01)
-        supervisor.terminate(grace=30)
+        second()
 
     with Supervisor() as supervisor:
         threading.Thread(target=stop, args=(supervisor,), daemon=True).start()
@@ -128,7 +139,8 @@ def test_a_program_that_saves_gets_one_signal_and_is_waited_for(tmp_path, monkey
     assert (ended.status, ended.stop_signal) == (-15, signal.SIGTERM)
     assert sent == [signal.SIGTERM] and (tmp_path / "saved").exists()
     assert slept and set(slept) == {0.1}
-    assert [timer.interval for timer in supervisor.kill_timers] == [110.0, 30]
+    intervals = [timer.interval for timer in supervisor.kill_timers]
+    assert intervals == ([110.0, 30] if stop_comes_first else [30, 110.0])
     assert all(timer.finished.is_set() and timer.daemon for timer in supervisor.kill_timers)
 
 
@@ -145,6 +157,24 @@ def test_what_runs_as_another_user_is_the_jobs_and_nothing_is_left_of_it(tmp_pat
     for child in left:
         child.kill()
     assert (ended.status, left) == (3, [])
+
+
+@pytest.mark.slow
+def test_a_frozen_rank_dies_of_its_launchers_end(tmp_path):
+    """The kernel's signal waits until it continues. A program that is asked to stop has minutes."""
+    rank = "import ctypes, os, signal; os.write(1, b'x'); "
+    rank += f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {LAUNCHER_ENDED}); "
+    rank += "os.kill(os.getpid(), signal.SIGSTOP); signal.pause()"
+    script = (
+        f"import os, subprocess, sys; rank = subprocess.Popen([sys.executable, '-c', {rank!r}])"
+    )
+    script += "; os.waitpid(rank.pid, os.WUNTRACED); print(rank.pid, file=open('rank', 'w'))"
+    supervisor = Supervisor()
+    # As if it had been asked to stop, and had heard it.
+    supervisor.kill_timers.append(threading.Timer(10, supervisor._kill))
+    supervisor.kill_timers[0].start()
+    supervisor.run([sys.executable, "-c", script], cwd=tmp_path)
+    assert supervisor.statuses[int((tmp_path / "rank").read_text())] == -LAUNCHER_ENDED
 
 
 def test_signals_that_were_blocked_are_heard():
@@ -178,7 +208,7 @@ def test_what_a_program_has_started_is_found_however_deep():
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as program:
         program.stdout.readline()
         below = psutil.Process(program.pid).children(recursive=True)
-        found = supervise.living_processes(program.pid, children_but(program))
+        found = supervise.living_processes(program.pid, children_but(program), {})
         os.killpg(program.pid, signal.SIGKILL)
     psutil.wait_procs(below)  # they may be this process's now
     assert len(below) == 2 and {process.pid for process in found} == {
@@ -190,7 +220,7 @@ def test_what_a_program_has_started_is_found_however_deep():
 def test_the_exit_status_of_the_program_itself_is_left_to_who_waits_for_it():
     with subprocess.Popen(["false"]) as program:
         os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
-        assert supervise.living_processes(program.pid, children_but(program)) == []
+        assert supervise.living_processes(program.pid, children_but(program), {}) == []
     assert program.returncode == 1
 
 
@@ -204,7 +234,7 @@ def test_a_process_that_ends_while_it_is_looked_at_has_started_nothing(monkeypat
 
     monkeypatch.setattr(psutil.Process, "children", look)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as program:
-        found = supervise.living_processes(program.pid, children_but(program))
+        found = supervise.living_processes(program.pid, children_but(program), {})
     assert [process.pid for process in found] == [program.pid]
 
 
@@ -331,6 +361,36 @@ def test_who_dies_of_a_signal_gets_none_if_another_process_hears_it(tmp_path, mo
     assert log.getvalue().decode() == expected[1]
 
 
+# Reads its program's output to the end before it asks how the program has ended, as SDK 3's driver.
+DEAF_DRIVER = """
+import subprocess, sys
+program = subprocess.Popen([sys.executable, "-S", "program.py"], stdout=subprocess.PIPE)
+program.stdout.read()
+sys.exit(program.wait())
+"""
+LEAVES_ONE = """
+import os, signal, time
+from pathlib import Path
+if os.fork():
+    os._exit(3)
+os.setsid()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(20)
+Path("outlived").touch()
+"""
+
+
+@pytest.mark.slow
+def test_who_waits_for_what_its_program_has_left_is_not_kept_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervise, "REST_IS_KILLED", 0.2)
+    monkeypatch.setattr(supervise, "LOOKS_FOR_ORPHANS", 0.05)
+    (tmp_path / "driver.py").write_text(DEAF_DRIVER)
+    (tmp_path / "program.py").write_text(LEAVES_ONE)
+    supervisor = Supervisor(is_deaf=lambda words: "driver.py" in words)
+    assert supervisor.run([sys.executable, "-S", "driver.py"], cwd=tmp_path).status == 3
+    assert not (tmp_path / "outlived").exists()
+
+
 def test_what_is_started_aside_outlives_the_program_and_may_start_the_next_one(tmp_path):
     supervisor = Supervisor()
     theirs, ours = os.pipe()
@@ -357,6 +417,16 @@ def test_what_is_started_aside_outlives_the_program_and_may_start_the_next_one(t
     os.close(ours)
     os.close(theirs)
     assert process.wait(60) == 0
+
+
+def test_which_came_first_a_stop_or_a_reason_to_end():
+    supervisor = Supervisor()
+    supervisor.terminate(1.0)
+    assert not supervisor.stop_came_first
+    supervisor.stop_signal = signal.SIGTERM
+    assert not supervisor.stop_came_first
+    supervisor.terminate(1.0)
+    assert supervisor.stop_came_first
 
 
 def test_a_stop_between_two_starts_is_one_before_the_start(tmp_path):
