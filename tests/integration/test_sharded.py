@@ -160,7 +160,7 @@ def test_other_ranks_have_the_same_state(tmp_path: Path, kind):
 
 
 @pytest.mark.parametrize("kind", ["averaged", "averaged later", "average saved"])
-def test_other_ranks_go_on_with_an_average(tmp_path: Path, kind):
+def test_other_ranks_continue_with_an_average(tmp_path: Path, kind):
     """From epoch 1 on, the second and the third one make the average again, or have got it."""
     for mesh, interruption in (((2, 2), "stop at 1:1"), ((3, 1), "stop at 1:4"), ((4, 1), "")):
         ended = trained(tmp_path, kind, interruption, mesh=mesh)
