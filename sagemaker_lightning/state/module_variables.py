@@ -265,7 +265,9 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                     variables[f"{object_.__module__}.{name}"] = value
                 else:
                     digests[f"{label}.{name}"] += _digest_or_position(value)
-            variables |= _variables_of_modules(object_) | _variables_of(object_)
+            variables |= _variables_of_modules(object_)
+            if is_own(object_):  # a library's function may have got all that it wraps has
+                variables |= _variables_of(object_)
         elif isinstance(object_, type):
             variables |= _variables_of(object_)
         elif _is_counter(object_) and id(object_) not in seen_ids and not has_position(object_):

@@ -218,15 +218,23 @@ class Reports:
 
     def _report_modules(self) -> None:
         """Print, once for each, which modules were made while training and cannot be saved."""
-        for path, name, kind, value, *_ in self.state.unsaved:
-            key = path, name, "module"
-            if _has_weights(value) and path == "model" and key not in self.reported:
-                self.reported.add(key)
+        of_model = set(map(id, self.trainer.lightning_module.modules()))
+        for each in self.state.unsaved:
+            made = each.refused if isinstance(each.refused, nn.Module) else each.value
+            place = each.path, each.name
+            if (
+                _has_weights(made)
+                and id(made) in of_model
+                and (*place, "module") not in self.reported
+            ):
+                self.reported |= {place, (*place, "module")}
+                verb = "holds" if each.is_part else "is"
                 if self.trainer.is_global_zero:
                     log.warning(
-                        f"{path}.{name} is {with_article(kind)} that was made while training, and "
-                        "a resumed run cannot make it to load its weights: after an interruption "
-                        "this run cannot continue; make it in __init__() or configure_model()"
+                        f"{each.path}.{each.name} {verb} {with_article(each.kind)} that was "
+                        "made while training, and a resumed run cannot make it to load its "
+                        "weights: after an interruption this run cannot continue; make it in "
+                        "__init__() or configure_model()"
                     )
 
     def _is_made_again(self, unsaved: Unsaved) -> bool:

@@ -136,6 +136,8 @@ def kind_of_class(class_: type) -> Kind | None:
     if issubclass(class_, tuple):
         is_made_again = hasattr(class_, "_fields") or not is_library_class(class_)
         return CONTAINERS[tuple] if is_made_again else LIBRARYS
+    if class_.__module__.startswith("torch._dynamo."):  # what torch.compile has made of code
+        return CODE
     is_librarys = is_library_class(class_)
     if is_librarys and hasattr(class_, "__next__"):  # its position is more than its attributes
         return LIBRARYS

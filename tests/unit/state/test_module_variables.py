@@ -524,3 +524,23 @@ def test_code_of_the_users_own_is_distinguished_from_a_librarys():
     assert module_variables.is_own(functools.partial(functools.partial(counted, 1), 2))
     assert not module_variables.is_own(functools.partial(torch.relu, 1))
     assert not module_variables.is_own(torch.nn.Linear)
+
+
+def test_what_torch_compiles_while_training_is_no_change():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(1, 1)
+            self.compiled = torch.compile(self.head, backend="eager")
+
+    model = Model()
+    before = variable_digests({"model": model}, {"model": model})
+    state = GraphState(lambda: {"model": model})
+    state.mark()
+    model.compiled(torch.ones(2, 1)).sum().backward()
+    with torch.no_grad():
+        model.head.weight += 1
+    after = variable_digests({"model": model}, {"model": model})
+    assert changed_variables(before, after) == []
+    state.encode()
+    assert state.unsaved == []

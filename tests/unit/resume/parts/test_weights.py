@@ -9,6 +9,7 @@ import torch
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
 from torch import nn
 from torch.nn.utils import prune
+from torch.nn.utils.parametrize import register_parametrization
 from torchvision.ops import FrozenBatchNorm2d
 from untrained import in_epoch_5, run_of
 from untrained import resumed as resuming
@@ -77,6 +78,17 @@ class Grown(Noted):
             self.more = FrozenBatchNorm2d(1)
 
 
+class Parametrized(Noted):
+    """Has its layer's weight computed from its second epoch on."""
+
+    def on_train_start(self):
+        """Change nothing."""
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            register_parametrization(self.line, "weight", nn.Tanh())
+
+
 def fitted(folder, make, **moments):
     """Return a model that was made, and trained, as in a new process."""
     as_in_a_new_process()
@@ -112,17 +124,30 @@ def test_a_layer_that_is_tied_or_removed_while_training_is_so_after_each_resume(
     assert not has_aid or resumed.aid.weight is resumed.line.weight
 
 
-def test_a_layer_that_no_start_makes_is_said_at_once_and_refused_in_a_line(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("make", "what", "weight"),
+    [
+        (Grown, "model.more is a torchvision.ops.misc.FrozenBatchNorm2d", "more.weight"),
+        (
+            Parametrized,
+            "model.line.parametrizations holds a torch.nn.utils.parametrize.ParametrizationList",
+            "line.parametrizations.weight.original",
+        ),
+    ],
+)
+def test_a_layer_that_no_start_makes_is_said_at_once_and_refused_in_a_line(
+    tmp_path, capsys, make, what, weight
+):
     with interrupted():
-        fitted(tmp_path, Grown, stop="batch 1:1")
-    said = [line for line in capsys.readouterr().out.splitlines() if "model.more" in line]
+        fitted(tmp_path, make, stop="batch 1:1")
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("model.")]
     assert said == [
-        "model.more is a torchvision.ops.misc.FrozenBatchNorm2d that was made while training, and "
-        "a resumed run cannot make it to load its weights: after an interruption this run cannot "
-        "continue; make it in __init__() or configure_model()"
+        f"{what} that was made while training, and a resumed run cannot make it to load its "
+        "weights: after an interruption this run cannot continue; make it in __init__() or "
+        "configure_model()"
     ]
-    with pytest.raises(UserError, match=r"found weights more\.weight, which the model has not got"):
-        fitted(tmp_path, Grown)
+    with pytest.raises(UserError, match=f"found weights {weight}, which the model has not got"):
+        fitted(tmp_path, make)
 
 
 def trainer_of(model: pl.LightningModule, *callbacks) -> pl.Trainer:
