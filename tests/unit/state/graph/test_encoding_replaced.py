@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn.utils import vector_to_parameters
 
 from sagemaker_lightning.state.graph.decoding import restore
 from sagemaker_lightning.state.graph.encoding import Encoded, encode
@@ -85,7 +86,7 @@ def test_a_class_that_a_resumed_program_cannot_find_is_named():
 def test_a_tensor_that_reaches_beyond_a_weight_in_its_memory_is_named_and_saved():
     def change(model):
         model.vector = torch.arange(5.0)
-        model.layer.weight.data = model.vector[:2]
+        vector_to_parameters(model.vector, [model.layer.weight])
         model.within = model.layer.weight.detach()[1:]
 
     resumed, encoded = interrupted(change)
