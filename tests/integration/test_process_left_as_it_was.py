@@ -318,13 +318,13 @@ def test_a_rank_may_outlive_its_launcher_except_while_it_trains(tmp_path: Path, 
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.delenv(parent_process.LAUNCHER_VARIABLE, raising=False)
     trainer = short_trainer(tmp_path, Sees(), limit_train_batches=1)
-    assert set_signals == [signal.SIGKILL]
+    assert set_signals == [parent_process.LAUNCHER_ENDED]
     model = Untested()
     for epochs in (1, 2):
         set_signals.clear()
         trainer.fit_loop.max_epochs = epochs
         trainer.fit(model)
-        assert set_signals == [signal.SIGKILL, "trains", 0]
+        assert set_signals == [parent_process.LAUNCHER_ENDED, "trains", 0]
 
 
 def test_a_training_that_fails_leaves_no_file_open_and_no_folder_locked(tmp_path: Path):
