@@ -368,6 +368,26 @@ def restore_group_values(
             group.update(values)
 
 
+@torch.no_grad()
+def _in_place_of(before: Any, loaded: Any) -> Any:
+    """Return a parameter's loaded state, in the tensors of the one that was there before, if any.
+
+    The user's objects may have it under another name, and so the record of them: it has restored
+    what shares memory with a weight, as SAM has it.
+    """
+    if isinstance(before, dict) and isinstance(loaded, dict):
+        for name, value in loaded.items():
+            kept = before.get(name)
+            if (
+                type(kept) is type(value) is Tensor
+                and (kept.shape, kept.dtype, kept.device)
+                == (value.shape, value.dtype, value.device)
+                and not kept.requires_grad
+            ):
+                loaded[name] = kept.copy_(value)
+    return loaded
+
+
 @contextmanager
 def sharing_groups(objects: Iterable[Any]) -> Iterator[None]:
     """Let optimizers that load their states in the block keep their groups and states.
@@ -386,7 +406,11 @@ def sharing_groups(objects: Iterable[Any]) -> Iterator[None]:
         for group, loaded in zip(groups, optimizer.param_groups, strict=True):
             group.update({**loaded, "params": group["params"]})
         if optimizer.state is not state:
+            before = dict(state)
             state.clear()
-            state.update(optimizer.state)
+            state.update(
+                (owner, _in_place_of(before.get(owner), loaded))
+                for owner, loaded in optimizer.state.items()
+            )
         optimizer.param_groups = groups
         optimizer.state = state

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pytorch_lightning.callbacks import StochasticWeightAveraging
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
+from torch import nn
 from torch.optim.swa_utils import SWALR
 from untrained import in_epoch_5, run_of
 
@@ -16,6 +17,7 @@ from sagemaker_lightning.resume.parts.optimizers import (
     Schedulers,
     keep_dtypes,
     restore_group_values,
+    sharing_groups,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
@@ -195,3 +197,18 @@ def test_a_schedule_that_is_used_up_is_the_programs_own_error(tmp_path, stop):
         with pytest.raises(ValueError, match="Tried to step 7 times") as resumed:
             fit("run")
         assert str(resumed.value) == str(alone.value)
+
+
+def test_a_loaded_state_shares_memory_with_a_weight_as_the_one_before():
+    """As after SAM's `weight.data = state["old"]`, where a user's object has the state, too."""
+    weight, weight_now = nn.Parameter(torch.full((2,), 3.0)), nn.Parameter(torch.ones(2))
+    optimizer, now = torch.optim.SGD([weight], 0.1), torch.optim.SGD([weight_now], 0.1)
+    optimizer.state[weight] = {"old": weight.detach(), "other": torch.zeros(3), "steps": 5}
+    now.state[weight_now] = {"old": weight_now.detach(), "other": torch.zeros(2)}
+    state = now.state
+    with sharing_groups([now]):
+        now.load_state_dict(optimizer.state_dict())
+    assert now.state is state
+    assert state[weight_now]["old"].data_ptr() == weight_now.data_ptr()
+    assert weight_now.tolist() == [3, 3]
+    assert (len(state[weight_now]["other"]), state[weight_now]["steps"]) == (3, 5)
