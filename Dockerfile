@@ -244,7 +244,7 @@ COPY --from=files /files/app /
 # BASH_ENV: SDK 3 starts a job's own source by bash, in place of the entry point.
 # NVIDIA_*: which GPUs and which parts of the driver the host's container runtime brings in.
 # MALLOC_*: freed blocks of up to 128 MiB stay with the process, which uses them again in the next step. Otherwise the
-# kernel takes and gives them page by page: a fifth of the processor time of a step on the CPU (benchmarks/malloc.py).
+# kernel takes and gives them page by page: a quarter of the processor time of a step on the CPU (benchmarks/malloc.py).
 ARG SAGEMAKER_PROGRAM=app/train_multi_node.py
 ENV SAGEMAKER_PROGRAM=$SAGEMAKER_PROGRAM \
     SAGEMAKER_TRAINING_MODULE=sagemaker_lightning.launch.toolkit_hook:main \
