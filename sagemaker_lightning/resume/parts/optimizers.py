@@ -383,6 +383,7 @@ def _in_place_of(before: Any, loaded: Any) -> Any:
                 and (kept.shape, kept.dtype, kept.device)
                 == (value.shape, value.dtype, value.device)
                 and not kept.requires_grad
+                and 0 not in kept.stride()  # nothing can be written into an expanded one
             ):
                 loaded[name] = kept.copy_(value)
     return loaded

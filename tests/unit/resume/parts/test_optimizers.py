@@ -204,7 +204,9 @@ def test_a_loaded_state_shares_memory_with_a_weight_as_the_one_before():
     weight, weight_now = nn.Parameter(torch.full((2,), 3.0)), nn.Parameter(torch.ones(2))
     optimizer, now = torch.optim.SGD([weight], 0.1), torch.optim.SGD([weight_now], 0.1)
     optimizer.state[weight] = {"old": weight.detach(), "other": torch.zeros(3), "steps": 5}
+    optimizer.state[weight]["scale"] = torch.ones(2)
     now.state[weight_now] = {"old": weight_now.detach(), "other": torch.zeros(2)}
+    now.state[weight_now]["scale"] = torch.zeros(1).expand(2)
     state = now.state
     with sharing_groups([now]):
         now.load_state_dict(optimizer.state_dict())
@@ -212,3 +214,4 @@ def test_a_loaded_state_shares_memory_with_a_weight_as_the_one_before():
     assert state[weight_now]["old"].data_ptr() == weight_now.data_ptr()
     assert weight_now.tolist() == [3, 3]
     assert (len(state[weight_now]["other"]), state[weight_now]["steps"]) == (3, 5)
+    assert state[weight_now]["scale"].tolist() == [1, 1]
