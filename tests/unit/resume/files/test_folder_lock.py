@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,41 +33,46 @@ class Holder:
         os.close(self.descriptor)
 
 
-def open_files() -> int:
-    return len([*Path("/proc/self/fd").iterdir()])
+def open_files(folder: Path) -> int:
+    """Return how many files of a folder this process has open; others come and go."""
+    links = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists them
+            links.append(descriptor.readlink())
+    return sum(link.is_relative_to(folder) for link in links)
 
 
 def test_a_locked_folder_is_waited_for_until_patience_ends(tmp_path: Path, monkeypatch):
-    opened = open_files()
+    opened = open_files(tmp_path)
     holder = Holder(tmp_path, monkeypatch)
     owner = f"process {os.getpid()}"
     assert folder_lock.lock(tmp_path, 0.0) == owner and holder.now == 50.0
     assert folder_lock.lock(tmp_path, 3.0) == owner and 53.0 <= holder.now < 53.2
     holder.leaves_at = holder.now + 2.0
     assert folder_lock.lock(tmp_path, 3.0) == "" and holder.now < holder.leaves_at + 0.2
-    assert open_files() == opened + 1
+    assert open_files(tmp_path) == opened + 1
     folder_lock.unlock(tmp_path)
     folder_lock.unlock(tmp_path)  # it has it no more
-    assert open_files() == opened
+    assert open_files(tmp_path) == opened
 
 
 def test_a_process_locks_a_folder_once_and_a_new_folder_again(tmp_path: Path, monkeypatch):
     folder = tmp_path / "checkpoints"
-    opened = open_files()
+    opened = open_files(tmp_path)
     for _ in range(2):
         folder.mkdir()
         assert folder_lock.lock(folder, 0.0) == ""
         with monkeypatch.context() as patch:
             patch.setattr(fcntl, "flock", pytest.fail)
             assert folder_lock.lock(folder, 0.0) == ""
-        assert open_files() == opened + 1
+        assert open_files(tmp_path) == opened + 1
         other = os.open(folder, os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(other)
         folder.rename(tmp_path / str(time.time()))
     folder_lock.unlock(folder)
-    assert open_files() == opened
+    assert open_files(tmp_path) == opened
 
 
 def test_a_child_has_no_lock_of_its_parents(tmp_path: Path):
@@ -94,10 +100,10 @@ def test_a_file_system_without_locks_locks_nothing(tmp_path: Path, monkeypatch):
     def has_none(*_) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    opened = open_files()
+    opened = open_files(tmp_path)
     monkeypatch.setattr(fcntl, "flock", has_none)
     monkeypatch.setattr(folder_lock.time, "sleep", pytest.fail)
-    assert folder_lock.lock(tmp_path, 9.0) == "" and open_files() == opened
+    assert folder_lock.lock(tmp_path, 9.0) == "" and open_files(tmp_path) == opened
 
 
 LOCKS = """
