@@ -8,6 +8,7 @@ that the checkpoint has besides], ["factory", name of a class of Python's], ["id
 the object whose id it is], or an atom (atoms.py).
 """
 
+import bisect
 import enum
 import operator
 import types
@@ -455,11 +456,8 @@ class Encoder:
                 if memory is not None and _is_plain_view(node.value):
                     groups.setdefault(memory, []).append(key)
         for memory, keys in groups.items():
-            within: dict[int, Any] = {}
-            for key in keys:
-                for base in bases.get(memory, ()):
-                    if _reaches(base, self.nodes[key].value):
-                        within.setdefault(key, base)
+            found = _bases_of([self.nodes[key].value for key in keys], bases.get(memory, []))
+            within = {key: base for key, base in zip(keys, found, strict=True) if base is not None}
             rest = [key for key in keys if key not in within]
             if len(rest) > 1:
                 base = _span([self.nodes[key].value for key in rest])
@@ -701,19 +699,34 @@ def _is_plain_view(value: Tensor | np.ndarray) -> bool:
     return type(value) is np.ndarray and not value.dtype.hasobject
 
 
-def _reaches(base: Tensor | np.ndarray, value: Tensor | np.ndarray) -> bool:
-    """Return whether a view lies within a base: another start makes no memory beyond that."""
-    if not isinstance(base, Tensor) or not isinstance(value, Tensor):
-        return True  # an array's memory is that of its owner
-    low, high = _extent(base)
-    first, last = _extent(value)
-    return low <= first and last <= high
+def _bases_of(views: list[Any], bases: list[Any]) -> list[Any]:
+    """Return for each view a base that it lies within; None if there is none.
+
+    Another start makes no memory beyond that. All are of one memory; there may be many of both.
+    """
+    rows = sorted((*_extent(base), number) for number, base in enumerate(bases))
+    begins = [begin for begin, *_ in rows]
+    longest: list[tuple[int, int, int]] = []  # of those that begin no later, the one that ends last
+    for row in rows:
+        longest.append(row if not longest or row[1] > longest[-1][1] else longest[-1])
+    found = []
+    for view in views:
+        begin, end = _extent(view)
+        place = bisect.bisect_right(begins, begin) - 1
+        is_within = place >= 0 and end <= longest[place][1]
+        found.append(bases[longest[place][2]] if is_within else None)
+    return found
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return where a tensor's elements begin in its storage, and where they end."""
-    begin = int(tensor.storage_offset())
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
+def _extent(value: Tensor | np.ndarray) -> tuple[int, int]:
+    """Return where a tensor's elements begin in its storage, and where they end.
+
+    An array's memory is that of its owner, of which each start makes all: 0 and 0.
+    """
+    if not isinstance(value, Tensor):
+        return 0, 0
+    begin = int(value.storage_offset())
+    steps = zip(value.shape, value.stride(), strict=True)
     return begin, begin + 1 + sum((size - 1) * step for size, step in steps)
 
 
