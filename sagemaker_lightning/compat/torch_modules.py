@@ -22,6 +22,9 @@ NOT_SCRIPTS = {"training", "_is_full_backward_hook"}
 WRAPPED = "_checkpoint_wrapped_module"
 """The name that a wrapper for activation checkpointing has for its module
 (torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py)."""
+COMPILER_MODULES = "torch._dynamo."
+"""How the names of the modules begin in which the classes are of what torch.compile makes of code
+(torch/_dynamo/eval_frame.py)."""
 METADATA = "_metadata"
 """Attribute of a state dict that has its modules' versions (module.py, `state_dict`)."""
 INNER_SCHEDULERS = "_schedulers"

@@ -218,6 +218,8 @@ class Reports:
 
     def _report_modules(self) -> None:
         """Print, once for each, which modules were made while training and cannot be saved."""
+        if not self.state.unsaved:
+            return
         of_model = set(map(id, self.trainer.lightning_module.modules()))
         for each in self.state.unsaved:
             made = each.refused if isinstance(each.refused, nn.Module) else each.value
