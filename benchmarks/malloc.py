@@ -10,7 +10,6 @@ variables that the Dockerfile sets / without them.
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -18,14 +17,11 @@ import time
 from pytorch_lightning import Callback, Trainer
 
 from benchmarks import report
+from benchmarks.small_steps import CASES, fit
 
 PAIRS = 5  # default of --n
 STEPS = 30  # default of --steps
 WARMUP_STEPS = 5
-KEEPS_MEMORY = dict(
-    re.findall(r"(MALLOC_\w+)=(\d+)", (report.ROOT / "Dockerfile").read_text(encoding="utf-8"))
-)
-"""The image's variables: bytes, as text."""
 
 
 class Steps(Callback):
@@ -44,8 +40,6 @@ class Steps(Callback):
 
 def measure(steps: int) -> float:
     """Return the processor seconds of steps of ResNet-18 in this process."""
-    from benchmarks.small_steps import CASES, fit
-
     case = CASES["ResNet-18, batch 32"]
     clock = Steps()
     last = WARMUP_STEPS + steps
@@ -55,13 +49,13 @@ def measure(steps: int) -> float:
 
 def run(n: int, steps: int) -> list[report.Comparison]:
     """Measure n pairs."""
-    plain = {name: text for name, text in os.environ.items() if name not in KEEPS_MEMORY}
+    plain = {name: text for name, text in os.environ.items() if name not in report.KEEPS_MEMORY}
     command = [sys.executable, "-m", "benchmarks.malloc", f"--steps={steps}", "--alone"]
     ratios = []
     for _ in range(n):
         pair = [
             subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, cwd=report.ROOT)
-            for variables in (plain | KEEPS_MEMORY, plain)
+            for variables in (plain | report.KEEPS_MEMORY, plain)
         ]
         kept, given_back = (json.loads(process.communicate()[0]) for process in pair)
         ratios.append(kept / given_back)

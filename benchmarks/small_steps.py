@@ -37,7 +37,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision.models import resnet18
 
 from benchmarks import report, turns
-from benchmarks.malloc import KEEPS_MEMORY
 from sagemaker_lightning import ExactResume
 
 PAIRS = 5  # default of --n and of --starts
@@ -235,7 +234,7 @@ def pairs(measure: Callable[[Case, bool], float], case: Case, n: int) -> list[tu
 
 def run(n: int, steps: int, starts: int) -> list[report.Comparison]:
     """Measure all cases."""
-    os.environ.update(KEEPS_MEMORY)  # a process reads it when it starts
+    os.environ.update(report.KEEPS_MEMORY)  # a process reads it when it starts
     comparisons = []
     for name, case in CASES.items():
         ratios = step_ratios(case, n, max(1, steps // 10) if case.slow else steps)
