@@ -45,6 +45,16 @@ def step_on(folder: Path, class_: type, stop: str = "") -> None:
     trainer(folder, logger=False).fit(Stepping(class_, stop))
 
 
+def copied(kept: Path, run: Path, train: Callable[[], object]) -> Path:
+    """Return a folder with a copy of what an interrupted training leaves, which is made once."""
+    if not kept.exists():
+        with interrupted():
+            train()
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(kept, run)
+    return run
+
+
 @pytest.fixture(scope="module")
 def interrupted_steps(tmp_path_factory) -> Callable[[type], Path]:
     """Return a function that returns the folder of a training with an optimizer, interrupted."""
@@ -52,12 +62,7 @@ def interrupted_steps(tmp_path_factory) -> Callable[[type], Path]:
 
     def again(class_: type) -> Path:
         kept, run = (folder / f"{name} {class_.__name__}" for name in ("kept", "run"))
-        if not kept.exists():
-            with interrupted():
-                step_on(kept, class_, "batch 1:1")
-        shutil.rmtree(run, ignore_errors=True)
-        shutil.copytree(kept, run)
-        return run
+        return copied(kept, run, lambda: step_on(kept, class_, "batch 1:1"))
 
     return again
 
@@ -188,12 +193,7 @@ def interrupted_schedule(tmp_path_factory) -> Callable[[str], Path]:
 
     def again(kind: str) -> Path:
         kept, run = folder / f"kept {kind}", folder / "run"
-        if not kept.exists():
-            with interrupted():
-                schedule_on(kept, kind, "batch 0:2")
-        shutil.rmtree(run, ignore_errors=True)
-        shutil.copytree(kept, run)
-        return run
+        return copied(kept, run, lambda: schedule_on(kept, kind, "batch 0:2"))
 
     return again
 
