@@ -332,6 +332,7 @@ def test_a_training_that_fails_leaves_no_file_open_and_no_folder_locked(tmp_path
     for name in ("a", "b"):
         with pytest.raises(RuntimeError, match="as it was told"):
             short_trainer(tmp_path / name, Fails()).fit(Untested())
+        gc.collect()  # another test's files
         open_files.append(len([*Path("/proc/self/fd").iterdir()]))
         assert folder_lock._held == {}
     assert open_files[0] == open_files[1]

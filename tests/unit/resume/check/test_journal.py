@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from open_files import open_files
 
 from sagemaker_lightning.resume.check import journal
 from sagemaker_lightning.resume.check.journal import (
@@ -26,12 +27,11 @@ RUN_ID = b"0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
-def each_at_once(monkeypatch):
+def each_at_once(monkeypatch, tmp_path: Path):
     """Write each record as soon as it comes; no file stays open."""
     monkeypatch.setattr(journal, "MAX_WAITING_SHARE", float("inf"))
-    opened = len(list(Path("/proc/self/fd").iterdir()))
     yield
-    assert len(list(Path("/proc/self/fd").iterdir())) == opened
+    assert open_files(tmp_path) == 0
 
 
 def step(number: int) -> Step:

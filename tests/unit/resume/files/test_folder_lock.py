@@ -4,11 +4,11 @@ import errno
 import fcntl
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from open_files import open_files
 
 from sagemaker_lightning.resume.files import folder_lock
 
@@ -31,15 +31,6 @@ class Holder:
 
     def leave(self) -> None:
         os.close(self.descriptor)
-
-
-def open_files(folder: Path) -> int:
-    """Return how many files of a folder this process has open; others come and go."""
-    links = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the one that lists them
-            links.append(descriptor.readlink())
-    return sum(link.is_relative_to(folder) for link in links)
 
 
 def test_a_locked_folder_is_waited_for_until_patience_ends(tmp_path: Path, monkeypatch):
