@@ -135,6 +135,8 @@ class ResumableLoader(ABC):
             # The workers hold copies of the data as it was when they started.
             self.data_now = self.data.encode()
             self.data.return_to(saved["data"])
+        if self.data_now is not None and self.workers and not self.redraws:
+            self.data.return_shared(self.data_now)  # of this, workers have no copies
         self.order_at_start = self.order.encode()
         self.earlier = self.begun
         if self.redraws or not self._workers_stay:

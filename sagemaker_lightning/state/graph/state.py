@@ -14,6 +14,7 @@ from sagemaker_lightning.state.graph.decoding import Restored, restore
 from sagemaker_lightning.state.graph.encoding import Unsaved, encode, values_changed
 from sagemaker_lightning.state.graph.kinds.base import refusing
 from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, OBJECT, TENSOR, Node, key_of, scan
+from sagemaker_lightning.state.graph.shared_memory import is_shared
 from sagemaker_lightning.state.graph.start import Start
 from sagemaker_lightning.state.graph.text import Record
 from sagemaker_lightning.state.object_graph import owner_of
@@ -174,10 +175,33 @@ class GraphState:
         self.begin().reset()
         restore(self.roots(), self.begin(), record)
 
+    def return_shared(self, record: Record) -> None:
+        """Bring the content that processes share back to a state, and nothing else.
+
+        Args:
+            record: What `encode` returned in that state.
+        """
+        by_path = self.begin().by_path
+
+        def accept(node: list[Any]) -> list[Any] | None:
+            known = by_path.get(node[1])
+            return node if known is not None and is_shared(known.value) else None
+
+        restore(self.roots(), self.begin(), record, accept)
+
     def names_changed(self) -> list[str]:
-        """Return the attributes that have changed since `mark`, each with its object's class."""
+        """Return the attributes that have changed since `mark`, each with its object's class.
+
+        Content that processes share is left out: another process may have changed it.
+        """
         nodes = self.begin().nodes
-        return sorted({_name_of_change(nodes[key], name) for key, name in self.changes()})
+        return sorted(
+            {
+                _name_of_change(nodes[key], name)
+                for key, name in self.changes()
+                if not is_shared(nodes[key].value)
+            }
+        )
 
     def numbers(self, changed: Collection[str]) -> dict[str, bytes]:
         """Return a hash of the arrays and numbers of each attribute of the start that has some.

@@ -1,5 +1,6 @@
 """data/loaders/positioned.py: loaders that begin at any batch."""
 
+import multiprocessing
 import random
 
 import numpy as np
@@ -13,7 +14,7 @@ from loader_epochs import (
     rest,
     train,
 )
-from torch.utils.data import DataLoader, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.contract.errors import UserError
@@ -234,3 +235,44 @@ def test_an_order_that_is_reported_is_shared_by_ranks():
     assert [batch.item() for batch in loader] == [order[batch][0] for batch in range(5)]
     assert order.reached == [0, 1, 2, 3, 4]
     assert parts == [[order[0][0], order[2][0]], [order[1][0], order[3][0]]]
+
+
+class Levelled(Dataset):
+    """Its samples have a level that training sets, in memory that workers share."""
+
+    def __init__(self):
+        self.level = multiprocessing.Value("i", 0)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return index, self.level.value
+
+
+def test_workers_that_start_anew_read_what_processes_share_as_it_is_now():
+    """Of the rest, they get what the interrupted run's workers had copies of."""
+
+    class Noting(Sampler):
+        """Notes the level when the workers begin to read."""
+
+        def __iter__(self):
+            levels.append(dataset.level.value)
+            return iter(range(8))
+
+        def __len__(self):
+            return 8
+
+    levels = []
+    dataset = Levelled()
+    options = {"sampler": Noting(), "num_workers": 1, "persistent_workers": True}
+    combined, fetcher = begin(lambda: DataLoader(dataset, 2, **options))
+    combined.begin(fetcher, 0, 0)
+    next(fetcher)
+    dataset.level.value = 3
+    states = combined.states(fetcher, True)
+    dataset = Levelled()
+    combined, fetcher = begin(lambda: DataLoader(dataset, 2, **options))
+    dataset.level.value = 3  # the user's objects are restored before
+    combined.begin(fetcher, 0, 1, states)
+    assert levels == [0, 3]
