@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from sagemaker_lightning.compat.torch_modules import named_parameters
 from sagemaker_lightning.resume.parts.part import Moment, Part, Place
 from sagemaker_lightning.resume.resume_point import ResumePoint
@@ -37,11 +39,31 @@ class ParameterGroups(Part):
         """
         parameters = dict(named_parameters(self.trainer.lightning_module))
         for optimizer, saved_groups in zip(self.trainer.optimizers, saved, strict=False):
+            named = {id(parameters.get(name)) for names in saved_groups for name in names}
             for number, names in enumerate(saved_groups):
-                if not parameters.keys() >= set(names):
+                is_new = number >= len(optimizer.param_groups)
+                present = [] if is_new else optimizer.param_groups[number]["params"]
+                others = [_other_than(named, parameter) for parameter in present]
+                if not all(
+                    name in parameters or (not name and index < len(others))
+                    for index, name in enumerate(names)
+                ):
                     continue
-                members = [parameters[name] for name in names]
-                if number >= len(optimizer.param_groups):
+                members = [
+                    parameters[name] if name else others[index] for index, name in enumerate(names)
+                ]
+                if is_new:
                     optimizer.add_param_group({"params": members})
                 else:
-                    optimizer.param_groups[number]["params"][:] = members  # LBFGS keeps this list
+                    present[:] = members  # LBFGS keeps this list
+
+
+def _other_than(named: set[int], parameter: nn.Parameter) -> nn.Parameter:
+    """Return a parameter that the model does not have, for one that a group keeps.
+
+    A program may have given the model another weight in its place: where that one has a name in the
+    saved groups, a copy has the place of the weight that is gone.
+    """
+    if id(parameter) not in named:
+        return parameter
+    return nn.Parameter(parameter.detach().clone(), parameter.requires_grad)

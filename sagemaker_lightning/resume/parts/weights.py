@@ -8,6 +8,7 @@ checkpoint, so that their effect is in it.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
 from torch.nn.utils import prune
@@ -68,7 +69,7 @@ class Weights(Part):
         self.run.part(UserObjects).restore_modules()
         to_come = start_hooks.names_in_start_hooks(self.trainer)
         self.later = take_later_weights(weights, model, to_come)
-        resize_buffers(model, weights, self._keeps_dtypes)
+        resize_buffers(model, weights, self._keeps_forms)
         keep_removed(model, weights, self.run.part(UserObjects).removed_members())
         if other := other_weights(self.trainer, weights):
             raise UserError(
@@ -86,7 +87,7 @@ class Weights(Part):
         model = self.trainer.lightning_module
         state = {**weights, **self.later}
         prune_again(model, self.later)
-        resize_buffers(model, state, self._keeps_dtypes)
+        resize_buffers(model, state, self._keeps_forms)
         if missing := self.later.keys() - model.state_dict().keys():
             raise UserError(
                 f"{self.run.folder.label}: step {self.resumed.step} is of another run: its "
@@ -98,10 +99,10 @@ class Weights(Part):
         self.trained = None
 
     @property
-    def _keeps_dtypes(self) -> bool:
-        """Whether weights have the dtypes that they were saved with, as training may cast some.
+    def _keeps_forms(self) -> bool:
+        """Whether weights have the dtypes and orders of axes that they were saved with.
 
-        A run with other settings may have another precision on purpose.
+        Training may change some; a run with other settings may have others on purpose.
         """
         return not self.run.same_run.other_settings
 
@@ -136,23 +137,23 @@ class Weights(Part):
         return [name for name, digest in before.items() if now.get(name, digest) != digest]
 
 
-def resize_buffers(model: nn.Module, state: Mapping[str, Any], dtypes: bool = True) -> None:
+def resize_buffers(model: nn.Module, state: Mapping[str, Any], exactly: bool = True) -> None:
     """Give the model weights and buffers of the saved forms, so that their values can be loaded.
 
-    Buffers may have been added while the model was trained, and all may have changed their shape or
-    their dtype.
+    Buffers may have been added while the model was trained, and all may have changed their shape,
+    their dtype, or the order of their axes in memory.
 
     Args:
         model: The model; it is changed in place.
         state: The saved state dict of the model.
-        dtypes: Whether they get the saved dtypes.
+        exactly: Whether they get the saved dtypes and orders, too.
     """
     present = model.state_dict()
     for name, value in state.items():
         path, _, last = name.rpartition(".")
         current = present.get(name)
         if not isinstance(value, Tensor) or (
-            current is not None and (not has_values(current) or _is_alike(current, value, dtypes))
+            current is not None and (not has_values(current) or _is_alike(current, value, exactly))
         ):
             continue
         try:
@@ -167,8 +168,17 @@ def resize_buffers(model: nn.Module, state: Mapping[str, Any], dtypes: bool = Tr
             owner.register_buffer(last, value.clone())
 
 
-def _is_alike(tensor: Tensor, saved: Tensor, dtypes: bool) -> bool:
-    return tensor.shape == saved.shape and (tensor.dtype == saved.dtype or not dtypes)
+def _is_alike(tensor: Tensor, saved: Tensor, exactly: bool) -> bool:
+    is_exact = tensor.dtype == saved.dtype and _order(tensor) == _order(saved)
+    return tensor.shape == saved.shape and (is_exact or not exactly)
+
+
+def _order(tensor: Tensor) -> list[int]:
+    """Return the order in which a tensor's axes lie in memory: sums may follow it."""
+    if tensor.layout != torch.strided:
+        return []
+    axes = [axis for axis, size in enumerate(tensor.shape) if size > 1]
+    return sorted(axes, key=lambda axis: -tensor.stride(axis))
 
 
 def keep_removed(model: nn.Module, state: dict[str, Any], removed: set[str]) -> None:

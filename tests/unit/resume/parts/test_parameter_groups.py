@@ -41,3 +41,24 @@ def test_groups_that_hooks_have_made_are_made_again():
     assert [*map(id, members)] == [*map(id, first)]
     part.restore([[[*dict(model.named_parameters())]]], Moment.OPTIMIZERS)
     assert [*map(id, members)] == [*map(id, [*first, *second])]
+
+
+def test_a_weight_in_place_of_another_is_in_its_own_group_alone():
+    """The group of the one that is gone keeps a weight that no model has."""
+    trained = nn.Linear(1, 2)
+    optimizer = torch.optim.SGD(trained.parameters(), 0.1)
+    trained.weight = nn.Parameter(torch.zeros(2, 1))
+    optimizer.add_param_group({"params": [trained.weight]})
+    saved = part_of(trained, optimizer).save(None, None)
+    assert saved == [[["", "bias"], ["weight"]]]
+    model = nn.Linear(1, 2)
+    resumed = torch.optim.SGD(model.parameters(), 0.1)
+    part_of(model, resumed).restore(saved, Moment.OPTIMIZERS)
+    (gone, bias), (weight,) = (group["params"] for group in resumed.param_groups)
+    assert weight is model.weight and bias is model.bias
+    assert gone is not weight and gone.shape == weight.shape
+    # A model that has none in its place keeps the group as it is.
+    other = nn.Linear(1, 2)
+    unchanged = torch.optim.SGD([gone, other.bias], 0.1)
+    part_of(other, unchanged).restore([[["", "bias"]]], Moment.OPTIMIZERS)
+    assert unchanged.param_groups[0]["params"][0] is gone

@@ -209,13 +209,26 @@ def test_buffers_get_the_shapes_that_were_saved():
     assert not hasattr(model, "no tensor")
 
 
-@pytest.mark.parametrize(("dtypes", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_weights_that_training_has_cast_have_their_dtype_again(dtypes, expected):
+@pytest.mark.parametrize(("exactly", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_weights_that_training_has_cast_have_their_dtype_again(exactly, expected):
     model = nn.Linear(2, 2)
     weight = model.weight
     state = {name: value.bfloat16() for name, value in model.state_dict().items()}
-    weights_part.resize_buffers(model, state, dtypes)
+    weights_part.resize_buffers(model, state, exactly)
     assert model.weight is weight and weight.dtype is model.bias.dtype is expected
+
+
+def test_weights_lie_in_memory_as_training_has_put_them():
+    """Sums follow that order, and so does their rounding."""
+    model = nn.Conv2d(2, 2, 2)
+    weight = model.weight
+    trained = nn.Conv2d(2, 2, 2).to(memory_format=torch.channels_last).state_dict()
+    weights_part.resize_buffers(model, trained, exactly=False)
+    assert weight.is_contiguous()
+    bias = model.bias.data_ptr()
+    weights_part.resize_buffers(model, trained)
+    assert model.weight is weight and weight.stride() == trained["weight"].stride()
+    assert torch.equal(weight, trained["weight"]) and model.bias.data_ptr() == bias
 
 
 def test_a_part_that_is_cast_while_training_is_so_after_a_resume(tmp_path):
