@@ -143,8 +143,8 @@ class _ShallowPickler(pickle.Pickler):
         if id(value) in self.known:
             return id(value)
         if isinstance(value, Tensor):
-            return of_tensor(value)
-        return of_array(value) if isinstance(value, np.ndarray) else None
+            return of_tensor(value) or None
+        return of_array(value) or None if isinstance(value, np.ndarray) else None
 
 
 class _HolderPickler(_ShallowPickler):
@@ -178,6 +178,8 @@ def of_object(value: Any, known: dict[int, Any]) -> bytes:
         return repr(value.locked()).encode()
     if isinstance(value, COUNTED):
         return repr(value).encode()
+    if isinstance(value, memoryview):
+        return of_bytes(value.tobytes())
     file = _Checksum(MAX_PICKLED)
     pickler = (_HolderPickler if _is_holder(value) else _ShallowPickler)(file, protocol=4)
     pickler.known = known

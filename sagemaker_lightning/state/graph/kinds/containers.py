@@ -22,11 +22,12 @@ def pairs(parts: list[Any]) -> Iterator[tuple[Any, Any]]:
     return zip(parts[::2], parts[1::2], strict=True)
 
 
-def in_turn(items: Mapping[Any, Any]) -> list[Any]:
-    """Return the keys and values of a dict in turn."""
-    parts: list[Any] = [None] * (2 * len(items))
-    parts[::2] = items
-    parts[1::2] = items.values()
+def in_turn(items: dict[Any, Any]) -> list[Any]:
+    """Return the keys and values of a dict in turn; the code of a user's class does not run."""
+    class_ = OrderedDict if isinstance(items, OrderedDict) else dict
+    parts: list[Any] = [None] * (2 * dict.__len__(items))
+    parts[::2] = class_.keys(items)
+    parts[1::2] = class_.values(items)
     return parts
 
 
@@ -62,7 +63,7 @@ class ListKind(Kind):
 
     def take(self, value: list[Any]) -> tuple[Any, list[Any]]:
         """Return the elements."""
-        return None, list(value)
+        return None, list.__getitem__(value, slice(None))
 
     def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> list[Any]:
         """Return an empty list."""
@@ -80,7 +81,7 @@ class DequeKind(Kind):
 
     def take(self, value: deque[Any]) -> tuple[Any, list[Any]]:
         """Return the elements."""
-        return value.maxlen, list(value)
+        return value.maxlen, [*deque.__iter__(value)]
 
     def make(self, note: Any, content: Any, classes: Mapping[str, type]) -> deque[Any]:
         """Return an empty deque of that length."""
@@ -192,7 +193,8 @@ class SetKind(Kind):
 
     def take(self, value: Any) -> tuple[Any, list[Any]]:
         """Return the elements in their order; text, which has none, in that of the text."""
-        parts = list(value)
+        class_ = set if isinstance(value, set) else frozenset
+        parts = [*class_.__iter__(value)]
         if {str, bytes}.issuperset(map(type, parts)):
             parts.sort(key=repr)
         return None, parts

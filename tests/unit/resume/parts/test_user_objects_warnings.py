@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pyarrow
 import pytest
+import scipy.sparse
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
 from torch import nn
@@ -194,6 +195,24 @@ def test_what_has_state_and_is_made_while_training_is_reported_before_an_interru
     (line,) = told(capsys, state)
     assert line.startswith("user_state.Model.own ") and "which no checkpoint can hold" in line
     assert told(capsys, state) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: scipy.sparse.lil_matrix((2, 2)), lambda table: table.__setitem__((0, 1), 3)),
+        (lambda: memoryview(bytearray(2)), lambda memory: memory.__setitem__(0, 3)),
+    ],
+)
+def test_what_a_library_changes_in_an_array_of_objects_or_in_a_memory_is_reported(
+    capsys, make, change
+):
+    model = Model(own=make())
+    state = state_of(model)
+    assert told(capsys, state) == []
+    change(model.own)
+    (line,) = told(capsys, state)
+    assert line.startswith("user_state.Model.own is a ") and "no checkpoint can hold" in line
 
 
 class Measuring(Model):

@@ -101,6 +101,35 @@ def test_numbers_and_texts_of_a_users_class_come_back_with_their_attributes():
     assert list(resumed.by_value) == [count] and list(resumed.by_value)[0] is count
 
 
+@pytest.mark.parametrize("base", [dict, collections.OrderedDict, list, set, collections.deque])
+def test_containers_that_show_something_else_come_back(base, monkeypatch):
+    """A table may have as its length the number of its rows, and give these."""
+
+    class Shown(base):
+        def __len__(self):
+            return 7
+
+        def __iter__(self):
+            return iter("shown")
+
+        __qualname__ = "Shown"
+        keys = values = items = __iter__
+
+    monkeypatch.setitem(globals(), "Shown", Shown)
+    is_dict = issubclass(base, dict)
+    content = {"a": 1, "b": 2} if is_dict else ["a", "b"]
+    _, resumed = train(
+        lambda: Thing(table=Shown(), later=None),
+        lambda model: [
+            model.table.__init__(content),
+            setattr(model, "later", Shown(content)),
+        ],
+    )
+    for table in (resumed.table, resumed.later):
+        found = dict(dict.items(table)) if is_dict else sorted(base.__iter__(table))
+        assert type(table) is Shown and found == content
+
+
 @pytest.mark.parametrize("make_event", [threading.Event, multiprocessing.Event])
 @pytest.mark.parametrize("is_set", [True, False])
 def test_a_flag_is_set_again_or_cleared(make_event, is_set):
