@@ -27,7 +27,7 @@ from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph.start import Start
-from sagemaker_lightning.state.graph.state import names_in, without
+from sagemaker_lightning.state.graph.state import names_in
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -169,7 +169,7 @@ class DataEpoch(Part):
         It does not fit the new data, and to make these may have changed the state of other objects.
         """
         resumed = self.resumed
-        new = self.state_of_objects()
+        new = self.state_of_objects(is_restored=True)
         saved = resumed.of(UserObjects)
         old = {name for name in names_in(saved["graph"]) if name.startswith(TRAINING)}
         outdated = old | set(names_in(new["graph"]))
@@ -180,17 +180,21 @@ class DataEpoch(Part):
         for part in (UserObjects, Generators, TrainerSettings):
             resumed.forget_digests(part, outdated.__contains__)
         resumed.forget_digests(DataIdentity, lambda name: name.startswith(PREFIXES))
-        saved["graph"] = without(saved["graph"], TRAINING)
+        saved["graph"] = self.run.part(UserObjects).graph.without(saved["graph"], TRAINING)
         saved["newer graph"] = new["graph"]
         generators = resumed.of(Generators)
         generators.clear()
         generators.update(new["generators"])
         self.run.part(LoaderPositions).discard()
 
-    def state_of_objects(self) -> dict[str, Any]:
-        """Return, encoded, the state that the data created next may depend on."""
+    def state_of_objects(self, is_restored: bool = False) -> dict[str, Any]:
+        """Return, encoded, the state that the data created next may depend on.
+
+        Args:
+            is_restored: Whether this process is going to restore it.
+        """
         return {
-            "graph": self.run.part(UserObjects).graph.encode(but=TRAINING),
+            "graph": self.run.part(UserObjects).graph.encode(TRAINING, is_restored),
             "generators": self.run.part(Generators).present(),
         }
 

@@ -106,8 +106,9 @@ class Encoded(NamedTuple):
     """What the record lacks."""
     reordered: list[str]
     """The paths of sets whose elements come in another order, now or later, when made anew."""
-    recorded: set[int]
-    """By what the objects are known that the record has."""
+    recorded: dict[int, Any]
+    """The objects that the record has, in its order, by what they are known: each new object; None
+    for one of the start."""
     parted: list[str]
     """The paths of tensors that share memory with others, and do not when made anew."""
 
@@ -208,7 +209,7 @@ class Encoder:
         """What cannot be saved because of a part of it, and holds more than such parts."""
         self.unsaved: list[Unsaved] = []
         self.reordered: list[str] = []
-        self.recorded: set[int] = set()
+        self.recorded: dict[int, Any] = {}
         self.parted: list[str] = []
         self.replaced = self._replaced()
         self.kept: list[Any] = []  # keeps what was made here, whose ids are in use
@@ -636,7 +637,7 @@ class Encoder:
         nodes: list[list[Any]] = []
         shared: dict[str, Tensor] = {}
         waiting = deque(key for key, draft in self.drafts.items() if draft.path is not None)
-        numbered = self.recorded = set(waiting)
+        numbered = dict.fromkeys(waiting)
         while waiting:
             key = waiting.popleft()
             draft = self.drafts[key]
@@ -658,8 +659,9 @@ class Encoder:
                     and part_key in self.drafts
                     and self.references.get(part_key) == [-1]
                 ):
-                    numbered.add(part_key)
+                    numbered[part_key] = self.nodes[part_key].value
                     waiting.append(part_key)
+        self.recorded = numbered
         blocks = _pack(nodes)
         record: Record = {"nodes": text.write(nodes, blocks), "tensors": blocks}
         if shared:

@@ -58,7 +58,8 @@ class GraphState:
         """Sets whose elements come in another order after a restart."""
         self.parted: set[str] = set()
         """Tensors that share memory with others, and do not after a restart."""
-        self.restored: tuple[Mapping[str, Any], list[Any]] | None = None
+        self.restored: list[tuple[Mapping[str, Any], list[Any]]] = []
+        """The records that were restored, each with the new objects that it has made."""
 
     def begin(self) -> Start:
         """Return the start; take the present state as it, if there is none."""
@@ -126,12 +127,13 @@ class GraphState:
         for key, name in self.changes():
             self._touch(key, name)
 
-    def encode(self, but: str = "") -> Record:
+    def encode(self, but: str = "", is_restored: bool = False) -> Record:
         """Return a record of what has changed since `mark`, or was touched.
 
         Args:
             but: How the names begin of roots that will be no more: what others have of them is
                 written as if it was new. "" for none.
+            is_restored: Whether this process is going to restore it: what is new stays the same.
         """
         roots, start = self.roots(), self.begin()
         if but:
@@ -140,7 +142,9 @@ class GraphState:
             start = start.without(but)
         encoded = encode(roots, start, self.touched)
         self.unsaved = encoded.unsaved
-        self.recorded = encoded.recorded
+        self.recorded = set(encoded.recorded)
+        if is_restored:
+            self.restored.append((encoded.record, [*encoded.recorded.values()]))
         self.reordered |= set(encoded.reordered)
         self.parted |= set(encoded.parted)
         return encoded.record
@@ -156,15 +160,22 @@ class GraphState:
             record: The record. If it is restored again, its new objects stay the same.
             accept: Returns what is restored of a node of the start; None for nothing.
         """
-        made = self.restored[1] if self.restored and self.restored[0] is record else []
+        made = next((made for known, made in self.restored if known is record), [])
         restored = restore(self.roots(), self.begin(), record, accept, made)
-        self.restored = record, restored.made
+        self.restored = [each for each in self.restored if each[0] is not record]
+        self.restored.append((record, restored.made))
         self.made |= {key_of(each): each for each in restored.made if each is not None}
         for key, names in restored.filled.items():
             before = self.touched.get(key, set())
             self.touched[key] = None if names is None or before is None else before | set(names)
         self.reordered |= set(restored.reordered)
         return restored
+
+    def without(self, record: Record, root: str) -> Record:
+        """Return a record as `without` does; if it is restored, its new objects stay the same."""
+        rest = without(record, root)
+        self.restored += [(rest, made) for known, made in self.restored if known is record]
+        return rest
 
     def return_to(self, record: Record) -> None:
         """Bring the objects back to the state of which `encode` returned a record.
