@@ -66,6 +66,7 @@ from sagemaker_lightning.resume.same_run import code_numbers, earlier_fits, run_
 from sagemaker_lightning.resume.signals import Signals
 from sagemaker_lightning.resume.stopping import Intervals
 from sagemaker_lightning.state.graph.kinds.base import class_name
+from sagemaker_lightning.state.graph.state import NOTHING_TRAINED
 
 
 class ExactResume(EarlyCallback):
@@ -189,6 +190,8 @@ class ExactResume(EarlyCallback):
         """Whether it resumes where it was."""
         self.run: Run | None = None
         """The training, while there is one that resumes where it was."""
+        self.trained = NOTHING_TRAINED
+        """What the trainings before have changed of the user's objects."""
         self.results: list[ResumeResult] = []
         """What `resumes` returns once the training has ended."""
         self.changed = ExitStack()
@@ -401,6 +404,7 @@ class ExactResume(EarlyCallback):
                 settings=self.settings_of_run,
                 seed_name=self._name("seed") if self.seeds else "",
                 environment=self.environment,
+                trained=self.trained,
             ),
         )
         self.changed.enter_context(self.run.part(UserObjects).reports.outside.watching_files())
@@ -435,6 +439,8 @@ class ExactResume(EarlyCallback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the trainer's loops and the signals as they were before, and a rank to itself."""
         if stage == "fit" and self.is_alone:
+            if self.run:
+                self.trained = self.run.part(UserObjects).graph.trained()
             self.signals.leave()
             moments.remove(trainer)
             search_again(trainer)

@@ -60,6 +60,7 @@ from sagemaker_lightning.resume.snapshot import OWN_SHARD, Snapshot
 from sagemaker_lightning.resume.stopping import Intervals, Stopping
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.kinds.base import class_name
+from sagemaker_lightning.state.graph.state import Trained
 from sagemaker_lightning.state.readable import readable
 
 PartOfKind = TypeVar("PartOfKind", bound=Part)
@@ -80,6 +81,7 @@ class Options:
         settings: The settings that identify it, by name.
         seed_name: How messages name the seed that was set for the model; "" if none was.
         environment: What SageMaker says about the job.
+        trained: What earlier trainings of this program have changed.
     """
 
     saves: bool
@@ -89,6 +91,7 @@ class Options:
     settings: Mapping[str, object]
     seed_name: str
     environment: SageMakerEnvironment
+    trained: Trained
 
 
 class Run:
@@ -451,7 +454,8 @@ class Run:
         self.restore(Moment.TRAINING)  # overwrite what hooks have reset
         if self.resumed:
             self.resumed.forget_checkpoint()
-        self.check.check_restored(self._differing())
+        # A checkpoint of a later training of this program is of other data and other limits.
+        self.check.check_restored({} if self.part(Limits).exceeded else self._differing())
         if not self.resumed:
             loggers.begin_files(self.trainer.loggers if self.trainer.is_global_zero else ())
         # What is still to be logged comes after the checkpoint.

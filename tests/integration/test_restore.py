@@ -319,3 +319,40 @@ def test_a_pruned_model_is_pruned_again(tmp_path):
         trainer(tmp_path, pruning()).fit(Noted("batch 1:1"))
     trainer(tmp_path, pruning()).fit(model := Noted())
     assert weights(model) == weights(alone) and model.events == alone.events
+
+
+class Consolidating(Noted):
+    """Keeps, at each training's end, what the next one is drawn towards."""
+
+    def __init__(self, **moments):
+        super().__init__(**moments)
+        self.anchors = []
+        self.kept = {}
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss + sum((self.line.weight - each).square().sum() for each in self.anchors)
+
+    def on_train_end(self):
+        self.anchors.append(self.line.weight.detach().clone())
+        self.kept[len(self.anchors)] = [float(self.line.weight.sum())]
+
+
+@pytest.mark.parametrize("stop", ["batch 0:2", "batch 2:1", "batch 3:3"])
+def test_what_an_earlier_training_of_a_program_has_made_comes_back(tmp_path: Path, capfd, stop):
+    """A program that is started again calls fit for it, which trains nothing."""
+
+    def program(folder: Path, **moments) -> Consolidating:
+        fits = trainer(folder)
+        model = Consolidating(**moments)
+        fits.fit(model)
+        fits.fit_loop.max_epochs = 4
+        fits.fit(model)
+        return model
+
+    alone = program(tmp_path / "alone")
+    with interrupted():
+        program(tmp_path / "run", stop=stop)
+    resumed = program(tmp_path / "run")
+    assert resumed.kept == alone.kept and weights(resumed) == weights(alone)
+    assert "warning" not in capfd.readouterr().out

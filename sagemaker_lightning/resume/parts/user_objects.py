@@ -47,7 +47,8 @@ class UserObjects(Part):
 
     def __init__(self, run: "Run") -> None:
         super().__init__(run)
-        self.graph = GraphState(functools.partial(user_objects, self.trainer))
+        roots = functools.partial(user_objects, self.trainer)
+        self.graph = GraphState(roots, before=run.options.trained)
         self.reports = Reports(self.trainer, self.graph)
         self.changed: set[str] = set()
         """The names of what was saved last."""

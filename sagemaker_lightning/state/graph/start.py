@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ class Start:
         skip: Classes whose objects are not entered.
         generators: Whether the states of generators of random numbers count as content.
         is_kept: Whether `reset` is possible: the content is kept, but for large arrays'.
+        made: Objects, by what they are known, that a program does not make again at its start.
     """
 
     is_bounded = True
@@ -70,8 +72,10 @@ class Start:
         skip: tuple[type, ...] = (),
         generators: bool = True,
         is_kept: bool = False,
+        made: Mapping[int, Any] = MappingProxyType({}),
     ) -> None:
         self.skip = skip
+        self.made = made
         self.generators = generators
         self.is_kept = is_kept
         self.kept_bytes = 0
@@ -103,7 +107,7 @@ class Start:
                 if key in self.nodes or (key in new_nodes and is_reached):
                     taken[key] = node
             rest = {key: node for key, node in new_nodes.items() if key not in taken}
-            self._add(taken | rest, dict(self.nodes))
+            self._add(taken | rest, {**self.nodes, **self.made})
         for name, root in roots.items():
             if isinstance(optimizer := owner_of(root), Optimizer):
                 self.optimizers[name] = optimizer

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -24,6 +24,20 @@ MAX_NUMBERS = 1 << 16
 """Numbers, at most, of a list of which a hash is taken."""
 
 
+class Trained(NamedTuple):
+    """What a training has changed of the objects that are reached from its roots."""
+
+    touched: dict[int, set[str] | None]
+    """As in a GraphState."""
+    made: dict[int, Any]
+    """As in a GraphState."""
+    objects: list[Any]
+    """Those that were changed, which keep what they are known by."""
+
+
+NOTHING_TRAINED = Trained({}, {}, [])
+
+
 class GraphState:
     """The state of the objects that are reached from roots.
 
@@ -34,6 +48,7 @@ class GraphState:
         roots: Returns the objects to start from, by name.
         skip: Classes whose objects are not entered.
         is_kept: Whether `return_to` is possible: the content at the start is kept.
+        before: What an earlier training has changed: a resumed program does not do that again.
     """
 
     def __init__(
@@ -41,14 +56,16 @@ class GraphState:
         roots: Callable[[], Mapping[str, Any]],
         skip: tuple[type, ...] = (),
         is_kept: bool = False,
+        before: Trained = NOTHING_TRAINED,
     ) -> None:
         self.roots = roots
         self.skip = skip
         self.is_kept = is_kept
         self.start: Start | None = None
-        self.made: dict[int, Any] = {}
+        self.before = before
+        self.made = {**before.made}
         """Objects that the program does not make again at its start, by what they are known."""
-        self.touched: dict[int, set[str] | None] = {}
+        self.touched = {**before.touched}
         """Objects, by what they are known, that count as changed, or which of their attributes."""
         self.unsaved: list[Unsaved] = []
         """What has changed, and is not in the newest record."""
@@ -64,7 +81,13 @@ class GraphState:
     def begin(self) -> Start:
         """Return the start; take the present state as it, if there is none."""
         if self.start is None:
-            self.start = Start(self.roots(), self.skip, generators=False, is_kept=self.is_kept)
+            self.start = Start(
+                self.roots(),
+                self.skip,
+                generators=False,
+                is_kept=self.is_kept,
+                made=self.before.made,
+            )
         return self.start
 
     def mark(self) -> None:
@@ -126,6 +149,13 @@ class GraphState:
         self.made |= {key: node.value for key, node in nodes.items() if key not in known}
         for key, name in self.changes():
             self._touch(key, name)
+
+    def trained(self) -> Trained:
+        """Return what has changed since `mark`, or was touched."""
+        self.touch_all()
+        nodes = self.begin().nodes
+        changed = [nodes[key].value for key in self.touched if key in nodes]
+        return Trained(self.touched, self.made, changed + self.before.objects)
 
     def encode(self, but: str = "", is_restored: bool = False) -> Record:
         """Return a record of what has changed since `mark`, or was touched.

@@ -1,5 +1,8 @@
 """Optimizers are made anew of the modules as they are at the start."""
 
+from pathlib import Path
+
+import pytest
 import torch
 from short_fits import Noted, interrupted, trainer, weights
 from torch import nn
@@ -115,3 +118,27 @@ def test_a_head_with_an_optimizer_of_its_own_that_is_made_while_training_comes_b
     with interrupted():
         trained(tmp_path / "run", stop="batch 1:2")
     assert trained(tmp_path / "run") == alone and len(alone) == 6
+
+
+class Widening(Noted):
+    """Gets another line while it is trained, which takes the first one's place in its optimizer."""
+
+    def on_train_epoch_start(self):
+        super().on_train_epoch_start()
+        if self.current_epoch == 1:
+            self.line = nn.Linear(2, 1)
+            self.optimizers().optimizer.state.clear()
+            self.optimizers().optimizer.param_groups[0]["params"] = [*self.line.parameters()]
+
+
+@pytest.mark.parametrize("stop", ["batch 1:2", "end 1", "batch 2:1"])
+def test_a_new_part_is_trained_on_when_data_are_made_anew(tmp_path: Path, stop):
+    def program(folder: str, **moments) -> Widening:
+        fits = trainer(tmp_path / folder, max_epochs=3, reload_dataloaders_every_n_epochs=1)
+        fits.fit(model := Widening(**moments))
+        return model
+
+    alone = program("alone")
+    with interrupted():
+        program("run", stop=stop)
+    assert weights(program("run")) == weights(alone)
