@@ -138,7 +138,7 @@ class ObjectKind(Kind):
         content = node.parts[len(node.note) :]
         content_before = start.parts[len(start.note) :]
         note: dict[str, Any] = {"names": changed}
-        if any(name.startswith("buffer ") and name not in before for name in changed):
+        if any(name.startswith("buffer ") for name in changed):
             note["unsaved"] = sorted(unsaved_buffers(node.value))
         parts = [now[name] for name in changed]
         gone = [name for name in dict.fromkeys((*before, *touched)) if name and name not in now]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from graph_records import mine, state_of
 
-from sagemaker_lightning.state.graph.state import names_in
+from sagemaker_lightning.state.graph.state import GraphState, names_in
 
 
 class Thing(graph_records.Thing):
@@ -215,3 +215,17 @@ def test_an_optimizer_with_a_function_of_its_own_does_not_come_back():
     model.optimizer.register_step_post_hook(lambda *arguments: None)
     names = {each.name for each in (state.encode(), state.unsaved)[1]}
     assert names == {"optimizer", "schedule"}
+
+
+def test_a_buffer_that_training_has_made_is_in_no_state_dict_after_any_resume():
+    trained = torch.nn.Linear(1, 1)
+    state = state_of(trained)
+    trained.register_buffer("hidden", torch.ones(1), persistent=False)
+    for _ in range(2):
+        record = state.encode()
+        resumed = torch.nn.Linear(1, 1)
+        state = GraphState(lambda model=resumed: {"model": model})
+        state.restore(record)
+        state.mark()
+        state.restore(record)
+        assert "hidden" in dict(resumed.named_buffers()) and "hidden" not in resumed.state_dict()
