@@ -1,5 +1,6 @@
 """Short trainings of this process that are interrupted: what a resumed run has from before."""
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint, ModelPruning
 from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from sagemaker_lightning import ExactResume
 from sagemaker_lightning.contract.errors import UserError
@@ -356,3 +358,38 @@ def test_what_an_earlier_training_of_a_program_has_made_comes_back(tmp_path: Pat
     resumed = program(tmp_path / "run")
     assert resumed.kept == alone.kept and weights(resumed) == weights(alone)
     assert "warning" not in capfd.readouterr().out
+
+
+class Shuffled(torch.utils.data.Sampler):
+    """An order by a generator of its own."""
+
+    def __init__(self):
+        self.draw = random.Random(1)
+
+    def __iter__(self):
+        return iter(self.draw.sample(range(8), 8))
+
+    def __len__(self):
+        return 8
+
+
+@pytest.mark.parametrize("order", [{"shuffle": True}, {"sampler": None}], ids=str)
+def test_a_training_that_is_done_leaves_its_loader_as_at_its_end(tmp_path: Path, order):
+    """A hook at the end, or what follows the training, may draw from it."""
+
+    class Walking(Noted):
+        def train_dataloader(self):
+            return DataLoader(TensorDataset(torch.rand(8, 2)), 2, **order)
+
+        def on_train_end(self):
+            self.walked = [batch.tolist() for (batch,) in self.trainer.train_dataloader]
+
+    def program() -> tuple[list, float]:
+        if "sampler" in order:
+            order["sampler"] = Shuffled()
+        fits = trainer(tmp_path)
+        fits.fit(model := Walking())
+        as_in_a_new_process()
+        return model.walked, "sampler" in order and order["sampler"].draw.random()
+
+    assert program() == program()

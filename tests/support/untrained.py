@@ -16,6 +16,7 @@ from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.resumption import Resumption
 from sagemaker_lightning.resume.run import Run
 from sagemaker_lightning.resume.same_run.same_run import SameRun
+from sagemaker_lightning.state.graph.state import NOTHING_TRAINED
 
 SAME_RUN = {"flags": "{}", "sizes": [], "workers": [], "ranks": 1, "numbers": None}
 
@@ -91,6 +92,7 @@ def run_of(
     run.trainer = trainer
     run.folder = CheckpointDir(CheckpointHome(folder), 3, setting)
     run.seeding = SimpleNamespace(seed=7)
+    run.options = SimpleNamespace(trained=NOTHING_TRAINED)
     run.agreement = SimpleNamespace(gather=gather)
     run.same_run = SameRun(trainer, run.folder, {}, other_settings)
     run.resumed = None

@@ -37,6 +37,9 @@ class Positioned(ResumableLoader):
     def give_back(self, saved: Mapping[str, Any], data: str = "now") -> None:
         """Restore the state of the order, of the data, and of the loader."""
         super().give_back(saved, data)
+        if isinstance(batches := divided(self.loader), Batches):
+            epoch, turn, batch = map(operator.index, saved["at"])
+            batches.at = epoch, turn, batch  # for a hook that iterates over it after training
         if self.own and saved["own"] is not None:
             self.loader.load_state_dict(values.decode(saved["own"]))
 
@@ -53,7 +56,9 @@ class Positioned(ResumableLoader):
         own = values.encode(self.loader.state_dict()) if self.own else None
         sampler = self._placed_sampler
         marks = sampler.marks if isinstance(sampler, PlacedSampler) else None
-        return super().states(within) | {"own": own, "marks": marks}
+        batches = divided(self.loader)
+        at = batches.at if isinstance(batches, Batches) else (0, 0, 0)
+        return super().states(within) | {"own": own, "marks": marks, "at": list(at)}
 
     @property
     def _placed_sampler(self) -> Any:

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 from sagemaker_lightning.compat.lightning_loops import fetcher
 from sagemaker_lightning.data.loaders.several import training_loaders
 from sagemaker_lightning.resume.parts.part import Moment, Part
+from sagemaker_lightning.resume.parts.roots import TRAINING, user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.state import generators
+from sagemaker_lightning.state.graph.nodes import GENERATOR
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -25,9 +28,15 @@ class LoaderPositions(Part):
         """Whether the saved states were taken, or no longer apply."""
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> Any:
-        """Return the states."""
+        """Return the states; at an epoch's end, also those of the loaders' generators.
+
+        Within an epoch, these are seeded as the batches are drawn again.
+        """
         within = point is not ResumePoint.EPOCH
-        return training_loaders(self.trainer).states(fetcher(self.trainer), within)
+        drawn_from = {} if within else self._generators()
+        states = {path: GENERATOR.content(each) for path, each in drawn_from.items()}
+        loaders = training_loaders(self.trainer).states(fetcher(self.trainer), within)
+        return {**loaders, "generators": states}
 
     def present(self) -> None:
         """Return nothing: they are not compared, and the loaders have not begun."""
@@ -39,6 +48,14 @@ class LoaderPositions(Part):
         """
         if self.resumed.saved_at is ResumePoint.EPOCH and not self.are_used:
             training_loaders(self.trainer).give_back(saved)
+            found = self._generators()
+            for path in found.keys() & saved["generators"].keys():
+                GENERATOR.fill(found[path], None, [], saved["generators"][path])
+
+    def _generators(self) -> dict[str, Any]:
+        """Return the generators of the training loaders, by path."""
+        roots = user_objects(self.trainer)
+        return generators.find({name: roots[name] for name in roots if name.startswith(TRAINING)})
 
     def take(self) -> Mapping[str, Any] | None:
         """Return the saved states for the epoch that begins; None if there are none for it."""

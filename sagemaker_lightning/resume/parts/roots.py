@@ -76,6 +76,12 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         (f"optimizers.{position}", step_hooks(optimizer))
         for position, optimizer in enumerate(trainer.optimizers)
     ]
+    # state_dict() of a class of the user's may lack some of its attributes.
+    objects |= {
+        f"schedulers.{position}": config.scheduler
+        for position, config in enumerate(trainer.lr_scheduler_configs)
+        if not object_graph.is_library_class(type(config.scheduler))
+    }
     objects |= {
         f"schedulers.{position}.{name}": value
         for position, config in enumerate(trainer.lr_scheduler_configs)

@@ -8,7 +8,7 @@ from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.part import Moment
 from sagemaker_lightning.resume.resume_point import ResumePoint
 
-SAVED = {"a": 1}
+SAVED = {"a": 1, "generators": {}}
 
 
 def test_the_states_of_loaders_are_taken_once():

@@ -1,6 +1,7 @@
 """The values of parameter groups, which hooks at the start may change."""
 
 import copy
+from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -215,3 +216,41 @@ def test_a_loaded_state_shares_memory_with_a_weight_as_the_one_before():
     assert weight_now.tolist() == [3, 3]
     assert (len(state[weight_now]["other"]), state[weight_now]["steps"]) == (3, 5)
     assert state[weight_now]["scale"].tolist() == [1, 1]
+
+
+class Windowed:
+    """A schedule of no class of torch's, whose state_dict lacks what the rates follow."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.window = deque(maxlen=6)
+
+    def step(self):
+        self.window.append(len(self.window))
+        self.optimizer.param_groups[0]["lr"] = 0.01 * sum(self.window)
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        assert state == {}
+
+
+def test_what_a_users_schedule_keeps_beside_its_state_dict_comes_back(tmp_path):
+    class Scheduled(Noted):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), 0.1)
+            return [optimizer], [{"scheduler": Windowed(optimizer), "interval": "step"}]
+
+        def lr_scheduler_step(self, scheduler, metric):
+            scheduler.step()
+
+    def window(folder, **moments):
+        fits = trainer(tmp_path / folder, logger=False)
+        fits.fit(Scheduled(**moments))
+        return fits.lr_scheduler_configs[0].scheduler.window
+
+    alone = window("alone")
+    with interrupted():
+        window("run", stop="batch 1:1")
+    assert window("run") == alone
