@@ -31,10 +31,11 @@ NUMBER = r"[-+ \d.,_%]*(?:[eE][-+]?\d+|nan|inf|True|False)?"
 def file_names(trainer: Trainer) -> dict[str, list[str]]:
     """Return the file names in the local folder of each ModelCheckpoint.
 
-    The keys are the callbacks' state keys.
+    The keys are the callbacks' state keys. Files that an earlier start wrote, and this run is still
+    to write again, are left out.
     """
     return {
-        callback.state_key: sorted(_model_names(callback, folder))
+        callback.state_key: sorted(_model_names(callback, folder) - _to_rewrite(callback))
         for callback, folder in _callbacks_with_folders(trainer)
     }
 
@@ -71,6 +72,12 @@ class _FilesToRewrite:
             return self.lightnings(filepath, trainer)
         self.later.discard(name)
         return trainer.strategy.reduce_boolean_decision(False)  # on all ranks
+
+
+def _to_rewrite(callback: ModelCheckpoint) -> set[str]:
+    """Return the names of the files that a callback is still to write again."""
+    asked = getattr(callback.file_exists, "__self__", None)
+    return asked.later if isinstance(asked, _FilesToRewrite) else set()
 
 
 def _callbacks_with_folders(trainer: Trainer) -> list[tuple[ModelCheckpoint, Path]]:

@@ -96,11 +96,17 @@ def test_what_was_written_after_the_checkpoint_is_written_again_once(tmp_path: P
     exists = lambda name: callback.file_exists(str(tmp_path / "mine" / name), trainer)  # noqa: E731
     assert exists("c.ckpt")
     user_checkpoints.overwrite_later_files(trainer, names)
+    assert user_checkpoints.file_names(trainer) == names  # a checkpoint before c.ckpt is new
     assert [exists(name) for name in ("a.ckpt", "c.ckpt", "c.ckpt", "d.ckpt")] == [
         True,
         False,
         True,
         False,
+    ]
+    assert user_checkpoints.file_names(trainer)[callback.state_key] == [
+        "a.ckpt",
+        "b.ckpt",
+        "c.ckpt",
     ]
     user_checkpoints.overwrite_later_files(trainer, {})  # the callback is a new one
     assert not exists("a.ckpt") and exists("a.ckpt")
