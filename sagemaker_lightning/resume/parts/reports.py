@@ -30,6 +30,7 @@ from sagemaker_lightning.state import (
     object_graph,
     replaced_code,
 )
+from sagemaker_lightning.state.graph import fingerprints
 from sagemaker_lightning.state.graph.encoding import Unsaved
 from sagemaker_lightning.state.graph.kinds.base import class_name
 from sagemaker_lightning.state.graph.nodes import OBJECT, Node, has_position
@@ -333,12 +334,20 @@ def _has_weights(value: Any) -> bool:
     return isinstance(value, nn.Module) and bool(value.state_dict())
 
 
+def _is_another(before: Any, now: Any) -> bool:
+    """Return whether an object has the place of one of its class that held something else."""
+    if type(before) is not type(now):
+        return False
+    held, holds = (fingerprints.of_object(value, {}) for value in (before, now))
+    return bool(held) and bool(holds) and held != holds
+
+
 def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
     """Return whether a line says that a checkpoint cannot hold something.
 
     An object that an attribute has got, such as a writer, is made again by the code that made it;
-    but what was counted beside it is lost. Data may read a table when they need it, in the place of
-    nothing.
+    but what was counted beside it is lost, and so is what another object of its class held in its
+    place. Data may read a table when they need it, in the place of nothing.
 
     Args:
         unsaved: What it is.
@@ -349,12 +358,14 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
         return not (is_models and _has_weights(unsaved.value))  # else see `_report_modules`
     if unsaved.loses or unsaved.is_first:
         return True
+    names = owner.note if owner and owner.kind is OBJECT else []
+    before = dict(zip(names, owner.parts if owner else [], strict=False))
     if is_table(unsaved.value):
-        before = dict(zip(owner.note, owner.parts, strict=False)) if owner else {}
         is_datas = unsaved.path.startswith((TRAINING, VALIDATION, "datamodule"))
         return unsaved.changes or not is_datas or is_table(before.get(unsaved.name))
     if not unsaved.is_part:
         is_array = isinstance(unsaved.value, (torch.Tensor, np.ndarray))
-        return is_array or unsaved.changes or isinstance(unsaved.value, CALLED)
+        is_changed = unsaved.changes or _is_another(before.get(unsaved.name), unsaved.value)
+        return is_array or is_changed or isinstance(unsaved.value, CALLED)
     is_librarys = unsaved.kind.partition(".")[0] in object_graph.LIBRARIES
     return not is_librarys or unsaved.path.startswith("loggers.")

@@ -6,6 +6,7 @@ import random
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow
 import pytest
 import scipy.sparse
@@ -195,6 +196,27 @@ def test_what_has_state_and_is_made_while_training_is_reported_before_an_interru
     (line,) = told(capsys, state)
     assert line.startswith("user_state.Model.own ") and "which no checkpoint can hold" in line
     assert told(capsys, state) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "other"),
+    [
+        (torch.distributions.Normal, [0.0, 2.0]),
+        (np.poly1d, [[1.0, 3.0]]),
+        (scipy.sparse.csr_matrix, [[[0, 1]]]),
+    ],
+)
+def test_a_librarys_object_in_the_place_of_another_is_reported_if_it_holds_something_else(
+    capsys, make, other
+):
+    first = {torch.distributions.Normal: [0.0, 1.0], np.poly1d: [[1.0, 0.0]]}.get(make, [[[1, 0]]])
+    model = Model(own=make(*first), later=None)
+    state = state_of(model)
+    model.own, model.later = make(*first), make(*other)
+    assert told(capsys, state) == []
+    model.own = make(*other)
+    (line,) = told(capsys, state)
+    assert line.startswith("user_state.Model.own is a ") and "no checkpoint can hold" in line
 
 
 @pytest.mark.parametrize(
