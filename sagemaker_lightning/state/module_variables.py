@@ -178,7 +178,8 @@ def held_variables(mentioned: Mentioned) -> dict[str, Any]:
     held = {}
     for name, owner in sorted((modules | classes).items()):
         variables = vars(owner)
-        names = mentioned.of_modules[name] if name in modules else variables.keys()
+        # A class may get, while training, what its bases have: by `cls.total += 1`.
+        names = mentioned.of_modules[name] if name in modules else _inherited(classes[name])
         own = {
             each
             for each in names
@@ -186,7 +187,7 @@ def held_variables(mentioned: Mentioned) -> dict[str, Any]:
             and (each in variables or not hasattr(builtins, each))
             and _is_held(variables.get(each))
         }
-        if own & variables.keys():
+        if own & variables.keys() or (own and name in classes):
             held[f"{VARIABLES}{name}"] = object_graph.Added(owner, object_graph.AllBut(own))
     for name, member in mentioned.of_functions.items():
         if isinstance(member, object_graph.Added):
@@ -199,6 +200,17 @@ def held_variables(mentioned: Mentioned) -> dict[str, Any]:
             continue
         held[f"{VARIABLES}{name}"] = member
     return held
+
+
+def _inherited(class_: type) -> set[str]:
+    """Return the names of the variables that a class and its bases have, if they are the user's."""
+    return {
+        name
+        for base in class_.__mro__
+        if is_own(base)
+        for name, value in vars(base).items()
+        if _is_held(value)
+    }
 
 
 def _is_held(value: Any) -> bool:

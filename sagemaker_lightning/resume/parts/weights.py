@@ -177,8 +177,9 @@ def _order(tensor: Tensor) -> list[int]:
     """Return the order in which a tensor's axes lie in memory: sums may follow it."""
     if tensor.layout != torch.strided:
         return []
+    strides = tensor.stride()
     axes = [axis for axis, size in enumerate(tensor.shape) if size > 1]
-    return sorted(axes, key=lambda axis: -tensor.stride(axis))
+    return sorted(axes, key=lambda axis: -strides[axis])
 
 
 def keep_removed(model: nn.Module, state: dict[str, Any], removed: set[str]) -> None:

@@ -95,6 +95,35 @@ def test_what_members_of_an_enum_count_comes_back(monkeypatch):
     assert Task("first") is Task.FIRST and Task.FIRST.name == "FIRST"
 
 
+class Tallied:
+    """Counts for the class that is asked."""
+
+    total = 0
+
+    @classmethod
+    def tally(cls):
+        cls.total += 1
+
+
+class Scored(Tallied):
+    """Has no count yet."""
+
+
+def test_what_a_class_counts_of_its_own_beside_its_bases_comes_back(monkeypatch):
+    monkeypatch.setattr(Tallied, "total", 0)
+    state = GraphState(lambda: held_variables(mentioned_variables({"model": Scored()})))
+    state.mark()
+    Scored.tally(), Scored.tally(), Tallied.tally()
+    record = state.encode()
+    del Scored.total
+    Tallied.total = 0
+    resumed = GraphState(lambda: held_variables(mentioned_variables({"model": Scored()})))
+    resumed.mark()
+    resumed.restore(record)
+    assert (vars(Scored)["total"], Tallied.total) == (2, 1)
+    del Scored.total
+
+
 history: list[float] = []
 count = 0
 local = threading.local()
