@@ -72,13 +72,13 @@ def ddp_arguments(strategy: DDPStrategy) -> dict[str, Any]:
     return strategy._ddp_kwargs
 
 
-def copies_this_process(strategy: DDPStrategy) -> bool:
+def copies_this_process(strategy: Strategy) -> bool:
     """Return whether the ranks are copies of this process: spawn, fork and notebook strategies.
 
     The others start this program again. On an upgrade: see `_configure_launcher` in
     strategies/ddp.py.
     """
-    return strategy._start_method != "popen"
+    return isinstance(strategy, DDPStrategy) and strategy._start_method != "popen"
 
 
 def finds_hosts_by_variables(strategy: Strategy) -> bool:

@@ -367,8 +367,12 @@ class ExactResume(EarlyCallback):
         if stage != "fit" or is_search_only(trainer):
             return
         strategy = trainer.strategy
-        supported = isinstance(strategy, (SingleDeviceStrategy, ModelParallelStrategy)) or (
-            isinstance(strategy, DDPStrategy) and not copies_this_process(strategy)
+        # A strategy that loads checkpoints after its setup has states of its own kind, such as
+        # DeepSpeed's, which is a DDPStrategy, too.
+        supported = isinstance(strategy, ModelParallelStrategy) or (
+            isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
+            and not copies_this_process(strategy)
+            and not strategy.restore_checkpoint_after_setup
         )
         self.exact = self.arguments["exact"] and (supported or self.saves)
         best_model.keep_retired(trainer, self.saves)
@@ -418,7 +422,7 @@ class ExactResume(EarlyCallback):
     def _unsupported(self, strategy: Any) -> UserError:
         """Return the error for a strategy whose runs cannot be resumed."""
         name = type(strategy).__name__
-        copies = isinstance(strategy, DDPStrategy)
+        copies = copies_this_process(strategy)
         sharded = (
             "; for a model that does not fit one device, use ModelParallelStrategy, which is "
             "FSDP2, and call fully_shard() in configure_model()"

@@ -23,7 +23,12 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loops.fit_loop import _FitLoop
-from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from pytorch_lightning.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+)
 from pytorch_lightning.trainer.states import TrainerFn
 from short_trainings import (
     At,
@@ -285,17 +290,31 @@ def test_lightning_would_take_a_stopped_rank_for_a_crash(
     assert capfd.readouterr().err.count("interrupted, resume from step 2: SIGINT; ") == 1 - rank
 
 
+FSDP2 = (
+    "whose runs cannot be resumed; expected .*; for a model that does not fit one device, use "
+    r"ModelParallelStrategy, which is FSDP2, and call fully_shard\(\) in configure_model\(\)$"
+)
+
+
 @pytest.mark.parametrize(
     ("strategy", "options", "says"),
     [
-        ("ddp_spawn", {}, r"^Trainer\(strategy=...\): found DDPStrategy, which copies this "),
-        ("fsdp", {}, r"^Trainer\(strategy=...\): found FSDPStrategy, whose runs cannot be resumed"),
         (
-            "fsdp",
-            {"settings": {"--trainer.strategy": "fsdp"}},
-            "^--trainer.strategy: found FSDPStrategy, whose runs cannot be resumed; expected ",
+            DDPStrategy,
+            {},
+            r"^Trainer\(strategy=...\): found DDPStrategy, which copies this process, .*program of "
+            "its own$",
         ),
-        ("fsdp", {"saves": False}, ""),
+        *(
+            (strategy, {"settings": settings}, rf"^{flag}: found {strategy.__name__}, {FSDP2}")
+            for strategy in (FSDPStrategy, DeepSpeedStrategy)
+            for flag, settings in (
+                (r"Trainer\(strategy=...\)", {}),
+                ("--trainer.strategy", {"--trainer.strategy": "any"}),
+            )
+        ),
+        (FSDPStrategy, {"saves": False}, ""),
+        (DeepSpeedStrategy, {"saves": False}, ""),
     ],
 )
 def test_a_strategy_whose_runs_cannot_be_resumed_is_one_line(
@@ -305,8 +324,11 @@ def test_a_strategy_whose_runs_cannot_be_resumed_is_one_line(
     used = trainer(tmp_path, **options)
     used.state.fn = TrainerFn.FITTING
     resume = resume_of(used)
-    spawns = strategy == "ddp_spawn"
-    other = DDPStrategy(start_method="spawn") if spawns else FSDPStrategy()
+    if strategy is FSDPStrategy:
+        other = FSDPStrategy()
+    else:
+        other = DDPStrategy(start_method="spawn" if strategy is DDPStrategy else "popen")
+        other.__class__ = strategy  # DeepSpeed's own constructor needs its package
     used._accelerator_connector.strategy = other
     resume.run_begins(used)
     with pytest.raises(UserError, match=says) if says else nullcontext():
