@@ -19,6 +19,7 @@ from sagemaker_lightning.cli import safetensors_files
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.compat import dtensors, model_parallel
 from sagemaker_lightning.compat.model_parallel import mesh_of
+from sagemaker_lightning.compat.torch_modules import rename_as_in
 from sagemaker_lightning.contract.atomic_files import (
     atomic_writes,
     json_text,
@@ -47,6 +48,8 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
             if best
             else None
         )
+        if state:
+            rename_as_in(cli.model, state)
     if is_sharded:
         model_parallel.load_best(cli.trainer, state)
         del state

@@ -22,6 +22,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_max, dim_zero_min, dim_zero_sum
 
 from sagemaker_lightning.compat import metrics
+from sagemaker_lightning.compat.torch_modules import plain_name
 
 METADATA = (
     "fx",
@@ -86,10 +87,14 @@ def restore_epoch_sums(
     """
     trainer._logger_connector._first_loop_iter = False
     modules = dict(trainer.lightning_module.named_modules())
+    names = {plain_name(name): name for name in modules}
     for key in {key: None for saved in everyone for key in saved}:
-        logged = _combined(
-            *([saved[key] for saved in of if key in saved] for of in (own, everyone))
+        logged = dict(
+            _combined(*([saved[key] for saved in of if key in saved] for of in (own, everyone)))
         )
+        if not logged["is_tensor"]:
+            name = plain_name(logged["metric_attribute"])
+            logged["metric_attribute"] = names.get(name, name)
         is_known = logged["reduce"] in REDUCTIONS and (
             logged["is_tensor"] or isinstance(modules.get(logged["metric_attribute"]), Metric)
         )

@@ -309,6 +309,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "Tensor._post_accumulate_grad_hooks": "attribute",
             "Tensor._values": "value",
         },
+        "torch._dynamo.eval_frame": {"OptimizedModule._orig_mod": "attribute"},
         "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": {
             "ActivationWrapper._checkpoint_wrapped_module": "attribute"
         },

@@ -19,9 +19,10 @@ On an upgrade: see torch/optim/lr_scheduler.py.
 """
 NOT_SCRIPTS = {"training", "_is_full_backward_hook"}
 """Attributes of a scripted module that each module has."""
-WRAPPED = "_checkpoint_wrapped_module"
-"""The name that a wrapper for activation checkpointing has for its module
-(torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py)."""
+WRAPPED = "_checkpoint_wrapped_module", "_orig_mod"
+"""The names that wrappers have for their module: the one for activation checkpointing
+(torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py), and what torch.compile makes of a
+module (`OptimizedModule` in torch/_dynamo/eval_frame.py)."""
 COMPILER_MODULES = "torch._dynamo."
 """How the names of the modules begin in which the classes are of what torch.compile makes of code
 (torch/_dynamo/eval_frame.py)."""
@@ -47,20 +48,47 @@ def children(module: nn.Module) -> dict[str, nn.Module | None]:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a weight or a module as it is without activation checkpointing.
+    """Return the name of a weight or a module as it is without torch's wrappers.
 
-    torch's wrapper for it puts a name of its own between; state dicts have none of it.
+    Each puts a name of its own between. State dicts have that of torch.compile, and not that of
+    activation checkpointing.
     """
-    return (
-        ".".join(part for part in name.split(".") if part != WRAPPED) if WRAPPED in name else name
-    )
+    if not any(wrapped in name for wrapped in WRAPPED):
+        return name
+    return ".".join(part for part in name.split(".") if part not in WRAPPED)
 
 
 def unwrapped(module: Any) -> Any:
-    """Return the module that a wrapper for activation checkpointing has; any other as it is."""
-    while module is not None and (inner := children(module).get(WRAPPED)) is not None:
+    """Return the module that wrappers of torch's have; any other as it is."""
+    while module is not None:
+        members = children(module)
+        inner = next((members[name] for name in WRAPPED if name in members), None)
+        if inner is None:
+            break
         module = inner
     return module
+
+
+def rename_as_in(model: nn.Module, weights: dict[str, Any]) -> None:
+    """Give the tensors of a state dict the names that a model has for them.
+
+    They differ if one of both has modules that torch.compile has wrapped.
+
+    Args:
+        model: The model.
+        weights: A state dict of it; it is changed in place.
+    """
+    names = {plain_name(name): name for name in model.state_dict()}
+    renamed = {names.get(plain_name(name), name): value for name, value in weights.items()}
+    if renamed.keys() == weights.keys():
+        return
+    weights.clear()
+    weights.update(renamed)
+    if metadata := getattr(weights, METADATA, None):
+        versions = {plain_name(name): version for name, version in metadata.items()}
+        for name, _ in model.named_modules():
+            if (version := versions.get(plain_name(name))) is not None:
+                metadata[name] = version
 
 
 def named_parameters(model: nn.Module, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from sagemaker_lightning.compat.model_parallel import mesh_of, mesh_sizes
-from sagemaker_lightning.compat.torch_modules import named_buffers, named_parameters
+from sagemaker_lightning.compat.torch_modules import named_buffers, named_parameters, plain_name
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.resume import first_draws
@@ -115,7 +115,7 @@ def _reader(run: "Run", resumed: Resumption, folder: Path) -> shards.ShardReader
     def like(path: tuple[Any, ...]) -> Tensor | None:
         match [key for key in path if key != checkpoint_file.BEFORE_HOOKS]:
             case ["state_dict", str(name)] | ["ranks", Gradients.key, str(name)]:
-                return weights.get(name)
+                return weights.get(plain_name(name))
             case ["ranks", RankBuffers.key, str(name)]:
                 return weights.get(name.removeprefix("model."))
             case ["optimizer_states", int(optimizer), "state", int(index), *_]:

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,16 +95,35 @@ def test_a_schedule_that_is_used_up_is_the_programs_own_error(tmp_path: Path):
             assert each.error.startswith("ValueError: Tried to step 7 times."), each.output
 
 
-def test_activation_checkpointing_is_switched_on_and_off(tmp_path: Path, undisturbed):
-    for kind, interruption in (("", "stop at 0:3"), ("wrapped", "kill at 1:3"), ("", "")):
+@pytest.mark.parametrize(
+    ("wrapper", "mesh"),
+    [
+        ("wrapped", (2, 1)),
+        ("compiled", (2, 1)),
+        pytest.param("compiled", None, marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
+def test_wrappers_are_switched_on_and_off(tmp_path: Path, undisturbed, wrapper, mesh):
+    """Those of activation checkpointing, and of torch.compile."""
+    expected = undisturbed[1]
+    if mesh is None:  # DDP
+        whole = trained(tmp_path / "whole", mesh=None, ranks_of_nodes=(2,))
+        expected = [each.value for each in whole]
+    for kind, interruption in (("", "stop at 0:3"), (wrapper, "kill at 1:3"), ("", "")):
         try:
-            ended = trained(tmp_path, kind, interruption)
+            ended = trained(tmp_path, kind, interruption, mesh=mesh, ranks_of_nodes=(2,))
         except EOFError:
             continue
-        expected = "Interrupted: 143" if interruption else ""
-        assert {each.error for each in ended} == {expected}, ended[0].output
+        error = "Interrupted: 143" if interruption else ""
+        assert {each.error for each in ended} == {error}, ended[0].output
         assert "warning: resumed" not in ended[0].output
-    assert [each.value.weights for each in ended] == [each.weights for each in undisturbed[1]]
+    found = [each.value for each in ended]
+    if wrapper == "wrapped":  # it calls modules once more
+        found = [
+            replace(each, calls=whole.calls) for each, whole in zip(found, expected, strict=True)
+        ]
+    assert found == expected
 
 
 def samples(folder: Path) -> dict[int, list[int]]:

@@ -435,6 +435,16 @@ def test_a_checkpoint_of_the_best_model_makes_no_objects(tmp_path: Path):
         export.export(run, environment)
 
 
+def test_a_compiled_model_gets_the_best_weights_of_one_that_is_not(tmp_path: Path):
+    """torch.compile was switched on after the best model was saved."""
+    model = Model()
+    run, environment = finished(tmp_path, model)
+    model.layers[0] = torch.compile(model.layers[0])
+    export.export(run, environment)
+    state = torch.load(environment.model_dir / "model.pt", weights_only=True)
+    assert {float(tensor.mean()) for tensor in state.values()} == {1.0}
+
+
 def test_a_model_that_loads_what_it_has_may_lack_the_rest(tmp_path: Path):
     model = Model()
     run, environment = finished(tmp_path, model)

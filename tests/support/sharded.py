@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,9 +168,9 @@ class Model(pl.LightningModule):
         with torch.device("meta" if self.kind == "meta" else "cpu"):
             self.network = Network(self.kind != "two optimizers", self.kind == "buffers")
         self.network.recompute = self.kind == "recomputed"
-        if self.kind == "wrapped":
+        if wrap := WRAPPERS.get(self.kind):
             for number, block in enumerate(self.network.blocks):
-                self.network.blocks[number] = checkpoint_wrapper(block)
+                self.network.blocks[number] = wrap(block)
         if self.kind == "frozen":
             self.network.blocks[0].requires_grad_(False)
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
@@ -259,6 +260,7 @@ class Model(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
 
 
+WRAPPERS = {"wrapped": checkpoint_wrapper, "compiled": partial(torch.compile, backend="eager")}
 STEPS = {"scheduled": 40, "used up": 6}
 """The steps of the schedules of some kinds."""
 AVERAGES = {"averaged": Average, "averaged later": LaterAverage, "average saved": SavedAverage}

@@ -20,6 +20,7 @@ from sagemaker_lightning.compat.torch_modules import (
     has_users_state_dict,
     named_buffers,
     named_parameters,
+    plain_name,
 )
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu, has_values
 from sagemaker_lightning.resume.parts.part import Moment, Part, named_values
@@ -79,7 +80,9 @@ class RankBuffers(Part):
         }
         model = self.trainer.lightning_module
         weights = state["state_dict"] if state else model.state_dict()
-        saved_by_lightning = {f"model.{self.own_names.get(name, name)}" for name in weights}
+        saved_by_lightning = {
+            f"model.{self.own_names.get(name, plain_name(name))}" for name in weights
+        }
         left_out = {
             f"model.{name}": parameter.detach()
             for name, parameter in named_parameters(model)

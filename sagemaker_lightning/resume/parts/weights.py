@@ -15,7 +15,13 @@ from torch.nn.utils import prune
 
 from sagemaker_lightning.compat import lightning_checkpoints
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
-from sagemaker_lightning.compat.torch_modules import buffers, load_hooks, parameters
+from sagemaker_lightning.compat.torch_modules import (
+    buffers,
+    load_hooks,
+    parameters,
+    plain_name,
+    rename_as_in,
+)
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.parts import start_hooks
 from sagemaker_lightning.resume.parts.copies import has_values
@@ -53,6 +59,10 @@ class Weights(Part):
             UserError: The weights are not those of this model.
         """
         if moment is Moment.LOADING:
+            # If a hook of the user's made those in the file, a hook of the user's reads them.
+            loaded = [self.trained] if self.trained else [saved.get(key, {}) for key in KEYS]
+            for weights in loaded:
+                rename_as_in(self.trainer.lightning_module, weights)
             self._prepare(self.trained or saved["state_dict"])
         else:
             # Lightning's WeightAveraging saves its average as state_dict.
@@ -126,10 +136,10 @@ class Weights(Part):
         """Return each weight and buffer, but for buffers of which this rank has its own."""
         own = {name.removeprefix("model.") for name in others[RankBuffers.key]}
         return {
-            f"{key}.{name}": value
+            f"{key}.{plain_name(name)}": value
             for key in KEYS
             for name, value in saved.get(key, {}).items()
-            if name not in own
+            if plain_name(name) not in own
         }
 
     def differing(self, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
@@ -192,7 +202,7 @@ def keep_removed(model: nn.Module, state: dict[str, Any], removed: set[str]) -> 
     """
     prefixes = tuple(f"{path}." for path in removed)
     for name, value in model.state_dict().items():
-        if f"model.{name}.".startswith(prefixes):
+        if f"model.{plain_name(name)}.".startswith(prefixes):
             state.setdefault(name, value)
 
 

@@ -21,13 +21,21 @@ class Halved(nn.Module):
         return self.layer(x) * self.scale + self.shift
 
 
-def test_names_are_those_without_activation_checkpointing():
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [
+        (checkpoint_wrapper, checkpoint_wrapper),
+        (checkpoint_wrapper, torch.compile),
+        (torch.compile, checkpoint_wrapper),
+    ],
+)
+def test_names_are_those_without_wrappers(inner, outer):
     def hook(*_):
         return None
 
     plain = nn.Sequential(Halved(), nn.Sequential(nn.Linear(1, 1)))
-    wrapped = nn.Sequential(checkpoint_wrapper(Halved()), plain[1])
-    wrapped[1][0] = checkpoint_wrapper(checkpoint_wrapper(plain[1][0]))
+    wrapped = nn.Sequential(outer(Halved()), plain[1])
+    wrapped[1][0] = outer(inner(plain[1][0]))
     wrapped[0].register_forward_hook(hook)
     for names in (
         torch_modules.named_parameters,
@@ -39,6 +47,22 @@ def test_names_are_those_without_activation_checkpointing():
         torch_modules.unwrapped(wrapped[1][0]) is dict(torch_modules.named_modules(wrapped))["1.0"]
     )
     assert torch_modules.hooks_by_module(wrapped)["0"] == [hook]
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_weights_get_the_names_that_a_model_has_for_them(is_compiled):
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Sequential(), nn.Linear(1, 1))
+    other = nn.Sequential(torch.compile(nn.BatchNorm1d(1)), nn.Sequential(), nn.Linear(1, 1))
+    if is_compiled:
+        model, other = other, model
+    weights = other.state_dict()
+    weights["of no module"] = 5
+    torch_modules.rename_as_in(model, weights)
+    assert weights.pop("of no module") == 5
+    assert list(weights) == list(model.state_dict())
+    name = next(name for name, module in model.named_modules() if type(module) is nn.BatchNorm1d)
+    assert weights._metadata[name] == model.state_dict()._metadata[name] == {"version": 2}
+    model.load_state_dict(weights)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
 from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrize import register_parametrization
+from torchmetrics import MeanMetric
 from torchvision.ops import FrozenBatchNorm2d
 from untrained import in_epoch_5, run_of
 from untrained import resumed as resuming
@@ -106,6 +107,48 @@ def test_a_teacher_copied_while_training_is_there_again(tmp_path, capsys):
     assert weights(resumed) == weights(alone) and "teacher.weight" in resumed.state_dict()
     assert not resumed.teacher.weight.requires_grad
     assert "cannot" not in capsys.readouterr().out
+
+
+class Counting(nn.Linear):
+    """Counts its calls, and has a metric."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.calls = 0
+        self.mean = MeanMetric()
+
+    def forward(self, inputs):
+        self.calls += 1
+        return super().forward(inputs)
+
+
+class Compilable(Noted):
+    """May have a layer that torch.compile has wrapped, and logs that layer's metric."""
+
+    def __init__(self, compiles=False, **moments):
+        super().__init__(**moments)
+        self.line = Counting()
+        if compiles:
+            self.line = torch.compile(self.line, backend="eager")
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        metric = self.line.mean
+        metric.update(loss.detach())
+        self.log("mean", metric, on_step=False, on_epoch=True)
+        return loss
+
+
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False), (True, True)], ids=str)
+def test_torch_compile_may_be_switched_between_runs(tmp_path, capsys, before, after):
+    alone = fitted(tmp_path / "alone", Compilable)
+    with interrupted():
+        fitted(tmp_path / "run", Compilable, stop="batch 1:1", compiles=before)
+    resumed = fitted(tmp_path / "run", Compilable, compiles=after)
+    assert "the state is as it was saved" in capsys.readouterr().out
+    assert weights(resumed) == weights(alone)
+    assert resumed.line.calls == alone.line.calls
+    assert resumed.trainer.callback_metrics == alone.trainer.callback_metrics
 
 
 @pytest.mark.parametrize(
