@@ -21,6 +21,7 @@ from statistics import mean
 from benchmarks import report
 from benchmarks.ranks import END, EXCHANGE, SILENT, WARMUP_STEPS, Rank, Turn
 from benchmarks.training import RandomDataModule
+from sagemaker_lightning.contract.rendezvous import free_port
 
 HOSTS = ("127.0.0.1", "localhost")  # two names of this machine, as SageMaker sorts them
 ROUNDS = 4  # turns of each; the first is not counted
@@ -83,7 +84,7 @@ def training(name: str, nodes: int, folder: Path, setting: Setting) -> Iterator[
     """Start a training, and end it when the block ends."""
     folder = folder / f"{name}-{nodes}"
     folder.mkdir()
-    port = _free_port()
+    port = free_port(HOSTS[0])
     connections = []
     processes = []
     with socket.socket(socket.AF_UNIX) as server:
@@ -235,10 +236,3 @@ def sent() -> int:
     """Return the bytes that the loopback interface has sent since the machine was started."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split()[9]) for line in lines if line.split()[0] == "lo:")
-
-
-def _free_port() -> int:
-    """Return a port on which nobody listens."""
-    with socket.socket() as server:
-        server.bind((HOSTS[0], 0))
-        return server.getsockname()[1]

@@ -7,11 +7,13 @@ launchers let the user's variables win over these.
 
 import itertools
 import os
+import random
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 from sagemaker_lightning.contract.deadlines import LONGEST_PAUSE
@@ -21,6 +23,9 @@ from sagemaker_lightning.contract.log import ON_STDERR, log
 
 # AWS's own containers use this port, so security groups made for them fit.
 MAIN_PORT = 7777
+GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""The kernel's range of ports that it gives to whoever asks for any."""
+FIRST_FREE_PORT = 20_000
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 EFA_TOOLS = "/opt/amazon/efa/bin"  # where AWS's EFA installer puts fi_info
 
@@ -108,6 +113,26 @@ def main_port(variables: Mapping[str, str]) -> int:
     if not port.isdigit() or not 0 < int(port) < 65535:
         raise UserError(f"MASTER_PORT: found {port!r}, expected a number from 1 to 65534")
     return int(port)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a free port of this machine that no other program is given before it is used.
+
+    The kernel gives those of a range to whoever asks for any port, as gloo does in each rank.
+
+    Args:
+        host: An address of this machine.
+    """
+    end = 0
+    with suppress(OSError):  # Linux alone has the file
+        end = int(GIVEN_PORTS.read_text().split()[0])
+    ports = range(FIRST_FREE_PORT, end)
+    for port in random.SystemRandom().sample(ports, min(len(ports), 100)):
+        with suppress(OSError), socket.create_server((host, port)):
+            return port
+    with socket.create_server((host, 0)) as server:
+        found: int = server.getsockname()[1]
+        return found
 
 
 def network(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.log import ON_STDERR, log
+from sagemaker_lightning.contract.rendezvous import free_port
 from sagemaker_lightning.launch.user_program import HOME
 from sagemaker_lightning.launch.warm_start import Answer, RankStart
 from sagemaker_lightning.nodes import rank_progress
@@ -208,10 +209,3 @@ class Standby:
 def is_script(rank: Rank) -> bool:
     """Return whether a rank is a script that this Python runs, so that a fork can run it."""
     return rank.command[:1] == [sys.executable] and rank.script.endswith(".py")
-
-
-def free_port() -> int:
-    """Return a port of the loopback that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port

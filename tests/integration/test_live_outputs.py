@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from conftest import ROOT, Job
 from tensorboard.compat.tensorflow_stub.io.gfile import S3FileSystem
 
 from sagemaker_lightning.cli.lightning_cli import Logger
+from sagemaker_lightning.contract.rendezvous import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -56,8 +56,7 @@ def test_tensorboard_on_s3_while_the_job_runs(bucket, tmp_path: Path, monkeypatc
     It reads the bucket that the job logs to: the curve appears, and then it grows.
     """
     monkeypatch.chdir(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     flags = [
         "--logger.save_dir",
         bucket.uri("logs"),

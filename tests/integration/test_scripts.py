@@ -19,8 +19,10 @@ import aws_services
 import botocore.session
 import pytest
 import sweeper
-from aws_services import ACCOUNT, REGION, client, free_port, script, served
+from aws_services import ACCOUNT, REGION, client, script, served
 from containers import DOCKER, ROOT, docker
+
+from sagemaker_lightning.contract.rendezvous import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -20,18 +20,13 @@ import warm
 from containers import ROOT
 from environments import python_of
 
+from sagemaker_lightning.contract.rendezvous import free_port
+
 REGION = "us-east-1"
 ACCOUNT = "123456789012"  # moto's
 
 
 LOOPBACK = "127.0.0.1"
-
-
-def free_port(host: str = LOOPBACK) -> int:
-    """Return a free port at `host`, an address of this machine."""
-    with socket.socket() as server:
-        server.bind((host, 0))
-        return server.getsockname()[1]
 
 
 def wait_for(host: str, port: int, process: subprocess.Popen, log: Path) -> None:

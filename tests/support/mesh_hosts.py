@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from aws_services import free_port
 from waiting import HANG_SECONDS, becomes_true
 
+from sagemaker_lightning.contract.rendezvous import free_port
 from sagemaker_lightning.nodes import mesh
 from sagemaker_lightning.nodes.mesh import StopReason
 from sagemaker_lightning.nodes.watchdog import Watchdog

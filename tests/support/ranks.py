@@ -7,7 +7,6 @@ that torchrun sets, and start warm (warm.py).
 import gc
 import os
 import pickle
-import socket
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ import numpy as np
 import torch
 import warm
 from pytorch_lightning import Callback, LightningModule, Trainer
+
+from sagemaker_lightning.contract.rendezvous import free_port
 
 from app.in_memory import ResidentDataModule
 
@@ -50,8 +51,7 @@ def run(
     `variables(k)` in its environment.
     """
     warm.ensure_server()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     processes = []
     for node, ranks in enumerate(nodes):
         (folder / f"node-{node}").mkdir(parents=True, exist_ok=True)

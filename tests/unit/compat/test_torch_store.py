@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from sagemaker_lightning.compat import torch_store
-from sagemaker_lightning.launch.standby import free_port
+from sagemaker_lightning.contract.rendezvous import free_port
 
 
 @pytest.fixture

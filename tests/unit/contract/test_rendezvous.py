@@ -235,3 +235,23 @@ def test_pauses_grow_up_to_a_limit():
     seconds = [next(pauses) for _ in range(20)]
     assert seconds == sorted(seconds) and seconds[0] == 0.1 and seconds[-1] == 5
     assert next(itertools.islice(pauses, 5000, None)) == 5  # hours later
+
+
+def test_a_free_port_is_not_one_that_the_kernel_gives_to_others():
+    """Ranks that are late would find it taken: gloo has one in each rank and group."""
+    first = int(rendezvous.GIVEN_PORTS.read_text().split()[0])
+    assert {rendezvous.free_port() < first for _ in range(20)} == {True}
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_free_port_is_free(tmp_path: Path, monkeypatch, given: bool):
+    """Also where the kernel gives them all, or does not say which."""
+    with socket.create_server(("127.0.0.1", rendezvous.free_port())) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(rendezvous, "FIRST_FREE_PORT", port)
+        monkeypatch.setattr(rendezvous, "GIVEN_PORTS", tmp_path / "range")
+        if given:
+            (tmp_path / "range").write_text(f"{port + 1}\t60999\n")
+        found = rendezvous.free_port()
+        assert found != port
+        socket.create_server(("127.0.0.1", found)).close()

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from aws_services import free_port
 from rank_process import let_run, process
 from waiting import HANG_SECONDS, becomes_true
 
@@ -26,6 +25,7 @@ from sagemaker_lightning.callbacks.heartbeat import Heartbeat
 from sagemaker_lightning.contract import deadlines
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import OUT_OF_MEMORY
+from sagemaker_lightning.contract.rendezvous import free_port
 from sagemaker_lightning.nodes.mesh import StopReason
 from sagemaker_lightning.nodes.messages import HostMessage, RankMessage
 from sagemaker_lightning.nodes.watchdog import Watchdog
