@@ -179,11 +179,21 @@ def test_other_ranks_have_the_same_state(tmp_path: Path, kind):
         assert ended[0].value.weights == first[0].value.weights
 
 
-@pytest.mark.parametrize("kind", ["averaged", "averaged later", "average saved"])
-def test_other_ranks_continue_with_an_average(tmp_path: Path, kind):
+@pytest.mark.parametrize(
+    ("kind", "meshes"),
+    [
+        ("averaged", ((2, 2), (3, 1), (4, 1))),
+        ("averaged later", ((2, 2), (3, 1), (4, 1))),
+        ("average saved", ((2, 2), (3, 1), (4, 1))),
+        pytest.param("averaged", (None, (2, 1), None), marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
+def test_other_ranks_continue_with_an_average(tmp_path: Path, kind, meshes):
     """From epoch 1 on, the second and the third one make the average again, or have got it."""
-    for mesh, interruption in (((2, 2), "stop at 1:1"), ((3, 1), "stop at 1:4"), ((4, 1), "")):
-        ended = trained(tmp_path, kind, interruption, mesh=mesh)
+    for mesh, interruption in zip(meshes, ("stop at 1:1", "stop at 1:4", ""), strict=True):
+        nodes = (2,) if mesh is None else None  # DDP
+        ended = trained(tmp_path, kind, interruption, mesh=mesh, ranks_of_nodes=nodes)
         expected = "Interrupted: 143" if interruption else ""
         assert {each.error for each in ended} == {expected}, ended[0].output
         assert "warning: resumed" not in ended[0].output
