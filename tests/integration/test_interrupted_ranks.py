@@ -17,6 +17,8 @@ from conftest import Job
 from containers import ROOT
 from nodes import Nodes
 
+from sagemaker_lightning.contract.rendezvous import free_port
+
 pytestmark = pytest.mark.slow
 
 SOURCE = (ROOT / "tests/support/interruptible.py").read_text()
@@ -42,7 +44,11 @@ class Ranks(Job):
         self.write("input/config/hyperparameters.json", json.dumps(HYPERPARAMETERS | changed))
         (self.base / "checkpoints").mkdir(exist_ok=True)
         with (self.base / "log").open("a") as log:
-            return self.start(log.fileno(), **self.own)
+            return self.start_ranks(log.fileno())
+
+    def start_ranks(self, log: int) -> warm.Started:
+        """Start the job, whose ranks meet at a port that no other test is given meanwhile."""
+        return self.start(log, **{"MASTER_PORT": str(free_port())} | self.own)
 
     own: dict[str, str] = {"OMP_NUM_THREADS": "1"}
     model_source = SOURCE

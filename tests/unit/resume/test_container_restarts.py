@@ -110,7 +110,7 @@ class Faulty(Ranks):
         """Run a program of a user's own to its end; return the hash of its weights."""
         self.prepare_own({"sagemaker_program": "own.py"} | hyperparameters, program)
         with (self.base / "log").open("a") as file:
-            process = self.start(file.fileno(), **self.own)
+            process = self.start_ranks(file.fileno())
         assert process.wait(HANG_SECONDS) == 0, self.log[-3000:]
         return interruptible.weights(self.base / "model/model.pt")
 
