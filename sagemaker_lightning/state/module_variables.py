@@ -264,7 +264,13 @@ def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict
                     continue
                 if name in DEFAULTS:
                     values = value.values() if name == "kwdefaults" else value
-                    value = [each for each in values if id(each) not in saved_ids]
+                    is_saved = id(object_) in saved_ids  # with what its defaults hold
+                    value = [
+                        each
+                        for each in values
+                        if id(each) not in saved_ids
+                        and not (is_saved and kind_of(each) is not None and _is_held(each))
+                    ]
                     if not value:
                         continue
                 if (
