@@ -14,11 +14,13 @@ from sagemaker_lightning.state.graph.shared_memory import is_shared
 
 def numbers(value) -> list[int]:
     """Return what an object holds."""
-    return list(np.frombuffer(getattr(value, "get_obj", lambda: value)(), np.int32))
+    return list(memory(value))
 
 
-def set_numbers(value, number: int) -> None:
-    np.frombuffer(getattr(value, "get_obj", lambda: value)(), np.int32)[:] = number
+def memory(value) -> np.ndarray:
+    """Return the memory of an object."""
+    held = value.numpy() if isinstance(value, torch.Tensor) else value
+    return np.frombuffer(getattr(held, "get_obj", lambda: held)(), np.int32)
 
 
 @pytest.mark.parametrize(
@@ -30,13 +32,14 @@ def set_numbers(value, number: int) -> None:
         lambda: sharedctypes.RawArray("i", 2),
         lambda: torch.zeros(2, dtype=torch.int32).share_memory_().numpy(),
         lambda: np.frombuffer(mmap.mmap(-1, 8), np.int32)[::1],
+        lambda: torch.zeros(2, dtype=torch.int32).share_memory_(),
     ],
 )
 def test_what_processes_share_comes_back_alone(make):
     shared = make()
     owner, state = mine(shared=shared, own=np.zeros(2, np.int32))
-    set_numbers(shared, 3)
-    set_numbers(owner.own, 3)
+    memory(shared)[:] = 3
+    memory(owner.own)[:] = 3
     record = state.encode()
     state.begin().reset()
     assert not any(numbers(shared)) and not any(numbers(owner.own))
@@ -63,6 +66,18 @@ def test_a_change_of_what_processes_share_is_nobodys():
     assert changed(state) == {"own"}
 
 
-@pytest.mark.parametrize("value", [np.zeros(2), torch.zeros(2), torch.zeros(2).numpy(), [0], b"0"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.zeros(2),
+        torch.zeros(2),
+        torch.zeros(2).numpy(),
+        torch.zeros(2).to_sparse(),
+        torch.zeros(2, device="meta"),
+        torch.nested.nested_tensor([torch.zeros(2)]),
+        [0],
+        b"0",
+    ],
+)
 def test_a_processs_own_content_is_not_shared(value):
     assert not is_shared(value)
