@@ -4,29 +4,57 @@ What one process writes there, the others read: there is one content, whoever ha
 """
 
 import ctypes
-import mmap
 import multiprocessing.sharedctypes
 import multiprocessing.synchronize
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from sagemaker_lightning.state.graph.kinds.memory import pointer_of
+from sagemaker_lightning.state.graph.kinds.states import memory_of
 
-OF_PROCESSES = multiprocessing.sharedctypes.SynchronizedBase, multiprocessing.synchronize.Event
+MAPS = Path("/proc/self/maps")
+"""The memory of this process: a line for each region, with its addresses and how it may be used
+(proc(5))."""
+BUFFERS = (
+    multiprocessing.sharedctypes.SynchronizedBase,
+    ctypes._SimpleCData,  # noqa: SLF001 (the base of all numbers has no public name)
+    ctypes.Array,
+    memoryview,
+)
 
 
-def is_shared(value: Any) -> bool:
-    """Return whether processes share an object's content, as a `multiprocessing.Value`'s.
+class SharedMemory:
+    """The memory that this process shares with others now."""
 
-    A tensor on a GPU is not: data workers do not have it.
-    """
-    while isinstance(value, np.ndarray | memoryview):
-        value = value.base if isinstance(value, np.ndarray) else value.obj
+    def __init__(self) -> None:
+        self.regions: list[range] = []
+        with suppress(OSError):  # Linux alone has the file
+            for line in MAPS.read_text().splitlines():
+                addresses, modes, _ = line.split(maxsplit=2)
+                if modes.endswith("s"):
+                    first, end = addresses.split("-")
+                    self.regions.append(range(int(first, 16), int(end, 16)))
+
+    def has(self, value: Any) -> bool:
+        """Return whether an object's content lies there, as a `multiprocessing.Value`'s does.
+
+        A tensor on a GPU does not: data workers do not have it.
+        """
+        if isinstance(value, multiprocessing.synchronize.Event):
+            return True
+        address = _address_of(value)
+        return any(address in region for region in self.regions)
+
+
+def _address_of(value: Any) -> int:
+    """Return where an object's content begins in memory; 0 if it is in no memory of its own."""
     if isinstance(value, Tensor):
-        is_on_cpu = value.device.type == "cpu" and bool(pointer_of(value))
-        return is_on_cpu and value.untyped_storage().is_shared()
-    # multiprocessing keeps the memory of a RawValue and of a RawArray as this attribute.
-    is_raw = isinstance(value, ctypes._SimpleCData | ctypes.Array)  # noqa: SLF001 (see nodes.py)
-    return isinstance(value, (*OF_PROCESSES, mmap.mmap)) or (is_raw and hasattr(value, "_wrapper"))
+        return pointer_of(value) if value.device.type == "cpu" else 0
+    if isinstance(value, BUFFERS):
+        with suppress(TypeError, ValueError):  # a view with gaps, or of nothing
+            value = np.frombuffer(memory_of(value), np.uint8)
+    return value.ctypes.data if isinstance(value, np.ndarray) else 0

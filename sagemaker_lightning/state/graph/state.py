@@ -14,7 +14,7 @@ from sagemaker_lightning.state.graph.decoding import Restored, restore
 from sagemaker_lightning.state.graph.encoding import Unsaved, encode, values_changed
 from sagemaker_lightning.state.graph.kinds.base import refusing
 from sagemaker_lightning.state.graph.nodes import ARRAY, KINDS, OBJECT, TENSOR, Node, key_of, scan
-from sagemaker_lightning.state.graph.shared_memory import is_shared
+from sagemaker_lightning.state.graph.shared_memory import SharedMemory
 from sagemaker_lightning.state.graph.start import Start
 from sagemaker_lightning.state.graph.text import Record
 from sagemaker_lightning.state.object_graph import owner_of
@@ -223,10 +223,11 @@ class GraphState:
             record: What `encode` returned in that state.
         """
         by_path = self.begin().by_path
+        shared = SharedMemory()
 
         def accept(node: list[Any]) -> list[Any] | None:
             known = by_path.get(node[1])
-            return node if known is not None and is_shared(known.value) else None
+            return node if known is not None and shared.has(known.value) else None
 
         restore(self.roots(), self.begin(), record, accept)
 
@@ -236,11 +237,12 @@ class GraphState:
         Content that processes share is left out: another process may have changed it.
         """
         nodes = self.begin().nodes
+        shared = SharedMemory()
         return sorted(
             {
                 _name_of_change(nodes[key], name)
                 for key, name in self.changes()
-                if not is_shared(nodes[key].value)
+                if not shared.has(nodes[key].value)
             }
         )
 

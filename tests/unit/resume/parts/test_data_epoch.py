@@ -19,7 +19,7 @@ from sagemaker_lightning.resume.parts.generators import Generators
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
-from sagemaker_lightning.state.graph.state import names_in
+from sagemaker_lightning.state.graph.state import names_in, without
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
 
@@ -86,7 +86,8 @@ def recreated(run, fails: bool = False) -> tuple[list, int]:
     run.part(UserObjects).graph = SimpleNamespace(
         mark=lambda: calls.append("mark"),
         restore=lambda saved: calls.append(("restore", saved)),
-        encode=lambda but="": record(["train.0", "new"]),
+        encode=lambda but, is_restored: record(["train.0", "new"]),
+        without=without,
     )
     generators = run.part(Generators)
     generators.restore_all = lambda saved: calls.append(("generators", saved))

@@ -220,7 +220,8 @@ def test_the_loaders_tell_their_states(point):
     state = state_of()
     in_training(state, mine=3)
     found = state.encode_changes(point)["loader_positions"]
-    assert found == {"mine": 3, "within": point is not ResumePoint.EPOCH}
+    within = point is not ResumePoint.EPOCH
+    assert found == {"mine": 3, "within": within, "generators": {}}
 
 
 def test_settings_of_the_trainer_that_change_are_saved_from_then_on():

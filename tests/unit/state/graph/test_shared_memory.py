@@ -9,7 +9,7 @@ import pytest
 import torch
 from graph_records import changed, mine
 
-from sagemaker_lightning.state.graph.shared_memory import is_shared
+from sagemaker_lightning.state.graph.shared_memory import SharedMemory
 
 
 def numbers(value) -> list[int]:
@@ -75,9 +75,12 @@ def test_a_change_of_what_processes_share_is_nobodys():
         torch.zeros(2).to_sparse(),
         torch.zeros(2, device="meta"),
         torch.nested.nested_tensor([torch.zeros(2)]),
+        memoryview(bytearray(2)),
+        memoryview(bytearray(4))[::2],
+        multiprocessing.Array("i", 0),
         [0],
         b"0",
     ],
 )
 def test_a_processs_own_content_is_not_shared(value):
-    assert not is_shared(value)
+    assert not SharedMemory().has(value)
