@@ -55,6 +55,6 @@ def _address_of(value: Any) -> int:
     if isinstance(value, Tensor):
         return pointer_of(value) if value.device.type == "cpu" else 0
     if isinstance(value, BUFFERS):
-        with suppress(TypeError, ValueError):  # a view with gaps, or of nothing
+        with suppress(TypeError):  # a view with gaps
             value = np.frombuffer(memory_of(value), np.uint8)
     return value.ctypes.data if isinstance(value, np.ndarray) else 0

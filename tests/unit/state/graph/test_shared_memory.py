@@ -77,7 +77,6 @@ def test_a_change_of_what_processes_share_is_nobodys():
         torch.nested.nested_tensor([torch.zeros(2)]),
         memoryview(bytearray(2)),
         memoryview(bytearray(4))[::2],
-        multiprocessing.Array("i", 0),
         [0],
         b"0",
     ],
