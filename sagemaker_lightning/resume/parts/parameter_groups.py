@@ -43,14 +43,14 @@ class ParameterGroups(Part):
             for number, names in enumerate(saved_groups):
                 is_new = number >= len(optimizer.param_groups)
                 present = [] if is_new else optimizer.param_groups[number]["params"]
-                others = [_other_than(named, parameter) for parameter in present]
                 if not all(
-                    name in parameters or (not name and index < len(others))
+                    name in parameters or (not name and index < len(present))
                     for index, name in enumerate(names)
                 ):
                     continue
                 members = [
-                    parameters[name] if name else others[index] for index, name in enumerate(names)
+                    parameters[name] if name else _stand_in(present[index], named)
+                    for index, name in enumerate(names)
                 ]
                 if is_new:
                     optimizer.add_param_group({"params": members})
@@ -58,11 +58,15 @@ class ParameterGroups(Part):
                     present[:] = members  # LBFGS keeps this list
 
 
-def _other_than(named: set[int], parameter: nn.Parameter) -> nn.Parameter:
-    """Return a parameter that the model does not have, for one that a group keeps.
+def _stand_in(parameter: nn.Parameter, named: set[int]) -> nn.Parameter:
+    """Return what a group has at the place of a weight that the model does not have any more.
 
-    A program may have given the model another weight in its place: where that one has a name in the
-    saved groups, a copy has the place of the weight that is gone.
+    A program may have given the model another weight in its place. If that one has a name in the
+    saved groups, it is at its own place, and a copy is here.
+
+    Args:
+        parameter: What the program makes at this place.
+        named: The ids of the weights that have a name in the saved groups.
     """
     if id(parameter) not in named:
         return parameter

@@ -43,7 +43,7 @@ def test_groups_that_hooks_have_made_are_made_again():
     assert [*map(id, members)] == [*map(id, [*first, *second])]
 
 
-def test_a_weight_in_place_of_another_is_in_its_own_group_alone():
+def test_a_weight_in_place_of_another_is_in_its_own_group_alone(monkeypatch):
     """The group of the one that is gone keeps a weight that no model has."""
     trained = nn.Linear(1, 2)
     optimizer = torch.optim.SGD(trained.parameters(), 0.1)
@@ -53,6 +53,11 @@ def test_a_weight_in_place_of_another_is_in_its_own_group_alone():
     assert saved == [[["", "bias"], ["weight"]]]
     model = nn.Linear(1, 2)
     resumed = torch.optim.SGD(model.parameters(), 0.1)
+    copied = []
+    monkeypatch.setattr(nn.Parameter, "detach", lambda self: copied.append(self) or self.data)
+    part_of(model, resumed).restore([[["weight", "bias"]]], Moment.OPTIMIZERS)
+    monkeypatch.undo()
+    assert copied == []  # no weight is copied where none has another's place
     part_of(model, resumed).restore(saved, Moment.OPTIMIZERS)
     (gone, bias), (weight,) = (group["params"] for group in resumed.param_groups)
     assert weight is model.weight and bias is model.bias
