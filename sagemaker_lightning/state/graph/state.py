@@ -153,9 +153,10 @@ class GraphState:
     def trained(self) -> Trained:
         """Return what has changed since `mark`, or was touched."""
         self.touch_all()
-        nodes = self.begin().nodes
-        changed = [nodes[key].value for key in self.touched if key in nodes]
-        return Trained(self.touched, self.made, changed + self.before.objects)
+        reached = scan(self.roots(), self.skip)  # what else there was may go
+        touched = {key: names for key, names in self.touched.items() if key in reached}
+        made = {key: value for key, value in self.made.items() if key in reached}
+        return Trained(touched, made, [reached[key].value for key in touched])
 
     def encode(self, but: str = "", is_restored: bool = False) -> Record:
         """Return a record of what has changed since `mark`, or was touched.
@@ -202,7 +203,10 @@ class GraphState:
         return restored
 
     def without(self, record: Record, root: str) -> Record:
-        """Return a record as `without` does; if it is restored, its new objects stay the same."""
+        """Return a record without the objects of the start whose paths begin like this.
+
+        If it is restored, the new objects that the record has made stay the same.
+        """
         rest = without(record, root)
         self.restored += [(rest, made) for known, made in self.restored if known is record]
         return rest

@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import weakref
 from collections import deque
 
 import numpy as np
@@ -511,3 +512,16 @@ def test_objects_return_to_the_state_of_a_moment():
     change(resumed), change(resumed)
     state.return_to(between)
     assert described(resumed) == seen_between
+
+
+def test_what_an_earlier_training_has_dropped_is_not_kept():
+    owner, state = mine(parts=[])
+    for _ in range(3):
+        owner.parts = [Thing()]
+        dropped = weakref.ref(owner.parts[0])
+        state = GraphState(state.roots, before=state.trained())
+        state.mark()
+        assert len(state.before.objects) == len(state.touched)
+        owner.parts = []
+        state = GraphState(state.roots, before=state.trained())
+        assert dropped() is None
