@@ -21,7 +21,7 @@ class Generators(Part):
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the states, as a graph has them, by path."""
-        return {path: GENERATOR.content(generator) for path, generator in self._found().items()}
+        return states_of(self._found())
 
     def restore(self, saved: Any, moment: Moment) -> None:
         """Restore the states; once samplers have drawn an epoch again, those of samplers."""
@@ -36,17 +36,11 @@ class Generators(Part):
             }
             keys = scan(samplers, skip=(Dataset,)).keys()
             found = {path: each for path, each in found.items() if id(each) in keys}
-        self._set_states(found, saved)
+        set_states(found, saved)
 
     def restore_all(self, saved: Any) -> None:
         """Restore what `save` returned, whenever that was."""
-        self._set_states(self._found(), saved)
-
-    def _set_states(self, found: dict[str, Any], saved: Any) -> None:
-        """Restore the states of some generators."""
-        for path, generator in found.items():
-            if path in saved:
-                GENERATOR.fill(generator, None, [], saved[path])
+        set_states(self._found(), saved)
 
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each state."""
@@ -61,3 +55,15 @@ class Generators(Part):
                 if not name.startswith((TRAINING, VALIDATION))
             }
         )
+
+
+def states_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of generators, as a graph has them, by path."""
+    return {path: GENERATOR.content(generator) for path, generator in found.items()}
+
+
+def set_states(found: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Restore the states of generators, as far as there are some of their paths."""
+    for path, generator in found.items():
+        if path in saved:
+            GENERATOR.fill(generator, None, [], saved[path])

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from sagemaker_lightning.compat.lightning_loops import fetcher
 from sagemaker_lightning.data.loaders.several import training_loaders
+from sagemaker_lightning.resume.parts.generators import set_states, states_of
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.roots import TRAINING, user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators
-from sagemaker_lightning.state.graph.nodes import GENERATOR
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -33,8 +33,7 @@ class LoaderPositions(Part):
         Within an epoch, these are seeded as the batches are drawn again.
         """
         within = point is not ResumePoint.EPOCH
-        drawn_from = {} if within else self._generators()
-        states = {path: GENERATOR.content(each) for path, each in drawn_from.items()}
+        states = {} if within else states_of(self._generators())
         loaders = training_loaders(self.trainer).states(fetcher(self.trainer), within)
         return {**loaders, "generators": states}
 
@@ -48,9 +47,7 @@ class LoaderPositions(Part):
         """
         if self.resumed.saved_at is ResumePoint.EPOCH and not self.are_used:
             training_loaders(self.trainer).give_back(saved)
-            found = self._generators()
-            for path in found.keys() & saved["generators"].keys():
-                GENERATOR.fill(found[path], None, [], saved["generators"][path])
+            set_states(self._generators(), saved["generators"])
 
     def _generators(self) -> dict[str, Any]:
         """Return the generators of the training loaders, by path."""
