@@ -7,12 +7,10 @@ process that makes the same objects.
 import argparse
 import ctypes
 import itertools
-import multiprocessing.sharedctypes
 import multiprocessing.synchronize
 import threading
 import types
 import weakref
-from array import array
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Container, Mapping
 from typing import Any
@@ -39,6 +37,7 @@ from sagemaker_lightning.state.graph.kinds.objects import (
 )
 from sagemaker_lightning.state.graph.kinds.optimizers import OPTIMIZERS, OptimizerKind
 from sagemaker_lightning.state.graph.kinds.states import (
+    BUFFERS,
     ITERATORS,
     BytesKind,
     CountKind,
@@ -105,16 +104,7 @@ BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (types.CellType, KINDS["cell"]),
     (weakref.ReferenceType, KINDS["weak reference"]),
     ((type, types.ModuleType, types.BuiltinFunctionType), CODE),
-    (
-        (
-            bytearray,
-            array,
-            multiprocessing.sharedctypes.SynchronizedBase,
-            ctypes._SimpleCData,  # noqa: SLF001 (the base of all numbers has no public name)
-            ctypes.Array,
-        ),
-        KINDS["bytes"],
-    ),
+    (BUFFERS, KINDS["bytes"]),
     (itertools.count, KINDS["count"]),
     # A structure may have addresses, which are those of one process.
     ((Trainer, ctypes.Structure, ctypes.Union), LIBRARYS),

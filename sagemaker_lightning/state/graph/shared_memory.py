@@ -3,8 +3,6 @@
 What one process writes there, the others read: there is one content, whoever has the object.
 """
 
-import ctypes
-import multiprocessing.sharedctypes
 import multiprocessing.synchronize
 from contextlib import suppress
 from pathlib import Path
@@ -14,17 +12,11 @@ import numpy as np
 from torch import Tensor
 
 from sagemaker_lightning.state.graph.kinds.memory import pointer_of
-from sagemaker_lightning.state.graph.kinds.states import memory_of
+from sagemaker_lightning.state.graph.kinds.states import BUFFERS, memory_of
 
 MAPS = Path("/proc/self/maps")
 """The memory of this process: a line for each region, with its addresses and how it may be used
 (proc(5))."""
-BUFFERS = (
-    multiprocessing.sharedctypes.SynchronizedBase,
-    ctypes._SimpleCData,  # noqa: SLF001 (the base of all numbers has no public name)
-    ctypes.Array,
-    memoryview,
-)
 
 
 class SharedMemory:
@@ -54,7 +46,7 @@ def _address_of(value: Any) -> int:
     """Return where an object's content begins in memory; 0 if it is in no memory of its own."""
     if isinstance(value, Tensor):
         return pointer_of(value) if value.device.type == "cpu" else 0
-    if isinstance(value, BUFFERS):
+    if isinstance(value, (*BUFFERS, memoryview)):
         with suppress(TypeError):  # a view with gaps
             value = np.frombuffer(memory_of(value), np.uint8)
     return value.ctypes.data if isinstance(value, np.ndarray) else 0

@@ -1,5 +1,6 @@
 """Objects with a state of their own and no attributes: generators, counters, shared numbers."""
 
+import ctypes
 import itertools
 import multiprocessing.sharedctypes
 import random
@@ -100,6 +101,16 @@ def _readable(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: _readable(value) for key, value in state.items()}
     return state.tolist() if isinstance(state, np.ndarray) else state
+
+
+BUFFERS = (
+    bytearray,
+    array,
+    multiprocessing.sharedctypes.SynchronizedBase,
+    ctypes._SimpleCData,  # noqa: SLF001 (the base of all numbers has no public name)
+    ctypes.Array,
+)
+"""The classes of a BytesKind."""
 
 
 class BytesKind(Kind):
