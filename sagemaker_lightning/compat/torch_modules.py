@@ -59,7 +59,7 @@ def plain_name(name: str) -> str:
 
 
 def unwrapped(module: Any) -> Any:
-    """Return the module that wrappers of torch's have; any other as it is."""
+    """Return the module within torch's wrappers; a module without a wrapper as it is."""
     while module is not None:
         members = children(module)
         inner = next((members[name] for name in WRAPPED if name in members), None)

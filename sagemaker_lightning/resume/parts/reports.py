@@ -335,7 +335,7 @@ def _has_weights(value: Any) -> bool:
 
 
 def _is_another(before: Any, now: Any) -> bool:
-    """Return whether an object has the place of one of its class that held something else."""
+    """Return whether two objects are of one class and hold different things."""
     if type(before) is not type(now):
         return False
     held, holds = (fingerprints.of_object(value, {}) for value in (before, now))
@@ -358,8 +358,9 @@ def _is_told(unsaved: Unsaved, owner: Node | None) -> bool:
         return not (is_models and _has_weights(unsaved.value))  # else see `_report_modules`
     if unsaved.loses or unsaved.is_first:
         return True
-    names = owner.note if owner and owner.kind is OBJECT else []
-    before = dict(zip(names, owner.parts if owner else [], strict=False))
+    before: dict[str, Any] = {}
+    if owner is not None and owner.kind is OBJECT:
+        before = dict(zip(owner.note, owner.parts, strict=False))
     if is_table(unsaved.value):
         is_datas = unsaved.path.startswith((TRAINING, VALIDATION, "datamodule"))
         return unsaved.changes or not is_datas or is_table(before.get(unsaved.name))
