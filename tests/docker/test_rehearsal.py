@@ -75,7 +75,7 @@ def test_a_host_finds_what_the_service_gives_it(rehearsal, image, tmp_path):
     script = """
     cd /opt/ml/input; for f in config/*; do echo "$f $(cat $f)"; done; find data -type f | sort
     touch data/fast/x || echo "fast: read-only"; touch data/local/x && echo "local: writable"
-    echo $TRAINING_JOB_NAME $TRAINING_JOB_ARN; df --output=size -m /dev/shm | tail -1
+    echo $TRAINING_JOB_NAME $TRAINING_JOB_ARN; echo "shm $(df --output=size -m /dev/shm | tail -1)"
     """
     groups = [
         {"InstanceGroupName": "big", "InstanceType": "ml.p4d.24xlarge", "InstanceCount": 1},
@@ -133,7 +133,8 @@ def test_a_host_finds_what_the_service_gives_it(rehearsal, image, tmp_path):
     }
     assert {"fast: read-only", "local: writable"} <= set(host_lines["algo-1"])
     assert f"{name} {job['TrainingJobArn']}" in host_lines["algo-3"]
-    assert int(host_lines["algo-1"][-1]) >= 1024  # MiB of /dev/shm
+    (shared_memory,) = (line for line in host_lines["algo-1"] if line.startswith("shm "))
+    assert int(shared_memory.split()[1]) >= 1024  # MiB of /dev/shm
 
 
 def test_outputs_are_gathered_over_hosts(rehearsal, image):

@@ -40,7 +40,12 @@ def living(mark: str) -> list[list[str]]:
 def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, prefix):
     monkeypatch.setattr(supervise, "REST_IS_KILLED", 0.5)
     mark = f"rest-{uuid.uuid4().hex}"
-    script = f"{prefix}{sys.executable} -c 'import time; time.sleep(300)' {mark} & exit 3"
+    # A shell that ends before `setsid` has begun its session leaves it in the group of the program.
+    rest = (
+        f"import pathlib, time; pathlib.Path({str(tmp_path / 'ready')!r}).touch(); time.sleep(300)"
+    )
+    script = f'{prefix}{sys.executable} -c "{rest}" {mark} & '
+    script += "until [ -e ready ]; do sleep 0.01; done; exit 3"
     supervisor = Supervisor()
     ended = supervisor.run(["sh", "-c", script], cwd=tmp_path)
     assert ended.status == 3 and ended.stop_signal is None
