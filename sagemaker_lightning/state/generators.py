@@ -22,6 +22,8 @@ MAX_SPAWNED = 1 << 20
 def find(roots: Mapping[str, Any], skip: tuple[type, ...] = ()) -> dict[str, Any]:
     """Return the generators that are reached from `roots`, by their paths.
 
+    Those of the operating system's random numbers have no state and are left out.
+
     Args:
         roots: The objects to start from, by name.
         skip: Classes whose objects are not entered.
@@ -29,7 +31,9 @@ def find(roots: Mapping[str, Any], skip: tuple[type, ...] = ()) -> dict[str, Any
     return {
         path: generator
         for path, generator in walk(roots, skip)
-        if isinstance(generator, GENERATORS) and not is_global(generator)
+        if isinstance(generator, GENERATORS)
+        and not isinstance(generator, random.SystemRandom)
+        and not is_global(generator)
     }
 
 

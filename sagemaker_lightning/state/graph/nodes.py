@@ -8,6 +8,7 @@ import argparse
 import ctypes
 import itertools
 import multiprocessing.synchronize
+import random
 import threading
 import types
 import weakref
@@ -98,6 +99,7 @@ BY_CLASS: tuple[tuple[Any, Kind], ...] = (
     (Added, OBJECT),
     (Tensor, TENSOR),
     (np.ndarray, ARRAY),
+    (random.SystemRandom, CODE),  # it has no state
     (GENERATORS, GENERATOR),
     (types.FunctionType, FUNCTION),
     (types.MethodType, KINDS["method"]),

@@ -153,3 +153,8 @@ def test_each_generator_has_a_seed_of_its_own_that_a_number_decides(kind):
     first = [draw(generator) for generator in found.values()]
     assert first == [draw(MAKES[kind](seed)) for seed in expected_seeds]
     assert first[0] != first[1]
+
+
+def test_the_operating_systems_random_numbers_have_no_state_to_keep():
+    roots = {"callback": {"own": random.Random(1), "systems": random.SystemRandom()}}
+    assert list(generators.find(roots)) == ["callback.own"]

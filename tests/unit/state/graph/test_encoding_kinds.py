@@ -708,3 +708,9 @@ def test_a_buffer_of_the_first_forward_comes_back():
 
     _, resumed = train(Net, change)
     assert resumed.state_dict()["late"].tolist() == [1, 1]
+
+
+def test_the_operating_systems_random_numbers_harm_no_checkpoint():
+    thing = Thing(systems=random.SystemRandom(), count=0)
+    _, unsaved = record_of(lambda: thing, lambda trained: setattr(trained, "count", 1))
+    assert not unsaved
