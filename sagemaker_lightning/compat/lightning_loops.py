@@ -156,6 +156,11 @@ def loaders_are_due(trainer: Trainer) -> bool:
     return bool(trainer.fit_loop._should_reload_train_dl)
 
 
+def loaders_are_given(trainer: Trainer) -> bool:
+    """Return whether `fit` was called with the training loaders: no hook makes them anew."""
+    return not trainer.fit_loop._data_source.is_module()
+
+
 def epoch_of_loaders(trainer: Trainer) -> int | float:
     """Return the epoch in which the training loaders were made; -inf if none were.
 

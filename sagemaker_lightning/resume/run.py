@@ -421,7 +421,8 @@ class Run:
         """
         self.same_run.compare_loaders()
         self.restore(Moment.HOOKS)
-        if self.trainer.val_dataloaders is None and self._had_validation_data():
+        missing = self.trainer.enable_validation and self.trainer.val_dataloaders is None
+        if missing and self._had_validation_data():
             # For the comparison: Lightning would make them for the first validation.
             self.trainer.validating = True
             loop.epoch_loop.val_loop.setup_data()

@@ -22,7 +22,7 @@ from sagemaker_lightning.resume.parts.data_identity import PREFIXES, DataIdentit
 from sagemaker_lightning.resume.parts.generators import Generators
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.part import Part, Place, refusing
-from sagemaker_lightning.resume.parts.roots import TRAINING
+from sagemaker_lightning.resume.parts.roots import replaced
 from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
@@ -169,22 +169,23 @@ class DataEpoch(Part):
         It does not fit the new data, and to make these may have changed the state of other objects.
         """
         resumed = self.resumed
-        new = self.state_of_objects(is_restored=True)
-        saved = resumed.of(UserObjects)
-        old = {name for name in names_in(saved["graph"]) if name.startswith(TRAINING)}
-        outdated = old | set(names_in(new["graph"]))
-        outdated |= {f"generators {path}" for path in new["generators"]}
         # It follows from the number of batches of the new data.
-        outdated |= {"settings val_check_batch"}
+        outdated = {"settings val_check_batch"}
         resumed.of(TrainerSettings).pop("val_check_batch", None)
+        if old := replaced(self.trainer):
+            new = self.state_of_objects(is_restored=True)
+            saved = resumed.of(UserObjects)
+            outdated |= {name for name in names_in(saved["graph"]) if name.startswith(old)}
+            outdated |= {*names_in(new["graph"])}
+            outdated |= {f"generators {path}" for path in new["generators"]}
+            saved["graph"] = self.run.part(UserObjects).graph.without(saved["graph"], old)
+            saved["newer graph"] = new["graph"]
+            generators = resumed.of(Generators)
+            generators.clear()
+            generators.update(new["generators"])
         for part in (UserObjects, Generators, TrainerSettings):
             resumed.forget_digests(part, outdated.__contains__)
         resumed.forget_digests(DataIdentity, lambda name: name.startswith(PREFIXES))
-        saved["graph"] = self.run.part(UserObjects).graph.without(saved["graph"], TRAINING)
-        saved["newer graph"] = new["graph"]
-        generators = resumed.of(Generators)
-        generators.clear()
-        generators.update(new["generators"])
         self.run.part(LoaderPositions).discard()
 
     def state_of_objects(self, is_restored: bool = False) -> dict[str, Any]:
@@ -194,7 +195,7 @@ class DataEpoch(Part):
             is_restored: Whether this process is going to restore it.
         """
         return {
-            "graph": self.run.part(UserObjects).graph.encode(TRAINING, is_restored),
+            "graph": self.run.part(UserObjects).graph.encode(replaced(self.trainer), is_restored),
             "generators": self.run.part(Generators).present(),
         }
 

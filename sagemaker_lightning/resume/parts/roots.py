@@ -10,6 +10,7 @@ from pytorch_lightning import Trainer
 from torch.utils.data import DataLoader
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
+from sagemaker_lightning.compat.lightning_loops import loaders_are_given
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_module_of
 from sagemaker_lightning.compat.torch_modules import (
     hooks_by_module,
@@ -32,6 +33,11 @@ TRAINING = "train."
 VALIDATION = "val."
 """How the names of what the loaders have begin, by stage."""
 FUNCTIONS = types.FunctionType, types.MethodType, functools.partial
+
+
+def replaced(trainer: Trainer) -> str:
+    """Return how the names begin of what goes when training data are made anew; "" for nothing."""
+    return "" if loaders_are_given(trainer) else TRAINING
 
 
 @object_graph.roots_at_one_moment

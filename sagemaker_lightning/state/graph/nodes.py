@@ -226,7 +226,10 @@ class Node:
 
 
 def scan(
-    roots: Mapping[str, Any], skip: tuple[type, ...] = (), known: Container[int] | None = None
+    roots: Mapping[str, Any],
+    skip: tuple[type, ...] = (),
+    known: Container[int] | None = None,
+    but: Container[int] = (),
 ) -> dict[int, Node]:
     """Return the nodes that are reached from `roots`, by what they are known.
 
@@ -234,6 +237,7 @@ def scan(
         roots: The objects to start from, by name.
         skip: Classes whose objects are nodes without parts.
         known: As in `kind_of`: of optimizers that are made later, groups and states are reached.
+        but: What objects are known by that are no nodes, and through which none is reached.
     """
     nodes: dict[int, Node] = {}
     waiting: deque[Node] = deque()
@@ -263,7 +267,7 @@ def scan(
             if class_ in SCALARS:
                 continue
             key = id(part)
-            if key in nodes:
+            if key in nodes or key in but:
                 continue
             if class_ is tuple and SCALARS.issuperset(map(type, part)):
                 continue

@@ -96,18 +96,21 @@ class Start:
                 others lead to.
         """
         new_roots = {name: root for name, root in roots.items() if key_of(root) not in self.nodes}
-        if new_roots:
+        known = {**self.nodes, **self.made}
+        if new_roots and self.is_over:
+            # What known objects have got while training is content, though these lead to it.
+            self._add(scan(new_roots, self.skip, but=known), known)
+        elif new_roots:
             new_nodes = scan(new_roots, self.skip)
             # A known object may have got one of these since: where all is taken in at once, as
-            # `mark_again` does, it is known by that path. What comes while training is of its root.
+            # `mark_again` does, it is known by that path.
             taken: dict[int, Node] = {}
-            nodes = {} if self.is_over else scan(roots, self.skip)
-            for key, node in nodes.items():
+            for key, node in scan(roots, self.skip).items():
                 is_reached = node.parent is None or key_of(node.parent.value) in taken
                 if key in self.nodes or (key in new_nodes and is_reached):
                     taken[key] = node
             rest = {key: node for key, node in new_nodes.items() if key not in taken}
-            self._add(taken | rest, {**self.nodes, **self.made})
+            self._add(taken | rest, known)
         for name, root in roots.items():
             if isinstance(optimizer := owner_of(root), Optimizer):
                 self.optimizers[name] = optimizer
