@@ -123,7 +123,7 @@ def test_an_interrupted_sharded_job_has_the_same_weights_however_s3_is_copied(
         run_command(rehearsal, "interrupt", names[1], "--host=algo-2", "--unwarned")
         interrupted = rehearsal.wait_until_ended(names[1])
         lines = rehearsal.lines(names[1])["algo-1"]
-        assert interrupted["TrainingJobStatus"] == "Completed", lines
+        assert interrupted["TrainingJobStatus"] == "Completed", "\n".join(lines)
         assert any("resuming from step" in line for line in lines), lines
         assert same_weights(*(weights(rehearsal, name) for name in names))
 

@@ -51,6 +51,7 @@ def in_epoch_5(**values) -> SimpleNamespace:
         epoch_progress=SimpleNamespace(current=progress),
         loaders=None,
         _should_reload_train_dl=False,
+        _data_source=SimpleNamespace(is_module=lambda: True),
         _data_fetcher=None,
         epoch_loop=SimpleNamespace(
             max_steps=-1,

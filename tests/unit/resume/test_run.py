@@ -287,6 +287,29 @@ def test_a_program_that_trains_on_was_not_interrupted(tmp_path, capfd):
     assert [result["step"] for result in resume_of(used).resumes] == [25]
 
 
+class ValidatedLater(Validated):
+    """Has no validation data of its own."""
+
+    val_dataloader = pl.LightningModule.val_dataloader
+
+
+def test_a_second_training_may_validate_where_the_first_does_not(tmp_path):
+    """A start again begins with the first one, which has no data to validate with."""
+
+    def train(folder, *callbacks: pl.Callback) -> list[torch.Tensor]:
+        earlier_fits._finished.clear()  # as in a new process
+        used = trainer(folder, *callbacks, max_epochs=1)
+        used.fit(model := ValidatedLater())
+        used.fit_loop.max_epochs = 3
+        used.fit(model, val_dataloaders=Validated().val_dataloader())
+        return [used.callback_metrics["error"], *model.state_dict().values()]
+
+    alone = train(tmp_path / "alone")
+    with interrupted():
+        train(tmp_path / "run", At("batch 13", press_ctrl_c))
+    assert all(map(torch.equal, train(tmp_path / "run"), alone))
+
+
 class Grows(Line):
     """Trains a second weight, too, from the third batch on."""
 

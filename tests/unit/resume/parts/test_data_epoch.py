@@ -10,7 +10,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 from untrained import in_epoch_5, resumed, run_of
 
 from sagemaker_lightning.resume.parts import data_epoch
@@ -234,6 +234,105 @@ def test_data_that_depend_on_how_often_they_were_made_are_the_same(tmp_path, sto
         with interrupted():
             fitted("run", stop=stop)
     assert fitted("run") == alone
+
+
+class Grown(torch.utils.data.Dataset):
+    """Samples that training adds."""
+
+    def __init__(self) -> None:
+        self.samples = []
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int):
+        return (self.samples[index],)
+
+
+class Growing(pl.LightningDataModule):
+    """Makes its loaders of two datasets, once training has added samples to the second one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = TensorDataset(torch.rand(4, 2))
+        self.grown = Grown()
+
+    def train_dataloader(self):
+        datasets = [self.given, self.grown] if self.grown.samples else [self.given]
+        return DataLoader(ConcatDataset(datasets), 2, shuffle=True)
+
+
+class Labels(Learner):
+    """Adds samples at the end of each epoch."""
+
+    def on_train_epoch_end(self):
+        self.trainer.datamodule.grown.samples += [self.line.weight.detach().clone()[0]] * 2
+        super().on_train_epoch_end()
+
+
+class Narrowing(torch.utils.data.Sampler):
+    """Draws batches of the samples with the greatest losses, of fewer from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self.losses = torch.ones(16)
+        self.kept = 14
+        self.rng = random.Random(3)
+
+    def __len__(self) -> int:
+        return self.kept // 2
+
+    def __iter__(self):
+        order = self.losses.argsort(descending=True)[: self.kept].tolist()
+        self.rng.shuffle(order)
+        return iter([order[start : start + 2] for start in range(0, self.kept, 2)])
+
+
+class Narrows(Learner):
+    """Tells the sampler the losses, and how many samples to keep."""
+
+    @property
+    def sampler(self) -> Narrowing:
+        return self.trainer.train_dataloader.batch_sampler
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step([batch[0]], batch_idx)
+        self.sampler.losses[batch[1]] *= 0.5 + 0.1 * loss.item()
+        return loss
+
+    def on_train_epoch_end(self):
+        self.sampler.kept -= 2
+        super().on_train_epoch_end()
+
+
+def grow_on(folder: Path, stop: str = "") -> list:
+    """Train on data to which training adds some, and return what happened."""
+    as_in_a_new_process()
+    torch.manual_seed(1)
+    options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}
+    trainer(folder, **options).fit(model := Labels(stop), datamodule=Growing())
+    return model.events
+
+
+def narrow_on(folder: Path, stop: str = "") -> list:
+    """Train on loaders that are given to `fit`, of which training changes the sampler."""
+    as_in_a_new_process()
+    torch.manual_seed(1)
+    options = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}
+    samples = TensorDataset(torch.rand(16, 2), torch.arange(16))
+    loader = DataLoader(samples, batch_sampler=Narrowing())
+    trainer(folder, **options).fit(model := Narrows(stop), loader)
+    return model.events
+
+
+@pytest.mark.parametrize("stop", ["end 1", "epoch 2", "batch 2:1", "batch 3:1"])
+@pytest.mark.parametrize("train", [grow_on, narrow_on])
+def test_data_made_anew_of_what_training_has_changed_are_the_same(tmp_path, capfd, train, stop):
+    """What training gives an object that is there from the start is no part of new loaders."""
+    alone = train(tmp_path / "alone")
+    with interrupted():
+        train(tmp_path / "run", stop)
+    assert train(tmp_path / "run") == alone
+    assert "warning" not in capfd.readouterr().out
 
 
 class Counting(pl.LightningDataModule):
