@@ -32,6 +32,7 @@ from user_state import (
 )
 
 from sagemaker_lightning.compat import lightning_loops
+from sagemaker_lightning.resume.parts import roots
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.data_identity import DataIdentity, Structure
 from sagemaker_lightning.resume.parts.generators import Generators
@@ -335,15 +336,20 @@ def test_data_that_are_made_again_while_training_are_reported_for_training_alone
 
 
 @pytest.mark.parametrize(
-    ("point", "is_due", "is_saved"),
+    ("point", "is_due", "is_given", "is_saved"),
     [
-        (ResumePoint.EPOCH, False, True),
-        (ResumePoint.EPOCH, True, False),
-        (ResumePoint.BATCH, True, True),
+        (ResumePoint.EPOCH, False, False, True),
+        (ResumePoint.EPOCH, True, False, False),
+        (ResumePoint.EPOCH, True, True, True),
+        (ResumePoint.BATCH, True, False, True),
     ],
 )
-def test_data_that_the_next_epoch_makes_anew_are_not_saved(monkeypatch, point, is_due, is_saved):
+def test_data_that_the_next_epoch_makes_anew_are_not_saved(
+    monkeypatch, point, is_due, is_given, is_saved
+):
+    """Loaders that are given to `fit` stay."""
     monkeypatch.setattr(lightning_loops, "loaders_are_due", lambda trainer: is_due)
+    monkeypatch.setattr(roots, "loaders_are_given", lambda trainer: is_given)
     points = Points(level=1.0)
     state = state_of(train=[DataLoader(points)])
     points.level = 2.0
