@@ -143,6 +143,20 @@ def epoch_is_done(trainer: Trainer) -> bool:
     return trainer.fit_loop.epoch_loop._is_training_done
 
 
+def training_is_over(trainer: Trainer) -> bool:
+    """Return whether a limit, or a callback, lets no further epoch begin.
+
+    The loop's own `done` logs which limit it is, and changes its counters.
+    """
+    loop = trainer.fit_loop
+    limits = (
+        (loop.epoch_progress.current.processed, loop.max_epochs),
+        (loop.epoch_loop.global_step, loop.epoch_loop.max_steps),
+    )
+    reached = any(limit not in (None, -1) and count >= limit for count, limit in limits)
+    return reached or bool(trainer.should_stop)
+
+
 def gradients_accumulate(trainer: Trainer) -> bool:
     """Return whether more gradients are to be added before the optimizer's next step."""
     return trainer.fit_loop.epoch_loop._should_accumulate()

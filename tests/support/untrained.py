@@ -54,6 +54,7 @@ def in_epoch_5(**values) -> SimpleNamespace:
         _data_source=SimpleNamespace(is_module=lambda: True),
         _data_fetcher=None,
         epoch_loop=SimpleNamespace(
+            global_step=9,
             max_steps=-1,
             _is_training_done=False,
             batch_progress=SimpleNamespace(current=batches),
@@ -63,6 +64,7 @@ def in_epoch_5(**values) -> SimpleNamespace:
     known = {
         "fit_loop": loop,
         "current_epoch": 5,
+        "should_stop": False,
         "reload_dataloaders_every_n_epochs": 0,
         "world_size": 1,
         "strategy": None,

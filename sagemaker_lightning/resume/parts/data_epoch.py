@@ -69,13 +69,16 @@ class DataEpoch(Part):
     def next_epoch(self) -> float:
         """Return the epoch as of which a resumed run makes its training data.
 
-        It is the one of the interrupted run's data, or the next one, if these end with it.
+        It is the one of the interrupted run's data, or the next one, if there is one and these
+        data end before it.
         """
         made = self._epoch("made")
         every = epochs_of_data(self.trainer)
         epoch = self.trainer.current_epoch
         at_epochs_end = self.resumed.saved_at is ResumePoint.EPOCH
-        return epoch if at_epochs_end and bool(every) and epoch - made >= every else made
+        if not at_epochs_end or lightning_loops.training_is_over(self.trainer):
+            return made
+        return epoch if every and epoch - made >= every else made
 
     @contextmanager
     def data_module_loads(self) -> Iterator[None]:

@@ -115,18 +115,17 @@ class Start:
             if isinstance(optimizer := owner_of(root), Optimizer):
                 self.optimizers[name] = optimizer
 
-    def mark_again(self, roots: Mapping[str, Any], made: Mapping[int, Any]) -> None:
+    def mark_again(self, roots: Mapping[str, Any]) -> None:
         """Take the present content as that at the start, and take in what was made since.
 
         An object keeps the path by which it was known first.
 
         Args:
             roots: The objects to start from, by name.
-            made: Objects, by what they are known, that a program does not make again at its start.
         """
         self.optimizers.clear()
         self.kept_bytes = 0
-        self._add(scan(roots, self.skip), made)
+        self._add(scan(roots, self.skip), self.made)
         self.include(roots)
 
     def _add(self, nodes: dict[int, Node], made: Mapping[int, Any]) -> None:

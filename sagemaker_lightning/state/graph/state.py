@@ -86,13 +86,13 @@ class GraphState:
                 self.skip,
                 generators=False,
                 is_kept=self.is_kept,
-                made=self.before.made,
+                made=self.made,
             )
         return self.start
 
     def mark(self) -> None:
         """Take the present state as the one at the start."""
-        self.begin().mark_again(self.roots(), self.made)
+        self.begin().mark_again(self.roots())
 
     def end_start(self) -> None:
         """Note that what the objects get from now on they get while training."""

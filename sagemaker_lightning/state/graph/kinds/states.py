@@ -222,11 +222,14 @@ class IteratorKind(Kind):
     fills = False
 
     def take(self, value: Any) -> tuple[Any, list[Any]]:
-        """Return the number of elements that it has yielded, None for all, and the sequence."""
+        """Return the number of elements that it has yielded, None for all, and the sequence.
+
+        At its end, no iterator has a sequence: all ended ones are alike.
+        """
         place = place_in_sequence(value)
         assert place is not None  # nodes.kind_of has asked
         sequence, position = place
-        return [position], [sequence]
+        return [position], [() if position is None else sequence]
 
     def step(self, note: Any, parts: list[Any], index: int) -> str:
         """Return nothing: what it yields has the name of the attribute."""

@@ -256,10 +256,12 @@ class Growing(pl.LightningDataModule):
         super().__init__()
         self.given = TensorDataset(torch.rand(4, 2))
         self.grown = Grown()
+        self.sizes = iter([2, 2])
 
     def train_dataloader(self):
+        size = next(self.sizes, 2)
         datasets = [self.given, self.grown] if self.grown.samples else [self.given]
-        return DataLoader(ConcatDataset(datasets), 2, shuffle=True)
+        return DataLoader(ConcatDataset(datasets), size, shuffle=True)
 
 
 class Labels(Learner):
@@ -332,6 +334,7 @@ def test_data_made_anew_of_what_training_has_changed_are_the_same(tmp_path, capf
     with interrupted():
         train(tmp_path / "run", stop)
     assert train(tmp_path / "run") == alone
+    assert train(tmp_path / "run") == alone  # it was over: no epoch follows, and no new data
     assert "warning" not in capfd.readouterr().out
 
 
