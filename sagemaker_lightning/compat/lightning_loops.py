@@ -150,7 +150,7 @@ def training_is_over(trainer: Trainer) -> bool:
     """
     loop = trainer.fit_loop
     limits = (
-        (loop.epoch_progress.current.processed, loop.max_epochs),
+        (epoch_counts(trainer).processed, loop.max_epochs),
         (loop.epoch_loop.global_step, loop.epoch_loop.max_steps),
     )
     reached = any(limit not in (None, -1) and count >= limit for count, limit in limits)

@@ -5,6 +5,7 @@ process that makes the same objects.
 """
 
 import argparse
+import copyreg
 import ctypes
 import itertools
 import multiprocessing.synchronize
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from sagemaker_lightning.compat.torch_modules import COMPILER_MODULES
 from sagemaker_lightning.state.caches import kept
-from sagemaker_lightning.state.graph import atoms
+from sagemaker_lightning.state.graph import atoms, fingerprints
 from sagemaker_lightning.state.graph.atoms import SCALARS
 from sagemaker_lightning.state.graph.kinds.base import Kind
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
@@ -54,8 +55,10 @@ from sagemaker_lightning.state.object_graph import (
     ENTERED_CLASSES,
     GENERATORS,
     LIBRARIES,
+    LIGHTNINGS,
     Added,
     Elsewhere,
+    attributes,
     is_library_class,
     is_of,
     owner_of,
@@ -158,8 +161,85 @@ def kind_of(value: Any, known: Container[int] | None = None) -> Kind | None:
         return KINDS["iterator"]
     if kind is LIBRARYS and class_ is itertools.cycle and place_in_cycle(value):
         return KINDS["cycle"]
+    if kind is LIBRARYS and holds_values_alone(value):
+        return OBJECT
     is_librarys = kind is FUNCTION and (value.__module__ or "").partition(".")[0] in LIBRARIES
     return CODE if is_librarys else kind
+
+
+_ARE_ATTRIBUTES: dict[type, bool] = {}
+"""Whether the objects of a library's class are what their attributes are, as far as asked."""
+MORE_THAN_VALUES = "__del__", "__next__", "__copy__", "__deepcopy__", "state_dict"
+"""Names of methods by which objects end, continue, are copied or are saved in their own way."""
+MAX_OF_VALUE = 1_000
+"""Objects, at most, that a library's object holds if it is a value."""
+
+
+def is_made_of_attributes(value: Any) -> bool:
+    """Return whether a library's object is what its attributes are, by what its class says.
+
+    Its class says so to `copy` and `pickle`: a copy is an empty object that gets the attributes
+    (https://docs.python.org/3/library/pickle.html#object.__reduce__). What has a method for its
+    end, or a `state_dict`, is more than that. The first object of a class is asked.
+    """
+    class_ = type(value)
+    if class_ not in _ARE_ATTRIBUTES:
+        _ARE_ATTRIBUTES[class_] = _copies_attributes(value)
+    return _ARE_ATTRIBUTES[class_]
+
+
+def _copies_attributes(value: Any) -> bool:
+    class_ = type(value)
+    is_handle = class_.__module__.partition(".")[0] in fingerprints.HANDLES
+    if is_handle or not is_library_class(class_) or class_.__module__.startswith(LIGHTNINGS):
+        return False
+    if issubclass(class_, (*BASES, tuple)) or any(
+        hasattr(class_, name) for name in MORE_THAN_VALUES
+    ):
+        return False
+    try:
+        make, arguments, state, *elements = value.__reduce_ex__(2)
+    except Exception:  # what an object of any class says when it is copied
+        return False
+    states = state if isinstance(state, tuple) else (state,)
+    kept: dict[str, Any] = {}
+    for each in filter(None, states):
+        if not isinstance(each, dict):
+            return False
+        kept |= each
+    return (
+        make is copyreg.__newobj__  # type: ignore[attr-defined]  # the stubs lack it
+        and arguments == (class_,)
+        and not any(elements)
+        and all(kept.get(name, kept) is part for name, part in attributes(value).items())
+    )
+
+
+def holds_values_alone(value: Any) -> bool:
+    """Return whether a library's object, and what it holds of libraries, are their attributes.
+
+    A lock, a handle, or what code in C holds is none, such as in a client of a service.
+    """
+    waiting = [value]
+    seen = {id(value)}
+    while waiting:
+        each = waiting.pop()
+        kind = kind_of_class(type(each))
+        if kind is LIBRARYS and not is_made_of_attributes(each):
+            return False
+        if isinstance(each, np.ndarray) and each.dtype.hasobject:
+            return False
+        parts = [*attributes(each).values()] if kind is LIBRARYS else []
+        if type(each) in CONTAINERS:
+            _, parts = CONTAINERS[type(each)].take(each)
+        if SCALARS.issuperset(map(type, parts)):
+            continue
+        found = {id(part): part for part in parts if id(part) not in seen}
+        seen |= found.keys()
+        if len(seen) > MAX_OF_VALUE:
+            return False
+        waiting += found.values()
+    return True
 
 
 def has_position(value: Any) -> bool:
