@@ -218,7 +218,7 @@ def _copies_attributes(value: Any) -> bool:
 def holds_values_alone(value: Any) -> bool:
     """Return whether a library's object, and what it holds of libraries, are their attributes.
 
-    A lock, a handle, or what code in C holds is none, such as in a client of a service.
+    A lock, a handle and what code in C holds are more, such as in a client of a service.
     """
     waiting = [value]
     seen = {id(value)}
