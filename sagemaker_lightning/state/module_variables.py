@@ -30,6 +30,7 @@ from sagemaker_lightning.state.graph.nodes import (
     ARRAY,
     KINDS,
     OBJECT,
+    POSITIONED_KINDS,
     TENSOR,
     has_position,
     kind_of,
@@ -60,9 +61,7 @@ HELD_KINDS = {*CONTAINERS.values()} - {CONTAINERS[functools.partial]} | {
     ARRAY,
     KINDS["bytes"],
     KINDS["flag"],
-    KINDS["count"],
-    KINDS["iterator"],
-    KINDS["cycle"],
+    *POSITIONED_KINDS,
 }
 """Kinds of values, besides objects and those without an identity, that a checkpoint can have."""
 PYTHONS_OF_ENUMS = "_name_", "_value_", "_sort_order_"

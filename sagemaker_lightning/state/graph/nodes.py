@@ -41,12 +41,18 @@ from sagemaker_lightning.state.graph.kinds.optimizers import OPTIMIZERS, Optimiz
 from sagemaker_lightning.state.graph.kinds.states import (
     BUFFERS,
     ITERATORS,
+    JOINED,
+    REVERSED,
     BytesKind,
     CountKind,
     CycleKind,
     FlagKind,
     GeneratorKind,
     IteratorKind,
+    JoinedKind,
+    ReversedKind,
+    is_over_sequence,
+    joined,
     place_in_cycle,
     place_in_sequence,
 )
@@ -88,12 +94,18 @@ KINDS: dict[str, Kind] = {
         CountKind(),
         IteratorKind(),
         CycleKind(),
+        ReversedKind(),
+        JoinedKind(),
         MethodKind(),
         WeakReferenceKind(),
         CellKind(),
     )
 }
 """The kinds of which a record has nodes, by name."""
+POSITIONED_KINDS = tuple(
+    KINDS[name] for name in ("count", "iterator", "cycle", "reversed", "joined")
+)
+"""The kinds of iterators."""
 FLAGS = threading.Event, multiprocessing.synchronize.Event
 PLAIN = types.SimpleNamespace, argparse.Namespace, ChainMap, UserDict, UserList
 """Classes of Python's library whose objects are what their attributes are."""
@@ -161,6 +173,10 @@ def kind_of(value: Any, known: Container[int] | None = None) -> Kind | None:
         return KINDS["iterator"]
     if kind is LIBRARYS and class_ is itertools.cycle and place_in_cycle(value):
         return KINDS["cycle"]
+    if kind is LIBRARYS and class_ in REVERSED and is_over_sequence(value):
+        return KINDS["reversed"]
+    if kind is LIBRARYS and class_ in JOINED and all(map(has_position, joined(value))):
+        return KINDS["joined"]
     if kind is LIBRARYS and holds_values_alone(value):
         return OBJECT
     is_librarys = kind is FUNCTION and (value.__module__ or "").partition(".")[0] in LIBRARIES
@@ -244,7 +260,7 @@ def holds_values_alone(value: Any) -> bool:
 
 def has_position(value: Any) -> bool:
     """Return whether an object is an iterator whose position a record has."""
-    return kind_of(value) in (KINDS["count"], KINDS["iterator"], KINDS["cycle"])
+    return kind_of(value) in POSITIONED_KINDS
 
 
 def key_of(value: Any) -> int:

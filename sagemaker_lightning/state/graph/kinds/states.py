@@ -252,14 +252,67 @@ class IteratorKind(Kind):
         if not 0 <= position <= MAX_POSITION:
             raise refusal(self.name)
         # A list gets its elements later, and no iterator goes beyond the end.
-        lacks = range(position - len(sequence)) if type(sequence) is list else ()
+        lacks = range(position + 1 - len(sequence)) if type(sequence) is list else ()
         if lacks:
             sequence.extend(lacks)
-        iterator = iter(sequence)
-        iterator.__setstate__(position)  # type: ignore[attr-defined]  # the stubs lack it
+        iterator: Any = self.begin(sequence)
+        iterator.__setstate__(position)
         if lacks:
             del sequence[-len(lacks) :]
         return iterator
+
+    def begin(self, sequence: Any) -> Any:
+        """Return an iterator at its beginning."""
+        return iter(sequence)
+
+
+class ReversedKind(IteratorKind):
+    """An iterator over a sequence from its end: its note is the index of what comes next."""
+
+    name = "reversed"
+
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
+        """Return the index, None at the end, and the sequence."""
+        _, (sequence,), *position = value.__reduce__()
+        is_over = not position or position[0] < 0
+        return ([None], [()]) if is_over else ([*position], [sequence])
+
+    def begin(self, sequence: Any) -> Any:
+        """Return an iterator at the end."""
+        return reversed(sequence)
+
+
+class JoinedKind(Kind):
+    """An `enumerate` or a `zip`: its parts are iterators, of which each has a position."""
+
+    name = "joined"
+    fills = False
+
+    def take(self, value: Any) -> tuple[Any, list[Any]]:
+        """Return the next number of an `enumerate`, or whether a `zip` is strict; the iterators."""
+        _, parts, *strict = value.__reduce__()
+        if isinstance(value, zip):
+            return ["zip", bool(strict)], [*parts]
+        return ["enumerate", parts[1]], [parts[0]]
+
+    def step(self, note: Any, parts: list[Any], index: int) -> str:
+        """Return nothing: what it yields has the name of the attribute."""
+        return "()"
+
+    def note_of_new(self, value: Any, note: Any) -> Any:
+        """Return the note."""
+        return note
+
+    def build(self, note: Any, parts: list[Any], classes: Mapping[str, type]) -> Any:
+        """Return one that is as far; no code of the program runs."""
+        name, state = note
+        if not all(type(part) in POSITIONED for part in parts):
+            raise refusal(self.name)
+        if name == "zip":
+            return zip(*parts, strict=state is True)
+        if name != "enumerate" or type(state) is not int or len(parts) != 1:
+            raise refusal(self.name)
+        return enumerate(parts[0], state)
 
 
 class CycleKind(IteratorKind):
@@ -291,6 +344,23 @@ SEQUENCES = list, tuple, str, range, np.ndarray
 OF_EACH_CLASS: tuple[Iterable[Any], ...] = [], (), "", "\xe4", range(1), np.zeros(1)
 ITERATORS = frozenset(type(iter(each)) for each in OF_EACH_CLASS)
 """The classes of iterators over such sequences; that of arrays may also be another object's."""
+
+
+REVERSED = reversed, type(reversed([]))
+JOINED = enumerate, zip
+POSITIONED = ITERATORS | {itertools.count, itertools.cycle, *REVERSED, *JOINED}
+"""The classes of iterators of which a record may have the position."""
+
+
+def joined(value: Any) -> list[Any]:
+    """Return the iterators of an `enumerate` or a `zip`."""
+    return JoinedKind().take(value)[1]
+
+
+def is_over_sequence(iterator: Any) -> bool:
+    """Return whether an iterator of `reversed` is over one of Python's sequences, or an array."""
+    _, (sequence,), *_ = iterator.__reduce__()
+    return type(sequence) in SEQUENCES
 
 
 def place_in_sequence(iterator: Any) -> tuple[Any, int | None] | None:

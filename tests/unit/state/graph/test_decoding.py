@@ -321,7 +321,7 @@ def test_many_keys_come_back():
     assert model.value == {*keys}
 
 
-@pytest.mark.parametrize("kind", ["iterator", "cycle"])
+@pytest.mark.parametrize("kind", ["iterator", "cycle", "reversed"])
 @pytest.mark.parametrize(
     ("note", "sequence"),
     [
@@ -337,4 +337,13 @@ def test_an_iterator_is_over_a_sequence_and_within_it(kind, note, sequence):
     model = Thing(rows=None)
     with pytest.raises(UserError, match=r"^a checkpoint holds "):
         forged(model, sets("rows", [1]), [kind, None, note, [[2]], None], sequence)
+    assert model.rows is None
+
+
+@pytest.mark.parametrize("note", [["zip", False], ["enumerate", 0], ["enumerate", "0"], ["map", 0]])
+def test_what_joins_iterators_asks_no_object_for_one(note):
+    """To ask it would call a method of the program's."""
+    model = Thing(rows=None)
+    with pytest.raises(UserError, match=r"^a checkpoint holds "):
+        forged(model, sets("rows", [1]), ["joined", None, note, [["at", "model"]], None])
     assert model.rows is None

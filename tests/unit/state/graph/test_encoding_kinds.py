@@ -535,7 +535,13 @@ SEQUENCES = {
 def test_iterators_over_a_sequence_continue_where_they_were(make_sequence, taken, is_new):
     def begin():
         sequence = make_sequence()
-        return {"once": iter(sequence), "again": itertools.cycle(sequence)}
+        return {
+            "once": iter(sequence),
+            "again": itertools.cycle(sequence),
+            "back": reversed(sequence),
+            "numbered": enumerate(sequence, 5),
+            "pairs": zip(reversed(sequence), enumerate(iter(sequence)), strict=True),
+        }
 
     def make():
         return Thing(**({} if is_new else begin()))
@@ -544,15 +550,31 @@ def test_iterators_over_a_sequence_continue_where_they_were(make_sequence, taken
         if is_new:
             vars(model).update(begin())
         for _ in range(taken):
-            next(model.once, None)
-            next(model.again)
+            for name in ("once", "again", "back", "numbered", "pairs"):
+                next(getattr(model, name), None)
         model.alias = model.once
 
     trained, resumed = train(make, change)
     assert resumed.alias is resumed.once
     for _ in range(7):
-        assert next(resumed.once, None) == next(trained.once, None)
-        assert next(resumed.again) == next(trained.again)
+        for name in ("once", "again", "back", "numbered", "pairs"):
+            came, comes = (next(getattr(each, name), None) for each in (trained, resumed))
+            assert came == comes
+
+
+def test_a_zip_of_what_others_draw_from_draws_from_it():
+    def make():
+        model = Thing(rows=iter("abcdef"))
+        model.pairs = zip(model.rows, model.rows, strict=True)
+        return model
+
+    _, resumed = train(make, lambda model: (next(model.pairs), next(model.rows)))
+    assert next(resumed.pairs) == ("d", "e") and next(resumed.rows) == "f"
+
+
+def test_a_zip_of_what_has_no_position_is_not_entered():
+    rows = (row for row in "abc")
+    assert kind_of(zip("abc", rows, strict=True)) is kind_of(enumerate(rows)) is LIBRARYS
 
 
 def learns(object_):
