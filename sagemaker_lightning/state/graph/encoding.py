@@ -53,6 +53,7 @@ from sagemaker_lightning.state.graph.nodes import (
     LIBRARYS,
     OBJECT,
     OPTIMIZER,
+    POSITIONED_KINDS,
     TENSOR,
     Node,
     key_of,
@@ -223,7 +224,15 @@ class Encoder:
         replaced = {
             key
             for key, node in fixed.items()
-            if (before := self.start.nodes.get(key)) is not None and before.note != node.note
+            if (before := self.start.nodes.get(key)) is not None
+            and (
+                before.note != node.note
+                # A cycle is over a list of its own from its second round on.
+                or (
+                    node.kind in POSITIONED_KINDS
+                    and [*map(id, before.parts)] != [*map(id, node.parts)]
+                )
+            )
         }
         replaced |= {
             key

@@ -245,8 +245,8 @@ class IteratorKind(Kind):
         """Return an iterator that has yielded as many."""
         ((position,), (sequence,)) = note, parts
         if position is None:
-            next(iterator := iter(()), None)
-            return iterator
+            next(ended := iter(()), None)
+            return ended
         if type(sequence) not in SEQUENCES or type(position) is not int:
             raise refusal(self.name)
         if not 0 <= position <= MAX_POSITION:
@@ -346,8 +346,8 @@ ITERATORS = frozenset(type(iter(each)) for each in OF_EACH_CLASS)
 """The classes of iterators over such sequences; that of arrays may also be another object's."""
 
 
-REVERSED = reversed, type(reversed([]))
-JOINED = enumerate, zip
+REVERSED: tuple[type[Any], ...] = reversed, type(reversed([]))
+JOINED: tuple[type[Any], ...] = enumerate, zip
 POSITIONED = ITERATORS | {itertools.count, itertools.cycle, *REVERSED, *JOINED}
 """The classes of iterators of which a record may have the position."""
 

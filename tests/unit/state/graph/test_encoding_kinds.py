@@ -34,6 +34,7 @@ from sagemaker_lightning.state.graph.decoding import restore
 from sagemaker_lightning.state.graph.encoding import encode
 from sagemaker_lightning.state.graph.nodes import LIBRARYS, kind_of
 from sagemaker_lightning.state.graph.start import Start
+from sagemaker_lightning.state.graph.state import digests
 
 
 class Thing(graph_records.Thing):
@@ -560,6 +561,19 @@ def test_iterators_over_a_sequence_continue_where_they_were(make_sequence, taken
         for name in ("once", "again", "back", "numbered", "pairs"):
             came, comes = (next(getattr(each, name), None) for each in (trained, resumed))
             assert came == comes
+
+
+def test_a_cycle_that_has_come_round_is_saved_as_one_that_was_restored():
+    """Its first element is next, as at the start; but it has a list of its own by now."""
+    trained = Thing(rows=itertools.cycle([[1], [2]]))
+    start = Start({"model": trained})
+    for _ in range(4):
+        next(trained.rows)
+    record = encode({"model": trained}, start).record
+    resumed = Thing(rows=itertools.cycle([[1], [2]]))
+    start = Start({"model": resumed})
+    restore({"model": resumed}, start, through_a_file(record))
+    assert digests(record) == digests(encode({"model": resumed}, start).record) != {}
 
 
 def test_a_zip_of_what_others_draw_from_draws_from_it():
