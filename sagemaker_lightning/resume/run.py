@@ -407,7 +407,8 @@ class Run:
             with isolate_rng():
                 every = epochs_of_data(self.trainer)
                 seed_all("val data", self.seeding.seed, epoch if every else 0)
-                yield
+                with data_epoch.making_validation_data(loop):
+                    yield
         finally:
             progress.completed = completed
         if not there_are_some:

@@ -9,6 +9,7 @@ from typing import Any
 from pytorch_lightning import Trainer
 from torch.utils.data import DataLoader
 
+from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_module_of
 from sagemaker_lightning.compat.torch_modules import (
@@ -153,6 +154,11 @@ def functions_of(scheduler: Any) -> dict[str, Any]:
 def _additions(trainer: Trainer) -> dict[str, Any]:
     """Return what may have been added to objects of Lightning's and torch's, by name."""
     objects: dict[str, Any] = {"trainer": added_to(trainer)}
+    own = lightning_loops.own_attributes()
+    objects |= {
+        f"trainer.{name}": object_graph.Added(loop, own[name])
+        for name, loop in lightning_loops.loops(trainer).items()
+    }
     if (model := trainer.lightning_module) is None:
         return objects
     wrappers = model.optimizers() if trainer.optimizers else []
