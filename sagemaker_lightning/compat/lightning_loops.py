@@ -175,6 +175,17 @@ def epoch_is_done(trainer: Trainer) -> bool:
     return trainer.fit_loop.epoch_loop._is_training_done
 
 
+def steps_done(trainer: Trainer) -> int:
+    """Return how many steps the optimizers have done.
+
+    `trainer.global_step` counts those of automatic or of manual optimization: of a module that
+    switches between them, it may become smaller.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    automatic = loop.automatic_optimization.optim_progress.optimizer_steps
+    return automatic + loop.manual_optimization.optim_step_progress.total.completed
+
+
 def gradients_accumulate(trainer: Trainer) -> bool:
     """Return whether more gradients are to be added before the optimizer's next step."""
     return trainer.fit_loop.epoch_loop._should_accumulate()

@@ -188,6 +188,11 @@ class Run:
         return any(callback is self.seeding for callback in callbacks_of(self.trainer))
 
     @property
+    def step(self) -> int:
+        """How many steps the optimizers have done."""
+        return lightning_loops.steps_done(self.trainer)
+
+    @property
     def resumes_within_epoch(self) -> bool:
         """Whether the next epoch to train was begun before the interruption."""
         within = ResumePoint.BATCH, ResumePoint.VALIDATION

@@ -85,6 +85,8 @@ class Mentioned(NamedTuple):
     of enums, which may have attributes, as `object_graph.Added`."""
     of_code: dict[str, replaced_code.Place]
     """Where code is that the user's code reaches, by name."""
+    names: set[str]
+    """The names that functions mention, but for those that make an object."""
 
 
 def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
@@ -93,11 +95,13 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
     Args:
         roots: The objects from which the code is reached, by name.
     """
-    found = Mentioned(defaultdict(set), [], {}, {})
+    found = Mentioned(defaultdict(set), [], {}, {}, set())
     for _, object_ in _reached(roots):
         if isinstance(object_, types.FunctionType) and is_own(object_):
             found.of_code.update(replaced_code.places_of_function(object_))
             names = object_graph.names_in_code(object_.__code__)
+            if object_.__name__ != "__init__":
+                found.names.update(names)
             module = sys.modules.get(object_.__module__)
             if module is not None and vars(module) is object_.__globals__:
                 found.of_modules[module.__name__] |= names

@@ -115,7 +115,7 @@ class Optimizers(Part):
             raise
         except Exception as error:
             resumed = self.run.resumed
-            steps = self.trainer.global_step - resumed.step if resumed else 0
+            steps = self.run.step - resumed.step if resumed else 0
             is_first = steps < len(self.trainer.optimizers)
             if not resumed or not is_first or not is_of_torchs_optimizer(error):
                 raise

@@ -3,7 +3,7 @@
 import functools
 import types
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -138,6 +138,16 @@ def places_of_code(trainer: Trainer) -> Mapping[str, replaced_code.Place]:
     """
     user_objects(trainer)  # which asks for what the code mentions
     return _newest[2].of_code if _newest else {}
+
+
+def names_in_code(trainer: Trainer) -> Collection[str]:
+    """Return the names that the user's functions mention, but for those that make an object.
+
+    Args:
+        trainer: Lightning's trainer.
+    """
+    user_objects(trainer)  # as above
+    return _newest[2].names if _newest else ()
 
 
 def functions_of(scheduler: Any) -> dict[str, Any]:
