@@ -12,6 +12,7 @@ counters, hooks and checkpoints in `advance`, `on_advance_end`, `on_run_start` a
 where `setup_data` sets `_combined_loader`.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -23,6 +24,11 @@ from pytorch_lightning.loops.loop import _Loop
 from pytorch_lightning.loops.progress import _ProcessedTracker
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.utilities import CombinedLoader
+
+BROADCAST = "_broadcast_sigterm_tensor"
+"""The method of an epoch's loop in whose place we put another one."""
+CONNECTION = "of"
+"""The attribute by which resume/moments.py connects a loop with its run."""
 
 
 class _TakesLoaders:
@@ -80,13 +86,39 @@ class ValidationLoop(_TakesLoaders, _EvaluationLoop):
     """Lightning's loop over the batches of a validation."""
 
 
+def loops(trainer: Trainer) -> dict[str, _Loop]:
+    """Return the loops of a training, by the name that a trainer's attributes give each."""
+    return _loops_of(trainer.fit_loop)
+
+
+def _loops_of(loop: _FitLoop) -> dict[str, _Loop]:
+    within = loop.epoch_loop
+    return {
+        "fit_loop": loop,
+        "fit_loop.epoch_loop": within,
+        "fit_loop.epoch_loop.val_loop": within.val_loop,
+        "fit_loop.epoch_loop.automatic_optimization": within.automatic_optimization,
+        "fit_loop.epoch_loop.manual_optimization": within.manual_optimization,
+    }
+
+
+@functools.cache
+def own_attributes() -> dict[str, frozenset[str]]:
+    """Return the names of the attributes of these loops that Lightning has set, or we."""
+    plain = _FitLoop(None)  # type: ignore[arg-type]  # it asks nothing of its trainer yet
+    return {
+        name: frozenset(vars(loop)) | {CONNECTION, BROADCAST}
+        for name, loop in _loops_of(plain).items()
+    }
+
+
 def disable_signal_broadcast(trainer: Trainer) -> None:
     """Stop ranks from telling each other about SIGTERM before each batch.
 
     Lightning broadcasts a tensor for that, and waits for it (added by #20825; its cost: #21487).
     resume/agreement.py tells them while the next step is computed.
     """
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+    vars(trainer.fit_loop.epoch_loop)[BROADCAST] = lambda: None
 
 
 def restore_lightning_classes(trainer: Trainer) -> tuple[_Loop, ...]:
@@ -97,7 +129,7 @@ def restore_lightning_classes(trainer: Trainer) -> tuple[_Loop, ...]:
         loops, (_FitLoop, _TrainingEpochLoop, _EvaluationLoop), strict=True
     ):
         each.__class__ = lightnings
-    vars(loop.epoch_loop).pop("_broadcast_sigterm_tensor", None)
+    vars(loop.epoch_loop).pop(BROADCAST, None)
     return loops
 
 
@@ -155,6 +187,17 @@ def training_is_over(trainer: Trainer) -> bool:
     )
     reached = any(limit not in (None, -1) and count >= limit for count, limit in limits)
     return reached or bool(trainer.should_stop)
+
+
+def steps_done(trainer: Trainer) -> int:
+    """Return how many steps the optimizers have done.
+
+    `trainer.global_step` counts those of automatic or of manual optimization: of a module that
+    switches between them, it may become smaller.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    automatic = loop.automatic_optimization.optim_progress.optimizer_steps
+    return automatic + loop.manual_optimization.optim_step_progress.total.completed
 
 
 def gradients_accumulate(trainer: Trainer) -> bool:

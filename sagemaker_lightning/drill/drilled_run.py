@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sagemaker_lightning.compat import lightning_loaders
 from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback
+from sagemaker_lightning.compat.lightning_loops import steps_done
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.sample_seeding import has_state
@@ -102,7 +103,7 @@ class Drilled(EarlyCallback):
         self.variables = module_variables.variable_digests(
             _user_objects(trainer), user_objects(trainer)
         )
-        self._record(trainer, "start", step=trainer.global_step, workers=self.found_workers)
+        self._record(trainer, "start", step=steps_done(trainer), workers=self.found_workers)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record which variables outside of the checkpoint have changed."""
@@ -135,7 +136,7 @@ class Drilled(EarlyCallback):
         bits = (
             float(loss.detach()).hex() if isinstance(loss, Tensor) and loss.numel() == 1 else None
         )
-        self._record(trainer, "batch", batch_idx, step=trainer.global_step, **self.begun, loss=bits)
+        self._record(trainer, "batch", batch_idx, step=steps_done(trainer), **self.begun, loss=bits)
 
     def on_validation_batch_end(
         self,

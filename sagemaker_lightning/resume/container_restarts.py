@@ -2,6 +2,7 @@
 
 from pytorch_lightning import Trainer
 
+from sagemaker_lightning.compat.lightning_loops import steps_done
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.restart import ContainerRestart
@@ -22,16 +23,16 @@ class ContainerRestarts:
     def training_begins(self, trainer: Trainer) -> None:
         """Note that a training begins, with an optimizer step."""
         self.progress = ProgressFile(self.environment.watch)
-        self.progress.begin(trainer.global_step)
+        self.progress.begin(steps_done(trainer))
 
     def moves(self, trainer: Trainer) -> None:
         """Note that this rank continues."""
-        self.progress.move(trainer.global_step)
+        self.progress.move(steps_done(trainer))
 
     def batch_ended(self, trainer: Trainer) -> None:
         """Note that a batch is done; after a restart, print once what it has cost."""
         is_first = not self.progress.first_step_at
-        self.progress.batch_ended(trainer.global_step)
+        self.progress.batch_ended(steps_done(trainer))
         if is_first and self.environment.restarts and trainer.is_global_zero:
             newest = self.all()[-1]
             lost = "" if newest.lost_steps is None else f", {newest.lost_steps} steps lost"
@@ -42,7 +43,7 @@ class ContainerRestarts:
 
     def training_ends(self, trainer: Trainer) -> None:
         """Note that the training has ended."""
-        self.progress.end(trainer.global_step)
+        self.progress.end(steps_done(trainer))
 
     def all(self) -> list[ContainerRestart]:
         """Return the restarts; the newest with what it has cost."""

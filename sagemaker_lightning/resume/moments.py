@@ -46,14 +46,14 @@ def install(trainer: Trainer, run: "Run") -> None:
         (loop.epoch_loop.val_loop, ValidationLoop),
     ):
         lightning_loop.__class__ = loop_class
-        vars(lightning_loop)["of"] = run
+        vars(lightning_loop)[lightning_loops.CONNECTION] = run
 
 
 def remove(trainer: Trainer) -> None:
     """Undo `install`, and what a run's snapshot has done."""
     lightning_checkpoints.forget_files(trainer)
     for loop in lightning_loops.restore_lightning_classes(trainer):
-        vars(loop).pop("of", None)
+        vars(loop).pop(lightning_loops.CONNECTION, None)
 
 
 class _Connected:

@@ -188,6 +188,11 @@ class Run:
         return any(callback is self.seeding for callback in callbacks_of(self.trainer))
 
     @property
+    def step(self) -> int:
+        """How many steps the optimizers have done."""
+        return lightning_loops.steps_done(self.trainer)
+
+    @property
     def resumes_within_epoch(self) -> bool:
         """Whether the next epoch to train was begun before the interruption."""
         within = ResumePoint.BATCH, ResumePoint.VALIDATION
@@ -407,7 +412,8 @@ class Run:
             with isolate_rng():
                 every = epochs_of_data(self.trainer)
                 seed_all("val data", self.seeding.seed, epoch if every else 0)
-                yield
+                with data_epoch.making_validation_data(loop):
+                    yield
         finally:
             progress.completed = completed
         if not there_are_some:

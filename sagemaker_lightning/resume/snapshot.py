@@ -92,7 +92,7 @@ class Snapshot:
         run.part(UserObjects).reports.report_packages(of_rank[GivenParts.key])
         assert run.seeding.seed is not None  # the ranks have agreed on one
         entries: Entries = {
-            "step": self.trainer.global_step,
+            "step": run.step,
             "resume_point": point.value,
             "number": number,
             "seed": run.seeding.seed,

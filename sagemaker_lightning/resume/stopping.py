@@ -133,13 +133,13 @@ class Stopping:
     def training_begins(self) -> None:
         """Count time and steps from now on."""
         self.saved_at = time.monotonic()
-        self.saved_step = self.run.trainer.global_step
+        self.saved_step = self.run.step
         self.state_saved()
 
     def checkpoint_saved(self, seconds: float) -> None:
         """Note that a checkpoint is saved, for which training has waited some seconds."""
         self.saved_at = time.monotonic()
-        self.saved_step = self.run.trainer.global_step
+        self.saved_step = self.run.step
         self.save_seconds = seconds
         self.checkpoint_due = False
         self.run.agreement.checkpoint_saved()
@@ -176,7 +176,7 @@ class Stopping:
         """
         self.epoch_was_cut = done
         stops = self.agree(now=done)
-        step = self.run.trainer.global_step
+        step = self.run.step
         is_due = self.intervals.ends_at(step) and step != self.saved_step
         self.checkpoint_due |= self.run.agreement.checkpoint_due or is_due
         self._do(ResumePoint.BATCH, stops, done)
@@ -264,8 +264,8 @@ class Stopping:
         )[0]
         saved = outlook.said
         if problem:
-            saved += f", as that of step {run.trainer.global_step} could not be written ({problem})"
-        if self.why_only_epochs and (steps or [0])[-1] < run.trainer.global_step:
+            saved += f", as that of step {run.step} could not be written ({problem})"
+        if self.why_only_epochs and (steps or [0])[-1] < run.step:
             saved += f"; {self.why_only_epochs}, so the run goes back to the end of an epoch"
         self.exit(run.agreement.signal_number, outlook.step, saved)
 

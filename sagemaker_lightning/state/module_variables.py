@@ -12,7 +12,7 @@ import pickle
 import sys
 import types
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from torchmetrics import Metric
 
 from sagemaker_lightning.compat.torch_modules import buffers, is_lazy, parameters
 from sagemaker_lightning.state import object_graph, replaced_code
+from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.digests import digest, is_small
 from sagemaker_lightning.state.graph.fingerprints import of_holder
 from sagemaker_lightning.state.graph.kinds.containers import CONTAINERS
@@ -83,6 +84,8 @@ class Mentioned(NamedTuple):
     of enums, which may have attributes, as `object_graph.Added`."""
     of_code: dict[str, replaced_code.Place]
     """Where code is that the user's code reaches, by name."""
+    names: set[str]
+    """The names that functions mention, but for those that make an object."""
 
 
 def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
@@ -91,11 +94,13 @@ def mentioned_variables(roots: Mapping[str, Any]) -> Mentioned:
     Args:
         roots: The objects from which the code is reached, by name.
     """
-    found = Mentioned(defaultdict(set), [], {}, {})
+    found = Mentioned(defaultdict(set), [], {}, {}, set())
     for _, object_ in _reached(roots):
         if isinstance(object_, types.FunctionType) and is_own(object_):
             found.of_code.update(replaced_code.places_of_function(object_))
             names = object_graph.names_in_code(object_.__code__)
+            if object_.__name__ != "__init__":
+                found.names.update(names)
             module = sys.modules.get(object_.__module__)
             if module is not None and vars(module) is object_.__globals__:
                 found.of_modules[module.__name__] |= names
@@ -174,20 +179,15 @@ def held_variables(mentioned: Mentioned) -> dict[str, Any]:
     """
     modules = {name: sys.modules[name] for name in mentioned.of_modules if name in sys.modules}
     classes = {f"{each.__module__}.{each.__qualname__}": each for each in mentioned.classes}
-    held = {}
+    held: dict[str, Any] = {}
+    # Also those without a variable now: training may make one, or has removed the only one.
     for name, owner in sorted((modules | classes).items()):
-        variables = vars(owner)
-        # A class may get, while training, what its bases have: by `cls.total += 1`.
-        names = mentioned.of_modules[name] if name in modules else _inherited(classes[name])
-        own = {
-            each
-            for each in names
-            if not each.startswith("__")
-            and (each in variables or not hasattr(builtins, each))
-            and _is_held(variables.get(each))
-        }
-        if own & variables.keys() or (own and name in classes):
-            held[f"{VARIABLES}{name}"] = object_graph.Added(owner, object_graph.AllBut(own))
+        excluded: Container[str]
+        if name in classes:
+            excluded = NotOfClass(classes[name])
+        else:
+            excluded = object_graph.AllBut(_held_in(vars(owner), mentioned.of_modules[name]))
+        held[f"{VARIABLES}{name}"] = object_graph.Added(owner, excluded)
     for name, member in mentioned.of_functions.items():
         if isinstance(member, object_graph.Added):
             attributes = object_graph.attributes(member)
@@ -201,15 +201,45 @@ def held_variables(mentioned: Mentioned) -> dict[str, Any]:
     return held
 
 
-def _inherited(class_: type) -> set[str]:
-    """Return the names of the variables that a class and its bases have, if they are the user's."""
+def _held_in(variables: Mapping[str, Any], names: Collection[str]) -> set[str]:
+    """Return those of some names that a module has as variables, or may get as such."""
     return {
         name
-        for base in class_.__mro__
-        if is_own(base)
-        for name, value in vars(base).items()
-        if _is_held(value)
+        for name in names
+        if not name.startswith("__")
+        and (name in variables or not hasattr(builtins, name))
+        and _is_held(variables.get(name))
     }
+
+
+class NotOfClass:
+    """The names that no variable of a class can have, or whose value no checkpoint can have.
+
+    A class may get, while training, what its bases have, as by `cls.total += 1`, or what none of
+    them has.
+
+    Args:
+        class_: The class, of the user's.
+    """
+
+    __slots__ = ("of_libraries", "own")
+
+    def __init__(self, class_: type) -> None:
+        self.of_libraries = _names_in_libraries(class_)
+        self.own: dict[str, bool] = {}
+        """Whether a checkpoint can have the value, by name, of what the user's classes have."""
+        for base in reversed(class_.__mro__):
+            if is_own(base):
+                self.own |= {name: _is_held(value) for name, value in vars(base).items()}
+
+    def __contains__(self, name: Any) -> bool:
+        return name.startswith("__") or not self.own.get(name, name not in self.of_libraries)
+
+
+@kept
+def _names_in_libraries(class_: type) -> frozenset[str]:
+    """Return what the bases of a class have that are libraries'."""
+    return frozenset(name for base in class_.__mro__ if not is_own(base) for name in vars(base))
 
 
 def _is_held(value: Any) -> bool:

@@ -59,6 +59,8 @@ def in_epoch_5(**values) -> SimpleNamespace:
             _is_training_done=False,
             batch_progress=SimpleNamespace(current=batches),
             val_loop=SimpleNamespace(_seen_batches_per_dataloader={0: 1}),
+            automatic_optimization=SimpleNamespace(),
+            manual_optimization=SimpleNamespace(),
         ),
     )
     known = {

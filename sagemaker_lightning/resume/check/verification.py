@@ -19,7 +19,12 @@ import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-from sagemaker_lightning.compat.lightning_loops import epoch_counts, fetcher, steps_draw_batches
+from sagemaker_lightning.compat.lightning_loops import (
+    epoch_counts,
+    fetcher,
+    steps_done,
+    steps_draw_batches,
+)
 from sagemaker_lightning.contract.errors import UserError, printable
 from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.data.deterministic import position
@@ -229,7 +234,7 @@ class ResumeCheck:
         if self.current_batch:
             self.skipped = self.current_batch.position
         self.current_batch = Batch(
-            self.trainer.global_step + 1,
+            steps_done(self.trainer) + 1,
             (epoch, number),
             batch_digest.leaf_digests(batch),
             self._rate_digests(),
@@ -400,7 +405,7 @@ class ResumeCheck:
             # The end of a validation may still change the learning rates and the data.
             is_final = point is not ResumePoint.VALIDATION
             upcoming = Batch(
-                self.trainer.global_step + 1,
+                steps_done(self.trainer) + 1,
                 self._position(),
                 digests,
                 self._rate_digests() if is_final else [],

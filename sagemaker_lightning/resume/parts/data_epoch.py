@@ -5,7 +5,7 @@ That means with the same random draws, and with the user's objects in the same s
 
 import operator
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from pytorch_lightning import Trainer
@@ -23,7 +23,7 @@ from sagemaker_lightning.resume.parts.generators import Generators
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
 from sagemaker_lightning.resume.parts.part import Part, Place, refusing
 from sagemaker_lightning.resume.parts.roots import replaced
-from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
+from sagemaker_lightning.resume.parts.trainer_settings import OF_DATA, TrainerSettings
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph.start import Start
@@ -48,6 +48,8 @@ class DataEpoch(Part):
         super().__init__(run)
         self.objects_before: Mapping[str, Any] | None = None
         """The state of the user's objects before the training data was made again."""
+        self.validation_settings: Mapping[str, Any] = {}
+        """The changed settings of the trainer with which the validation data were made."""
 
     def save(self, point: ResumePoint | None, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the epochs, the state, and how many batches validation loaders have given."""
@@ -61,6 +63,7 @@ class DataEpoch(Part):
                 else None  # they stay as they are, whenever a run has made them
             ),
             "validation_batches": lightning_loops.validation_batches_seen(trainer),
+            "validation_settings": self.validation_settings,
         }
 
     def present(self) -> None:
@@ -128,13 +131,14 @@ class DataEpoch(Part):
             data_epoch = epoch
         if data_epoch or follows_search:
             seed_all("data", seed, data_epoch)
-        self._restore_objects_before(needs_new_data)
+        settings = self._restore_objects_before(needs_new_data)
         self.run.part(UserObjects).graph.mark()
         progress = loop.epoch_progress.current
         completed = progress.completed
         progress.completed = int(data_epoch)
         try:
-            yield
+            with self.run.part(TrainerSettings).as_saved(settings):
+                yield
         finally:
             progress.completed = completed
         if needs_new_data:
@@ -152,8 +156,11 @@ class DataEpoch(Part):
         is_known = self.resumed.of(self).get("validation_made") is not None
         return self._epoch("validation_made") if is_known else None
 
-    def _restore_objects_before(self, needs_new_data: bool) -> None:
-        """Restore the objects as they were before the data were made, if that is known."""
+    def _restore_objects_before(self, needs_new_data: bool) -> Mapping[str, Any]:
+        """Restore the objects as they were before the data were made, if that is known.
+
+        Return which settings of the trainer were changed then.
+        """
         resumed = self.resumed
         with refusing(self.run, resumed.file_name, self.key):
             objects = resumed.of(self)["objects_before"]
@@ -161,10 +168,14 @@ class DataEpoch(Part):
                 objects = {
                     "graph": resumed.of(UserObjects)["graph"],
                     "generators": dict(resumed.of(Generators)),  # _forget_old_data changes it
+                    "settings": dict(resumed.of(TrainerSettings)),  # and this
                 }
-            if objects and resumed.same_ranks:
+            if not objects:
+                return {}
+            if resumed.same_ranks:
                 self.restore_objects(objects)
                 self.objects_before = objects
+            return {**objects["settings"]}
 
     def _forget_old_data(self) -> None:
         """Forget the saved state of the data that the interrupted run would have no more.
@@ -173,8 +184,10 @@ class DataEpoch(Part):
         """
         resumed = self.resumed
         # It follows from the number of batches of the new data.
-        outdated = {"settings val_check_batch"}
-        resumed.of(TrainerSettings).pop("val_check_batch", None)
+        outdated = set()
+        for name in OF_DATA:
+            outdated.add(f"settings {name}")
+            resumed.of(TrainerSettings).pop(name, None)
         if old := replaced(self.trainer):
             new = self.state_of_objects(is_restored=True)
             saved = resumed.of(UserObjects)
@@ -200,6 +213,7 @@ class DataEpoch(Part):
         return {
             "graph": self.run.part(UserObjects).graph.encode(replaced(self.trainer), is_restored),
             "generators": self.run.part(Generators).present(),
+            "settings": self.run.part(TrainerSettings).present(),
         }
 
     def restore_objects(self, saved: Mapping[str, Any]) -> None:
@@ -228,6 +242,27 @@ class DataEpoch(Part):
         stay = not there_are_some and self._validation_data_stay()
         made = self._validation_made() if stay else None
         return self.trainer.current_epoch if made is None or made < 0 else int(made)
+
+    @contextmanager
+    def making_validation_data(self, loop: lightning_loops.ValidationLoop) -> Iterator[None]:
+        """Let validation data be made, inside this context, with the settings of when they were.
+
+        Args:
+            loop: The validation loop.
+        """
+        settings = self.run.part(TrainerSettings)
+        before = loop.loaders
+        saved: Mapping[str, Any] | None = None
+        if self.run.resumed and before is None:
+            with refusing(self.run, self.resumed.file_name, self.key):
+                if self._validation_data_stay():
+                    saved = {**self.resumed.of(self)["validation_settings"]}
+                elif not settings.has_begun:
+                    saved = {**self.resumed.of(TrainerSettings)}
+        with nullcontext() if saved is None else settings.as_saved(saved):
+            yield
+        if loop.loaders is not before:
+            self.validation_settings = settings.present() if saved is None else saved
 
     def validation_data_made(self) -> None:
         """Restore how many batches the validation loaders have given, once they are made."""

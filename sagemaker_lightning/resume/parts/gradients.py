@@ -13,6 +13,7 @@ from sagemaker_lightning.compat.lightning_trainer import callbacks_of
 from sagemaker_lightning.compat.torch_modules import named_parameters
 from sagemaker_lightning.resume.parts.copies import copy_to_cpu
 from sagemaker_lightning.resume.parts.part import Moment, Part
+from sagemaker_lightning.resume.parts.roots import names_in_code
 from sagemaker_lightning.resume.parts.start_hooks import is_of_library
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.digests import digest
@@ -88,6 +89,8 @@ def _with_lasting_gradients(trainer: Trainer) -> dict[str, nn.Parameter]:
     owners: list[LightningModule | Callback] = [model, *callbacks_of(trainer)]
     is_removed_by_lightning = (
         model.automatic_optimization
+        # Once switched off, the module's own steps use what Lightning's last one has left.
+        and "automatic_optimization" not in names_in_code(trainer)
         and not lightning_loops.gradients_accumulate(trainer)
         and is_of_library(type(model).optimizer_zero_grad)
         # These may not remove them, but set them to zero. An optimizer still moves such a weight.

@@ -30,6 +30,7 @@ from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.graph.kinds.base import class_name
+from sagemaker_lightning.state.object_graph import namespace
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 FUSED_STATES = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"}
 """What the fused kernels of torch's optimizers read and write besides a parameter's gradient."""
 
+LOADED = "param_groups", "state"
+"""What an optimizer's `load_state_dict` makes anew."""
 MAX_REPEATED = 10**6
 """Steps of a schedule, at most, that are done again to learn whose error one is: half a minute."""
 MAX_RATE = torch.finfo(torch.float32).max
@@ -73,26 +76,25 @@ class Optimizers(Part):
             ]
             self.saved_states = saved[self.key]
         elif moment is Moment.OPTIMIZERS:
-            held = object_graph.walk(user_objects(self.trainer), code=False)
-            found = [each for _, each in held if isinstance(each, Optimizer)]
-            lightning_checkpoints.load_optimizers_within(
-                self.trainer, lambda: self._loading([*self.trainer.optimizers, *found])
-            )
+            walk = object_graph.walk(user_objects(self.trainer), code=False)
+            held = [each for _, each in walk]
+            lightning_checkpoints.load_optimizers_within(self.trainer, lambda: self._loading(held))
         elif self.run.same_run.has_same_rates:
             restore_group_values(self.trainer, self.saved_groups)
 
     @contextmanager
-    def _loading(self, objects: Iterable[Any]) -> Iterator[None]:
-        """Let Lightning load the states in the block.
+    def _loading(self, held: Sequence[Any]) -> Iterator[None]:
+        """Let Lightning load the states in the block; optimizers keep their groups and states.
 
         Args:
-            objects: Optimizers, which keep their groups and states.
+            held: The user's objects, some of which are optimizers or hold what these have.
 
         Raises:
             UserError: The states are none of these optimizers'.
         """
         with refusing(self.run, self.resumed.file_name, self.key):
-            with sharing_groups(objects):
+            found = [each for each in held if isinstance(each, Optimizer)]
+            with sharing_groups([*self.trainer.optimizers, *found], held):
                 yield
             for optimizer, saved in zip(self.trainer.optimizers, self.saved_states, strict=False):
                 keep_dtypes(optimizer, saved)
@@ -113,7 +115,7 @@ class Optimizers(Part):
             raise
         except Exception as error:
             resumed = self.run.resumed
-            steps = self.trainer.global_step - resumed.step if resumed else 0
+            steps = self.run.step - resumed.step if resumed else 0
             is_first = steps < len(self.trainer.optimizers)
             if not resumed or not is_first or not is_of_torchs_optimizer(error):
                 raise
@@ -390,28 +392,43 @@ def _in_place_of(before: Any, loaded: Any) -> Any:
 
 
 @contextmanager
-def sharing_groups(objects: Iterable[Any]) -> Iterator[None]:
+def sharing_groups(optimizers: Iterable[Any], holders: Iterable[Any] = ()) -> Iterator[None]:
     """Let optimizers that load their states in the block keep their groups and states.
 
     `load_state_dict` makes new ones. A model may keep a group to change its values, and an
-    optimizer within another one, as SAM has it, shares them: a schedule sets the rates of the one,
-    and the other one steps.
+    optimizer that wraps another one, as SAM and Lookahead do, shares them: a schedule sets the
+    rates of the one, and the other one steps. What has taken the new ones gets the first ones.
+
+    Args:
+        optimizers: The optimizers.
+        holders: Objects that may take what an optimizer has loaded.
     """
     kept = [
-        (object_, object_.param_groups, object_.state)
-        for object_ in objects
-        if isinstance(object_, Optimizer) and vars(object_).keys() >= {"param_groups", "state"}
+        (optimizer, {name: each for name, each in namespace(optimizer).items() if name in LOADED})
+        for optimizer in optimizers
     ]
     yield
-    for optimizer, groups, state in kept:
-        for group, loaded in zip(groups, optimizer.param_groups, strict=True):
-            group.update({**loaded, "params": group["params"]})
-        if optimizer.state is not state:
+    first_of: dict[int, tuple[Any, Any]] = {}
+    """By its id, what was loaded, and what was there before."""
+    for optimizer, first in kept:
+        if (groups := first.get("param_groups")) is not None:
+            loaded_groups = optimizer.param_groups
+            for group, loaded in zip(groups, loaded_groups, strict=True):
+                group.update({**loaded, "params": group["params"]})
+                first_of[id(loaded)] = loaded, group
+            first_of[id(loaded_groups)] = loaded_groups, groups
+            optimizer.param_groups = groups
+        if (state := first.get("state")) is not None and (loaded := optimizer.state) is not state:
             before = dict(state)
             state.clear()
             state.update(
-                (owner, _in_place_of(before.get(owner), loaded))
-                for owner, loaded in optimizer.state.items()
+                (owner, _in_place_of(before.get(owner), entries))
+                for owner, entries in loaded.items()
             )
-        optimizer.param_groups = groups
-        optimizer.state = state
+            first_of[id(loaded)] = loaded, state
+            optimizer.state = state
+    for holder in holders:
+        variables = namespace(holder)
+        for name, value in list(variables.items()):
+            if id(value) in first_of and isinstance(variables, dict):
+                _, variables[name] = first_of[id(value)]

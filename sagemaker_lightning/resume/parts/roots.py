@@ -3,12 +3,13 @@
 import functools
 import types
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
 from torch.utils.data import DataLoader
 
+from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import loaders_are_given
 from sagemaker_lightning.compat.lightning_trainer import callbacks_of, data_module_of
@@ -145,6 +146,16 @@ def places_of_code(trainer: Trainer) -> Mapping[str, replaced_code.Place]:
     return _newest[2].of_code if _newest else {}
 
 
+def names_in_code(trainer: Trainer) -> Collection[str]:
+    """Return the names that the user's functions mention, but for those that make an object.
+
+    Args:
+        trainer: Lightning's trainer.
+    """
+    user_objects(trainer)  # as above
+    return _newest[2].names if _newest else ()
+
+
 def functions_of(scheduler: Any) -> dict[str, Any]:
     """Return the functions that a scheduler is made with, which no `state_dict` has, by name."""
     found = {}
@@ -159,6 +170,11 @@ def functions_of(scheduler: Any) -> dict[str, Any]:
 def _additions(trainer: Trainer) -> dict[str, Any]:
     """Return what may have been added to objects of Lightning's and torch's, by name."""
     objects: dict[str, Any] = {"trainer": added_to(trainer)}
+    own = lightning_loops.own_attributes()
+    objects |= {
+        f"trainer.{name}": object_graph.Added(loop, own[name])
+        for name, loop in lightning_loops.loops(trainer).items()
+    }
     if (model := trainer.lightning_module) is None:
         return objects
     wrappers = model.optimizers() if trainer.optimizers else []

@@ -1,8 +1,11 @@
-"""The trainer's settings that a callback may change."""
+"""Lightning's own settings that a callback may change: the trainer's, its loops', the module's."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any
 
+from sagemaker_lightning.compat import lightning_loops
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import object_graph
@@ -12,20 +15,30 @@ if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
 
 SETTING_TYPES = int, float, bool, str, type(None)
-CHANGED_BEFORE = object()
-"""Stands for the start value of a setting that the interrupted run changed."""
+OF_OTHER_PARTS = {"should_stop", "fit_loop.max_epochs", "fit_loop.epoch_loop.max_steps"}
+OF_DATA = {"val_check_batch", "fit_loop.max_batches"}
+"""What Lightning sets when it makes the training data: it follows from their number of batches."""
+OF_MODULES = "automatic_optimization", "strict_loading"
+"""Lightning's own settings of a module."""
 
 
 class TrainerSettings(Part):
-    """The plain attributes of the trainer that are others than at the start."""
+    """The plain attributes of Lightning's objects that are others than at the start.
+
+    Those of a loop have its name before them ("fit_loop.min_epochs"), the module's have "model".
+    What a user adds to these objects is among the user's objects.
+    """
 
     key = "trainer_settings"
-    what = "the trainer's settings that callbacks have changed"
+    what = "settings of the trainer, its loops and the module that callbacks have changed"
     moments = (Moment.TRAINING,)
 
     def __init__(self, run: "Run") -> None:
         super().__init__(run)
         self.at_start: dict[str, Any] = {}
+        """Empty until training begins."""
+        self.restored: set[str] = set()
+        """Those that the interrupted run had changed: they count as changed from now on."""
 
     def mark_start(self) -> None:
         """Take the present settings as those at the start."""
@@ -36,27 +49,80 @@ class TrainerSettings(Part):
         return {
             name: value
             for name, value in self._settings().items()
-            if self.at_start.get(name, value) != value
+            if name in self.restored or not _is_same(self.at_start.get(name, value), value)
         }
 
     def restore(self, saved: Any, moment: Moment) -> None:
-        """Set the settings; they count as changed from now on."""
-        for name in saved.keys() & self._settings().keys():
-            if type(saved[name]) in SETTING_TYPES:
-                setattr(self.trainer, name, saved[name])
-                self.at_start[name] = CHANGED_BEFORE
+        """Set the settings."""
+        # Among another number of ranks, each has another part of the data.
+        own = saved if self.resumed.same_ranks else _without_data(saved)
+        self.restored |= self._set(own).keys()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether training has begun, and with it, what the interrupted run had changed."""
+        return bool(self.at_start)
+
+    @contextmanager
+    def as_saved(self, saved: Mapping[str, Any]) -> Iterator[None]:
+        """Have the settings, inside this context, that there were when these were saved.
+
+        Args:
+            saved: What `save` has returned, in this run or in the interrupted one.
+        """
+        before = self._set(_without_data({**self.at_start, **saved}))
+        try:
+            yield
+        finally:
+            self._set(before)
 
     def digest(self, saved: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return each setting."""
         return {f"settings {name}": value for name, value in saved.items()}
 
-    def _settings(self) -> dict[str, Any]:
-        added = object_graph.attributes(added_to(self.trainer))
+    def _places(self) -> dict[str, tuple[Any, str]]:
+        """Return where each setting may be, an object and its attribute, by name."""
+        trainer = self.trainer
+        own_names = lightning_loops.own_attributes()
+        places: dict[str, tuple[Any, str]] = {}
+        added = object_graph.attributes(added_to(trainer))
+        for name in vars(trainer):
+            if name not in added:
+                places[name] = trainer, name
+        for loop_name, loop in lightning_loops.loops(trainer).items():
+            for name in vars(loop):
+                if name in own_names[loop_name]:
+                    places[f"{loop_name}.{name}"] = loop, name
+        for name in OF_MODULES:
+            member = getattr_static(type(trainer.lightning_module), name, None)
+            # A property of the user's own may be calculated.
+            if member is not None and (not isinstance(member, property) or member.fset):
+                places[f"model.{name}"] = trainer.lightning_module, name
         return {
-            name: value
-            for name, value in vars(self.trainer).items()
-            if name not in added
-            and name[0] != "_"
-            and type(value) in SETTING_TYPES
-            and name != "should_stop"
+            name: place
+            for name, place in places.items()
+            if place[1][0] != "_" and name not in OF_OTHER_PARTS
         }
+
+    def _settings(self) -> dict[str, Any]:
+        """Return all settings, by name."""
+        values = {name: getattr(*place) for name, place in self._places().items()}
+        return {name: value for name, value in values.items() if type(value) in SETTING_TYPES}
+
+    def _set(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Set settings; return what each of them was before, by name."""
+        places, before = self._places(), self._settings()
+        names = [name for name in values if name in before and type(values[name]) in SETTING_TYPES]
+        for name in names:
+            setattr(*places[name], values[name])
+        return {name: before[name] for name in names}
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """Return whether two settings are equal: 1 is one batch, and 1.0 is all of them."""
+    return type(before) is type(now) and bool(before == now)
+
+
+def _without_data(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without those that follow from the data."""
+    return {name: value for name, value in values.items() if name not in OF_DATA}

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sagemaker_lightning.contract.restart import ContainerRestart
+from sagemaker_lightning.resume import container_restarts
 from sagemaker_lightning.resume.container_restarts import ContainerRestarts
 
 
@@ -37,23 +38,25 @@ def test_what_model_json_has_of_a_restart():
         (17, False, ""),
     ],
 )
-def test_what_a_restart_has_cost_is_said_once(capsys, step, is_first, says):
+def test_what_a_restart_has_cost_is_said_once(capsys, step, is_first, says, monkeypatch):
     """By resume/container_restarts.py, as soon as a batch is done."""
     restart = ContainerRestart("a fault", step, time.monotonic() - 2)
     restarts = ContainerRestarts(SimpleNamespace(restarts=(restart,), watch=None))
-    trainer = SimpleNamespace(global_step=12, is_global_zero=is_first)
+    trainer = SimpleNamespace(step=12, is_global_zero=is_first)
+    monkeypatch.setattr(container_restarts, "steps_done", lambda trainer: trainer.step)
     restarts.training_begins(trainer)
     assert restarts.all() == [restart]
-    for trainer.global_step in (13, 14):
+    for trainer.step in (13, 14):
         restarts.batch_ended(trainer)
     assert re.fullmatch(says, capsys.readouterr().out)
     (newest,) = restarts.all()
     assert newest.resumed_step == 12 and newest.seconds >= 2
 
 
-def test_a_training_without_a_restart_says_nothing_of_one(capsys):
+def test_a_training_without_a_restart_says_nothing_of_one(capsys, monkeypatch):
     restarts = ContainerRestarts(SimpleNamespace(restarts=(), watch=None))
-    trainer = SimpleNamespace(global_step=0, is_global_zero=True)
+    trainer = SimpleNamespace(is_global_zero=True)
+    monkeypatch.setattr(container_restarts, "steps_done", lambda trainer: 0)
     restarts.training_begins(trainer)
     restarts.batch_ended(trainer)
     assert restarts.all() == [] and capsys.readouterr().out == ""

@@ -48,6 +48,17 @@ def drilled(folder: Path, **asked) -> drilled_run.Drilled:
     return drilled_run.Drilled(settings | {"moment": None, "workers": None} | asked)
 
 
+STEPPED = SimpleNamespace(
+    automatic_optimization=SimpleNamespace(optim_progress=SimpleNamespace(optimizer_steps=5)),
+    manual_optimization=SimpleNamespace(
+        optim_step_progress=SimpleNamespace(total=SimpleNamespace(completed=0))
+    ),
+    batch_progress=SimpleNamespace(current=SimpleNamespace(ready=4)),
+    val_loop=SimpleNamespace(),
+)
+"""The loop over an epoch's batches, after five steps."""
+
+
 def trainer_of(**values) -> SimpleNamespace:
     """Return what a drilled run asks of a trainer."""
     known = {
@@ -60,7 +71,7 @@ def trainer_of(**values) -> SimpleNamespace:
         "datamodule": None,
         "train_dataloader": None,
         "val_dataloaders": None,
-        "fit_loop": SimpleNamespace(max_epochs=9, min_epochs=None),
+        "fit_loop": SimpleNamespace(max_epochs=9, min_epochs=None, epoch_loop=STEPPED),
         "accumulate_grad_batches": 1,
         "limit_train_batches": 1.0,
         "limit_val_batches": 1.0,
@@ -71,7 +82,6 @@ def trainer_of(**values) -> SimpleNamespace:
         "global_rank": 0,
         "is_global_zero": True,
         "current_epoch": 1,
-        "global_step": 5,
         "sanity_checking": False,
         "state": SimpleNamespace(fn="fit"),
         "_data_connector": SimpleNamespace(_prepare_dataloader=lambda loader, *_: loader),
@@ -275,11 +285,9 @@ def recorded(folder: Path, rank: int = 0) -> list[dict]:
 
 def test_a_drilled_run_records_its_steps(tmp_path: Path):
     run = drilled(tmp_path)
-    progress = SimpleNamespace(current=SimpleNamespace(ready=4))
-    fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
     groups = [[{"lr": 0.5}, {"lr": torch.tensor(0.25)}], [{"lr": 1.0}]]
     optimizers = [SimpleNamespace(param_groups=each) for each in groups]
-    trainer = trainer_of(fit_loop=fit_loop, optimizers=optimizers, global_rank=1)
+    trainer = trainer_of(optimizers=optimizers, global_rank=1)
     losses = [torch.tensor(0.5), {"loss": torch.tensor([0.5])}, torch.ones(2), None, {"x": 1}]
     for number, loss in enumerate(losses):
         run.on_train_batch_start(trainer, None, torch.ones(2), number)

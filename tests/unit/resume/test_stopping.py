@@ -129,11 +129,11 @@ def test_a_checkpoint_that_is_due_waits_until_it_is_saved(monkeypatch):
     said.copy_due = False
     said.copy_taken = lambda: None
     no_copies = MemoryCopies(None, 1, False)
-    run = SimpleNamespace(agreement=said, trainer=SimpleNamespace(global_step=3), copies=no_copies)
+    run = SimpleNamespace(agreement=said, trainer=None, step=3, copies=no_copies)
     stops = Stopping(run, Intervals(0, 3))
 
     def save(point, last):
-        saved.append((point, run.trainer.global_step))
+        saved.append((point, run.step))
         stops.checkpoint_saved(0.1)
 
     run.save = save
@@ -161,7 +161,7 @@ def test_a_copy_that_is_due_waits_until_it_is_taken(monkeypatch):
     said.copy_taken = lambda: setattr(said, "copy_due", False)
     noted = []
     copies = SimpleNamespace(state_saved=lambda: noted.append(True))
-    run = SimpleNamespace(agreement=said, trainer=SimpleNamespace(global_step=3), copies=copies)
+    run = SimpleNamespace(agreement=said, trainer=None, step=3, copies=copies)
     run.copy = copied.append
     stops = Stopping(run, Intervals(0, 0))
     monkeypatch.setattr(stops, "agree", lambda now=False: False)

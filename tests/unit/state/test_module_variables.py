@@ -1,5 +1,6 @@
 """Variables of the user's modules, classes and functions are compared by name."""
 
+import contextlib
 import contextvars
 import enum
 import functools
@@ -122,6 +123,72 @@ def test_what_a_class_counts_of_its_own_beside_its_bases_comes_back(monkeypatch)
     resumed.restore(record)
     assert (vars(Scored)["total"], Tallied.total) == (2, 1)
     del Scored.total
+
+
+warm_up = 3
+
+
+class Mixed:
+    """Has a variable that steps remove, and gets one that no class has; it has no other.
+
+    They remove one of the module, too.
+    """
+
+    penalty = 0.5
+
+    def step(self):
+        global warm_up
+        with contextlib.suppress(NameError):
+            del warm_up
+        type(self).steps = getattr(type(self), "steps", 0) + 1
+        if hasattr(type(self), "penalty"):
+            del type(self).penalty
+
+
+def test_a_variable_that_is_removed_is_removed_again_and_one_that_is_made_comes_back():
+    state = GraphState(lambda: held_variables(mentioned_variables({"model": Mixed()})))
+    state.mark()
+    Mixed().step()
+    record = state.encode()
+    Mixed.penalty = 0.5
+    del Mixed.steps
+    globals()["warm_up"] = 3
+    resumed = GraphState(lambda: held_variables(mentioned_variables({"model": Mixed()})))
+    resumed.mark()
+    resumed.restore(record)
+    assert Mixed.steps == 1 and not hasattr(Mixed, "penalty") and "warm_up" not in globals()
+    record = resumed.encode()
+    Mixed.penalty = 0.5
+    resumed.restore(record)
+    assert not hasattr(Mixed, "penalty")
+    del Mixed.steps
+
+
+class Scaled(Counting):
+    """Has a number."""
+
+    scale = 1
+
+
+def test_a_number_that_gives_way_to_a_function_is_not_removed(monkeypatch):
+    monkeypatch.setattr(Scaled, "scale", 1)
+    state = GraphState(lambda: held_variables(mentioned_variables({"model": Scaled()})))
+    state.mark()
+    Scaled.scale = Counting.step
+    record = state.encode()
+    Scaled.scale = 1
+    state.restore(record)
+    assert Scaled.scale == 1
+
+
+def test_a_forged_record_puts_no_number_in_the_place_of_a_method(monkeypatch):
+    monkeypatch.setattr(Scaled, "scale", 1)
+    state = GraphState(lambda: held_variables(mentioned_variables({"model": Scaled()})))
+    state.mark()
+    Scaled.scale = 2
+    record = state.encode()
+    state.restore(record | {"nodes": record["nodes"].replace('"scale"', '"step"')})
+    assert Scaled.step is Counting.step and "step" not in vars(Scaled)
 
 
 history: list[float] = []

@@ -141,7 +141,13 @@ class ObjectKind(Kind):
         if any(name.startswith("buffer ") for name in changed):
             note["unsaved"] = sorted(unsaved_buffers(node.value))
         parts = [now[name] for name in changed]
-        gone = [name for name in dict.fromkeys((*before, *touched)) if name and name not in now]
+        # A variable that has got a function, say, is left out of a record, but is there.
+        there = () if owner_of(node.value) is node.value else namespace(owner_of(node.value))
+        gone = [
+            name
+            for name in dict.fromkeys((*before, *touched))
+            if name and name not in now and name not in there
+        ]
         if gone or list(before) != list(now):
             note["order"] = list(now)
             note["gone"] = gone
@@ -257,15 +263,15 @@ def set_member(owner: Any, name: Any, value: Any) -> None:
 
 
 def remove(owner: Any, gone: list[Any]) -> None:
-    """Remove attributes, of those that encoding would save; variables stay."""
+    """Remove attributes, of those that encoding would save."""
     object_ = owner_of(owner)
-    if has_variables(object_):
-        return
     names, _ = ObjectKind().take(owner)
     for name in set(names) & set(gone):
         space, _, member = name.rpartition(" ")
         if space in SPACES:
             SPACES[space][0](object_).pop(member, None)
+        elif isinstance(object_, type):
+            type.__delattr__(object_, name)
         elif name in namespace(object_):
             del object_.__dict__[name]
         elif hasattr(object_, name):

@@ -106,7 +106,7 @@ def recreated(run, fails: bool = False) -> tuple[list, int]:
     return calls, seen[0]
 
 
-BEFORE = {"graph": 1, "generators": 2}
+BEFORE = {"graph": 1, "generators": 2, "settings": {}}
 BEFORE_DATA = [("restore", 1), ("generators", 2)]
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from short_fits import Noted, as_in_a_new_process, interrupted, saved, trainer, weights
 from torch import nn
 from torch.optim import SGD
 from untrained import alike, in_epoch_5, resumed, run_of, trainer_of
@@ -185,3 +186,42 @@ def test_other_ranks_continue_with_the_mean_of_the_gradients(number, ranks, grad
     assert rank.lightning_module.weight.grad.tolist() == [[gradient] * 2]
     restore_gradients(rank, [{"gradients": {}}] * 3)
     assert rank.lightning_module.weight.grad is None
+
+
+class Switching(Noted):
+    """Has automatic optimization in every second epoch."""
+
+    def on_train_epoch_start(self):
+        super().on_train_epoch_start()
+        self.automatic_optimization = self.current_epoch % 2 == 0
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if not self.automatic_optimization:
+            self.manual_backward(loss)
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+        return loss
+
+
+@pytest.mark.parametrize("stop", ["batch 1:2", "end 0", "batch 2:2"])
+def test_a_module_that_switches_its_optimization_continues(tmp_path, stop):
+    """Its own steps use the gradients that Lightning's have left."""
+
+    def fitted(folder, **moments):
+        as_in_a_new_process()
+        options = {
+            "max_epochs": 3,
+            "strict": True,
+            "limit_val_batches": 0,
+        }  # which removes gradients
+        fits = trainer(tmp_path / folder, **options)
+        model = Switching(**moments)
+        fits.fit(model)
+        return weights(model), fits.global_step
+
+    alone = fitted("alone")
+    with interrupted():
+        fitted("run", stop=stop)
+    assert fitted("run") == alone
+    assert max(saved(tmp_path / "run")) == 12

@@ -218,6 +218,42 @@ def test_a_loaded_state_shares_memory_with_a_weight_as_the_one_before():
     assert state[weight_now]["scale"].tolist() == [1, 1]
 
 
+class Lookahead(torch.optim.Optimizer):
+    """Steps by another optimizer, whose groups are its own, too, as published ones do."""
+
+    def __init__(self, base) -> None:
+        self.base = base
+        self.defaults = base.defaults
+        self.share()
+
+    def share(self) -> None:
+        self.param_groups = self.base.param_groups
+        self.fast_state = self.base.state
+
+    @property
+    def state(self):
+        return self.base.state
+
+    def load_state_dict(self, state_dict):
+        self.base.load_state_dict(state_dict)
+        self.share()
+
+
+def test_a_wrapper_shares_groups_and_states_with_its_optimizer_after_loading():
+    weight = nn.Parameter(torch.ones(2))
+    base = torch.optim.SGD([weight], 0.1, momentum=0.5)
+    wrapper = Lookahead(base)
+    groups, state, (group,) = base.param_groups, base.state, base.param_groups
+    saved = copy.deepcopy(base.state_dict())
+    saved["state"] = {0: {"momentum_buffer": torch.ones(2)}}
+    saved["param_groups"][0]["lr"] = 0.3
+    with sharing_groups([wrapper, base], [wrapper, base]):
+        wrapper.load_state_dict(saved)
+    assert wrapper.param_groups is base.param_groups is groups and groups[0] is group
+    assert wrapper.fast_state is base.state is state
+    assert group["lr"] == 0.3 and state[weight]["momentum_buffer"].tolist() == [1, 1]
+
+
 class Windowed:
     """A schedule of no class of torch's, whose state_dict lacks what the rates follow."""
 

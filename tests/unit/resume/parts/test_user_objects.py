@@ -225,24 +225,6 @@ def test_the_loaders_tell_their_states(point):
     assert found == {"mine": 3, "within": within, "generators": {}}
 
 
-def test_settings_of_the_trainer_that_change_are_saved_from_then_on():
-    state = state_of()
-    trainer = state.trainer
-    assert state.encode_changes()["trainer_settings"] == {}
-    trainer.accumulate_grad_batches = 4
-    trainer.should_stop = True
-    trainer.mine = 3
-    trainer._default_root_dir = "/elsewhere"
-    saved = state.encode_changes()
-    assert saved["trainer_settings"] == {"accumulate_grad_batches": 4}
-    other = state_of()
-    other.restore(saved)
-    assert other.trainer.accumulate_grad_batches == 4
-    assert other.encode_changes()["trainer_settings"] == {"accumulate_grad_batches": 4}
-    other.trainer.accumulate_grad_batches = 1
-    assert other.encode_changes()["trainer_settings"] == {"accumulate_grad_batches": 1}
-
-
 def test_what_hooks_compute_at_the_start_is_saved():
     state = UserState(trainer_of(model := Model()))
     state.trainer.callbacks.append(Starts())

@@ -1,0 +1,127 @@
+"""Lightning's settings that a callback changes while training."""
+
+import pytest
+import pytorch_lightning as pl
+from short_fits import Noted, as_in_a_new_process, interrupted, trainer, weights
+from user_state import Model, state_of
+
+from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
+
+
+def settings_of(state) -> dict:
+    """Return the settings that are saved."""
+    return state.encode_changes()["trainer_settings"]
+
+
+def test_settings_that_change_are_saved_from_then_on():
+    state = state_of()
+    loop = state.trainer.fit_loop
+    assert settings_of(state) == {}
+    state.trainer.accumulate_grad_batches = 4
+    state.trainer.limit_val_batches = 1  # 1.0 before: all of them
+    loop.min_epochs = loop.epoch_loop.min_steps = 2
+    state.trainer.lightning_module.automatic_optimization = False
+    loop.max_epochs = loop.epoch_loop.max_steps = 7
+    state.trainer.should_stop = True
+    state.trainer._default_root_dir = "/elsewhere"
+    saved = state.encode_changes()
+    assert saved["trainer_settings"] == {
+        "accumulate_grad_batches": 4,
+        "limit_val_batches": 1,
+        "fit_loop.min_epochs": 2,
+        "fit_loop.epoch_loop.min_steps": 2,
+        "model.automatic_optimization": False,
+    }
+    other = state_of()
+    other.restore(saved)
+    assert type(other.trainer.limit_val_batches) is int and other.trainer.limit_val_batches == 1
+    assert other.trainer.fit_loop.min_epochs == 2
+    assert not other.trainer.lightning_module.automatic_optimization
+    assert settings_of(other) == saved["trainer_settings"]
+    other.trainer.accumulate_grad_batches = 1
+    assert settings_of(other)["accumulate_grad_batches"] == 1
+
+
+def test_what_is_added_to_loops_is_saved_as_what_is_added_to_the_trainer():
+    state = state_of()
+    loop = state.trainer.fit_loop
+    loop.epoch_loop.seen = 1
+    state.run.mark_start()
+    loop.epoch_loop.seen = 2
+    loop.epoch_loop.manual_optimization._steps = loop.epoch_loop.val_loop.losses = [0.5]
+    state.trainer.losses = loop.epoch_loop.val_loop.losses
+    saved = state.encode_changes()
+    other = state_of()
+    other.restore(saved)
+    restored = other.trainer.fit_loop.epoch_loop
+    assert restored.seen == 2 and restored.manual_optimization._steps == [0.5]
+    assert restored.val_loop.losses is restored.manual_optimization._steps is other.trainer.losses
+
+
+def test_a_setting_that_a_model_calculates_is_left_alone():
+    class Alternating(Model):
+        epoch = 0
+
+        @property
+        def automatic_optimization(self):
+            return self.epoch == 0
+
+    state = state_of(Alternating())
+    state.trainer.lightning_module.epoch = 1
+    assert settings_of(state) == {}
+
+
+def test_another_number_of_ranks_has_its_own_number_of_batches():
+    state = state_of()
+    state.trainer.val_check_batch = state.trainer.fit_loop.max_batches = 3
+    state.run.mark_start()
+    state.trainer.val_check_batch = state.trainer.fit_loop.max_batches = 4
+    state.trainer.log_every_n_steps = 5
+    saved = state.encode_changes()
+    for same_ranks in (True, False):
+        other = state_of()
+        other.trainer.val_check_batch = other.trainer.fit_loop.max_batches = 2
+        other.restore(saved, same_ranks=same_ranks)
+        expected = 4 if same_ranks else 2
+        assert other.trainer.val_check_batch == other.trainer.fit_loop.max_batches == expected
+        assert other.trainer.log_every_n_steps == 5
+
+
+def test_data_are_made_with_the_settings_of_when_they_were_made():
+    state = state_of()
+    settings = state.run.part(TrainerSettings)
+    state.trainer.limit_train_batches, state.trainer.limit_val_batches = 5, 6
+    with settings.as_saved({"limit_train_batches": 2, "val_check_batch": 9, "unknown": 1}):
+        assert state.trainer.limit_train_batches == 2
+        assert state.trainer.limit_val_batches == 1.0  # as at the start
+        state.trainer.val_check_batch = 3  # as Lightning sets it
+    limits = state.trainer.limit_train_batches, state.trainer.limit_val_batches
+    assert limits == (5, 6) and state.trainer.val_check_batch == 3
+
+
+class Limiting(pl.Callback):
+    """Sets other limits of batches, which count for the data that are made next."""
+
+    def on_train_epoch_end(self, trainer, model):
+        trainer.limit_train_batches = 3 if trainer.current_epoch == 0 else 2
+        trainer.limit_val_batches = 1 if trainer.current_epoch == 1 else 1.0
+
+
+@pytest.mark.parametrize(
+    ("stop", "every"), [("batch 2:1", 1), ("end 2", 2), ("validation 3:0", 2), ("batch 4:1", 0)]
+)
+def test_limits_of_batches_hold_for_the_data_they_were_made_with(tmp_path, stop, every):
+    def fitted(folder, **moments):
+        as_in_a_new_process()
+        options = {"max_epochs": 5, "reload_dataloaders_every_n_epochs": every, "strict": True}
+        fits = trainer(tmp_path / folder, Limiting(), **options)
+        model = Noted(**moments)
+        fits.fit(model)
+        return weights(model), model.validated, model.events[-12:]
+
+    alone = fitted("alone")
+    with interrupted():
+        fitted("run", stop=stop)
+    assert fitted("run") == alone
