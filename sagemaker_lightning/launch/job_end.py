@@ -132,6 +132,8 @@ def judge(
     result = outcome(known)
     if result is Outcome.STOPPED:
         how = described(end.status, end.stop_signal)
+        if end.stop_signal and supervisor.has_killed:
+            how += ": that signal alone did not end it"
         raise Interrupted(missing or f"{name} {how}", number)
     if result is Outcome.FAILED:
         raise failed

@@ -144,6 +144,7 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
         stderr: str = "",
         grace: float | None = None,
         stop_came_first: bool = True,
+        has_killed: bool = False,
         program: str = "train.py",
         forks: bool = False,
         **here,
@@ -167,6 +168,7 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
             run=start,
             grace=grace,
             stop_came_first=bool(stop_signal) and stop_came_first,
+            has_killed=has_killed,
             statuses={},
         )
         log.begin()
@@ -381,6 +383,15 @@ ENDS = {
         {"status": 1, "stderr": LOST_PEER, "stop_signal": signal.SIGTERM},
         [],
         (f"{STOPPED}ended with exit status 1 after SIGTERM", signal.SIGTERM),
+    ),
+    "told to stop, which it does not hear": (
+        Watch(),
+        {"status": -9, "stop_signal": signal.SIGTERM, "has_killed": True},
+        [],
+        (
+            f"{STOPPED}was killed by SIGKILL after SIGTERM: that signal alone did not end it",
+            signal.SIGTERM,
+        ),
     ),
     "told to stop by Ctrl-C": (
         Watch(),
