@@ -283,7 +283,8 @@ class ProgramFailed(Exception):
         self.kind = failures.class_of(self.trace)
         ended = program_end.status
         by_signal = ended < 0 or 128 < ended <= 128 + signal.SIGRTMAX
-        self.is_death = status < 0 or (by_signal and not self.trace)
+        # A crash has a trace as well, of no error's class.
+        self.is_death = status < 0 or (by_signal and not self.kind)
         if self.killed or (status < 0 and not self.trace):
             advice = f": {failures.OUT_OF_MEMORY}" if status == -signal.SIGKILL else ""
             why = f"{rank} {described(status)}{advice}"
