@@ -179,11 +179,19 @@ class Supervisor:
             # once it continues.
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
-        if not self.timers and self._living_processes():
+        rest = [] if self.timers else self._living_processes()
+        if rest:
             self._stop(signal.SIGTERM, REST_IS_KILLED)
         # A shell dies of the signal at once, but a program that it has started may be saving.
         while self._living_processes():
             time.sleep(0.1)
+        # Who has started it may not know what has become of it. A failure has other reasons.
+        ended = {self.statuses.get(process.pid) for process in rest}
+        if status == 0 and ended & {-signal.SIGTERM, -signal.SIGKILL}:
+            log.warning(
+                "warning: the program has ended, and what it has left running was ended by SIGTERM "
+                f"or, {REST_IS_KILLED:.0f} s later, by SIGKILL"
+            )
         for timer in self.timers:
             timer.cancel()
         reader.join(timeout=STDERR_IS_READ)

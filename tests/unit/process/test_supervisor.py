@@ -37,7 +37,8 @@ def living(mark: str) -> list[list[str]]:
     ["", "setsid "],
     ids=["in its group", "in a session of its own, as torchrun's ranks are"],
 )
-def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, prefix):
+@pytest.mark.parametrize("status", [0, 3])
+def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, capsys, prefix, status):
     monkeypatch.setattr(supervise, "REST_IS_KILLED", 0.5)
     mark = f"rest-{uuid.uuid4().hex}"
     # A shell that ends before `setsid` has begun its session leaves it in the group of the program.
@@ -45,11 +46,12 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, prefix):
         f"import pathlib, time; pathlib.Path({str(tmp_path / 'ready')!r}).touch(); time.sleep(300)"
     )
     script = f'{prefix}{sys.executable} -c "{rest}" {mark} & '
-    script += "until [ -e ready ]; do sleep 0.01; done; exit 3"
+    script += f"until [ -e ready ]; do sleep 0.01; done; exit {status}"
     supervisor = Supervisor()
     ended = supervisor.run(["sh", "-c", script], cwd=tmp_path)
-    assert ended.status == 3 and ended.stop_signal is None
-    assert supervisor.statuses[supervisor.child.pid] == 3
+    assert ended.status == status and ended.stop_signal is None
+    assert supervisor.statuses[supervisor.child.pid] == status
+    assert ("what it has left running was ended" in capsys.readouterr().out) == (status == 0)
     # The watch of the ranks may ask for the other one's, which nobody else will ever read.
     (other,) = supervisor.statuses.keys() - {supervisor.child.pid}
     assert supervisor.statuses[other] == -(signal.SIGKILL if prefix else signal.SIGTERM)
@@ -57,6 +59,12 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, prefix):
 
 
 DEAF = "trap '' TERM; touch ready; while :; do sleep 60; done"
+
+
+def test_what_ends_after_the_program_is_not_named(tmp_path, capsys):
+    script = "setsid sh -c 'touch ready; sleep 0.2' & until [ -e ready ]; do sleep 0.01; done"
+    ended = Supervisor().run(["sh", "-c", script], tmp_path)
+    assert ended.status == 0 and capsys.readouterr().out == ""
 
 
 def test_a_program_that_does_not_listen_is_killed(tmp_path):
