@@ -19,6 +19,11 @@ The batch at whose end they agree has taken its own time since the signal.
 """
 TORCHRUN_KILLS = 100.0
 """From the signal to torchrun's SIGKILL for its ranks. The checkpoint is written by then."""
+STOP_IS_LATE = 5.0
+"""From the signal to a line that says that the program still runs.
+
+`docker stop` kills 10 s after its signal by default; nobody can say more then.
+"""
 HOOK_KILLS = 110.0
 """From the signal to the toolkit hook's SIGKILL for the program. torchrun has ended by then.
 

@@ -40,6 +40,7 @@ class Outcome(Enum):
     STOPPED = "it was asked to stop"
     STOPPED_ELSEWHERE = "another host, or a rank, was asked to stop"
     FAILED = "it failed"
+    NO_MODEL = "it ended well, and has not written the model that it has to write"
     FAILED_ELSEWHERE = "another host, or a rank, is the cause"
 
 
@@ -64,6 +65,8 @@ class Known(NamedTuple):
     """Whether that comes from a rank of this host."""
     reason_is_request: bool = False
     """Whether that is a request to stop."""
+    lacks_model: bool = False
+    """Whether it did not fail, and has not written the model that it has to write."""
 
 
 def outcome(known: Known) -> Outcome:
@@ -76,19 +79,30 @@ def outcome(known: Known) -> Outcome:
         return Outcome.STOPPED
     if known.reason and counts:
         return Outcome.FAILED_ELSEWHERE
+    if known.lacks_model:
+        return Outcome.STOPPED if known.asked else Outcome.NO_MODEL
     return Outcome.FAILED if known.failed else Outcome.SUCCESS
 
 
-def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog) -> None:
-    """Print how a job's program ended, and return if it ended well.
+def judge(
+    name: str,
+    end: ProgramEnd,
+    supervisor: Supervisor,
+    watchdog: Watchdog,
+    missing_model: Callable[[], str] = str,
+    needs_model: bool = False,
+) -> None:
+    """Print how a job's program ended, and return once it has ended well on all hosts.
 
-    Raises Interrupted, OtherFailed or ProgramFailed otherwise.
+    Raises Interrupted, OtherFailed, ProgramFailed or NoModel otherwise.
 
     Args:
         name: What to call the program.
         end: How it ended.
         supervisor: Has run it.
         watchdog: Watches the other hosts and this host's ranks.
+        missing_model: Returns what is wrong if it ended well without a model; else "".
+        needs_model: Whether the job fails then; otherwise a warning says so.
     """
     watchdog.program_ended()
     ended_by_us = supervisor.grace is not None
@@ -104,6 +118,7 @@ def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog
     reason = watchdog.wait_for_reason() if unexplained else watchdog.known_reason
     # The signal by which something other than this process has asked the program to stop.
     number = end.stop_signal or (None if ended_by_us else STOP_SIGNALS.get(end.status))
+    missing = "" if end.status else missing_model()
     known = Known(
         failed=bool(end.status),
         asked=bool(number) and not ended_by_us_first,
@@ -112,14 +127,24 @@ def judge(name: str, end: ProgramEnd, supervisor: Supervisor, watchdog: Watchdog
         reason=bool(reason),
         reason_is_local=bool(reason and reason.is_local),
         reason_is_request=bool(reason and reason.is_request),
+        lacks_model=bool(missing and needs_model),
     )
     result = outcome(known)
     if result is Outcome.STOPPED:
-        raise Interrupted(f"{name} {described(end.status, end.stop_signal)}", number)
+        how = described(end.status, end.stop_signal)
+        if end.stop_signal and supervisor.has_killed:
+            how += ": that signal alone did not end it"
+        raise Interrupted(missing or f"{name} {how}", number)
     if result is Outcome.FAILED:
         raise failed
+    if result is Outcome.NO_MODEL:
+        raise NoModel(missing)
     if reason and result is not Outcome.SUCCESS:
         raise error_for(reason, end.stop_signal if result is Outcome.STOPPED_ELSEWHERE else None)
+    if missing:
+        log.warning(f"warning: {missing}")
+    if reason := watchdog.wait_until_all_are_done():
+        raise error_for(reason)
 
 
 def _ended_ranks(supervisor: Supervisor, watchdog: Watchdog) -> list[tuple[str, int]]:
@@ -258,7 +283,8 @@ class ProgramFailed(Exception):
         self.kind = failures.class_of(self.trace)
         ended = program_end.status
         by_signal = ended < 0 or 128 < ended <= 128 + signal.SIGRTMAX
-        self.is_death = status < 0 or (by_signal and not self.trace)
+        # A crash has a trace as well, of no error's class.
+        self.is_death = status < 0 or (by_signal and not self.kind)
         if self.killed or (status < 0 and not self.trace):
             advice = f": {failures.OUT_OF_MEMORY}" if status == -signal.SIGKILL else ""
             why = f"{rank} {described(status)}{advice}"

@@ -112,8 +112,6 @@ def _run(command: str, supervisor: Supervisor) -> int:
             keeps_stdout=True,
         )
         job_end.judge(name, of_program(end), supervisor, watchdog)
-        if reason := watchdog.wait_until_all_are_done():
-            raise job_end.error_for(reason)
 
     attempts.run(here, name, here.hyperparameters, supervisor, attempt)
     return 0

@@ -15,32 +15,26 @@ import logging
 import os
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from sagemaker_training import environment, errors
 
-from sagemaker_lightning.contract import (
-    rendezvous,
-    shutdown,
-)
+from sagemaker_lightning.contract import shutdown
 from sagemaker_lightning.contract.atomic_files import write_instead
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.hyperparameters import MAX_RESTARTS
-from sagemaker_lightning.contract.log import log, say_last
+from sagemaker_lightning.contract.log import say_last
 from sagemaker_lightning.launch import (
     attempts,
     job_end,
     job_watch,
     ownership,
-    requirements,
     standby,
-    torchrun_command,
     user_program,
 )
 from sagemaker_lightning.launch.restarts import Restarts
+from sagemaker_lightning.launch.user_program import Program
 from sagemaker_lightning.nodes.watchdog import Watchdog
-from sagemaker_lightning.process import threads
 from sagemaker_lightning.process.supervisor import StoppedBeforeStart, Supervisor
 
 
@@ -90,85 +84,22 @@ def _run(supervisor: Supervisor) -> None:
     environment.write_env_vars(job.to_env_vars())
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
     here = SageMakerEnvironment.read()
-    sent_name = user_program.sent(hyperparameters, "sagemaker_program")
-    name = sent_name or os.environ.get("SAGEMAKER_PROGRAM", "")
-    programs: list[_Program | None] = []  # one, once it is prepared
+    request = user_program.Request.read(job, here, hyperparameters)
+    programs: list[Program | None] = []  # one, once it is prepared
 
     def attempt(watchdog: Watchdog, restarts: Restarts) -> None:
         if not programs:
-            programs.append(_prepare(job, here, hyperparameters))
+            programs.append(user_program.prepare(request, here))
         if programs[0]:
             everything = (here, hyperparameters, supervisor, watchdog, restarts, aside)
             _run_program(programs[0], *everything)
 
     with standby.Standby(here, supervisor) as aside:
-        attempts.run(here, name, hyperparameters, supervisor, attempt)
-
-
-@dataclass(frozen=True)
-class _Program:
-    """What this host runs."""
-
-    folder: Path
-    name: str
-    command: list[str]
-    launcher: str
-    """In words."""
-    cwd: Path
-    variables: dict[str, str]
-    files_before: dict[Path, tuple[int, int, int]]
-    """The files of the model's folder before it runs."""
-
-
-def _prepare(
-    job: environment.Environment,
-    here: SageMakerEnvironment,
-    hyperparameters: Mapping[str, object],
-) -> _Program | None:
-    """Prepare the job's source, and return its program; None if this host has none to run.
-
-    Raises UserError if there is no such program, or its source or requirements cannot be had.
-
-    Args:
-        job: The toolkit's own Environment.
-        here: Our view of the same variables.
-        hyperparameters: The job's hyperparameters, those for the toolkit included.
-    """
-    user_program.unpack(user_program.sent(hyperparameters, "sagemaker_submit_directory"))
-    folder, name = user_program.find(
-        user_program.sent(hyperparameters, "sagemaker_program") or job.user_entry_point
-    )
-    if folder == user_program.HOME and not here.takes_part:
-        log.info(
-            f"{here.current_host} takes no part in the training, which is for "
-            f"{', '.join(here.hosts)}"
-        )
-        return None
-    taken = [each for each in MAX_RESTARTS if each in hyperparameters]
-    if taken and folder == user_program.CODE_FOLDER:
-        log.info(
-            f"hyperparameter {taken[0]} sets how often {name} is started again in this container, "
-            "and is not passed to it"
-        )
-    requirements.install(user_program.CODE_FOLDER, name, own=folder == user_program.CODE_FOLDER)
-    command, launcher, processes = user_program.command(job, here, folder, name, hyperparameters)
-    # The image's own programs set their threads themselves. For others we do, because torchrun
-    # would leave each rank a single thread.
-    thread_variables = threads.thread_variables(processes) if folder != user_program.HOME else {}
-    variables = rendezvous.variables(here) | torchrun_command.VARIABLES | thread_variables
-    return _Program(
-        folder,
-        name,
-        command,
-        launcher,
-        cwd=user_program.CODE_FOLDER if user_program.CODE_FOLDER.is_dir() else user_program.HOME,
-        variables=variables | os.environ,
-        files_before=user_program.written(here.model_dir),
-    )
+        attempts.run(here, request.program, hyperparameters, supervisor, attempt)
 
 
 def _run_program(
-    program: _Program,
+    program: Program,
     here: SageMakerEnvironment,
     hyperparameters: Mapping[str, object],
     supervisor: Supervisor,
@@ -190,8 +121,7 @@ def _run_program(
         restarts: The restarts so far.
         aside: Starts the program again without its imports.
     """
-    folder, name = program.folder, program.name
-    what = f"{folder / name}, {program.launcher}"
+    what = f"{program.folder / program.name}, {program.launcher}"
     forks = aside.is_ready
     job_watch.meet(watchdog, here, what, hyperparameters, restarts, forks)
     of_attempt = {"SAGEMAKER_LIGHTNING_WATCH": str(watchdog.path)} | attempts.variables(restarts)
@@ -205,17 +135,14 @@ def _run_program(
         variables=program.variables | of_attempt,
         started=started,
     )
-    job_end.judge(name, program_end, supervisor, watchdog)
-    if missing := user_program.missing_model(folder, name, here, program.files_before):
-        if folder == user_program.HOME:
-            raise (
-                job_end.Interrupted(missing, program_end.stop_signal)
-                if program_end.stop_signal
-                else job_end.NoModel(missing)
-            )
-        log.warning(f"warning: {missing}")
-    if reason := watchdog.wait_until_all_are_done():
-        raise job_end.error_for(reason)
+    job_end.judge(
+        program.name,
+        program_end,
+        supervisor,
+        watchdog,
+        missing_model=lambda: program.missing_model(here),
+        needs_model=program.is_of_image,
+    )
 
 
 def _report(error: BaseException) -> str:

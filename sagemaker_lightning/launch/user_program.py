@@ -1,4 +1,4 @@
-"""Finds the program that a job runs, and builds its command line."""
+"""Reads what a job asks for, once, and prepares the program that it runs."""
 
 import os
 import shlex
@@ -7,16 +7,19 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from botocore.exceptions import ClientError
 from sagemaker_training import environment, errors, files, process
 
-from sagemaker_lightning.contract import hyperparameters, job_config
+from sagemaker_lightning.contract import hyperparameters, job_config, rendezvous
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.hyperparameters import MAX_RESTARTS
 from sagemaker_lightning.contract.log import log
-from sagemaker_lightning.launch import torchrun_command
+from sagemaker_lightning.launch import requirements, torchrun_command
+from sagemaker_lightning.process import threads
 
 HOME = Path(__file__).resolve().parents[2]
 """The folder in which this package is, and with it the image's own programs."""
@@ -43,7 +46,128 @@ REFUSED_DISTRIBUTIONS = {
 }
 
 
-def sent(all_hyperparameters: Mapping[str, object], name: str) -> str | None:
+@dataclass(frozen=True)
+class Request:
+    """What a job asks this host to run, as its client has sent it."""
+
+    program: str
+    """The program's path in the job's source or in the image, or a module of the source."""
+    source: str | None
+    """Path or s3:// address of the job's source; None or "" if it is in CODE_FOLDER already."""
+    ranks: int | None
+    """Processes that torchrun starts, unless a flag says another number; None without torchrun.
+
+    0 stands for one.
+    """
+    flags: list[str]
+    """The hyperparameters for a program of the image."""
+    args: list[str]
+    """The hyperparameters for a program of the job's own, as the toolkit writes them."""
+    restarts_flag: str
+    """The hyperparameter that sets how often the program is started again; "" if none does."""
+
+    @classmethod
+    def read(
+        cls,
+        job: environment.Environment,
+        here: SageMakerEnvironment,
+        all_hyperparameters: Mapping[str, object],
+    ) -> "Request":
+        """Read what a job asks for.
+
+        Raises UserError if it names no program, for a distribution that the image does not have,
+        and for a program that torchrun cannot run.
+
+        Args:
+            job: The toolkit's own Environment.
+            here: Our view of the same variables.
+            all_hyperparameters: The job's hyperparameters, those for the toolkit included.
+        """
+        sent = _sent(all_hyperparameters, "sagemaker_program")
+        program = sent or os.environ.get("SAGEMAKER_PROGRAM", "")
+        if not program:
+            raise UserError(
+                "SAGEMAKER_PROGRAM: not given; expected a file of the job's source or of the image"
+            )
+        ranks = _ranks_of_torchrun(job)
+        if ranks is not None and not program.endswith(".py"):
+            raise UserError(f"sagemaker_program: found {program}, torchrun allows a .py file only")
+        return cls(
+            program,
+            _sent(all_hyperparameters, "sagemaker_submit_directory"),
+            ranks if here.takes_part else None,
+            hyperparameters.flags(all_hyperparameters),
+            job.to_cmd_args(),
+            next((name for name in MAX_RESTARTS if name in all_hyperparameters), ""),
+        )
+
+
+@dataclass(frozen=True)
+class Program:
+    """What this host runs."""
+
+    folder: Path
+    """CODE_FOLDER or HOME."""
+    name: str
+    command: list[str]
+    launcher: str
+    """In words."""
+    cwd: Path
+    variables: dict[str, str]
+    files_before: dict[Path, tuple[int, int, int]]
+    """The files of the model's folder before it runs."""
+
+    @property
+    def is_of_image(self) -> bool:
+        """Whether the image has brought it."""
+        return self.folder == HOME
+
+    def missing_model(self, here: SageMakerEnvironment) -> str:
+        """Return what is wrong if it ended well without a model; else ""."""
+        return missing_model(self.folder, self.name, here, self.files_before)
+
+
+def prepare(request: Request, here: SageMakerEnvironment) -> Program | None:
+    """Prepare the job's source, and return its program; None if this host has none to run.
+
+    Raises UserError if there is no such program, or its source or requirements cannot be had.
+
+    Args:
+        request: What the job asks for.
+        here: Describes the job and this host.
+    """
+    unpack(request.source)
+    folder, name = find(request.program), request.program
+    is_own = folder == CODE_FOLDER
+    if not (is_own or here.takes_part):
+        log.info(
+            f"{here.current_host} takes no part in the training, which is for "
+            f"{', '.join(here.hosts)}"
+        )
+        return None
+    if request.restarts_flag and is_own:
+        log.info(
+            f"hyperparameter {request.restarts_flag} sets how often {name} is started again in "
+            "this container, and is not passed to it"
+        )
+    requirements.install(CODE_FOLDER, name, own=is_own)
+    command_line, launcher, processes = command(request, here, folder)
+    # The image's own programs set their threads themselves. For others we do, because torchrun
+    # would leave each rank a single thread.
+    thread_variables = threads.thread_variables(processes) if is_own else {}
+    variables = rendezvous.variables(here) | torchrun_command.VARIABLES | thread_variables
+    return Program(
+        folder,
+        name,
+        command_line,
+        launcher,
+        cwd=CODE_FOLDER if CODE_FOLDER.is_dir() else HOME,
+        variables=variables | os.environ,
+        files_before=written(here.model_dir),
+    )
+
+
+def _sent(all_hyperparameters: Mapping[str, object], name: str) -> str | None:
     """Return one of the toolkit's own hyperparameters as text.
 
     Return None if it is missing or null.
@@ -134,27 +258,23 @@ def _check_archive(path: str) -> None:
             raise ValueError(f"it has the link {links[0]}, which takes Python 3.11.4 or later")
 
 
-def find(name: str | None) -> tuple[Path, str]:
-    """Return the folder (CODE_FOLDER or HOME) and the name of the program.
+def find(name: str) -> Path:
+    """Return the folder of the program: CODE_FOLDER or HOME.
 
     A program of the job's own source comes before one of the image. If the source is a package
-    (it has a setup.py), the name may also be that of a module in it, which has no folder.
+    (it has a setup.py), the name may also be that of a module in it.
 
     Raises UserError if there is no such program.
     """
-    if not name:
-        raise UserError(
-            "SAGEMAKER_PROGRAM: not given; expected a file of the job's source or of the image"
-        )
     try:
         process.validate_entry_point(name)
     except errors.ClientError as error:
         raise UserError(str(error)) from None
     for folder in (CODE_FOLDER, HOME):
         if (folder / name).is_file():
-            return folder, name
+            return folder
     if _may_be_module(name):
-        return CODE_FOLDER, name
+        return CODE_FOLDER
     files_there = (
         ", ".join(sorted(path.name for path in CODE_FOLDER.iterdir())[:10])
         if CODE_FOLDER.is_dir()
@@ -253,30 +373,14 @@ def _torchrun_of_tuner(drivers: Path) -> int | None:
     return int(distributed["process_count_per_node"] or 0)
 
 
-def command(
-    job: environment.Environment,
-    here: SageMakerEnvironment,
-    folder: Path,
-    name: str,
-    all_hyperparameters: Mapping[str, object],
-) -> tuple[list[str], str, int]:
-    """Return the command line, its launcher in words, and its process count.
+def _ranks_of_torchrun(job: environment.Environment) -> int | None:
+    """Return how many processes torchrun starts here; None if the job does not ask for torchrun.
 
-    A program of the image counts as one process, because it starts its ranks and sets their
-    threads itself.
+    Raises UserError for a distribution that the image does not have.
 
     Args:
         job: The toolkit's own Environment.
-        here: Our view of the same variables.
-        folder: Folder of the program, HOME or CODE_FOLDER.
-        name: Its name.
-        all_hyperparameters: The job's hyperparameters, those for the toolkit included.
-
-    Raises UserError for a distribution that the image does not have, and for a program that
-    torchrun cannot run.
     """
-    is_of_image = folder == HOME
-    args = hyperparameters.flags(all_hyperparameters) if is_of_image else job.to_cmd_args()
     options = job.additional_framework_parameters
     if refused := [words for option, words in REFUSED_DISTRIBUTIONS.items() if options.get(option)]:
         raise UserError(
@@ -285,24 +389,37 @@ def command(
         )
     enabled = [option for option in DISTRIBUTIONS if options.get(option)]
     ranks_of_tuner = _torchrun_of_tuner(CODE_FOLDER.parent / "input/data/sm_drivers")
-    if not (enabled or ranks_of_tuner is not None) or not here.takes_part:
-        if is_of_image:
-            return [sys.executable, str(folder / name), *args], "one process", 1
-        return _own_command(name, args), "the job's own, one process", 1
+    if not enabled and ranks_of_tuner is None:
+        return None
     if enabled and (other_name := DISTRIBUTIONS[enabled[-1]]):
         log.warning(
             f"warning: distribution {other_name} runs as torch_distributed (torchrun over NCCL, or "
             "gloo on CPUs): AWS has published no SMDDP build since PyTorch 2.5"
         )
-    if not name.endswith(".py"):
-        raise UserError(f"sagemaker_program: found {name}, torchrun allows a .py file only")
-    if is_of_image:
-        return (
-            [sys.executable, str((HOME / name).with_name(TORCHRUN_PROGRAM)), *args],
-            "torchrun",
-            1,
-        )
-    devices = ranks_of_tuner or job.num_gpus
-    ranks = torchrun_command.processes(args, devices)
-    command_line = torchrun_command.command(here, args, devices, folder / name)
-    return command_line, "torchrun", ranks
+    return ranks_of_tuner or int(job.num_gpus)
+
+
+def command(
+    request: Request, here: SageMakerEnvironment, folder: Path
+) -> tuple[list[str], str, int]:
+    """Return the command line of the program, its launcher in words, and its process count.
+
+    A program of the image counts as one process, because it starts its ranks and sets their
+    threads itself.
+
+    Args:
+        request: What the job asks for.
+        here: Describes the job and this host.
+        folder: Folder of the program, HOME or CODE_FOLDER.
+    """
+    program = folder / request.program
+    if folder == HOME:
+        if request.ranks is None:
+            return [sys.executable, str(program), *request.flags], "one process", 1
+        program = program.with_name(TORCHRUN_PROGRAM)
+        return [sys.executable, str(program), *request.flags], "torchrun", 1
+    args = request.args
+    if request.ranks is None:
+        return _own_command(request.program, args), "the job's own, one process", 1
+    command_line = torchrun_command.command(here, args, request.ranks, program)
+    return command_line, "torchrun", torchrun_command.processes(args, request.ranks)

@@ -8,6 +8,7 @@ that it is to stop.
 """
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -23,7 +24,13 @@ from typing import TextIO
 
 import psutil
 
-from sagemaker_lightning.contract.deadlines import HOOK_KILLS, REST_IS_KILLED, STDERR_IS_READ
+from sagemaker_lightning.contract.deadlines import (
+    HOOK_KILLS,
+    REST_IS_KILLED,
+    STDERR_IS_READ,
+    STOP_IS_LATE,
+)
+from sagemaker_lightning.contract.log import log
 from sagemaker_lightning.contract.shutdown import handled_signals
 
 STDERR_BYTES_KEPT = 64 * 2**10
@@ -88,6 +95,7 @@ class Supervisor:
         stop_signal: The last signal that asked the job to stop; None before.
         grace: Seconds that `terminate` left the program; None if `terminate` was not called.
         stop_came_first: Whether the job had been asked to stop when `terminate` was called.
+        has_killed: Whether SIGKILL has ended the program, or what was left of it, in the end.
         statuses: The exit status of each process that this one has reaped for the program, -N for
             signal N, by PID: the kernel forgets it then. Other threads may read it.
     """
@@ -99,7 +107,8 @@ class Supervisor:
         self.child: subprocess.Popen[bytes] | Started | None = None
         self.grace: float | None = None
         self.stop_came_first = False
-        self.kill_timers: list[threading.Timer] = []
+        self.has_killed = False
+        self.timers: list[threading.Timer] = []
         self.unrelated_pids: set[int] = set()
         self.statuses: dict[int, int] = {}
         self.starting_aside = threading.Lock()
@@ -155,9 +164,9 @@ class Supervisor:
         reader.start()
         # The signal may have come before there was a program to pass it on to. If the program has
         # got it, it gets no second one: it may be saving.
-        if self.stop_signal and not self.kill_timers:
+        if self.stop_signal and not self.timers:
             self._stop(self.stop_signal, HOOK_KILLS)
-        elif self.grace is not None and not self.kill_timers:
+        elif self.grace is not None and not self.timers:
             self.terminate(self.grace)
         if self.is_deaf:
             threading.Thread(
@@ -170,12 +179,20 @@ class Supervisor:
             # once it continues.
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
-        if not self.kill_timers and self._living_processes():
+        rest = [] if self.timers else self._living_processes()
+        if rest:
             self._stop(signal.SIGTERM, REST_IS_KILLED)
         # A shell dies of the signal at once, but a program that it has started may be saving.
         while self._living_processes():
             time.sleep(0.1)
-        for timer in self.kill_timers:
+        # Who has started it may not know what has become of it. A failure has other reasons.
+        ended = {self.statuses.get(process.pid) for process in rest}
+        if status == 0 and ended & {-signal.SIGTERM, -signal.SIGKILL}:
+            log.warning(
+                "warning: the program has ended, and what it has left running was ended by SIGTERM "
+                f"or, {REST_IS_KILLED:.0f} s later, by SIGKILL"
+            )
+        for timer in self.timers:
             timer.cancel()
         reader.join(timeout=STDERR_IS_READ)
         return ProgramEnd(status, self.stop_signal, bytes(stderr_end).decode(errors="replace"))
@@ -205,10 +222,10 @@ class Supervisor:
 
         Raises StoppedBeforeStart if the job was asked to stop meanwhile.
         """
-        self.starting = False
+        self.starting = self.has_killed = False
         self.child = self.grace = None
-        while self.kill_timers:
-            self.kill_timers.pop().cancel()
+        while self.timers:
+            self.timers.pop().cancel()
         if self.stop_signal:
             self._refuse_start(self.stop_signal)
 
@@ -228,7 +245,7 @@ class Supervisor:
         self.stop_signal = number
         if self.child:
             # A program that `terminate` has sent its signal may be saving: it gets no second one.
-            has_got_one = self.grace is not None and self.kill_timers
+            has_got_one = self.grace is not None and self.timers
             self._stop(None if has_got_one else number, HOOK_KILLS)
         elif not self.starting:
             self._refuse_start(number)
@@ -240,12 +257,39 @@ class Supervisor:
 
     def _stop(self, number: int | None, grace: float) -> None:
         """Send a signal to the program's group; kill what is left after `grace` s."""
-        timer = threading.Timer(grace, self._kill)
-        timer.daemon = True
-        self.kill_timers.append(timer)
-        timer.start()
+        is_first_stop = grace == HOOK_KILLS and not self.timers
+        self._start_timer(grace, self._kill)
+        if is_first_stop:
+            self._start_timer(STOP_IS_LATE, self._say_that_it_runs)
         if number and self.child:
             self._signal_group(self.child.pid, number)
+
+    def _start_timer(self, seconds: float, act: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, act)
+        timer.daemon = True
+        self.timers.append(timer)
+        timer.start()
+
+    def _say_that_it_runs(self) -> None:
+        """Print that the program was asked to stop and has not ended."""
+        number = self.stop_signal or signal.SIGTERM
+        hearing = [
+            process
+            for process in self._living_processes()
+            if not (self.is_deaf and self.is_deaf(_command_line(process)))
+        ]
+        if not (hearing and self.child):
+            return
+        what = "the program"
+        if self.child.pid in self.statuses:
+            what = "something that the program has started"
+        is_ignored = all(ignores(process.pid, number) for process in hearing)
+        why = "it ignores the signal" if is_ignored else "it saves, or does not act on the signal"
+        log.log(
+            logging.WARNING if is_ignored else logging.INFO,
+            f"{what} has not ended {STOP_IS_LATE:.0f} s after {signal.Signals(number).name}: "
+            f"{why}; SIGKILL comes {HOOK_KILLS:.0f} s after the signal, or before",
+        )
 
     def _signal_group(self, group: int, number: int) -> None:
         """Send a signal to the program's group, without the processes in it that are deaf.
@@ -279,7 +323,7 @@ class Supervisor:
         kills_at = 0.0
         while child not in self.statuses:
             before, ended = ended, _unreaped_children(child, is_deaf)
-            if before & ended and not self.kill_timers:
+            if before & ended and not self.timers:
                 kills_at = kills_at or time.monotonic() + REST_IS_KILLED
                 for process in self._living_processes():
                     with suppress(psutil.NoSuchProcess):
@@ -290,6 +334,7 @@ class Supervisor:
 
     def _kill(self) -> None:
         for process in self._living_processes():
+            self.has_killed = True
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
@@ -306,6 +351,21 @@ def adopt_orphans() -> None:
     It has the same effect in a container and behind an init.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def ignores(pid: int, number: int) -> bool:
+    """Return whether a process ignores a signal; True if it is gone.
+
+    Args:
+        pid: Its PID.
+        number: The signal.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return True
+    (mask,) = (line.split()[1] for line in lines if line.startswith("SigIgn:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def note_status(pid: int, statuses: dict[int, int], options: int = 0) -> None:
@@ -379,6 +439,13 @@ def _unreaped_children(pid: int, is_deaf: Callable[[list[str]], bool]) -> set[in
                 if parent and is_ended and is_deaf(parent.cmdline()):
                     found.add(process.pid)
     return found
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        found: list[str] = process.cmdline()
+        return found
+    return []
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

@@ -76,6 +76,7 @@ def test_the_seconds_of_the_table():
         "CHECKPOINT_IS_WRITTEN": 90.0,
         "CHECKPOINT_IS_COPIED": 60.0,
         "TORCHRUN_KILLS": 100.0,
+        "STOP_IS_LATE": 5.0,
         "HOOK_KILLS": 110.0,
         "SAGEMAKER_KILLS": 120.0,
         "REST_IS_KILLED": 5.0,

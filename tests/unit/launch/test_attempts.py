@@ -26,6 +26,13 @@ from sagemaker_lightning.process.supervisor import ProgramEnd
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    f()\n'
 KILLED = ProgramFailed("x", ProgramEnd(-9, None, ""))
+CRASH = """Fatal Python error: Segmentation fault
+
+Current thread 0x00007f8344292b80 (most recent call first):
+  File "train.py", line 3 in <module>
+"""
+CRASHED = ProgramFailed("x", ProgramEnd(-11, None, CRASH))
+KILLED_LATER = ProgramFailed("x", ProgramEnd(-9, None, f"{TRACE}ValueError: x\n"))
 RANK_KILLED = ProgramFailed(
     "x", ProgramEnd(1, None, "Child process with PID 7 terminated with code -9")
 )
@@ -42,6 +49,8 @@ DEAD = StopReason("rank 1 ended without giving a reason", is_local=True)
 KINDS = {
     "killed": (KILLED, FaultKind.DEATH),
     "a rank was killed": (RANK_KILLED, FaultKind.DEATH),
+    "a crash": (CRASHED, FaultKind.DEATH),
+    "killed after an error": (KILLED_LATER, FaultKind.ERROR),
     "an error of CUDA": (GPU, FaultKind.DEATH),
     "a lost peer that nobody explains": (PEER, FaultKind.DEATH),
     "a rank that died": (OtherFailed(DEAD), FaultKind.DEATH),

@@ -7,11 +7,23 @@ from sagemaker_lightning.launch.job_end import Known, Outcome, outcome
 REASON = {"reason": True}
 OF_A_RANK = REASON | {"reason_is_local": True}
 TO_STOP = REASON | {"reason_is_request": True}
+NO_MODEL = {"lacks_model": True}
 CASES = {
     "it ended well": ({}, Outcome.SUCCESS),
     "it failed": ({"failed": True}, Outcome.FAILED),
     "it was asked to stop": ({"failed": True, "asked": True}, Outcome.STOPPED),
     "it was asked to stop, and ended well first": ({"asked": True}, Outcome.SUCCESS),
+    "it wrote no model": (NO_MODEL, Outcome.NO_MODEL),
+    "it wrote no model, because it was asked to stop": (
+        NO_MODEL | {"asked": True},
+        Outcome.STOPPED,
+    ),
+    "it wrote no model, while a rank failed": (NO_MODEL | OF_A_RANK, Outcome.NO_MODEL),
+    "it wrote no model, and another host failed": (NO_MODEL | REASON, Outcome.FAILED_ELSEWHERE),
+    "it wrote no model, and another host was asked to stop": (
+        NO_MODEL | TO_STOP,
+        Outcome.STOPPED_ELSEWHERE,
+    ),
     "another host failed": (REASON, Outcome.FAILED_ELSEWHERE),
     "another host failed, and this one, too": (
         REASON | {"failed": True},

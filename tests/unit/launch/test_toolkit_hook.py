@@ -121,7 +121,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     (tmp_path / "checkpoints/step-000000007.ckpt").touch()
     monkeypatch.setattr(user_program, "CODE_FOLDER", tmp_path / "code")
     monkeypatch.setattr(toolkit_hook.environment, "output_dir", str(tmp_path / "output"))
-    monkeypatch.setattr(toolkit_hook.requirements, "install", lambda *_, **options: None)
+    monkeypatch.setattr(user_program.requirements, "install", lambda *_, **options: None)
     monkeypatch.setattr(job_watch.checks, "summary", lambda machine: ["GPU: none"])
     monkeypatch.setenv("SM_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
     for name in ("CURRENT_HOST", "SAGEMAKER_PROGRAM", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
@@ -144,6 +144,7 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
         stderr: str = "",
         grace: float | None = None,
         stop_came_first: bool = True,
+        has_killed: bool = False,
         program: str = "train.py",
         forks: bool = False,
         **here,
@@ -159,7 +160,6 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
             **{"hosts": ("localhost",), "model_dir": folder / "model"} | here
         )
         job = SimpleNamespace(
-            user_entry_point=program,
             to_cmd_args=lambda: ["--lr", "0.1"],
             additional_framework_parameters={},
             num_gpus=0,
@@ -168,10 +168,13 @@ def run(folder, monkeypatch, log) -> Callable[..., list]:
             run=start,
             grace=grace,
             stop_came_first=bool(stop_signal) and stop_came_first,
+            has_killed=has_killed,
             statuses={},
         )
         log.begin()
-        if program := toolkit_hook._prepare(job, environment, FLAGS):
+        monkeypatch.setenv("SAGEMAKER_PROGRAM", program)
+        request = user_program.Request.read(job, environment, FLAGS)
+        if program := user_program.prepare(request, environment):
             aside = SimpleNamespace(
                 is_ready=forks, take=lambda *asked: run.asked.append(asked), prepare=lambda *_: None
             )
@@ -207,7 +210,7 @@ def test_the_source_is_unpacked_and_what_it_asks_for_installed_before(run, folde
     did = []
     monkeypatch.setattr(user_program, "unpack", did.append)
     monkeypatch.setattr(
-        toolkit_hook.requirements, "install", lambda *args, **options: did.append((args, options))
+        user_program.requirements, "install", lambda *args, **options: did.append((args, options))
     )
     run(Watch())
     monkeypatch.setitem(FLAGS, "sagemaker_submit_directory", '"s3://bucket/source.tar.gz"')
@@ -381,6 +384,15 @@ ENDS = {
         [],
         (f"{STOPPED}ended with exit status 1 after SIGTERM", signal.SIGTERM),
     ),
+    "told to stop, which it does not hear": (
+        Watch(),
+        {"status": -9, "stop_signal": signal.SIGTERM, "has_killed": True},
+        [],
+        (
+            f"{STOPPED}was killed by SIGKILL after SIGTERM: that signal alone did not end it",
+            signal.SIGTERM,
+        ),
+    ),
     "told to stop by Ctrl-C": (
         Watch(),
         {"status": -2, "stop_signal": signal.SIGINT},
@@ -523,7 +535,7 @@ def told(monkeypatch, folder: Path, error: BaseException, number: int | None) ->
 
     @contextmanager
     def watchdog(here, program, hyperparameters, supervisor, restarts) -> Iterator[Watch]:
-        assert (program, hyperparameters, restarts.most) == ("", FLAGS, 3)
+        assert (program, hyperparameters, restarts.most) == ("train.py", FLAGS, 3)
         yield watch
 
     def fail(*_) -> None:
@@ -531,13 +543,18 @@ def told(monkeypatch, folder: Path, error: BaseException, number: int | None) ->
 
     (folder / "hyperparameters.json").write_text(json.dumps(FLAGS))
     job = SimpleNamespace(
-        input_config_dir=str(folder), to_env_vars=dict, hyperparameters={"max_restarts": 1}
+        input_config_dir=str(folder),
+        to_env_vars=dict,
+        hyperparameters={"max_restarts": 1},
+        to_cmd_args=lambda: [],
+        additional_framework_parameters={},
     )
+    monkeypatch.setenv("SAGEMAKER_PROGRAM", "train.py")
     monkeypatch.setenv("PYTHONPATH", "")  # the toolkit sets it
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(toolkit_hook.environment, "Environment", lambda: job)
     monkeypatch.setattr(job_watch, "watchdog", watchdog)
-    monkeypatch.setattr(toolkit_hook, "_prepare", fail)
+    monkeypatch.setattr(user_program, "prepare", fail)
     toolkits_log = logging.getLogger("sagemaker-training-toolkit")
     toolkits_log.setLevel(logging.INFO)
     with pytest.raises(BaseException) as raised:  # noqa: PT011  its type is checked

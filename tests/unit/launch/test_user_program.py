@@ -144,25 +144,32 @@ def test_a_code_folder_that_cannot_be_written_is_named(code, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("sent", "value"),
-    [("train.py", "train.py"), ('"train.py"', "train.py"), ("null", None), ("", ""), (None, None)],
+    ("sent", "name"),
+    [
+        ("train.py", "train.py"),
+        ('"train.py"', "train.py"),
+        ("null", "image.py"),
+        ("", "image.py"),
+        (None, "image.py"),
+    ],
 )
-def test_what_a_client_has_sent_of_the_toolkits_own(sent, value):
+def test_what_a_job_calls_its_program(code, monkeypatch, sent, name):
     """The SDK sends JSON, as it does for each value; null stands for what was not given."""
     hyperparameters = {} if sent is None else {"sagemaker_program": sent}
-    assert user_program.sent(hyperparameters, "sagemaker_program") == value
+    monkeypatch.setenv("SAGEMAKER_PROGRAM", "image.py")
+    assert request(hyperparameters, {}).program == name
 
 
 def test_which_program_is_found(code, tmp_path):
     """That of the job's source comes first; a package may have it as a module."""
-    assert user_program.find("app/train.py") == (user_program.HOME, "app/train.py")
+    assert user_program.find("app/train.py") == user_program.HOME
     (code / "app").mkdir(parents=True)
     (code / "app/train.py").touch()
-    assert user_program.find("app/train.py") == (code, "app/train.py")
+    assert user_program.find("app/train.py") == code
     with pytest.raises(UserError, match="sagemaker_program: found mine.main, which is neither in"):
         user_program.find("mine.main")
     (code / "setup.py").touch()
-    assert user_program.find("mine.main") == (code, "mine.main")
+    assert user_program.find("mine.main") == code
     for name in ("src/mine/trian.py", "src/mine", "run.sh"):  # the path of a file is no module
         with pytest.raises(UserError, match=f"sagemaker_program: found {name}, which is neither"):
             user_program.find(name)
@@ -172,9 +179,8 @@ def test_which_program_is_found(code, tmp_path):
 
 
 def test_a_program_that_is_not_there_is_named_with_what_is(code):
-    for name in (None, ""):
-        with pytest.raises(UserError, match="^SAGEMAKER_PROGRAM: not given; expected a file"):
-            user_program.find(name)
+    with pytest.raises(UserError, match="^SAGEMAKER_PROGRAM: not given; expected a file"):
+        command(code, "", {})
     for there, made in (("nothing", code.parent), ("nothing", code), ("a, b", code)):
         made.mkdir(exist_ok=True)
         for name in there.split(", ") if there != "nothing" else ():
@@ -456,15 +462,22 @@ TORCHRUN = [sys.executable, str(Path(torchrun_command.__file__).with_name("torch
 DDP = {"sagemaker_torch_distributed_enabled": True}
 
 
-def command(folder: Path, name: str, options: dict, *hosts: str) -> tuple[list[str], str, int]:
-    """Return what runs a program on host a, with two ranks if torchrun does."""
+def request(sent: dict, options: dict, *hosts: str) -> user_program.Request:
+    """Return what a job asks of host a, with two ranks if torchrun starts them."""
     job = SimpleNamespace(
         to_cmd_args=lambda: ["--trainer.devices", "2"],
         additional_framework_parameters=options,
         num_gpus=0,
     )
     here = SageMakerEnvironment(hosts=hosts or ("a",), current_host="a")
-    return user_program.command(job, here, folder, name, {"trainer.devices": "2"})
+    return user_program.Request.read(job, here, sent)
+
+
+def command(folder: Path, name: str, options: dict, *hosts: str) -> tuple[list[str], str, int]:
+    """Return what runs a program on host a, with two ranks if torchrun does."""
+    asked = request({"sagemaker_program": name, "trainer.devices": "2"}, options, *hosts)
+    here = SageMakerEnvironment(hosts=hosts or ("a",), current_host="a")
+    return user_program.command(asked, here, folder)
 
 
 def test_the_command_line_of_each_kind_of_program(code):

@@ -37,7 +37,8 @@ def living(mark: str) -> list[list[str]]:
     ["", "setsid "],
     ids=["in its group", "in a session of its own, as torchrun's ranks are"],
 )
-def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, prefix):
+@pytest.mark.parametrize("status", [0, 3])
+def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, capsys, prefix, status):
     monkeypatch.setattr(supervise, "REST_IS_KILLED", 0.5)
     mark = f"rest-{uuid.uuid4().hex}"
     # A shell that ends before `setsid` has begun its session leaves it in the group of the program.
@@ -45,11 +46,12 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, prefix):
         f"import pathlib, time; pathlib.Path({str(tmp_path / 'ready')!r}).touch(); time.sleep(300)"
     )
     script = f'{prefix}{sys.executable} -c "{rest}" {mark} & '
-    script += "until [ -e ready ]; do sleep 0.01; done; exit 3"
+    script += f"until [ -e ready ]; do sleep 0.01; done; exit {status}"
     supervisor = Supervisor()
     ended = supervisor.run(["sh", "-c", script], cwd=tmp_path)
-    assert ended.status == 3 and ended.stop_signal is None
-    assert supervisor.statuses[supervisor.child.pid] == 3
+    assert ended.status == status and ended.stop_signal is None
+    assert supervisor.statuses[supervisor.child.pid] == status
+    assert ("what it has left running was ended" in capsys.readouterr().out) == (status == 0)
     # The watch of the ranks may ask for the other one's, which nobody else will ever read.
     (other,) = supervisor.statuses.keys() - {supervisor.child.pid}
     assert supervisor.statuses[other] == -(signal.SIGKILL if prefix else signal.SIGTERM)
@@ -57,6 +59,12 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, prefix):
 
 
 DEAF = "trap '' TERM; touch ready; while :; do sleep 60; done"
+
+
+def test_what_ends_after_the_program_is_not_named(tmp_path, capsys):
+    script = "setsid sh -c 'touch ready; sleep 0.2' & until [ -e ready ]; do sleep 0.01; done"
+    ended = Supervisor().run(["sh", "-c", script], tmp_path)
+    assert ended.status == 0 and capsys.readouterr().out == ""
 
 
 def test_a_program_that_does_not_listen_is_killed(tmp_path):
@@ -71,6 +79,44 @@ def test_a_program_that_does_not_listen_is_killed(tmp_path):
     threading.Thread(target=end, daemon=True).start()
     assert supervisor.run(["sh", "-c", DEAF, mark], cwd=tmp_path).status == -9
     assert living(mark) == []
+
+
+HEARS = "trap : TERM; touch ready; while :; do sleep 0.01; done"
+LEAVES = f'sh -c "{DEAF}" & wait'
+STILL_RUNS = {
+    "it ignores the signal": (DEAF, "the program", "it ignores the signal"),
+    "it hears the signal": (HEARS, "the program", "it saves, or does not act on the signal"),
+    "it has ended": (LEAVES, "something that the program has started", "it ignores the signal"),
+}
+
+
+@pytest.mark.parametrize(("script", "what", "why"), STILL_RUNS.values(), ids=STILL_RUNS)
+def test_a_program_that_does_not_end_of_a_signal_is_named_before_it_is_killed(
+    tmp_path, monkeypatch, script, what, why
+):
+    said = []
+    monkeypatch.setattr(supervise.log, "log", lambda level, line: said.append(line))
+    supervisor = Supervisor()
+
+    def stop() -> None:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while len(supervisor.timers) < 2 or (script == LEAVES and not supervisor.statuses):
+            time.sleep(0.01)
+        kill, say = supervisor.timers
+        say.function()
+        kill.function()
+
+    with supervisor:
+        threading.Thread(target=stop, daemon=True).start()
+        ended = supervisor.run(["sh", "-c", script], cwd=tmp_path)
+    status = -signal.SIGTERM if script == LEAVES else -signal.SIGKILL
+    assert (ended.status, ended.stop_signal) == (status, signal.SIGTERM)
+    line = f"{what} has not ended 5 s after SIGTERM: {why}; SIGKILL comes 110 s after the signal"
+    assert said == [f"{line}, or before"] and supervisor.has_killed
+    supervisor._say_that_it_runs()
+    assert len(said) == 1  # nothing runs any more
 
 
 def test_the_end_may_come_before_the_start(tmp_path):
@@ -134,7 +180,7 @@ def test_a_program_that_saves_gets_one_signal_and_is_waited_for(
         acts = [lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: supervisor.terminate(30)]
         first, second = acts if stop_comes_first else reversed(acts)
         first()
-        while not supervisor.kill_timers:
+        while not supervisor.timers:
             time.sleep(0.01)
         second()
 
@@ -144,9 +190,9 @@ def test_a_program_that_saves_gets_one_signal_and_is_waited_for(
     assert (ended.status, ended.stop_signal) == (-15, signal.SIGTERM)
     assert sent == [signal.SIGTERM] and (tmp_path / "saved").exists()
     assert slept and set(slept) == {0.1}
-    intervals = [timer.interval for timer in supervisor.kill_timers]
-    assert intervals == ([110.0, 30] if stop_comes_first else [30, 110.0])
-    assert all(timer.finished.is_set() and timer.daemon for timer in supervisor.kill_timers)
+    intervals = [timer.interval for timer in supervisor.timers]
+    assert intervals == ([110.0, 5.0, 30] if stop_comes_first else [30, 110.0])
+    assert all(timer.finished.is_set() and timer.daemon for timer in supervisor.timers)
 
 
 def test_what_runs_as_another_user_is_the_jobs_and_nothing_is_left_of_it(tmp_path, monkeypatch):
@@ -176,8 +222,8 @@ def test_a_frozen_rank_dies_of_its_launchers_end(tmp_path):
     script += "; os.waitpid(rank.pid, os.WUNTRACED); print(rank.pid, file=open('rank', 'w'))"
     supervisor = Supervisor()
     # As if it had been asked to stop, and had heard it.
-    supervisor.kill_timers.append(threading.Timer(10, supervisor._kill))
-    supervisor.kill_timers[0].start()
+    supervisor.timers.append(threading.Timer(10, supervisor._kill))
+    supervisor.timers[0].start()
     supervisor.run([sys.executable, "-c", script], cwd=tmp_path)
     assert supervisor.statuses[int((tmp_path / "rank").read_text())] == -LAUNCHER_ENDED
 
