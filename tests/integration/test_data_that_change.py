@@ -16,6 +16,8 @@ from own_trainer import Classifier, Noisy
 from torch.utils.data import DataLoader, default_collate
 from torchmetrics import MeanMetric, MetricTracker
 
+from sagemaker_lightning.compat import lightning_loops
+
 
 class Fading(Noisy):
     """Points whose noise training changes; data workers have copies of it."""
@@ -266,7 +268,9 @@ def test_what_libraries_set_themselves_is_not_added(tmp_path: Path):
     of_libraries = {
         name: added for name, added in sees.added.items() if not name.startswith("variables.")
     }
+    loops = {f"trainer.{name}": {} for name in lightning_loops.own_attributes()}
     assert of_libraries == parameters | {
+        **loops,
         "trainer": {},
         "optimizers.0": {},
         "lightning_optimizers.0": {},

@@ -76,25 +76,19 @@ class Optimizers(Part):
             ]
             self.saved_states = saved[self.key]
         elif moment is Moment.OPTIMIZERS:
-            walk = object_graph.walk(user_objects(self.trainer), code=False)
-            held = [each for _, each in walk]
-            lightning_checkpoints.load_optimizers_within(self.trainer, lambda: self._loading(held))
+            lightning_checkpoints.load_optimizers_within(self.trainer, self._loading)
         elif self.run.same_run.has_same_rates:
             restore_group_values(self.trainer, self.saved_groups)
 
     @contextmanager
-    def _loading(self, held: Sequence[Any]) -> Iterator[None]:
+    def _loading(self) -> Iterator[None]:
         """Let Lightning load the states in the block; optimizers keep their groups and states.
-
-        Args:
-            held: The user's objects, some of which are optimizers or hold what these have.
 
         Raises:
             UserError: The states are none of these optimizers'.
         """
         with refusing(self.run, self.resumed.file_name, self.key):
-            found = [each for each in held if isinstance(each, Optimizer)]
-            with sharing_groups([*self.trainer.optimizers, *found], held):
+            with sharing_groups(holders_of_groups(self.trainer)):
                 yield
             for optimizer, saved in zip(self.trainer.optimizers, self.saved_states, strict=False):
                 keep_dtypes(optimizer, saved)
@@ -392,7 +386,7 @@ def _in_place_of(before: Any, loaded: Any) -> Any:
 
 
 @contextmanager
-def sharing_groups(optimizers: Iterable[Any], holders: Iterable[Any] = ()) -> Iterator[None]:
+def sharing_groups(objects: Iterable[Any]) -> Iterator[None]:
     """Let optimizers that load their states in the block keep their groups and states.
 
     `load_state_dict` makes new ones. A model may keep a group to change its values, and an
@@ -400,13 +394,10 @@ def sharing_groups(optimizers: Iterable[Any], holders: Iterable[Any] = ()) -> It
     rates of the one, and the other one steps. What has taken the new ones gets the first ones.
 
     Args:
-        optimizers: The optimizers.
-        holders: Objects that may take what an optimizer has loaded.
+        objects: The optimizers, and what may have taken their groups or states.
     """
-    kept = [
-        (optimizer, {name: each for name, each in namespace(optimizer).items() if name in LOADED})
-        for optimizer in optimizers
-    ]
+    objects = list(objects)
+    kept = [(each, _groups_and_state(each)) for each in objects]
     yield
     first_of: dict[int, tuple[Any, Any]] = {}
     """By its id, what was loaded, and what was there before."""
@@ -427,8 +418,24 @@ def sharing_groups(optimizers: Iterable[Any], holders: Iterable[Any] = ()) -> It
             )
             first_of[id(loaded)] = loaded, state
             optimizer.state = state
-    for holder in holders:
+    for holder in objects:
         variables = namespace(holder)
         for name, value in list(variables.items()):
             if id(value) in first_of and isinstance(variables, dict):
                 _, variables[name] = first_of[id(value)]
+
+
+def holders_of_groups(trainer: Trainer) -> list[Any]:
+    """Return all objects that may have an optimizer's groups or state: it, and the user's."""
+    held = object_graph.walk(user_objects(trainer), code=False)
+    return [*trainer.optimizers, *(each for _, each in held)]
+
+
+def _groups_and_state(owner: Any) -> dict[str, Any]:
+    """Return what an optimizer has as attributes of its own, by name; {} of another object.
+
+    A wrapper may have some as properties, and need not be of torch's class.
+    """
+    own = {name: each for name, each in namespace(owner).items() if name in LOADED}
+    is_wrapper = type(own.get("param_groups")) is list and hasattr(owner, "load_state_dict")
+    return own if isinstance(owner, Optimizer) or is_wrapper else {}

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 from sagemaker_lightning.contract.errors import with_article
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.resume.files.acceptance import saved_part
-from sagemaker_lightning.resume.parts.optimizers import check, sharing_groups
+from sagemaker_lightning.resume.parts.optimizers import check, holders_of_groups, sharing_groups
 from sagemaker_lightning.resume.parts.part import Moment, Part
 from sagemaker_lightning.resume.parts.roots import user_objects
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
@@ -41,7 +41,7 @@ class StatefulObjects(Part):
     def restore(self, saved: Any, moment: Moment) -> None:
         """Let the objects load their states."""
         objects = self._stateful()
-        with sharing_groups(objects.values()):
+        with sharing_groups(holders_of_groups(self.trainer)):
             for path, object_ in objects.items():
                 if path in saved:
                     state = values.decode(saved[path])

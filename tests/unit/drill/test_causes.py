@@ -14,6 +14,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning import Callback, LightningDataModule, LightningModule
+from pytorch_lightning.loops.fit_loop import _FitLoop
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
@@ -48,6 +49,7 @@ def trainer_of(model=None, loader=None, callbacks=(), **values) -> Fake:
             "train_dataloader": loader,
             "val_dataloaders": None,
             "callbacks": list(callbacks),
+            "fit_loop": _FitLoop(None),
             "optimizers": [],
             "loggers": [],
             "lr_scheduler_configs": [],

@@ -247,7 +247,7 @@ def test_a_wrapper_shares_groups_and_states_with_its_optimizer_after_loading():
     saved = copy.deepcopy(base.state_dict())
     saved["state"] = {0: {"momentum_buffer": torch.ones(2)}}
     saved["param_groups"][0]["lr"] = 0.3
-    with sharing_groups([wrapper, base], [wrapper, base]):
+    with sharing_groups([wrapper, base]):
         wrapper.load_state_dict(saved)
     assert wrapper.param_groups is base.param_groups is groups and groups[0] is group
     assert wrapper.fast_state is base.state is state
