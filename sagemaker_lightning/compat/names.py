@@ -26,7 +26,16 @@ TRAINER = "pytorch_lightning.trainer.trainer"
 NEEDS: dict[str, dict[str, dict[str, str]]] = {
     "lightning_loops": {
         "pytorch_lightning.loops.loop": {"_Loop": "class", "_Loop.restarting": "property"},
-        "pytorch_lightning.loops.progress": {"_ProcessedTracker": "class"},
+        "pytorch_lightning.loops.optimization.automatic": {
+            "_AutomaticOptimization.optim_progress": "attribute"
+        },
+        "pytorch_lightning.loops.optimization.manual": {
+            "_ManualOptimization.optim_step_progress": "attribute"
+        },
+        "pytorch_lightning.loops.progress": {
+            "_OptimizationProgress.optimizer_steps": "property",
+            "_ProcessedTracker": "class",
+        },
         FIT: {
             "_FitLoop": "class",
             "_FitLoop._combined_loader": "attribute",
@@ -51,8 +60,10 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_TrainingEpochLoop._on_after_fetch": "(self)",
             "_TrainingEpochLoop._on_before_fetch": "(self)",
             "_TrainingEpochLoop._should_accumulate": "(self)",
+            "_TrainingEpochLoop.automatic_optimization": "attribute",
             "_TrainingEpochLoop.batch_progress": "attribute",
             "_TrainingEpochLoop.done": "property",
+            "_TrainingEpochLoop.manual_optimization": "attribute",
             "_TrainingEpochLoop.on_advance_end": "(self, data_fetcher)",
             "_TrainingEpochLoop.on_run_start": "(self, data_fetcher)",
             "_TrainingEpochLoop.reset": "(self)",

@@ -257,8 +257,6 @@ class DataEpoch(Part):
             with refusing(self.run, self.resumed.file_name, self.key):
                 if self._validation_data_stay():
                     saved = {**self.resumed.of(self)["validation_settings"]}
-                elif not settings.has_begun:
-                    saved = {**self.resumed.of(TrainerSettings)}
         with nullcontext() if saved is None else settings.as_saved(saved):
             yield
         if loop.loaders is not before:
@@ -272,9 +270,17 @@ class DataEpoch(Part):
             )
 
     def _validation_data_stay(self) -> bool:
-        """Return whether the interrupted run would now have the validation data that it had."""
+        """Return whether validation data that are made now are those the interrupted run had.
+
+        Before training begins, they are compared with these. Then they may be due to be made anew.
+        """
         if not self.run.resumed:
             return False
         every = epochs_of_data(self.trainer)
         made = self._validation_made()
-        return not every or (made is not None and self.trainer.current_epoch - made < every)
+        if not every:
+            return True
+        if made is None or made < 0:
+            return False
+        has_begun = self.run.part(TrainerSettings).has_begun
+        return not has_begun or self.trainer.current_epoch - made < every

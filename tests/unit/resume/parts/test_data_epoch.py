@@ -17,6 +17,7 @@ from sagemaker_lightning.resume.parts import data_epoch
 from sagemaker_lightning.resume.parts.data_epoch import DataEpoch
 from sagemaker_lightning.resume.parts.generators import Generators
 from sagemaker_lightning.resume.parts.loader_positions import LoaderPositions
+from sagemaker_lightning.resume.parts.trainer_settings import TrainerSettings
 from sagemaker_lightning.resume.parts.user_objects import UserObjects
 from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state.graph.state import names_in, without
@@ -25,21 +26,25 @@ pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")
 
 
 @pytest.mark.parametrize(
-    ("every", "made", "some", "epoch", "stay"),
+    ("every", "made", "some", "begun", "epoch", "stay"),
     [
-        (0, None, False, 5, True),
-        (0, None, True, 5, True),
-        (3, 3, False, 3, True),
-        (3, 3, True, 5, True),
-        (3, 2, False, 5, False),
-        (3, -float("inf"), False, 5, False),
-        (3, None, False, 5, False),
+        (0, None, False, True, 5, True),
+        (0, None, True, True, 5, True),
+        (3, 3, False, True, 3, True),
+        (3, 3, True, True, 5, True),
+        (3, 2, False, True, 5, False),
+        (3, 2, False, False, 2, True),
+        (3, -float("inf"), False, False, 5, False),
+        (3, None, False, False, 5, False),
     ],
 )
-def test_the_epoch_of_the_validation_data(every, made, some, epoch, stay):
+def test_the_epoch_of_the_validation_data(every, made, some, begun, epoch, stay):
+    """Those that are made before training begins are compared with those that there were."""
     trainer = in_epoch_5(reload_dataloaders_every_n_epochs=every)
     saved = {"validation_made": made, "validation_batches": {0: 7, 1: 3}}
-    part = resumed(run_of(trainer), data_epoch=saved).part(DataEpoch)
+    run = resumed(run_of(trainer), data_epoch=saved)
+    run.part(TrainerSettings).at_start = {"limit_val_batches": 1.0} if begun else {}
+    part = run.part(DataEpoch)
     assert part.epoch_of_validation_data(some) == epoch
     part.validation_data_made()
     seen = trainer.fit_loop.epoch_loop.val_loop._seen_batches_per_dataloader
