@@ -29,6 +29,7 @@ from sagemaker_lightning.state.graph.kinds.objects import SPACES
 from sagemaker_lightning.state.graph.nodes import scan
 from sagemaker_lightning.state.graph.state import GraphState, digests, names_in, nodes_of
 from sagemaker_lightning.state.graph.text import Record
+from sagemaker_lightning.state.module_variables import CACHE
 
 if TYPE_CHECKING:
     from sagemaker_lightning.resume.run import Run
@@ -91,9 +92,14 @@ class UserObjects(Part):
         if point:
             self.reports.report_made_anew()
             self.reports.report_variables()
+            self.reports.warn_of_untold()
         return {
             "graph": graph,
-            "unsaved": {f"{each.path}.{each.name}": each.kind for each in self.graph.unsaved},
+            "unsaved": {
+                f"{each.path}.{each.name}": each.kind
+                for each in self.graph.unsaved
+                if not isinstance(each.refused, CACHE)  # results are computed again
+            },
             "computed": self._computed_and_unchanged(),
             "made": sorted(self._made()),
         }

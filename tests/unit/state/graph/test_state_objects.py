@@ -4,9 +4,12 @@ import contextvars
 import copy
 import ctypes
 import functools
+import mmap
 import multiprocessing
 import queue
+import sqlite3
 import threading
+import types
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -104,6 +107,20 @@ HOLDERS = {
     "a structure of C": (Pair, lambda held, key: setattr(held, "first", 1)),
     "a lock that is taken": (threading.Lock, lambda held, key: held.acquire()),
     "a budget of which is taken": (threading.Semaphore, lambda held, key: held.acquire()),
+    "a simple queue": (queue.SimpleQueue, lambda held, key: held.put(1)),
+    "a database in memory": (
+        lambda: sqlite3.connect(":memory:"),
+        lambda held, key: held.executescript("create table t (n); insert into t values (1)"),
+    ),
+    "a map of memory": (lambda: mmap.mmap(-1, 8), lambda held, key: held.write(b"1")),
+    "results that are kept": (
+        lambda: functools.lru_cache(lambda number: number),
+        lambda held, key: held(1),
+    ),
+    "a list behind a proxy": (
+        lambda: types.MappingProxyType({"held": []}),
+        lambda held, key: held["held"].append(1),
+    ),
     "one between processes": (multiprocessing.Semaphore, lambda held, key: held.acquire()),
 }
 
@@ -119,14 +136,20 @@ def test_what_pythons_library_holds_values_in_is_named_if_it_changes(make, chang
     assert [(each.name, each.changes) for each in state.unsaved] == [("held", True)]
 
 
-def test_a_pool_of_threads_and_what_waits_are_no_state():
+def test_a_pool_of_threads_what_waits_and_what_is_only_read_are_no_state(tmp_path):
     model = Thing(
-        lock=threading.Lock(), condition=threading.Condition(), pool=ThreadPoolExecutor(1)
+        lock=threading.Lock(),
+        condition=threading.Condition(),
+        pool=ThreadPoolExecutor(1),
+        database=sqlite3.connect(":memory:"),
+        text=(tmp_path / "text").open("w"),
     )
     state = state_of(model)
     with model.lock, model.condition:
         pass
     model.pool.submit(str).result()
+    model.database.execute("select 1")
+    model.text.write("1")
     state.encode()
     model.pool.shutdown()
     assert not state.unsaved
