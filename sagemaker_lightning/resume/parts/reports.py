@@ -31,7 +31,7 @@ from sagemaker_lightning.state import (
     replaced_code,
 )
 from sagemaker_lightning.state.graph import fingerprints
-from sagemaker_lightning.state.graph.encoding import Unsaved
+from sagemaker_lightning.state.graph.encoding import Unsaved, speaker_of
 from sagemaker_lightning.state.graph.kinds.base import class_name, kind_text
 from sagemaker_lightning.state.graph.nodes import LIBRARYS, OBJECT, Node, has_position
 from sagemaker_lightning.state.graph.state import GraphState, is_table
@@ -239,7 +239,7 @@ class Reports:
                 continue
             if hears_a_process(node.value):
                 what = "reads from another process, whose state no checkpoint has"
-            elif fingerprints.is_running(node.value):
+            elif fingerprints.is_running(node.value) and not speaker_of(node):
                 what = "holds what nobody can read, and no checkpoint has"
             else:
                 continue

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sagemaker_lightning.compat.dtensors import local_part
 from sagemaker_lightning.compat.torch_modules import is_lazy, stored_parts
+from sagemaker_lightning.state.caches import kept
 from sagemaker_lightning.state.object_graph import LIBRARIES
 
 HASHED_IN_FULL = 1 << 20
@@ -198,6 +199,7 @@ class _ShownPickler(_HolderPickler):
         return reduced
 
 
+@kept
 def is_shown(class_: type) -> bool:
     """Return whether the objects of a class are of C code that shows what it holds, if anything.
 
