@@ -279,7 +279,7 @@ def of_object(value: Any, known: dict[int, Any]) -> bytes:
     if isinstance(value, COUNTED):
         return repr(value).encode()
     if isinstance(value, memoryview):
-        return of_bytes(value.tobytes())
+        return b"" if id(value.obj) in known else of_bytes(value.tobytes())
     pickled = _pickled(_HolderPickler if _is_holder(value) else _ShallowPickler, value, known)
     return pickled or (_pickled(_ShownPickler, value, known) if is_shown(type(value)) else b"")
 

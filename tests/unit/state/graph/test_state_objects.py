@@ -137,6 +137,19 @@ def test_what_pythons_library_holds_values_in_is_named_if_it_changes(make, chang
     assert [(each.name, each.changes) for each in state.unsaved] == [("held", True)]
 
 
+def test_a_view_of_bytes_that_are_saved_is_as_they_are():
+    def begin():
+        model = Thing(memory=bytearray(4))
+        model.view = memoryview(model.memory)
+        return model, state_of(model)
+
+    trained, state = begin()
+    trained.view[0] = 1
+    resumed, other = begin()
+    other.restore(state.encode())
+    assert resumed.view[0] == 1 and not state.unsaved
+
+
 def test_a_pool_of_threads_what_waits_and_what_is_only_read_are_no_state(tmp_path):
     model = Thing(
         lock=threading.Lock(),
