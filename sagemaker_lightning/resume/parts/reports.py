@@ -45,7 +45,7 @@ MAKING = "on_train_epoch_start", "on_validation_start", "on_validation_epoch_sta
 """Hooks that make what an epoch or a validation needs: a resumed run calls them, too."""
 NO_CHECKPOINT = ", which no checkpoint can hold: a resumed run starts"
 INSTEAD = f"; keep numbers, text, arrays, tensors, tuples and dataclasses there, or {HINT}"
-UNSAVED = f"{NO_CHECKPOINT} without it{INSTEAD}"
+UNSAVED = f"{NO_CHECKPOINT} with what the program makes there itself{INSTEAD}"
 """What is said of a value that is not saved."""
 UNSAVED_CHANGE = f"{NO_CHECKPOINT} with its first value{INSTEAD}"
 """What is said of a value in whose place a resumed run has what it makes there itself."""
@@ -55,8 +55,8 @@ RESULTS_KEPT = (
 )
 FUNCTION_MADE = (
     "has got a function or a class while training that the model has nowhere at its start, and no "
-    "checkpoint names one: a resumed run starts without it; keep all that it may be in an "
-    "attribute from the start, such as in a dict"
+    "checkpoint names one: a resumed run starts with what the program makes there itself; keep "
+    "all that it may be in an attribute from the start, such as in a dict"
 )
 
 

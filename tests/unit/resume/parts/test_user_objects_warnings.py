@@ -365,7 +365,7 @@ def test_what_is_lost_with_what_cannot_be_saved_is_reported_ahead(capsys):
     state = state_of(model := Tracking(rules={"name": re.compile("a")}))
     model.on_train_epoch_start()
     model.training_step(None, 0)
-    first = UNSAVED.replace("without it", "with its first value")
+    first = UNSAVED.replace("what the program makes there itself", "its first value")
     lines = sorted(told(capsys, state))
     begins = [
         f"{__name__}.Tracking.rules holds a re.Pattern{first}",
